@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from backend.config.config import Config
-    from backend.trainer.library.callbacks import Callback, StopTraining
-    from backend.trainer.library.trained_run import RunFailed, TrainedRun
-    from backend.trainer.library.training import resume, train
+    from backend.trainer.library.training import Callback, RunFailed, StopTraining, TrainedRun, resume, train
     from backend.utils.errors import UserError
 
 __version__ = "0.1.0"
@@ -19,12 +17,12 @@ __version__ = "0.1.0"
 __all__ = ["Callback", "Config", "RunFailed", "StopTraining", "TrainedRun", "UserError", "resume", "train"]
 
 _PLACES = {
-    "Callback": "backend.trainer.library.callbacks",
+    "Callback": "backend.trainer.library.training",
     "Config": "backend.config.config",
     "UserError": "backend.utils.errors",
-    "RunFailed": "backend.trainer.library.trained_run",
-    "StopTraining": "backend.trainer.library.callbacks",
-    "TrainedRun": "backend.trainer.library.trained_run",
+    "RunFailed": "backend.trainer.library.training",
+    "StopTraining": "backend.trainer.library.training",
+    "TrainedRun": "backend.trainer.library.training",
     "resume": "backend.trainer.library.training",
     "train": "backend.trainer.library.training",
 }

@@ -21,7 +21,7 @@ from backend.engine.cpu import blas
 from backend.models import transformers_scan
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_lock import LOCK_VARIABLE
-from backend.trainer.stop_signals import handlers_restored
+from backend.trainer.control import handlers_restored
 from backend.utils.machine import TREAT_CPU_AS
 from tests.support import shared_kernels
 from tests.support.exclusive_lock import MachineLock

@@ -34,7 +34,7 @@ def answer_to(bench: Any, request: dict[str, Any]) -> dict[str, Any]:
 
     from backend.bench.schema import Task
     from backend.engine.model_probe import describe_error
-    from backend.trainer.machine.gpu_retries import gpu_error
+    from backend.trainer.machine import gpu_error
 
     try:
         numbers = bench.take(Task.model_validate(request["task"]), request["allowance_s"])

@@ -17,7 +17,7 @@ from rich.console import Console
 from backend.bench import about, child, plan, report
 from backend.bench.schema import BenchSettings, DeviceFile, Ended, Machine, Numbers, Outcome, Task
 from backend.config.config import Config
-from backend.trainer.machine.keep_awake import KeepAwake
+from backend.trainer.machine import KeepAwake
 from backend.utils.child_process import ChildEnded, ChildProcess, ChildTimeout, describe_exit, module_command
 from backend.utils.command import backend_environment
 

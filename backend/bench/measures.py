@@ -30,9 +30,9 @@ from backend.engine.shared_weights import copy_sharing_arrays
 from backend.models.adapters import attach_adapters
 from backend.models.policy import Policy
 from backend.sampling.rollout import Sampler
-from backend.trainer.machine.memory_plan import plan_memory
 from backend.trainer.memory.estimate import GB, Estimate, estimate
 from backend.trainer.memory.model_shape import shape_of
+from backend.trainer.memory.plan import plan_memory
 from backend.utils.errors import UserError
 from backend.utils.machine import machine_bytes
 

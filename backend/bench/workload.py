@@ -16,8 +16,8 @@ from backend.engine.memory import release_cached_buffers
 from backend.models.policy import Policy
 from backend.sampling.rollout import Sampler
 from backend.sampling.sampler import Sampling
-from backend.trainer.machine.memory_plan import learner_limits, rollout_limits
 from backend.trainer.memory.estimate import MemoryPlan
+from backend.trainer.memory.plan import learner_limits, rollout_limits
 from backend.training.batch import Batch, pack
 from backend.training.grpo import grpo_learner
 from backend.training.learner import Learner

@@ -17,7 +17,7 @@ from backend.cli.output import tell, tell_json
 from backend.cli.run_session import train_or_exit
 from backend.config.config import load, read
 from backend.runs.run_folder import find_run
-from backend.trainer.machine.gpu_timeout import relax_gpu_timeout
+from backend.trainer.machine import relax_gpu_timeout
 from backend.utils.places import demo_config, resources
 
 

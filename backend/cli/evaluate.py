@@ -24,6 +24,7 @@ from backend.config.config import Config, load
 from backend.rewards.catalogue.allowed_code import require_allowed
 from backend.runs.run_folder import find_run
 from backend.runs.steering import run_config
+from backend.trainer.control import handle, handlers_restored
 from backend.trainer.evaluation.evaluation_rows import (
     Decoding,
     Evaluation,
@@ -33,15 +34,13 @@ from backend.trainer.evaluation.evaluation_rows import (
     free_name,
     write_evaluation,
 )
-from backend.trainer.machine.gpu_timeout import relax_gpu_timeout
-from backend.trainer.stop_signals import handle, handlers_restored
+from backend.trainer.machine import relax_gpu_timeout
 from backend.utils.errors import UserError
 from backend.utils.numbers import written_whole
 from backend.utils.text import quote
 
 if TYPE_CHECKING:
-    from backend.trainer.evaluation.comparison import EvaluationChoices, EvaluationProgress
-    from backend.trainer.evaluation.evaluated_model import EvaluatedModel
+    from backend.trainer.evaluation.comparison import EvaluatedModel, EvaluationChoices, EvaluationProgress
 
 
 # An evaluation as a table on the terminal.
@@ -191,9 +190,8 @@ def evaluate(
     settings = load(_one_config(config, config_option)) if config or config_option else None
     if (relevant := settings or _own_settings(model, runs_dir)) is not None:
         relax_gpu_timeout(relevant)  # before the imports below, which import mlx
-    from backend.trainer.evaluation.comparison import EvaluationChoices, evaluate_model
+    from backend.trainer.evaluation.comparison import EvaluationChoices, evaluate_model, find_evaluated
     from backend.trainer.evaluation.evaluate import EVAL_SEED
-    from backend.trainer.evaluation.evaluated_model import find_evaluated
 
     evaluated = find_evaluated(model, settings, runs_dir, checkpoint)
     if settings is None:

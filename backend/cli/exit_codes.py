@@ -10,7 +10,7 @@ from typing import Any
 import typer
 
 from backend.cli.output import tell
-from backend.trainer.machine.gpu_retries import fault_of_gpu
+from backend.trainer.machine import fault_of_gpu
 from backend.utils.disk_faults import fault_of
 from backend.utils.environment import require_environment
 from backend.utils.errors import UserError

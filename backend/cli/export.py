@@ -18,7 +18,7 @@ from backend.cli.output import tell, tell_json
 from backend.config.config import read
 from backend.export.exports import DEFAULT_FORMAT, FORMATS, TARGETS
 from backend.rewards.catalogue.allowed_code import require_allowed
-from backend.trainer.stop_signals import StopRequested, raising_stop
+from backend.trainer.control import StopRequested, raising_stop
 from backend.utils.errors import UserError
 
 # Any word is read, and one that is no target or format refused with a sentence.

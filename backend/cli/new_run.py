@@ -27,7 +27,7 @@ from backend.runs.events import EventLog
 from backend.runs.run_folder import RunFolder, default_run_name, make_run_folder
 from backend.runs.run_lock import hold_lock
 from backend.trainer.control import StopPending, do_nothing, look_for_stop_word, remove_word
-from backend.trainer.machine.gpu_timeout import relax_gpu_timeout
+from backend.trainer.machine import relax_gpu_timeout
 from backend.utils.disk_faults import DiskError
 from backend.utils.documents import parse_yaml
 from backend.utils.errors import UserError

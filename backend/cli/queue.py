@@ -117,7 +117,7 @@ def move(
 def run_queue(runs_dir: ExistingRunsDir = None) -> None:
     """Train what waits, one after the other, until the queue is empty. A run that trains already is waited for."""
     from backend.runs.queue_runner import QueueRunner
-    from backend.trainer.stop_signals import StopRequested, raising_stop
+    from backend.trainer.control import StopRequested, raising_stop
     from backend.utils.errors import UserError
 
     file = _queue_of(runs_dir)

@@ -94,13 +94,13 @@ def _lead(
         folder.tell_met(channel.machines)
     leader = Leader(channel, collectives, backend)
 
-    def load_parts(config: Any, note: Callable[[str], None], *rest: Any) -> Any:
+    def load_context(config: Any, note: Callable[[str], None], *rest: Any) -> Any:
         for sentence in orders.notes:
             note(sentence)
-        return leader.load_parts(config, note, *rest)
+        return leader.load_context(config, note, *rest)
 
     try:
-        return _train(run, orders, stream, progress, SharedWork(load_parts, channel.check, orders.goes_on))
+        return _train(run, orders, stream, progress, SharedWork(load_context, channel.check, orders.goes_on))
     finally:
         channel.close()
 

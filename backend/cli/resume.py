@@ -26,7 +26,7 @@ from backend.runs.run_folder import RunFolder, find_run
 from backend.runs.run_format import check_format
 from backend.runs.saved_weights import find_checkpoint
 from backend.runs.sweeps.sweep_results import find_sweep
-from backend.trainer.machine.gpu_timeout import relax_gpu_timeout
+from backend.trainer.machine import relax_gpu_timeout
 from backend.utils.errors import UserError
 
 

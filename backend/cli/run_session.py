@@ -17,18 +17,18 @@ from backend.cli.output import tell, tell_json
 from backend.cli.restart import display_options, restart
 from backend.cli.run_log import logging_to, say
 from backend.distributed.orders import RESTART_RANKS
-from backend.trainer.stop_signals import handlers_restored
+from backend.trainer.control import handlers_restored
 from backend.utils.command import shell_line
 
 if TYPE_CHECKING:
-    from backend.trainer.parts import LoadParts
+    from backend.trainer.run_context import LoadContext
 
 
 @dataclass(frozen=True, slots=True)
 class SharedWork:
     """What rank 0 of several machines trains with: `backend.trainer.run_process.train` takes them under these names."""
 
-    load: LoadParts
+    load: LoadContext
     look: Callable[[], None]
     goes_on: bool
 

@@ -34,8 +34,8 @@ from backend.runs.sweeps.sweep_results import (
     settings_of_runs,
     write_results,
 )
-from backend.trainer.machine.gpu_timeout import relax_gpu_timeout
-from backend.trainer.stop_signals import handlers_restored
+from backend.trainer.control import handlers_restored
+from backend.trainer.machine import relax_gpu_timeout
 from backend.utils.command import shell_line
 from backend.utils.errors import UserError
 

@@ -21,7 +21,7 @@ from backend.data.files import Row
 from backend.data.problems import PromptFormat, messages_of
 from backend.data.row_views import Rows
 from backend.data.rows import shown_source
-from backend.training.distinct_ngrams import distinct_ngrams
+from backend.training.variety import distinct_ngrams
 from backend.utils.errors import UserError
 from backend.utils.text import quote
 

@@ -17,9 +17,8 @@ from transformers import PreTrainedTokenizerFast
 
 from backend.demo.char_tokenizer import END
 from backend.demo.sums import Sum, careful, sloppy
-from backend.training.optimizers.by_name import optimizer
-from backend.training.optimizers.clipping import clip_by_norm
-from backend.training.optimizers.schedules import schedule
+from backend.training.optimizers import clip_by_norm, optimizer
+from backend.training.schedules import schedule
 
 STEPS, ROWS = 400, 64
 CAREFUL_SHARE = 0.35

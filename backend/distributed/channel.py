@@ -29,7 +29,7 @@ from backend.distributed.frames import Arrays, encode
 from backend.distributed.handshake import Listeners, connect
 from backend.distributed.rank_info import RankInfo
 from backend.distributed.rank_process import own_info
-from backend.trainer.machine.gpu_retries import gpu_error
+from backend.trainer.machine import gpu_error
 from backend.utils.errors import UserError
 
 # Sums over the ranks that never end: who is to blame where every rank answers and a sum is none the less not done.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from backend.config.config import Config
-from backend.trainer.step_parts import StepParts
+from backend.trainer.run_context import StepContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class StepSnapshot:
     algorithm: list[float | None]
 
     @classmethod
-    def of(cls, parts: StepParts, config: Config) -> StepSnapshot:
+    def of(cls, parts: StepContext, config: Config) -> StepSnapshot:
         learner = parts.learner
         reference = parts.policy.reference_arrays() if config.sync_ref_model else {}
         return cls(
@@ -36,7 +36,7 @@ class StepSnapshot:
             list(learner.algorithm.state()),
         )
 
-    def put_back(self, parts: StepParts) -> None:
+    def put_back(self, parts: StepContext) -> None:
         """Make the parts those that were kept, bit for bit."""
         parts.policy.assign(self.trained)
         if self.reference:

@@ -35,12 +35,10 @@ from backend.distributed.worker import check_same_base, follow_leader, keep_toge
 from backend.distributed.workers import Workers
 from backend.runs.steering import stage_configs
 from backend.trainer.evaluation.evaluate import EVAL_SEED
-from backend.trainer.machine.gpu_retries import StepSize
-from backend.trainer.machine.memory_plan import WHOLE_STEP
-from backend.trainer.parts import Note, RunParts, SharedParts, load_parts
+from backend.trainer.machine import StepSize
+from backend.trainer.memory.plan import WHOLE_STEP
+from backend.trainer.run_context import Note, RunContext, SamplingContext, SharedResources, StepContext, load_context
 from backend.trainer.run_inputs import RunInputs
-from backend.trainer.step_parts import StepParts
-from backend.trainer.step_work import StepWork
 from backend.training.not_finite import check_sampled, check_scores
 from backend.types import Group, Problem
 
@@ -90,7 +88,7 @@ class SharedSampling:
 
     def __init__(
         self,
-        parts: StepParts,
+        parts: StepContext,
         workers: Workers,
         paces: RankPaces,
         problems: Sequence[Problem],
@@ -212,16 +210,16 @@ class Leader:
     def __post_init__(self) -> None:
         self.paces, self.shares = RankPaces(self.ranks.size), StepShares(self.ranks.size)
 
-    def load_parts(
+    def load_context(
         self,
         config: Config,
         note: Note,
         inputs: RunInputs | None = None,
         most: StepSize = WHOLE_STEP,
-        shared: SharedParts | None = None,
+        shared: SharedResources | None = None,
         stages: Sequence[Config] = (),
     ) -> LeaderParts | ShardedParts:
-        """As `backend.trainer.parts.load_parts`, while the workers load theirs. Raises UserError, and what the channel raises."""
+        """As `backend.trainer.run_context.load_context`, while the workers load theirs. Raises UserError, and what the channel raises."""
         assert shared is None, "runs that share a process have no ranks of their own"
         stages = stages or stage_configs(config)
         if config.parallelism == "tensor":
@@ -232,7 +230,7 @@ class Leader:
             "config": config.model_dump(mode="json"), "stages": [each.model_dump(mode="json") for each in stages],
             "code": reward_code.code_of(config), "names": reward_code.named_files(config),
         })  # fmt: skip
-        parts = load_parts(config, note, inputs, most, None, stages)
+        parts = load_context(config, note, inputs, most, None, stages)
         parts.learner.forward.ranks = self.ranks
         built = {"steps": parts.steps, "longest_prompts": parts.longest_prompts, "most": asdict(most)}
         self.workers.send_to_all("build", built)
@@ -271,7 +269,7 @@ class Leader:
 
 
 @dataclass(slots=True)
-class LeaderParts(RunParts):
+class LeaderParts(RunContext):
     """The leader's parts: what they compute, they compute together with the workers."""
 
     leader: Leader
@@ -310,7 +308,7 @@ class LeaderParts(RunParts):
     # ── sampling ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def sample_and_score(
-        self, problems: list[Problem], position: int, step: int, config: Config, work: StepWork
+        self, problems: list[Problem], position: int, step: int, config: Config, work: SamplingContext
     ) -> dict[str, float]:
         order = self._order(step, config.seed, position, config.group_size)
         with work.timer.phase("rollout"):

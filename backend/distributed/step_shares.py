@@ -11,7 +11,7 @@ import mlx.core as mx
 
 from backend.distributed import group_wire
 from backend.distributed.collectives import FlatCollectives
-from backend.trainer.step_parts import StepParts
+from backend.trainer.run_context import StepContext
 from backend.types import Group, Problem
 
 # One round of sampling on any rank: some of a step's problems, sampled and scored there, with the time that it took.
@@ -74,7 +74,7 @@ def unpacked_round(
 
 
 def sample_round(
-    parts: StepParts,
+    parts: StepContext,
     order: SamplingOrder,
     rank: int,
     start: int,
@@ -87,7 +87,7 @@ def sample_round(
     return SampledRound(rank, start, groups, sampling_s=time.perf_counter() - began)
 
 
-def score_round(parts: StepParts, order: SamplingOrder, sampled: SampledRound) -> None:
+def score_round(parts: StepContext, order: SamplingOrder, sampled: SampledRound) -> None:
     """Call the reward functions on its completions."""
     began = time.perf_counter()
     sampled.logged = parts.scoring.score(sampled.groups, order.step, order.epoch)
@@ -121,7 +121,7 @@ class LearningReport:
 
 
 def timed_learning(
-    parts: StepParts, ranks: FlatCollectives, learn: Callable[[], dict[str, float]]
+    parts: StepContext, ranks: FlatCollectives, learn: Callable[[], dict[str, float]]
 ) -> tuple[dict[str, float], LearningReport]:
     """The metrics that `learn` returns, and its report."""
     forward = parts.learner.forward

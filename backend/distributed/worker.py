@@ -27,13 +27,12 @@ from backend.distributed.workers import LeaderLink
 from backend.engine import device
 from backend.models.policy import Policy, load_policy
 from backend.rewards.scorer import Scorer, begin_scorer
-from backend.trainer.machine.gpu_retries import StepSize
-from backend.trainer.machine.keep_awake import KeepAwake
-from backend.trainer.machine.memory_plan import refuse_too_large
-from backend.trainer.step_parts import StepParts, build_step_parts
+from backend.trainer.machine import KeepAwake, StepSize
+from backend.trainer.memory.plan import refuse_too_large
+from backend.trainer.run_context import StepContext, build_step_context
 from backend.training.collectives import Collectives
 from backend.training.not_finite import NotFinite
-from backend.training.optimizers.state import restore
+from backend.training.optimizers import restore
 from backend.types import Group
 from backend.utils.errors import UserError
 from backend.utils.text import quote
@@ -45,7 +44,7 @@ TOLERANCE = 1e-3
 """How far apart, relatively, the magnitudes of weights may be that each machine has quantised itself."""
 
 
-def follow_leader(parts: StepParts, config: Config, ranks: Collectives) -> None:
+def follow_leader(parts: StepContext, config: Config, ranks: Collectives) -> None:
     """Take over rank 0's trained arrays, optimizer state and moving reference, bit for bit."""
     policy, learner = parts.policy, parts.learner
     trained = policy.trainable()
@@ -62,7 +61,7 @@ def follow_leader(parts: StepParts, config: Config, ranks: Collectives) -> None:
     mx.eval(policy.arrays(), learner.optimizer.state)
 
 
-def keep_together(parts: StepParts, config: Config, ranks: Collectives) -> bool:
+def keep_together(parts: StepContext, config: Config, ranks: Collectives) -> bool:
     """Before a step: where a rank's weights differ from the leader's in any bit, all follow the leader. → whether they had to."""
     sums = ranks.gather(_bit_sum(parts.policy.trainable()))
     if len(set(sums)) == 1:
@@ -71,7 +70,7 @@ def keep_together(parts: StepParts, config: Config, ranks: Collectives) -> bool:
     return True
 
 
-def check_same_base(parts: StepParts, config: Config, ranks: Collectives, machines: list[RankInfo]) -> None:
+def check_same_base(parts: StepContext, config: Config, ranks: Collectives, machines: list[RankInfo]) -> None:
     """Raise UserError where a rank has loaded other weights than the leader. `machines`: the ranks' own, on the leader; empty elsewhere."""
     trained = parts.policy.trainable()
     everything: list[tuple[str, mx.array]] = tree_flatten(parts.policy.model.parameters())  # pyright: ignore[reportAssignmentType]: of arrays alone
@@ -127,7 +126,7 @@ class WorkerRank:
     stages: list[Config]
     policy: Policy
     scorer: Scorer | None = None
-    parts: StepParts
+    parts: StepContext
 
     def __init__(self, leader: LeaderLink, ranks: FlatCollectives, folder: Path) -> None:
         """`folder`: for the files with reward functions."""
@@ -180,7 +179,7 @@ class WorkerRank:
 
     def _build(self, message: ChannelMessage) -> None:
         assert self.scorer is not None
-        self.parts = build_step_parts(
+        self.parts = build_step_context(
             self.policy, self.config, self.scorer, message.body["steps"], message.body["longest_prompts"], self._notes.append,
             most=StepSize(**message.body["most"]), stages=self.stages,
         )  # fmt: skip

@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 
-from backend.trainer import stop_signals
+from backend.trainer import control
 
 PATIENCE_S = 30.0
 """How long rank 0 may take to stop and save."""
@@ -26,8 +26,8 @@ def leave_stops_to_leader(patience_s: float = PATIENCE_S) -> None:
     os.set_blocking(wake, False)
     # The main thread may be in a sum of MLX that does not return, where no handler of Python's runs: the C part writes to this pipe at once.
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-    stop_signals.handle(lambda number, frame: None)
-    for number in stop_signals.STOP_SIGNALS:
+    control.handle(lambda number, frame: None)
+    for number in control.STOP_SIGNALS:
         signal.siginterrupt(number, False)  # MLX's sockets take an interrupted call for a lost rank
     threading.Thread(target=_end_late, args=(woken, patience_s), daemon=True, name="stop signals").start()
 

@@ -36,7 +36,7 @@ from backend.sampling.rollout import Sampler
 from backend.sampling.sampler import Sampling
 from backend.trainer.evaluation.evaluate import held_out_rewards
 from backend.trainer.run_inputs import RunInputs, read_inputs
-from backend.trainer.scoring_stages import ScoringStages
+from backend.trainer.scoring import ScoringStages
 from backend.trainer.trial_sampling import SMALLEST_MODEL, WITHOUT_REFERENCE
 from backend.types import Group, Problem
 from backend.utils.errors import UserError

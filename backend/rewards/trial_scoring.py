@@ -24,7 +24,7 @@ from backend.rewards.catalogue.entry import RewardCall
 from backend.rewards.catalogue.parse import functions, parse_reward_file
 from backend.rewards.runner.score import total_reward
 from backend.rewards.sandbox.client import SandboxClient, SandboxResult, SandboxTask
-from backend.trainer.health.reward_rules import Finding
+from backend.trainer.health.rules import Finding
 from backend.training.advantages import advantage_values
 from backend.utils.errors import UserError
 

@@ -37,7 +37,7 @@ AT_RESUME = ("hosts", "distributed_backend", "on_lost_rank", "parallelism")
 """Keys of the settings that a resumed run may have others of, and a run that trains may not: where it runs, and nothing that it learns."""
 
 STAGE_OWN = ("iters", "reward_functions", "reward_weights")
-"""Keys of a stage that are its own: its length, and how it is scored (`backend.trainer.scoring_stages`)."""
+"""Keys of a stage that are its own: its length, and how it is scored (`backend.trainer.scoring`)."""
 STAGE_SETTINGS = (
     *(key for key in STEERABLE if key not in (*STAGE_OWN, "reward_weights_final")),
     *("batch_size", "group_size", "max_completion_length"),

@@ -36,7 +36,7 @@ from backend.runs.run_record import Parent, write_parent
 from backend.runs.saved_weights import find_checkpoint
 from backend.runs.steering import own_config, read_changes
 from backend.training.learner import optimizer_of
-from backend.training.optimizers.state import state_arrays
+from backend.training.optimizers import state_arrays
 from backend.utils.disk_faults import cause, is_of_mlx
 from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.private_files import restrict_to_user

@@ -2,7 +2,7 @@
 
 A condition compares the mean of the last `WINDOW` steps, so that a single noisy step ends nothing. A metric with `eval/` before it is
 that of the newest evaluation on held-out prompts, which is a mean already. The comparison with a run's metrics is
-`backend.trainer.planned_end`'s.
+`backend.trainer.steering`'s.
 """
 
 from __future__ import annotations

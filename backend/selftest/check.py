@@ -13,7 +13,7 @@ from backend.runs.run_folder import RunFolder
 from backend.utils.private_text import without_private
 
 if TYPE_CHECKING:
-    from backend.trainer.parts import RunParts
+    from backend.trainer.run_context import RunContext
     from backend.types import Group
 
 
@@ -26,7 +26,7 @@ class Workbench:
     the checks that make them."""
 
     folder: Path
-    parts: RunParts | None = None
+    parts: RunContext | None = None
     groups: list[Group] = field(default_factory=list)
 
     @property
@@ -35,7 +35,7 @@ class Workbench:
         return RunFolder(self.folder / "runs" / "selftest")
 
     @property
-    def loaded(self) -> RunParts:
+    def loaded(self) -> RunContext:
         assert self.parts is not None, "the check that loads the demo comes first"
         return self.parts
 

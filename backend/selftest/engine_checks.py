@@ -21,7 +21,7 @@ from backend.export.export_run import Export, export_run
 from backend.runs.checkpoints import checkpoint
 from backend.runs.checkpoints.checkpoint_writer import CheckpointWriter, snapshot
 from backend.selftest.check import Check, CheckFailed, Workbench
-from backend.trainer.parts import load_parts
+from backend.trainer.run_context import load_context
 from backend.training.batch import Batch, pack
 from backend.training.policy_forward import micro_batch_of
 from backend.types import Group
@@ -63,7 +63,7 @@ def check_blas(_: Workbench) -> str:
 def load_demo(bench: Workbench) -> str:
     bench.run.path.mkdir(parents=True, exist_ok=True)
     bench.run.config.write_text(yaml.safe_dump(bench.settings()), encoding="utf-8")
-    bench.parts = load_parts(spec_config.load(bench.run.config), lambda sentence: None)
+    bench.parts = load_context(spec_config.load(bench.run.config), lambda sentence: None)
     count = sum(array.size for array in bench.parts.policy.trainable().values())
     return f"The bundled model is loaded: {count:,} weights, {len(bench.parts.prompt_stream.take(1))} prompt ready."
 

@@ -18,13 +18,15 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from backend.runs.events import EventLog
 from backend.runs.run_folder import RunFolder
-from backend.trainer import stop_signals
 from backend.utils.regular_file import open_regular
 
 WORDS = ("pause", "resume", "save", "stop", "finish-step")
@@ -126,15 +128,15 @@ class Control:
         `signal.signal` requires."""
         if threading.current_thread() is not threading.main_thread():
             return
-        stop_signals.handle(self._on_signal)
-        stop_signals.unblock()  # `hand_on_signals` of the program before has blocked them
+        handle(self._on_signal)
+        unblock()  # `hand_on_signals` of the program before has blocked them
 
     def hand_on_signals(self) -> None:
         """Before an exec: a signal that comes from now on is obeyed by the next program. Raises Stopped for one that has come already."""
         # Until the exec a signal may reach another thread, whose mask is its own; it becomes a word. From the exec on there is this
         # thread alone: its mask is inherited, and a signal stays pending until the next program listens.
-        stop_signals.handle(lambda *_: self.run.say("stop"))
-        stop_signals.block()
+        handle(lambda *_: self.run.say("stop"))
+        block()
         if self._signal is not None:
             self.listen_to_signals()
             self.obey()
@@ -219,3 +221,68 @@ class Control:
         self.finish_step_requested |= word == "finish-step"
         self._after_pause()
         return is_past
+
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGXCPU)
+
+Handler = Callable[[int, FrameType | None], Any]
+
+
+def handle(handler: Handler) -> None:
+    """Call `handler` for every stop signal. To be called in the main thread, as `signal.signal` requires."""
+    for number in STOP_SIGNALS:
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # `nohup` ignores it for us
+            signal.signal(number, handler)
+
+
+def unblock() -> None:
+    """Let them through: the program before this one, in the same process, may have blocked them for its exec."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+
+
+def block() -> None:
+    """Hold them back in this thread; they stay pending."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+
+
+@dataclass(slots=True)
+class Afterwards:
+    """What follows a block of `handlers_restored`."""
+
+    process_ends: bool = False
+    """It has stopped or failed, saved what there was, and only its exit code is left to be given: one more signal must not change that."""
+
+
+@contextmanager
+def handlers_restored() -> Iterator[Afterwards]:
+    """Leave every handler as it was before the block; where the process ends after it, all stop signals ignored."""
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    afterwards = Afterwards()
+    try:
+        yield afterwards
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_IGN if afterwards.process_ends else handler)
+
+
+class StopRequested(BaseException):
+    """Raised by `raising_stop`. No Exception, as KeyboardInterrupt is none: nothing between must take it for an error of its own."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"{signal.Signals(number).name} was received")
+
+
+@contextmanager
+def raising_stop() -> Iterator[None]:
+    """Raise StopRequested in the main thread at the first stop signal, wherever it is: for work whose files are whole or absent at any
+    moment. Later signals are ignored, so that they do not interrupt what is cleaned up."""
+    received: list[int] = []
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        if len(received) == 1:
+            raise StopRequested(number)
+
+    with handlers_restored():
+        handle(stop)
+        yield

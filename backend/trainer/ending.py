@@ -15,7 +15,7 @@ from typing import Any
 from backend.distributed.faults import LostRank, WorkerFault
 from backend.runs.events import EventLog
 from backend.trainer.control import Stopped
-from backend.trainer.machine.gpu_retries import GpuError, gpu_error
+from backend.trainer.machine import GpuError, gpu_error
 from backend.utils.disk_faults import DiskError, fault_of
 from backend.utils.errors import UserError
 

@@ -36,11 +36,19 @@ from backend.rewards.scorer import Scorer, SharedProcesses, begin_scorer
 from backend.runs.run_disk_use import RESERVE, run_bytes
 from backend.runs.steering import stage_configs
 from backend.sampling.grammar import check_grammar
-from backend.trainer.evaluation.evaluation_sets import check_evaluation_sets, check_held_out, held_out_settings
 from backend.trainer.memory.estimate import estimate_run
 from backend.trainer.memory.model_shape import shape_of
-from backend.trainer.run_inputs import RunInputs, StageRows, read_rows, read_stages, stage_mistake
-from backend.trainer.scoring_stages import scoring_stages
+from backend.trainer.run_inputs import (
+    RunInputs,
+    StageRows,
+    check_evaluation_sets,
+    check_held_out,
+    held_out_settings,
+    read_rows,
+    read_stages,
+    stage_mistake,
+)
+from backend.trainer.scoring import scoring_stages
 from backend.trainer.trackers.targets import chosen, missing_fault
 from backend.utils.disk_faults import require_room
 from backend.utils.errors import ConfigProblem, UserError

@@ -31,8 +31,8 @@ from backend.runs.run_format import check_format
 from backend.runs.run_lock import hand_on_lock, hold_lock, inherited_lock
 from backend.trainer.control import Stopped, StopPending
 from backend.trainer.ending import RESTART, Ending, after_fault, ending_of, write_ending
-from backend.trainer.machine.gpu_retries import GpuError
-from backend.trainer.parts import LoadParts, SharedParts, load_parts
+from backend.trainer.machine import GpuError
+from backend.trainer.run_context import LoadContext, SharedResources, load_context
 from backend.trainer.run_inputs import RunInputs
 from backend.trainer.steering import Steering
 from backend.trainer.trackers.launch import RunTrackers
@@ -121,7 +121,7 @@ def train(
     changes: Mapping[str, Any] | None = None,
     warnings: Sequence[str] = (),
     look: Callable[[], None] | None = None,
-    load: LoadParts = load_parts,
+    load: LoadContext = load_context,
     goes_on: bool = False,
     lock: int | None = None,
 ) -> Ending:
@@ -152,7 +152,7 @@ def train(
                 trackers.start(config.report_to, trainer.note)
                 tracks = False
             trainer.control.also_look(partial(trackers.look, trainer.warn))
-            trainer.load_parts = load
+            trainer.load_context = load
             if look is not None:
                 trainer.control.also_look(look)
             ending, damaged = _trained(trainer, saved, command, inputs)
@@ -229,7 +229,7 @@ def open_run(
     *,
     changes: Mapping[str, Any] | None = None,
     keep_words: bool = False,
-    shared: SharedParts | None = None,
+    shared: SharedResources | None = None,
     notes: Sequence[str] = (),
 ) -> tuple[Trainer, checkpoint.Checkpoint | None]:
     """A trainer for a run whose lock this process holds, and the checkpoint to begin from, to which the run's files are cut back.

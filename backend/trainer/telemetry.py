@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import os
 import platform
+import re
+import statistics
+import sys
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from importlib.metadata import version
 from typing import Any
 
 import mlx.core as mx
+import psutil
 
 from backend.runs.completion_rows import CompletionRow, GroupRow, TokenData
 from backend.runs.events import Event, EventLog, read_events
 from backend.trainer.health.watch import Watch
 from backend.types import Completion, Group
+from backend.utils.system_command import printed_by
 
 PHASE_EVERY_S = 0.5
 """Least seconds between two `phase` events within a step."""
@@ -90,3 +97,191 @@ def versions() -> dict[str, str]:
 def _version(name: str) -> str:
     """Of an installed package. Its whole description is parsed for that, so once a process: a sweep has many runs."""
     return version(name)
+
+
+# What a run uses of its machine in each step: memory, cores and, on a Mac, the GPU; and how much of the machine's
+# memory is swapped out.
+
+GB = 1e9
+CHILDREN_EVERY_S = 30.0
+"""Least seconds between two looks for new child processes: it reads every process of the machine, which takes milliseconds."""
+GPU_EVERY_S = 2.0
+"""Seconds between two readings of the GPU, each of a command that takes some 10 ms."""
+GPU_STATISTICS = ("/usr/sbin/ioreg", "-r", "-d", "1", "-w", "0", "-c", "IOAccelerator")
+"""The driver's own counters, which every user may read; powermetrics would need administrator rights."""
+
+
+class ResourceUse:
+    """`begin` at the start of a step, `metrics` at its end."""
+
+    def __init__(self) -> None:
+        self._processes: list[psutil.Process] = []
+        self._cpu_s: dict[psutil.Process, float] = {}
+        self._look_again = 0.0
+        self._gpu = GpuUse() if sys.platform == "darwin" else None
+
+    def begin(self) -> None:
+        self._find_processes()
+        self._cpu_s = {process: cpu for process in self._processes if (cpu := _cpu_s(process)) is not None}
+        if self._gpu is not None:
+            self._gpu.begin()
+
+    def metrics(self, elapsed_s: float) -> dict[str, float]:
+        """Of the step that began `elapsed_s` ago. `process/memory_gb`: resident memory of the run's processes now, in 10⁹ bytes, what they
+        share counted for each. `process/cpu_cores`: cores that they kept busy, 2.0 for two. `process/gpu_use`: the share of the time, 0
+        to 1, that the Mac's GPU was busy, whoever used it. `machine/swap_gb`: memory of the whole machine that is swapped out. What the
+        system does not tell is left out."""
+        cpu_s = {process: cpu for process in self._processes if (cpu := _cpu_s(process)) is not None}
+        # A process that is new since `begin` has spent all of its time in this step.
+        spent = sum(max(cpu - self._cpu_s.get(process, 0.0), 0.0) for process, cpu in cpu_s.items())
+        found = {
+            "process/memory_gb": sum(map(_resident_bytes, cpu_s)) / GB,
+            "process/cpu_cores": spent / elapsed_s if elapsed_s > 0 else None,
+            "process/gpu_use": self._gpu.mean() if self._gpu is not None else None,
+            "machine/swap_gb": _swapped_gb(),
+        }
+        return {name: value for name, value in found.items() if value is not None}
+
+    def close(self) -> None:
+        if self._gpu is not None:
+            self._gpu.close()
+
+    def _find_processes(self) -> None:
+        now = time.monotonic()
+        if now < self._look_again and all(process.is_running() for process in self._processes):
+            return
+        self._look_again = now + CHILDREN_EVERY_S
+        own = psutil.Process()
+        try:
+            self._processes = [own, *own.children(recursive=True)]
+        except psutil.Error:
+            self._processes = [own]
+
+
+def _cpu_s(process: psutil.Process) -> float | None:
+    """Seconds of CPU, user and system, since it began; None of a process that has ended."""
+    try:
+        times = process.cpu_times()
+    except psutil.Error:
+        return None
+    return times.user + times.system
+
+
+def _resident_bytes(process: psutil.Process) -> int:
+    try:
+        return process.memory_info().rss
+    except psutil.Error:
+        return 0
+
+
+def _swapped_gb() -> float | None:
+    try:
+        return psutil.swap_memory().used / GB
+    except (psutil.Error, OSError, RuntimeError):  # a container may hide it
+        return None
+
+
+class GpuUse:
+    """How busy a Mac's GPU is, read in a thread that ends with `close`, or with the process."""
+
+    def __init__(self) -> None:
+        self._readings: list[float] = []
+        self._closed = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def begin(self) -> None:
+        """Forget what was read before; the first time, begin to read."""
+        self._readings = []
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._read, name="GPU use", daemon=True)
+            self._thread.start()
+
+    def mean(self) -> float | None:
+        """Of the readings since `begin`; None where there was none, as in a step of less than GPU_EVERY_S."""
+        readings = self._readings
+        return statistics.fmean(readings) if readings else None
+
+    def close(self) -> None:
+        self._closed.set()
+
+    def _read(self) -> None:
+        while not self._closed.wait(GPU_EVERY_S):
+            share = gpu_share(printed_by(GPU_STATISTICS))
+            if share is None:  # a system that does not tell will not tell later
+                return
+            self._readings.append(share)
+
+
+def gpu_share(printed: str) -> float | None:
+    """The share of time, 0 to 1, that the busiest GPU of GPU_STATISTICS was busy; None where it says nothing of it."""
+    percent = [int(number) for number in re.findall(r'"Device Utilization %"\s*=\s*(\d+)', printed)]
+    return min(max(percent), 100) / 100 if percent else None
+
+
+# ── step timer ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+TIMED_PHASES = ("rollout", "reward", "train")
+"""Phases of a step; the rest of its time is `time/other`."""
+
+
+class StepTimer:
+    """Times one step, from its construction. `clock` returns seconds; it may stop while the run is paused."""
+
+    def __init__(self, clock: Callable[[], float], use: ResourceUse | None = None) -> None:
+        self._clock = clock
+        self._use = use or ResourceUse()
+        self._use.begin()
+        self._began = clock()
+        self.seconds: dict[str, float] = dict.fromkeys(TIMED_PHASES, 0.0)
+        self._peaks: dict[str, int] = {}
+        mx.reset_peak_memory()
+
+    def of_next_step(self) -> StepTimer:
+        """A timer of the step that begins now, in the same process."""
+        return StepTimer(self._clock, self._use)
+
+    def close(self) -> None:
+        """Read nothing more of the machine."""
+        self._use.close()
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Count the block's time and peak memory to this phase; a phase may have several blocks."""
+        began = self._clock()
+        self._record_peak("other")
+        try:
+            yield
+        finally:
+            self._record_peak(name)
+            self.seconds[name] = self.seconds.get(name, 0.0) + self._clock() - began
+
+    def count_as(self, name: str, seconds: float) -> None:
+        """Count seconds of the rollout to another phase, which went on within it."""
+        self.seconds[name] += seconds
+        self.seconds["rollout"] -= seconds
+
+    def _record_peak(self, name: str) -> None:
+        """Count the peak since the last call to this phase. MLX has one counter of the peak, so each change of phase reads
+        and resets it."""
+        self._peaks[name] = max(self._peaks.get(name, 0), mx.get_peak_memory())
+        mx.reset_peak_memory()
+
+    def elapsed(self) -> float:
+        """Seconds of the step so far."""
+        return self._clock() - self._began
+
+    def rate(self, count: float, name: str) -> float:
+        """`count` per second of a phase."""
+        return count / max(self.seconds[name], 1e-9)
+
+    def metrics(self) -> dict[str, float]:
+        """The metrics of `ResourceUse`; `time/<phase>` in seconds (the phases and `time/other` add up to `time/step`), and
+        `peak_memory_gb` of the step, of its rollout and of its training."""
+        self._record_peak("other")
+        elapsed = self.elapsed()
+        times = {f"time/{name}": seconds for name, seconds in self.seconds.items()}
+        other = elapsed - sum(self.seconds[name] for name in TIMED_PHASES)
+        peaks = {f"peak_memory_gb/{name}": self._peaks.get(name, 0) / 1e9 for name in ("rollout", "train")}
+        return self._use.metrics(elapsed) | times | peaks | {
+            "time/other": other, "time/step": elapsed, "peak_memory_gb": max(self._peaks.values()) / 1e9,
+        }  # fmt: skip

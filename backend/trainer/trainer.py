@@ -27,19 +27,22 @@ from backend.runs.run_folder import RunFolder
 from backend.runs.saved_weights import best_of, saved_weights
 from backend.runs.start_progress import with_stop_check
 from backend.runs.steering import Change
-from backend.trainer import not_finite, scoring_code
+from backend.trainer import not_finite, scoring
 from backend.trainer.control import Control, Stopped
 from backend.trainer.ending import Ending
-from backend.trainer.machine.gpu_retries import GpuErrorLog, StepSize
-from backend.trainer.machine.keep_awake import KeepAwake
-from backend.trainer.machine.slowdowns import SlowdownWatch
-from backend.trainer.parts import LoadParts, RunParts, SharedParts, load_parts, recorded_tokens
-from backend.trainer.planned_end import MetricWatch, PlannedEnd, patience_is_over
+from backend.trainer.machine import GpuErrorLog, KeepAwake, SlowdownWatch, StepSize
+from backend.trainer.run_context import (
+    LoadContext,
+    Poll,
+    RunContext,
+    SamplingContext,
+    SharedResources,
+    load_context,
+    recorded_tokens,
+)
 from backend.trainer.run_inputs import RunInputs
-from backend.trainer.steering import Steering
-from backend.trainer.step_timer import StepTimer
-from backend.trainer.step_work import Poll, StepWork
-from backend.trainer.telemetry import HealthReporter, PhaseReporter, group_row, of_process
+from backend.trainer.steering import MetricWatch, PlannedEnd, Steering, patience_is_over
+from backend.trainer.telemetry import HealthReporter, PhaseReporter, StepTimer, group_row, of_process
 from backend.training.batch import completion_metrics
 from backend.training.variety import variety_metrics
 from backend.types import Group
@@ -52,7 +55,7 @@ from backend.types import Group
 class GroupCollection:
     """Collects the groups of one step. `logged` holds the metrics that reward functions logged in the last round."""
 
-    parts: RunParts
+    parts: RunContext
     config: Config
     timer: StepTimer
     poll: Poll
@@ -91,7 +94,7 @@ class GroupCollection:
         """Take the next `count` prompts, sample a group of completions for each, and score them."""
         stream, already = self.parts.prompt_stream, len(self.batch)
         position = stream.cursor  # with the seed, it fixes the random numbers of these completions
-        work = StepWork(self.timer, self.poll, self.report, self.batch)
+        work = SamplingContext(self.timer, self.poll, self.report, self.batch)
         self.logged = self.parts.sample_and_score(stream.take(count), position, step, self.config, work)
         return self.batch[already:]
 
@@ -148,12 +151,12 @@ def is_best_worth_saving(config: Config, state: TrainingState, step: int) -> boo
 class Trainer:
     """One run. `state` is that of the last finished step: a step counts once its line is in the event log."""
 
-    parts: RunParts
+    parts: RunContext
     """Set once all of them are loaded, deleted before exporting: a run without parts has nothing to save."""
 
-    load_parts: LoadParts = staticmethod(load_parts)
+    load_context: LoadContext = staticmethod(load_context)
     """What builds the parts: where several ranks share the work, the leader's."""
-    shared: SharedParts | None = None
+    shared: SharedResources | None = None
     """What the run has in common with others of this process, which has its signals for all of them then."""
 
     def __init__(
@@ -325,7 +328,7 @@ class Trainer:
         maybe_set_recommended_wired_limit()  # on a Mac, keeps memory in use from being paged out; elsewhere it does nothing
         stages = self.steering.stage_configs()
         with with_stop_check(self.control.look_for_stop):
-            parts = self.load_parts(self.config, self.note, inputs, self.gpu_errors.step_size, self.shared, stages)
+            parts = self.load_context(self.config, self.note, inputs, self.gpu_errors.step_size, self.shared, stages)
         if saved is not None:
             parts.restore(saved, self.note)
             refresh_adapters(self.folder, saved, parts.policy, self.config)
@@ -341,7 +344,7 @@ class Trainer:
         if saved is None and self.config.adapter:
             self.save_when_there_is_room()
 
-    def take_parts(self, parts: RunParts) -> None:
+    def take_parts(self, parts: RunContext) -> None:
         parts.scoring.poll = self.control.look_for_stop  # no function keeps the run from stopping
         self.parts = parts
 
@@ -349,8 +352,8 @@ class Trainer:
         # Of the settings of the next step: a resume may have lengthened the run.
         steps = self.parts.steps_of(self.steering.config_at(self.state.step + 1))
         of_run = {"command": command, "model": self.config.model, "iterations": steps} | self.parts.of_ranks()
-        code = scoring_code.fingerprints(self.config)
-        has_changed = scoring_code.change_since(self.folder, code, self.state.step)
+        code = scoring.fingerprints(self.config)
+        has_changed = scoring.change_since(self.folder, code, self.state.step)
         resumed_from = saved.state.step if saved else None
         self.event_log.write(
             "started", **of_run, **of_process(), resumed_from=resumed_from, **({"reward_files": code} if code else {})
@@ -389,7 +392,7 @@ class Trainer:
     def _held_out(self, split: str, measure: Callable[[Callable[[float], None]], dict[str, float]]) -> dict[str, float]:
         """Held-out rewards after the last finished step, written to the event log."""
         step, began, metrics = self.state.step, self.clock(), measure(lambda done: self.poll("evaluating", done))
-        mx.synchronize()  # as in `RunParts.learn`
+        mx.synchronize()  # as in `RunContext.learn`
         took = {"time/eval": self.clock() - began}
         self.metrics.take(self.event_log.write("eval", step=step, split=split, metrics=metrics | took))
         return metrics

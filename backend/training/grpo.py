@@ -19,13 +19,11 @@ import numpy as np
 from backend.config.config import Config
 from backend.engine.lm_head import TokenScores
 from backend.models.policy import Policy
-from backend.training.additive_metrics import Tally
 from backend.training.batch import Batch
-from backend.training.collectives import Collectives
+from backend.training.collectives import Collectives, total
 from backend.training.importance_sampling import importance_ratio, logp_gap
 from backend.training.learner import Algorithm, Learner, OptimizerBatch, build_learner
-from backend.training.losses import LossConfig, entropy_quantile, policy_terms, token_values, token_weights
-from backend.training.over_ranks import total
+from backend.training.losses import LossConfig, Tally, entropy_quantile, policy_terms, token_values, token_weights
 from backend.training.policy_forward import MicroBatch, PolicyForward, do_nothing
 from backend.training.token_records import TokenRecord, TokenRecords
 

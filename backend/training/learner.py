@@ -29,16 +29,22 @@ from backend.engine.gradient_checkpointing import gradient_checkpointing
 from backend.engine.lm_head import TokenScores
 from backend.engine.penalties import Penalties
 from backend.models.policy import Policy
-from backend.training.additive_metrics import Tally, merge
 from backend.training.batch import Batch
+from backend.training.collectives import merged, total_gradient, total_loss
+from backend.training.losses import Tally, merge
 from backend.training.not_finite import NotFinite, gradient_norms, token_numbers
-from backend.training.optimizers.by_name import optimizer
-from backend.training.optimizers.clipping import clip_by_norm
-from backend.training.optimizers.own import SETTINGS_DECIDE, LearningRate, OwnUpdates, rate_of
-from backend.training.optimizers.schedules import learning_rates
-from backend.training.optimizers.state import restore, state_arrays
-from backend.training.over_ranks import merged, total_gradient, total_loss
+from backend.training.optimizers import (
+    SETTINGS_DECIDE,
+    LearningRate,
+    OwnUpdates,
+    clip_by_norm,
+    optimizer,
+    rate_of,
+    restore,
+    state_arrays,
+)
 from backend.training.policy_forward import MicroBatch, PolicyForward, do_nothing
+from backend.training.schedules import learning_rates
 from backend.training.token_records import TokenRecord
 from backend.utils.errors import UserError
 

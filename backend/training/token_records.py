@@ -12,9 +12,8 @@ from typing import Any
 import mlx.core as mx
 
 from backend.training.batch import Batch
-from backend.training.collectives import Collectives
+from backend.training.collectives import Collectives, merged
 from backend.training.losses import TokenValues
-from backend.training.over_ranks import merged
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 
-from backend.training.distinct_ngrams import distinct_ngrams
 from backend.types import Completion, Group
 
 NGRAM = 8
@@ -53,3 +52,18 @@ def _ids(completion: Completion) -> Sequence[int]:
     if not completion.mask:
         return completion.tokens
     return [token for token, is_own in zip(completion.tokens, completion.mask, strict=True) if is_own]
+
+
+def distinct_ngrams(group: Sequence[Sequence[Hashable]], n: int) -> float:
+    """distinct-n (Li et al. 2016, arXiv:1510.03055, section 5.2) of a group: its different n-grams of tokens, or words, over all of them.
+
+    0 to 1. It falls with length, since long texts use words again, so only texts of about one length compare. 0 without tokens.
+    """
+    tokens = sum(map(len, group))
+    if not tokens:
+        return 0.0
+    # Shifted copies zipped: the tuples are made in C. No n-gram reaches from one text into the next.
+    different: set[tuple[Hashable, ...]] = set()
+    for ids in group:
+        different.update(zip(*(ids[start:] for start in range(n)), strict=False))
+    return len(different) / tokens

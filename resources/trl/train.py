@@ -39,7 +39,7 @@ from accelerate import PartialState  # noqa: E402
 from backend.data.problems import fitted  # noqa: E402
 from backend.data.prompt_stream import PromptStream  # noqa: E402
 from backend.utils.errors import UserError  # noqa: E402
-from backend.training.optimizers.schedules import learning_rates  # noqa: E402
+from backend.training.schedules import learning_rates  # noqa: E402
 from datasets import Dataset, load_dataset  # noqa: E402
 from torch.optim.lr_scheduler import LambdaLR  # noqa: E402
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, EarlyStoppingCallback  # noqa: E402

@@ -20,8 +20,8 @@ from backend.config.config import parse
 from backend.runs.events import Follower, read_events
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_lock import LOCK_VARIABLE, hand_on_lock, hold_lock, inherited_lock
-from backend.trainer.machine import gpu_timeout
-from backend.trainer.machine.gpu_retries import gpu_error
+from backend.trainer import machine
+from backend.trainer.machine import gpu_error
 from backend.utils.command import backend_command, backend_environment
 from tests.support import failing_gpu, small_run
 from tests.support.failing_gpu import INTERACTIVITY, OUT_OF_MEMORY
@@ -153,8 +153,8 @@ def test_the_gpu_timeout_is_relaxed_on_a_mac_that_is_asked_to(
     monkeypatch.setattr(sys, "platform", platform)
     monkeypatch.setattr(os, "environ", dict(os.environ))
     config: Any = parse({"model": "m", "data": "d", "relax_gpu_timeout": asked})
-    gpu_timeout.relax_gpu_timeout(config)
-    assert os.environ.get(gpu_timeout.VARIABLE) == value
+    machine.relax_gpu_timeout(config)
+    assert os.environ.get(machine.VARIABLE) == value
 
 
 def test_it_is_relaxed_before_mlx_is_imported(run: RunFolder) -> None:

@@ -20,7 +20,7 @@ from backend.data.prompt_stream import PromptStream
 from backend.data.prompts import FIRST_ROWS, BackgroundTokenizer, TokenizedPrompts, measure_first_rows
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
-from backend.trainer import parts, step_parts
+from backend.trainer import run_context
 from backend.types import Problem
 from backend.utils.errors import UserError
 from tests.support import small_run
@@ -245,11 +245,11 @@ def test_the_longest_prompt_is_found_at_any_position(
     raw = small_run.settings_for(tmp_path)
     Path(raw["data"]).write_text("".join(json.dumps(row) + "\n" for row in rows))
     lengths: list[int] = []
-    plan = step_parts.plan_memory
+    plan = run_context.plan_memory
     monkeypatch.setattr(
-        step_parts,
+        run_context,
         "plan_memory",
         lambda config, policy, longest, *more: lengths.extend(longest) or plan(config, policy, longest, *more),
     )
-    parts.load_parts(parse(raw), lambda sentence: None)
+    run_context.load_context(parse(raw), lambda sentence: None)
     assert max(lengths) > 3 * before

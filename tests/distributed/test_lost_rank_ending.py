@@ -23,10 +23,10 @@ from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_lock import hold_lock
 from backend.runs.steering import read_changes
+from backend.trainer.control import handlers_restored
 from backend.trainer.ending import RESTART, Ending, ending_of
-from backend.trainer.parts import RunParts, load_parts
+from backend.trainer.run_context import RunContext, load_context
 from backend.trainer.run_process import record_changes, train
-from backend.trainer.stop_signals import handlers_restored
 from backend.utils.errors import UserError
 from tests.support import small_run
 
@@ -41,11 +41,11 @@ class LosingParts:
         self.step, self.after_updates, self.failure = step, after_updates, failure
         self.kept: list[StepSnapshot] = []
 
-    def load(self, *about: Any) -> RunParts:
-        parts = load_parts(*about)
+    def load(self, *about: Any) -> RunContext:
+        parts = load_context(*about)
         learner, own = parts.learner, self
 
-        class Parts(RunParts):
+        class Parts(RunContext):
             def take_back(self) -> None:
                 own.kept[-1].put_back(self)
 
@@ -60,7 +60,7 @@ class LosingParts:
 
                 learner._update = failing
                 try:
-                    return RunParts.learn(self, groups, config, poll)
+                    return RunContext.learn(self, groups, config, poll)
                 finally:
                     learner._update = update
 
@@ -80,7 +80,7 @@ def trained(raw: dict[str, Any], run: RunFolder, losing: LosingParts | None = No
         small_run.write_config(run.config, raw)
     with handlers_restored():
         return train(
-            load(run.config), run, command="a test", load=losing.load if losing else load_parts, goes_on=goes_on, may_restart=True
+            load(run.config), run, command="a test", load=losing.load if losing else load_context, goes_on=goes_on, may_restart=True
         )  # fmt: skip
 
 

@@ -88,7 +88,7 @@ def train_on_threads(
         workers = ThreadWorkers(ranks, messages)
         leader = Leader(workers, ranks, "threads")
         try:
-            return train(parse(raw), run, command="a test", look=look, changes=changes, load=leader.load_parts)
+            return train(parse(raw), run, command="a test", look=look, changes=changes, load=leader.load_context)
         finally:
             workers.close()
 

@@ -35,7 +35,7 @@ from backend.trainer.run_inputs import read_inputs
 from backend.training.advantages import advantage_values
 from backend.training.grpo import loss_settings
 from backend.training.losses import policy_terms
-from backend.training.optimizers.schedules import learning_rates
+from backend.training.schedules import learning_rates
 from backend.types import Completion, Group
 from tests.support.random_models import tiny_tokenizer
 from tests.support.random_runs import PROMPT, furthest

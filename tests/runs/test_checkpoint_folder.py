@@ -15,7 +15,7 @@ import pytest
 from backend.runs.checkpoints import checkpoint
 from backend.runs.checkpoints.checkpoint import TrainingState, all_checkpoints, first_start, newest, state_of
 from backend.runs.run_folder import RunFolder
-from backend.trainer.machine.gpu_retries import MEMORY, gpu_error
+from backend.trainer.machine import MEMORY, gpu_error
 from backend.utils import whole_file
 from backend.utils.errors import UserError
 from tests.support import failing_gpu

@@ -20,8 +20,8 @@ from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder, all_runs
 from backend.runs.run_record import Parent, children, read_parent
 from backend.runs.steering import Change, write_changes
+from backend.trainer.control import handlers_restored
 from backend.trainer.run_process import train
-from backend.trainer.stop_signals import handlers_restored
 from backend.utils.errors import UserError
 from tests.support import small_run
 from tests.support.synced_files import synced_before_renames

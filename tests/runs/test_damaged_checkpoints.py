@@ -19,7 +19,7 @@ from backend.runs.checkpoints.checkpoint_integrity import Damaged, examine, newe
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_format import RUN_FORMAT, check_format
-from backend.trainer.stop_signals import handlers_restored
+from backend.trainer.control import handlers_restored
 from backend.utils.errors import UserError
 from tests.support import small_run
 

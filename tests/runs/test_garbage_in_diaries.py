@@ -22,7 +22,7 @@ from backend.runs.run_folder import RunFolder
 from backend.runs.run_record import newest_evaluation, reward_curve
 from backend.runs.work_clock import WorkClock
 from backend.trainer.health.watch import Watch, examine
-from backend.trainer.planned_end import MetricWatch
+from backend.trainer.steering import MetricWatch
 from tests.support import small_run
 from tests.support.diaries import recording
 

@@ -35,9 +35,9 @@ from backend.runs.sweeps.sweep_results import (
     read_results,
     write_results,
 )
+from backend.trainer.control import STOP_SIGNALS
 from backend.trainer.ending import RESTART, Ending
-from backend.trainer.parts import RunParts, SharedParts, load_parts
-from backend.trainer.stop_signals import STOP_SIGNALS
+from backend.trainer.run_context import RunContext, SharedResources, load_context
 from backend.training.learner import Learner
 from backend.utils.command import backend_command, backend_environment
 from tests.support import failing_gpu, small_run
@@ -150,11 +150,11 @@ def test_one_base_is_in_memory_however_many_runs_there_are(changes: dict[str, An
     configs = [parse(plan.raw_settings(member)) for member in plan.members()]
     gc.collect()
     before = mx.get_active_memory()
-    shared = SharedParts(load_base(configs[0]))
-    parts: list[RunParts] = []
+    shared = SharedResources(load_base(configs[0]))
+    parts: list[RunContext] = []
     after: list[int] = []
     for config in configs:
-        parts.append(load_parts(config, lambda sentence: None, shared=shared))
+        parts.append(load_context(config, lambda sentence: None, shared=shared))
         mx.eval(parts[-1].learner.optimizer.state)
         gc.collect()
         after.append(mx.get_active_memory() - before)

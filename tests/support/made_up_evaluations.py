@@ -8,7 +8,7 @@ from typing import Any
 
 from backend.runs.completion_rows import CompletionRow
 from backend.runs.run_folder import RunFolder
-from backend.trainer.evaluation.evaluation_figures import Completions, Results, decoding_figures
+from backend.trainer.evaluation.comparison import Completions, Results, decoding_figures
 from backend.trainer.evaluation.evaluation_rows import (
     Data,
     Decoding,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from backend.trainer.evaluation.evaluation_figures import Column, estimates
+from backend.trainer.evaluation.comparison import Column, estimates
 
 Rewards = tuple[np.ndarray, np.ndarray]
 """Before and after, by prompt."""

@@ -69,7 +69,7 @@ def main(folder: Path, backend: str) -> int:
         ranks.check = channel.check
         leader = Leader(channel, ranks, backend)
         run = RunFolder(folder)
-        ending = train(load(run.config), run, command="a test", load=leader.load_parts)
+        ending = train(load(run.config), run, command="a test", load=leader.load_context)
         print(ending.kind, ending.sentence, flush=True)
         channel.close()
         return ending.exit_code

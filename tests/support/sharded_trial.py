@@ -157,7 +157,7 @@ def _train(folder: Path, ranks: MlxCollectives) -> None:
                 raise Stopped("the test asked for it")
 
         ending = train(
-            parse(raw["settings"]), run, command="a test", look=look, load=Leader(channel, ranks, "ring").load_parts
+            parse(raw["settings"]), run, command="a test", look=look, load=Leader(channel, ranks, "ring").load_context
         )
         (folder / "ending").write_text(ending.kind)
     channel.close()

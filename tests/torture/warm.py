@@ -40,7 +40,7 @@ ORPHANS_MAY_TAKE_S = 5.0
 
 IMPORTED = (
     *("backend.__main__", "backend.trainer.preflight", "backend.trainer.run_process", "backend.runs.clone", "backend.trainer.evaluation.comparison"),
-    *("backend.trainer.evaluation.evaluated_model", "backend.export.export_run", "backend.runs.sweeps.run_sweep", "backend.runs.sweeps.inputs"),
+    *("backend.trainer.evaluation.comparison", "backend.export.export_run", "backend.runs.sweeps.run_sweep", "backend.runs.sweeps.inputs"),
     *("backend.cli.sweep", "backend.cli.evaluate", "backend.cli.evaluate", "backend.cli.export"),
     *("backend.cli.clone", "backend.cli.resume", "backend.cli.train", "backend.cli.progress", "backend.cli.restart"),
     *("mlx_lm.utils", "mlx_lm.models.qwen3", "mlx_lm.models.llama", "mlx.optimizers", "transformers"),

@@ -23,11 +23,11 @@ from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
 from backend.runs.saved_weights import best_of, find_checkpoint, saved_weights
 from backend.runs.weight_choices import find_choice
-from backend.trainer.evaluation.evaluated_model import find_evaluated
-from backend.trainer.parts import RunParts
-from backend.trainer.planned_end import patience_is_over
+from backend.trainer.control import handlers_restored
+from backend.trainer.evaluation.comparison import find_evaluated
 from backend.trainer.preflight import check
-from backend.trainer.stop_signals import handlers_restored
+from backend.trainer.run_context import RunContext
+from backend.trainer.steering import patience_is_over
 from backend.utils.errors import UserError
 from tests.support import small_run
 
@@ -73,7 +73,7 @@ def same(first: dict[str, np.ndarray], second: dict[str, np.ndarray]) -> bool:
 
 def evaluated(monkeypatch: pytest.MonkeyPatch, scores: dict[int, dict[str, float]]) -> None:
     """Evaluations with these metrics, by step."""
-    monkeypatch.setattr(RunParts, "held_out", lambda self, problems, count, step, *_: scores[step])
+    monkeypatch.setattr(RunContext, "held_out", lambda self, problems, count, step, *_: scores[step])
 
 
 def notes(run: RunFolder) -> list[str]:

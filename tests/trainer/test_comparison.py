@@ -15,8 +15,13 @@ from backend.rewards.scorer import ThreadScorer
 from backend.runs.run_folder import RunFolder
 from backend.sampling.rollout import Sampler
 from backend.trainer.evaluation import comparison
-from backend.trainer.evaluation.comparison import EvaluationChoices, EvaluationProgress, evaluate_model
-from backend.trainer.evaluation.evaluated_model import EvaluatedModel, find_evaluated
+from backend.trainer.evaluation.comparison import (
+    EvaluatedModel,
+    EvaluationChoices,
+    EvaluationProgress,
+    evaluate_model,
+    find_evaluated,
+)
 from backend.trainer.evaluation.evaluation_rows import DecodingName, EvaluatedRow, Evaluation
 from backend.utils.errors import UserError
 from tests.support import small_run

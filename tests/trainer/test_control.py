@@ -22,7 +22,7 @@ from backend.runs.run_folder import RunFolder
 from backend.runs.run_lock import hold_lock
 from backend.runs.start_progress import tell
 from backend.trainer.control import Control, Stopped, StopPending
-from backend.trainer.parts import load_parts
+from backend.trainer.run_context import load_context
 from backend.trainer.run_process import train
 from backend.utils.command import backend_command, backend_environment
 from tests.support import small_run
@@ -239,7 +239,7 @@ def test_a_stopped_run_lets_go_of_its_model(inputs: Path, run: RunFolder) -> Non
     policies: list[weakref.ref[Any]] = []
 
     def load(*given: Any) -> Any:
-        parts = load_parts(*given)
+        parts = load_context(*given)
         policies.append(weakref.ref(parts.policy))
         return parts
 

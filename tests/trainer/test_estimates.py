@@ -7,7 +7,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from backend.trainer.evaluation.evaluation_figures import Column, estimates, pass_at_k
+from backend.trainer.evaluation.comparison import Column, estimates, pass_at_k
 from backend.trainer.evaluation.evaluation_rows import MeanWithInterval
 from tests.support.paired_rewards import CASES, covers
 

@@ -16,7 +16,7 @@ from backend.runs.run_folder import RunFolder
 from backend.sampling.sampler import GREEDY, Sampling
 from backend.trainer.control import Stopped
 from backend.trainer.evaluation.evaluate import FORWARD_ROWS, batches, greedy_accuracy, held_out_rewards, sample_of
-from backend.trainer.scoring_stages import MLX
+from backend.trainer.scoring import MLX
 from backend.types import Completion, Group, Problem
 from tests.support import small_run
 

@@ -14,7 +14,7 @@ from backend.cli.exit_codes import verb
 from backend.runs.checkpoints import checkpoint
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
-from backend.trainer.machine.gpu_retries import BUFFERS, DISCARDED, INTERACTIVITY, MEMORY, OTHER, TIMEOUT, gpu_error
+from backend.trainer.machine import BUFFERS, DISCARDED, INTERACTIVITY, MEMORY, OTHER, TIMEOUT, gpu_error
 from backend.trainer.trainer import Trainer
 from backend.training.learner import Learner
 from backend.utils.disk_faults import DiskError

@@ -21,10 +21,10 @@ from backend.runs.checkpoints import checkpoint
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_lock import LOCK_VARIABLE
+from backend.trainer.control import STOP_SIGNALS
 from backend.trainer.ending import RESTART
-from backend.trainer.machine.gpu_retries import BUFFERS, INTERACTIVITY, MEMORY, GpuErrorLog, StepSize
-from backend.trainer.machine.memory_plan import learner_limits, rollout_limits
-from backend.trainer.stop_signals import STOP_SIGNALS
+from backend.trainer.machine import BUFFERS, INTERACTIVITY, MEMORY, GpuErrorLog, StepSize
+from backend.trainer.memory.plan import learner_limits, rollout_limits
 from backend.utils.disk_faults import disk_fault
 from backend.utils.errors import UserError
 from tests.support import failing_gpu, small_run

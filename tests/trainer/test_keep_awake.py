@@ -19,8 +19,8 @@ import pytest
 
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
-from backend.trainer.machine import keep_awake
-from backend.trainer.machine.keep_awake import KeepAwake
+from backend.trainer import machine
+from backend.trainer.machine import KeepAwake
 from tests.support import small_run
 
 SCRIPT = """#!/bin/sh
@@ -37,7 +37,7 @@ def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     program.write_text(SCRIPT)
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
-    monkeypatch.setattr(keep_awake, "sys", SimpleNamespace(platform="darwin"))
+    monkeypatch.setattr(machine, "sys", SimpleNamespace(platform="darwin"))
     return program.with_name("caffeinate.started")
 
 
@@ -79,7 +79,7 @@ def test_a_killed_trainer_leaves_no_mac_awake(started: Path) -> None:
     code = (
         "import sys, time\n"
         "sys.platform = 'darwin'\n"
-        "from backend.trainer.machine.keep_awake import KeepAwake\n"
+        "from backend.trainer.machine import KeepAwake\n"
         "KeepAwake(print).start()\n"
         "time.sleep(60)"
     )
@@ -93,7 +93,7 @@ def test_a_killed_trainer_leaves_no_mac_awake(started: Path) -> None:
 
 
 def test_nothing_is_started_elsewhere(started: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keep_awake, "sys", SimpleNamespace(platform="linux"))
+    monkeypatch.setattr(machine, "sys", SimpleNamespace(platform="linux"))
     KeepAwake(pytest.fail).start()
     assert not started.exists()
 
@@ -102,7 +102,7 @@ def test_a_caffeinate_that_cannot_be_started_is_told_once(tmp_path: Path, monkey
     (tmp_path / "caffeinate").write_text("no program")
     (tmp_path / "caffeinate").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(keep_awake, "sys", SimpleNamespace(platform="darwin"))
+    monkeypatch.setattr(machine, "sys", SimpleNamespace(platform="darwin"))
     told: list[str] = []
     awake = KeepAwake(told.append)
     awake.start()

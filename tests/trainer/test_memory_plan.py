@@ -23,9 +23,9 @@ from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
 from backend.sampling.rollout import Sampler
 from backend.sampling.sampler import Sampling
-from backend.trainer.machine.memory_plan import learner_limits, plan_memory, refuse_too_large, rollout_limits
 from backend.trainer.memory import estimate
 from backend.trainer.memory.model_shape import ModelShape, shape_from, shape_of
+from backend.trainer.memory.plan import learner_limits, plan_memory, refuse_too_large, rollout_limits
 from backend.training.batch import pack
 from backend.training.grpo import grpo_learner
 from backend.training.learner import Learner

@@ -14,8 +14,8 @@ from backend.runs.checkpoints.checkpoint_score import observe_score
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
 from backend.runs.saved_weights import best_of, saved_weights
-from backend.trainer.parts import RunParts
-from backend.trainer.planned_end import MetricWatch, patience_is_over
+from backend.trainer.run_context import RunContext
+from backend.trainer.steering import MetricWatch, patience_is_over
 from tests.support import small_run
 
 
@@ -102,7 +102,7 @@ def test_a_best_evaluation_is_saved_at_its_own_step(
 ) -> None:
     """Evaluated every 3 steps and saved every 5, the best weights would be gone when the run ends."""
     scores = {0: 0.1, 3: 0.5, 6: 0.2, 7: 0.3}
-    monkeypatch.setattr(RunParts, "held_out", lambda self, problems, count, step, *_: {"reward": scores[step]})
+    monkeypatch.setattr(RunContext, "held_out", lambda self, problems, count, step, *_: {"reward": scores[step]})
     small_run.train_here(raw | {"early_stopping_patience": 9, "save_every": 5, "steps_per_eval": 3, "iters": 7}, run)
     assert [(saved.step, saved.score) for saved in saved_weights(run)] == [(3, 0.5), (5, 0.5), (7, 0.3)]
 

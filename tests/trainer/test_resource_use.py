@@ -12,8 +12,8 @@ import pytest
 
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
-from backend.trainer import step_timer
-from backend.trainer.step_timer import GPU_STATISTICS, GpuUse, ResourceUse, gpu_share
+from backend.trainer import telemetry
+from backend.trainer.telemetry import GPU_STATISTICS, GpuUse, ResourceUse, gpu_share
 from tests.support import small_run
 
 # The counters of an accelerator in one line, as ioreg writes a dictionary; shortened.
@@ -43,8 +43,8 @@ def test_the_share_of_the_gpu_is_read_from_the_drivers_counters(printed: str, ex
 def test_the_gpu_is_read_in_a_thread_and_averaged_over_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = iter([PRINTED, PRINTED.replace("=42", "=52"), ""])
     asked: list[tuple[str, ...]] = []
-    monkeypatch.setattr(step_timer, "GPU_EVERY_S", 0.001)
-    monkeypatch.setattr(step_timer, "printed_by", lambda command: asked.append(command) or next(answers))
+    monkeypatch.setattr(telemetry, "GPU_EVERY_S", 0.001)
+    monkeypatch.setattr(telemetry, "printed_by", lambda command: asked.append(command) or next(answers))
     use = GpuUse()
     assert use.mean() is None
     use.begin()
@@ -58,9 +58,9 @@ def test_the_gpu_is_read_in_a_thread_and_averaged_over_a_step(monkeypatch: pytes
 
 
 def test_only_a_mac_is_asked_for_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_timer.sys, "platform", "darwin")
+    monkeypatch.setattr(telemetry.sys, "platform", "darwin")
     assert ResourceUse()._gpu is not None
-    monkeypatch.setattr(step_timer.sys, "platform", "linux")
+    monkeypatch.setattr(telemetry.sys, "platform", "linux")
     assert ResourceUse()._gpu is None
 
 

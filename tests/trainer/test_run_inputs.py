@@ -14,8 +14,8 @@ from backend.data import sources
 from backend.rewards.scorer import begin_scorer
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
-from backend.trainer.parts import load_parts
 from backend.trainer.preflight import check, preflight
+from backend.trainer.run_context import load_context
 from backend.utils.errors import UserError
 from tests.support import small_run
 from tests.support.random_models import tiny_model
@@ -97,7 +97,7 @@ def test_stages_share_one_execution_of_each_reward_file(tmp_path: Path, reward_f
 
 
 def test_a_resumed_run_reads_its_inputs_itself(tmp_path: Path, reward_file: Path) -> None:
-    parts = load_parts(parse(small_run.settings_for(tmp_path, **rewards(reward_file))), lambda sentence: None)
+    parts = load_context(parse(small_run.settings_for(tmp_path, **rewards(reward_file))), lambda sentence: None)
     parts.background_tokenizer.close()
     assert parts.scoring.stage(1).names == ["length"] and executions(reward_file) == 1
 
@@ -126,7 +126,7 @@ def test_check_refuses_what_no_layer_is_called(tmp_path: Path) -> None:
 
 def test_loading_refuses_a_missing_column_without_preflight(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"^answer_feature: There is no column solution; "):
-        load_parts(parse(small_run.settings_for(tmp_path, answer_feature="solution")), lambda sentence: None)
+        load_context(parse(small_run.settings_for(tmp_path, answer_feature="solution")), lambda sentence: None)
 
 
 # ── slow paths ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -151,16 +151,16 @@ def test_the_event_log_has_no_note_where_every_path_is_the_fast_one(tmp_path: Pa
 
 def test_slow_paths_of_every_part_are_noted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from backend.data.prompts import TokenizedPrompts
-    from backend.trainer import step_parts
+    from backend.trainer import run_context
 
-    load_policy = step_parts.load_policy
+    load_policy = run_context.load_policy
 
     def load_with_slow_path(*args: Any) -> Any:
         policy = load_policy(*args)
         policy.split_model.slow_paths.append("The head is slow.")
         return policy
 
-    monkeypatch.setattr(step_parts, "load_policy", load_with_slow_path)
+    monkeypatch.setattr(run_context, "load_policy", load_with_slow_path)
     monkeypatch.setattr(TokenizedPrompts, "_apply_to_batch", lambda self, chats: [chats[1], 2][3])  # raises IndexError
     run = RunFolder(tmp_path / "run")
     raw = small_run.settings_for(tmp_path, iters=1, validation_split=0.5, steps_per_eval=1)

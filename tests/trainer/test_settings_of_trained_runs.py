@@ -15,7 +15,7 @@ from backend.runs.run_folder import RunFolder
 from backend.runs.run_record import read_record
 from backend.runs.steering import run_config
 from backend.sampling.chat.source import find_source
-from backend.trainer.evaluation.evaluated_model import find_evaluated
+from backend.trainer.evaluation.comparison import find_evaluated
 from tests.support import made_up_runs
 
 BEGAN, ENDED = 0.9, 0.7

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from backend.trainer.machine import slowdowns
-from backend.trainer.machine.slowdowns import (
+from backend.trainer import machine
+from backend.trainer.machine import (
     FULL_POWER,
     IS_COOL,
     IS_HOT,
@@ -70,8 +70,8 @@ class Mac:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.level, self.settings, self.reads = 1000.0, 0, DESKTOP, 0
         monkeypatch.setattr(sys, "platform", "darwin")
-        monkeypatch.setattr(slowdowns.time, "monotonic", lambda: self.now)
-        monkeypatch.setattr(slowdowns, "printed_by", self.printed)
+        monkeypatch.setattr(machine.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(machine, "printed_by", self.printed)
 
     def printed(self, command: tuple[str, ...]) -> str:
         self.reads += 1

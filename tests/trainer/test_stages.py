@@ -18,7 +18,7 @@ from backend.runs.checkpoints import checkpoint
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
 from backend.trainer.preflight import check
-from backend.trainer.scoring_stages import ScoringStages
+from backend.trainer.scoring import ScoringStages
 from backend.types import Completion, Group, Problem
 from backend.utils.errors import UserError
 from tests.support import small_run

@@ -20,9 +20,9 @@ from backend.runs.steering import Change, read_changes, request_change, write_ch
 from backend.runs.steering import changed as changed_settings
 from backend.sampling.sampler import Sampling
 from backend.trainer import telemetry
-from backend.trainer.parts import load_parts
+from backend.trainer.control import handlers_restored
+from backend.trainer.run_context import load_context
 from backend.trainer.run_process import train
-from backend.trainer.stop_signals import handlers_restored
 from backend.utils.errors import UserError
 from tests.support import small_run
 
@@ -201,7 +201,7 @@ def test_the_change_is_on_disk_before_the_step_that_uses_it(
 def test_changed_parts_are_those_that_the_new_settings_build(raw: dict[str, Any]) -> None:
     """Whatever a change does not reach goes unnoticed in a resumed run, which misses it as well."""
     old, new = parse(raw), parse(raw | CHANGED)
-    parts, built = load_parts(old, lambda _: None), load_parts(new, lambda _: None)
+    parts, built = load_context(old, lambda _: None), load_context(new, lambda _: None)
     parts.change(new, set(CHANGED), 1)
     mine, theirs = parts.learner, built.learner
     assert (parts.steps, parts.sampling) == (built.steps, built.sampling) == (5, Sampling(1.3, 0.8, 0, 0.0))

@@ -12,7 +12,7 @@ import pytest
 
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
-from backend.trainer.step_timer import TIMED_PHASES, StepTimer
+from backend.trainer.telemetry import TIMED_PHASES, StepTimer
 from tests.support import small_run
 
 

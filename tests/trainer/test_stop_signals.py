@@ -24,8 +24,7 @@ from backend.engine.device import on_cpu
 from backend.runs.checkpoints import checkpoint
 from backend.runs.events import EventLog, read_events
 from backend.runs.run_folder import RunFolder
-from backend.trainer.control import Control, Stopped
-from backend.trainer.stop_signals import STOP_SIGNALS, StopRequested, raising_stop
+from backend.trainer.control import STOP_SIGNALS, Control, Stopped, StopRequested, raising_stop
 from backend.training.learner import Learner
 from backend.utils.command import backend_command, backend_environment
 from tests.support import small_run

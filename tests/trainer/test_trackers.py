@@ -29,7 +29,7 @@ from backend.runs.metric_names import trl_metrics
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_lock import hand_on_lock, hold_lock
 from backend.trainer import run_process
-from backend.trainer.trackers import follow, launch, process, trackio_run, wandb_run
+from backend.trainer.trackers import follow, launch, packages, process
 from backend.trainer.trackers import follow as csv_tables
 from backend.trainer.trackers.follow import MAKERS, CsvTables, about_run, track
 from backend.trainer.trackers.records import AboutRun, RecordReader, Sent, StepRecord
@@ -492,7 +492,7 @@ def wandb(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeWandb:
     monkeypatch.setenv("GRPO_STUDIO_PREFS", str(tmp_path / "prefs"))
     for name in ("WANDB_MODE", "WANDB_DIR", "WANDB_DATA_DIR", "WANDB_CACHE_DIR"):
         monkeypatch.setenv(name, "")  # so that it is taken back after the test
-    monkeypatch.setattr(wandb_run, "import_module", lambda name: fake)
+    monkeypatch.setattr(packages, "import_module", lambda name: fake)
     monkeypatch.setattr(follow, "missing_fault", lambda name: None)
     return fake
 
@@ -539,7 +539,7 @@ def test_wandb_offline_is_written_anew_until_it_was_synced(made_up: MadeUpRun, w
     track(made_up.folder, "wandb", say=print)
     (first, second) = wandb.inits
     assert first["id"] == second["id"] and [step for step, _ in wandb.logged] == [1, 2, 1, 2]
-    (offline,) = (wandb_run.files_of(first["id"]) / "wandb").iterdir()  # the first was deleted
+    (offline,) = (packages.files_of(first["id"]) / "wandb").iterdir()  # the first was deleted
     (offline / "run.wandb.synced").touch()
     made_up.step(3)
     wandb.logged.clear()
@@ -641,7 +641,7 @@ def test_trackio_keeps_one_run_of_a_folder_and_sends_it_nowhere(
     made_up: MadeUpRun, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     fake = FakeTrackio()
-    monkeypatch.setattr(trackio_run, "import_module", lambda name: fake)
+    monkeypatch.setattr(packages, "import_module", lambda name: fake)
     monkeypatch.setattr(follow, "missing_fault", lambda name: None)
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path))
     for name in ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL", "TRACKIO_WEBHOOK_URL"):

@@ -26,7 +26,7 @@ from backend.runs.events import METRICS, PHASES, read_events
 from backend.runs.run_folder import RunFolder
 from backend.sampling.rollout import Sampler
 from backend.trainer import telemetry
-from backend.trainer.stop_signals import handlers_restored
+from backend.trainer.control import handlers_restored
 from backend.training.learner import Learner
 from backend.utils.command import backend_command, backend_environment
 from backend.utils.disk_faults import disk_fault

@@ -17,9 +17,9 @@ from mlx.utils import tree_unflatten
 from backend.config.config import Config, parse
 from backend.engine.lm_head import TokenScores
 from backend.models.policy import Policy, load_policy
-from backend.training.additive_metrics import Tally, token_mean
 from backend.training.batch import Batch, pack
 from backend.training.learner import Algorithm, OptimizerBatch, build_learner
+from backend.training.losses import Tally, token_mean
 from backend.training.policy_forward import MicroBatch, PolicyForward, micro_batch_of
 from backend.types import Group
 from tests.support import random_models

@@ -15,10 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backend.runs.completion_rows import Stop
-from backend.training.additive_metrics import merge
 from backend.training.batch import Batch, completion_metrics, pack
 from backend.training.importance_sampling import importance_ratio, logp_gap
-from backend.training.losses import LossConfig, policy_terms, token_weights
+from backend.training.losses import LossConfig, merge, policy_terms, token_weights
 from backend.types import Completion, Group, Problem
 
 GOLDEN = Path(__file__).parents[1] / "golden"

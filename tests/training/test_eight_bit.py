@@ -10,9 +10,19 @@ import pytest
 from mlx.utils import tree_flatten
 
 from backend.config.settings.optimizer import EIGHT_BIT
-from backend.training.optimizers.by_name import OPTIMIZERS, optimizer
-from backend.training.optimizers.eight_bit import BLOCK, SIGNED, UNSIGNED, Adam8bit, Code, pack, unpack
-from backend.training.optimizers.state import restore, state_arrays
+from backend.training.optimizers import (
+    BLOCK,
+    OPTIMIZERS,
+    SIGNED,
+    UNSIGNED,
+    Adam8bit,
+    Code,
+    optimizer,
+    pack,
+    restore,
+    state_arrays,
+    unpack,
+)
 
 every_optimizer = pytest.mark.parametrize("name", EIGHT_BIT)
 

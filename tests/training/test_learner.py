@@ -28,7 +28,7 @@ from backend.training.advantages import advantages
 from backend.training.batch import pack
 from backend.training.grpo import STANDARD_ERROR, grpo_learner
 from backend.training.not_finite import NotFinite
-from backend.training.optimizers.own import OwnUpdates
+from backend.training.optimizers import OwnUpdates
 from backend.types import Completion, Group, Problem
 from backend.utils.places import resources
 from tests.support import random_models

@@ -15,12 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backend.training import losses
-from backend.training.additive_metrics import Tally, merge
 from backend.training.losses import (
     LEVELS,
     LOSSES,
     LossConfig,
+    Tally,
     entropy_quantile,
+    merge,
     policy_loss,
     policy_terms,
     token_values,

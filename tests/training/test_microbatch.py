@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backend.config.config import parse
-from backend.trainer.memory.backward import BackwardMemory
-from backend.trainer.memory.phases import MemoryModel
+from backend.trainer.memory.phases import BackwardMemory, MemoryModel
 from backend.training.microbatch import (
     LENGTH_BUCKET,
     PASS_OVERHEAD,

@@ -11,9 +11,7 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten, tree_map
 
-from backend.training.optimizers.by_name import OPTIMIZERS, optimizer
-from backend.training.optimizers.clipping import clip_by_norm
-from backend.training.optimizers.state import restore, state_arrays
+from backend.training.optimizers import OPTIMIZERS, clip_by_norm, optimizer, restore, state_arrays
 
 every_optimizer = pytest.mark.parametrize("name", OPTIMIZERS)
 

@@ -19,12 +19,11 @@ import pytest
 from backend.config.config import Config, parse
 from backend.models.policy import load_policy
 from backend.training.batch import pack
-from backend.training.collectives import ALONE, Collectives
+from backend.training.collectives import ALONE, Collectives, total_gradient
 from backend.training.grpo import grpo_learner
 from backend.training.losses import LOSSES
 from backend.training.microbatch import RowLengths
 from backend.training.not_finite import NotFinite
-from backend.training.over_ranks import total_gradient
 from backend.training.policy_forward import rows_of_ranks
 from backend.types import Completion, Group, Problem
 from tests.support import random_models

@@ -12,7 +12,7 @@ from mlx.optimizers import schedulers
 
 from backend.config.config import SETTINGS, parse
 from backend.config.config_notes import config_notes
-from backend.training.optimizers.schedules import SCHEDULES, learning_rates, schedule
+from backend.training.schedules import SCHEDULES, learning_rates, schedule
 from backend.utils.errors import UserError
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "schedules.json").read_text())

@@ -6,8 +6,7 @@ import time
 
 import pytest
 
-from backend.training.distinct_ngrams import distinct_ngrams
-from backend.training.variety import NGRAM, repetition, variety_metrics
+from backend.training.variety import NGRAM, distinct_ngrams, repetition, variety_metrics
 from backend.types import Completion, Group, Problem
 
 

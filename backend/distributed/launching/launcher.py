@@ -34,7 +34,7 @@ from backend.distributed.launching.late_ending import write_late_ending
 from backend.distributed.launching.rank_start import PID_LINE, LaunchPlan, RankProcess, start_ranks
 from backend.distributed.orders import RESTART_RANKS, Orders, OrdersFolder
 from backend.runs.run_folder import RunFolder
-from backend.trainer import stop_signals
+from backend.trainer import control
 from backend.utils.disk_faults import writing
 from backend.utils.private_files import make_private_folder
 from backend.utils.process_ids import is_alive
@@ -285,7 +285,7 @@ class Launch:
 
 def run_ranks(launch: Launch) -> LaunchEnd:
     """Start the ranks, as often as it takes, until the run has ended. A stop signal makes rank 0 save and stop."""
-    with _private_folder() as folder, stop_signals.handlers_restored() as afterwards, stop_requests() as requests:
+    with _private_folder() as folder, control.handlers_restored() as afterwards, stop_requests() as requests:
         hosts, orders, logs = launch.hosts, launch.orders, logs_folder(launch.run)
         while True:
             plan = LaunchPlan(
@@ -445,8 +445,8 @@ def _name(number: int) -> str:
 def stop_requests() -> Iterator[list[int]]:
     """The stop signals that come while it lasts, in their order."""
     received: list[int] = []
-    stop_signals.handle(lambda number, frame: received.append(number))
-    stop_signals.unblock()
+    control.handle(lambda number, frame: received.append(number))
+    control.unblock()
     yield received
 
 

@@ -22,11 +22,11 @@ from backend.models.policy import Policy
 from backend.models.sharded_policy import load_sharded_policy
 from backend.sampling.rollout import Sampler
 from backend.sampling.row_costs import RowCosts
-from backend.trainer.step_parts import LEARNERS
+from backend.trainer.run_context import LEARNERS
 from backend.training.collectives import Collectives
 from backend.training.learner import Learner
 from backend.training.not_finite import NotFinite
-from backend.training.optimizers.state import restore
+from backend.training.optimizers import restore
 from backend.utils.errors import UserError
 from backend.utils.text import quote
 

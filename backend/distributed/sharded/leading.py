@@ -22,10 +22,9 @@ from backend.models.policy import Base, Policy
 from backend.models.sharded_policy import load_sharded_policy
 from backend.sampling.rollout import Poll, Sampler, decode_costs
 from backend.sampling.sampler import Sampling
-from backend.trainer.machine.gpu_retries import StepSize
-from backend.trainer.parts import RunParts, load_parts
+from backend.trainer.machine import StepSize
+from backend.trainer.run_context import LEARNERS, Engine, RunContext, StepLimits, load_context
 from backend.trainer.run_inputs import RunInputs
-from backend.trainer.step_parts import LEARNERS, Engine, StepLimits
 from backend.training.learner import Learner
 from backend.types import Group, Problem
 
@@ -117,7 +116,7 @@ class LeadingRollout(Sampler):
 
 
 @dataclass(slots=True)
-class ShardedParts(RunParts):
+class ShardedParts(RunContext):
     """The parts of a run whose model is divided among the ranks of `engine`."""
 
     engine: LeadingEngine
@@ -191,7 +190,7 @@ def load_sharded_parts(
     stages: Sequence[Config],
     engine: LeadingEngine,
 ) -> ShardedParts:
-    """As `load_parts`, with a model that is divided among the ranks. Raises UserError, and what the channel raises."""
-    parts = load_parts(config, note, inputs, most, None, stages, engine)
-    own = {each.name: getattr(parts, each.name) for each in fields(RunParts)}
+    """As `load_context`, with a model that is divided among the ranks. Raises UserError, and what the channel raises."""
+    parts = load_context(config, note, inputs, most, None, stages, engine)
+    own = {each.name: getattr(parts, each.name) for each in fields(RunContext)}
     return ShardedParts(**own, engine=engine, config=config)

@@ -32,7 +32,7 @@ from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_format import RUN_FORMAT
 from backend.runs.saved_weights import OPTIMIZER_FILE, best_of, has_optimizer, saved_weights
-from backend.trainer.machine.gpu_retries import gpu_error
+from backend.trainer.machine import gpu_error
 from backend.utils.disk_faults import writing
 from backend.utils.errors import UserError
 from backend.utils.regular_file import read_regular

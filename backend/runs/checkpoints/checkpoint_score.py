@@ -1,7 +1,7 @@
 """The score of a checkpoint: which metric makes one the best, and the scores that count for early stopping.
 
 A score is a metric of held-out prompts (`eval/…`) at the newest evaluation, or a metric of the steps, averaged since the checkpoint before.
-Reads metrics, and neither saves nor ends anything (`backend.trainer.planned_end`, `backend.trainer.trainer`).
+Reads metrics, and neither saves nor ends anything (`backend.trainer.steering`, `backend.trainer.trainer`).
 """
 
 from __future__ import annotations

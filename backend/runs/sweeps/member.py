@@ -18,7 +18,7 @@ from backend.runs.run_lock import hold_lock
 from backend.runs.sweeps.sweep_results import MemberResult
 from backend.trainer.control import Stopped
 from backend.trainer.ending import RESTART, Ending, ending_of
-from backend.trainer.parts import SharedParts, load_parts
+from backend.trainer.run_context import SharedResources, load_context
 from backend.trainer.run_inputs import RunInputs
 from backend.trainer.run_process import end_run, open_run, save_without_gpu, stops_as_exceptions
 from backend.trainer.trackers.launch import RunTrackers
@@ -71,7 +71,7 @@ class MemberRun:
 
     # ── turns ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def load(self, shared: SharedParts) -> None:
+    def load(self, shared: SharedResources) -> None:
         """Take the run's lock and load it, from its newest checkpoint if it has one; after `park`, where it was."""
         if self._trainer is not None:
             return self._unpark(self._trainer, shared)
@@ -116,10 +116,10 @@ class MemberRun:
         self._guarded(save)
         self._completions_before = self.result.completions
 
-    def _unpark(self, trainer: Trainer, shared: SharedParts) -> None:
+    def _unpark(self, trainer: Trainer, shared: SharedResources) -> None:
         def load() -> None:
             # Its notes are in the event log since the first time.
-            parts = load_parts(
+            parts = load_context(
                 trainer.config, lambda sentence: None, self._read_inputs(), trainer.gpu_errors.step_size, shared,
                 trainer.steering.stage_configs(),
             )  # fmt: skip
@@ -160,7 +160,7 @@ class MemberRun:
         a parked one is loaded for that."""
         trainer = self._trainer
         if is_given_up and trainer is not None and self.config.train_type == "full" and not trainer.has_parts:
-            self._unpark(trainer, SharedParts(None))
+            self._unpark(trainer, SharedResources(None))
         if self.is_open:
             self._end(Ending("stopped", self.result.step, sentence, 3))
             self.result.state = "given up" if is_given_up else self.result.state

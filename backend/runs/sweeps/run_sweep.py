@@ -37,10 +37,10 @@ from backend.runs.sweeps.sweep_results import (
     read_results,
     write_results,
 )
-from backend.trainer import stop_signals
+from backend.trainer import control
 from backend.trainer.control import read_word, remove_word
 from backend.trainer.ending import RESTART, Ending, ending_of
-from backend.trainer.parts import SharedParts
+from backend.trainer.run_context import SharedResources
 from backend.utils.disk_faults import DiskError
 
 # Commands to a whole sweep: the words pause, resume and stop in its folder, and the signals that mean stop.
@@ -63,8 +63,8 @@ class SweepCommands:
 
     def listen(self) -> None:
         """To be called in the main thread, as `signal.signal` requires."""
-        stop_signals.handle(self._on_signal)
-        stop_signals.unblock()  # a program before this one may have blocked them (`Control`)
+        control.handle(self._on_signal)
+        control.unblock()  # a program before this one may have blocked them (`Control`)
         self._watcher.start()
 
     def close(self) -> None:
@@ -216,7 +216,7 @@ class Sweep:
         """Train the runs of one base to a rung, in turns. Those of several bases are parked then, to make room for the next."""
         if not all(run.is_loaded for run in group if run.ending is None):
             first = group[0].config
-            shared = SharedParts(None if first.train_type == "full" else load_base(first))
+            shared = SharedResources(None if first.train_type == "full" else load_base(first))
             for run in group:
                 self._turn(run, partial(run.load, shared))
         for step in self._rounds(group, rung):

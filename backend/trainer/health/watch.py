@@ -16,8 +16,7 @@ from backend.runs import archive
 from backend.runs.events import ENDINGS, Event, read_events
 from backend.runs.run_folder import RunFolder
 from backend.trainer.health.recent import WINDOW, Recent
-from backend.trainer.health.reward_rules import Finding
-from backend.trainer.health.rules import RULES, findings
+from backend.trainer.health.rules import RULES, Finding, findings
 
 QUIET = WINDOW
 """Steps without a finding after which it is over: one that hovers about its limit is one finding and not many."""

@@ -16,8 +16,7 @@ from mlx.optimizers import Optimizer
 from mlx.utils import tree_flatten
 
 from backend.rewards.runner.error_text import class_name, describe_error
-from backend.training.optimizers.own import rate_of
-from backend.training.optimizers.state import restore, state_arrays
+from backend.training.optimizers import rate_of, restore, state_arrays
 from backend.utils.errors import UserError
 from backend.utils.text import quote
 

@@ -18,8 +18,8 @@ from backend.config.config import Config
 from backend.config.settings.optimizer import OWN
 from backend.rewards.runner.error_text import class_name, describe_error
 from backend.trainer.library.own_optimizer import ProgramOptimizer, described, is_of_mlx, keeps_rate, maker, try_out
-from backend.trainer.step_parts import Engine
-from backend.training.optimizers.own import OwnUpdates, rate_of
+from backend.trainer.run_context import Engine
+from backend.training.optimizers import OwnUpdates, rate_of
 from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.text import quote
 

@@ -9,19 +9,19 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from backend.config.config import Config, dump, load, parse, read, resolve_paths
 from backend.rewards.catalogue.allowed_code import allow_named
-from backend.runs.events import has_finished
+from backend.rewards.runner.error_text import class_name, describe_error
+from backend.runs.events import has_finished, read_events
 from backend.runs.run_folder import RunFolder, default_run_name, find_run, make_run_folder
 from backend.runs.run_format import check_format
-from backend.trainer.library.callbacks import CallbackCalls
+from backend.trainer.control import Stopped, handlers_restored
 from backend.trainer.library.own_functions import OwnCalls, OwnFunctions, begin_own_scorer
-from backend.trainer.library.trained_run import RunFailed, TrainedRun
-from backend.trainer.machine.gpu_timeout import relax_gpu_timeout
-from backend.trainer.stop_signals import handlers_restored
+from backend.trainer.machine import relax_gpu_timeout
 from backend.utils.environment import require_environment
 from backend.utils.errors import UserError
 from backend.utils.text import quote
@@ -30,9 +30,8 @@ from backend.utils.whole_file import replace_file
 if TYPE_CHECKING:
     from backend.trainer.ending import Ending
     from backend.trainer.library.own_optimizer import GivenOptimizer
+    from backend.trainer.run_context import Engine
     from backend.trainer.run_inputs import RunInputs
-    from backend.trainer.step_parts import Engine
-
 
 # A dataset that is an object of the program, written into the run's folder: the run can then be resumed, cloned and
 # evaluated as any other.
@@ -249,14 +248,14 @@ def _train(
     engine: Engine,
 ) -> TrainedRun:
     from backend.trainer import run_process
-    from backend.trainer.parts import load_parts
+    from backend.trainer.run_context import load_context
 
     calls = CallbackCalls(callbacks, folder.path)
     is_main = threading.current_thread() is threading.main_thread()
     with handlers_restored() if is_main else contextlib.nullcontext():
         ending = run_process.train(
             settings, folder, command=command, echo=calls.take, inputs=inputs, changes=changes, look=calls.look,
-            load=functools.partial(load_parts, engine=engine),
+            load=functools.partial(load_context, engine=engine),
         )  # fmt: skip
     run = _trained(folder, ending)
     calls.end(run)
@@ -269,3 +268,120 @@ def _train(
 
 def _trained(folder: RunFolder, ending: Ending) -> TrainedRun:
     return TrainedRun(folder.path, cast("Any", ending.kind), ending.step, ending.sentence)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedRun:
+    """`ending` and the last finished `step`, with the event log's last `sentence`. Every verb takes `folder`, as in `python -m backend export
+    FOLDER --to lmstudio`; `adapters` or `model` in it is what was learned."""
+
+    folder: Path
+    ending: Literal["finished", "stopped", "failed"]
+    step: int
+    sentence: str
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """The metrics of every step, each with its `step`, from the first; read from the event log at every call."""
+        return list(self._metrics("step"))
+
+    @property
+    def evaluations(self) -> list[dict[str, Any]]:
+        """The metrics of every evaluation, each with its `step` and `split`."""
+        return list(self._metrics("eval"))
+
+    def _metrics(self, kind: str) -> Iterator[dict[str, Any]]:
+        for event in read_events(RunFolder(self.folder).events):
+            if event["kind"] == kind:
+                split = {"split": event["split"]} if "split" in event else {}
+                yield {"step": event["step"], **split, **event["metrics"]}
+
+
+class RunFailed(UserError):
+    """A run that began and failed, of something that its user can mend. What it had learned is saved in `run.folder`."""
+
+    def __init__(self, run: TrainedRun) -> None:
+        setting, _, sentence = run.sentence.partition(": ")
+        super().__init__(*((setting, sentence) if setting.isidentifier() and sentence else ("run", run.sentence)))
+        self.run = run
+
+
+_METHODS = ("on_step", "on_evaluation", "on_save", "on_end")
+_LONGEST_ERROR = 110
+"""Characters of the words for an error: the sentence around them names method, class and step."""
+
+
+class StopTraining(Exception):
+    """Raised by a callback to stop the run, saved, after the step it was told of. Its text completes “Stopped at step 20 because …”."""
+
+
+class Callback:
+    """Told of a run as it trains. Override what you need; each method may raise StopTraining, and any other exception ends the run as failed,
+    saved, with a sentence that names the method."""
+
+    def on_step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """A step is finished; `metrics` is what the event log has of it."""
+
+    def on_evaluation(self, step: int, metrics: Mapping[str, float], split: str) -> None:
+        """Held-out prompts were answered after `step`; `split` is "valid" or "test"."""
+
+    def on_save(self, step: int, checkpoint: Path) -> None:
+        """A checkpoint is complete on disk."""
+
+    def on_end(self, run: TrainedRun) -> None:
+        """The run has ended, however it did; its files are closed. StopTraining means nothing here."""
+
+
+class CallbackCalls:
+    """Calls the callbacks of one run. `folder`: the run's. Raises UserError for an object that has none of the methods."""
+
+    def __init__(self, callbacks: Sequence[Any], folder: Path) -> None:
+        for callback in callbacks:
+            if not any(callable(getattr(callback, method, None)) for method in _METHODS):
+                sentence = f"{class_name(callback)} has none of {', '.join(_METHODS)}; derive it from backend.Callback."
+                raise UserError("callbacks", sentence)
+        self._callbacks, self._folder = callbacks, folder
+        self._resumed_from: int | None = None
+        self._raised: Stopped | UserError | None = None
+
+    def take(self, event: Mapping[str, Any]) -> None:
+        """Tell what an event of the event log says. Never raises: `look` does."""
+        kind, step = event["kind"], event.get("step", 0)
+        if kind == "started":
+            self._resumed_from = event.get("resumed_from")
+        elif kind == "step":
+            self._call("on_step", step, event["metrics"])
+        elif kind == "eval":
+            self._call("on_evaluation", step, event["metrics"], event.get("split", "valid"))
+        elif (
+            kind == "checkpoint" and step != self._resumed_from
+        ):  # a resumed run repeats the event of what it begins from
+            self._call("on_save", step, self._folder / event["path"])
+
+    def look(self) -> None:
+        """Raises Stopped or UserError for what a callback has raised since the last look."""
+        raised, self._raised = self._raised, None
+        if raised is not None:
+            raise raised
+
+    def end(self, run: TrainedRun) -> None:
+        """Tell the end. Raises UserError for what a callback has raised now, or after the run's last look."""
+        self._call("on_end", run)
+        if isinstance(self._raised, UserError):
+            self.look()
+
+    def _call(self, method: str, *arguments: Any) -> None:
+        for callback in self._callbacks:
+            call: Callable[..., None] | None = getattr(callback, method, None)
+            if call is None:
+                continue
+            try:
+                call(*arguments)
+            except StopTraining as stop:
+                why = str(stop) or f"{method} of {class_name(callback)} asked for it"
+                self._raised = self._raised or Stopped(why)
+            except BaseException as error:  # SystemExit too: the run is to be saved first
+                what = describe_error(error, None, _LONGEST_ERROR)
+                self._raised = self._raised or UserError(
+                    "callbacks", f"{method} of {class_name(callback)} raised {what}."
+                )

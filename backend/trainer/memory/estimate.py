@@ -15,9 +15,8 @@ from backend.config.config import Config
 from backend.distributed.hosts_file import read_hosts
 from backend.engine.chunk_sizes import MICRO_BATCH_TOKENS, SMALLEST_CHUNK, head_chunk
 from backend.runs.steering import stage_configs
-from backend.trainer.memory.backward import BackwardMemory
 from backend.trainer.memory.model_shape import Linear, ModelShape
-from backend.trainer.memory.phases import PREFILL_CHUNK, MemoryModel, MemoryPlan, Phase, row_costs_of
+from backend.trainer.memory.phases import PREFILL_CHUNK, BackwardMemory, MemoryModel, MemoryPlan, Phase, row_costs_of
 from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.machine import has_gpu
 

@@ -19,12 +19,10 @@ from typing import Any
 from backend.config.config import load
 from backend.export.publish.privacy import public_settings
 from backend.runs.run_folder import RunFolder
-from backend.trainer.trackers import completion_table
+from backend.trainer.trackers import records as completion_table
+from backend.trainer.trackers.packages import TensorBoardFiles, TrackioRun, WandbRun
 from backend.trainer.trackers.records import AboutRun, RecordReader, Sent, StepRecord, Tracker
 from backend.trainer.trackers.targets import DEFAULT_PROJECT, missing_fault
-from backend.trainer.trackers.tensorboard import TensorBoardFiles
-from backend.trainer.trackers.trackio_run import TrackioRun
-from backend.trainer.trackers.wandb_run import WandbRun
 from backend.utils import file_lock
 from backend.utils.disk_faults import DiskError, writing
 from backend.utils.errors import UserError

@@ -1,6 +1,6 @@
 """The optimizer and its schedule in transformers' words: the opposite of `trl_schedule`.
 
-The exported train.py sets the rate of every update by our own code (`backend.training.optimizers.schedules`), so where transformers has
+The exported train.py sets the rate of every update by our own code (`backend.training.schedules`), so where transformers has
 another curve, what is written here is only what `trl grpo` does without that script.
 """
 

@@ -7,18 +7,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from backend.config.config import Config
+from backend.rewards.catalogue.allowed_code import code_files, read_code
 from backend.rewards.resolve import FunctionDescription
 from backend.rewards.runner.inputs import TrainerState
 from backend.rewards.runner.step_calls import Poll, wait_on
 from backend.rewards.scorer import Scorer
 from backend.rewards.weights import WeightSchedule
+from backend.runs.events import LONGEST_LINE, parse_line
+from backend.runs.run_folder import RunFolder
 from backend.training.advantages import advantages
 from backend.types import Group
 from backend.utils.errors import UserError
+from backend.utils.regular_file import open_regular
+from backend.utils.text import quote
 
 MLX = re.compile(r"^\s*(?:import|from)\s+mlx(?!_lm_lora)", re.MULTILINE)
 """A line that imports mlx or a library built on it. `mlx_lm_lora` is our shim for its reward registry, without mlx."""
@@ -181,3 +187,40 @@ def imports_mlx(stages: Sequence[ScoringStage]) -> bool:
     device and its memory."""
     files = {function.file for stage in stages for function in stage.functions if function.file}
     return any(MLX.search(file.read_text(encoding="utf-8", errors="replace")) for file in files)
+
+
+Fingerprints = Mapping[str, str]
+"""Name of a reward file → SHA-256 of its contents."""
+
+
+def fingerprints(config: Config) -> Fingerprints:
+    """Those of the files that these settings name; of one that cannot be read there is none."""
+    found: dict[str, str] = {}
+    for path in code_files(config.model_dump()):
+        with suppress(UserError):
+            found[path.name] = read_code(path).fingerprint
+    return found
+
+
+def change_since(run: RunFolder, now: Fingerprints, step: int) -> str:
+    """A sentence where a file is not as it was when the event log's last process began; "" otherwise. `step`: the last one that is kept."""
+    before = _recorded(run) if now and step else {}
+    changed = [name for name, fingerprint in now.items() if before.get(name, fingerprint) != fingerprint]
+    if not changed:
+        return ""
+    names, are = quote(", ".join(changed), 60), "has" if len(changed) == 1 else "have"
+    return (
+        f"{names} {are} changed since this run was trained last: the steps up to {step} were scored with what was there before, those from "
+        f"{step + 1} on with what is there now."
+    )
+
+
+def _recorded(run: RunFolder) -> Fingerprints:
+    """What the last `started` says that has any."""
+    last: Fingerprints = {}
+    with suppress(OSError), open_regular(run.events) as event_log:
+        while line := event_log.readline(LONGEST_LINE):
+            # Most lines are steps, which need not be parsed for this.
+            if b'"started"' in line and (event := parse_line(line)) is not None and event["kind"] == "started":
+                last = event.get("reward_files") or last
+    return last

@@ -1,16 +1,13 @@
-"""The tracker wandb: one run of Weights & Biases, in files that nothing sends, or online where the user has said so.
+"""The tracker tensorboard: event files in trackers/tensorboard of the run's folder, by tensorboardX.
 
-Offline is the rule, also where the user is logged in: a YAML file of somebody else must not upload anything. Online is WANDB_MODE=online in
-the user's own environment, or `track --upload`. wandb's files lie in our folder of preferences and not in the run's: wandb makes a link
-among them, and it reads settings from there, which a run folder of somebody else could bring along.
-
-Offline, what was not synced yet is written anew by every process. What has left the machine cannot be: then `WandbProgress` says how far that is,
-and where a resume has changed settings of steps that were sent, a second run begins.
+They are written anew from the event log whenever a process of this tracker begins or the event log was cut back, so they hold each step once.
+A TensorBoard that shows the folder meanwhile drops what it had read: the new file begins before the first step.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import re
@@ -23,13 +20,110 @@ from typing import Any
 
 from backend.runs.run_folder import RunFolder
 from backend.runs.steering import read_changes
-from backend.trainer.trackers.completion_table import logged
-from backend.trainer.trackers.records import AboutRun, Sent, StepRecord
+from backend.trainer.trackers import records
+from backend.trainer.trackers.records import AboutRun, Sent, StepRecord, logged
+from backend.utils.disk_faults import writing
 from backend.utils.documents import read_json
 from backend.utils.errors import UserError
 from backend.utils.places import preferences_folder
 from backend.utils.private_files import make_private_folder
 from backend.utils.whole_file import replace_file
+
+FOLDER = "tensorboard"
+ROWS = 16
+"""Completions of a step in its table, which is text here and is read whole by the browser."""
+LONGEST_CELL = 2_000
+"""Characters of a text in it."""
+
+
+class TensorBoardFiles:
+    def __init__(self) -> None:
+        self._writer: Any = None
+
+    def open(self, about: AboutRun) -> Sent:
+        if self._writer is not None:
+            self._writer.close()
+        folder = about.folder.trackers / FOLDER
+        with writing(folder):
+            if folder.exists():
+                shutil.rmtree(folder)
+            make_private_folder(folder)
+            # purge_step: a reader that has seen later steps of an older file forgets them.
+            self._writer = import_module("tensorboardX").SummaryWriter(logdir=str(folder), purge_step=0)
+        settings = "\n".join(f"    {key}: {value}" for key, value in about.settings.items())
+        self._writer.add_text("settings", settings, 0)
+        return Sent()
+
+    def send(self, record: StepRecord) -> None:
+        for name, value in record.metrics().items():
+            self._writer.add_scalar(name, value, record.step)
+        if record.groups:
+            self._writer.add_text("completions", _markdown(record), record.step)
+
+    def flush(self, sent: Sent) -> None:
+        self._writer.flush()
+
+    def close(self, ending: str) -> None:
+        self._writer.close()
+
+
+def _markdown(record: StepRecord) -> str:
+    """The first completions of a step as a table in Markdown."""
+    header, rows = records.table(record.groups)
+    return "\n".join(["|".join(map(_cell, line)) for line in (header, ["---"] * len(header), *rows[:ROWS])])
+
+
+def _cell(value: Any) -> str:
+    """Text on one line, in which nothing is a column's border, a line of a table or HTML."""
+    text = "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)[:LONGEST_CELL]
+    for character, escaped in (
+        ("&", "&amp;"),
+        ("<", "&lt;"),
+        (">", "&gt;"),
+        ("|", "&#124;"),
+        ("\r", ""),
+        ("\n", "<br>"),
+    ):
+        text = text.replace(character, escaped)
+    return text
+
+
+MARK = "grpo_studio_run"
+"""The key of the mark: a sum of the folder's path, which does not tell the path."""
+KEPT_VARIABLE = "TRACKIO_DIR"
+"""Where the database is. trackio's other variables could name a server, a Space or a webhook to which everything would go."""
+
+
+class TrackioRun:
+    def __init__(self) -> None:
+        self._trackio: Any = None
+
+    def open(self, about: AboutRun) -> Sent:
+        for variable in [name for name in os.environ if name.startswith("TRACKIO_") and name != KEPT_VARIABLE]:
+            del os.environ[variable]
+        if self._trackio is not None:
+            self._trackio.finish()
+        self._trackio = import_module("trackio")
+        mark = hashlib.sha256(str(about.folder.path).encode()).hexdigest()[:16]
+        with contextlib.suppress(ValueError):  # there is no such project yet
+            for run in list(self._trackio.Api().runs(about.project)):
+                if (run.config or {}).get(MARK) == mark:
+                    run.delete()
+        self._trackio.init(
+            project=about.project, name=about.name, config=about.settings | {MARK: mark}, resume="never", embed=False,
+            auto_log_gpu=False, auto_log_cpu=False,
+        )  # fmt: skip
+        return Sent()
+
+    def send(self, record: StepRecord) -> None:
+        self._trackio.log(logged(record, self._trackio), step=record.step)
+
+    def flush(self, sent: Sent) -> None:
+        """trackio writes from a thread of its own."""
+
+    def close(self, ending: str) -> None:
+        self._trackio.finish()
+
 
 FILE = "wandb.json"
 _ID = re.compile(r"[0-9a-f]{16}")

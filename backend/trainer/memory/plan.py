@@ -15,7 +15,7 @@ from mlx.utils import tree_flatten
 
 from backend.config.config import Config
 from backend.engine.device import has_metal, on_gpu
-from backend.trainer.machine.gpu_retries import StepSize
+from backend.trainer.machine import StepSize
 from backend.trainer.memory.estimate import Estimate, MemoryPlan, estimate_stages
 from backend.trainer.memory.model_shape import ModelShape, shape_of
 from backend.utils.errors import UserError

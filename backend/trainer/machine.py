@@ -1,20 +1,22 @@
-"""The GPU errors of a run, and the smaller steps with which it is taken up again: gpu_errors.jsonl in the run folder.
-
-After a GPU error the process is of no use: Metal refuses the work of one that caused errors before. So the run goes on in a new
-process, from its newest checkpoint, with half the micro-batch. The file outlives both: it has the limits that every later process keeps
-to, and the sentences that a resume may cut from the event log. Each line is one error; nothing is ever removed.
-"""
+"""A run and the machine under it: memory, GPU errors and what is done after one, sleep, heat, what is used."""
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
+import subprocess
+import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from backend.config.config import Config
 from backend.runs.events import JsonLines, read_events
 from backend.runs.run_folder import RunFolder
 from backend.utils.errors import UserError
+from backend.utils.system_command import printed_by
 
 # GPU errors: which of mlx's exceptions they are, and a sentence for each on what happened and what helps.
 
@@ -212,3 +214,110 @@ class GpuErrorLog:
 
 def _times(count: int) -> str:
     return "One retry" if count == 1 else f"{count} retries"
+
+
+VARIABLE = "AGX_RELAX_CDM_CTXSTORE_TIMEOUT"
+"""Makes macOS wait longer before it stops the GPU's work in favour of the display (mlx#3267). Apple documents it nowhere."""
+
+
+def relax_gpu_timeout(config: Config) -> None:
+    """Set the variable on a Mac if the settings ask for it. To be called before mlx is imported: the driver reads it as Metal starts."""
+    if sys.platform == "darwin" and config.relax_gpu_timeout:
+        os.environ.setdefault(VARIABLE, "1")
+
+
+END_S = 2.0
+"""Seconds that caffeinate has to end before it is killed."""
+
+
+class KeepAwake:
+    """`start` when the run begins to work, `stop` when it pauses or ends; either may be repeated.
+
+    `warn` is called with a sentence if the Mac cannot be kept awake, once.
+    """
+
+    def __init__(self, warn: Callable[[str], None]) -> None:
+        self._warn = warn
+        self._process: subprocess.Popen[bytes] | None = None
+        self._has_warned = False
+
+    def start(self) -> None:
+        if sys.platform != "darwin" or self._process is not None:
+            return
+        program = shutil.which("caffeinate") or "/usr/bin/caffeinate"
+        try:
+            self._process = subprocess.Popen(
+                [program, "-is", "-w", str(os.getpid())],
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C in the terminal must not end it while the trainer saves
+            )  # fmt: skip
+        except OSError as error:
+            if not self._has_warned:
+                self._has_warned = True
+                self._warn(
+                    f"The Mac may fall asleep during this run: caffeinate cannot be started ({error.strerror}). System Settings can "
+                    f"keep it awake."
+                )
+
+    def stop(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.terminate()
+        try:
+            process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+EVERY_S = 60.0
+"""Least seconds between two looks; one takes about 20 ms."""
+
+THERMAL_LEVEL = ("/usr/bin/notifyutil", "-g", "com.apple.system.thermalpressurelevel")
+POWER_SETTINGS = ("/usr/bin/pmset", "-g")
+
+HOT = 2
+"""Level of thermal pressure from which macOS slows the machine down markedly; a sustained load alone reaches 1."""
+
+IS_HOT = "macOS slows the machine down because it is hot: steps take longer. Air, a cooler room or a stand help."
+IS_COOL = "The machine has cooled down; macOS no longer slows it."
+LOW_POWER = (
+    "Low Power Mode is on: macOS slows the machine down, and steps take longer. System Settings, Battery, turns it off."
+)
+FULL_POWER = "Low Power Mode is off."
+
+
+def thermal_level(printed: str) -> int | None:
+    """The level that THERMAL_LEVEL printed; None where it is none."""
+    found = re.match(r"com\.apple\.system\.thermalpressurelevel\s+(\d+)\s*$", printed)
+    return int(found[1]) if found else None
+
+
+def is_low_power(printed: str) -> bool | None:
+    """Whether POWER_SETTINGS printed that Low Power Mode is in use; None where it says nothing of it, as on a desktop Mac."""
+    values = re.findall(r"^\s*(?:lowpowermode|powermode)\s+(\d+)\s*$", printed, re.MULTILINE)
+    return "1" in values if values else None
+
+
+@dataclass(slots=True)
+class SlowdownWatch:
+    """`look` between two steps: calls `note` with a sentence when the machine was slowed down, and when that is over."""
+
+    note: Callable[[str], None]
+    _next: float = 0.0
+    _is_hot: bool = False
+    _is_low_power: bool = False
+
+    def look(self) -> None:
+        if sys.platform != "darwin" or time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + EVERY_S
+        level, low_power = thermal_level(printed_by(THERMAL_LEVEL)), is_low_power(printed_by(POWER_SETTINGS))
+        # Cool only at 0: between 1 and 2 the level goes to and fro under a steady load.
+        if level is not None and (level == 0 if self._is_hot else level >= HOT):
+            self._is_hot = not self._is_hot
+            self.note(IS_HOT if self._is_hot else IS_COOL)
+        if low_power is not None and low_power != self._is_low_power:
+            self._is_low_power = low_power
+            self.note(LOW_POWER if low_power else FULL_POWER)

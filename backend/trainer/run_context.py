@@ -1,12 +1,13 @@
-"""The parts of a run, built from its settings before the first step: policy, data, rewards, sampler, learner."""
+"""What a step's groups are made under: the clock of the step, what the trainer does meanwhile, and where the groups are laid down."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+import mlx.core as mx
 import numpy as np
 
 from backend.config.config import Config
@@ -17,30 +18,169 @@ from backend.data.prompt_stream import PromptStream
 from backend.data.prompts import BackgroundTokenizer, TokenizedPrompts, measure_first_rows
 from backend.data.rows import SPLITS, Rows, Splits, check_columns, data_seed
 from backend.engine import device
-from backend.models.policy import Base
+from backend.engine.memory import release_cached_buffers
+from backend.models.policy import Base, Policy, load_policy
+from backend.rewards.scorer import Scorer
 from backend.runs.checkpoints.checkpoint import Checkpoint
 from backend.runs.checkpoints.checkpoint_integrity import DamagedCheckpoint
 from backend.runs.completion_rows import TokenData
 from backend.runs.steering import stage_configs
+from backend.sampling.rollout import Sampler
+from backend.sampling.sampler import Sampling
 from backend.sampling.text_stream import TextStream
 from backend.trainer.evaluation.evaluate import evaluation_metrics, first_of, sample_of, scored_groups
-from backend.trainer.evaluation.evaluation_sets import (
+from backend.trainer.machine import StepSize
+from backend.trainer.memory.plan import WHOLE_STEP, learner_limits, plan_memory, refuse_too_large, rollout_limits
+from backend.trainer.run_inputs import (
     EvaluationSets,
     MakePrompts,
+    RunInputs,
+    StageRows,
     check_held_out,
     held_out_settings,
     named_prompts,
+    read_inputs,
+    read_stages,
+    stage_mistake,
 )
-from backend.trainer.machine.gpu_retries import StepSize
-from backend.trainer.machine.memory_plan import WHOLE_STEP, refuse_too_large
-from backend.trainer.run_inputs import RunInputs, StageRows, read_inputs, read_stages, stage_mistake
-from backend.trainer.step_parts import OWN_ENGINE, Engine, StepParts, build_step_parts
-from backend.trainer.step_work import StepWork
-from backend.training.batch import token_mask
+from backend.trainer.scoring import ScoringStages
+from backend.trainer.telemetry import StepTimer
+from backend.training.batch import Batch, pack, token_mask
+from backend.training.grpo import grpo_learner
+from backend.training.learner import Learner
 from backend.training.not_finite import check_sampled, check_scores
+from backend.training.optimizers import SETTINGS_DECIDE, OwnUpdates
 from backend.training.token_records import TokenRecord
 from backend.types import Completion, Group, Problem
 from backend.utils.errors import UserError
+
+Poll = Callable[[str, float | None], None]
+"""Takes the phase, and the share of it that is done where that is known. May raise, to give the step up."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingContext:
+    """`groups` are filled as they are sampled: of a step that is given up half-way, they are what there is."""
+
+    timer: StepTimer
+    poll: Poll
+    report: Callable[[str], None]
+    """Takes the phase while it is waited for, obeying nothing."""
+    groups: list[Group]
+
+
+LEARNERS = {"grpo": grpo_learner}
+"""`train_mode` → what builds its learner: the algorithm, and the optimizer around it."""
+
+
+@dataclass(slots=True)
+class StepContext:
+    """`steps` is the length of the run: `iters`, or the steps that `epochs` or `stages` amount to."""
+
+    policy: Policy
+    learner: Learner
+    rollout: Sampler
+    scoring: ScoringStages
+    sampling: Sampling
+    steps: int
+
+    def steps_of(self, config: Config) -> int:
+        """How long the run is with these settings. `iters` does not count where epochs or stages decide it."""
+        return self.steps if config.epochs or config.stages else config.iters
+
+    def change(self, config: Config, keys: Collection[str], step: int) -> None:
+        """Go on with the settings of `config` from `step` on, between two steps; `keys` names those that differ from before. Raises UserError
+        for a reference model that cannot be loaded."""
+        self.policy.use_reference(config)
+        self.scoring.change(config, self.steps_of(config))
+        self.steps = self.scoring.steps
+        self.sampling = Sampling.of(config)
+        self.rollout.max_tokens = config.max_completion_length
+        self.learner.change(config, self.steps, keys)
+
+    def learn(self, groups: list[Group], config: Config, poll: Callable[[], None]) -> dict[str, float]:
+        """The updates of one step, from its scored groups."""
+        metrics = self.learner.learn(self.packed(groups, config), poll)
+        mx.synchronize()  # raises what has failed of this step on the GPU, before the step counts (`gpu_errors`)
+        release_cached_buffers()
+        return metrics
+
+    def held_out_metrics(self, groups: list[Group], config: Config, poll: Callable[[], None]) -> dict[str, float]:
+        """What the learner measures of completions that are not learned from."""
+        return self.learner.held_out_metrics(self.packed(groups, config), poll)
+
+    def packed(self, groups: list[Group], config: Config) -> Batch:
+        return pack(groups, pad_id=self.policy.pad_id, mask_truncated_completions=config.mask_truncated_completions)
+
+    def step_size(self, config: Config) -> StepSize:
+        """How much of a step has been computed at once."""
+        forward, rows = self.learner.forward, self.rollout.rows
+        every_row = config.prompts_per_step * config.group_size
+        # The largest that there was, where the budget was never used up: half of the budget would change nothing then.
+        tokens = min(forward.micro_batch_tokens, forward.largest_micro_batch or forward.micro_batch_tokens)
+        return StepSize(tokens, min(rows or every_row, every_row))
+
+    def rest(self) -> None:
+        """Before a pause: give MLX's cached buffers back to the system."""
+        mx.clear_cache()
+
+    def close(self) -> None:
+        """End the reward functions' process."""
+        self.scoring.close()
+
+
+@dataclass(frozen=True, slots=True)
+class StepLimits:
+    """What the memory plan leaves of a step, as keywords of the learner's builder and of `Rollout`."""
+
+    learner: dict[str, Any]
+    rollout: dict[str, Any]
+
+
+class Engine:
+    """What loads the model of a run and builds what computes with it: here for a process that has all of the model."""
+
+    own: OwnUpdates = SETTINGS_DECIDE
+    """The optimizer and the schedule of the program that trains, if it has any."""
+
+    def load(self, config: Config, note: Callable[[str], None], base: Base | None = None) -> Policy:
+        return load_policy(config, note, base)
+
+    def build(self, policy: Policy, config: Config, steps: int, limits: StepLimits) -> tuple[Learner, Sampler]:
+        learner = LEARNERS[config.train_mode](policy, config, steps, own=self.own, **limits.learner)
+        return learner, Sampler(policy, config.max_completion_length, stop=config.stop, **limits.rollout)
+
+
+OWN_ENGINE = Engine()
+
+
+def build_step_context(
+    policy: Policy,
+    config: Config,
+    scorer: Scorer,
+    steps: int,
+    longest_prompts: Iterable[int],
+    note: Callable[[str], None],
+    *,
+    most: StepSize = WHOLE_STEP,
+    stages: Sequence[Config] = (),
+    engine: Engine = OWN_ENGINE,
+) -> StepContext:
+    """The parts around a loaded policy, for a run of `steps` steps (with stages, as many as they have) and prompts of these lengths in
+    tokens. `most`, `stages`, `engine` and `note` as in `backend.trainer.run_context.load_context`. Raises UserError."""
+    scoring = ScoringStages(config, scorer, steps)
+    plan = plan_memory(config, policy, longest_prompts, note, stages)
+    limits = StepLimits(learner_limits(plan, most), rollout_limits(plan, most))
+    learner, rollout = engine.build(policy, config, scoring.steps, limits)
+    return StepContext(
+        policy=policy,
+        learner=learner,
+        rollout=rollout,
+        scoring=scoring,
+        sampling=Sampling.of(config),
+        steps=scoring.steps,
+    )
+
 
 # The training prompts of each stage of a run, and which of them its steps take.
 
@@ -187,7 +327,7 @@ Note = Callable[[str], None]
 
 
 @dataclass(slots=True)
-class RunParts(StepParts):
+class RunContext(StepContext):
     """The parts of one run."""
 
     prompt_stream: PromptStream
@@ -220,13 +360,13 @@ class RunParts(StepParts):
         return [*self.background_tokenizer.new_notes(), *self.rollout.new_notes()]
 
     def change(self, config: Config, keys: Collection[str], step: int) -> None:
-        """As in `StepParts`; and the prompts of the stage that begins."""
-        super(RunParts, self).change(config, keys, step)
+        """As in `StepContext`; and the prompts of the stage that begins."""
+        super(RunContext, self).change(config, keys, step)
         if self.stage_prompts is not None:
             self.stage_prompts.begin(step, self.prompt_stream)
 
     def sample_and_score(
-        self, problems: list[Problem], position: int, step: int, config: Config, work: StepWork
+        self, problems: list[Problem], position: int, step: int, config: Config, work: SamplingContext
     ) -> dict[str, float]:
         """A scored group of every problem, in order, appended to `work.groups`; `position` is the first one's number in the run. Returns
         the metrics that reward functions logged. Raises NotFinite."""
@@ -285,7 +425,7 @@ class RunParts(StepParts):
     def close(self) -> None:
         """End the tokenizer's thread and the reward functions' process."""
         self.background_tokenizer.close()
-        super(RunParts, self).close()
+        super(RunContext, self).close()
 
     def checkpoint_bytes(self, config: Config) -> int:
         """What the arrays of a checkpoint take on disk, and the adapters that are published with it."""
@@ -319,7 +459,7 @@ class RunParts(StepParts):
 
 
 @dataclass(slots=True)
-class SharedParts:
+class SharedResources:
     """What several runs of one process have in common: the base model, which full fine-tuning cannot share, and prompts of the same
     rows in the same format."""
 
@@ -335,15 +475,15 @@ class SharedParts:
         return self.prompts[-1]
 
 
-def load_parts(
+def load_context(
     config: Config,
     note: Note,
     inputs: RunInputs | None = None,
     most: StepSize = WHOLE_STEP,
-    shared: SharedParts | None = None,
+    shared: SharedResources | None = None,
     stages: Sequence[Config] = (),
     engine: Engine = OWN_ENGINE,
-) -> RunParts:
+) -> RunContext:
     """Build a run's parts. `inputs` is the result of `preflight`; without it they are read now. `most`: what GPU errors have
     left of a step. `shared`: what this run has in common with others of the process. `stages`: the settings of each stage, where `config`
     has those of one. `engine`: what loads the model and computes with it.
@@ -365,8 +505,10 @@ def load_parts(
     for sentence in background_tokenizer.new_notes():
         note(sentence)
     longest, steps = prompts.longest(), prompts.steps(config)
-    own = build_step_parts(policy, config, inputs.scorer, steps, longest, note, most=most, stages=stages, engine=engine)
-    return RunParts(
+    own = build_step_context(
+        policy, config, inputs.scorer, steps, longest, note, most=most, stages=stages, engine=engine
+    )
+    return RunContext(
         **{each.name: getattr(own, each.name) for each in fields(own)},
         prompt_stream=PromptStream(prompts.training, data_seed(config)),
         background_tokenizer=background_tokenizer,
@@ -380,8 +522,8 @@ def load_parts(
     )
 
 
-LoadParts = Callable[[Config, Note, RunInputs | None, StepSize, SharedParts | None, Sequence[Config]], RunParts]
-"""`load_parts`, or what takes its place."""
+LoadContext = Callable[[Config, Note, RunInputs | None, StepSize, SharedResources | None, Sequence[Config]], RunContext]
+"""`load_context`, or what takes its place."""
 
 
 # ── token data ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -389,7 +531,7 @@ LoadParts = Callable[[Config, Note, RunInputs | None, StepSize, SharedParts | No
 # The tokens of a step's completions as completions.jsonl keeps them, where a run records them (`record_tokens`).
 
 
-def recorded_tokens(config: Config, parts: RunParts, groups: Sequence[Group]) -> list[list[TokenData]]:
+def recorded_tokens(config: Config, parts: RunContext, groups: Sequence[Group]) -> list[list[TokenData]]:
     """The token data of a step that was just learned, group by group; nothing of any group unless the run records tokens."""
     if not config.record_tokens:
         return [[] for _ in groups]
