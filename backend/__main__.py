@@ -9,7 +9,6 @@ from typing import Any
 
 import typer
 
-from backend.bench import child as device_child
 from backend.cli import completions
 from backend.cli.exit_codes import MISTAKE, print_faults
 from backend.cli.output import force_utf8
@@ -123,8 +122,6 @@ def main() -> int | None:
         server.main(sys.argv[2:])
     if sys.argv[1:2] == [tracker_process.VERB]:
         return tracker_process.main(sys.argv[2:])
-    if sys.argv[1:] == [device_child.VERB]:
-        return device_child.main()
     if sys.argv[1:] == [template_limits.VERB]:
         from backend.models import template_child
 

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from backend.bench.tables import TextTable, number
+from backend.bench.report import TextTable, number
 
 SHOWN = {
     "rollout_tokens_per_second": "tokens/s, sampling",

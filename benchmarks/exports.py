@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from backend.bench.tables import TextTable
+from backend.bench.report import TextTable
 from backend.export.exports import FORMATS
 from backend.utils.command import backend_command, backend_environment
 from backend.utils.places import demo_config, project_root

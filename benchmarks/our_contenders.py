@@ -7,7 +7,6 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from backend.bench import ablation
 from backend.config.config import Config, parse
 from backend.engine.memory import release_cached_buffers
 from backend.models.policy import Policy, load_policy
@@ -18,6 +17,7 @@ from backend.training.batch import pack
 from backend.training.grpo import grpo_learner
 from backend.training.learner import Learner
 from backend.types import Completion, Group, Problem
+from benchmarks import ablation
 from benchmarks.contender import RANK, RATE, SCALE, Contender, prompt_ids, reward
 from benchmarks.stopwatch import Stopwatch
 from benchmarks.workloads import Case
@@ -28,7 +28,11 @@ MANY = 10**6
 
 def contender(name: str) -> Contender:
     """ "ours", or "ours, without " and a technique. Raises KeyError for an unknown one."""
-    off = ablation.SWITCHES[name.removeprefix("ours, without ")] if name != "ours" else contextlib.nullcontext
+    off = (
+        (ablation.SWITCHES | ablation.GPU_SWITCHES)[name.removeprefix("ours, without ")]
+        if name != "ours"
+        else contextlib.nullcontext
+    )
     return partial(_run, off)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import Any
 
-from backend.bench.tables import TextTable, number
+from backend.bench.report import TextTable, number
 from benchmarks.peer_contenders import DIFFERS
 from benchmarks.side_by_side import Result
 from benchmarks.workloads import MATCHES, SWEEPS, Bar, Match

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from backend.bench import report as device_report
-from backend.bench import schema
-from backend.bench.schema import DeviceFile
+from backend.bench.report import DeviceFile
 from backend.utils.machine import processor
 from backend.utils.places import project_root
 from benchmarks import peers, report
@@ -35,7 +34,7 @@ def data() -> Path:
 
 def device_files() -> list[DeviceFile]:
     """What `python -m backend bench device` wrote on several machines: the files that were put into docs/devices."""
-    return [schema.read(path) for path in sorted((document().parent / "devices").glob("*.json"))]
+    return [device_report.read(path) for path in sorted((document().parent / "devices").glob("*.json"))]
 
 
 def read() -> dict[str, Any]:
@@ -62,8 +61,6 @@ def rendered(text: str, sections: dict[str, Any]) -> str:
 def _content(name: str, sections: dict[str, Any]) -> str:
     if name == "differs":
         return report.differs()
-    if name == "switches":
-        return device_report.switches_in_words()
     if name == "devices":
         return device_report.markdown(device_files())
     if name not in sections:

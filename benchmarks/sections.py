@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from backend.bench import ablation
 from backend.engine.cpu import blas
-from benchmarks import peers, side_by_side, workloads
+from backend.engine.device import on_gpu
+from benchmarks import ablation, peers, side_by_side, workloads
 from benchmarks.workloads import Case
 
 Results = list[dict[str, Any]]
@@ -32,7 +32,8 @@ def planned(section: str) -> Planned:
             raise LookupError("The peers are not installed; run python -m benchmarks peers --install first.")
         return [(match.case, match.contenders) for match in workloads.MATCHES]
     if section == "ablation":
-        contenders = ("ours", *(f"ours, without {technique}" for technique in ablation.SWITCHES))
+        techniques = [*ablation.SWITCHES, *(ablation.GPU_SWITCHES if on_gpu() else ())]
+        contenders = ("ours", *(f"ours, without {technique}" for technique in techniques))
         return [(case, contenders) for case in workloads.ABLATED]
     chosen = {
         "ours": workloads.SMALL,

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import yaml
 
-from backend.bench.tables import TextTable
+from backend.bench.report import TextTable
 from backend.config.config import read
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder

@@ -1,223 +1,171 @@
-"""Device files as sentences and tables: a line for each outcome, the tables of a file, and the Markdown of several. Runs nothing."""
+"""Tables of the files that `bench device` writes, for a terminal or as Markdown."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-from backend.bench.schema import (
-    DeviceFile,
-    GapNumbers,
-    LaunchNumbers,
-    LearningNumbers,
-    Numbers,
-    Outcome,
-    PrefillNumbers,
-    SamplingNumbers,
-    SwitchNumbers,
-)
-from backend.bench.switches import SWITCHES
-from backend.bench.tables import TextTable, number
-
-Measured = list[tuple[Outcome, Numbers]]
+DeviceFile = dict[str, Any]
 
 
-def line(outcome: Outcome) -> str:
+@dataclass(frozen=True, slots=True)
+class TextTable:
+    """The first `words` columns are aligned left; the others hold numbers, aligned right."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    words: int = 1
+
+    def show(self) -> None:
+        from rich.console import Console
+        from rich.table import Table
+
+        table = Table(title=self.title, title_justify="left")
+        for i, name in enumerate(self.columns):
+            table.add_column(name, justify="left" if i < self.words else "right", min_width=12 if i < self.words else 6)
+        for row in self.rows:
+            table.add_row(*row)
+        narrow = Console()
+        (narrow if narrow.is_terminal else Console(width=160)).print(table)
+
+    def markdown(self) -> str:
+        rule = ["---" if i < self.words else "---:" for i in range(len(self.columns))]
+        lines = ["| " + " | ".join(cells) + " |" for cells in (self.columns, rule, *self.rows)]
+        return f"**{self.title}**\n\n" + "\n".join(lines) + "\n"
+
+
+def number(x: float | None) -> str:
+    """Three significant digits and no exponent; a dash for None."""
+    if x is None:
+        return "–"
+    return f"{x:.0f}" if abs(x) >= 100 else f"{x:.3g}"
+
+
+def read(path: Path) -> DeviceFile:
+    """Raises OSError, or ValueError for a file that `bench device` did not write."""
+    file = json.loads(path.read_text("utf-8"))
+    if not isinstance(file, dict) or file.get("format") != 1 or not isinstance(file.get("outcomes"), list):
+        raise ValueError("not a device file")
+    return file
+
+
+def line(outcome: dict[str, Any]) -> str:
     """One outcome in one line."""
-    name = f"{outcome.task.model_name}: {outcome.task.title}"
-    return f"{name}  {in_words(outcome.numbers) if outcome.numbers else outcome.error}"
-
-
-def in_words(numbers: Numbers) -> str:
-    match numbers:
-        case PrefillNumbers():
-            return f"{number(numbers.tokens_per_s)} tokens/s"
-        case SamplingNumbers():
-            return (
-                f"{number(numbers.tokens_per_s)} tokens/s, {number(numbers.step_ms)} ms a step, "
-                f"{number(numbers.peak_gb)} GB (estimated {number(numbers.estimate_gb)})"
-            )
-        case LearningNumbers():
-            return (
-                f"{number(numbers.step_s)} s a step, {number(numbers.tokens_per_s)} tokens/s, "
-                f"{number(numbers.peak_gb)} GB (estimated {number(numbers.estimate_gb)})"
-            )
-        case GapNumbers():
-            return f"mean {number(numbers.mean_nats)} nats, p99 {number(numbers.p99_nats)}"
-        case LaunchNumbers():
-            return ", ".join(f"{count} ({blocks})" for blocks, count in numbers.launches.items())
-        case SwitchNumbers():
-            gaps = (numbers.on_gap_nats, numbers.off_gap_nats)
-            return (
-                f"on {number(numbers.on_s)} s, off {number(numbers.off_s)} s: off takes "
-                f"{number(numbers.off_s / numbers.on_s)} times as long"
-                + ("" if None in gaps else f"; gap on {number(gaps[0])} nats, off {number(gaps[1])}")
-            )
-
-
-# ── tables of a file ─────────────────────────────────────────────────────────────────────────────────────────────────
+    task, numbers = outcome["task"], outcome["numbers"]
+    if numbers is None:
+        return f"{_model(task)}: {_title(task)}  {outcome['error']}"
+    units = {"tokens_per_s": "tokens/s", "step_ms": "ms/step", "step_s": "s/step", "peak_gb": "GB peak"}
+    units |= {"estimate_gb": "GB estimated", "mean_nats": "nats on average", "p99_nats": "nats at the 99th percentile"}
+    shown = ", ".join(f"{number(numbers[key])} {unit}" for key, unit in units.items() if key in numbers)
+    return f"{_model(task)}: {_title(task)}  {shown}"
 
 
 def tables(file: DeviceFile) -> list[TextTable]:
-    """Those that have rows."""
-    measured = [(outcome, outcome.numbers) for outcome in file.outcomes if outcome.numbers is not None]
-    made = (_sampling(measured), _learning(measured), _memory(measured), _fidelity(measured), _switches(measured))
-    return [table for table in (*made, _not_measured(file)) if table.rows]
-
-
-def _models(measured: Measured) -> list[str]:
-    return list(dict.fromkeys(outcome.task.model_name for outcome, _ in measured))
-
-
-def _by_model(rows: list[list[str]], measured: Measured) -> list[list[str]]:
-    """Rows whose first cell is the model, in the order of the models."""
-    models = _models(measured)
-    return sorted(rows, key=lambda row: models.index(row[0]))
-
-
-def _sampling(measured: Measured) -> TextTable:
-    """Tokens a second by group size, with and without filters, and of prefill."""
+    """The tables that have rows."""
+    measured = [(outcome["task"], outcome["numbers"]) for outcome in file["outcomes"] if outcome["numbers"]]
+    models = list(dict.fromkeys(_model(task) for task, _ in measured))
+    by_model: dict[str, list[tuple[dict[str, Any], dict[str, Any]]]] = {
+        measure: [pair for model in models for pair in measured if _model(pair[0]) == model and _is(pair, measure)]
+        for measure in ("sampling", "prefill", "learning", "gap")
+    }
+    sizes = sorted({task["group_size"] for task, _ in by_model["sampling"]})
+    prefill = {_model(task): numbers["tokens_per_s"] for task, numbers in by_model["prefill"]}
     rates = {
-        (outcome.task.model_name, outcome.task.filters, outcome.task.group_size): numbers.tokens_per_s
-        for outcome, numbers in measured
-        if isinstance(numbers, SamplingNumbers)
+        (_model(task), task["filters"], task["group_size"]): numbers["tokens_per_s"]
+        for task, numbers in by_model["sampling"]
     }
-    prefill = {
-        outcome.task.model_name: numbers.tokens_per_s
-        for outcome, numbers in measured
-        if isinstance(numbers, PrefillNumbers)
-    }
-    sizes = sorted({size for _, _, size in rates})
-    rows = [
-        [
-            model,
-            "default" if filters else "none",
-            *(number(rates.get((model, filters, size))) for size in sizes),
-            number(prefill.get(model) if filters else None),
-        ]
-        for model in _models(measured)
+    sampling = [
+        [model, "default" if filters else "none"]
+        + [number(rates.get((model, filters, size))) for size in sizes]
+        + [number(prefill.get(model) if filters else None)]
+        for model in models
         for filters in (True, False)
         if any((model, filters, size) in rates for size in sizes)
     ]
-    columns = ("model", "filters", *(f"G {size}" for size in sizes), "prefill")
-    return TextTable("Sampling, tokens/s", columns, rows, words=2)
-
-
-def _learning(measured: Measured) -> TextTable:
-    rows = [
+    learning = [
         [
-            outcome.task.model_name,
-            f"{outcome.task.group_size} × {outcome.task.completion}",
-            "on" if outcome.task.kl else "off",
-            number(numbers.step_s),
-            number(numbers.tokens_per_s),
+            _model(task),
+            f"{task['group_size']} × {task['completion']}",
+            "on" if task["kl"] else "off",
+            number(numbers["step_s"]),
+            number(numbers["tokens_per_s"]),
         ]
-        for outcome, numbers in measured
-        if isinstance(numbers, LearningNumbers)
+        for task, numbers in by_model["learning"]
     ]
-    columns = ("model", "completions", "KL", "step, s", "tokens/s")
-    return TextTable("Learning", columns, _by_model(rows, measured), words=3)
-
-
-def _memory(measured: Measured) -> TextTable:
-    largest = max((o.task.group_size for o, numbers in measured if isinstance(numbers, SamplingNumbers)), default=0)
-    rows = [
+    memory = [
         [
-            outcome.task.model_name,
-            outcome.task.title,
-            number(numbers.peak_gb),
-            number(numbers.estimate_gb),
-            number(numbers.peak_gb / numbers.estimate_gb),
-            ", ".join(numbers.reductions) or "–",
+            _model(task),
+            _title(task),
+            *(number(numbers[key]) for key in ("peak_gb", "estimate_gb")),
+            number(numbers["peak_gb"] / numbers["estimate_gb"]),
+            ", ".join(numbers["reductions"]) or "–",
         ]
-        for outcome, numbers in measured
-        if isinstance(numbers, LearningNumbers)
-        or (isinstance(numbers, SamplingNumbers) and outcome.task.filters and outcome.task.group_size == largest)
+        for model in models
+        for task, numbers in by_model["learning"] + by_model["sampling"]
+        if _model(task) == model
+        and (task["measure"] == "learning" or (task["filters"] and task["group_size"] == max(sizes)))
     ]
-    columns = ("model", "phase", "peak, GB", "estimate, GB", "peak / estimate", "held down by")
-    return TextTable("Memory", columns, _by_model(rows, measured), words=2)
-
-
-def _fidelity(measured: Measured) -> TextTable:
-    """The gap between sampler and learner, and the launches of a decoding step."""
-    gaps = {o.task.model_name: numbers for o, numbers in measured if isinstance(numbers, GapNumbers)}
-    launches = {o.task.model_name: numbers.launches for o, numbers in measured if isinstance(numbers, LaunchNumbers)}
-    rows = [
-        [
-            model,
-            *(number(x) for x in ((gap.mean_nats, gap.p99_nats, gap.max_nats) if gap else (None,) * 3)),
-            " / ".join(map(str, launches[model].values())) if model in launches else "–",
-        ]
-        for model in _models(measured)
-        if (gap := gaps.get(model)) or model in launches
+    gaps = [
+        [_model(task), *(number(numbers[key]) for key in ("mean_nats", "p99_nats", "max_nats"))]
+        for task, numbers in by_model["gap"]
     ]
-    columns = ("model", "mean gap, nats", "p99", "largest", "launches: own blocks / fused / kernels")
-    return TextTable("Sampler against learner, and launches", columns, rows)
-
-
-def _switches(measured: Measured) -> TextTable:
-    rows = [
-        [
-            outcome.task.switch,
-            outcome.task.model_name,
-            *(number(x) for x in (numbers.on_s, numbers.off_s, numbers.off_s / numbers.on_s)),
-            number(1000 * (numbers.off_peak_gb - numbers.on_peak_gb)),
-            *(number(x) for x in (numbers.on_gap_nats, numbers.off_gap_nats)),
-            str(numbers.rounds),
-        ]
-        for outcome, numbers in measured
-        if isinstance(numbers, SwitchNumbers)
-    ]
-    columns = (
-        "switch",
-        "model",
-        "on, s",
-        "off, s",
-        "off / on",
-        "off − on, MB",
-        "gap on, nats",
-        "gap off, nats",
-        "turns",
-    )
-    return TextTable("Switches", columns, rows, words=2)
-
-
-def _not_measured(file: DeviceFile) -> TextTable:
     failed = [
-        [f"{outcome.task.model_name}: {outcome.task.title}", outcome.error]
-        for outcome in file.outcomes
-        if outcome.error
+        [f"{_model(outcome['task'])}: {_title(outcome['task'])}", outcome["error"]]
+        for outcome in file["outcomes"]
+        if outcome["error"]
     ]
-    return TextTable("Not measured", ("task", "why"), failed, words=2)
+    sampling_columns = ("model", "filters", *(f"G {size}" for size in sizes), "prefill")
+    memory_columns = ("model", "phase", "peak, GB", "estimate, GB", "peak / estimate", "reduced")
+    made = (
+        TextTable("Sampling, tokens/s", sampling_columns, sampling, words=2),
+        TextTable("Learning", ("model", "completions", "KL", "step, s", "tokens/s"), learning, words=3),
+        TextTable("Memory", memory_columns, memory, words=2),
+        TextTable("Sampler against learner", ("model", "mean gap, nats", "p99", "largest"), gaps),
+        TextTable("Not measured", ("task", "why"), failed, words=2),
+    )
+    return [table for table in made if table.rows]
 
 
-def switches_in_words() -> str:
-    """What each switch turns off, as a list in Markdown."""
-    return "\n".join(f"- **{switch.name}**, off: {switch.meaning}" for switch in SWITCHES) + "\n"
+def _model(task: dict[str, Any]) -> str:
+    return f"{task['shape']['name']}, {task['precision']}"
 
 
-# ── several files ────────────────────────────────────────────────────────────────────────────────────────────────────
+def _title(task: dict[str, Any]) -> str:
+    if task["measure"] == "sampling":
+        return f"sampling, G {task['group_size']}, {'default' if task['filters'] else 'no'} filters"
+    if task["measure"] == "learning":
+        return f"learning, {'with' if task['kl'] else 'without'} KL"
+    return task["measure"]
+
+
+def _is(pair: tuple[dict[str, Any], dict[str, Any]], measure: str) -> bool:
+    return pair[0]["measure"] == measure
 
 
 def markdown(files: Sequence[DeviceFile]) -> str:
     """A section for each file, GPUs first."""
-    ordered = sorted(files, key=lambda file: (file.machine.computes_on == "cpu", file.machine.chip, file.date))
-    return "\n".join("\n".join(_section(file)) for file in ordered) or "No device has been measured yet.\n"
-
-
-def _section(file: DeviceFile) -> Iterator[str]:
-    yield f"### {file.machine.chip}{', CPU only' if file.machine.computes_on == 'cpu' else ''}\n"
-    yield from (table.markdown() for table in tables(file))
-    yield f"*{provenance(file)}*\n"
+    if not files:
+        return "No device has been measured yet.\n"
+    sections = []
+    for file in sorted(files, key=lambda file: (file["machine"]["computes_on"] == "cpu", file["machine"]["chip"])):
+        machine = file["machine"]
+        heading = f"### {machine['chip']}{', CPU only' if machine['computes_on'] == 'cpu' else ''}\n"
+        sections.append("\n".join([heading, *(table.markdown() for table in tables(file)), f"*{provenance(file)}*\n"]))
+    return "\n".join(sections)
 
 
 def provenance(file: DeviceFile) -> str:
-    """Date, machine, versions, and how far the bench came."""
-    machine = file.machine
-    working_set = f" (working set {number(machine.working_set_gb)} GB)" if machine.working_set_gb else ""
+    """Date, machine, versions, and how the bench ended."""
+    machine, settings = file["machine"], file["settings"]
+    working_set = f" (working set {number(machine['working_set_gb'])} GB)" if machine["working_set_gb"] else ""
     parts = (
-        f"{file.date}: {machine.cores} cores, {number(machine.memory_gb)} GB{working_set}, {machine.system}",
-        f"{file.settings.scale} scale, {file.settings.sampling}, {file.settings.clock} seconds",
-        ", ".join(f"{name} {version}" for name, version in file.versions.items()),
-        f"{file.ended} after {number(file.took_s / 60)} minutes, {len(file.unmeasured)} tasks left",
+        f"{file['date']}: {machine['cores']} cores, {number(machine['memory_gb'])} GB{working_set}, {machine['system']}",
+        f"{settings['scale']} scale, {settings['sampling']}, {settings['clock']} seconds",
+        ", ".join(f"{name} {version}" for name, version in file["versions"].items()),
+        f"{file['ended']} after {number(file['took_s'] / 60)} minutes, {len(file['unmeasured'])} tasks left",
     )
     return "; ".join(parts) + "."

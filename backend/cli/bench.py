@@ -13,8 +13,6 @@ from backend.utils.errors import UserError
 
 bench = typer.Typer(help="Measure speed and memory on this machine.", no_args_is_help=True)
 
-MINUTES, QUICK_MINUTES = 10.0, 1.0
-
 
 @bench.command("device")
 @verb
@@ -26,19 +24,45 @@ def bench_device(
     out: Annotated[Path, typer.Option("--out", help="The folder for the file.")] = Path(),
 ) -> None:
     """Sampling, learning, memory and precision on random models of Qwen3's sizes; downloads nothing. Writes one JSON file."""
-    if not out.is_dir():
-        raise UserError("out", f"There is no folder {out}.")
-    from backend.bench import about, command, plan, report
+    try:
+        if not out.is_dir():
+            raise UserError("out", f"There is no folder {out}.")
+    except OSError as error:
+        raise UserError("out", f"{error.strerror}.") from None
+    from rich.console import Console
 
-    device = about.this_machine()
-    scale = plan.scale_for(device.computes_on, quick)
-    if device.computes_on == "cpu" and not quick:
+    from backend.bench import report
+    from backend.bench.device import DeviceBench, scale_for
+    from backend.engine.cpu import blas
+
+    blas.prepare()
+    from backend.engine.device import on_gpu
+    from backend.trainer.machine.keep_awake import KeepAwake
+
+    if not on_gpu() and not quick:
         tell("MLX computes on a CPU here, so the models are small.")
-    result, path = command.bench_device(minutes or (QUICK_MINUTES if quick else MINUTES), scale, device, out)
-    for table in report.tables(result):
+    bench = DeviceBench(scale_for(on_gpu(), quick), minutes or (1.0 if quick else 10.0), out)
+    console, awake = Console(), KeepAwake(tell)
+    interrupted = False
+    awake.start()
+    try:
+        with console.status("") as status:
+            for task, outcome in bench.run():
+                status.update(f"{task.model_name}: {task.measure} …")
+                if outcome is not None:
+                    console.print(report.line(outcome), highlight=False, markup=False, soft_wrap=True)
+    except KeyboardInterrupt:
+        interrupted = True
+    finally:
+        awake.stop()
+    file = report.read(bench.path)
+    for table in report.tables(file):
         table.show()
-    tell(f"{report.provenance(result)}\n\nWritten: {path}. {command.SEND}")
-    if result.ended == "interrupted":
+    tell(f"{report.provenance(file)}\n\nWritten: {bench.path}.")
+    tell(
+        "Please attach it to an issue of the project: it holds the chip, versions and these numbers, nothing of yours."
+    )
+    if interrupted:
         raise typer.Exit(STOPPED)
 
 
@@ -48,14 +72,14 @@ def bench_report(
     files: Annotated[list[Path], typer.Argument(help="Files that bench device wrote.")],
 ) -> None:
     """The tables of such files as Markdown, a section for each."""
-    from backend.bench import report, schema
+    from backend.bench import report
 
     read = []
     for path in files:
         try:
-            read.append(schema.read(path))
+            read.append(report.read(path))
         except OSError as error:
             raise UserError("files", f"{path} cannot be read: {error.strerror}.") from None
         except ValueError:
-            raise UserError("files", f"{path} is not a file that bench device of this version wrote.") from None
+            raise UserError("files", f"{path} was not written by bench device.") from None
     tell(report.markdown(read))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from backend.bench.about import this_machine
+from backend.bench.device import this_machine
 from backend.selftest.check import CheckResult
 from backend.trainer.telemetry import versions
 from backend.utils.command import is_bundled
@@ -62,7 +62,7 @@ def line(result: CheckResult) -> str:
 
 def about() -> dict[str, Any]:
     """Versions, device, memory and system."""
-    machine = this_machine().model_dump()
+    machine = this_machine()
     known = {name: number for name, number in versions().items() if name != "platform"}
     installed = "frozen app" if is_bundled() else "wheel" if (project_root() / "__init__.py").exists() else "checkout"
     known |= {"installed as": installed, "platform": platform.platform(), **machine}
