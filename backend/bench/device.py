@@ -39,10 +39,10 @@ from backend.models.adapters import attach_adapters
 from backend.models.policy import Policy
 from backend.sampling.rollout import Sampler
 from backend.sampling.sampler import Sampling
-from backend.trainer.machine.gpu_retries import gpu_error
-from backend.trainer.machine.memory_plan import learner_limits, plan_memory, rollout_limits
+from backend.trainer.machine import gpu_error
 from backend.trainer.memory.estimate import GB, estimate
 from backend.trainer.memory.model_shape import shape_of
+from backend.trainer.memory.plan import learner_limits, plan_memory, rollout_limits
 from backend.training.batch import Batch, pack
 from backend.training.grpo import grpo_learner
 from backend.types import Completion, Group, Problem
@@ -59,8 +59,8 @@ FIRST_WORD = 2
 """Token ids below are padding and the end."""
 
 
-_SIZES = ("name", "hidden", "layers", "intermediate", "heads", "kv_heads", "head_dim", "vocab")
-QWEN3 = [
+_SIZES: tuple[str, ...] = ("name", "hidden", "layers", "intermediate", "heads", "kv_heads", "head_dim", "vocab")
+QWEN3: list[dict[str, Any]] = [
     dict(zip(_SIZES, sizes, strict=True))
     for sizes in (
         ("Qwen3-0.6B", 1024, 28, 3072, 16, 8, 128, 151936),
@@ -68,7 +68,7 @@ QWEN3 = [
         ("Qwen3-4B", 2560, 36, 9728, 32, 8, 128, 151936),
     )
 ]
-TINY = [
+TINY: list[dict[str, Any]] = [
     dict(zip(_SIZES, sizes, strict=True))
     for sizes in (("tiny", 128, 2, 384, 4, 2, 32, 1024), ("small", 256, 4, 768, 4, 2, 64, 8192))
 ]

@@ -37,7 +37,7 @@ def bench_device(
 
     blas.prepare()
     from backend.engine.device import on_gpu
-    from backend.trainer.machine.keep_awake import KeepAwake
+    from backend.trainer.machine import KeepAwake
 
     if not on_gpu() and not quick:
         tell("MLX computes on a CPU here, so the models are small.")
