@@ -85,12 +85,12 @@ class HelpWindow(FileWindow):
 
     def show_glossary(self) -> None:
         """The glossary, with a line that searches it; it is opened once."""
-        from app.state.glossary import found, glossary
+        from app.state.glossary import found_terms, glossary
 
         dialog = self.findChild(GlossaryDialog)
         if dialog is None:
             entries = glossary()
-            dialog = GlossaryDialog(lambda typed: found(entries, typed), self)
+            dialog = GlossaryDialog(lambda typed: found_terms(entries, typed), self)
         dialog.show()
         dialog.raise_()
         dialog.activateWindow()

@@ -13,7 +13,7 @@ from PySide6.QtWidgets import QApplication
 if TYPE_CHECKING:
     from app.desktop.session_bus import SessionBus
 
-INTERFACE, PATH = "com.canonical.Unity.LauncherEntry", "/org/grpostudio/LauncherEntry"
+INTERFACE, LAUNCHER_PATH = "com.canonical.Unity.LauncherEntry", "/org/grpostudio/LauncherEntry"
 
 
 class LauncherIcon:
@@ -41,4 +41,4 @@ class LauncherIcon:
 
         progress = {"progress": ("d", (percent or 0) / 100), "progress-visible": ("b", percent is not None)}
         uri = f"application://{QApplication.desktopFileName()}.desktop"
-        bus.emit_signal(DBusAddress(PATH, interface=INTERFACE), "Update", "sa{sv}", (uri, progress))
+        bus.emit_signal(DBusAddress(LAUNCHER_PATH, interface=INTERFACE), "Update", "sa{sv}", (uri, progress))

@@ -13,7 +13,7 @@ from backend.utils.places import project_root
 
 GLOSSARY = project_root() / "docs" / "glossary.md"
 CHART, SETTING = "Charts", "Settings"
-_HEADING = re.compile(r"^## (?P<title>.+)$")
+_SECTION = re.compile(r"^## (?P<title>.+)$")
 _ENTRY = re.compile(r"^- \*\*(?P<term>.+?)\*\*: (?P<text>.+)$")
 
 
@@ -37,7 +37,7 @@ def glossary() -> list[GlossaryEntry]:
     return [*_terms(), *_charts(), *_settings()]
 
 
-def found(entries: Sequence[GlossaryEntry], typed: str) -> list[GlossaryEntry]:
+def found_terms(entries: Sequence[GlossaryEntry], typed: str) -> list[GlossaryEntry]:
     """The entries that have all words that were typed, those with the words in their term first."""
     words = typed.lower().split()
     matching = [entry for entry in entries if entry.matches(words)]
@@ -49,7 +49,7 @@ def found(entries: Sequence[GlossaryEntry], typed: str) -> list[GlossaryEntry]:
 def _terms() -> Iterator[GlossaryEntry]:
     section = ""
     for line in GLOSSARY.read_text(encoding="utf-8").splitlines():
-        if heading := _HEADING.match(line):
+        if heading := _SECTION.match(line):
             section = heading["title"]
         elif entry := _ENTRY.match(line):
             yield GlossaryEntry(entry["term"], entry["text"][:1].upper() + entry["text"][1:], section)

@@ -20,11 +20,11 @@ OnAnswer = Callable[[Any], None]
 OnRefused = Callable[[list[ConfigProblem]], None]
 OnProgress = Callable[[dict[str, Any]], None]
 
-GRACE_MS = 1500
+SERVICE_GRACE_MS = 1500
 """How long the process may take to end after its stdin was closed, before it is killed."""
 PATIENCE = 2
 """How many processes in a row may die without an answer before no more are started."""
-TAIL = 2000
+STDERR_TAIL = 2000
 """Last characters of stderr that are kept, for the sentence about a process that died."""
 
 
@@ -105,9 +105,9 @@ class Service(QObject):
         if process is None:
             return
         process.closeWriteChannel()  # `serve` ends at the end of its stdin
-        if not process.waitForFinished(GRACE_MS):
+        if not process.waitForFinished(SERVICE_GRACE_MS):
             process.kill()
-            process.waitForFinished(GRACE_MS)
+            process.waitForFinished(SERVICE_GRACE_MS)
 
     def retire(self) -> None:
         """As `close`, without waiting: the process is killed after its grace, and this object deletes itself. For a process that
@@ -121,7 +121,7 @@ class Service(QObject):
             return
         process.finished.connect(self.deleteLater)
         process.closeWriteChannel()
-        QTimer.singleShot(GRACE_MS, process, process.kill)
+        QTimer.singleShot(SERVICE_GRACE_MS, process, process.kill)
 
     # Owners
 
@@ -182,7 +182,7 @@ class Service(QObject):
     def _read_stderr(self) -> None:
         if self._process is not None:
             text = bytes(self._process.readAllStandardError().data()).decode(errors="replace")
-            self.last_words = (self.last_words + text)[-TAIL:]
+            self.last_words = (self.last_words + text)[-STDERR_TAIL:]
 
     def _dispatch(self, message: dict[str, Any]) -> None:
         if "progress" in message:

@@ -23,7 +23,7 @@ from backend.utils.regular_file import open_regular
 
 # Full-text search through completions.jsonl, in slices: bytes are searched, and only lines that may match are parsed.
 
-SLICE = 2 << 20
+SEARCH_SLICE = 2 << 20
 """Bytes searched at a time: 2 or 3 ms."""
 MOST_HITS = 20_000
 """Matching completions after which the search ends: nobody reads more, and a word of every completion would parse the whole file."""
@@ -80,7 +80,7 @@ class TextSearch:
 
     def _search_slice(self, file: Any, deadline: float) -> None:
         file.seek(self._offset)
-        lines = file.read(SLICE)
+        lines = file.read(SEARCH_SLICE)
         if b"\n" not in lines:
             lines += file.readline()
         lines = lines[: lines.rfind(b"\n") + 1]  # half a line is searched once it is complete
