@@ -111,13 +111,12 @@ def show_window(options: argparse.Namespace) -> int:
     from PySide6.QtWidgets import QApplication
 
     from app import theme
-    from app.desktop.file_open_event import FileOpener
+    from app.desktop import FileOpener
     from app.pages import read_ahead
-    from app.run_window import NAME
     from app.state.prefs import Prefs
     from app.state.session import Session
     from app.widgets.basic.icons import app_icon
-    from app.window import Window
+    from app.window import NAME, Window
 
     # In Qt's event loop Python never sees Ctrl+C. The form is autosaved and the trainer is detached, so just end.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -165,13 +164,12 @@ def catch_crashes(app: QApplication, window: Window) -> None:
 
 def connect_desktop(app: QApplication, window: Window) -> None:
     """Have the desktop show the run's progress on the app's icon, and what happens to it while the window is not in front."""
-    from app.desktop.launcher_icon import LauncherIcon
-    from app.desktop.notifications import Notifier
-    from app.state.runs.run_notices import RunNotices
+    from app.desktop import LauncherIcon, Notifier
+    from app.state.run_notices import RunNotices
 
     bus = None
     if sys.platform.startswith("linux"):
-        from app.desktop.session_bus import SessionBus
+        from app.desktop import SessionBus
 
         bus = SessionBus(app)
     session, notices, notifier = window.session, RunNotices(window), Notifier(bus, window)

@@ -14,10 +14,9 @@ from typing import Any
 from PySide6.QtWidgets import QApplication, QMainWindow
 
 from app.message_boxes import ask
-from app.state.form_session import FORM
 from app.state.presets import presets
 from app.state.processes import ProcessOutcome, VerbProcess
-from app.state.session import START, Session
+from app.state.session import FORM, START, Session
 from app.widgets.basic.dialogs import open_file, open_folder, save_file
 from app.widgets.menu_dialogs import PresetPanel
 from app.widgets.window_frame import StatusStrip

@@ -26,7 +26,7 @@ from backend.utils.places import project_root
 from backend.utils.problem_report import EMPTY, LOG_LINES, ProblemFacts, report
 
 if TYPE_CHECKING:
-    from app.state.runs.run import Run
+    from app.state.run import Run
 
 
 # A page of text in a window of its own: the guide, the list of shortcuts, what is stored where.
@@ -85,7 +85,7 @@ class HelpWindow(FileWindow):
 
     def show_glossary(self) -> None:
         """The glossary, with a line that searches it; it is opened once."""
-        from app.state.glossary import found_terms, glossary
+        from app.state.guide import found_terms, glossary
 
         dialog = self.findChild(GlossaryDialog)
         if dialog is None:

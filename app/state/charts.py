@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, Literal
 
 from backend.config.config import SETTINGS, needs_reference
 from backend.rewards.catalogue.catalog import builtin_rewards
+from backend.runs.metric_names import EVALUATION, prefixed, trl_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,3 +272,32 @@ def _matched_curve(chart: Chart, name: str, index: int, rewards: list[str]) -> C
     taken = {curve.colour for curve in chart.curves}
     spare = [colour for colour in SPARE_COLOURS if colour not in taken] or SPARE_COLOURS
     return Curve(name, PHASE_LABELS.get(short, short), spare[index % len(spare)])
+
+
+Naming = Literal["labels", "diary", "trl"]
+NAMINGS: dict[Naming, str] = {
+    "labels": "Labels of the chart",
+    "diary": "Names in the event log",
+    "trl": "Names in TRL",
+}
+"""Each with its words in a menu."""
+
+
+def column_names(chart: Chart, curve: Curve, naming: Naming, scale_rewards: str = "group") -> tuple[str, ...]:
+    """Of the curve, and of the lower and upper edge of its band where it has one; () for the labels of the chart.
+
+    `scale_rewards`: the run's, on which it depends what TRL calls reward_std.
+    """
+    if naming == "labels":
+        return ()
+
+    def named(metric: str) -> str:
+        if naming == "diary":
+            return EVALUATION + metric if chart.held_out else metric
+        split = "valid" if chart.held_out else "train"
+        return next(iter(prefixed(split, {trl_name(metric, scale_rewards): None})))
+
+    name = named(curve.metric)
+    if curve.spread:
+        return name, f"{name} - {named(curve.spread)}", f"{name} + {named(curve.spread)}"
+    return (name, named(curve.low), named(curve.high)) if curve.low else (name,)

@@ -13,7 +13,7 @@ from typing import Any
 from PySide6.QtCore import QObject, QTimer, Signal
 
 from app.state.draft import Draft
-from app.state.service import Service
+from app.state.processes import Service
 from backend.config.config import keys_used_by
 from backend.config.row_settings import prompt_limit
 from backend.utils.errors import ConfigProblem

@@ -7,23 +7,23 @@ lists their problems. It knows no widget and starts nothing.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from PySide6.QtCore import QObject, QTimer, Signal
+from PySide6.QtGui import QUndoCommand, QUndoStack
 
-from app.state.form_step import FormState, FormStep
-from app.state.form_values import Values, defaults, is_equivalent, is_identical, typed_value, values_from
-from app.state.presets import Preset
-from app.state.runs import run_summary
+from app.state import run_summary
 from backend.config import config
 from backend.config.config import SETTINGS, Config
 from backend.config.model_and_data_names import source_faults
-from backend.config.other_programs.translation import Translation, read_words
+from backend.config.other_programs.translation import Translation, read_words, translate
 from backend.config.own_updates import without_program_faults
-from backend.config.setting import Kind
+from backend.config.setting import Kind, Setting
 from backend.distributed.hosts_file import hosts_faults
 from backend.rewards.catalogue import catalog
 from backend.rewards.catalogue.catalog import RewardEntry
@@ -34,6 +34,9 @@ from backend.utils.disk_faults import DiskError
 from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.files import exists
 from backend.utils.whole_file import replace_file, save_as
+
+if TYPE_CHECKING:
+    from app.state.presets import Preset
 
 AUTOSAVE_MS = 400
 """How long typing must rest before the form is written to disk."""
@@ -370,3 +373,133 @@ def _no_rewards_sentence(path: Path) -> str:
     else:
         how = 'put @register_reward_function("name") above each'
     return f"{path.name} registers no reward function; {how}."
+
+
+Values = dict[str, Any]
+
+
+def defaults() -> Values:
+    return {key: copy.deepcopy(about.default) for key, about in SETTINGS.items()}
+
+
+def values_from(raw: Mapping[str, Any]) -> tuple[Values, list[ConfigProblem]]:
+    """(a value for every setting, faults for the keys of `raw` that are no setting). Aliases of other programs are translated."""
+    translated, misread = translate(raw)
+    unknown = [fault for fault in config.problems(raw) if fault.setting not in SETTINGS and fault not in misread]
+    values = defaults() | {key: value for key, value in translated.items() if key in SETTINGS}
+    if isinstance(values["reward_functions"], list):
+        values["reward_functions"] = [catalog.canonical_entry(str(name)) for name in values["reward_functions"]]
+    return values, [*misread, *unknown]
+
+
+def typed_value(about: Setting, raw: Any) -> Any:
+    """`raw` converted to the type of its setting; the default where that fails."""
+    if about.optional and raw in ("", None):
+        return None
+    if about.empty_is_default and raw in ("", [], None):
+        return about.default
+    try:
+        if about.kind == "int":
+            return int(str(raw))
+        if about.kind == "float":
+            return float(str(raw))
+    except ValueError:
+        return about.default
+    fits = isinstance(raw, type(about.default)) or about.default is None
+    return raw if fits else about.default
+
+
+def is_identical(left: Any, right: Any) -> bool:
+    """Equal and of one type: 1, 1.0 and True are three values in a form."""
+    return type(left) is type(right) and left == right
+
+
+def is_equivalent(left: Any, right: Any) -> bool:
+    """Equal in meaning: 1e-5 typed and 1e-05 read are one number, None and "" are both empty."""
+    if left == right or (left in (None, "") and right in (None, "")):
+        return True
+    try:
+        return not isinstance(left, bool) and float(str(left)) == float(str(right))
+    except ValueError:
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class FormState:
+    """The whole state of a draft: the value of every setting, the values on disk, and the path of that file."""
+
+    values: Mapping[str, Any]
+    on_disk: Mapping[str, Any]
+    path: Path | None
+
+
+@dataclass(frozen=True, slots=True)
+class FormStep:
+    """`what` follows the word Undo in the menu; `typed` is the setting that was typed into, "" for any other change."""
+
+    what: str
+    before: FormState
+    after: FormState
+    typed: str = ""
+
+    @property
+    def replaces_file(self) -> bool:
+        """Whether the form belongs to another file afterwards."""
+        return self.before.path != self.after.path or self.before.on_disk is not self.after.on_disk
+
+    @property
+    def is_empty(self) -> bool:
+        return self.before == self.after
+
+
+PAUSE_S = 2.0
+"""Seconds that typing may rest before it starts another step."""
+KEPT = 200
+"""Steps that can be undone."""
+
+
+class History(QUndoStack):
+    """The undo stack of a draft; `undoText` and `redoText` name the next steps."""
+
+    def __init__(
+        self, draft: Draft, parent: QObject | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        super().__init__(parent)
+        self._draft, self._clock = draft, clock
+        self.setUndoLimit(KEPT)
+        draft.edited.connect(self._push)
+        draft.history_cleared.connect(self.clear)
+
+    def _push(self, step: FormStep) -> None:
+        self.push(_UndoStep(self._draft, step, self._clock()))
+
+
+class _UndoStep(QUndoCommand):
+    """One FormStep on the stack. Qt calls `redo` on push, when the draft has already changed."""
+
+    def __init__(self, draft: Draft, step: FormStep, at: float) -> None:
+        super().__init__(step.what)
+        self.step, self.at = step, at
+        self._draft, self._is_done = draft, True
+
+    def id(self) -> int:
+        return 1  # Qt offers commands of the same id to mergeWith
+
+    def redo(self) -> None:
+        if not self._is_done:
+            self._draft.restore_state(self.step.after, with_file=self.step.replaces_file)
+        self._is_done = True
+
+    def undo(self) -> None:
+        self._is_done = False
+        self._draft.restore_state(self.step.before, with_file=self.step.replaces_file)
+
+    def mergeWith(self, other: QUndoCommand) -> bool:
+        assert isinstance(other, _UndoStep)
+        is_continued = self.step.typed and self.step.typed == other.step.typed and other.at - self.at < PAUSE_S
+        if not is_continued:
+            return False
+        self.step = FormStep(self.step.what, self.step.before, other.step.after, self.step.typed)
+        self.at = other.at
+        self.setObsolete(self.step.is_empty)
+        return True

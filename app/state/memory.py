@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from app.state.memory_parts import MemoryPart, MemoryParts
 from backend.config.config import Config
-from backend.models.suggested_models import suggested
-from backend.trainer.memory.estimate import Estimate, estimate_run, machines_note
-from backend.trainer.memory.model_shape import ModelShape, shape_of
-from backend.utils.hub_cache import local_folder
-from backend.utils.machine import machine_bytes
+
+if TYPE_CHECKING:
+    from backend.trainer.memory.estimate import Estimate
+    from backend.trainer.memory.model_shape import ModelShape
 
 NAMES = {
     "weights": ("Weights", "The model as it is loaded."),
@@ -34,6 +34,10 @@ def memory_parts_of(config: Config, prompt: int | None = None) -> MemoryParts | 
 
     `prompt` is the length of the longest prompt in tokens, where it is known.
     """
+    from backend.models.suggested_models import suggested
+    from backend.trainer.memory.model_shape import shape_of
+    from backend.utils.hub_cache import local_folder
+
     folder, known = local_folder(config.model), suggested(config.model)
     shape = shape_of(folder) if folder is not None else known.shape if known is not None else None
     return memory_parts_of_shape(config, shape, prompt) if shape is not None else None
@@ -41,6 +45,9 @@ def memory_parts_of(config: Config, prompt: int | None = None) -> MemoryParts | 
 
 def memory_parts_of_shape(config: Config, shape: ModelShape, prompt: int | None = None) -> MemoryParts:
     """The memory of a run with a model of this shape, whichever the config names."""
+    from backend.trainer.memory.estimate import estimate_run, machines_note
+    from backend.utils.machine import machine_bytes
+
     return replace(
         _memory_parts(estimate_run(config, shape, machine_bytes(), prompt)), machines_note=machines_note(config)
     )
@@ -51,3 +58,64 @@ def _memory_parts(result: Estimate) -> MemoryParts:
     named = [(NAMES.get(part.name, (part.name.capitalize(), "")), part.bytes) for part in result.largest.allocations]
     parts = tuple(MemoryPart(name, size, about) for (name, about), size in named)
     return MemoryParts(parts, limit=result.limit, advice=result.advice, slack=0.0, row_tip=result.row_tip)
+
+
+GB = 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPart:
+    """One use of memory: “Weights”, “KV cache”, …; `about` is a sentence for its tip."""
+
+    name: str
+    bytes: float
+    about: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryParts:
+    """`limit` is what a process may use of this machine's memory, in bytes. `advice` says what to change where the run may not fit,
+    and `row_tip` what would make one that fits faster, in a sentence each.
+
+    `slack` is how far the estimate may be off, as a share of it: beyond that, a run that does not fit surely does not.
+    """
+
+    parts: tuple[MemoryPart, ...]
+    limit: float
+    advice: str = ""
+    slack: float = 0.15
+    row_tip: str = ""
+    machines_note: str = ""
+    """Whose memory it is, of a run on several machines; a sentence or ""."""
+
+    @property
+    def total(self) -> float:
+        return sum(part.bytes for part in self.parts)
+
+    @property
+    def verdict(self) -> str:
+        """fits, tight (it may not fit) or over (it surely does not)."""
+        if self.total * (1 + self.slack) <= self.limit:
+            return "fits"
+        return "over" if self.total * (1 - self.slack) > self.limit else "tight"
+
+    @property
+    def sentence(self) -> str:
+        needs, limit = amount(self.total), amount(self.limit)
+        verdict = {
+            "fits": f"Needs about {needs} of {limit}.",
+            "tight": f"Needs about {needs}; this machine has {limit} to give, so it may not fit.",
+            "over": f"Needs about {needs}, and this machine has only {limit} to give.",
+        }[self.verdict]
+        return f"{verdict} {self.machines_note}".rstrip()
+
+
+MemoryEstimator = Callable[[Config], MemoryParts | None]
+"""Estimates what a run needs; None where that is not known, as for a model that is not on this machine yet."""
+
+
+def amount(size: float) -> str:
+    """“9.8 GB”, “640 MB”."""
+    if size < GB:
+        return f"{size / 1e6:.0f}\u00a0MB"
+    return f"{size / GB:.1f}\u00a0GB" if size < 100 * GB else f"{size / GB:.0f}\u00a0GB"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from PySide6.QtCore import QByteArray, QObject, QSettings
 
-from app.state.chart_columns import NAMINGS, Naming
+from app.state.charts import NAMINGS, Naming
 from backend.utils import file_lock, places
 from backend.utils.private_files import make_private_folder, restrict_to_user
 

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from app.state.form_values import defaults, is_equivalent
+from app.state.draft import Draft, defaults, is_equivalent
+from app.state.memory import amount
+from app.state.run_summary import columns_sentence, name_of_model
 from backend.config import config
 from backend.config.config import SETTINGS, keys_used_by
 from backend.config.other_programs.translation import translate
@@ -20,7 +22,7 @@ from backend.config.setting import Setting
 from backend.utils import places
 from backend.utils.documents import YAML_LIMIT
 from backend.utils.errors import UserError
-from backend.utils.files import read_text
+from backend.utils.files import read_text, user_path
 
 OWN = keys_used_by("task")
 """Settings of the user's task, which a preset may not change."""
@@ -101,3 +103,48 @@ def _comments(file: Path) -> list[str]:
 
 def _order(file: Path) -> tuple[int, str]:
     return (ORDER.index(file.stem) if file.stem in ORDER else len(ORDER), file.stem)
+
+
+QUICK_PRESET = "fast_try.yaml"
+
+
+@dataclass(frozen=True, slots=True)
+class DataChoice:
+    """What choosing a dataset does to the form. `begins`: it replaces all of it, as there was only the demo, or no model.
+
+    `called` is the dataset's name for the user, `sentence` says what was done and what Run will fetch.
+    """
+
+    called: str
+    values: dict[str, Any]
+    begins: bool
+    sentence: str
+
+
+def data_choice(draft: Draft, name: str) -> DataChoice:
+    """The choice of this file, folder or Hub id. Reads the head of a file; raises UserError where the preset is broken."""
+    from backend.config.first_choices import SYSTEM_PROMPT, model_to_begin_with
+    from backend.data.dataset_columns import columns_of, guessed
+
+    path = user_path(name, "data")
+    columns, called = guessed(columns_of(path)), path.name or name
+    begins = draft.is_demo or not str(draft.value("model")).strip()
+    found = columns_sentence(called, columns) if columns else f"{called} is the dataset."
+    if not begins:
+        return DataChoice(called, {"data": name, **columns}, False, found)
+    quick, model = preset(places.resources() / "presets" / QUICK_PRESET), model_to_begin_with()
+    values = {**quick.values, "model": model, "system_prompt": SYSTEM_PROMPT, "data": name, **columns}
+    before = "The demo" if draft.is_demo else "The form"
+    began = f"{before} was replaced by {name_of_model(model)} and the preset {quick.title}{_download(model)}."
+    return DataChoice(called, values, True, f"{found} {began}")
+
+
+def _download(model: str) -> str:
+    """What Run will fetch first, to end a sentence; "" for a model that is on this machine."""
+    from backend.models.suggested_models import suggested
+    from backend.utils.hub_cache import local_folder
+
+    if local_folder(model) is not None:
+        return ""
+    about = suggested(model)
+    return f"; Run downloads {amount(about.download_bytes) if about is not None else 'the model'} first"

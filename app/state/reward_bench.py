@@ -15,7 +15,7 @@ from PySide6.QtCore import QObject, QTimer, Signal
 
 from app.state.consent import Consent
 from app.state.draft import Draft
-from app.state.service import Service
+from app.state.processes import Service
 from backend.config.config import keys_used_by
 from backend.rewards.catalogue import catalog
 from backend.utils.errors import ConfigProblem, UserError

@@ -13,22 +13,33 @@ from typing import TYPE_CHECKING, Any
 
 from PySide6.QtCore import QObject, QTimer, Signal
 
-from app.state.memory_parts import GB, MemoryEstimator, MemoryParts
+from app.state.consent import Consent
+from app.state.draft import Draft
+from app.state.memory import GB, MemoryEstimator, MemoryParts
+from app.state.messages import Messages, Offer
 from app.state.prefs import Prefs
-from app.state.runs.run_files import CrashOffer, crash_offer, last_run
-from app.state.service_session import ServiceSession
+from app.state.presets import Preset
+from app.state.run_files import CrashOffer, crash_offer, last_run
 from backend.config import config
 from backend.runs.run_folder import RunFolder, all_runs, default_run_name, make_run_folder
 from backend.runs.run_format import check_format
-from backend.runs.steering import run_config
+from backend.runs.steering import changed_values, read_changes, run_config
 from backend.runs.throughput import MOST_RUNS, CompletionTime, completion_time_of, seconds_per_completion
+from backend.utils import places
 from backend.utils.errors import UserError
+from backend.utils.files import resolved
+from backend.utils.problem_report import ProblemFacts
 from backend.utils.whole_file import replace_file
 
 if TYPE_CHECKING:
-    from app.state.runs.run import Run
-    from app.state.runs.run_queue import RunQueue
-
+    from app.state.dataset import Dataset
+    from app.state.evaluations import Evaluations
+    from app.state.jobs import Downloads, Updates
+    from app.state.machines import Machines
+    from app.state.processes import Service
+    from app.state.reward_bench import RewardBench
+    from app.state.run import Run
+    from app.state.run_list import RunQueue
 
 # Seconds per completion on this machine, measured from archived runs, which are read one per turn of the event loop.
 
@@ -81,6 +92,260 @@ START, RUN, FORMAT = "start", "run", "format"
 
 RELEASE_MS = 200
 """How often it is looked whether the process of a run that has ended is gone."""
+
+
+class FormSession(QObject):
+    """The form and what can replace it: a file, a preset, a run's settings, a dataset.
+
+    Attributes:
+        prefs, draft – the app's own settings, and the form.
+        messages – what the status strip says.
+
+    Signals:
+        page_requested(str) – show the page with this key.
+        field_requested(str) – show and focus this setting on the Train page.
+        guide_requested(str) – show this place of the guide.
+        undo_requested – undo the last change of the form.
+        message(str) – something has happened: one sentence for the status strip, for a while. What is true for as long as its
+            cause is said with `messages.say`.
+    """
+
+    page_requested = Signal(str)
+    field_requested = Signal(str)
+    guide_requested = Signal(str)
+    undo_requested = Signal()
+    message = Signal(str)
+
+    def __init__(self, prefs: Prefs, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self.prefs = prefs
+        self.draft = Draft(prefs.draft_file, self)
+        self.messages = Messages(self)
+        self.message.connect(self.messages.note)
+        self.draft.changed.connect(self.messages.review_soon)
+        self.draft.problems_changed.connect(self.messages.review_soon)
+        self.draft.changed.connect(self._remember_file)
+        self.draft.saved.connect(self._remember_file)
+
+    def restore(self) -> None:
+        """Restore the form of the last session, or load the demo on the first launch."""
+        try:
+            if self.prefs.draft_file.exists():
+                self.draft.restore(self.prefs.config_file)
+            else:
+                self.draft.load(places.demo_config(), as_preset=True)
+                self.draft.history_cleared.emit()
+        except UserError as mistake:
+            self.messages.say(
+                f"{mistake.faults[0].sentence} The form shows the defaults.", FORM, self.while_form_stays()
+            )
+
+    def load_config(self, path: Path) -> None:
+        """Open a YAML file in the form. If it cannot be read, the form stays unchanged, and a message says why."""
+        path = resolved(Path(path))
+        if self._load_form(path):
+            self.prefs.remember(path)
+            self.messages.say(f"Opened {path.name}{self._words_read()}", FORM, self.while_form_stays())
+
+    def _words_read(self) -> str:
+        """The end of the sentence that a file was opened: whose file it is, and how many words were translated and left out."""
+        if (translation := self.draft.translation) is None:
+            return "."
+        fates = [word.fate for word in translation.words]
+        counts = {"translated": fates.count("translated"), "left out": fates.count("without effect")}
+        told = ", ".join(f"{count} {fate}" for fate, count in counts.items() if count)
+        whose = f", a file for {translation.program.name}" if translation.program else ""
+        return f"{whose}. Of its words, {told}." if told else f"{whose}."
+
+    def apply_preset(self, preset: Preset) -> None:
+        """Apply a preset to the form, and show it."""
+        self.draft.apply(preset)
+        self.page_requested.emit("train")
+        self._say_undoable(f"{preset.title} is set.")
+
+    def use_data(self, name: str) -> None:
+        """Set the dataset to this file, folder or Hub id, and map the columns that can be guessed from it.
+
+        A form that still holds the demo or no model also gets a model and settings to start from.
+        """
+        from app.state.presets import data_choice
+
+        choice, before = data_choice(self.draft, name), self.draft.values()
+        change = self.draft.start_from if choice.begins else self.draft.update
+        change(choice.values, f"Data {choice.called}")
+        self.page_requested.emit("train")
+        self.field_requested.emit("data")
+        if self.draft.values() != before:
+            self._say_undoable(choice.sentence)
+
+    def use_two_updates(self) -> None:
+        """Set the form to two updates per rollout, so that the next run has a ratio that can be clipped."""
+        self.draft.set("num_iterations", 2)
+        self._say_undoable(
+            "Updates per rollout is 2 in the form, for the next run; a run that has begun keeps its own."
+        )
+
+    def _say_undoable(self, sentence: str) -> None:
+        """Say what was done to the form, with a link that undoes it while nothing else was changed."""
+        self.messages.say(sentence, FORM, self.while_form_stays(), Offer("Undo", self.undo_requested.emit))
+
+    def while_form_stays(self) -> Callable[[], bool]:
+        """Whether the form is still the one of now."""
+        values, path = self.draft.values(), self.draft.path
+        return lambda: (self.draft.values(), self.draft.path) == (values, path)
+
+    def use_path(self, key: str, path: Path) -> None:
+        """Put a file or folder into a setting, and show it there."""
+        if key == "reward_functions_file":
+            self.draft.use_reward_file(str(path))
+        else:
+            self.draft.set(key, str(path))
+        self.page_requested.emit("train")
+        self.field_requested.emit(key)
+
+    def _remember_file(self, key: str = "") -> None:
+        """Remember the file behind the form; only a change of all settings (`key` empty) can have replaced it."""
+        if not key and self.prefs.config_file != self.draft.path:
+            self.prefs.config_file = self.draft.path
+
+    def load_settings(self, folder: RunFolder) -> bool:
+        """Load a run's settings, as they were at its end, into the form; returns whether they could be read. Saving then asks for a new
+        file: the run's own is a record."""
+        try:
+            over = changed_values(read_changes(folder))
+        except UserError as mistake:
+            self.messages.say(mistake.faults[0].sentence, FORM, self.while_form_stays())
+            return False
+        loaded = self._load_form(folder.config, as_preset=True, over=over)
+        if loaded:
+            when = ", as they were at its end" if over else ""
+            self._say_undoable(f"These are the settings of {folder.name}{when}.")
+        return loaded
+
+    def _load_form(self, path: Path, *, as_preset: bool = False, over: Mapping[str, Any] | None = None) -> bool:
+        try:
+            self.draft.load(path, as_preset=as_preset, over=over)
+        except UserError as mistake:
+            self.messages.say(mistake.faults[0].sentence, FORM, self.while_form_stays())
+            return False
+        self.page_requested.emit("train")
+        return True
+
+
+FORM = "form"
+"""The cause of messages about what was done to the whole form."""
+
+
+class ServiceSession(FormSession):
+    """The form, and the services that work on it.
+
+    Attributes:
+        consent – created with the session.
+        service, downloads, dataset, reward_bench, evaluations, machines, updates – created on first use.
+        last_fault – the last fault of the helper process, for a report; None while there was none.
+    """
+
+    def __init__(self, prefs: Prefs, parent: QObject | None = None) -> None:
+        super().__init__(prefs, parent)
+        self.consent = Consent(self.prefs.folder / "trusted.json")
+        self.last_fault: ProblemFacts | None = None
+        self._service: Service | None = None
+        self._downloads: Downloads | None = None
+        self._dataset: Dataset | None = None
+        self._reward_bench: RewardBench | None = None
+        self._evaluations: Evaluations | None = None
+        self._machines: Machines | None = None
+        self._updates: Updates | None = None
+
+    @property
+    def service(self) -> Service:
+        """The client of the helper process, which answers everything that takes time; created on first use."""
+        if self._service is None:
+            from app.state.processes import Service
+
+            self._service = Service(self)
+            self._service.failed.connect(self._remember_fault)
+        return self._service
+
+    def _remember_fault(self, sentence: str, trace: str) -> None:
+        """Keep what went wrong inside the helper process; the page that asked shows its sentence."""
+        self.last_fault = ProblemFacts(sentence, trace, settings=self.draft.values())
+        self.message.emit(FAULT_OFFER)
+
+    @property
+    def downloads(self) -> Downloads:
+        """Downloads from the Hub; created on first use."""
+        if self._downloads is None:
+            from app.state.jobs import Downloads
+
+            self._downloads = Downloads(self.service, self)
+        return self._downloads
+
+    @property
+    def dataset(self) -> Dataset:
+        """The draft's dataset, shared by every page that shows it; created on first use."""
+        if self._dataset is None:
+            from app.state.dataset import Dataset
+
+            self._dataset = dataset = Dataset(self.draft, self.service, self)
+            self.downloads.finished.connect(lambda _: dataset.reload())  # with a model come the tokens of its prompts
+        return self._dataset
+
+    @property
+    def reward_bench(self) -> RewardBench:
+        """Completions and their scores on the reward bench; created on first use."""
+        if self._reward_bench is None:
+            from app.state.reward_bench import RewardBench
+
+            self._reward_bench = RewardBench(self.draft, self.service, self.consent, self)
+            self._reward_bench.refused.connect(self._say_bench_refused)
+            self._reward_bench.busy_changed.connect(self.messages.review)
+        return self._reward_bench
+
+    def _say_bench_refused(self, sentence: str) -> None:
+        """Say it until the bench is busy with something else, or the form is another."""
+        bench, form_stays = self.reward_bench, self.while_form_stays()
+        self.messages.say(sentence, BENCH, lambda: not bench.busy and form_stays() and not self._was_allowed(sentence))
+
+    def _was_allowed(self, sentence: str) -> bool:
+        from app.state.reward_bench import DECLINED
+
+        return sentence == DECLINED and not self.consent.unconfirmed(self.draft.values())
+
+    @property
+    def evaluations(self) -> Evaluations:
+        """The evaluations of the run that is shown; created on first use."""
+        if self._evaluations is None:
+            from app.state.evaluations import Evaluations
+
+            self._evaluations = Evaluations(self.consent, self)
+        return self._evaluations
+
+    @property
+    def machines(self) -> Machines:
+        """The machines of the form's run; created on first use."""
+        if self._machines is None:
+            from app.state.machines import Machines
+
+            self._machines = Machines(self.draft, lambda: self.service, self.consent, self)
+        return self._machines
+
+    @property
+    def updates(self) -> Updates:
+        """The update check; created on first use."""
+        if self._updates is None:
+            from app.state.jobs import Updates
+
+            self._updates = Updates(self.prefs, lambda: self.service, self)
+            self._updates.told.connect(self.message)
+        return self._updates
+
+
+BENCH = "bench"
+"""The cause of messages about an attempt to sample or score on the bench."""
+FAULT_OFFER = (
+    "Something went wrong inside GRPO Studio. Help, Report a problem… shows what, as a report that you can send."
+)
 
 
 class Session(ServiceSession):
@@ -136,7 +401,7 @@ class Session(ServiceSession):
     def queue(self) -> RunQueue:
         """The runs that wait; created on first use."""
         if self._queue is None:
-            from app.state.runs.run_queue import RunQueue
+            from app.state.run_list import RunQueue
 
             self._queue = RunQueue(self)
             self._queue.refused.connect(self.message)
@@ -338,7 +603,7 @@ class Session(ServiceSession):
 
     def open_run(self, path: Path) -> None:
         """Show this run, live or finished."""
-        from app.state.runs.run import Run  # brings numpy, which the first paint does not wait for
+        from app.state.run import Run  # brings numpy, which the first paint does not wait for
 
         self._release_run()
         self.run = Run(RunFolder(Path(path)), self)

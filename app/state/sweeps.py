@@ -5,10 +5,17 @@ The process is detached, as a run's: it outlives the window, and everything is r
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
 from PySide6.QtCore import QObject, QTimer, Signal
 
 from app.state.processes import start_detached
-from backend.runs.sweeps.sweep import SweepPlan
+from backend.config.config import SETTINGS
+from backend.config.setting import Setting
+from backend.runs.sweeps.sweep import SweepPlan, training_steps
+from backend.runs.sweeps.sweep_file import FIXED, parse_sweep
 from backend.runs.sweeps.sweep_results import (
     INTERRUPTED,
     SweepFolder,
@@ -137,3 +144,133 @@ class Sweeps(QObject):
             self.told.emit(mistake.faults[0].sentence)
             return
         self.told.emit(f"{best.run} goes on in a new run, up to step {2 * best.step}. It is on Runs in a moment.")
+
+
+KINDS = ("int", "float", "bool", "choice")
+"""Kinds of settings whose values are written on one line."""
+USEFUL = ("learning_rate", "beta", "temperature", "group_size", "rank", "scale", "epsilon", "grpo_loss_type")
+"""Settings that are offered first."""
+OWN = {"run_name", "lm_studio_name"}
+"""Settings of one run that a sweep's base does not have."""
+
+
+@dataclass(frozen=True, slots=True)
+class VariedSetting:
+    """A row: a setting, its values as text, and in a random search how they are drawn: `list`, `uniform` or `log_uniform`."""
+
+    key: str
+    text: str
+    draw: str = "list"
+
+    def values(self) -> list[Any] | dict[str, list[Any]]:
+        words = [_value(word) for word in self.text.replace("…", ",").split(",") if word.strip()]
+        return words if self.draw == "list" else {self.draw: words}
+
+
+@dataclass(frozen=True, slots=True)
+class SweepForm:
+    """What the page's fields hold; numbers are text as typed."""
+
+    name: str = "sweep"
+    search: str = "grid"
+    varied: tuple[VariedSetting, ...] = (VariedSetting("learning_rate", "1e-5, 3e-5, 1e-4"),)
+    seeds: str = "0, 1, 2"
+    trials: str = "8"
+    halves: bool = True
+    first_rung: str = ""
+    keep: str = "0.5"
+
+    def plan(self, base: Mapping[str, Any]) -> SweepPlan:
+        """The sweep over a base's settings. Raises UserError with every fault."""
+        is_random = self.search == "random"
+        varied = [row if is_random else replace(row, draw="list") for row in self.varied]
+        raw: dict[str, Any] = {
+            "name": self.name.strip(), "search": self.search, "over": {row.key: row.values() for row in varied},
+            "seeds": [_whole(word) for word in self.seeds.split(",") if word.strip()],
+            "base": {key: value for key, value in base.items() if key not in OWN},
+        }  # fmt: skip
+        if is_random:
+            raw["trials"] = _whole(self.trials)
+        if self.halves:
+            first = self.first_rung.strip() or str(base.get("steps_per_eval") or "")
+            raw["halving"] = {"first_rung": _whole(first), "keep": _number(self.keep)}
+        return parse_sweep(raw)
+
+
+def _whole(text: str) -> Any:
+    """An int; the text itself where it is none, for the sentence about it."""
+    try:
+        return int(text)
+    except ValueError:
+        return text.strip()
+
+
+def _number(text: str) -> Any:
+    try:
+        return float(text)
+    except ValueError:
+        return text.strip()
+
+
+def _value(text: str) -> Any:
+    """A number where the text is one."""
+    whole = _whole(text)
+    return whole if isinstance(whole, int) else _number(text)
+
+
+def offered_settings() -> list[Setting]:
+    """The settings that can vary here: useful ones first, the others in the order of the form."""
+    useful = [SETTINGS[key] for key in USEFUL]
+    others = [about for about in SETTINGS.values() if about.kind in KINDS and about.key not in {*FIXED, *USEFUL}]
+    return useful + others
+
+
+@dataclass(frozen=True, slots=True)
+class SweepForecast:
+    """What a sweep would take: at most, since a run may end earlier. `seconds` and `bytes` are None where they are not known."""
+
+    runs: int
+    configurations: int
+    steps: int | None
+    completions: int | None
+    share: float | None
+    """Of the steps without halving."""
+    seconds: float | None = None
+    bytes: float | None = None
+    sharing: int = 0
+    """Runs on one base model in memory."""
+    alone: int = 0
+    """Runs that fine-tune every weight, one loaded after the other."""
+    rungs: tuple[tuple[int, int], ...] = field(default=())
+    """(step, configurations that go on)."""
+
+
+def forecast(
+    plan: SweepPlan, seconds_per_completion: float | None, run_bytes: float | None, own_bytes: float | None
+) -> SweepForecast:
+    """`run_bytes`: what one run needs in memory; `own_bytes`: the part of it that every run has for itself."""
+    runs, configurations = len(plan.members()), len(plan.configurations)
+    groups = plan.groups()
+    sharing, alone = (
+        max(len(group) for group in groups),
+        sum(len(group) == 1 for group in groups) if len(groups) > 1 else 0,
+    )
+    memory = None if run_bytes is None else run_bytes + (sharing - 1) * (own_bytes or 0.0)
+    if plan.steps is None:
+        return SweepForecast(runs, configurations, None, None, None, None, memory, sharing, alone)
+    rungs = plan.rungs()
+    steps = training_steps(configurations, len(plan.seeds), plan.steps, rungs)
+    completions = steps * completions_per_step(plan.base)
+    return SweepForecast(
+        runs, configurations, steps, completions, steps / (runs * plan.steps),
+        None if seconds_per_completion is None else completions * seconds_per_completion, memory, sharing, alone,
+        tuple((rung.step, rung.keep) for rung in rungs),
+    )  # fmt: skip
+
+
+def completions_per_step(base: Mapping[str, Any]) -> int:
+    """Of the base: a configuration that varies the group or the batch takes more or fewer."""
+    count = 1
+    for key in ("group_size", "batch_size", "gradient_accumulation_steps", "steps_per_generation"):
+        count *= int(base.get(key, SETTINGS[key].default))
+    return count

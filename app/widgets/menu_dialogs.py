@@ -212,7 +212,7 @@ GLOSSARY_SIZE = (680, 620)
 
 
 class Term(Protocol):
-    """What the dialog shows of an entry; `app.state.glossary.GlossaryEntry` is one."""
+    """What the dialog shows of an entry; `app.state.guide.GlossaryEntry` is one."""
 
     @property
     def term(self) -> str: ...

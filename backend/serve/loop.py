@@ -6,7 +6,7 @@ order.
           {"id": 7, "answer": …}   {"id": 7, "faults": [{"setting", "sentence"}]}   {"id": 7, "cancelled": true}
 
 An exception in a handler is answered as a fault with a "traceback" beside it, and the loop continues. The
-questions are listed in `backend.serve.questions`; the other end is `app.state.service`.
+questions are listed in `backend.serve.questions`; the other end is `app.state.processes`.
 """
 
 from __future__ import annotations

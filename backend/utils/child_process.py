@@ -8,7 +8,7 @@ In the child, `claim_stdout` keeps the pipe for answers: file descriptor 1 becom
 `print` in a user's code nor a C library can put a line between them. The parent keeps the end of stderr for its error
 messages.
 
-The window's own side of `backend.serve` is a QProcess (`app.state.service`), where several questions are open at a
+The window's own side of `backend.serve` is a QProcess (`app.state.processes`), where several questions are open at a
 time; it shares `claim_stdout` and `json_line`. This module knows nothing of the content of requests and answers, and
 starts no threads in the child.
 """

@@ -15,10 +15,9 @@ from PySide6.QtTest import QTest
 
 from app import theme
 from app.pages.shared.run_charts import ChartExport, RunCharts
-from app.state.chart_columns import column_names
-from app.state.charts import CHARTS
+from app.state.charts import CHARTS, column_names
 from app.state.prefs import Prefs
-from app.state.runs.marks import Mark
+from app.state.run_state import Mark
 from app.state.session import Session
 from app.widgets.basic.dialogs import keep_folders_in
 from app.widgets.charts.chart_files import pile

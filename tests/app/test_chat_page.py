@@ -18,7 +18,7 @@ from app import theme
 from app.pages.chat import chat_page
 from app.pages.chat.answer_view import SHORT, split_thinking
 from app.pages.chat.chat_page import ChatPage
-from app.state import chat_choice
+from app.state import chat
 from app.state.prefs import Prefs
 from app.state.session import Session
 from app.widgets.basic import dialogs
@@ -390,14 +390,14 @@ def test_long_thinking_is_folded_away_once_the_answer_begins(page: ChatPage):
 
 def test_the_memory_of_two_models_is_said_for_full_fine_tuning(made: Path, tmp_path: Path):
     run = make_run(tmp_path / "full", made.parent / "models", train_type="full")
-    full, lora = (chat_choice.run_choice(folder) for folder in (run, RunFolder(made / "first")))
-    assert "two models after full fine-tuning" in chat_choice.memory_sentence(full, "end")
-    assert chat_choice.needed_bytes(full, "end") > chat_choice.needed_bytes(lora, "end") > 250_000_000  # pyright: ignore
+    full, lora = (chat.run_choice(folder) for folder in (run, RunFolder(made / "first")))
+    assert "two models after full fine-tuning" in chat.memory_sentence(full, "end")
+    assert chat.needed_bytes(full, "end") > chat.needed_bytes(lora, "end") > 250_000_000  # pyright: ignore
 
 
 def test_a_real_model_is_loaded_asked_stopped_and_unloaded(qtbot, page: ChatPage):
     """From the click to the scores, in the process that a user has; the window's event loop is never held up."""
-    from app.state.service import Service
+    from app.state.processes import Service
 
     page.chat._make_service = Service
     probe = LatencyProbe(page)

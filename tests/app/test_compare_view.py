@@ -19,9 +19,9 @@ from app import theme
 from app.pages.runs.compare_view import CompareView
 from app.pages.runs.run_legend import letter_of
 from app.pages.runs.runs_page import RunsPage
-from app.state.runs import run_comparison
-from app.state.runs.marks import Mark
-from app.state.runs.run_comparison import RunComparison
+from app.state import run_comparison
+from app.state.run_comparison import RunComparison
+from app.state.run_state import Mark
 from app.state.session import Session
 from app.widgets.basic.labels import place_about
 from app.widgets.basic.layout import FlowLayout

@@ -12,11 +12,9 @@ import numpy as np
 import pytest
 
 from app.pages.completions.reading_pane import diff, fold
-from app.state.completions import run_completions
-from app.state.completions.export import CompletionExport
-from app.state.completions.facts import FILTERS, CompletionFacts, Query, select, sort, why_empty
-from app.state.completions.run_completions import RunCompletions, TextSearch
-from app.state.completions.step_index import TAIL, CompletionIndex
+from app.state import run_completions
+from app.state.completion_facts import FILTERS, CompletionExport, CompletionFacts, Query, select, sort, why_empty
+from app.state.run_completions import TAIL, CompletionIndex, RunCompletions, TextSearch
 from app.widgets.completions.completion_model import prompt_line
 from backend.runs.completion_rows import without_token_data
 from backend.runs.events import JsonLines

@@ -11,7 +11,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QLabel
 
-from app.desktop.drop_target import DroppedFile
+from app.desktop import DroppedFile
 from app.state.consent import Consent
 from app.state.prefs import Prefs
 from app.state.session import Session

@@ -14,9 +14,8 @@ from PySide6.QtGui import QGuiApplication
 
 from app.crash_catcher import CrashCatcher
 from app.state.prefs import Prefs
-from app.state.service import Service
-from app.state.service_session import FAULT_OFFER
-from app.state.session import Session
+from app.state.processes import Service
+from app.state.session import FAULT_OFFER, Session
 from app.widgets.menu_dialogs import ProblemDialog
 from app.window import Window
 from backend.runs.run_folder import RunFolder

@@ -23,7 +23,7 @@ from app.pages.train import train_page
 from app.pages.train.train_page import DatasetLine
 from app.state import dataset as datasets
 from app.state.dataset import Counts
-from app.state.downloads import Download
+from app.state.jobs import Download
 from app.state.session import Session
 from backend.rewards.catalogue.allowed_code import Rights
 from backend.serve.question_call import QuestionCall

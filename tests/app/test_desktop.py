@@ -13,13 +13,12 @@ import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QApplication, QSystemTrayIcon
 
+from app import desktop as notifications
 from app.__main__ import connect_desktop
-from app.desktop import notifications
-from app.desktop.launcher_icon import LauncherIcon
-from app.desktop.notifications import Notifier
+from app.desktop import LauncherIcon, Notifier
 from app.state.prefs import Prefs
-from app.state.runs.run import Run
-from app.state.runs.run_notices import RunNotices
+from app.state.run import Run
+from app.state.run_notices import RunNotices
 from app.state.session import Session
 from app.widgets.menu_dialogs import PreferencesDialog
 from app.window import Window
@@ -80,7 +79,7 @@ def printed(desktop: subprocess.Popen[str]) -> str:
 
 @needs_bus
 def test_notifications_and_progress_reach_a_linux_desktop(desktop, qapp: QApplication, qtbot) -> None:
-    from app.desktop.session_bus import SessionBus
+    from app.desktop import SessionBus
 
     qapp.setDesktopFileName("grpo-studio")
     bus = SessionBus()
@@ -99,7 +98,7 @@ def test_notifications_and_progress_reach_a_linux_desktop(desktop, qapp: QApplic
 
 @needs_bus
 def test_a_desktop_that_goes_away_is_no_error(desktop, qapp: QApplication, qtbot) -> None:
-    from app.desktop.session_bus import SessionBus
+    from app.desktop import SessionBus
 
     bus = SessionBus()
     notifier = Notifier(bus)

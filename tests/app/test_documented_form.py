@@ -10,7 +10,7 @@ from PySide6.QtWidgets import QApplication
 
 from app.pages.train.train_page import TrainPage
 from app.state.prefs import Prefs
-from app.state.service import Service
+from app.state.processes import Service
 from app.state.session import Session
 from app.widgets.form.fields import MenuField
 from app.widgets.form.setting_search import matching_settings

@@ -11,8 +11,8 @@ from PySide6.QtCore import QEvent, QObject
 from PySide6.QtWidgets import QApplication, QWidget
 
 from app.pages.monitor.monitor_page import MonitorPage
-from app.state.runs.run import Run
-from app.state.runs.run_notices import reward_before_and_after
+from app.state.run import Run
+from app.state.run_notices import reward_before_and_after
 from app.state.session import Session
 from app.widgets.run_header import RunHeader
 from backend.runs.archive import first_and_last_means
@@ -81,8 +81,8 @@ def test_the_change_of_the_reward_is_that_of_all_its_values(count: int) -> None:
 def test_no_time_is_left_to_tell_while_a_event_log_is_read(
     qtbot, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("app.state.runs.run.SLICE", 20_000)
-    monkeypatch.setattr("app.state.runs.run.BUDGET_S", 0.0)
+    monkeypatch.setattr("app.state.run.SLICE", 20_000)
+    monkeypatch.setattr("app.state.run.BUDGET_S", 0.0)
     run = Run(made_up_runs.make_run(tmp_path / "run", steps=40, total=60, ending=None))
     run.poll()
     assert 0 < run.step < 40 and run.read_share is not None and run.eta_s is None

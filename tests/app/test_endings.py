@@ -16,9 +16,8 @@ import pytest
 
 from app.message_boxes import QuestionBox
 from app.state.prefs import Prefs
-from app.state.runs.run import Run
-from app.state.runs.run_control import RunControl
-from app.state.runs.run_files import crash_offer, last_run
+from app.state.run import Run, RunControl
+from app.state.run_files import crash_offer, last_run
 from app.state.session import Session
 from app.window import Window
 from backend.runs.events import EventLog
@@ -514,7 +513,7 @@ def test_closing_asks_and_remembers(
     runner = session.queue.file.hold_runner_lock()
     session.queue.add(waits)
     asked: list[Callable] = []
-    monkeypatch.setattr("app.run_window.ask_and_remember", lambda *_: (asked.append(_), (answer, True))[1])
+    monkeypatch.setattr("app.window.ask_and_remember", lambda *_: (asked.append(_), (answer, True))[1])
     with trained(folder):
         shown(window, folder, qtbot, "running")
         assert window.leave_training() is closes

@@ -18,7 +18,7 @@ from app.pages.train.form import SettingsCard
 from app.pages.train.launch_column import MemoryBar
 from app.pages.train.train_page import BASIC_FIELDS, REWARD_FIELDS, TrainPage
 from app.state.draft import Draft
-from app.state.memory_parts import MemoryPart, MemoryParts
+from app.state.memory import MemoryPart, MemoryParts
 from app.state.prefs import Prefs
 from app.state.presets import presets
 from app.state.session import Session

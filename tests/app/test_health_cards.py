@@ -13,7 +13,7 @@ from app import theme
 from app.pages.monitor.health_cards import HealthCards, proposal
 from app.pages.monitor.monitor_page import MonitorPage
 from app.state.charts import CHARTS
-from app.state.runs.findings import take_up
+from app.state.run_notices import take_up
 from app.state.session import Session
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_lock import hold_lock

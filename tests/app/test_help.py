@@ -13,7 +13,7 @@ from app.help_menu import DOCUMENTS, TextDialog, facts
 from app.menus import HELP, MENUS
 from app.pages import PAGES
 from app.state.charts import CHARTS
-from app.state.glossary import CHART, SETTING, glossary
+from app.state.guide import CHART, SETTING, glossary
 from app.state.prefs import Prefs
 from app.state.session import Session
 from app.widgets.basic import labels

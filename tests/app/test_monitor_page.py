@@ -24,7 +24,7 @@ from app.pages.monitor import run_verdict
 from app.pages.monitor.log_view import LogView
 from app.pages.monitor.monitor_page import MonitorPage
 from app.state.charts import CHARTS, curves_of, placeholder
-from app.state.runs.ranks import ranks_of
+from app.state.run_state import ranks_of
 from app.state.session import Session
 from app.widgets.basic.number_format import duration, figure, moment, signed, ticks
 from app.widgets.charts.metric_tile import MetricTile

@@ -17,9 +17,9 @@ from app.pages.train import source_picking
 from app.pages.train.picker import CHANGED, NAME, SIZE, STAR, WHERE, Picker, PickerEntry, PickerLine, display_path
 from app.pages.train.source_picking import suggested_entries
 from app.pages.train.train_page import TrainPage
-from app.state.downloads import Download, Downloads
+from app.state.jobs import Download, Downloads
 from app.state.prefs import Prefs
-from app.state.service import Service
+from app.state.processes import Service
 from app.state.session import Session
 from backend.utils.errors import ConfigProblem
 from tests.models.test_hub import FILES, GGUF, MLX, Repo

@@ -16,7 +16,7 @@ from app.pages.rewards.bench_results import WEIGHT as BOARD_WEIGHT
 from app.pages.rewards.rewards_page import RewardsPage
 from app.state import reward_bench
 from app.state.prefs import Prefs
-from app.state.service import Service
+from app.state.processes import Service
 from app.state.session import Session
 from app.widgets.completion_source import row_numbers
 from app.widgets.reward_delegates import WeightEdit

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 from PySide6.QtCore import QCoreApplication
 
-from app.state.completions.step_index import CompletionIndex
-from app.state.runs.run import Run
-from app.state.runs.run_state import RunState, Series, number
+from app.state.run import Run
+from app.state.run_completions import CompletionIndex
+from app.state.run_state import RunState, Series, number
 from backend.runs.archive import first_and_last_means, summary
 from backend.runs.events import EventLog, JsonLines, truncate_file
 from backend.runs.run_folder import RunFolder

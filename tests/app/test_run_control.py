@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from app.state.runs.run_control import RunControl
+from app.state.run import RunControl
 from backend.runs.run_folder import RunFolder
 from backend.utils.errors import UserError
 

@@ -9,7 +9,7 @@ import pytest
 
 from app.state import processes
 from app.state.prefs import Prefs
-from app.state.runs.run_queue import RunQueue
+from app.state.run_list import RunQueue
 from app.state.session import Session
 from backend.runs.queue import QueueFile
 from backend.runs.run_folder import RunFolder, all_runs
@@ -75,7 +75,7 @@ def test_refusals_are_sentences(qapp, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_removed_run_goes_to_the_trash(qapp, runners, monkeypatch: pytest.MonkeyPatch) -> None:
     trashed: list[str] = []
-    monkeypatch.setattr("app.state.runs.run_queue.QFile.moveToTrash", lambda path: not trashed.append(path))
+    monkeypatch.setattr("app.state.run_list.QFile.moveToTrash", lambda path: not trashed.append(path))
     queue = RunQueue()
     run = prepared("a")
     queue.add(run)
@@ -84,7 +84,7 @@ def test_a_removed_run_goes_to_the_trash(qapp, runners, monkeypatch: pytest.Monk
 
 
 def test_a_run_that_has_begun_is_no_trash(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.state.runs.run_queue.QFile.moveToTrash", lambda path: pytest.fail("a run was thrown away"))
+    monkeypatch.setattr("app.state.run_list.QFile.moveToTrash", lambda path: pytest.fail("a run was thrown away"))
     run = prepared("stopped")
     run.events.write_text('{"v": 1, "seq": 0, "t": 1.0, "kind": "stopped"}\n')
     session.queue_existing(run)

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import typer
 
-from app.state.runs import run as start_log
-from app.state.runs.run import Run, StartLog
-from app.state.runs.run_files import problem_of
+from app.state import run as start_log
+from app.state.run import Run, StartLog
+from app.state.run_files import problem_of
 from app.widgets.run_header import RunHeader
 from backend.cli import new_run
 from backend.runs.archive import STARTUP_GRACE_S

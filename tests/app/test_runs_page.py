@@ -19,8 +19,8 @@ from app.pages.runs.column_dialog import ColumnDialog
 from app.pages.runs.free_space_dialog import FreeSpaceDialog
 from app.pages.runs.run_table import CURVE, RunModel
 from app.pages.runs.runs_page import RunsPage
-from app.state.runs import run_list
-from app.state.runs.run_list import CACHE, RunList
+from app.state import run_list
+from app.state.run_list import CACHE, RunList
 from app.state.session import Session
 from app.widgets.basic.number_format import figure, signed
 from backend.runs.run_folder import RunFolder

@@ -15,7 +15,7 @@ from PySide6.QtCore import QObject
 from pytestqt.qtbot import QtBot
 
 from app.state.prefs import Prefs
-from app.state.service import Service
+from app.state.processes import Service
 from app.state.session import Session
 from backend.utils.errors import ConfigProblem
 

@@ -15,7 +15,7 @@ from PySide6.QtWidgets import QWidget
 
 from app import theme
 from app.pages.monitor.run_steering import GROUPS, RunSteering, SteeringPanel
-from app.state.runs.run import Run
+from app.state.run import Run
 from app.state.session import Session
 from backend.config.config import dump, parse
 from backend.runs.events import EventLog

@@ -12,7 +12,7 @@ from app import theme
 from app.pages.sweeps.sweeps_page import SweepsPage, forecast_words
 from app.state import sweeps as sweeps_module
 from app.state.session import Session
-from app.state.sweep_form import SweepForm, VariedSetting, forecast
+from app.state.sweeps import SweepForm, VariedSetting, forecast
 from backend.runs.run_lock import hold_lock
 from backend.runs.sweeps.sweep_file import load_sweep
 from backend.runs.sweeps.sweep_results import (

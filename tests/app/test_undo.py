@@ -9,11 +9,10 @@ import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
 
-from app.state.draft import Draft
+from app.state.draft import PAUSE_S, Draft, History
 from app.state.prefs import Prefs
 from app.state.presets import presets
 from app.state.session import Session
-from app.state.undo import PAUSE_S, History
 from app.window import Window
 from backend.config.config import SETTINGS
 from backend.utils import places

@@ -17,14 +17,14 @@ from typer.testing import CliRunner
 
 import app.__main__ as start
 from app import file_menu, theme
-from app.desktop.file_open_event import FileOpener
+from app.desktop import FileOpener
 from app.menus import MENUS, RUN_ACTIONS
 from app.page_stack import PageArea
 from app.pages import PAGES
 from app.state.prefs import Prefs
 from app.state.processes import ProcessOutcome
-from app.state.runs.run_control import RunControl
-from app.state.runs.run_state import LIVE
+from app.state.run import RunControl
+from app.state.run_state import LIVE
 from app.state.session import Session
 from app.widgets.basic import dialogs
 from app.widgets.basic.layout import FRAME

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from app.state.runs.run_state import RunState
+from app.state.run_state import RunState
 from backend.cli import restart
 from backend.config.config import parse
 from backend.runs.events import Follower, read_events

@@ -8,8 +8,7 @@ import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
 
-from app.state.draft import Draft
-from app.state.form_values import defaults
+from app.state.draft import Draft, defaults
 from app.state.presets import BROUGHT, OWN, Preset, preset, presets
 from app.widgets.menu_dialogs import PresetPanel
 from backend.config import config

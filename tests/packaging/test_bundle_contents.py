@@ -19,7 +19,7 @@ import pytest
 
 from app.help_menu import DOCUMENTS
 from app.state import guide
-from app.state.glossary import GLOSSARY
+from app.state.guide import GLOSSARY
 from backend.config import loss_menu
 from backend.rewards.catalogue import catalog
 from backend.utils import components

@@ -23,7 +23,7 @@ import yaml
 from app import help_menu
 from app.pages import PAGES
 from app.state import guide
-from app.state.glossary import GLOSSARY
+from app.state.guide import GLOSSARY
 from backend.__main__ import app
 from backend.cli.exit_codes import STOPPED
 from backend.export.exports import FORMATS

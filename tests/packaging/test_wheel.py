@@ -14,7 +14,7 @@ import pytest
 
 from app.help_menu import DOCUMENTS
 from app.state import guide
-from app.state.glossary import GLOSSARY
+from app.state.guide import GLOSSARY
 from backend import __version__
 
 ROOT = Path(__file__).parents[2]

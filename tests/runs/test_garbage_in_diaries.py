@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from app.state.completions.step_index import CompletionIndex
-from app.state.runs.run_state import RunState
+from app.state.run_completions import CompletionIndex
+from app.state.run_state import RunState
 from backend.runs.archive import summary
 from backend.runs.checkpoints import checkpoint
 from backend.runs.completion_rows import parse_group_row

@@ -9,7 +9,7 @@ from typing import Any
 from PySide6.QtWidgets import QWidget
 from pytestqt.qtbot import QtBot
 
-from app.state.service import Service
+from app.state.processes import Service
 from app.state.session import Session
 from app.window import Window
 

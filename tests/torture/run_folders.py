@@ -314,7 +314,7 @@ def _sweep(folder: sweep_results.SweepFolder) -> Any:
 
 
 def _follow(folder: RunFolder) -> Any:
-    from app.state.runs.run import Run
+    from app.state.run import Run
 
     _application()
     run = Run(folder)
@@ -336,7 +336,7 @@ def _follow(folder: RunFolder) -> Any:
 
 
 def _list(root: Path) -> Any:
-    from app.state.runs.run_list import RunList
+    from app.state.run_list import RunList
 
     _application()
     listed = RunList(root)
@@ -346,7 +346,7 @@ def _list(root: Path) -> Any:
 
 
 def _completions(folder: RunFolder) -> Any:
-    from app.state.completions.step_index import CompletionIndex
+    from app.state.run_completions import CompletionIndex
 
     index = CompletionIndex(folder.completions)
     while index.advance():

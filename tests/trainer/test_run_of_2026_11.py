@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from app.state.completions.step_index import CompletionIndex
+from app.state.run_completions import CompletionIndex
 from backend.config.config import load, problems
 from backend.rewards.completion_lines import group_of, line_of, read_groups
 from backend.rewards.sandbox.client import SandboxClient

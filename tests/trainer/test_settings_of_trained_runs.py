@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from app.state.chat_choice import run_choice
+from app.state.chat import run_choice
 from app.state.prefs import Prefs
 from app.state.session import Session
 from backend.runs import archive

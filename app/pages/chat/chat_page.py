@@ -17,9 +17,9 @@ from PySide6.QtWidgets import QHBoxLayout, QLineEdit, QProgressBar, QStackedLayo
 from app import theme
 from app.pages.chat.answer_view import PromptBox, ShownAnswer, ShownScore, Transcript
 from app.pages.chat.chat_controls import ModelBar, SamplingPanel
-from app.state import charts, chat_choice
-from app.state.chat import ChatAnswer, ChatWithModel, sampling_of
-from app.state.chat_choice import ChatChoice, memory_sentence, model_choice, run_choice
+from app.state import charts
+from app.state import chat as chat_choice
+from app.state.chat import ChatAnswer, ChatChoice, ChatWithModel, memory_sentence, model_choice, run_choice, sampling_of
 from app.state.session import Session
 from app.widgets.basic.controls import ElidedLabel, Segments
 from app.widgets.basic.dialogs import open_folder

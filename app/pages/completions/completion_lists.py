@@ -10,15 +10,15 @@ from PySide6.QtWidgets import QLabel
 
 from app.pages.completions.filter_bar import FilterBar
 from app.state import charts
-from app.state.completions.facts import CompletionFacts, Query, listed_completions, scores_of, select, sort, why_empty
-from app.state.completions.run_completions import RunCompletions
-from app.state.runs.run import Run
+from app.state.completion_facts import CompletionFacts, Query, listed_completions, scores_of, select, sort, why_empty
+from app.state.run import Run
+from app.state.run_completions import RunCompletions
 from app.widgets.completions.completion_detail import CompletionDetail
 from app.widgets.completions.completion_model import CompletionLine, CompletionModel, lines_of_row
 from app.widgets.completions.completion_table import CompletionTable
 
 if TYPE_CHECKING:
-    from app.state.runs.run import Run
+    from app.state.run import Run
 
 
 # The lines of the completions table: those of a step under their prompts, or any of a run's, read when they are

@@ -20,10 +20,9 @@ from app.pages.completions.completion_lists import CompletionLists, RunLines, ca
 from app.pages.completions.filter_bar import RUN, STEP, FilterBar
 from app.pages.completions.reading_pane import ReadingPane
 from app.pages.completions.step_head import StepHead
-from app.state.completions.export import SUFFIXES, CompletionExport, Place
-from app.state.completions.facts import ALL, FILTERS
-from app.state.completions.run_completions import RunCompletions
-from app.state.runs.run import Run
+from app.state.completion_facts import ALL, FILTERS, SUFFIXES, CompletionExport, Place
+from app.state.run import Run
+from app.state.run_completions import RunCompletions
 from app.state.session import Session
 from app.widgets.basic.controls import LinkButton
 from app.widgets.basic.labels import EmptyState, button

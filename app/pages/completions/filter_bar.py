@@ -9,7 +9,7 @@ from PySide6.QtGui import QAction, QDoubleValidator
 from PySide6.QtWidgets import QHBoxLayout, QLineEdit, QSizePolicy, QVBoxLayout, QWidget
 
 from app import theme
-from app.state.completions.facts import ALL, FILTERS, SCORE, Query
+from app.state.completion_facts import ALL, FILTERS, SCORE, Query
 from app.widgets.basic import icons
 from app.widgets.basic.controls import ComboBox, ElidedLabel, LinkButton, NumberEdit, Segments
 from app.widgets.basic.labels import button

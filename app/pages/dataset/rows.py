@@ -12,7 +12,7 @@ from PySide6.QtGui import QColor, QPainter, QPaintEvent, QResizeEvent, QTextChar
 from PySide6.QtWidgets import QAbstractItemView, QFrame, QHBoxLayout, QHeaderView, QTextEdit, QVBoxLayout, QWidget
 
 from app import theme
-from app.stylesheet import CELL_PADDING
+from app.theme import CELL_PADDING
 from app.widgets.basic.controls import ElidedLabel, Segments
 from app.widgets.basic.labels import label, plain_tip
 from app.widgets.basic.tables import BaseTable

@@ -22,7 +22,7 @@ from PySide6.QtGui import QColor, QFont, QPainter, QPen, QResizeEvent
 from PySide6.QtWidgets import QAbstractItemView, QHeaderView, QStyledItemDelegate, QStyleOptionViewItem
 
 from app import theme
-from app.stylesheet import CELL_PADDING
+from app.theme import CELL_PADDING
 from app.widgets.basic.number_format import DASH, MINUS, figure, signed
 from app.widgets.basic.tables import BaseTable
 from app.widgets.completions.completion_model import advantage_colour, one_line, reward_dot

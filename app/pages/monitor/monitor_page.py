@@ -1,7 +1,7 @@
 """The Monitor page: what is it doing? And when it is done: what did it learn?
 
 Composes the header with progress, the verdict, the tiles, the grid of charts and the log. Live and archived runs are alike: a folder
-that `app.state.runs.run` follows. Figures come from the run, charts from the table of `app.state.charts`.
+that `app.state.run` follows. Figures come from the run, charts from the table of `app.state.charts`.
 """
 
 from __future__ import annotations
@@ -21,15 +21,13 @@ from app.pages.monitor.rank_table import RankTable
 from app.pages.monitor.run_steering import RunSteering
 from app.pages.shared.run_charts import RunCharts
 from app.state import charts
-from app.state.completions.facts import FILTERS
+from app.state.completion_facts import FILTERS
 from app.state.guide import place_of_rule
-from app.state.runs.findings import Findings, note_text, take_up
-from app.state.runs.ranks import ranks_of
-from app.state.runs.run import Run
-from app.state.runs.run_clock import silence_advice
-from app.state.runs.run_files import setting_of_problem
-from app.state.runs.run_state import PHASE_WORDS, State
-from app.state.runs.run_summary import count_text
+from app.state.run import Run
+from app.state.run_files import setting_of_problem, silence_advice
+from app.state.run_notices import Findings, note_text, take_up
+from app.state.run_state import PHASE_WORDS, State, ranks_of
+from app.state.run_summary import count_text
 from app.state.session import Session
 from app.widgets.basic.controls import ElidedLabel
 from app.widgets.basic.dialogs import open_path

@@ -10,7 +10,7 @@ from PySide6.QtCore import QAbstractTableModel, QModelIndex, QObject, QPersisten
 from PySide6.QtWidgets import QHeaderView, QWidget
 
 from app import theme
-from app.state.runs.ranks import RankNow
+from app.state.run_state import RankNow
 from app.widgets.basic.labels import plain_tip
 from app.widgets.basic.layout import set_shown
 from app.widgets.basic.number_format import figure

@@ -9,8 +9,8 @@ from PySide6.QtCore import QObject, Qt, Signal
 from PySide6.QtWidgets import QDialog, QGridLayout, QHBoxLayout, QVBoxLayout, QWidget
 
 from app import theme
-from app.state.runs.run import Run
-from app.state.runs.run_files import STEERED_STATES
+from app.state.run import Run
+from app.state.run_files import STEERED_STATES
 from app.state.session import Session
 from app.widgets.basic.controls import LinkButton
 from app.widgets.basic.labels import button, label

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from app.state.runs.run import Run
-from app.state.runs.run_notices import reward_before_and_after
+from app.state.run import Run
+from app.state.run_notices import reward_before_and_after
 from app.widgets.basic.number_format import duration
 from app.widgets.result_card import BeforeAfter
 from backend.runs.archive import averaging_window

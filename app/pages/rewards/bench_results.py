@@ -32,7 +32,7 @@ from PySide6.QtWidgets import (
 )
 
 from app import theme
-from app.stylesheet import CELL_PADDING
+from app.theme import CELL_PADDING
 from app.widgets.basic.labels import label
 from app.widgets.basic.layout import clear_layout
 from app.widgets.basic.number_format import DASH, THIN, figure

@@ -37,10 +37,10 @@ from app.pages.runs.run_legend import ComparedName, RunLegend, letter_of
 from app.pages.runs.shared_prompt_panel import SharedPromptPanel
 from app.pages.shared.run_charts import ChartExport
 from app.state.guide import place_of_chart
-from app.state.runs.marks import Mark
-from app.state.runs.run import Run
-from app.state.runs.run_comparison import AXES, ComparedMetric, RunComparison
-from app.state.runs.run_notices import rewards_at_the_ends
+from app.state.run import Run
+from app.state.run_comparison import AXES, ComparedMetric, RunComparison
+from app.state.run_notices import rewards_at_the_ends
+from app.state.run_state import Mark
 from app.widgets.basic.controls import Segments
 from app.widgets.basic.dialogs import save_file
 from app.widgets.basic.labels import button, explain_at, label, plain_tip

@@ -12,7 +12,7 @@ from PySide6.QtCore import QFile, QObject, Signal
 from PySide6.QtGui import QGuiApplication, QKeySequence
 from PySide6.QtWidgets import QInputDialog, QMenu, QWidget
 
-from app.state.runs.run_state import LIVE
+from app.state.run_state import LIVE
 from app.state.session import Session
 from app.widgets.basic.dialogs import open_path
 from app.widgets.basic.labels import REMOVE_KEYS, key_name

@@ -1,7 +1,7 @@
 """The Runs page: which runs are there, how do they differ, and what can be done with them?
 
 Composes the table of runs, its search, the details of the selected run and the actions; comparing several runs replaces all of that until
-Escape. Runs are read by `app.state.runs.run_list`, in slices, and again only when a file has changed.
+Escape. Runs are read by `app.state.run_list`, in slices, and again only when a file has changed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from app.pages.runs.run_actions import ACTIONS, RunActions
 from app.pages.runs.run_details import RunDetails
 from app.pages.runs.run_table import RunModel, RunTable
 from app.state.processes import VerbProcess
-from app.state.runs.run_list import RunList
+from app.state.run_list import RunList
 from app.state.session import Session
 from app.widgets.basic.controls import CheckBox
 from app.widgets.basic.labels import EmptyState, button, label

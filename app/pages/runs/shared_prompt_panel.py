@@ -11,7 +11,7 @@ from PySide6.QtWidgets import QHBoxLayout, QVBoxLayout, QWidget
 from app import theme
 from app.pages.runs.run_legend import ComparedName
 from app.state import charts
-from app.state.runs.run_comparison import RunComparison, SharedPrompt
+from app.state.run_comparison import RunComparison, SharedPrompt
 from app.widgets.basic.controls import ComboBox
 from app.widgets.basic.labels import label
 from app.widgets.completions.completion_model import one_line

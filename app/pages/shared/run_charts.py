@@ -13,10 +13,9 @@ from PySide6.QtGui import QAction, QActionGroup
 from PySide6.QtWidgets import QMenu, QPushButton
 
 from app.state import charts
-from app.state.chart_columns import NAMINGS, Naming, column_names
-from app.state.charts import CHARTS, Chart, Curve
+from app.state.charts import CHARTS, NAMINGS, Chart, Curve, Naming, column_names
 from app.state.guide import place_of_chart
-from app.state.runs.run import Run
+from app.state.run import Run
 from app.state.session import Session
 from app.widgets.basic.controls import ComboBox
 from app.widgets.basic.dialogs import open_folder, save_file

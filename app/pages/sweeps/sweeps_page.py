@@ -13,10 +13,9 @@ from PySide6.QtWidgets import QFrame, QGridLayout, QHBoxLayout, QLineEdit, QVBox
 
 from app import theme
 from app.pages.sweeps.sweep_table import SweepModel, SweepTable
-from app.state.memory_parts import amount
+from app.state.memory import amount
 from app.state.session import Session
-from app.state.sweep_form import SweepForecast, SweepForm, VariedSetting, forecast, offered_settings
-from app.state.sweeps import RESUMABLE, Sweeps
+from app.state.sweeps import RESUMABLE, SweepForecast, SweepForm, Sweeps, VariedSetting, forecast, offered_settings
 from app.widgets.basic.controls import ComboBox, Segments, Switch
 from app.widgets.basic.labels import button, label
 from app.widgets.basic.layout import TabArea, set_shown, set_style_property

@@ -22,7 +22,7 @@ from PySide6.QtWidgets import (
 )
 
 from app import theme
-from app.state.memory_parts import MemoryParts, amount
+from app.state.memory import MemoryParts, amount
 from app.widgets.basic.controls import ElidedLabel, LinkButton
 from app.widgets.basic.labels import PlainLabel, label
 from app.widgets.basic.layout import clear_layout, set_style_property

@@ -13,7 +13,7 @@ from PySide6.QtWidgets import QAbstractItemView, QHBoxLayout, QHeaderView, QVBox
 
 from app import theme
 from app.pages.train.form import SettingsCard
-from app.state.memory_parts import amount
+from app.state.memory import amount
 from app.state.session import Session
 from app.widgets.basic.controls import ElidedLabel, LinkButton
 from app.widgets.basic.dialogs import save_file

@@ -13,9 +13,8 @@ from PySide6.QtCore import QObject, QTimer
 from PySide6.QtWidgets import QWidget
 
 from app.pages.train.picker import PLACE_LABELS, Picker, PickerEntry, size_text
-from app.state.downloads import Download
-from app.state.memory import memory_parts_of_shape
-from app.state.memory_parts import amount
+from app.state.jobs import Download
+from app.state.memory import amount, memory_parts_of_shape
 from app.state.presets import preset
 from app.state.session import Session
 from app.widgets.form.field import Field

@@ -24,9 +24,9 @@ from app.pages.train.picker import size_text
 from app.pages.train.reward_panel import RewardPanel
 from app.pages.train.source_picking import Picking
 from app.state.dataset import Dataset
-from app.state.form_values import is_equivalent
+from app.state.draft import is_equivalent
 from app.state.guide import place_of_setting
-from app.state.memory_parts import amount
+from app.state.memory import amount
 from app.state.session import Session
 from app.widgets.basic.controls import LinkButton
 from app.widgets.basic.labels import PlainLabel, button, label, plain_tip

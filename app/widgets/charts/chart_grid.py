@@ -14,7 +14,7 @@ from PySide6.QtGui import QResizeEvent, QShowEvent
 from PySide6.QtWidgets import QApplication, QGridLayout, QPushButton, QWidget
 
 from app import theme
-from app.state.runs.marks import Mark
+from app.state.run_state import Mark
 from app.widgets.basic.layout import TabArea, reserve_gutter
 from app.widgets.charts.plot import Plot, Trace
 

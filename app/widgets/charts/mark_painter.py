@@ -11,7 +11,7 @@ from PySide6.QtCore import QLineF, QPointF, QRectF, Qt
 from PySide6.QtGui import QBrush, QColor, QPainter, QPen, QPolygonF
 
 from app import theme
-from app.state.runs.marks import Mark, MarkKind
+from app.state.run_state import Mark, MarkKind
 from app.widgets.charts.curves import isolated_points
 
 # The graphics items that draw one trace in a pyqtgraph ViewBox.

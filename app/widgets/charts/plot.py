@@ -21,7 +21,7 @@ from PySide6.QtGui import (
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QMenu, QSizePolicy, QVBoxLayout, QWidget
 
 from app import theme
-from app.state.runs.marks import Mark
+from app.state.run_state import Mark
 from app.widgets.basic.controls import LinkButton
 from app.widgets.basic.labels import button, label, place_about, plain_tip
 from app.widgets.basic.layout import BY_KEYBOARD, NestedStack, paint_ring

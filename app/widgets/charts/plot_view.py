@@ -18,7 +18,7 @@ from PySide6.QtGui import QMouseEvent, QPainter, QPen, QResizeEvent, QWheelEvent
 from PySide6.QtWidgets import QGraphicsGridLayout, QToolTip
 
 from app import theme
-from app.state.runs.marks import Mark
+from app.state.run_state import Mark
 from app.widgets.basic.number_format import THIN, display_unit, duration, figure, ticks
 from app.widgets.charts.curves import axis_range, downsample, envelope, exponential_average, means
 from app.widgets.charts.mark_painter import CurveItems, MarkPainter, faint

@@ -7,7 +7,7 @@ from PySide6.QtGui import QKeyEvent, QMouseEvent, QPainter, QResizeEvent
 from PySide6.QtWidgets import QAbstractItemView, QHeaderView, QStyledItemDelegate, QStyleOptionViewItem
 
 from app import theme
-from app.stylesheet import CELL_PADDING
+from app.theme import CELL_PADDING
 from app.widgets.basic.tables import BaseTable
 from app.widgets.completions.completion_model import BAR_ROLE, CompletionLine, CompletionModel, Index
 

@@ -206,3 +206,13 @@ class PresentSettings:
             raise UserError("run", "Settings change while a run is training or paused.")
         changed(self.at_last(), settings, done)
         request_change(self._folder, settings)
+
+
+def silence_advice(pid: object, checkpoint: int | None) -> str:
+    """What can be done about a silent run: `pid` of its process as its event log has it, and the step that a resume goes on from."""
+    process = f"process {pid}" if isinstance(pid, int) else "its process"
+    after = f"goes on from step {checkpoint:,}" if checkpoint is not None else "starts over, as there is no checkpoint"
+    return (
+        "It may be in one long operation, which Pause and Stop wait for, or hang. The log may tell. "
+        f"If it never comes back, end {process}; Resume then {after}."
+    )

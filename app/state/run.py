@@ -6,20 +6,18 @@ alike. It starts no process and writes nothing but control words.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PySide6.QtCore import QObject, QTimer, Signal
 
-from app.state.completions.step_index import CompletionIndex
-from app.state.runs.marks import Mark
-from app.state.runs.run_clock import RunClock, silence_sentence
-from app.state.runs.run_control import RunControl
-from app.state.runs.run_files import (
+from app.state.run_completions import CompletionIndex
+from app.state.run_files import (
     PresentSettings,
     configured_rewards,
     file_size,
@@ -29,7 +27,7 @@ from app.state.runs.run_files import (
     newest_checkpoint,
     problem_of,
 )
-from app.state.runs.run_state import LIVE, RunState, State
+from app.state.run_state import LIVE, Mark, RunState, State
 from backend.config.config import read
 from backend.runs.archive import STARTUP_GRACE_S, may_be_starting
 from backend.runs.completion_rows import GroupRow
@@ -37,7 +35,10 @@ from backend.runs.events import Event, Follower
 from backend.runs.queue import is_waiting
 from backend.runs.run_folder import RunFolder
 from backend.runs.start_progress import StartProgress
+from backend.utils import file_lock
 from backend.utils.errors import UserError
+from backend.utils.regular_file import read_regular
+from backend.utils.whole_file import replace_file
 
 # What a run says in its log before its first step: how far its process has come with rows and weights.
 
@@ -101,7 +102,7 @@ class Run(QObject):
 
     Signals:
         changed – new events were read; emitted about twice a second at most.
-        state_changed(str) – the new state, an `app.state.runs.run_state.State`.
+        state_changed(str) – the new state, an `app.state.run_state.State`.
         control_changed(bool) – whether another window controls the run now.
         saved(int) – the checkpoint of this step is complete that `send("save")` asked for.
         restarted – a resume cut the event log back, and it is read again from its start: discard everything shown so far.
@@ -439,3 +440,124 @@ class Run(QObject):
         if self._has_news and now - self._last_changed >= least_s:
             self._has_news, self._last_changed = False, now
             self.changed.emit()
+
+
+SILENT_S = 300.0
+"""How long a live run may write nothing before the window says so: longer than most single operations of a step take."""
+
+
+class RunClock:
+    """Unix time as the writer of a event log sees it: that of its newest event, plus what has passed since it was read.
+
+    Passed time is monotonic time, which stands still while the machine sleeps. `wall` and `monotonic` are replaced by tests.
+    """
+
+    def __init__(self, wall: Callable[[], float] = time.time, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
+        self._then, self._at = wall(), monotonic()
+        self._process_since = float("-inf")
+
+    def expect(self) -> None:
+        """A process has just been started for the run: its silence counts from now, and not from the last event of the one before."""
+        self._process_since = self.now()
+
+    def hear(self, t: float) -> None:
+        """An event with this unix time has just been written. Not for events that were in the event log when it was opened."""
+        self._then, self._at = t, self._monotonic()
+
+    def now(self) -> float:
+        return self._then + self._monotonic() - self._at
+
+    def silence_s(self, last_t: float | None) -> float:
+        """Seconds since the event at `last_t`, the newest of the event log; 0 where there is none."""
+        return max(0.0, self.now() - max(last_t, self._process_since)) if last_t is not None else 0.0
+
+
+def silence_sentence(silence_s: float) -> str:
+    """“No sign of life for 5 min.”; empty below SILENT_S."""
+    if silence_s < SILENT_S:
+        return ""
+    minutes = int(silence_s // 60)
+    hours, rest = divmod(minutes, 60)
+    return f"No sign of life for {f'{hours} h {rest} min' if hours else f'{minutes} min'}."
+
+
+ANSWER_S = 5.0
+"""How long a request stands: a window that does not answer by then hangs."""
+
+
+class RunControl:
+    """One window's side of it. Call `update` whenever the run is looked at.
+
+    Attributes:
+        is_elsewhere – whether another window controls the run.
+    """
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder = folder
+        self._handle: int | None = None
+        self._has_asked = False
+        self.is_elsewhere = False
+
+    def update(self, live: bool) -> None:
+        """Take the control of a live run that no window controls; give it up where another asks for it, or the run has ended."""
+        if not live:
+            self.release()
+        elif self._handle is not None and self._is_asked_for():
+            self._let_go()
+            self.is_elsewhere = True
+        elif self._handle is None:
+            self._try_to_hold()
+
+    def take_over(self) -> None:
+        """Ask the window that controls the run to give it up; `update` then takes it. Raises DiskError."""
+        replace_file(self._folder.window_request, self._name())
+        self._has_asked = True
+
+    def require(self) -> None:
+        """Raises UserError where another window controls the run."""
+        if self.is_elsewhere:
+            raise UserError("run", "Another window controls this run. Take over there first.")
+
+    def repeat_stop(self) -> None:
+        """Write stop again where it came too early: a starting trainer deletes the control words that it finds."""
+        is_there = self._folder.control.exists() or self._folder.control_taken.exists()
+        if not is_there:
+            with contextlib.suppress(UserError):  # a disk that is full now: tried again at the next look
+                self._folder.say("stop")
+
+    def release(self) -> None:
+        """Give the control up; the run is not touched."""
+        self._let_go()
+        self._has_asked = self.is_elsewhere = False
+
+    def _try_to_hold(self) -> None:
+        if self._is_asked_for():  # it is about to be another's
+            self.is_elsewhere = True
+            return
+        try:
+            self._handle = file_lock.try_hold(self._folder.window_lock)
+        except OSError:  # a folder that cannot be written: what is sent to the run then says so itself
+            self.is_elsewhere = False
+            return
+        self.is_elsewhere = self._handle is None
+        if self._handle is not None and self._has_asked:
+            self._has_asked = False
+            self._folder.window_request.unlink(missing_ok=True)
+
+    def _is_asked_for(self) -> bool:
+        """Whether another window has asked for the control, not too long ago."""
+        request = self._folder.window_request
+        try:
+            age_s = time.time() - request.stat().st_mtime
+            return abs(age_s) < ANSWER_S and read_regular(request) != self._name().encode()
+        except OSError:
+            return False
+
+    def _let_go(self) -> None:
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None
+
+    def _name(self) -> str:
+        return f"{os.getpid()}-{id(self)}"

@@ -1,6 +1,6 @@
 """The state of one run, reduced from its event log: metrics by step, phase, clock, ending. Events in, state out.
 
-No Qt, no files, no timers: `app.state.runs.run` feeds it. What event log and lock say together is `backend.runs.archive`'s, for the table of
+No Qt, no files, no timers: `app.state.run` feeds it. What event log and lock say together is `backend.runs.archive`'s, for the table of
 runs as for the live view; pausing and stopping are added here.
 """
 
@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from itertools import chain, groupby
-from typing import Any, Literal, TypeGuard
+from typing import Any, Literal, TypeGuard, cast
 
 import numpy as np
 
-from app.state.runs.marks import Mark, MarkKind, change_sentence
+from backend.distributed.hosts_file import MOST_HOSTS
+from backend.distributed.rank_info import RankInfo
 from backend.runs import archive
 from backend.runs.events import ENDINGS, KINDS, Event
 from backend.runs.work_clock import WorkClock
@@ -379,3 +382,83 @@ def progress_of(event: Event) -> float | None:
 
 def _is_count(value: Any) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**62
+
+
+MarkKind = Literal["eval", "checkpoint", "change", "health", "resume"]
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Something that happened at a step, as one sentence."""
+
+    step: int
+    kind: MarkKind
+    sentence: str
+
+
+def change_sentence(settings: Mapping[str, Any]) -> str:
+    """The sentence of a `change` event's settings, each old → new: “learning_rate 0.0001 → 5e-05.”"""
+    parts = [
+        f"{key} {_shown(pair[0])} → {_shown(pair[1])}"
+        for key, pair in settings.items()
+        if isinstance(pair, list | tuple) and len(pair) == 2
+    ]
+    return f"Changed: {', '.join(parts)}." if parts else "Settings were changed."
+
+
+def _shown(value: Any) -> str:
+    return "none" if value is None else str(value)
+
+
+@dataclass(frozen=True, slots=True)
+class RankNow:
+    """A rank at the newest step; None where nothing was measured."""
+
+    info: RankInfo
+    sampling: float | None
+    """Tokens per second."""
+    learning: float | None
+    """Tokens per second."""
+    prompts: float | None
+    memory_gb: float | None
+    waiting_share: float | None
+    """Of the step's time."""
+    is_lost: bool = False
+
+
+def ranks_of(
+    started: Mapping[str, Any] | None, ending: Mapping[str, Any] | None, latest: Callable[[str], Any]
+) -> list[RankNow]:
+    """The ranks of a run's newest process; none for a run on one machine. `latest`: the newest value of a metric, or None."""
+    infos = _infos(started or {})
+    step_s, lost = _number(latest("time/step")), (ending or {}).get("lost_rank")
+
+    def rank_now(info: RankInfo) -> RankNow:
+        def of(name: str) -> float | None:
+            return _number(latest(f"ranks/{info.rank}/{name}"))
+
+        waited = of("waiting")
+        share = waited / step_s if waited is not None and step_s else None
+        return RankNow(
+            info, of("tokens_per_second"), of("learn_tokens_per_second"), of("prompts"), of("memory"), share, lost == info.rank
+        )  # fmt: skip
+
+    return [rank_now(info) for info in infos]
+
+
+def _infos(started: Mapping[str, Any]) -> list[RankInfo]:
+    """What `started` tells of every rank; a rank that a damaged event log does not describe has its number alone."""
+    ranks = started.get("ranks")
+    if not isinstance(ranks, int) or isinstance(ranks, bool) or not 1 < ranks <= MOST_HOSTS:
+        return []
+    told: dict[int, RankInfo] = {}
+    entries: Any = started.get("machines")
+    for entry in cast("list[Any]", entries) if isinstance(entries, list) else []:
+        with suppress(TypeError, ValueError, KeyError):
+            info = RankInfo.from_dict(entry)
+            told[info.rank] = info
+    return [told.get(rank) or RankInfo(rank, "") for rank in range(ranks)]
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None

@@ -1,6 +1,6 @@
 """Several runs followed together, for charts with a curve for each of them.
 
-Runs are read one after the other, each in the slices of `app.state.runs.run`, so that opening ten long ones blocks the window no more than
+Runs are read one after the other, each in the slices of `app.state.run`, so that opening ten long ones blocks the window no more than
 opening one; after that all are followed at once. The x axis of a comparison is the step, the tokens seen or the seconds of work.
 """
 
@@ -15,7 +15,7 @@ import numpy as np
 from PySide6.QtCore import QObject, Signal
 
 from app.state.charts import CHARTS, Chart, curves_of
-from app.state.runs.run import Run
+from app.state.run import Run
 from backend.runs.completion_rows import CompletionRow, GroupRow
 from backend.runs.run_folder import RunFolder
 

@@ -1,0 +1,301 @@
+"""Between the app and the desktop: what is dropped and opened, notifications, the icon in the Dock or launcher."""
+
+from __future__ import annotations
+
+import html
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from PySide6.QtCore import QEvent, QMimeData, QObject, QSocketNotifier, Qt, QTimer, Signal
+from PySide6.QtGui import QFileOpenEvent
+from PySide6.QtWidgets import QApplication, QSystemTrayIcon
+
+from backend.config.model_and_data_names import DATA_SUFFIXES
+from backend.runs.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from jeepney import DBusAddress, Message
+    from jeepney.io.blocking import DBusConnection
+
+Kind = Literal["config", "run", "data", "model", "reward_functions_file"]
+
+_DEEDS: dict[Kind, str] = {
+    "config": "Drop to open {}",
+    "run": "Drop to show the run {}",
+    "data": "Drop to train on the questions of {}",
+    "model": "Drop to train the model {}",
+    "reward_functions_file": "Drop to score with the functions of {}",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class DroppedFile:
+    """`kind` is its use: a config to open, a run to show, or the setting to put its path into."""
+
+    kind: Kind
+    path: Path
+
+    @property
+    def sentence(self) -> str:
+        """What dropping it does."""
+        return _DEEDS[self.kind].format(self.path.name)
+
+
+def dropped_file(mime: QMimeData) -> DroppedFile | None:
+    """The file or folder being dropped; None for anything but a single one of a known kind."""
+    urls = mime.urls()
+    if len(urls) != 1 or not urls[0].isLocalFile():
+        return None
+    path = Path(urls[0].toLocalFile())
+    kind = kind_of(path)
+    return DroppedFile(kind, path) if kind else None
+
+
+def kind_of(path: Path) -> Kind | None:
+    """A folder with a event log is a run, one with a config.json a model, any other a dataset."""
+    suffix = path.suffix.lower()
+    if path.is_dir():
+        if RunFolder(path).has_event_log:
+            return "run"
+        return "model" if (path / "config.json").is_file() else "data"
+    if suffix in (".yaml", ".yml"):
+        return "config"
+    if suffix in DATA_SUFFIXES:
+        return "data"
+    return "reward_functions_file" if suffix in (".py", ".txt") else None
+
+
+class FileOpener(QObject):
+    """An event filter of the application: calls `open_path` with every file that the desktop asks to open."""
+
+    def __init__(self, open_path: Callable[[Path], None], parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self._open_path = open_path
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        if event.type() == QEvent.Type.FileOpen and isinstance(event, QFileOpenEvent) and event.file():
+            self._open_path(Path(event.file()))
+            return True
+        return super().eventFilter(watched, event)
+
+
+INTERFACE, LAUNCHER_PATH = "com.canonical.Unity.LauncherEntry", "/org/grpostudio/LauncherEntry"
+
+
+class LauncherIcon:
+    """Shows a percentage on the icon. The same one twice costs nothing."""
+
+    def __init__(self, bus: SessionBus | None = None) -> None:
+        """`bus`: the desktop's, on Linux."""
+        self._bus = bus
+        self._shown: int | None = None
+
+    def show_percent(self, percent: int | None) -> None:
+        """Show how much is done, 0 to 100; None shows the bare icon."""
+        if percent == self._shown:
+            return
+        self._shown = percent
+        if sys.platform == "darwin":
+            app = QApplication.instance()
+            assert isinstance(app, QApplication)
+            app.setBadgeNumber(percent or 0)  # 0 takes the badge away
+        elif self._bus is not None:
+            self._emit(self._bus, percent)
+
+    def _emit(self, bus: SessionBus, percent: int | None) -> None:
+        from jeepney import DBusAddress
+
+        progress = {"progress": ("d", (percent or 0) / 100), "progress-visible": ("b", percent is not None)}
+        uri = f"application://{QApplication.desktopFileName()}.desktop"
+        bus.emit_signal(DBusAddress(LAUNCHER_PATH, interface=INTERFACE), "Update", "sa{sv}", (uri, progress))
+
+
+SERVICE, PATH = "org.freedesktop.Notifications", "/org/freedesktop/Notifications"
+DEFAULT_ACTION = "default"
+"""The specification's name for a click on the notification itself."""
+
+
+BACK_MS = 1000
+"""How long after the app has come to the front the icon goes: a click brings the app to the front first, and is heard then."""
+
+
+class Notifier(QObject):
+    """Shows notifications.
+
+    Signals:
+        clicked – one of ours was clicked.
+    """
+
+    clicked = Signal()
+
+    def __init__(self, bus: SessionBus | None = None, parent: QObject | None = None) -> None:
+        """`bus`: the desktop's, on Linux."""
+        super().__init__(parent)
+        self._bus = bus
+        self._is_listening = False
+        self._shown: set[int] = set()
+        self._tray: QSystemTrayIcon | None = None
+
+    def show(self, title: str, sentence: str) -> bool:
+        """Show a notification; returns whether the desktop was asked to. It may still keep it from the user."""
+        if sys.platform == "darwin":
+            return self._show_by_tray(title, sentence)
+        return self._bus is not None and self._show_by_bus(self._bus, title, sentence)
+
+    def close(self) -> None:
+        """Take the icon in the menu bar away, which would outlive the window."""
+        if self._tray is not None:
+            self._tray.hide()
+
+    def _show_by_bus(self, bus: SessionBus, title: str, sentence: str) -> bool:
+        from jeepney import DBusAddress
+
+        if not self._is_listening:
+            self._is_listening = bus.listen(SERVICE, PATH)
+            bus.heard.connect(self._on_heard)
+        hints = {"desktop-entry": ("s", QApplication.desktopFileName()), "urgency": ("y", 1)}
+        body = (
+            QApplication.applicationName(), 0, QApplication.desktopFileName(), title,
+            html.escape(sentence, quote=False),  # the body may hold markup
+            [DEFAULT_ACTION, "Show"], hints, -1,
+        )  # fmt: skip
+        return bus.call(DBusAddress(PATH, SERVICE, SERVICE), "Notify", "susssasa{sv}i", body, self._on_shown)
+
+    def _on_shown(self, reply: tuple[object, ...]) -> None:
+        if reply and isinstance(reply[0], int):
+            self._shown.add(reply[0])
+
+    def _on_heard(self, member: str, body: tuple[object, ...]) -> None:
+        """A click or the closing of any program's notification."""
+        if not body or body[0] not in self._shown:
+            return
+        if member == "ActionInvoked":
+            self.clicked.emit()
+        elif member == "NotificationClosed":
+            self._shown.discard(int(str(body[0])))
+
+    def _show_by_tray(self, title: str, sentence: str) -> bool:
+        if self._tray is None:
+            self._tray = QSystemTrayIcon(QApplication.windowIcon(), self)
+            self._tray.messageClicked.connect(self.clicked)
+            self._tray.messageClicked.connect(self._tray.hide)
+            app = QApplication.instance()
+            assert isinstance(app, QApplication)
+            app.applicationStateChanged.connect(self._on_application_state)
+        self._tray.show()
+        self._tray.showMessage(title, sentence, QSystemTrayIcon.MessageIcon.NoIcon)
+        return True
+
+    def _on_application_state(self, state: Qt.ApplicationState) -> None:
+        if state == Qt.ApplicationState.ApplicationActive:
+            QTimer.singleShot(BACK_MS, self, self.close)
+
+
+AUTH_S = 0.5
+"""How long the bus may take to answer when the connection is made; a local bus takes a millisecond."""
+
+
+class SessionBus(QObject):
+    """A connection, made on first use. Without a bus every call does nothing and returns False.
+
+    Signals:
+        heard(member, body) – a signal that `listen` asked for.
+    """
+
+    heard = Signal(str, tuple)
+
+    def __init__(self, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self._connection: DBusConnection | None = None
+        self._is_missing = False
+        self._notifier: QSocketNotifier | None = None
+        self._replies: dict[int, Callable[[tuple[Any, ...]], None]] = {}
+
+    def call(
+        self,
+        address: DBusAddress,
+        method: str,
+        signature: str,
+        body: tuple[Any, ...],
+        on_reply: Callable[[tuple[Any, ...]], None] | None = None,
+    ) -> bool:
+        """Send a call; the answer comes later from the event loop. Returns whether it was sent."""
+        from jeepney import new_method_call
+
+        return self._send(new_method_call(address, method, signature, body), on_reply)
+
+    def emit_signal(self, address: DBusAddress, member: str, signature: str, body: tuple[Any, ...]) -> bool:
+        from jeepney import new_signal
+
+        return self._send(new_signal(address, member, signature, body))
+
+    def listen(self, interface: str, path: str) -> bool:
+        """Have the signals of an object come as `heard`."""
+        from jeepney import MatchRule, message_bus
+
+        return self._send(message_bus.AddMatch(MatchRule(type="signal", interface=interface, path=path)))
+
+    def close(self) -> None:
+        if self._notifier is not None:
+            self._notifier.setEnabled(False)
+            self._notifier = None
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _send(self, message: Message, on_reply: Callable[[tuple[Any, ...]], None] | None = None) -> bool:
+        if not self._is_connected():
+            return False
+        assert self._connection is not None
+        serial = next(self._connection.outgoing_serial)
+        if on_reply is not None:
+            self._replies[serial] = on_reply
+        try:
+            self._connection.send(message, serial=serial)
+        except OSError:
+            self._lose()
+            return False
+        return True
+
+    def _is_connected(self) -> bool:
+        if self._connection is None and not self._is_missing:
+            from jeepney.io.blocking import open_dbus_connection
+
+            try:
+                self._connection = open_dbus_connection("SESSION", auth_timeout=AUTH_S)
+            except Exception:  # no bus, no permission, an odd address: jeepney raises a different type for each
+                self._is_missing = True
+                return False
+            self._notifier = QSocketNotifier(self._connection.sock.fileno(), QSocketNotifier.Type.Read, self)
+            self._notifier.activated.connect(self._read)
+        return self._connection is not None
+
+    def _read(self) -> None:
+        while self._connection is not None:
+            try:
+                message = self._connection.receive(timeout=0)
+            except TimeoutError:
+                return
+            except OSError:
+                self._lose()
+                return
+            self._take(message)
+
+    def _take(self, message: Message) -> None:
+        from jeepney import HeaderFields, MessageType
+
+        fields = message.header.fields
+        if message.header.message_type == MessageType.signal:
+            self.heard.emit(str(fields.get(HeaderFields.member, "")), tuple(message.body))
+            return
+        on_reply = self._replies.pop(int(fields.get(HeaderFields.reply_serial, 0)), None)
+        if on_reply is not None and message.header.message_type == MessageType.method_return:
+            on_reply(tuple(message.body))
+
+    def _lose(self) -> None:
+        """The bus has gone, as it does at the end of a desktop session."""
+        self.close()
+        self._is_missing = True

@@ -1,1 +1,0 @@
-"""What a run's completions.jsonl holds, whatever its size: by step, by filter, by text; compared and exported. No widgets."""

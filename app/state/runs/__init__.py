@@ -1,1 +1,0 @@
-"""Runs as the window sees them: followed, listed, compared, queued; no widgets."""
