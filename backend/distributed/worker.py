@@ -31,7 +31,7 @@ from backend.trainer.machine import KeepAwake, StepSize
 from backend.trainer.memory.plan import refuse_too_large
 from backend.trainer.run_context import StepContext, build_step_context
 from backend.training.collectives import Collectives
-from backend.training.not_finite import NotFinite
+from backend.training.not_finite import NotFiniteError
 from backend.training.optimizers import restore
 from backend.types import Group
 from backend.utils.errors import UserError
@@ -221,7 +221,7 @@ class WorkerRank:
 
         try:
             _, report = timed_learning(self.parts, self._ranks, learn)
-        except NotFinite:
+        except NotFiniteError:
             return  # on every rank alike, and the leader ends the run
         self._leader.send("learned", asdict(report))
         mx.reset_peak_memory()  # of the next step

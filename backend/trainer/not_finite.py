@@ -17,7 +17,7 @@ from typing import Any
 
 from backend.config.config import Config
 from backend.runs.run_folder import RunFolder
-from backend.training.not_finite import NotFinite, Quantity
+from backend.training.not_finite import NotFiniteError, Quantity
 from backend.types import Group
 from backend.utils.errors import UserError
 
@@ -30,10 +30,10 @@ USUAL_BETA = 0.04
 
 @contextmanager
 def ends_run(config: Config, run: RunFolder, step: int, groups: Sequence[Group]) -> Iterator[None]:
-    """Inside, NotFinite becomes a UserError, once the step's batch is written to the run's folder. `groups` may be filled meanwhile."""
+    """Inside, NotFiniteError becomes a UserError, once the step's batch is written to the run's folder. `groups` may be filled meanwhile."""
     try:
         yield
-    except NotFinite as found:
+    except NotFiniteError as found:
         setting, advice = likely_cause(config, found.quantity, is_first=step == 1 and found.update <= 1)
         is_what = "is too large" if found.quantity == "reward" else "is not finite"
         happened = f"Step {step} was not applied, for its {found.quantity} {is_what} ({found.where})"
@@ -88,7 +88,7 @@ MOST_LISTED = 20
 """Completions and parameters that the summary names; the other files have all of them."""
 
 
-def write_inspection(folder: Path, sentence: str, found: NotFinite, groups: Sequence[Group]) -> None:
+def write_inspection(folder: Path, sentence: str, found: NotFiniteError, groups: Sequence[Group]) -> None:
     """summary.txt, completions.jsonl and, where gradients were computed, gradients.tsv (docs/files.md). Raises OSError."""
     shutil.rmtree(folder, ignore_errors=True)  # of the same step, before the run was resumed
     folder.mkdir(parents=True)
@@ -102,7 +102,7 @@ def write_inspection(folder: Path, sentence: str, found: NotFinite, groups: Sequ
     (folder / "summary.txt").write_text("\n".join(_summary(sentence, found, rows)) + "\n", encoding="utf-8")
 
 
-def _summary(sentence: str, found: NotFinite, rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+def _summary(sentence: str, found: NotFiniteError, rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     yield sentence
     yield ""
     if found.update:

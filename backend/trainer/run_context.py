@@ -47,10 +47,9 @@ from backend.trainer.scoring import ScoringStages
 from backend.trainer.telemetry import StepTimer
 from backend.training.batch import Batch, pack, token_mask
 from backend.training.grpo import grpo_learner
-from backend.training.learner import Learner
+from backend.training.learner import Learner, TokenRecord
 from backend.training.not_finite import check_sampled, check_scores
 from backend.training.optimizers import SETTINGS_DECIDE, OwnUpdates
-from backend.training.token_records import TokenRecord
 from backend.types import Completion, Group, Problem
 from backend.utils.errors import UserError
 
@@ -353,7 +352,7 @@ class RunContext(StepContext):
 
     def first_notes(self, config: Config) -> list[str]:
         """Sentences for the user about what was built."""
-        return self.learner.algorithm.notes() + self.scoring.notes() + config_notes(config) + self.slow_paths
+        return [*self.learner.algorithm.notes, *self.scoring.notes(), *config_notes(config), *self.slow_paths]
 
     def new_notes(self) -> list[str]:
         """Sentences for the user that came up since the last call."""
@@ -369,7 +368,7 @@ class RunContext(StepContext):
         self, problems: list[Problem], position: int, step: int, config: Config, work: SamplingContext
     ) -> dict[str, float]:
         """A scored group of every problem, in order, appended to `work.groups`; `position` is the first one's number in the run. Returns
-        the metrics that reward functions logged. Raises NotFinite."""
+        the metrics that reward functions logged. Raises NotFiniteError."""
         most_tokens = len(problems) * config.group_size * config.max_completion_length
         with work.timer.phase("rollout"):
             groups = self.rollout.sample(
@@ -535,7 +534,7 @@ def recorded_tokens(config: Config, parts: RunContext, groups: Sequence[Group]) 
     """The token data of a step that was just learned, group by group; nothing of any group unless the run records tokens."""
     if not config.record_tokens:
         return [[] for _ in groups]
-    records = parts.learner.algorithm.take_token_records()
+    records = parts.learner.algorithm.token_records
     return token_data_of(groups, records, parts.policy.tokenizer, mask_truncated=config.mask_truncated_completions)
 
 

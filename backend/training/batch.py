@@ -49,7 +49,7 @@ class Batch:
     old_logp_BT: mx.array | None = None
     """log π of the policy before the first update of this rollout: the denominator of the importance ratio."""
     ref_logp_BT: mx.array | None = None
-    is_ratio_BT: mx.array | None = None
+    importance_weight_BT: mx.array | None = None
     """Importance correction: [B, T], or [B, 1] where a completion has one ratio as a whole. Set on micro-batches only."""
 
     def __len__(self) -> int:

@@ -1,16 +1,16 @@
-"""GRPO and its family (arXiv:2402.03300): preparation of a rollout's batches, and the clipped objective of the chosen loss.
+"""GRPO and its family (arXiv:2402.03300): the updates of one step, and the clipped objective of the chosen loss.
 
 A step is `steps_per_generation` optimizer batches, each used for μ = `num_iterations` updates. Token weights and reference
-log-probabilities are fixed before the first update; the old policy is the policy before it. Its log-probabilities, and with them
-the importance correction, come from the first update's own forward pass wherever that is still the policy that sampled. The losses
-themselves are the table in `losses.py`.
+log-probabilities are fixed before the first update. The old policy's log-probabilities, and with them the importance correction,
+come from the first update's own forward pass wherever that is still the policy that sampled. The losses are the table in `losses.py`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import astuple, dataclass, field, fields, replace
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -20,18 +20,279 @@ from backend.config.config import Config
 from backend.engine.lm_head import TokenScores
 from backend.models.policy import Policy
 from backend.training.batch import Batch
-from backend.training.collectives import Collectives, total
-from backend.training.importance_sampling import importance_ratio, logp_gap
-from backend.training.learner import Algorithm, Learner, OptimizerBatch, build_learner
-from backend.training.losses import LossConfig, Tally, entropy_quantile, policy_terms, token_values, token_weights
+from backend.training.collectives import Collectives, merged, total
+from backend.training.importance_sampling import UNCLIPPED, ImportanceCorrection, logp_gap
+from backend.training.learner import Algorithm, Learner, OptimizerBatch, TokenRecord, build_learner, mean_of_updates
+from backend.training.losses import (
+    LossConfig,
+    Tally,
+    TokenValues,
+    entropy_quantile,
+    policy_terms,
+    token_values,
+    token_weights,
+)
 from backend.training.policy_forward import MicroBatch, PolicyForward, do_nothing
-from backend.training.token_records import TokenRecord, TokenRecords
 
-# Entropy and KL of completions that are not learned from: means over their tokens, with a standard error, since few
-# are read.
+BONUS_STEP, BONUS_MINIMUM, BONUS_MAXIMUM = 0.005, 0.0, 1.0
+"""Of the adaptive entropy coefficient, as in TRL."""
 
 STANDARD_ERROR = "_stderr"
 """After the name of a mean, that of its standard error."""
+
+
+@dataclass(slots=True)
+class EntropyBonus:
+    """The coefficient of the entropy bonus: constant, or adapted after each update so that the policy's entropy (nats) does not fall
+    below `target` (Skywork-OR1, arXiv:2505.22312)."""
+
+    value: float
+    """The coefficient before the comparison with the target."""
+    adaptive: bool = False
+    target: float = 0.0
+    entropy: float | None = None
+    """Measured at the last update."""
+
+    @property
+    def on(self) -> bool:
+        return self.adaptive or self.value > 0
+
+    @property
+    def coefficient(self) -> float:
+        """The next update's: an adaptive bonus applies only while the entropy is at or below its target."""
+        above = self.entropy is not None and self.entropy > self.target
+        return 0.0 if self.adaptive and above else self.value
+
+    def observe(self, entropy: float) -> None:
+        """Take an update's mean entropy; an adaptive coefficient grows by one step at or below the target, else shrinks."""
+        self.entropy = entropy
+        if self.adaptive:
+            adapted = self.value + (BONUS_STEP if entropy <= self.target else -BONUS_STEP)
+            self.value = min(BONUS_MAXIMUM, max(BONUS_MINIMUM, adapted))
+
+
+@dataclass(slots=True)
+class Grpo(Algorithm):
+    """The family's one algorithm; `loss` chooses among its members."""
+
+    policy: Policy
+    loss: LossConfig
+    """Its `entropy_coef` is replaced by `bonus.coefficient`."""
+    bonus: EntropyBonus
+    rows_per_micro_batch: int
+    num_iterations: int
+    steps_per_generation: int
+    skip_zero_signal: bool
+    ratio_against: str
+    """"old" or "reference": the denominator of the ratio is the policy before the step's first update, or the reference."""
+    correction: ImportanceCorrection | None
+    sync_reference_every: int = 0
+    """Every so many updates the reference moves by `sync_reference_by` towards the policy (TR-DPO, arXiv:2404.09656); 0 never."""
+    sync_reference_by: float = 0.0
+    has_dropout: bool = False
+    has_noise: bool = False
+    """On the embeddings (`backend.engine.embedding_noise`)."""
+    records_tokens: bool = False
+    notes: Sequence[str] = ()
+    token_records: Mapping[int, TokenRecord] = field(default_factory=dict[int, TokenRecord])
+
+    def learn(self, batch: Batch, learner: Learner) -> dict[str, float]:
+        forward = learner.forward
+        self.token_records = {}
+        rows = len(batch) // self.steps_per_generation
+        parts = [batch.take(range(i * rows, (i + 1) * rows)) for i in range(self.steps_per_generation)]
+        if len(parts) == 1:
+            parts = [batch]  # the same rows without a gather, whose result would be a second copy
+        # The same objects in all μ iterations: what the first one records (`_after_backward`), the others read.
+        optimizer_batches = [self.optimizer_batch(part, forward) for part in parts]
+        updates = [
+            self._update(micro_batches, learner)
+            for _ in range(self.num_iterations)
+            for micro_batches in optimizer_batches
+        ]
+        if self.records_tokens and forward.ranks.size > 1:
+            own = {row: astuple(record) for row, record in self.token_records.items()}
+            self.token_records = {row: TokenRecord(*columns) for row, columns in merged(forward.ranks, own).items()}
+        names = ["entropy", "clip_ratio_low", "clip_ratio_high", "clip_ratio_total", "sampling/logp_gap/mean"]
+        names += ["kl"] if self.policy.reference is not None else []
+        not_measured = dict.fromkeys(names, math.nan)
+        return not_measured | mean_of_updates(updates) | self.sampler_metrics(optimizer_batches, forward)
+
+    def optimizer_batch(self, batch: Batch, forward: PolicyForward) -> OptimizerBatch:
+        """Micro-batches with all that stays fixed over the updates: token weights, reference and, where needed, old policy."""
+        # Before rows are split or left out: a token's weight depends on the whole optimizer batch.
+        weight_BT = token_weights(
+            batch.mask_BT, loss_type=self.loss.loss_type, max_completion_length=self.loss.max_completion_length
+        )
+        batch = replace(batch, weight_BT=weight_BT)
+        # Without KL, entropy bonus and entropy quantile, a completion with advantage 0 adds nothing at all. Only now: rows without
+        # signal count among the rows and tokens that weights divide by.
+        policy_term_alone = self.policy.reference is None and not self.bonus.on and self.loss.top_entropy_quantile >= 1
+        if self.skip_zero_signal and policy_term_alone:
+            batch = batch.with_signal()
+        if not len(batch):
+            return []
+        split_model = self.policy.split_model
+        micro_batches = forward.micro_batches(split_model, batch, self.rows_per_micro_batch)
+        # Fixed for all μ iterations, so computed once and kept: [B, T] is small.
+        if self.policy.reference is not None:
+            logps = forward.logps_without_gradient(self.policy.reference, micro_batches)
+            for micro_batch, logp_BT in zip(micro_batches, logps, strict=True):
+                micro_batch.set_arrays(ref_logp_BT=logp_BT)
+        if self._needs_old_pass():
+            self.policy.model.eval()  # no dropout: the old policy is the one that sampled
+            logps = forward.logps_without_gradient(split_model, micro_batches)
+            for micro_batch, logp_BT in zip(micro_batches, logps, strict=True):
+                self._set_old_policy(micro_batch, logp_BT)
+        return micro_batches
+
+    def _needs_old_pass(self) -> bool:
+        """The first update's forward pass *is* the policy that sampled, so `_after_backward` keeps its log-probabilities. A pass
+        of its own is needed only where the policy has moved by then, or dropout makes that pass another policy than sampled."""
+        is_other = self.steps_per_generation > 1 or (self.has_dropout and self.correction is not None)
+        return is_other and self.ratio_against == "old"
+
+    def _set_old_policy(self, micro_batch: MicroBatch, logp_BT: mx.array) -> None:
+        weight = self._importance_weight(micro_batch.batch, logp_BT)
+        micro_batch.set_arrays(old_logp_BT=logp_BT, importance_weight_BT=weight)
+
+    def _importance_weight(self, batch: Batch, old_logp_BT: mx.array) -> mx.array | None:
+        """π_old / π_sampler, not π_θ / π_sampler: it corrects for the sampler alone, so it is constant over the updates."""
+        return None if self.correction is None else self.correction.measure(batch, old_logp_BT)[0]
+
+    def _update(self, micro_batches: OptimizerBatch, learner: Learner) -> dict[str, float]:
+        coefficient = self.bonus.coefficient
+        metrics = learner.update(
+            micro_batches,
+            self._objective,
+            totals=partial(self.batch_totals, micro_batches, learner.forward),
+            after_backward=self._after_backward,
+            entropy_gradient=coefficient > 0,
+        )
+        if self.sync_reference_every and learner.updates % self.sync_reference_every == 0:
+            self.policy.move_reference(self.sync_reference_by)
+        if self.bonus.on and "entropy" in metrics:
+            self.bonus.observe(metrics["entropy"])
+        return metrics
+
+    def batch_totals(self, micro_batches: OptimizerBatch, forward: PolicyForward) -> dict[str, Any]:
+        """The entropy threshold, a quantile over all tokens of the optimizer batch, and the number of tokens that the entropy
+        bonus averages over."""
+        top, has_bonus = self.loss.top_entropy_quantile, self.bonus.coefficient > 0
+        if top >= 1:
+            if not has_bonus:
+                return {}
+            own = sum((part.batch.mask_BT.sum() for part in micro_batches), mx.array(0.0))
+            return {"entropy_tokens": total(forward.ranks, own)}
+        # One forward pass more for each update: the first micro-batch's backward pass needs a quantile over all of them.
+        entropies = [
+            forward.scores(self.policy.split_model, part, with_gradient=False).entropy_N for part in micro_batches
+        ]
+        entropy_1N, mask_1N = entropies_of_all(forward.ranks, entropies, [part.batch.mask_BT for part in micro_batches])
+        threshold = entropy_quantile(entropy_1N, mask_1N, top)
+        # Counted, not top · N: ties at the threshold are kept, and the bonus averages over the tokens that are.
+        tokens = ((entropy_1N >= threshold) * mask_1N).sum()
+        mx.eval(threshold, tokens)
+        return {"entropy_threshold": threshold} | ({"entropy_tokens": tokens} if has_bonus else {})
+
+    def _objective(
+        self, micro_batch: MicroBatch, scores: TokenScores, totals: dict[str, Any]
+    ) -> tuple[mx.array, Tally]:
+        batch = micro_batch.batch
+        return policy_terms(
+            scores.logp_N,
+            self._denominator(batch),
+            batch.ref_logp_BT,
+            batch.advantage_B,
+            batch.mask_BT,
+            replace(self.loss, entropy_coef=self.bonus.coefficient),
+            weights=batch.weight_BT,
+            entropies=scores.entropy_N,
+            importance_weight=self._present_importance_weight(batch, scores),
+            sampling_logps=batch.sampling_logp_BT,
+            **totals,
+        )
+
+    def _denominator(self, batch: Batch) -> mx.array | None:
+        return batch.ref_logp_BT if self.ratio_against == "reference" else batch.old_logp_BT
+
+    def _present_importance_weight(self, batch: Batch, scores: TokenScores) -> mx.array | None:
+        """In the first update the policy is its own old policy, and `_after_backward` records it for the others."""
+        if batch.old_logp_BT is not None:
+            return batch.importance_weight_BT
+        return self._importance_weight(batch, mx.stop_gradient(scores.logp_N))
+
+    def _after_backward(self, micro_batch: MicroBatch, scores: TokenScores, totals: dict[str, Any]) -> None:
+        batch = micro_batch.batch
+        if self.records_tokens:
+            values = token_values(
+                scores.logp_N,
+                self._denominator(batch),
+                batch.advantage_B,
+                batch.mask_BT,
+                self.loss,
+                entropies=scores.entropy_N,
+                entropy_threshold=totals.get("entropy_threshold"),
+                sampling_logps=batch.sampling_logp_BT,
+                importance_weight=self._present_importance_weight(batch, scores),
+            )
+            self.token_records = {**self.token_records, **recorded_tokens(batch, scores.logp_N, values)}
+        if batch.old_logp_BT is None:
+            self._set_old_policy(micro_batch, scores.logp_N)
+
+    def sampler_metrics(self, optimizer_batches: list[OptimizerBatch], forward: PolicyForward) -> dict[str, float]:
+        """How far the sampler lay from the policy: means over the tokens or rows of the rollout, extremes over all."""
+        # Against the reference no pass before the updates is made, and later batches meet a policy that has moved: the first alone
+        # is measured.
+        once = optimizer_batches if self.ratio_against == "old" else optimizer_batches[:1]
+        batches = [part.batch for micro_batches in once for part in micro_batches]
+        own = [(self._sampler_metrics_of(batch), float(batch.mask_BT.sum()), float(len(batch))) for batch in batches]
+        of_batches = [each for of_rank in forward.ranks.gather(own) for each in of_rank]
+        measured = [metrics for metrics, _, _ in of_batches]
+        tokens, rows = ([each[i] for each in of_batches] for i in (1, 2))
+        by_row = self.correction is not None and self.correction.mode.startswith("sequence")
+        return {
+            name: _combined(name, [values[name] for values in measured], rows if by_row and "ratio" in name else tokens)
+            for name in (measured[0] if measured else ())
+        }
+
+    def _sampler_metrics_of(self, batch: Batch) -> dict[str, float]:
+        assert batch.old_logp_BT is not None  # recorded in the first update at the latest
+        metrics = (self.correction or UNCLIPPED).measure(batch, batch.old_logp_BT)[1]
+        # A pass with dropout or noise is another policy than the one that sampled: the distance would be theirs.
+        if not self.has_noise and (not self.has_dropout or self._needs_old_pass()):
+            metrics |= logp_gap(batch.old_logp_BT, batch.sampling_logp_BT, batch.log_kept_BT, batch.mask_BT)
+        return {name: float(x) for name, x in metrics.items()}
+
+    def held_out_metrics(
+        self, batch: Batch, forward: PolicyForward, poll: Callable[[], None] = do_nothing
+    ) -> dict[str, float]:
+        """`entropy`, and `kl` where there is a reference, over the tokens of `batch`, each with its standard error."""
+        policy, reference = self.policy, self.policy.reference
+        policy.model.eval()  # without dropout, as it sampled
+        # What is measured needs neither a bonus nor the quantile of an optimizer batch.
+        loss = replace(self.loss, beta=0.0, entropy_coef=0.0, top_entropy_quantile=1.0, off_policy_mask_threshold=None)
+        rows: list[RowSums] = []
+        for part in forward.micro_batches(policy.split_model, batch, self.rows_per_micro_batch):
+            scores = forward.scores(policy.split_model, part, with_gradient=False)
+            ref_logp_BT = forward.scores(reference, part, with_gradient=False).logp_N if reference is not None else None
+            rows += row_sums(part.batch, scores.logp_N, scores.entropy_N, ref_logp_BT, loss)
+            poll()
+        return means([row for of_rank in forward.ranks.gather(rows) for row in of_rank])
+
+    def change(self, config: Config, keys: Collection[str]) -> None:
+        self.loss = loss_settings(config)
+        self.rows_per_micro_batch = config.batch_size * config.group_size
+        if "entropy_coef" in keys:  # otherwise an adaptive bonus continues from where it is
+            self.bonus.value = config.entropy_coef
+
+    def state(self) -> list[float | None]:
+        return [self.bonus.value, self.bonus.entropy]
+
+    def restore(self, state: list[float | None]) -> None:
+        if state:  # older checkpoints have none
+            self.bonus.value, self.bonus.entropy = state[0] or 0.0, state[1]
+
 
 RowSums = dict[str, tuple[float, float]]
 """Name → (sum over a completion's tokens, number of them), of one completion."""
@@ -55,8 +316,8 @@ def row_sums(
 def means(rows: Sequence[RowSums]) -> dict[str, float]:
     """The mean over all tokens of each name, and its standard error from two completions up.
 
-    A completion is drawn as a whole, so the error is that of a ratio of sums over n completions: with s and t a completion's sum and tokens
-    and m the mean, √(n / (n − 1) · Σ (s − m t)²) / Σ t (Cochran, Sampling Techniques, 1977, section 2.11, of a small part of all).
+    Completions are sampled as a whole, so the error is that of a ratio of sums over n completions: with s and t a completion's sum
+    and tokens and m the mean, √(n / (n − 1) · Σ (s − m t)²) / Σ t (Cochran, Sampling Techniques, 1977, section 2.11).
     """
     found: dict[str, float] = {}
     for name in rows[0] if rows else ():
@@ -71,300 +332,15 @@ def means(rows: Sequence[RowSums]) -> dict[str, float]:
     return found
 
 
-# ── entropy bonus ────────────────────────────────────────────────────────────────────────────────────────────────────
-
-# The coefficient of the entropy bonus: constant, or adapted after each update so that the policy's entropy does not
-# fall below a target (Skywork-OR1, arXiv:2505.22312, with TRL's step and bounds). The bonus itself is a term of
-# `losses.py`.
-
-STEP, MINIMUM, MAXIMUM = 0.005, 0.0, 1.0
-"""Of the adaptive coefficient."""
-
-
-@dataclass(slots=True)
-class EntropyBonus:
-    """`value` is the coefficient before the comparison with the target; `entropy` (nats) was measured at the last update."""
-
-    value: float
-    adaptive: bool = False
-    target: float = 0.0
-    entropy: float | None = None
-
-    @property
-    def on(self) -> bool:
-        return self.adaptive or self.value > 0
-
-    @property
-    def coefficient(self) -> float:
-        """The next update's: an adaptive bonus applies only while the entropy is at or below its target."""
-        above = self.entropy is not None and self.entropy > self.target
-        return 0.0 if self.adaptive and above else self.value
-
-    def observe(self, entropy: float) -> None:
-        """Take an update's mean entropy; an adaptive coefficient grows by one step at or below the target, else shrinks."""
-        self.entropy = entropy
-        if self.adaptive:
-            adapted = self.value + (STEP if entropy <= self.target else -STEP)
-            self.value = min(MAXIMUM, max(MINIMUM, adapted))
-
-    def state(self) -> list[float | None]:
-        """The values that a checkpoint keeps."""
-        return [self.value, self.entropy]
-
-    def restore(self, state: list[float | None]) -> None:
-        """Put `state` back; a checkpoint without one leaves everything as configured."""
-        if state:
-            self.value, self.entropy = state[0] or 0.0, state[1]
-
-
-# ── grpo ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-@dataclass(frozen=True, slots=True)
-class ImportanceCorrection:
-    """`mode`, `clip_min` and `clip_max` of `importance_ratio`. `grammar_alone`: top-k, top-p and min-p are not corrected for, only what
-    a grammar that the output is held to takes, and rounding."""
-
-    mode: str = "token_truncate"
-    clip_min: float | None = None
-    clip_max: float | None = None
-    grammar_alone: bool = False
-
-
-UNCLIPPED = ImportanceCorrection()
-"""Only measured: the ratio of every token."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReferenceSync:
-    """Every `every` updates the reference moves by `alpha` towards the policy (TR-DPO, arXiv:2404.09656)."""
-
-    every: int
-    alpha: float
-
-
-@dataclass(slots=True)
-class Grpo(Algorithm):
-    """The family's one algorithm; `loss` chooses among its members."""
-
-    policy: Policy
-    loss: LossConfig
-    """Its `entropy_coef` is replaced by `bonus.coefficient`."""
-    bonus: EntropyBonus
-    rows_per_micro_batch: int
-    num_iterations: int
-    steps_per_generation: int
-    skip_zero_signal: bool
-    ratio_against: str
-    """"old" or "reference": the denominator of the ratio is the policy before the step's first update, or the reference."""
-    correction: ImportanceCorrection | None
-    reference_sync: ReferenceSync | None
-    has_dropout: bool
-    has_noise: bool = False
-    """Whether embeddings have noise (`backend.engine.embedding_noise`)."""
-    token_records: TokenRecords | None = None
-    """Where each token's values are kept; None, unless a run records them, keeps none."""
-    chosen_correction: str = ""
-    """A sentence about the correction, where the settings leave it open."""
-
-    # ── before the updates ───────────────────────────────────────────────────────────────────────────────────────────
-
-    def prepare(self, batch: Batch, forward: PolicyForward) -> list[OptimizerBatch]:
-        """`steps_per_generation` optimizer batches in turn, `num_iterations` times over."""
-        rows = len(batch) // self.steps_per_generation
-        batches = [batch.take(range(i * rows, (i + 1) * rows)) for i in range(self.steps_per_generation)]
-        if len(batches) == 1:
-            batches = [batch]  # the same rows without a gather, whose result would be a second copy
-        # The same objects μ times: what the first iteration records (`after_backward`), the others read.
-        return [self._optimizer_batch(part, forward) for part in batches] * self.num_iterations
-
-    def _optimizer_batch(self, batch: Batch, forward: PolicyForward) -> OptimizerBatch:
-        # Before rows are split or left out: a token's weight depends on the whole optimizer batch.
-        weight_BT = token_weights(
-            batch.mask_BT, loss_type=self.loss.loss_type, max_completion_length=self.loss.max_completion_length
-        )
-        batch = replace(batch, weight_BT=weight_BT)
-        # Only now: rows without signal count among the rows and tokens that weights divide by.
-        if self._zero_signal_rows_add_nothing():
-            batch = batch.with_signal()
-        if not len(batch):
-            return []
-        split_model = self.policy.split_model
-        micro_batches = forward.micro_batches(split_model, batch, self.rows_per_micro_batch)
-        # Fixed for all μ iterations, so computed once and kept: [B, T] is small.
-        if self.policy.reference is not None:
-            logps = forward.logps_without_gradient(self.policy.reference, micro_batches)
-            for micro_batch, logp_BT in zip(micro_batches, logps, strict=True):
-                micro_batch.set_arrays(ref_logp_BT=logp_BT)
-        if self._needs_old_pass():
-            self.policy.model.eval()  # no dropout: the old policy is the one that sampled
-            logps = forward.logps_without_gradient(split_model, micro_batches)
-            for micro_batch, logp_BT in zip(micro_batches, logps, strict=True):
-                self._set_old_policy(micro_batch, logp_BT)
-        return micro_batches
-
-    def _set_old_policy(self, micro_batch: MicroBatch, logp_BT: mx.array) -> None:
-        micro_batch.set_arrays(old_logp_BT=logp_BT, is_ratio_BT=self._is_ratio(micro_batch.batch, logp_BT))
-
-    def _is_ratio(self, batch: Batch, old_logp_BT: mx.array) -> mx.array | None:
-        """π_old / π_sampler, not π_θ / π_sampler: it corrects for the sampler alone, so it is constant over the updates."""
-        return None if self.correction is None else _importance(batch, old_logp_BT, self.correction)[0]
-
-    def _zero_signal_rows_add_nothing(self) -> bool:
-        """Whether a completion with advantage 0 adds nothing at all: no KL, no entropy term, and no entropies that the quantile
-        of `top_entropy_quantile` is taken over."""
-        policy_term_alone = self.policy.reference is None and not self.bonus.on and self.loss.top_entropy_quantile >= 1
-        return self.skip_zero_signal and policy_term_alone
-
-    def _needs_old_pass(self) -> bool:
-        """The first update's forward pass *is* the policy that sampled, so `after_backward` keeps its log-probabilities. A pass
-        of its own is needed only where the policy has moved by then, or dropout makes that pass another policy than sampled."""
-        is_other = self.steps_per_generation > 1 or (self.has_dropout and self.correction is not None)
-        return is_other and self.ratio_against == "old"
-
-    # ── an update ────────────────────────────────────────────────────────────────────────────────────────────────────
-
-    @property
-    def needs_entropy_gradient(self) -> bool:
-        return self.bonus.coefficient > 0
-
-    def batch_totals(self, micro_batches: OptimizerBatch, forward: PolicyForward) -> dict[str, Any]:
-        """The entropy threshold, a quantile over all tokens of the optimizer batch, and the number of tokens that the entropy
-        bonus averages over."""
-        top, has_bonus = self.loss.top_entropy_quantile, self.bonus.coefficient > 0
-        if top >= 1:
-            if not has_bonus:
-                return {}
-            own = sum((part.batch.mask_BT.sum() for part in micro_batches), mx.array(0.0))
-            return {"entropy_tokens": total(forward.ranks, own)}
-        # One forward pass more for each update: the first micro-batch's backward pass needs a quantile over all of them.
-        entropies = [
-            forward.scores(self.policy.split_model, part, with_gradient=False).entropy_N for part in micro_batches
-        ]
-        entropy_1N, mask_1N = entropies_of_all(forward.ranks, entropies, [part.batch.mask_BT for part in micro_batches])
-        threshold = entropy_quantile(entropy_1N, mask_1N, top)
-        # Counted, not top · N: ties at the threshold are kept, and the bonus averages over the tokens that are.
-        tokens = ((entropy_1N >= threshold) * mask_1N).sum()
-        mx.eval(threshold, tokens)
-        return {"entropy_threshold": threshold} | ({"entropy_tokens": tokens} if has_bonus else {})
-
-    def objective(self, micro_batch: MicroBatch, scores: TokenScores, totals: dict[str, Any]) -> tuple[mx.array, Tally]:
-        batch = micro_batch.batch
-        return policy_terms(
-            scores.logp_N,
-            self._denominator(batch),
-            batch.ref_logp_BT,
-            batch.advantage_B,
-            batch.mask_BT,
-            replace(self.loss, entropy_coef=self.bonus.coefficient),
-            weights=batch.weight_BT,
-            entropies=scores.entropy_N,
-            is_ratio=self._is_ratio_now(batch, scores),
-            sampling_logps=batch.sampling_logp_BT,
-            **totals,
-        )
-
-    def _denominator(self, batch: Batch) -> mx.array | None:
-        return batch.ref_logp_BT if self.ratio_against == "reference" else batch.old_logp_BT
-
-    def _is_ratio_now(self, batch: Batch, scores: TokenScores) -> mx.array | None:
-        """In the first update the policy is its own old policy, and `after_backward` records it for the others."""
-        is_first = batch.old_logp_BT is None
-        return self._is_ratio(batch, mx.stop_gradient(scores.logp_N)) if is_first else batch.is_ratio_BT
-
-    def after_backward(self, micro_batch: MicroBatch, scores: TokenScores, totals: dict[str, Any]) -> None:
-        if self.token_records is not None:
-            self._record_tokens(self.token_records, micro_batch.batch, scores, totals)
-        if micro_batch.batch.old_logp_BT is None:
-            self._set_old_policy(micro_batch, scores.logp_N)
-
-    def _record_tokens(self, records: TokenRecords, batch: Batch, scores: TokenScores, totals: dict[str, Any]) -> None:
-        values = token_values(
-            scores.logp_N,
-            self._denominator(batch),
-            batch.advantage_B,
-            batch.mask_BT,
-            self.loss,
-            entropies=scores.entropy_N,
-            entropy_threshold=totals.get("entropy_threshold"),
-            sampling_logps=batch.sampling_logp_BT,
-            is_ratio=self._is_ratio_now(batch, scores),
-        )
-        records.keep(batch, scores.logp_N, values)
-
-    def after_update(self, update: int, metrics: dict[str, float]) -> None:
-        if self.reference_sync and update % self.reference_sync.every == 0:
-            self.policy.move_reference(self.reference_sync.alpha)
-        if self.bonus.on and "entropy" in metrics:
-            self.bonus.observe(metrics["entropy"])
-
-    def take_token_records(self) -> dict[int, TokenRecord]:
-        return self.token_records.take() if self.token_records is not None else {}
-
-    # ── metrics and state ────────────────────────────────────────────────────────────────────────────────────────────
-
-    def metric_names(self) -> list[str]:
-        names = ["entropy", "clip_ratio_low", "clip_ratio_high", "clip_ratio_total", "sampling/logp_gap/mean"]
-        return names + (["kl"] if self.policy.reference is not None else [])
-
-    def step_metrics(self, optimizer_batches: list[OptimizerBatch], forward: PolicyForward) -> dict[str, float]:
-        """How far the sampler lay from the policy: means over the tokens or rows of the rollout, extremes over all."""
-        if self.token_records is not None:
-            self.token_records.exchange(forward.ranks)
-        # The list repeats its first `steps_per_generation` batches μ times: each is counted once. Against the reference no pass
-        # before the updates is made, and later batches meet a policy that has moved: the first alone is measured.
-        once = optimizer_batches[: self.steps_per_generation if self.ratio_against == "old" else 1]
-        batches = [part.batch for micro_batches in once for part in micro_batches]
-        own = [(self._sampler_metrics(batch), float(batch.mask_BT.sum()), float(len(batch))) for batch in batches]
-        of_batches = [each for of_rank in forward.ranks.gather(own) for each in of_rank]
-        measured = [metrics for metrics, _, _ in of_batches]
-        tokens, rows = ([each[i] for each in of_batches] for i in (1, 2))
-        by_row = self.correction is not None and self.correction.mode.startswith("sequence")
-        return {
-            name: _combined(name, [values[name] for values in measured], rows if by_row and "ratio" in name else tokens)
-            for name in (measured[0] if measured else ())
-        }
-
-    def _sampler_metrics(self, batch: Batch) -> dict[str, float]:
-        assert batch.old_logp_BT is not None  # recorded in the first update at the latest
-        metrics = _importance(batch, batch.old_logp_BT, self.correction or UNCLIPPED)[1]
-        # A pass with dropout is another policy than the one that sampled: the distance would be dropout's. So is one with noise, which
-        # the old pass has too.
-        if not self.has_noise and (not self.has_dropout or self._needs_old_pass()):
-            metrics |= logp_gap(batch.old_logp_BT, batch.sampling_logp_BT, batch.log_kept_BT, batch.mask_BT)
-        return {name: float(x) for name, x in metrics.items()}
-
-    def held_out_metrics(
-        self, batch: Batch, forward: PolicyForward, poll: Callable[[], None] = do_nothing
-    ) -> dict[str, float]:
-        """`entropy`, and `kl` where there is a reference, as a step measures them, over the tokens of `batch`, each with its standard error.
-        No clip ratio: without an update the ratio is 1."""
-        policy, reference = self.policy, self.policy.reference
-        policy.model.eval()  # without dropout, as it sampled
-        # What is measured needs neither a bonus nor the quantile of an optimizer batch.
-        loss = replace(self.loss, beta=0.0, entropy_coef=0.0, top_entropy_quantile=1.0, off_policy_mask_threshold=None)
-        rows: list[RowSums] = []
-        for part in forward.micro_batches(policy.split_model, batch, self.rows_per_micro_batch):
-            scores = forward.scores(policy.split_model, part, with_gradient=False)
-            ref_logp_BT = forward.scores(reference, part, with_gradient=False).logp_N if reference is not None else None
-            rows += row_sums(part.batch, scores.logp_N, scores.entropy_N, ref_logp_BT, loss)
-            poll()
-        return means([row for of_rank in forward.ranks.gather(rows) for row in of_rank])
-
-    def notes(self) -> list[str]:
-        return [self.chosen_correction] if self.chosen_correction else []
-
-    def change(self, config: Config, keys: Collection[str]) -> None:
-        self.loss = loss_settings(config)
-        self.rows_per_micro_batch = config.batch_size * config.group_size
-        if "entropy_coef" in keys:  # otherwise an adaptive bonus goes on from where it is
-            self.bonus.value = config.entropy_coef
-
-    def state(self) -> list[float | None]:
-        return self.bonus.state()
-
-    def restore(self, state: list[float | None]) -> None:
-        self.bonus.restore(state)
+def recorded_tokens(batch: Batch, logp_BT: mx.array, values: TokenValues) -> dict[int, TokenRecord]:
+    """What an update saw of each token, by row of the step's batch. The arrays are evaluated already: recording changes no weight."""
+    columns: list[list[list[Any]]] = [
+        x.tolist()  # pyright: ignore[reportAssignmentType]: two axes, so lists of lists
+        for x in (logp_BT, values.ratio_BT, values.clipped_BT, values.advantage_BT)
+    ]
+    lengths: Any = batch.length_B.tolist()
+    rows: Any = batch.row_B.tolist()
+    return {row: TokenRecord(*(column[i][: lengths[i]] for column in columns)) for i, row in enumerate(rows)}
 
 
 def entropies_of_all(
@@ -380,18 +356,6 @@ def entropies_of_all(
     return mx.pad(of_all, (0, 1))[None], mx.pad(mx.ones_like(of_all), (0, 1))[None]
 
 
-def _importance(
-    batch: Batch, old_logp_BT: mx.array, correction: ImportanceCorrection
-) -> tuple[mx.array, dict[str, mx.array]]:
-    sampling_logp_BT = batch.sampling_logp_BT
-    if correction.grammar_alone and batch.log_held_BT is not None:
-        sampling_logp_BT = sampling_logp_BT + batch.log_kept_BT - batch.log_held_BT
-    return importance_ratio(
-        old_logp_BT, sampling_logp_BT, batch.mask_BT,
-        mode=correction.mode, clip_min=correction.clip_min, clip_max=correction.clip_max,
-    )  # fmt: skip
-
-
 def _combined(name: str, values: Sequence[float], counts: Sequence[float]) -> float:
     """One number from those of the micro-batches: the extreme, or the mean weighted by the tokens or rows counted."""
     counted = [(value, count) for value, count in zip(values, counts, strict=True) if count]
@@ -400,9 +364,6 @@ def _combined(name: str, values: Sequence[float], counts: Sequence[float]) -> fl
     if name.endswith(("/min", "/max")):
         return (min if name.endswith("/min") else max)(value for value, _ in counted)
     return sum(value * count for value, count in counted) / sum(count for _, count in counted)
-
-
-# ── from the settings ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def loss_settings(config: Config) -> LossConfig:
@@ -426,13 +387,12 @@ def grpo(policy: Policy, config: Config) -> Grpo:
         skip_zero_signal=config.skip_zero_signal,
         ratio_against=config.ratio_against,
         correction=None if mode == "none" else ImportanceCorrection(mode, *bounds, grammar_alone=is_automatic),
-        reference_sync=ReferenceSync(config.ref_model_sync_steps, config.ref_model_mixup_alpha)
-        if config.sync_ref_model
-        else None,
+        sync_reference_every=config.ref_model_sync_steps if config.sync_ref_model else 0,
+        sync_reference_by=config.ref_model_mixup_alpha,
         has_dropout=config.train_type != "full" and config.dropout > 0,
         has_noise=config.neftune_noise_alpha > 0,
-        token_records=TokenRecords() if config.record_tokens else None,
-        chosen_correction=sentence,
+        records_tokens=config.record_tokens,
+        notes=[sentence] if sentence else [],
     )
 
 
@@ -440,9 +400,9 @@ def correction_mode(config: Config, dtype: mx.Dtype) -> tuple[str, str]:
     """`sampling_correction` for a model that computes in `dtype`, and a sentence for the event log where "auto" became a correction.
 
     In float32 sampler and learner agree but for filters, whose part of the gap TRL and the papers leave alone. In 16 bits they do
-    not, and correcting costs no pass of its own. Output that is held to a grammar comes from another distribution altogether: the
-    product over a completion's tokens of what the grammar left of the policy is its probability of keeping to the grammar so far. That is
-    at most 1, so nothing is truncated, and the gradient is that of the policy itself, unbiased (`docs/algorithms.md`).
+    not, and correcting costs no pass of its own. Constrained output comes from another distribution: the product over a completion's
+    tokens of what the grammar left of the policy is its probability of keeping to the grammar so far. That is at most 1, so nothing
+    is truncated, and the gradient is that of the policy itself, unbiased (`docs/algorithms.md`).
     """
     if config.sampling_correction != "auto":
         return config.sampling_correction, ""
@@ -455,8 +415,8 @@ def correction_mode(config: Config, dtype: mx.Dtype) -> tuple[str, str]:
         return "none", ""
     kind = str(dtype).removeprefix("mlx.core.")
     return "token_truncate", (
-        f"The model computes in {kind}, where sampler and learner round differently: each token's term is multiplied by the ratio "
-        f"of their probabilities, within the limits (Sampling correction: Automatic)."
+        f"The model computes in {kind}, where sampler and learner round differently: each token's term is multiplied by the "
+        f"ratio of their probabilities, within the limits (Sampling correction: Automatic)."
     )
 
 

@@ -3,12 +3,38 @@
 A quantised or 16-bit sampler, top-p, top-k and min-p sample from something near the policy. Weighting each token by
 π_old / π_sampler makes the gradient that of the policy again (truncated importance sampling: Yao et al. 2025, "Your efficient
 RL framework secretly brings you off-policy RL training"; masked: Liu et al. 2025, "When speed kills stability"; both as TRL's
-`vllm_importance_sampling_correction` has them). No model, no loss.
+`vllm_importance_sampling_correction` has them).
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import mlx.core as mx
+
+from backend.training.batch import Batch
+
+
+@dataclass(frozen=True, slots=True)
+class ImportanceCorrection:
+    """Settings of `importance_ratio`."""
+
+    mode: str = "token_truncate"
+    clip_min: float | None = None
+    clip_max: float | None = None
+    grammar_alone: bool = False
+    """Correct only for a grammar and for rounding, not for top-k, top-p and min-p."""
+
+    def measure(self, batch: Batch, old_logp_BT: mx.array) -> tuple[mx.array, dict[str, mx.array]]:
+        """The importance weight of a micro-batch, [B, T] or [B, 1], and its metrics."""
+        sampling_logp_BT = batch.sampling_logp_BT
+        if self.grammar_alone and batch.log_held_BT is not None:
+            sampling_logp_BT = sampling_logp_BT + batch.log_kept_BT - batch.log_held_BT
+        return importance_ratio(old_logp_BT, sampling_logp_BT, batch.mask_BT, self.mode, self.clip_min, self.clip_max)
+
+
+UNCLIPPED = ImportanceCorrection()
+"""Only measured: the ratio of every token."""
 
 
 def importance_ratio(

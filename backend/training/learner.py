@@ -7,9 +7,10 @@ learning rate. Knows no loss, no files, no rewards and no sampling.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, Protocol
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -32,7 +33,7 @@ from backend.models.policy import Policy
 from backend.training.batch import Batch
 from backend.training.collectives import merged, total_gradient, total_loss
 from backend.training.losses import Tally, merge
-from backend.training.not_finite import NotFinite, gradient_norms, token_numbers
+from backend.training.not_finite import NotFiniteError, gradient_norms, token_numbers
 from backend.training.optimizers import (
     SETTINGS_DECIDE,
     LearningRate,
@@ -45,57 +46,39 @@ from backend.training.optimizers import (
 )
 from backend.training.policy_forward import MicroBatch, PolicyForward, do_nothing
 from backend.training.schedules import learning_rates
-from backend.training.token_records import TokenRecord
 from backend.utils.errors import UserError
-
-# What a training step needs of an algorithm. GRPO's family is `grpo.py`; a supervised warm-up or DPO is one file
-# beside it.
 
 OptimizerBatch = list[MicroBatch]
 """The micro-batches of one optimizer update; empty where no token has a gradient."""
 
+Objective = Callable[[MicroBatch, TokenScores, Any], tuple[mx.array, Tally]]
+"""(micro-batch, log-probabilities and entropies [B, T], totals of the optimizer batch) → this micro-batch's share of the loss, a scalar
+differentiable in the scores, and of the metrics."""
 
-class Algorithm(Protocol):
-    """Subclass it and implement `prepare` and `objective`; the other methods do nothing unless overridden."""
 
-    @property
-    def needs_entropy_gradient(self) -> bool:
-        """Whether `objective` differentiates the entropies too."""
-        return False
+@dataclass(frozen=True, slots=True)
+class TokenRecord:
+    """One completion in the last update that it was part of; every list is as long as its tokens."""
 
-    def prepare(self, batch: Batch, forward: PolicyForward) -> list[OptimizerBatch]:
-        """The updates of one step, in order: an optimizer batch for each, split into micro-batches that carry all that
-        stays fixed over the updates (token weights, reference log-probabilities, …). The same batch may occur several times."""
-        ...
+    learned_logp: list[float]
+    """log π_θ in nats at the sampling temperature, before that update; 0 where the mask is 0."""
+    ratio: list[float]
+    clipped: list[bool]
+    advantage: list[float]
+    """As `TokenValues.advantage_BT`."""
 
-    def batch_totals(self, micro_batches: OptimizerBatch, forward: PolicyForward) -> Any:
-        """Before each update: totals of the optimizer batch that a micro-batch cannot know. Passed to `objective`."""
-        return None
 
-    def objective(self, micro_batch: MicroBatch, scores: TokenScores, totals: Any) -> tuple[mx.array, Tally]:
-        """This micro-batch's share of the loss, a scalar differentiable in `scores`, and of the metrics."""
-        ...
+class Algorithm:
+    """One way of learning from a batch. GRPO's family is `grpo.py`; subclass it and implement `learn`, the rest is optional."""
 
-    def after_backward(self, micro_batch: MicroBatch, scores: TokenScores, totals: Any) -> None:
-        """After a micro-batch's backward pass, with what `objective` was given: log-probabilities and entropies [B, T]."""
+    notes: Sequence[str] = ()
+    """Sentences for the user about what was chosen where a setting leaves the choice open."""
+    token_records: Mapping[int, TokenRecord] = MappingProxyType({})
+    """Row of the last step's batch → what its last update saw of its tokens; empty unless recorded."""
 
-    def after_update(self, update: int, metrics: dict[str, float]) -> None:
-        """After update number `update` (from 1 over the run), with its merged metrics."""
-
-    def change(self, config: Config, keys: Collection[str]) -> None:
-        """Go on with the settings of `config`, between two steps; `keys` names those that differ from before."""
-
-    def notes(self) -> list[str]:
-        """Sentences for the user about what was chosen where a setting leaves the choice open."""
-        return []
-
-    def metric_names(self) -> list[str]:
-        """Metrics that every step reports: NaN where nothing was measured."""
-        return []
-
-    def take_token_records(self) -> dict[int, TokenRecord]:
-        """Row of the step's batch → what its last update saw of its tokens, of the last step; empty unless recorded."""
-        return {}
+    def learn(self, batch: Batch, learner: Learner) -> dict[str, float]:
+        """All updates of one step, each a call of `learner.update`. → the step's metrics (`mean_of_updates`)."""
+        raise NotImplementedError
 
     def held_out_metrics(
         self, batch: Batch, forward: PolicyForward, poll: Callable[[], None] = do_nothing
@@ -103,9 +86,8 @@ class Algorithm(Protocol):
         """Metrics of completions that are not learned from, by forward passes alone. `poll` is called after each micro-batch."""
         return {}
 
-    def step_metrics(self, optimizer_batches: list[OptimizerBatch], forward: PolicyForward) -> dict[str, float]:
-        """Metrics of the step as a whole, after its last update. Every rank calls it: what each has of its own rows can be exchanged."""
-        return {}
+    def change(self, config: Config, keys: Collection[str]) -> None:
+        """Take over the settings of `config`, between two steps; `keys` names those that differ from before."""
 
     def state(self) -> list[float | None]:
         """The algorithm's part of a checkpoint."""
@@ -113,9 +95,6 @@ class Algorithm(Protocol):
 
     def restore(self, state: list[float | None]) -> None:
         """Put `state` back; an empty list, from older checkpoints, changes nothing."""
-
-
-# ── learner ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class Learner:
@@ -150,10 +129,9 @@ class Learner:
         self.recompute = recompute
         self.updates = 0
         self.is_whole = True
-        """Whether weights and moments are those after `updates` updates: not so where an update has failed half-way."""
+        """Weights and moments are those after `updates` updates; False where an update has failed half-way."""
         # Before compiling: the compiled update captures the state's arrays, which must exist by then.
         self.optimizer.init(policy.parameters())
-        self._loss_and_grad = nn.value_and_grad(policy.model, self._loss)
         self._apply_gradients = self._compiled_update()
 
     def state_arrays(self) -> dict[str, mx.array]:
@@ -162,79 +140,85 @@ class Learner:
     def restore(
         self, arrays: dict[str, mx.array] | None, updates: int, algorithm_state: Sequence[float | None] = ()
     ) -> None:
-        """Go on after `updates` updates, with the optimizer's state in `arrays`; without one it begins anew. Raises ValueError for a state
-        that is not of this optimizer, UserError where that is a program's: its checkpoint is whole, and another optimizer was given."""
+        """Continue after `updates` updates, with the optimizer's state in `arrays`; None keeps a new state. Raises ValueError for a state
+        that is not of this optimizer, UserError where the optimizer is an object of the program and another one was given."""
         if arrays is not None:
-            self._restore_optimizer(arrays)
+            try:
+                restore(self.optimizer, arrays)
+            except ValueError as error:
+                if self.own.make is None:
+                    raise
+                sentence = f"This is not the optimizer that the run was trained with. {error}"
+                raise UserError("optimizer", sentence) from None
         self.updates = updates
         self.algorithm.restore(list(algorithm_state))
 
-    def _restore_optimizer(self, arrays: dict[str, mx.array]) -> None:
-        try:
-            restore(self.optimizer, arrays)
-        except ValueError as error:
-            if self.own.make is None:
-                raise
-            raise UserError("optimizer", f"This is not the optimizer that the run was trained with. {error}") from None
-
     def change(self, config: Config, steps: int, keys: Collection[str]) -> None:
-        """Go on with other values of the settings `keys`, between two steps of a run that is now `steps` long. Moments stay, and the
+        """Take over other values of the settings `keys`, between two steps of a run that is now `steps` long. Moments stay, and the
         learning rate follows the new curve from the present update on."""
         self.learning_rate = learning_rate_of(config, steps, self.own)
         self.forward.temperature = config.temperature
         self.max_grad_norm = config.max_grad_norm
         self.algorithm.change(config, keys)
 
-    # ── one step ─────────────────────────────────────────────────────────────────────────────────────────────────────
-
     @on_one_core()
     def learn(self, batch: Batch, poll: Callable[[], None] = do_nothing) -> dict[str, float]:
         """Every update of one step. Metrics: loss, grad_norm and the algorithm's own, means over the updates;
         learning_rate of the last update; grad_clipped, the share of updates that were shortened. `poll` is called after each micro-batch.
-        Raises NotFinite, before the weights change, for a loss or a gradient that is not finite."""
-        forward = self.forward
-        forward.poll = poll
-        with self._embedding_noise():
-            optimizer_batches = self.algorithm.prepare(batch, forward)
-            updates = [self._update(micro_batches, forward) for micro_batches in optimizer_batches]
-        names = dict.fromkeys(name for metrics in updates for name in metrics)
-        means = {name: float(np.mean([metrics[name] for metrics in updates if name in metrics])) for name in names}
-        blank = dict.fromkeys(self.algorithm.metric_names(), math.nan)
-        last = {"learning_rate": updates[-1]["learning_rate"]}
-        return blank | means | self.algorithm.step_metrics(optimizer_batches, forward) | last
+        Raises NotFiniteError, before the weights change, for a loss or a gradient that is not finite."""
+        self.forward.poll = poll
+        noise = self.forward.noise
+        if noise is None:
+            return self.algorithm.learn(batch, self)
+        noise.rollout = (
+            self.updates
+        )  # embeddings have the same noise in all updates of the step, and other noise in the next
+        try:
+            return self.algorithm.learn(batch, self)
+        finally:
+            noise.rollout = None
 
     @on_one_core()
     def held_out_metrics(self, batch: Batch, poll: Callable[[], None] = do_nothing) -> dict[str, float]:
         """The algorithm's metrics of completions that are not learned from."""
         return self.algorithm.held_out_metrics(batch, self.forward, poll)
 
-    @contextmanager
-    def _embedding_noise(self) -> Iterator[None]:
-        """Within it the policy's embeddings have noise, where the settings ask for it: the same in all updates of the step."""
-        if (noise := self.forward.noise) is None:
-            yield
-            return
-        noise.rollout = self.updates  # a number that only this step begins with
-        try:
-            yield
-        finally:
-            noise.rollout = None
+    def update(
+        self,
+        micro_batches: OptimizerBatch,
+        objective: Objective,
+        *,
+        totals: Callable[[], Any] = do_nothing,
+        after_backward: Callable[[MicroBatch, TokenScores, Any], None] = lambda micro_batch, scores, totals: None,
+        entropy_gradient: bool = False,
+    ) -> dict[str, float]:
+        """One optimizer update: θ ← θ − optimizer(Σ over micro-batches of ∇ objective). → loss, grad_norm, learning_rate, grad_clipped
+        and the objective's metrics. Over several ranks the sum is over those of all, and every rank makes the same update.
 
-    def _update(self, micro_batches: OptimizerBatch, forward: PolicyForward) -> dict[str, float]:
-        """One optimizer update: θ ← θ − optimizer(Σ over micro-batches of ∇ loss). Over several ranks the sum is over those of all, and
-        every rank makes the same update."""
-        model, split_model, ranks = self.policy.model, self.policy.split_model, forward.ranks
+        `totals` returns what a micro-batch cannot know of the optimizer batch. `after_backward` is called with what `objective` was
+        given, evaluated. With `entropy_gradient` the objective differentiates the entropies too.
+        """
+        forward, model, split_model = self.forward, self.policy.model, self.policy.split_model
+        ranks = forward.ranks
         model.train()
         # Dropout depends on the update, not on what ran before, so a resumed run repeats it. A large prime keeps the sequences
         # of neighbouring seeds apart; ranks drop out other rows.
         mx.random.seed(self.seed * 1_000_003 + self.updates + (ranks.rank << 40))
-        totals = self.algorithm.batch_totals(micro_batches, forward)
+        of_batch = totals()
         prefix = forward.shared_prefix(split_model, micro_batches)
         prefilled = prefix.prefill(split_model) if prefix else None
         gradient, loss, tallies = None, mx.array(0.0), []
         for micro_batch in micro_batches:
             prompted = prefix.select(prefilled, micro_batch) if prefix and prefilled else None
-            (part_loss, scores, tally), part_gradient, cotangents = self._backward(micro_batch, totals, prompted)
+
+            def part_of_loss(
+                prompted: PrefilledPrompts | None, micro_batch: MicroBatch = micro_batch
+            ) -> tuple[mx.array, TokenScores, Tally]:
+                scores = forward.scores(split_model, micro_batch, entropy_gradient=entropy_gradient, prefilled=prompted)
+                part_loss, tally = objective(micro_batch, scores, of_batch)
+                return part_loss, scores, tally
+
+            (part_loss, scores, tally), part_gradient, cotangents = self._backward(part_of_loss, prompted)
             if prefix and cotangents:  # dL/dK and dL/dV of its prompts
                 prefix.accumulate(micro_batch, cotangents)
             # Summed in float32: weights that are copies in 16 bits have gradients in 16 bits.
@@ -245,7 +229,7 @@ class Learner:
             # Evaluate now, so that the activations of one micro-batch at a time are in memory. The sum `gradient` is all that
             # is kept; the loss is already weighted by token, so no division by the number of micro-batches follows.
             mx.eval(gradient, loss, scores, tally)
-            self.algorithm.after_backward(micro_batch, scores, totals)
+            after_backward(micro_batch, scores, of_batch)
             forward.poll()
         if prefix:
             with gradient_checkpointing(model, self.recompute):
@@ -258,26 +242,33 @@ class Learner:
         gradient = total_gradient(ranks, gradient)
         metrics = {name: float(value) for name, value in merge(tallies).items()} if tallies else {}
         try:
-            metrics |= self._apply(gradient, loss)
-        except NotFinite as found:
+            return metrics | self._apply(gradient, loss)
+        except NotFiniteError as found:
             own = token_numbers(micro_batches, forward.logps_without_gradient(split_model, micro_batches))
             found.tokens = merged(ranks, own)
             raise
-        self.algorithm.after_update(self.updates, metrics)
-        return metrics
-
-    # ── gradients ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _backward(
-        self, micro_batch: MicroBatch, totals: Any, prompted: PrefilledPrompts | None
+        self,
+        part_of_loss: Callable[[PrefilledPrompts | None], tuple[mx.array, TokenScores, Tally]],
+        prompted: PrefilledPrompts | None,
     ) -> tuple[tuple[mx.array, TokenScores, Tally], Any, PrefilledPrompts | None]:
-        """The results of `_loss`, its gradient in the parameters, and that in the prefilled prompts."""
-        parameters = self.policy.model.trainable_parameters()
+        """What `part_of_loss` returns, and the gradient of its first value in the parameters, and in the prefilled prompts."""
+        model = self.policy.model
+        parameters = model.trainable_parameters()
+
+        def of_arrays(parameters: Any, last: mx.array, keys: list[mx.array], values: list[mx.array]) -> Any:
+            model.update(parameters)
+            return part_of_loss(PrefilledPrompts(last, keys, values))
+
         try:
-            with gradient_checkpointing(self.policy.model, self.recompute):
-                if prompted is not None:
-                    return self._gradient_in_parameters_and_prompts(micro_batch, totals, prompted)
-                return *self._loss_and_grad(micro_batch, totals), None
+            with gradient_checkpointing(model, self.recompute):
+                if prompted is None:
+                    return *nn.value_and_grad(model, part_of_loss)(None), None
+                # mx's, not nn's: nn.value_and_grad differentiates by parameters only, and here the prompts are inputs as well.
+                value_and_grad = mx.value_and_grad(of_arrays, argnums=[0, 1, 2, 3])
+                value, (gradient, *cotangents) = value_and_grad(parameters, *prompted)
+                return value, gradient, PrefilledPrompts(*cotangents)
         except ValueError as error:
             if "vjp" not in str(error).casefold():
                 raise
@@ -286,42 +277,18 @@ class Learner:
             )
             raise UserError("model", sentence) from error
         finally:
-            self.policy.model.update(parameters)  # differentiation leaves its tracers in the model
-
-    def _gradient_in_parameters_and_prompts(
-        self, micro_batch: MicroBatch, totals: Any, prompted: PrefilledPrompts
-    ) -> tuple[Any, Any, PrefilledPrompts]:
-        model = self.policy.model
-
-        def loss(parameters: Any, last: mx.array, keys: list[mx.array], values: list[mx.array]) -> Any:
-            model.update(parameters)
-            return self._loss(micro_batch, totals, PrefilledPrompts(last, keys, values))
-
-        # mx's, not nn's: nn.value_and_grad differentiates by parameters only, and here the prompts are inputs as well.
-        value_and_grad = mx.value_and_grad(loss, argnums=[0, 1, 2, 3])
-        value, (gradient, *cotangents) = value_and_grad(model.trainable_parameters(), *prompted)
-        return value, gradient, PrefilledPrompts(*cotangents)
-
-    def _loss(
-        self, micro_batch: MicroBatch, totals: Any, prompted: PrefilledPrompts | None = None
-    ) -> tuple[mx.array, TokenScores, Tally]:
-        """(this micro-batch's share of the loss, which alone is differentiated; log-probabilities and entropies [B, T]; tally)."""
-        scores = self.forward.scores(
-            self.policy.split_model, micro_batch,
-            entropy_gradient=self.algorithm.needs_entropy_gradient, prefilled=prompted,
-        )  # fmt: skip
-        loss, tally = self.algorithm.objective(micro_batch, scores, totals)
-        return loss, scores, tally
-
-    # ── the optimizer ────────────────────────────────────────────────────────────────────────────────────────────────
+            model.update(parameters)  # differentiation leaves its tracers in the model
 
     def _apply(self, gradient: Any, loss: mx.array) -> dict[str, float]:
-        """Clip, and update the weights. → loss, grad_norm before clipping, learning_rate, and whether it was clipped. Raises NotFinite."""
+        """Clip, and update the weights. → loss, grad_norm before clipping, learning_rate, grad_clipped. Raises NotFiniteError."""
         clipped, norm_array = clip_by_norm(gradient, self.max_grad_norm)
         # One NaN or infinity anywhere makes the norm so. Checked before the update, which would destroy the weights.
         norm, loss_value = float(norm_array), float(loss)
         if not (math.isfinite(norm) and math.isfinite(loss_value)):
-            raise self._not_finite(gradient, norm, loss_value)
+            is_loss = not math.isfinite(loss_value)  # then the gradient is not either, as a rule: the loss is the cause
+            found = NotFiniteError(*(("loss", f"{loss_value:g}") if is_loss else ("gradient", f"a norm of {norm:g}")))
+            found.update, found.gradients = self.updates + 1, gradient_norms(gradient)
+            raise found
         rate = self.learning_rate(self.updates) if self.learning_rate else math.nan
         self.is_whole = False
         self.policy.set_parameters(self._apply_gradients(clipped, self.policy.parameters(), mx.array(rate)))
@@ -329,15 +296,9 @@ class Learner:
         mx.eval(self.policy.arrays(), self.optimizer.state)
         self.updates += 1
         self.is_whole = True
-        told = {"grad_clipped": float(norm > self.max_grad_norm)} if self.max_grad_norm else {}
         rate = rate if self.learning_rate else rate_of(self.optimizer)
-        return {"loss": loss_value, "grad_norm": norm, "learning_rate": rate, **told}
-
-    def _not_finite(self, gradient: Any, norm: float, loss: float) -> NotFinite:
-        is_loss = not math.isfinite(loss)  # then the gradient is not either, as a rule: the loss is the cause
-        found = NotFinite(*(("loss", f"{loss:g}") if is_loss else ("gradient", f"a norm of {norm:g}")))
-        found.update, found.gradients = self.updates + 1, gradient_norms(gradient)
-        return found
+        was_clipped = {"grad_clipped": float(norm > self.max_grad_norm)} if self.max_grad_norm else {}
+        return {"loss": loss_value, "grad_norm": norm, "learning_rate": rate, **was_clipped}
 
     def _compiled_update(self) -> Callable[[Any, Any, mx.array], Any]:
         """The optimizer's update, compiled: a dozen elementwise operations for each of hundreds of arrays become one or two.
@@ -352,6 +313,13 @@ class Learner:
         if not self.own.compiles:
             return apply_gradients
         return mx.compile(apply_gradients, inputs=[optimizer.state], outputs=[optimizer.state])
+
+
+def mean_of_updates(updates: Sequence[dict[str, float]]) -> dict[str, float]:
+    """The metrics of several updates: each the mean over the updates that have it, but the last one's learning rate."""
+    names = dict.fromkeys(name for metrics in updates for name in metrics)
+    means = {name: float(np.mean([metrics[name] for metrics in updates if name in metrics])) for name in names}
+    return means | {"learning_rate": updates[-1]["learning_rate"]}
 
 
 def optimizer_of(config: Config, own: OwnUpdates = SETTINGS_DECIDE) -> Optimizer:
@@ -381,12 +349,6 @@ def learning_rate_of(config: Config, steps: int, own: OwnUpdates = SETTINGS_DECI
     return learning_rates(config, steps)
 
 
-def _noise_of(policy: Policy, config: Config) -> EmbeddingNoise | None:
-    if not config.neftune_noise_alpha:
-        return None
-    return EmbeddingNoise(input_embedding(policy.model), config.neftune_noise_alpha, config.seed)
-
-
 def build_learner(
     policy: Policy,
     algorithm: Algorithm,
@@ -404,6 +366,9 @@ def build_learner(
     change no number; left out, they follow from `config` and the device. `own`: what takes the place of optimizer and schedule.
     """
     seq_step_size = config.seq_step_size if config.efficient_long_context else None
+    noise = None
+    if config.neftune_noise_alpha:
+        noise = EmbeddingNoise(input_embedding(policy.model), config.neftune_noise_alpha, config.seed)
     return Learner(
         policy,
         algorithm,
@@ -415,7 +380,7 @@ def build_learner(
             micro_batch_tokens or MICRO_BATCH_TOKENS[on_gpu()],
             has_dropout=config.dropout > 0,
             penalties=Penalties(*config.penalties),
-            noise=_noise_of(policy, config),
+            noise=noise,
             noisy_model=policy.split_model,
         ),
         own=own,

@@ -23,10 +23,46 @@ import mlx.core as mx
 
 Scalar = float | mx.array
 
+Tally = dict[str, dict[str, mx.array]]
+"""{"mean": {name: [numerator, denominator]}, "sum" | "min" | "max": {name: scalar}}; a kind may be missing."""
+
+
+def token_mean(x_BT: mx.array, mask_BT: mx.array) -> mx.array:
+    """[numerator, denominator] of the mean over the tokens that count, without gradient."""
+    return mx.stop_gradient(mx.stack([(x_BT * mask_BT).sum(), mask_BT.sum()]))
+
+
+def row_mean(x_B1: mx.array) -> mx.array:
+    """[numerator, denominator] of the mean over rows, without gradient."""
+    return mx.stop_gradient(mx.stack([x_B1.sum().astype(mx.float32), mx.array(float(x_B1.shape[0]))]))
+
+
+def combine(tallies: Iterable[Tally]) -> Tally:
+    """One tally for several micro-batches, or for several steps."""
+    operations = {"mean": mx.add, "sum": mx.add, "min": mx.minimum, "max": mx.maximum}
+
+    def both(a: Tally, b: Tally) -> Tally:
+        return {kind: {name: operations[kind](x, b[kind][name]) for name, x in a[kind].items()} for kind in a}
+
+    return reduce(both, tallies)
+
+
+def merge(tallies: Iterable[Tally]) -> dict[str, mx.array]:
+    """The metrics of several micro-batches as those of one batch. NaN for a minimum or maximum over nothing."""
+    whole = combine(tallies)
+    metrics = {name: ratio[0] / mx.maximum(ratio[1], 1) for name, ratio in whole.get("mean", {}).items()}
+    extremes = {
+        name: mx.where(mx.isinf(x), mx.nan, x) for kind in ("min", "max") for name, x in whole.get(kind, {}).items()
+    }
+    return metrics | whole.get("sum", {}) | extremes
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossConfig:
-    """Every setting of the loss and its default, under TRL's names. `grpo.loss_settings` makes one from a run's `Config`."""
+    """Every setting of the loss, under TRL's names.
+
+    The defaults are TRL's, for direct calls of `policy_loss`; a run sets every field from its `Config` (`grpo.loss_settings`).
+    """
 
     loss_type: str = "grpo"
     """A key of `LOSSES`."""
@@ -88,7 +124,7 @@ class LossInputs:
     advantage: mx.array
     """[B, 1] or [B, T]."""
     mask_BT: mx.array
-    is_ratio: mx.array | None
+    importance_weight: mx.array | None
     """Importance correction between the sampler and the old policy, [B, T] or [B, 1]."""
 
 
@@ -142,9 +178,6 @@ class KlEstimator:
     term: Callable[[mx.array, mx.array, bool], mx.array]
 
 
-# ── ratios ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def lengths(mask_BT: mx.array) -> mx.array:
     """Active tokens of each row, [B, 1], never below 1 so that an empty row divides by something."""
     return mx.maximum(mask_BT.sum(axis=1, keepdims=True), 1.0)
@@ -166,9 +199,6 @@ def sequence_token_ratio(log_ratio_BT: mx.array, mask_BT: mx.array) -> mx.array:
     ratio_B1 = mx.stop_gradient(sequence_ratio(log_ratio_BT, mask_BT))
     # exp(x − sg(x)) is 1 and has x's gradient.
     return ratio_B1 * mx.exp(log_ratio_BT - mx.stop_gradient(log_ratio_BT))
-
-
-# ── terms ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def clipped(t: LossInputs) -> tuple[mx.array, dict[str, mx.array]]:
@@ -215,14 +245,11 @@ def _log_sequence_weight(t: LossInputs) -> mx.array:
     # A sum, not GSPO's mean: φ itself damps long completions. The bounds are TRL's.
     least = math.log(1e-8)
     log_w_B1 = (mx.clip(t.log_ratio_BT, -20.0, 20.0) * t.mask_BT).sum(axis=1, keepdims=True)
-    if t.is_ratio is not None:
-        log_is = mx.clip(mx.log(t.is_ratio), least, 20.0)
-        by_row = t.is_ratio.shape[1] == 1
-        log_w_B1 = log_w_B1 + (log_is if by_row else (log_is * t.mask_BT).sum(axis=1, keepdims=True))
+    if t.importance_weight is not None:
+        log_weight = mx.clip(mx.log(t.importance_weight), least, 20.0)
+        by_row = t.importance_weight.shape[1] == 1
+        log_w_B1 = log_w_B1 + (log_weight if by_row else (log_weight * t.mask_BT).sum(axis=1, keepdims=True))
     return mx.clip(log_w_B1, least, 20.0)
-
-
-# ── the KL term ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def k3(distance_BT: mx.array, ratio: mx.array, corrected: bool) -> mx.array:
@@ -240,9 +267,6 @@ def documented_kl(distance_BT: mx.array, ratio: mx.array, _corrected: bool) -> m
     its gradient ∇ log π_θ is 0 on average over samples of π_θ.
     """
     return ratio * mx.exp(distance_BT) - distance_BT - 1
-
-
-# ── weights ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 # Each divides by totals of the optimizer batch, so a token's weight is the same in whatever micro-batch it is.
@@ -271,8 +295,6 @@ def sum_over_max_length(mask_BT: mx.array, totals: BatchTotals) -> mx.array:
         raise ValueError("max_completion_length is needed for dr_grpo, which divides by it.")
     return mask_BT / (totals.rows * totals.max_length)
 
-
-# ── the tables: keys, names, sentences and papers are plain text, so that a menu can read them without mlx ───────────
 
 LEVELS: dict[str, ImportanceLevel] = {
     "token": ImportanceLevel(
@@ -380,9 +402,6 @@ LOSSES: dict[str, Loss] = {
 }
 
 
-# ── the loss ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def token_weights(
     mask_BT: mx.array,
     *,
@@ -415,12 +434,14 @@ def policy_loss(
     mask: mx.array,
     *,
     num_items: Scalar | None = None,
+    is_ratio: mx.array | None = None,
     **settings: Any,
 ) -> tuple[mx.array, dict[str, mx.array]]:
     """The loss of a batch, a scalar differentiable in `logps` (and `entropies`), and its metrics, scalars by name.
 
-    Takes the arrays of `policy_terms` and the fields of `Settings`, all by name; an unknown name raises TypeError. `num_items` is
-    for a batch that is part of a step: the active tokens of the whole step, by which dapo, cispo and vespo divide. Metrics:
+    Takes the arrays of `policy_terms` and the fields of `LossConfig`, all by name; an unknown name raises TypeError. `is_ratio` is
+    `importance_weight` of `policy_terms`. `num_items` is for a batch that is part of a step: the active tokens of the whole step, by
+    which dapo, cispo and vespo divide. Metrics:
     `kl` and `entropy` if their arrays are passed; `clip_ratio_low`, `_high`, `_total`, `clip_ratio/low_min`,
     `clip_ratio/high_max` for the clipped losses; `cispo_clip_ratio`, `vespo/phi_seq_mean`; `policy_loss` and `entropy_coef`
     with the entropy bonus.
@@ -432,6 +453,7 @@ def policy_loss(
         arrays["weights"] = token_weights(
             mask, loss_type=own.loss_type, max_completion_length=own.max_completion_length, num_items=num_items
         )
+    arrays["importance_weight"] = is_ratio
     loss, tally = policy_terms(logps, old_logps, ref_logps, advantages, mask, own, **arrays)
     return loss, merge([tally])
 
@@ -449,14 +471,14 @@ def policy_terms(
     entropy_threshold: Scalar | None = None,
     entropy_tokens: Scalar | None = None,
     sampling_logps: mx.array | None = None,
-    is_ratio: mx.array | None = None,
+    importance_weight: mx.array | None = None,
 ) -> tuple[mx.array, Tally]:
     """One micro-batch's share of the loss, and its tally. Over micro-batches, losses and gradients simply add.
 
     `logps`, `old_logps`, `ref_logps`, `sampling_logps`, `entropies`: [B, T] in nats, of the tokens that were sampled,
     at the sampling temperature. `advantages` [B] or [B, T]. `mask` [B, T], 1 where a token counts; what the other
     positions hold is never read. Without `old_logps` the policy is its own old policy (the first update of a rollout);
-    without `sampling_logps` the old policy is taken for the sampler. `is_ratio` [B, T] or [B, 1] multiplies the term.
+    without `sampling_logps` the old policy is taken for the sampler. `importance_weight` [B, T] or [B, 1] multiplies the term.
 
     Totals of the optimizer batch, which a micro-batch cannot know: `weights` (`token_weights`), `entropy_threshold`
     (`entropy_quantile`), `entropy_tokens` (the number of tokens that the entropy bonus averages over). Without them the arrays
@@ -464,7 +486,7 @@ def policy_terms(
     """
     mask_BT = mask.astype(mx.float32)
     _require_arrays(settings, ref_logps, entropies)
-    t = _token_arrays(settings, logps, old_logps, advantages, mask_BT, is_ratio)
+    t = _token_arrays(settings, logps, old_logps, advantages, mask_BT, importance_weight)
     if weights is None:
         weights = token_weights(
             mask_BT, loss_type=settings.loss_type, max_completion_length=settings.max_completion_length
@@ -510,11 +532,11 @@ def token_values(
     entropies: mx.array,
     entropy_threshold: Scalar | None = None,
     sampling_logps: mx.array | None = None,
-    is_ratio: mx.array | None = None,
+    importance_weight: mx.array | None = None,
 ) -> TokenValues:
     """The arguments are those of `policy_terms`, and so are the numbers: the same functions of the same arrays."""
     mask_BT = mask.astype(mx.float32)
-    t = _token_arrays(settings, logps, old_logps, advantages, mask_BT, is_ratio)
+    t = _token_arrays(settings, logps, old_logps, advantages, mask_BT, importance_weight)
     _, marks = LOSSES[settings.loss_type].term(t)
     clipped = marks.get("clip_ratio_total", marks.get("cispo_clip_ratio", mx.array(False)))
     uncertain_BT = _entropy_mask(settings, _masked(entropies, mask_BT), mask_BT, entropy_threshold)
@@ -540,7 +562,7 @@ def _token_arrays(
     old_logps: mx.array | None,
     advantages: mx.array,
     mask_BT: mx.array,
-    is_ratio: mx.array | None,
+    importance_weight: mx.array | None,
 ) -> LossInputs:
     logp_BT = _masked(logps, mask_BT)
     # Without old log-probabilities the ratio is 1 in value and ∇ log π in gradient: exactly on-policy, no second pass needed.
@@ -553,7 +575,7 @@ def _token_arrays(
         ratio=LEVELS[s.importance_sampling_level].ratio(log_ratio_BT, mask_BT),
         advantage=_per_row_or_token(advantages[:, None] if advantages.ndim == 1 else advantages, mask_BT),
         mask_BT=mask_BT,
-        is_ratio=None if is_ratio is None else _per_row_or_token(is_ratio, mask_BT),
+        importance_weight=None if importance_weight is None else _per_row_or_token(importance_weight, mask_BT),
     )
 
 
@@ -576,7 +598,7 @@ def _term_factor(t: LossInputs, sampling_logps: mx.array | None, uncertain_BT: S
     correction."""
     factor = _on_policy_rows(t, sampling_logps) * uncertain_BT
     in_phi = t.settings.loss_type == "vespo"  # which has the correction inside φ
-    return factor if t.is_ratio is None or in_phi else factor * t.is_ratio
+    return factor if t.importance_weight is None or in_phi else factor * t.importance_weight
 
 
 def _on_policy_rows(t: LossInputs, sampling_logps: mx.array | None) -> Scalar:
@@ -593,9 +615,6 @@ def _on_policy_rows(t: LossInputs, sampling_logps: mx.array | None) -> Scalar:
     drift_B1 = (drift_BT * t.mask_BT).sum(axis=1, keepdims=True) / lengths(t.mask_BT)
     # A comparison: no gradient flows back through the drift.
     return ((t.advantage >= 0) | (drift_B1 <= t.settings.off_policy_mask_threshold)).astype(mx.float32)
-
-
-# ── entropy ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def entropy_quantile(entropies_BT: mx.array, mask_BT: mx.array, top: float) -> mx.array:
@@ -626,9 +645,6 @@ def _mean_entropy(entropy_BT: mx.array, mask_BT: mx.array, tokens: Scalar | None
     return (entropy_BT * mask_BT).sum() / mx.maximum(mask_BT.sum() if tokens is None else tokens, 1)
 
 
-# ── metrics ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def _tally(t: LossInputs, marks: dict[str, mx.array], kl_BT: mx.array | None, entropy_BT: mx.array | None) -> Tally:
     by_row = t.settings.loss_type == "vespo" or t.settings.importance_sampling_level == "sequence"
     by_row = by_row and t.advantage.shape[1] == 1
@@ -650,37 +666,3 @@ def _tally(t: LossInputs, marks: dict[str, mx.array], kl_BT: mx.array | None, en
 def _row_shares(mark: mx.array, mask_BT: mx.array, by_row: bool) -> mx.array:
     """The share of each row that is marked, [B]; NaN for a row without active tokens."""
     return mark[:, 0].astype(mx.float32) if by_row else (mark * mask_BT).sum(axis=1) / mask_BT.sum(axis=1)
-
-
-Tally = dict[str, dict[str, mx.array]]
-"""{"mean": {name: [numerator, denominator]}, "sum" | "min" | "max": {name: scalar}}; a kind may be missing."""
-
-
-def token_mean(x_BT: mx.array, mask_BT: mx.array) -> mx.array:
-    """[numerator, denominator] of the mean over the tokens that count, without gradient."""
-    return mx.stop_gradient(mx.stack([(x_BT * mask_BT).sum(), mask_BT.sum()]))
-
-
-def row_mean(x_B1: mx.array) -> mx.array:
-    """[numerator, denominator] of the mean over rows, without gradient."""
-    return mx.stop_gradient(mx.stack([x_B1.sum().astype(mx.float32), mx.array(float(x_B1.shape[0]))]))
-
-
-def combine(tallies: Iterable[Tally]) -> Tally:
-    """One tally for several micro-batches, or for several steps."""
-    operations = {"mean": mx.add, "sum": mx.add, "min": mx.minimum, "max": mx.maximum}
-
-    def both(a: Tally, b: Tally) -> Tally:
-        return {kind: {name: operations[kind](x, b[kind][name]) for name, x in a[kind].items()} for kind in a}
-
-    return reduce(both, tallies)
-
-
-def merge(tallies: Iterable[Tally]) -> dict[str, mx.array]:
-    """The metrics of several micro-batches as those of one batch. NaN for a minimum or maximum over nothing."""
-    whole = combine(tallies)
-    metrics = {name: ratio[0] / mx.maximum(ratio[1], 1) for name, ratio in whole.get("mean", {}).items()}
-    extremes = {
-        name: mx.where(mx.isinf(x), mx.nan, x) for kind in ("min", "max") for name, x in whole.get(kind, {}).items()
-    }
-    return metrics | whole.get("sum", {}) | extremes

@@ -32,7 +32,7 @@ class GradientNorm:
     size: int
 
 
-class NotFinite(Exception):
+class NotFiniteError(Exception):
     """`quantity` is not finite; `where` says of what, in a few words. The rest is filled in as far as the step had come.
 
     update – the optimizer update it was for, counted from 1 over the run; 0 before the first. gradients – of every parameter. tokens – row
@@ -53,16 +53,16 @@ LARGEST_SCORE = 1e30
 
 
 def check_scores(groups: Sequence[Group]) -> None:
-    """Raise NotFinite for a score, or a sum of them, from which no advantage can be computed."""
+    """Raise NotFiniteError for a score, or a sum of them, from which no advantage can be computed."""
     for group in groups:
         for completion in group.completions:
             for name, score in [*completion.scores.items(), ("their weighted sum", completion.reward)]:
                 if score is not None and not abs(score) <= LARGEST_SCORE:
-                    raise NotFinite("reward", f"{name} is {score:g}")
+                    raise NotFiniteError("reward", f"{name} is {score:g}")
 
 
 def check_sampled(groups: Sequence[Group]) -> None:
-    """Raise NotFinite where the model gave a token that it sampled no probability."""
+    """Raise NotFiniteError where the model gave a token that it sampled no probability."""
     for group in groups:
         for completion in group.completions:
             if math.isfinite(
@@ -76,7 +76,7 @@ def check_sampled(groups: Sequence[Group]) -> None:
                 if on and not math.isfinite(logp)
             ]
             if odd:
-                raise NotFinite(
+                raise NotFiniteError(
                     "log-probability", f"{completion.logps[odd[0]]:g} at token {odd[0] + 1} of a completion"
                 )
 
@@ -111,7 +111,7 @@ def token_numbers(micro_batches: Sequence[MicroBatch], logps: Iterable[mx.array]
         batch = micro_batch.batch
         arrays = {
             "learned_logp": logp_BT, "old_logp": batch.old_logp_BT, "reference_logp": batch.ref_logp_BT,
-            "importance_ratio": batch.is_ratio_BT, "weight": batch.weight_BT,
+            "importance_ratio": batch.importance_weight_BT, "weight": batch.weight_BT,
         }  # fmt: skip
         columns: dict[str, Any] = {name: x.tolist() for name, x in arrays.items() if x is not None}
         lengths: Any = batch.length_B.tolist()

@@ -51,18 +51,18 @@ class LosingParts:
 
             def learn(self, groups: Any, config: Any, poll: Callable[[], None]) -> dict[str, float]:
                 own.kept.append(StepSnapshot.of(self, config))
-                begun, update = learner.updates, learner._update
+                begun, update = learner.updates, learner.update
 
-                def failing(*batch: Any) -> dict[str, float]:
+                def failing(*batch: Any, **about: Any) -> dict[str, float]:
                     if len(own.kept) == own.step and learner.updates - begun == own.after_updates:
                         raise own.failure
-                    return update(*batch)
+                    return update(*batch, **about)
 
-                learner._update = failing
+                learner.update = failing
                 try:
                     return RunContext.learn(self, groups, config, poll)
                 finally:
-                    learner._update = update
+                    learner.update = update
 
         return Parts(**{each.name: getattr(parts, each.name) for each in fields(parts)})
 

@@ -21,7 +21,7 @@ from backend.trainer.not_finite import ends_run, likely_cause, weights_fault, wr
 from backend.training.learner import Learner
 from backend.training.not_finite import (
     GradientNorm,
-    NotFinite,
+    NotFiniteError,
     check_sampled,
     check_scores,
     gradient_norms,
@@ -170,19 +170,19 @@ def of(logps: list[float], mask: list[int] | None = None, **fields: Any) -> list
 def test_only_tokens_that_are_trained_on_count() -> None:
     check_sampled(of([-1.0, math.nan], [1, 0]))
     for odd in (math.nan, -math.inf, math.inf):
-        with pytest.raises(NotFinite, match="at token 2 of a completion"):
+        with pytest.raises(NotFiniteError, match="at token 2 of a completion"):
             check_sampled(of([-1.0, odd]))
 
 
 def test_scores_up_to_the_largest_count() -> None:
     check_scores(of([], scores={"a": -1e30, "b": None}, reward=None))
     for scores, reward in (({"a": 2e30}, 1.0), ({"a": -2e30}, 1.0), ({"a": 1.0}, math.inf), ({"a": 1.0}, math.nan)):
-        with pytest.raises(NotFinite):
+        with pytest.raises(NotFiniteError):
             check_scores(of([], scores=scores, reward=reward))
 
 
 def test_the_summary_names_twenty_of_each_and_counts_all(tmp_path: Path) -> None:
-    found = NotFinite("gradient", "layers.0")
+    found = NotFiniteError("gradient", "layers.0")
     found.gradients = [GradientNorm(f"layers.{n}", math.nan, 1.0, 1, 4) for n in range(25)]
     found.tokens = {row: {"learned_logp": [-1.0, math.nan]} for row in range(23)}
     write_inspection(tmp_path / "step", "A sentence.", found, [group for _ in range(30) for group in of([-1.0])])
@@ -196,7 +196,7 @@ def test_the_summary_names_twenty_of_each_and_counts_all(tmp_path: Path) -> None
 def test_completions_are_written_as_a_person_reads_them(tmp_path: Path) -> None:
     (group,) = of([-1.0])
     group.completions[0].text = "Größe ≈ 3"
-    write_inspection(tmp_path / "step", "A sentence.", NotFinite("reward", "of length is nan"), [group])
+    write_inspection(tmp_path / "step", "A sentence.", NotFiniteError("reward", "of length is nan"), [group])
     assert "Größe ≈ 3" in (tmp_path / "step" / "completions.jsonl").read_text("utf-8")
 
 
@@ -264,7 +264,7 @@ def test_the_model_is_suspected_until_an_update_is_applied(
     inputs: Path, run: RunFolder, step: int, update: int, setting: str
 ) -> None:
     """`update` is the one that the number was found in, 0 before the step's first."""
-    found = NotFinite("log-probability", "nan at token 1 of a completion")
+    found = NotFiniteError("log-probability", "nan at token 1 of a completion")
     found.update = update
     with pytest.raises(UserError) as told, ends_run(parse(raw(inputs)), run, step, of([-1.0])):
         raise found

@@ -14,7 +14,7 @@ from backend.runs.checkpoints import checkpoint
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
 from backend.trainer.run_context import token_data_of, token_texts
-from backend.training.token_records import TokenRecord
+from backend.training.learner import TokenRecord
 from backend.types import Completion, Group, Problem
 from tests.support import small_run
 

@@ -3,7 +3,6 @@ that plain automatic differentiation of their formulas gives."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,9 +17,9 @@ from backend.config.config import Config, parse
 from backend.engine.lm_head import TokenScores
 from backend.models.policy import Policy, load_policy
 from backend.training.batch import Batch, pack
-from backend.training.learner import Algorithm, OptimizerBatch, build_learner
+from backend.training.learner import Algorithm, Learner, build_learner
 from backend.training.losses import Tally, token_mean
-from backend.training.policy_forward import MicroBatch, PolicyForward, micro_batch_of
+from backend.training.policy_forward import MicroBatch, micro_batch_of
 from backend.types import Group
 from tests.support import random_models
 from tests.support.reference_forward import TEMPERATURE, G, P, padded, plain_scores, rows_of, sampled_groups
@@ -34,13 +33,12 @@ RATE = 0.02
 class Supervised(Algorithm):
     """Cross-entropy of the completions, the mean over all tokens of the batch."""
 
-    policy: Policy
-
-    def prepare(self, batch: Batch, forward: PolicyForward) -> list[OptimizerBatch]:
+    def learn(self, batch: Batch, learner: Learner) -> dict[str, float]:
         batch = replace(batch, weight_BT=batch.mask_BT / batch.mask_BT.sum())
-        return [forward.micro_batches(self.policy.split_model, batch)]
+        micro_batches = learner.forward.micro_batches(learner.policy.split_model, batch)
+        return learner.update(micro_batches, self.loss)
 
-    def objective(self, micro_batch: MicroBatch, scores: TokenScores, totals: Any) -> tuple[mx.array, Tally]:
+    def loss(self, micro_batch: MicroBatch, scores: TokenScores, totals: Any) -> tuple[mx.array, Tally]:
         batch = micro_batch.batch
         return -(scores.logp_N * batch.weight_BT).sum(), {"mean": {"nll": token_mean(-scores.logp_N, batch.mask_BT)}}
 
@@ -49,26 +47,20 @@ class Supervised(Algorithm):
 class Dpo(Algorithm):
     """Direct preference optimisation (arXiv:2305.18290, equation 7): rows 2i and 2i + 1 are a chosen and a rejected answer."""
 
-    policy: Policy
     beta: float
 
-    def prepare(self, batch: Batch, forward: PolicyForward) -> list[OptimizerBatch]:
+    def learn(self, batch: Batch, learner: Learner) -> dict[str, float]:
         pairs = [micro_batch_of(batch.take([i, i + 1]).trimmed()) for i in range(0, len(batch), 2)]
-        assert self.policy.reference is not None
-        for pair, logp_BT in zip(pairs, forward.logps_without_gradient(self.policy.reference, pairs), strict=True):
+        assert learner.policy.reference is not None
+        logps = learner.forward.logps_without_gradient(learner.policy.reference, pairs)
+        for pair, logp_BT in zip(pairs, logps, strict=True):
             pair.set_arrays(ref_logp_BT=logp_BT)
-        return [pairs]
+        return learner.update(pairs, self.loss, totals=lambda: len(pairs))
 
-    def batch_totals(self, micro_batches: OptimizerBatch, forward: PolicyForward) -> int:
-        return len(micro_batches)
-
-    def objective(self, micro_batch: MicroBatch, scores: TokenScores, totals: int) -> tuple[mx.array, Tally]:
+    def loss(self, micro_batch: MicroBatch, scores: TokenScores, totals: int) -> tuple[mx.array, Tally]:
         chosen, rejected = (scores.logp_N - micro_batch.batch.ref_logp_BT).sum(axis=1)
         margin = mx.stop_gradient(mx.stack([chosen - rejected, mx.array(1.0)]))
         return -nn.log_sigmoid(self.beta * (chosen - rejected)) / totals, {"mean": {"margin": margin}}
-
-    def metric_names(self) -> list[str]:
-        return ["margin", "never measured"]
 
 
 @pytest.fixture(scope="module")
@@ -103,12 +95,12 @@ def plain_step(config: Config, loss: Callable[[nn.Module], mx.array]) -> tuple[f
 
 
 def learnt(
-    config: Config, algorithm: Callable[[Policy], Algorithm], groups: list[Group], tokens: int
+    config: Config, algorithm: Algorithm, groups: list[Group], tokens: int
 ) -> tuple[dict[str, float], dict[str, np.ndarray]]:
     """(metrics, changes of the weights) of one step with micro-batches of `tokens` tokens."""
     policy = policy_of(config)
     before = {name: np.array(x) for name, x in policy.trainable().items()}
-    learner = build_learner(policy, algorithm(policy), config, 1, micro_batch_tokens=tokens)
+    learner = build_learner(policy, algorithm, config, 1, micro_batch_tokens=tokens)
     metrics = learner.learn(pack(groups, pad_id=0))
     assert learner.updates == 1
     return metrics, {name: np.array(x) - before[name] for name, x in policy.trainable().items()}
@@ -130,7 +122,7 @@ def test_a_supervised_warm_up_takes_the_step_of_plain_autodiff(config: Config, t
         return -(plain_scores(model, rows)[0] * mask).sum() / mask.sum()
 
     loss, changes = plain_step(config, cross_entropy)
-    metrics, learned_changes = learnt(config, Supervised, groups, tokens)
+    metrics, learned_changes = learnt(config, Supervised(), groups, tokens)
     assert_same_changes(learned_changes, changes)
     assert metrics["loss"] == pytest.approx(loss, rel=1e-5) == pytest.approx(metrics["nll"], rel=1e-5)
     assert metrics.keys() == {"loss", "nll", "grad_norm", "learning_rate"}, "nothing of GRPO's"
@@ -146,7 +138,7 @@ def test_dpo_takes_the_step_of_plain_autodiff(config: Config) -> None:
         return -nn.log_sigmoid(0.3 * (ratio_B[0::2] - ratio_B[1::2])).mean()
 
     loss, changes = plain_step(config, dpo)
-    metrics, learned_changes = learnt(config, lambda policy: Dpo(policy, 0.3), groups, 10**6)
+    metrics, learned_changes = learnt(config, Dpo(0.3), groups, 10**6)
     assert_same_changes(learned_changes, changes)
     assert metrics["loss"] == pytest.approx(loss, rel=1e-5)
-    assert abs(metrics["margin"]) > 1e-3 and math.isnan(metrics["never measured"])
+    assert abs(metrics["margin"]) > 1e-3

@@ -55,8 +55,8 @@ def micro_batch(gaps: list[list[float]], *, mask: float = 1.0, kept: float = 0.0
         ({}, "has_dropout", False),
         ({"neftune_noise_alpha": 0.5}, "has_noise", True),
         ({}, "has_noise", False),
-        ({"entropy_coef": 0.01}, "needs_entropy_gradient", True),
-        ({}, "needs_entropy_gradient", False),
+        ({"record_tokens": True}, "records_tokens", True),
+        ({}, "records_tokens", False),
         ({"batch_size": 3, "group_size": 4}, "rows_per_micro_batch", 12),
     ],
     ids=str,
@@ -64,11 +64,6 @@ def micro_batch(gaps: list[list[float]], *, mask: float = 1.0, kept: float = 0.0
 def test_what_the_settings_make_of_the_algorithm(settings: dict[str, Any], name: str, value: Any) -> None:
     """Full fine-tuning has no adapters, whose inputs are all that is dropped."""
     assert getattr(algorithm_of(**settings), name) == value
-
-
-def test_tokens_are_recorded_where_it_was_asked_for() -> None:
-    assert algorithm_of(record_tokens=True).token_records is not None
-    assert algorithm_of().token_records is None and algorithm_of().take_token_records() == {}
 
 
 def test_a_change_of_the_settings_reaches_the_algorithm() -> None:
@@ -82,8 +77,8 @@ def test_a_change_of_the_settings_reaches_the_algorithm() -> None:
 
 
 def test_a_correction_that_was_not_asked_for_is_told() -> None:
-    assert algorithm_of().notes() == []
-    (sentence,) = algorithm_of(mx.bfloat16).notes()
+    assert algorithm_of().notes == []
+    (sentence,) = algorithm_of(mx.bfloat16).notes
     assert "bfloat16" in sentence
 
 
@@ -115,14 +110,6 @@ def test_every_rank_has_the_entropies_of_the_tokens_that_count() -> None:
     assert counted(ALONE) == [1.0, 3.0]
 
 
-def test_an_update_that_measured_no_entropy_leaves_the_bonus_alone() -> None:
-    algorithm = algorithm_of(entropy_adaptive=True, entropy_target=9.0)
-    algorithm.after_update(1, {})
-    assert algorithm.state() == [0.0, None]
-    algorithm.after_update(2, {"entropy": 3.0})
-    assert algorithm.state() == [0.005, 3.0]
-
-
 # ── the step's metrics of the sampler ────────────────────────────────────────────────────────────────────────────────
 
 GAPS = [[[0.5, 0.1, 0.3]], [[-0.2], [0.2, 0.4]]], [[[0.05, -0.6]]]
@@ -142,7 +129,7 @@ def test_metrics_of_the_sampler_are_over_the_tokens_of_a_rollout_once(
     algorithm = algorithm_of(steps_per_generation=2, num_iterations=2, **settings)
     batches = [[micro_batch(gaps) for gaps in parts] for parts in GAPS]
     batches[0].append(micro_batch([[9.0]], mask=0.0))
-    metrics = algorithm.step_metrics(batches * 2, FORWARD)
+    metrics = algorithm.sampler_metrics(batches * 2, FORWARD)
     gaps = np.array([gap for part in measured for row in part for gap in row])
     assert metrics == pytest.approx({
         f"{RATIO}/min": np.exp(gaps.min()), f"{RATIO}/mean": np.exp(gaps).mean(), f"{RATIO}/max": np.exp(gaps.max()),
@@ -153,16 +140,16 @@ def test_metrics_of_the_sampler_are_over_the_tokens_of_a_rollout_once(
 
 def test_ratios_of_whole_completions_are_averaged_over_completions() -> None:
     algorithm = algorithm_of(sampling_correction="sequence_truncate")
-    metrics = algorithm.step_metrics([[micro_batch(gaps) for gaps in GAPS[0]]], FORWARD)
+    metrics = algorithm.sampler_metrics([[micro_batch(gaps) for gaps in GAPS[0]]], FORWARD)
     rows = [row for part in GAPS[0] for row in part]
     assert metrics[f"{RATIO}/mean"] == pytest.approx(np.mean([np.exp(sum(row)) for row in rows]), rel=1e-5)
     assert metrics[f"{DIFFERENCE}/mean"] == pytest.approx(np.mean([abs(gap) for row in rows for gap in row]), rel=1e-5)
 
 
 def test_without_a_token_that_counts_nothing_is_measured() -> None:
-    metrics = algorithm_of().step_metrics([[micro_batch([[0.5]], mask=0.0)]], FORWARD)
+    metrics = algorithm_of().sampler_metrics([[micro_batch([[0.5]], mask=0.0)]], FORWARD)
     assert metrics.keys() > {f"{RATIO}/mean", f"{RATIO}/min"} and np.isnan(list(metrics.values())).all()
-    assert algorithm_of().step_metrics([[]], FORWARD) == {}
+    assert algorithm_of().sampler_metrics([[]], FORWARD) == {}
 
 
 @pytest.mark.parametrize(
@@ -180,7 +167,7 @@ def test_the_gap_is_measured_where_the_learner_s_pass_is_the_policy_that_sampled
     settings: dict[str, Any], has_gap: bool
 ) -> None:
     """Dropout is off in a pass before the updates, which two batches need; noise is not."""
-    metrics = algorithm_of(**settings).step_metrics([[micro_batch([[0.5]])]], FORWARD)
+    metrics = algorithm_of(**settings).sampler_metrics([[micro_batch([[0.5]])]], FORWARD)
     assert ("sampling/logp_gap/mean" in metrics) == has_gap
 
 
@@ -198,5 +185,5 @@ def test_the_gap_is_measured_where_the_learner_s_pass_is_the_policy_that_sampled
 def test_automatic_corrects_for_the_grammar_alone(settings: dict[str, Any], held: float, log_ratio: float) -> None:
     """What grammar and filters kept is 0.7 nats less than all, 0.3 of them the grammar's."""
     part = micro_batch([[0.0]], kept=-0.7, held=held)
-    metrics = algorithm_of(**settings).step_metrics([[part]], FORWARD)
+    metrics = algorithm_of(**settings).sampler_metrics([[part]], FORWARD)
     assert metrics[f"{RATIO}/mean"] == pytest.approx(np.exp(log_ratio), rel=1e-5)

@@ -27,7 +27,7 @@ from backend.training import learner as learner_module
 from backend.training.advantages import advantages
 from backend.training.batch import pack
 from backend.training.grpo import STANDARD_ERROR, grpo_learner
-from backend.training.not_finite import NotFinite
+from backend.training.not_finite import NotFiniteError
 from backend.training.optimizers import OwnUpdates
 from backend.types import Completion, Group, Problem
 from backend.utils.places import resources
@@ -372,7 +372,7 @@ def test_a_gradient_that_is_not_finite_raises_before_anything_changes(model: Pat
     memory = {name: np.array(x) for name, x in learner.state_arrays().items()}
     groups = steps[1].groups(config)
     groups[0].completions[0].advantage = math.nan
-    with pytest.raises(NotFinite, match="loss: nan") as caught:
+    with pytest.raises(NotFiniteError, match="loss: nan") as caught:
         learner.learn(pack(groups, pad_id=0))
     found = caught.value
     assert found.update == 3 and found.gradients[0].not_finite == found.gradients[0].size
@@ -396,7 +396,7 @@ def test_weights_and_moments_are_whole_but_while_an_update_is_made(
     ])  # fmt: skip
     infinite = tree_map(lambda x: x * math.inf, ones)
     for gradient, loss, told in ((infinite, 0.5, "gradient: a norm of inf"), (unit, math.nan, "loss: nan")):
-        with pytest.raises(NotFinite, match=told) as caught:
+        with pytest.raises(NotFiniteError, match=told) as caught:
             learner._apply(gradient, mx.array(loss))
         assert caught.value.update == 1 and learner.updates == 0 and learner.is_whole
     metrics = [learner._apply(gradient, mx.array(0.5)) for gradient in (unit, ones)]
@@ -563,7 +563,9 @@ def test_old_log_probabilities_are_computed_without_dropout(model: Path) -> None
     )  # B = 0 would hide what is dropped before it
     policy.model.train()
     learner = grpo_learner(policy, config, 1)
-    ((micro_batch,),) = learner.algorithm.prepare(pack(random_steps()[0].groups(config), pad_id=0), learner.forward)
+    (micro_batch,) = learner.algorithm.optimizer_batch(
+        pack(random_steps()[0].groups(config), pad_id=0), learner.forward
+    )
     policy.model.eval()
     (logp_BT,) = learner.forward.logps_without_gradient(policy.split_model, [micro_batch])
     assert np.array_equal(np.array(micro_batch.batch.old_logp_BT), np.array(logp_BT))

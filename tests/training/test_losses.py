@@ -577,7 +577,7 @@ def test_what_is_recorded_of_a_token_is_what_the_loss_made_of_it(
         rows([1, 1], [1, 1]),
         LossConfig(top_entropy_quantile=0.75, **settings),
         entropies=rows([0.9, 0.1], [0.8, 0.7]),
-        is_ratio=rows([0.25], [2.0]),
+        importance_weight=rows([0.25], [2.0]),
     )
     np.testing.assert_allclose(np.array(values.ratio_BT), np.array(RATIOS), rtol=1e-6)
     np.testing.assert_array_equal(np.array(values.clipped_BT), clipped)

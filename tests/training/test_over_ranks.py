@@ -23,7 +23,7 @@ from backend.training.collectives import ALONE, Collectives, total_gradient
 from backend.training.grpo import grpo_learner
 from backend.training.losses import LOSSES
 from backend.training.microbatch import RowLengths
-from backend.training.not_finite import NotFinite
+from backend.training.not_finite import NotFiniteError
 from backend.training.policy_forward import rows_of_ranks
 from backend.types import Completion, Group, Problem
 from tests.support import random_models
@@ -86,7 +86,7 @@ def learned(config: Config, ranks: Collectives = ALONE, speeds: list[float] | No
     if config.sync_ref_model:
         arrays |= {f"reference {name}": x for name, x in policy.reference_arrays().items()}
     weights = {name: np.array(x) for name, x in arrays.items()}
-    return weights, metrics, learner.algorithm.state(), learner.algorithm.take_token_records()
+    return weights, metrics, learner.algorithm.state(), learner.algorithm.token_records
 
 
 def assert_equal(one: Learned, other: Learned) -> None:
@@ -161,12 +161,12 @@ def test_a_gradient_that_is_not_finite_on_one_rank_is_found_by_all(model: Path) 
     groups = random_groups(0)
     groups[3].completions[2] = replace(groups[3].completions[2], advantage=math.inf)
 
-    def learn(ranks: ThreadCollectives) -> tuple[NotFinite, bool]:
+    def learn(ranks: ThreadCollectives) -> tuple[NotFiniteError, bool]:
         policy = load_policy(config := config_of(model))
         learner = grpo_learner(policy, config, 1)
         learner.forward.ranks = ranks
         before = {name: np.array(x) for name, x in policy.trainable().items()}
-        with pytest.raises(NotFinite) as found:
+        with pytest.raises(NotFiniteError) as found:
             learner.learn(pack(groups, pad_id=policy.pad_id))
         return found.value, all((np.array(x) == before[name]).all() for name, x in policy.trainable().items())
 

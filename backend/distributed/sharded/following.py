@@ -25,7 +25,7 @@ from backend.sampling.row_costs import RowCosts
 from backend.trainer.run_context import LEARNERS
 from backend.training.collectives import Collectives
 from backend.training.learner import Learner
-from backend.training.not_finite import NotFinite
+from backend.training.not_finite import NotFiniteError
 from backend.training.optimizers import restore
 from backend.utils.errors import UserError
 from backend.utils.text import quote
@@ -138,7 +138,7 @@ class FollowingRank:
             self._calls[message.kind](message.body, message.arrays)
         except PeerLostError as found:
             return found.then
-        except NotFinite:  # rank 0 has found the same, and tells it
+        except NotFiniteError:  # rank 0 has found the same, and tells it
             return None
         return None
 
