@@ -55,7 +55,7 @@ def dropped_file(mime: QMimeData) -> DroppedFile | None:
 
 
 def kind_of(path: Path) -> Kind | None:
-    """A folder with a event log is a run, one with a config.json a model, any other a dataset."""
+    """A folder with an event log is a run, one with a config.json a model, any other a dataset."""
     suffix = path.suffix.lower()
     if path.is_dir():
         if RunFolder(path).has_event_log:

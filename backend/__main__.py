@@ -10,8 +10,7 @@ from typing import Any
 import typer
 
 from backend.cli import completions
-from backend.cli.exit_codes import MISTAKE, print_faults
-from backend.cli.output import force_utf8
+from backend.cli.common import MISTAKE, force_utf8, print_faults
 from backend.distributed.check import machine_verbs
 from backend.engine.cpu import blas
 from backend.models import template_limits, transformers_scan
@@ -45,14 +44,32 @@ def version(is_requested: bool) -> None:
 
 
 VERBS = {
-    **{name: f"{name}:{name}" for name in (
-        "train", "resume", "change", "clone", "demo", "sweep", "check", "estimate", "runs", "doctor", "compare", "export", "validate",
-        "generate", "chat", "evaluate", "where", "machines", "replay", "rank", "track", "serve",
-    )},
-    "import": "import_settings:import_settings",
-}  # fmt: skip
-"""Verb → its function in `backend.cli`, in the order of the help page."""
-VERBS_OF_VERBS = {name: f"{name}:{name}" for name in ("rewards", "bench", "queue", "hub")}
+    "train": "train",
+    "resume": "train",
+    "change": "runs",
+    "clone": "runs",
+    "demo": "demo",
+    "sweep": "sweep",
+    "check": "check",
+    "estimate": "estimate",
+    "runs": "runs",
+    "doctor": "runs",
+    "compare": "runs",
+    "export": "export",
+    "validate": "check",
+    "generate": "chat",
+    "chat": "chat",
+    "evaluate": "evaluate",
+    "where": "machine",
+    "machines": "machine",
+    "replay": "runs",
+    "rank": "rank",
+    "track": "track",
+    "serve": "machine",
+    "import": "import_settings",
+}
+"""Verb → the module of `backend.cli` that has its function, in the order of the help page."""
+VERBS_OF_VERBS = {"rewards": "rewards", "bench": "machine", "queue": "queue", "hub": "hub"}
 """Verbs that have verbs of their own."""
 
 
@@ -66,9 +83,9 @@ def app(only: str = "") -> typer.Typer:
         help="GRPO Studio's trainer, without the window.", epilog=help_page.epilog(),
     )  # fmt: skip
     for name in VERBS if not only else VERBS.keys() & {only}:
-        verbs.command(name, rich_help_panel=help_page.group_of(name), epilog=help_page.epilog(name))(_part(VERBS[name]))
+        verbs.command(name, rich_help_panel=help_page.group_of(name), epilog=help_page.epilog(name))(_function(name))
     for name in VERBS_OF_VERBS if not only else VERBS_OF_VERBS.keys() & {only}:
-        verbs.add_typer(_part(VERBS_OF_VERBS[name]), name=name, rich_help_panel=help_page.group_of(name))
+        verbs.add_typer(_function(name), name=name, rich_help_panel=help_page.group_of(name))
 
     @verbs.callback(invoke_without_command=True)
     def root(
@@ -90,9 +107,9 @@ def app(only: str = "") -> typer.Typer:
     return verbs
 
 
-def _part(path: str) -> Any:
-    module, _, name = path.partition(":")
-    return getattr(importlib.import_module(f"backend.cli.{module}"), name)
+def _function(verb: str) -> Any:
+    module = importlib.import_module(f"backend.cli.{(VERBS | VERBS_OF_VERBS)[verb]}")
+    return getattr(module, "import_settings" if verb == "import" else verb)
 
 
 def complete() -> int:

@@ -447,7 +447,7 @@ SILENT_S = 300.0
 
 
 class RunClock:
-    """Unix time as the writer of a event log sees it: that of its newest event, plus what has passed since it was read.
+    """Unix time as the writer of an event log sees it: that of its newest event, plus what has passed since it was read.
 
     Passed time is monotonic time, which stands still while the machine sleeps. `wall` and `monotonic` are replaced by tests.
     """

@@ -118,7 +118,7 @@ def _result(run: Run) -> str:
 
 
 LONGEST_NOTE = 600
-"""Characters shown of a note; the trainer's are shorter, and a event log may be somebody else's."""
+"""Characters shown of a note; the trainer's are shorter, and an event log may be somebody else's."""
 LEVELS = ("error", "warning", "info")
 """The worst first."""
 

@@ -1,18 +1,22 @@
-"""The verb `check`: every problem with a config file, without training."""
+"""The verbs `check` and `validate`: every problem with a config file, or with a model folder. They load no weights."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from backend.cli.exit_codes import MISTAKE, print_faults, verb
-from backend.cli.options import AsJson
-from backend.cli.output import tell, tell_json
+from backend.cli.common import MISTAKE, AsJson, print_faults, tell, tell_json, verb
+from backend.config.config import Config
 from backend.utils.errors import ConfigProblem, UserError
+from backend.utils.files import user_path
+
+if TYPE_CHECKING:
+    from backend.data.prompt_preview import PromptLengths
+    from backend.data.row_views import Rows
 
 Prompts = Annotated[bool, typer.Option("--prompts", help="Say also how varied the prompts are, and how long.")]
 
@@ -53,8 +57,6 @@ def check(
     for remark in unusual(parse(with_adapter(read(config)))):
         tell(f"{remark.setting}: {remark.sentence}")
     if prompts:
-        from backend.cli.prompt_report import report_lines
-
         tell(*report_lines(report), sep="\n")
     elif report["level"] == "poor":
         tell(f"data: {report['verdict']}")
@@ -69,10 +71,75 @@ def _checked(raw: Mapping[str, Any], *, with_lengths: bool) -> dict[str, Any]:
     with progress_listener(lambda sentence: tell(sentence, file=sys.stderr, flush=True)):
         inputs = preflight.preflight(raw)
     try:
-        # It imports what counts tokens, which a refusal does not wait for.
-        from backend.cli.prompt_report import prompt_report
-
         splits, config = inputs.splits, parse(raw)
         return prompt_report(splits.train, config, splits.source.get("train", config.data), with_lengths=with_lengths)
     finally:  # not before: a map function of streamed rows is called there
         inputs.scorer.close()
+
+
+PERCENTILES = (5, 50, 95)
+
+
+def prompt_report(rows: Rows, config: Config, source: str, *, with_lengths: bool) -> dict[str, Any]:
+    """`PromptVariety.to_dict`, and with `with_lengths` also `tokens` as (name, value, help): lengths of SAMPLE prompts."""
+    from backend.data.prompt_variety import prompt_variety
+
+    report = prompt_variety(rows, config, source).to_dict()
+    return report | ({"tokens": _lengths(rows, config, source)} if with_lengths else {})
+
+
+def report_lines(report: dict[str, Any]) -> list[str]:
+    """The report as it is printed, the verdict last."""
+    rows, total = report["rows"], report["total"]
+    compared = f"Prompts: {rows:,} rows" if rows == total else f"Prompts: {rows:,} rows, drawn from {total:,}"
+    figures = [("Repeated", f"{report['repeated']:,}", ""), *report["figures"], report["tokens"]]
+    return [compared, *(f"  {name:<14} {value}" for name, value, _ in figures), report["verdict"]]
+
+
+def _lengths(rows: Rows, config: Config, source: str) -> tuple[str, str, str]:
+    from itertools import islice
+
+    from backend.data.prompt_preview import SAMPLE, PromptLengths, preview_order, tokenizer_for
+
+    name, meaning = "Tokens", f"Lengths of up to {SAMPLE:,} prompts: percentiles, and the longest."
+    try:
+        tokenizer = tokenizer_for(config)
+    except UserError as mistake:
+        return name, mistake.faults[0].sentence, meaning
+    lengths = PromptLengths(rows, config, source)
+    lengths.measure(list(islice(preview_order(len(rows)), SAMPLE)), tokenizer)
+    if not lengths.by_length:
+        return name, "–", meaning
+    shares = ", ".join(f"{percent}% up to {_percentile(lengths, percent):,}" for percent in PERCENTILES)
+    return name, f"{shares}, longest {max(lengths.by_length):,} (of {lengths.measured:,} rows)", meaning
+
+
+def _percentile(lengths: PromptLengths, percent: float) -> int:
+    """The least length that so many percent of the prompts do not exceed."""
+    wanted, passed = lengths.by_length.total() * percent / 100, 0
+    for tokens, count in sorted(lengths.by_length.items()):
+        passed += count
+        if passed >= wanted:
+            return tokens
+    return 0
+
+
+@verb
+def validate(
+    folder: Annotated[Path, typer.Argument(help="A folder with a model, of any origin.")], as_json: AsJson = False
+) -> None:
+    """Say what keeps LM Studio or mlx-lm from opening a model folder; reads headers, loads no weights."""
+    from backend.export import lm_studio_rules
+
+    folder = user_path(str(folder), "folder")
+    faults, warnings = lm_studio_rules.faults(folder), lm_studio_rules.warnings(folder)
+    if as_json:
+        found = {"faults": faults, "warnings": warnings}
+        tell_json({key: [fault.to_dict() for fault in rows] for key, rows in found.items()})
+    else:
+        for fault in [*faults, *warnings]:
+            tell(fault)
+    if faults:
+        raise typer.Exit(MISTAKE)
+    if not as_json:
+        tell(f"{folder} is a model that LM Studio and mlx-lm open.")

@@ -1,4 +1,4 @@
-"""Rich's tables and bars, with text of others as text (`backend.cli.output` is about plain lines): no markup, and no commands to a terminal."""
+"""Rich's tables and bars, with text of others as text (`backend.cli.common` is about plain lines): no markup, and no commands to a terminal."""
 
 from __future__ import annotations
 

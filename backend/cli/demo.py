@@ -9,12 +9,8 @@ from typing import Annotated
 
 import typer
 
-from backend.cli.exit_codes import verb
-from backend.cli.lost_terminal import ignore_sighup
-from backend.cli.new_run import PreparedRun, new_run
-from backend.cli.options import Live, NewRunsDir, Stream
-from backend.cli.output import tell, tell_json
-from backend.cli.run_session import train_or_exit
+from backend.cli.common import Live, NewRunsDir, Stream, ignore_sighup, tell, tell_json, verb
+from backend.cli.training import PreparedRun, new_run, train_or_exit
 from backend.config.config import load, read
 from backend.runs.run_folder import find_run
 from backend.trainer.machine import relax_gpu_timeout

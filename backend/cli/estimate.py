@@ -10,8 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from backend.cli.exit_codes import verb
-from backend.cli.output import tell, tell_json
+from backend.cli.common import tell, tell_json, verb
 from backend.config.config import Config
 from backend.distributed.machine_report import LinkSpeed
 from backend.trainer.memory.estimate import Estimate

@@ -14,12 +14,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from backend.cli.common import STOPPED, AllowCode, ExistingRunsDir, ignore_sighup, tell, tell_json, verb
 from backend.cli.completions import checkpoints, run_names
 from backend.cli.consoles import new_console
-from backend.cli.exit_codes import STOPPED, verb
-from backend.cli.lost_terminal import ignore_sighup
-from backend.cli.options import AllowCode, ExistingRunsDir
-from backend.cli.output import tell, tell_json
 from backend.config.config import Config, load
 from backend.rewards.catalogue.allowed_code import require_allowed
 from backend.runs.run_folder import find_run

@@ -1,25 +1,25 @@
-"""The verb `export`: a run's model, in a chosen format, in LM Studio, a folder or a repository on Hugging Face; or its settings for TRL."""
+"""The verb `export`: a run's model in LM Studio, Ollama, a folder or a Hugging Face repository, or its settings for TRL."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
+from backend.cli.common import STOPPED, AllowCode, AsJson, ExistingRunsDir, ignore_sighup, tell, tell_json, verb
 from backend.cli.completions import checkpoints, run_names
-from backend.cli.exit_codes import STOPPED, verb
-from backend.cli.lost_terminal import ignore_sighup
-from backend.cli.options import AllowCode, AsJson, ExistingRunsDir
-from backend.cli.output import tell, tell_json
-from backend.config.config import read
+from backend.config.config import Config, load, read
+from backend.export.export_choices import settings_of
 from backend.export.exports import DEFAULT_FORMAT, FORMATS, TARGETS
 from backend.rewards.catalogue.allowed_code import require_allowed
+from backend.runs.run_folder import find_run
 from backend.trainer.control import StopRequested, raising_stop
 from backend.utils.errors import UserError
+from backend.utils.files import is_file, user_path
 
 # Any word is read, and one that is no target or format refused with a sentence.
 Target = Annotated[str, typer.Option("--to", metavar="<where>", help=f"{', '.join(TARGETS)}.")]
@@ -76,8 +76,6 @@ def export(
 ) -> None:
     """Put a run's model into LM Studio, Ollama, a folder or Hugging Face, loaded back and compared; or its settings into a folder for TRL."""
     if to == "trl":
-        from backend.cli.export_trl import export_settings
-
         about_weights = {"checkpoint": checkpoint, "format": format_, "quantize": quantize, "held-out": held_out, "fetch": fetch, "repo": repo,
                          "public": public, "preview": preview}  # fmt: skip
         with _stopping():
@@ -145,3 +143,44 @@ def _report_json(sentence: str, done: float | None = None) -> None:
 
 def _print_json(content: dict[str, Any]) -> None:
     tell_json(content)
+
+
+def export_settings(
+    run: str,
+    runs_dir: Path | None,
+    name: str | None,
+    folder: Path | None,
+    about_weights: Mapping[str, Any],
+    *,
+    overwrite: bool,
+    allow_code: bool,
+    as_json: bool,
+    report: Callable[[str], None],
+) -> None:
+    """Write the folder; what is not carried over goes to stderr, its place to stdout. `about_weights`: options that have no use here, with
+    what was given. Raises UserError for one that was given, and for a run's reward file that was never allowed here: the folder carries it to a
+    machine on which nothing confines it."""
+    from backend.export.trl.folder import export_trl
+
+    if given := next((option for option, value in about_weights.items() if value), ""):
+        raise UserError(given, f"--{given} is about weights, and --to trl takes the settings of a run; leave it out.")
+    config, own_name = _settings(run, runs_dir, allow_code=allow_code)
+    exported = export_trl(config, name or f"{own_name}-trl", folder, overwrite=overwrite, tell=report)
+    if as_json:
+        tell_json(exported.to_dict())
+        return
+    for sentence in exported.sentences() or ["Every setting is carried over."]:
+        tell(sentence, file=sys.stderr)
+    if exported.by_files:
+        tell("README.md there lists what its files do beside TRL's arguments.", file=sys.stderr)
+    tell(exported.path)
+
+
+def _settings(run: str, runs_dir: Path | None, *, allow_code: bool) -> tuple[Config, str]:
+    """(the settings of a run, or of a YAML file, and what it is called). To name a file is a choice; a run may be somebody else's."""
+    path = user_path(run, "run")
+    if path.suffix.lower() in (".yaml", ".yml", ".json") and is_file(path):
+        return load(path), path.stem
+    folder = find_run(run, runs_dir)
+    require_allowed(read(folder.config), allow=allow_code)
+    return settings_of(folder), folder.name

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from backend.cli.exit_codes import BUG, FINISHED, MISTAKE, STOPPED
+from backend.cli.common import BUG, FINISHED, MISTAKE, STOPPED
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "Train": ("train", "resume", "change", "clone", "queue", "sweep", "demo"),

@@ -9,9 +9,7 @@ from typing import Annotated
 
 import typer
 
-from backend.cli.exit_codes import verb
-from backend.cli.options import AsJson
-from backend.cli.output import tell, tell_json
+from backend.cli.common import AsJson, tell, tell_json, verb
 
 hub = typer.Typer(no_args_is_help=True, help="Your account at Hugging Face.")
 

@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-from backend.cli.exit_codes import print_faults, verb
-from backend.cli.output import tell, tell_file
+from backend.cli.common import print_faults, tell, tell_file, verb
 from backend.runs.adapter_source import imported_folder
 from backend.utils.errors import UserError
 from backend.utils.files import is_folder, user_path

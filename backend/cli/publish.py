@@ -1,4 +1,4 @@
-"""`export RUN --to hub`: prepare, preview, upload; what it prints for people and for the window."""
+"""`export RUN --to hub`: prepare, preview and upload a model, and print the progress for people or for the window."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from backend.cli.common import tell, tell_json
 from backend.cli.consoles import new_console
-from backend.cli.output import tell, tell_json
 from backend.export.build import Progress as BuildProgress
 from backend.export.export_run import Export
 from backend.export.publish.hub_token import find_token, need_token, whose

@@ -9,12 +9,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from backend.cli import help_page
+from backend.cli.common import (
+    STOPPED,
+    AllowCode,
+    AsJson,
+    ExistingRunsDir,
+    NewRunsDir,
+    ignore_sighup,
+    tell,
+    tell_json,
+    verb,
+)
 from backend.cli.completions import changes as changes_offered
 from backend.cli.completions import run_names
-from backend.cli.exit_codes import STOPPED, verb
-from backend.cli.lost_terminal import ignore_sighup
-from backend.cli.options import AllowCode, AsJson, ExistingRunsDir, NewRunsDir
-from backend.cli.output import tell, tell_json
 
 if TYPE_CHECKING:
     from backend.runs.queue import QueueFile
@@ -56,7 +63,7 @@ def add(
     allow_code: AllowCode = False,
 ) -> None:
     """Let a new run wait, whose settings are checked first, or one that was stopped, crashed or cloned; prints its folder."""
-    from backend.cli.new_run import apply_changes, new_run
+    from backend.cli.training import apply_changes, new_run
     from backend.config.config import read
     from backend.distributed.allowed_hosts import require_hosts
     from backend.rewards.catalogue.allowed_code import require_allowed

@@ -5,15 +5,32 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+import traceback
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from backend.cli.exit_codes import verb
-from backend.cli.lost_terminal import ignore_sighup
-from backend.cli.options import Live, Stream
+from backend.cli.common import BUG, FINISHED, MISTAKE, Live, Stream, ignore_sighup, print_faults, verb
+from backend.cli.training import PreparedRun, SharedWork, prepared_run, train_or_exit
+from backend.config.config import load, read
+from backend.distributed.faults import LostRank
+from backend.distributed.launching.late_ending import write_late_ending
+from backend.distributed.orders import Orders, OrdersFolder, given_orders
+from backend.distributed.rank_process import backend_of, delete_own_files
+from backend.distributed.worker_signals import leave_stops_to_leader
+from backend.engine.cpu import kernel_folder
+from backend.rewards.catalogue.allowed_code import require_allowed
+from backend.runs.run_folder import RunFolder
+from backend.runs.run_format import check_format
+from backend.utils.command import shell_line
+from backend.utils.errors import UserError
+
+if TYPE_CHECKING:
+    from backend.distributed.channel import LeaderChannel, WorkerChannel
+    from backend.distributed.collectives import MlxCollectives
 
 
 @verb
@@ -27,7 +44,7 @@ def rank(
 
     Started on each of them by train --hosts, or by hand: mlx.launch --hostfile FILE -- PYTHON -m backend rank --run RUN
     """
-    from backend.cli.rank_session import rank_session
+
     from backend.distributed.launching.launcher_watch import end_with_launcher
 
     end_with_launcher()
@@ -42,3 +59,114 @@ def end_process(code: int) -> None:
         with suppress(OSError, ValueError):
             stream.flush()
     os._exit(code)
+
+
+def rank_session(run: Path, stream: bool, progress: bool | None) -> int:
+    """Join the other ranks and work until the run has ended. → the exit code."""
+    folder = given_orders()
+    orders = folder.read() if folder is not None else Orders(shell_line([*sys.argv]))
+    backend = backend_of()
+    if not backend:
+        return _told(folder, lambda: _train(run, orders, stream, progress, None))
+
+    from backend.distributed.channel import WorkerChannel, open_channel
+    from backend.distributed.collectives import init_collectives
+
+    collectives = None
+    try:
+        collectives = init_collectives(backend)
+        delete_own_files()
+        if (
+            collectives.rank
+        ):  # before anything is compiled; rank 0 shares its folder with the other programs of this machine
+            kernel_folder.use_own_folder()
+            leave_stops_to_leader()
+        channel = open_channel(collectives)
+    except (UserError, OSError) as error:
+        mistake = (
+            error if isinstance(error, UserError) else UserError("hosts", f"The ranks cannot be connected: {error}.")
+        )
+        print_faults(mistake)
+        if collectives is not None and collectives.rank == 0:
+            write_late_ending(RunFolder(run), "failed", str(mistake))
+        return MISTAKE
+    if isinstance(channel, WorkerChannel):
+        return _work(channel, collectives)
+    return _told(folder, lambda: _lead(run, channel, collectives, backend, orders, folder, stream, progress))
+
+
+def _told(folder: OrdersFolder | None, work: Callable[[], int]) -> int:
+    """The exit code of rank 0's work, told to the launcher too: under mpirun it could not know it."""
+    code = BUG
+    try:
+        code = work()
+    except UserError as mistake:
+        print_faults(mistake)
+        code = MISTAKE
+    except Exception:
+        traceback.print_exc()
+    if folder is not None:
+        with suppress(OSError):
+            folder.tell_end(code)
+    return code
+
+
+def _lead(
+    run: Path, channel: LeaderChannel, collectives: MlxCollectives, backend: str, orders: Orders, folder: OrdersFolder | None,
+    stream: bool, progress: bool | None,
+) -> int:  # fmt: skip
+    from backend.distributed.leader import Leader
+
+    collectives.check = channel.check
+    if folder is not None:
+        channel.on_failure = lambda failure: _tell_lost(folder, failure)
+        folder.tell_met(channel.machines)
+    leader = Leader(channel, collectives, backend)
+
+    def load_context(config: Any, note: Callable[[str], None], *rest: Any) -> Any:
+        for sentence in orders.notes:
+            note(sentence)
+        return leader.load_context(config, note, *rest)
+
+    try:
+        return _train(run, orders, stream, progress, SharedWork(load_context, channel.check, orders.goes_on))
+    finally:
+        channel.close()
+
+
+def _tell_lost(folder: OrdersFolder, failure: UserError) -> None:
+    if isinstance(failure, LostRank):
+        with suppress(OSError):
+            folder.tell_lost(failure.rank, failure.faults[0].sentence)
+
+
+def _train(run: Path, orders: Orders, stream: bool, progress: bool | None, shared: SharedWork | None) -> int:
+    try:
+        train_or_exit(_prepared(run, orders), stream, progress, shared=shared, command=orders.command)
+    except typer.Exit as ended:
+        return ended.exit_code
+    return FINISHED
+
+
+def _prepared(path: Path, orders: Orders) -> PreparedRun:
+    """The run, from its checkpoint if it has one; checked here where no launcher has done it. Raises UserError."""
+    run = RunFolder(path)
+    if not orders.is_checked and not run.has_event_log:
+        return prepared_run(path)
+    check_format(run)
+    if not orders.is_checked:
+        require_allowed(read(run.config))
+    return PreparedRun(run, load(run.config), warnings=tuple(orders.warnings))
+
+
+def _work(channel: WorkerChannel, collectives: MlxCollectives) -> int:
+    from backend.distributed.worker import work
+
+    try:
+        work(channel, collectives)
+    except BaseException as error:
+        traceback.print_exception(error)
+        channel.fault(error)
+        return MISTAKE if isinstance(error, UserError) else BUG
+    channel.close()
+    return FINISHED

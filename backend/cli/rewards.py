@@ -10,9 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from backend.cli.exit_codes import MISTAKE, verb
-from backend.cli.options import AsJson
-from backend.cli.output import tell, tell_json
+from backend.cli.common import MISTAKE, AsJson, tell, tell_json, verb
 from backend.config.config import Config
 from backend.utils.errors import ConfigProblem, UserError
 

@@ -1,14 +1,38 @@
-"""The verb `runs`: the archive of runs."""
+"""The verbs about runs that exist: `runs`, `doctor`, `compare`, `replay`, `clone` and `change`."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import json
+import time
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from backend.cli.exit_codes import verb
-from backend.cli.options import AsJson, ExistingRunsDir
-from backend.cli.output import tell_json
+from backend.cli.common import (
+    STOPPED,
+    AllowCode,
+    AsJson,
+    ExistingRunsDir,
+    Live,
+    NewRunsDir,
+    Stream,
+    tell,
+    tell_json,
+    verb,
+)
+from backend.cli.completions import changes as changes_offered
+from backend.cli.completions import checkpoints, run_names
+from backend.cli.training import PreparedRun, check_settings, parse_changes
+from backend.config.config import load, read
+from backend.distributed.allowed_hosts import allow_hosts
+from backend.rewards.catalogue.allowed_code import allow_named, require_allowed
+from backend.runs.events import Follower
+from backend.runs.run_folder import RunFolder, find_run
+from backend.runs.steering import changed, request_change, run_config
+from backend.utils.errors import UserError
+
+if TYPE_CHECKING:
+    from backend.trainer.health.watch import Episode, Examination
 
 
 @verb
@@ -45,3 +69,202 @@ def runs(
         table.add_row(star + name, run.state, steps, reward, quote(run.model), quote(" ".join(record.notes.tags)))
     nothing = "No run matches." if records else "There are no runs yet."
     new_console().print(table if found else nothing)
+
+
+@verb
+def doctor(
+    run: Annotated[str, typer.Argument(help="A run folder, or the name of a run.")],
+    runs_dir: ExistingRunsDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say what went wrong in a run, at which steps, against which limits, and what to do about it."""
+    from backend.runs.run_folder import find_run
+    from backend.trainer.health.watch import examine
+
+    examination = examine(find_run(run, runs_dir))
+    if as_json:
+        tell_json(examination.to_dict())
+    else:
+        tell(report(examination))
+
+
+def report(examination: Examination) -> str:
+    """The examination as lines of text."""
+    from backend.trainer.health.rules import RULES
+
+    counts = f"{examination.steps:,} {'step' if examination.steps == 1 else 'steps'}, {examination.evaluations:,} evaluations"
+    lines = [
+        f"{examination.run}: {examination.state}, {counts}.",
+        *([examination.sentence] if examination.sentence else []),
+    ]
+    if not examination.steps:
+        return "\n".join([*lines, "There is no finished step to look at."])
+    for episode in examination.episodes:
+        lines += ["", *_lines(episode)]
+    if not examination.episodes:
+        looked_at = [RULES[code].title for code in examination.looked_at]
+        lines += ["", f"Nothing found. Looked at: {'; '.join(looked_at)}." if looked_at else "Nothing found."]
+    if examination.too_short:
+        waiting = (f"{RULES[code].title} ({needs} steps)" for code, needs in examination.too_short.items())
+        lines += ["", f"Not looked at, because the run is too short for it: {'; '.join(waiting)}."]
+    if examination.not_measured:
+        missing = (f"{RULES[code].title} ({metric})" for code, metric in examination.not_measured.items())
+        lines += ["", f"Not looked at, because the run did not measure it: {'; '.join(missing)}."]
+    return "\n".join(lines)
+
+
+def _lines(episode: Episode) -> list[str]:
+    when = f"since step {episode.since:,}" if episode.until is None else f"steps {episode.since:,} to {episode.until:,}"
+    proposal = " ".join(f"--set {key}={json.dumps(value)}" if not isinstance(value, float) else f"--set {key}={value:g}"
+                        for key, value in episode.settings.items() if key != "system_prompt")  # fmt: skip
+    return [
+        f"{episode.title} ({episode.level}, {when})",
+        f"    {episode.sentence}",
+        f"    {episode.advice}",
+        *([f"    Proposed: {proposal}"] if proposal else []),
+    ]
+
+
+@verb
+def compare(
+    names: Annotated[list[str], typer.Argument(metavar="RUN RUN …", help="Run folders, or names in the runs folder.")],
+    runs_dir: ExistingRunsDir = None,
+    as_json: AsJson = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Both tables in Markdown.")] = False,
+) -> None:
+    """Show the settings in which runs differ, and their results."""
+    from backend.runs import run_comparison
+    from backend.runs.run_folder import find_run
+
+    if len(names) < 2:
+        raise UserError("run", "Name at least two runs to compare.")
+    settings, results = run_comparison.compare([find_run(name, runs_dir) for name in names])
+    if as_json:
+        tell_json({"settings": settings, "results": [one.to_dict() for one in results]})
+        return
+    tables = [
+        run_comparison.settings_table([one.title for one in results], settings),
+        run_comparison.results_table(results),
+    ]
+    if markdown:
+        tell("\n".join(map(run_comparison.as_markdown, tables)), end="")
+        return
+    from rich.table import Table
+
+    from backend.cli.consoles import new_console
+
+    console = new_console()
+    for rows in tables:
+        if len(rows) > 1:
+            table = Table(*rows[0], box=None)
+            for row in rows[1:]:
+                table.add_row(*row)
+            console.print(table, end="\n\n")
+        else:
+            console.print("Their settings are the same.\n")
+
+
+@verb
+def replay(
+    run: Annotated[str, typer.Argument(help="A run folder, or the name of a run.")],
+    speed: Annotated[float, typer.Option("--speed", help="How many times as fast as it was; 0: at once.")] = 1.0,
+    runs_dir: NewRunsDir = None,
+    name: Annotated[
+        str, typer.Option("--name", help="Name of the new folder; by default the run's, with -replay.")
+    ] = "",
+) -> None:
+    """Play a recorded run into a new folder, at its own pace or faster. Nothing is trained."""
+    from backend.runs import replay as replays
+    from backend.runs.run_folder import find_run
+
+    playing = replays.replay(find_run(run), runs_dir, name, speed)
+    tell(playing.folder.path, flush=True)
+    playing.control.listen_to_signals()
+    if not playing.play():
+        raise typer.Exit(STOPPED)
+
+
+@verb
+def clone(
+    run: Annotated[str, typer.Argument(help="A run folder, or its name.", autocompletion=run_names)],
+    step: Annotated[
+        str, typer.Option("--step", help="The checkpoint: a step, best or last.", autocompletion=checkpoints)
+    ] = "last",
+    warm: Annotated[
+        bool, typer.Option("--warm/--cold", help="Go on from that step, or start at 0 with its weights.")
+    ] = True,
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", help="key=value, for the clone.", autocompletion=changes_offered)
+    ] = None,
+    name: Annotated[str, typer.Option("--name", help="Name of the clone's folder.")] = "",
+    reference: Annotated[
+        Literal["base", "clone"],
+        typer.Option("--reference", help="Of a cold clone: stay near the base model, or the weights it starts from."),
+    ] = "base",
+    start: Annotated[bool, typer.Option("--start", help="Train it at once.")] = False,
+    allow_code: AllowCode = False,
+    runs_dir: ExistingRunsDir = None,
+    stream: Stream = False,
+    progress: Live = None,
+) -> None:
+    """Make a new run from any checkpoint of a run; prints the new folder. Starts it only with --start."""
+    parent, changed = find_run(run, runs_dir), parse_changes(changes or [])
+    from backend.runs.clone import clone as make_clone
+    from backend.runs.clone import clone_settings
+
+    if changed:
+        settings = clone_settings(parent, step, changed, warm=warm)[1].model_dump()
+        allow_named(changed)
+        require_allowed(settings, allow=allow_code)
+        check_settings(settings)
+    folder = make_clone(parent, step, changed, warm=warm, name=name, runs_dir=runs_dir, reference=reference)
+    if start:
+        from backend.cli.training import train_and_exit
+
+        require_allowed(read(folder.config), allow=allow_code)
+        if changed.get("hosts"):
+            allow_hosts(load(folder.config).hosts)
+        train_and_exit(PreparedRun(folder, load(folder.config)), stream, progress)
+    tell(folder.path)
+
+
+POLL_S = 0.1
+PATIENCE_S = 60.0
+"""How long the answer is waited for: the trainer looks between two bursts of work, which take seconds at most but for rewards."""
+
+
+@verb
+def change(
+    run: Annotated[str, typer.Argument(help="A run folder, or its name.", autocompletion=run_names)],
+    settings: Annotated[
+        list[str], typer.Argument(metavar="KEY=VALUE …", help="What to change.", autocompletion=changes_offered)
+    ],
+    runs_dir: ExistingRunsDir = None,
+) -> None:
+    """Change settings of a run that is training or paused, from its next step on. Tells which step that is."""
+    folder, asked = find_run(run, runs_dir), parse_changes(settings)
+    if not folder.is_locked():
+        resumed = f"resume {folder.name} {' '.join(f'--set {text}' for text in settings)}"
+        raise UserError("run", f"The run {folder.name} is not training; “{resumed}” goes on with other settings.")
+    # With every fault at once, and before the trainer is asked, which checks it again.
+    changed(run_config(folder), asked)
+    tell(_answer(folder, asked))
+
+
+def _answer(folder: RunFolder, asked: dict[str, object]) -> str:
+    """Ask, and wait for the trainer's answer, a note of the event log. Raises UserError for a refusal."""
+    follower = Follower(folder.events)
+    while follower.read():
+        pass  # what was written before
+    request_change(folder, asked)
+    until = time.monotonic() + PATIENCE_S
+    while time.monotonic() < until and folder.is_locked():
+        for event in follower.read():
+            if event.get("answers") == "change":
+                if event.get("level") == "warning":
+                    raise UserError("run", str(event["sentence"]))
+                return str(event["sentence"])
+        time.sleep(POLL_S)
+    if not folder.is_locked():
+        raise UserError("run", f"The run {folder.name} ended before it took the change.")
+    return f"Asked; the trainer has not answered within {PATIENCE_S:.0f} s. Its event log will tell."

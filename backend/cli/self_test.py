@@ -6,8 +6,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from backend.cli.exit_codes import BUG, FINISHED, verb
-from backend.cli.output import tell
+from backend.cli.common import BUG, FINISHED, tell, verb
 from backend.utils.errors import UserError
 
 

@@ -12,13 +12,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from backend.cli.common import AllowCode, AsJson, NewRunsDir, ignore_sighup, tell, tell_json, verb
 from backend.cli.consoles import new_console
-from backend.cli.exit_codes import verb
-from backend.cli.lost_terminal import ignore_sighup
-from backend.cli.options import AllowCode, AsJson, NewRunsDir
-from backend.cli.output import tell, tell_json
-from backend.cli.restart import restart
-from backend.cli.run_log import logging_to
+from backend.cli.training import logging_to, restart
 from backend.config.config import parse
 from backend.rewards.catalogue.allowed_code import allow_named, require_allowed
 from backend.runs.sweeps.sweep import SweepPlan, text_of, training_steps

@@ -12,9 +12,7 @@ from typing import Annotated
 
 import typer
 
-from backend.cli.exit_codes import BUG, MISTAKE, print_faults, verb
-from backend.cli.options import ExistingRunsDir
-from backend.cli.output import tell
+from backend.cli.common import BUG, MISTAKE, ExistingRunsDir, print_faults, tell, verb
 from backend.utils.disk_faults import disk_fault, fault_of
 
 

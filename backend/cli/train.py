@@ -1,20 +1,36 @@
-"""The verb `train`: a new run from a YAML file, or in a folder that the window has prepared."""
+"""The verbs `train` and `resume`."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from backend.cli import sweep
+from backend.cli.common import AllowCode, Hosts, Live, NewRunsDir, Stream, ignore_sighup, tell, verb
 from backend.cli.completions import changes as changes_offered
-from backend.cli.exit_codes import verb
-from backend.cli.launch_session import hosts_setting
-from backend.cli.lost_terminal import ignore_sighup
-from backend.cli.new_run import apply_changes, new_run, prepared_run
-from backend.cli.options import AllowCode, Hosts, Live, NewRunsDir, Stream
-from backend.cli.run_session import train_and_exit
-from backend.config.config import read
+from backend.cli.completions import checkpoints, run_names
+from backend.cli.training import (
+    PreparedRun,
+    apply_changes,
+    hosts_setting,
+    new_run,
+    parse_changes,
+    prepared_run,
+    train_and_exit,
+)
+from backend.config import own_updates
+from backend.config.config import load, read
+from backend.config.other_programs.translation import translate
+from backend.rewards.catalogue.allowed_code import require_allowed
+from backend.runs.events import has_finished
+from backend.runs.run_folder import RunFolder, find_run
+from backend.runs.run_format import check_format
+from backend.runs.saved_weights import find_checkpoint
+from backend.runs.sweeps.sweep_results import find_sweep
+from backend.trainer.machine import relax_gpu_timeout
 from backend.utils.errors import UserError
 
 
@@ -45,3 +61,79 @@ def train(
         raw = apply_changes(read(config or ""), changes or []) | hosts_setting(hosts)
         prepared = new_run(raw, runs_dir, name)
     train_and_exit(prepared, stream, progress)
+
+
+@verb
+@ignore_sighup
+def resume(
+    run: Annotated[str, typer.Argument(help="A run or a sweep: its folder or its name.", autocompletion=run_names)],
+    runs_dir: NewRunsDir = None,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="key=value, from the next step on.", autocompletion=changes_offered),
+    ] = None,
+    step: Annotated[
+        str | None,
+        typer.Option(
+            "--step",
+            help="Go back to this checkpoint, a step or best, and take back what came after it.",
+            autocompletion=checkpoints,
+        ),
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="With --step: take the later steps back without asking.")] = False,
+    hosts: Hosts = None,
+    allow_code: AllowCode = False,
+    stream: Stream = False,
+    progress: Live = None,
+) -> None:
+    """Go on from the newest whole checkpoint; without one, start over. With --set iters=N a finished run goes on too.
+
+    With --step it goes back first; to keep both, clone the run at that step instead. A sweep goes on with all of its runs.
+    """
+    if find_sweep(run, runs_dir) is not None:
+        if hosts:
+            raise UserError("hosts", "A sweep trains on this machine alone.")
+        if changes:
+            raise UserError("set", "The settings of a sweep are those of its file; change those of a single run.")
+        if step is not None:
+            raise UserError("step", "The runs of a sweep go on together; go back in a clone of a single one.")
+        return sweep.resume_sweep(run, runs_dir, allow_code=allow_code)
+    folder = find_run(run, runs_dir)
+    check_format(folder)  # before its settings, of which a newer version may have others
+    is_over = has_finished(folder) and step is None
+    if is_over and not changes:
+        tell(f"The run {folder.name} has finished; there is nothing to resume. More steps: --set iters=N.")
+        return
+    require_allowed(read(folder.config), allow=allow_code)
+    from backend.trainer.library.own_functions import (
+        require_no_program,  # all of scoring, which no other verb waits for
+    )
+
+    settings, asked = load(folder.config), parse_changes(changes or []) | hosts_setting(hosts)
+    require_no_program(settings)
+    own_updates.require_no_program(settings)
+    if is_over and not translate(asked)[0].keys() & LENGTHENING:
+        raise UserError("iters", f"The run {folder.name} has finished; give it more steps as well, with --set iters=N.")
+    relax_gpu_timeout(settings)
+    warnings = () if step is None else _taken_back(folder, step, yes=yes)
+    train_and_exit(PreparedRun(folder, settings, changes=asked, warnings=warnings), stream, progress)
+
+
+def _taken_back(run: RunFolder, which: str, *, yes: bool) -> tuple[str, ...]:
+    """Go back to a checkpoint, if that was meant. → the sentence for the event log; none where there is nothing after it. Raises UserError."""
+    from backend.runs.checkpoints.checkpoint_integrity import go_back, last_step
+
+    chosen, last = find_checkpoint(run, which).step, last_step(run)
+    if last <= chosen:
+        return ()
+    taken = f"step {last}" if last == chosen + 1 else f"steps {chosen + 1} to {last}"
+    sentence = f"Going on from step {chosen} deletes {taken} of this run for good"
+    if not yes and not sys.stdin.isatty():
+        raise UserError("step", f"{sentence}; add --yes, or keep both: clone {run.name} --step {chosen} --start.")
+    if not yes:
+        typer.confirm(f"{sentence} (a clone would keep both). Go on?", abort=True)
+    return (go_back(run, which),)
+
+
+LENGTHENING = {"iters", "stop_when", "early_stopping_patience"}
+"""Settings without which a finished run has no step left."""

@@ -4,7 +4,7 @@ Every line has `v`, `seq`, `t` (unix seconds), `mono` (seconds on its process's 
 sleeps; older event logs lack it) and `kind`. A line is written in one piece and flushed, so a process that is killed
 leaves at most one line without its newline, which every reader ignores. Readers skip kinds they do not know.
 
-How a event log continues after a kill: each checkpoint's state.json records how many bytes events.jsonl and completions.jsonl had
+How an event log continues after a kill: each checkpoint's state.json records how many bytes events.jsonl and completions.jsonl had
 when its step was done (both files are fsynced first). On resume the trainer takes the newest complete checkpoint, truncates
 both files to those lengths and appends from there. Everything written after the checkpoint, a half line or an ending
 included, is removed and its steps are trained again, so each step appears once and `seq` has no gaps. With no checkpoint both files
@@ -140,7 +140,7 @@ def json_safe(value: Any) -> Any:
 VERSION = 1
 
 ENDINGS = ("finished", "stopped", "failed")
-"""Kinds that end a event log. On resume the file is truncated to the checkpoint, which removes the ending."""
+"""Kinds that end an event log. On resume the file is truncated to the checkpoint, which removes the ending."""
 
 KINDS = (
     "started", "phase", "command", "step", "eval", "checkpoint", "change", "health", "note", *ENDINGS,
@@ -339,7 +339,7 @@ class Follower:
 
 
 def read_events(path: Path) -> Iterator[Event]:
-    """Every complete event of a event log, from the start; none where there is no file. Raises UserError for one that cannot be read."""
+    """Every complete event of an event log, from the start; none where there is no file. Raises UserError for one that cannot be read."""
     try:
         file = open_regular(path)
     except FileNotFoundError:
@@ -356,7 +356,7 @@ def read_events(path: Path) -> Iterator[Event]:
 def parse_line(line: bytes) -> Event | None:
     """The event of one line, with the fields that have their type; any other JSON object as it is; None for anything else."""
     try:
-        value = from_json(line)  # four times as fast as json, which counts in a event log of 150 MB
+        value = from_json(line)  # four times as fast as json, which counts in an event log of 150 MB
     except ValueError:
         return None
     if not isinstance(value, dict):
@@ -366,7 +366,7 @@ def parse_line(line: bytes) -> Event | None:
 
 
 def _next_seq(path: Path) -> int:
-    """The number after that of the last line; of a event log whose lines have none, how many there are."""
+    """The number after that of the last line; of an event log whose lines have none, how many there are."""
     seq = 0
     for event in read_events(path):
         number = event.get("seq")
@@ -401,7 +401,7 @@ METRICS = {
 
 # ── event log ends ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
-# Both ends of a event log, read without what lies between: its first and its last events, and how the run ended.
+# Both ends of an event log, read without what lies between: its first and its last events, and how the run ended.
 
 TAIL_BYTES = 1 << 16
 
@@ -420,7 +420,7 @@ def step_of_end(run: RunFolder) -> int | None:
 
 
 def first_and_last_events(path: Path) -> tuple[list[Event], list[Event]]:
-    """(events of the first TAIL_BYTES of a event log, events of its last TAIL_BYTES or of more until they include a `step`).
+    """(events of the first TAIL_BYTES of an event log, events of its last TAIL_BYTES or of more until they include a `step`).
 
     A step may be far from the end: a long rollout or evaluation writes thousands of `phase` events after it.
     """
@@ -434,7 +434,7 @@ def first_and_last_events(path: Path) -> tuple[list[Event], list[Event]]:
 
 
 def last_events(file: BinaryIO, size: int) -> list[Event]:
-    """Events at the end of the first `size` bytes of a event log: of TAIL_BYTES, or of more until they include a `step`."""
+    """Events at the end of the first `size` bytes of an event log: of TAIL_BYTES, or of more until they include a `step`."""
     reach = TAIL_BYTES
     last = _tail(file, size, reach)
     while reach < size and not any(event["kind"] == "step" for event in last):

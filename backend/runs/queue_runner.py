@@ -23,7 +23,7 @@ from backend.utils.command import backend_command, backend_environment
 POLL_S = 1.0
 """Seconds between two looks at a run of another process that has to end first."""
 GOOD_ENDINGS = (0, 3)
-"""Exit codes of `train` and `resume` that are no failure: finished, stopped on request (`backend.cli.exit_codes`)."""
+"""Exit codes of `train` and `resume` that are no failure: finished, stopped on request (`backend.cli.common`)."""
 
 Reason = Literal["empty", "paused"]
 

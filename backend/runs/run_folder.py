@@ -180,7 +180,7 @@ def default_run_name(model: str, train_type: str, train_mode: str, now: datetime
 
 def make_run_folder(name: str, folder: Path | None = None, *, reuse: bool = False) -> RunFolder:
     """Make a fresh folder for a run. Without `reuse`, a number is added where the name is taken; with it, an existing
-    folder is used unless it holds a event log. Raises UserError when that is so, for a name that leads elsewhere or that no folder can have, and
+    folder is used unless it holds an event log. Raises UserError when that is so, for a name that leads elsewhere or that no folder can have, and
     where nothing can be written."""
     parent = folder or runs_folder()
     if not is_folder_name(name):

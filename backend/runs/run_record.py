@@ -128,7 +128,7 @@ def reward_curve(event_log: Path, points: int = POINTS) -> tuple[float, ...]:
 
 
 def newest_evaluation(event_log: Path) -> Event | None:
-    """The last evaluation on held-out prompts in the last REACH bytes of a event log; that of the test split is none."""
+    """The last evaluation on held-out prompts in the last REACH bytes of an event log; that of the test split is none."""
     try:
         with open_regular(event_log) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
             end, floor = len(text), max(0, len(text) - REACH)

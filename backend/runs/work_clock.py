@@ -11,7 +11,7 @@ IDLE_PHASES = ("loading", "paused")
 
 
 class WorkClock:
-    """Sums working time over events: `take` them in order, all of a event log or those of its two ends.
+    """Sums working time over events: `take` them in order, all of an event log or those of its two ends.
 
     Attributes: seconds – of work up to the last event; last_t – that event's unix time, None before the first.
     """

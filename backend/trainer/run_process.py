@@ -79,7 +79,7 @@ def _fits(path: Path, length: int, step: int | None) -> bool:
 
 
 def _end_of_step(path: Path, step: int) -> int:
-    """The length of a event log up to the end of a step; of all of it where it has no line of that step."""
+    """The length of an event log up to the end of a step; of all of it where it has no line of that step."""
     end = offset = 0
     is_behind = False
     with path.open("rb") as file:

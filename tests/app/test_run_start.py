@@ -14,7 +14,7 @@ from app.state import run as start_log
 from app.state.run import Run, StartLog
 from app.state.run_files import problem_of
 from app.widgets.run_header import RunHeader
-from backend.cli import new_run
+from backend.cli import training
 from backend.runs.archive import STARTUP_GRACE_S
 from backend.runs.events import EventLog
 from backend.runs.run_folder import RunFolder
@@ -101,12 +101,12 @@ def test_a_run_whose_rows_take_minutes_to_check_is_not_taken_for_one_that_crashe
         make_folder_old(folder)
         run.poll()
         seen.append(run.state)
-        raise new_run.UserError("data", "There is no file rows.jsonl.")
+        raise training.UserError("data", "There is no file rows.jsonl.")
 
     assert STARTUP_GRACE_S < 3600
-    monkeypatch.setattr(new_run, "check_settings", check)
-    with pytest.raises(new_run.UserError):
-        new_run.prepared_run(folder.path)
+    monkeypatch.setattr(training, "check_settings", check)
+    with pytest.raises(training.UserError):
+        training.prepared_run(folder.path)
     run.poll()
     assert seen == ["starting"] and run.state == "failed" and not folder.is_locked()
     run.close()
@@ -133,11 +133,11 @@ def test_a_stop_while_the_rows_are_checked_ends_the_run(folder: RunFolder, monke
         try:
             look()
         except Exception as error:  # as readers of data do
-            raise new_run.UserError("data", "The rows cannot be read.") from error
+            raise training.UserError("data", "The rows cannot be read.") from error
 
-    monkeypatch.setattr(new_run, "check_settings", check)
+    monkeypatch.setattr(training, "check_settings", check)
     with pytest.raises(typer.Exit) as ended:
-        new_run.prepared_run(folder.path)
+        training.prepared_run(folder.path)
     run.poll()
     assert ended.value.exit_code == 3 and run.state == "stopped" and not folder.is_locked()
     assert not folder.control.exists()

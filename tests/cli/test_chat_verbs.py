@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from backend.__main__ import app
-from backend.cli import chat_session
+from backend.cli import chat as chat_session
 from backend.cli.chat import COMMANDS
 from tests.support.trained_run import make_run
 

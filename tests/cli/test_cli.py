@@ -21,7 +21,7 @@ import yaml
 from typer.testing import CliRunner, Result
 
 from backend.__main__ import app
-from backend.cli.new_run import apply_changes, new_run
+from backend.cli.training import apply_changes, new_run
 from backend.config.config import load, read
 from backend.rewards.catalogue.catalog import DEFAULT_REWARDS
 from backend.runs.events import EventLog, read_events
@@ -362,7 +362,7 @@ def test_train_list_resume_and_score_a_named_run(inputs: Path, runs: Path, tmp_p
         == "The run mine has finished; there is nothing to resume. More steps: --set iters=N.\n"
     )
     assert "The run mine exists already" in refused("train", file, "--name", "mine", "--set", "iters=9")
-    assert "The run mine has a event log already" in refused("train", "--run", run.path)
+    assert "The run mine has an event log already" in refused("train", "--run", run.path)
     assert {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()} == before
 
     scored = run_ok("rewards", "score", run.config, "--completions", run.completions, "--json").stdout.splitlines()
@@ -532,7 +532,7 @@ def test_a_folder_named_backend_in_the_working_directory_is_not_run(inputs: Path
 
 @contextmanager
 def held(file: Path) -> Iterator[Callable[[], None]]:
-    """The run of `file` as while a trainer is in its second step: locked, with a event log. Yields what the kill of that trainer does."""
+    """The run of `file` as while a trainer is in its second step: locked, with an event log. Yields what the kill of that trainer does."""
     run = RunFolder(file.parent)
     handle = [hold_lock(run)]
     event_log = EventLog(run.events)
@@ -581,7 +581,7 @@ def test_a_live_run_refuses_a_second_writer_and_a_killed_one_is_listed_as_crashe
         result = call("resume", "live")
         assert result.exit_code == 2
         assert "The run live is being trained by another process; stop that one first." in result.stderr
-        assert "has a event log already" in refused("train", "--run", file.parent)
+        assert "has an event log already" in refused("train", "--run", file.parent)
         assert state() == "running"
         kill()
         assert state() == "crashed"

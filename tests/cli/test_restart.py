@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from app.state.run_state import RunState
-from backend.cli import restart
+from backend.cli import training
 from backend.config.config import parse
 from backend.runs.events import Follower, read_events
 from backend.runs.run_folder import RunFolder
@@ -112,20 +112,20 @@ def test_a_signal_while_the_next_program_starts_stops_the_run(run: RunFolder) ->
 def test_what_a_program_wants_done_at_its_end_is_done_before_the_next_begins() -> None:
     code = (
         "import atexit, sys\n"
-        "from backend.cli import restart\n"
-        "restart.backend_command = lambda *words: [sys.executable, '-c', 'import sys; print(*sys.argv[1:])', *words]\n"
+        "from backend.cli import training\n"
+        "training.backend_command = lambda *words: [sys.executable, '-c', 'import sys; print(*sys.argv[1:])', *words]\n"
         "atexit.register(print, 'at exit')\n"
         "print('before', end=' ')\n"
-        "restart.restart('resume', 'run')\n"
+        "training.restart('resume', 'run')\n"
     )
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert printed == "before at exit\nresume run\n"
 
 
 def test_the_display_is_the_one_that_was_asked_for() -> None:
-    assert restart.display_options(False, None) == []
-    assert restart.display_options(True, False) == ["--stream", "--no-progress"]
-    assert restart.display_options(False, True) == ["--progress"]
+    assert training.display_options(False, None) == []
+    assert training.display_options(True, False) == ["--stream", "--no-progress"]
+    assert training.display_options(False, True) == ["--progress"]
 
 
 def test_a_lock_that_is_handed_on_is_never_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,11 +164,11 @@ def test_it_is_relaxed_before_mlx_is_imported(run: RunFolder) -> None:
     )
     code = (
         "import sys\n"
-        "from backend.cli import new_run, resume\nfrom backend.trainer.machine import gpu_timeout\n"
+        "from backend.cli import train, training\n"
         "def look(config):\n"
         "    print(words[0], config.relax_gpu_timeout, 'mlx.core' in sys.modules)\n"
         "    sys.exit()\n"
-        "new_run.relax_gpu_timeout = resume.relax_gpu_timeout = look\n"
+        "training.relax_gpu_timeout = train.relax_gpu_timeout = look\n"
         "from backend.__main__ import main\n"
         "run = sys.argv[1]\n"
         "for words in (['train', '--run', run], ['resume', run]):\n"

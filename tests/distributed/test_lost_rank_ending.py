@@ -10,8 +10,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from backend.cli.launch_session import hosts_setting, machine_settings
-from backend.cli.new_run import PreparedRun
+from backend.cli.training import PreparedRun, hosts_setting, machine_settings
 from backend.config.config import load, parse
 from backend.distributed.check.machine_check import plan_machines, require_one_machine
 from backend.distributed.faults import LostRank, WorkerFault
@@ -177,7 +176,7 @@ def test_hosts_that_cannot_be_used_are_refused_before_anything_begins(raw: dict[
     require_one_machine(parse(raw), "A sweep")
 
 
-# ── the last line of a event log ─────────────────────────────────────────────────────────────────────────────────────────
+# ── the last line of an event log ─────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_an_ending_is_written_once_and_never_into_a_run_that_trains(raw: dict[str, Any], tmp_path: Path) -> None:

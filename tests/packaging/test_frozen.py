@@ -25,7 +25,7 @@ from app.pages import PAGES
 from app.state import guide
 from app.state.guide import GLOSSARY
 from backend.__main__ import app
-from backend.cli.exit_codes import STOPPED
+from backend.cli.common import STOPPED
 from backend.export.exports import FORMATS
 from backend.runs.events import Event, read_events
 from backend.utils import components

@@ -15,7 +15,7 @@ from backend.trainer.run_process import cut_back
 
 
 def lines_of_step(step: int) -> bytes:
-    """A step and what follows it: far more than is read of a event log's end at once."""
+    """A step and what follows it: far more than is read of an event log's end at once."""
     phase = b'{"kind": "phase", "phase": "rollout", "done": 1, "of": 2}\n'
     return b'{"kind": "step", "step": %d, "metrics": {}}\n' % step + phase * (2 * TAIL_BYTES // len(phase))
 
@@ -52,7 +52,7 @@ def test_what_follows_a_step_stays_with_it_up_to_its_saving(tmp_path: Path) -> N
 
 
 def test_what_comes_before_the_first_step_is_no_end_of_one(tmp_path: Path) -> None:
-    """All of a event log is kept that has no line of the step, here because somebody has deleted it."""
+    """All of an event log is kept that has no line of the step, here because somebody has deleted it."""
     run, text = RunFolder(tmp_path), '{"kind": "eval", "step": 0}\n{"kind": "checkpoint", "step": 2}\n'
     run.events.write_text(text)
     cut_back(run, TrainingState(step=2, events_bytes=len(text) - 5))

@@ -209,7 +209,7 @@ def test_a_line_longer_than_the_limit_is_read_in_one_piece(path: Path) -> None:
 
 
 def event_log_of(path: Path, count: int, *, t0: float = 0.0) -> list[int]:
-    """A event log of `count` steps, and its size after each; `t0` makes two of them differ in nothing but their times."""
+    """An event log of `count` steps, and its size after each; `t0` makes two of them differ in nothing but their times."""
     sizes = []
     with path.open("ab") as file:
         for number in range(count):

@@ -1,4 +1,4 @@
-"""Anything may lie between the lines of a event log or of completions.jsonl: every reader goes on, and so does the run."""
+"""Anything may lie between the lines of an event log or of completions.jsonl: every reader goes on, and so does the run."""
 
 from __future__ import annotations
 

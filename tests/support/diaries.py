@@ -28,7 +28,7 @@ class Recording:
     """One recorded run. `settings`: its raw settings; `signs`: the rules that must find something in it, none for a healthy run.
 
     `constructed`: how it was made from another recording, where the sickness cannot be provoked on a tiny model; empty for a real run.
-    `tail`: bytes after the last whole line, of a event log whose process died while it wrote.
+    `tail`: bytes after the last whole line, of an event log whose process died while it wrote.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Synthetic runs for tests and screenshots of the window: a event log as a trainer writes it, with plausible metrics."""
+"""Synthetic runs for tests and screenshots of the window: an event log as a trainer writes it, with plausible metrics."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def _write_run(
 
 def make_long_run(path: Path, steps: int = 100_000, extra: int = 7) -> RunFolder:
     """A finished run of many steps with 40 metrics each, an evaluation every 100 and a checkpoint every 500. It is written in one go:
-    a event log that is flushed line by line takes minutes."""
+    an event log that is flushed line by line takes minutes."""
     folder = make_run(path, steps=0, total=steps, ending=None)
     dice = random.Random(1)
     with folder.events.open("a", encoding="utf-8") as file:

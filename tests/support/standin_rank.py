@@ -1,6 +1,6 @@
 """A rank without MLX, for tests of the launcher: the real control channel, and a gather through files in the run folder.
 
-Rank 0 writes a event log of steps of 50 ms, saves nothing, and ends as the trainer does. `GRPO_STUDIO_TEST_RANK` says what goes wrong: a JSON
+Rank 0 writes an event log of steps of 50 ms, saves nothing, and ends as the trainer does. `GRPO_STUDIO_TEST_RANK` says what goes wrong: a JSON
 object of rank → one of the words in `misbehave`.
 """
 

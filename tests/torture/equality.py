@@ -15,7 +15,7 @@ LEFT_OUT = re.compile(r"(^|/)(log\.txt|queue\.log|[^/]+\.lock|control)$|^prefs(/
 """Files that tell what happened on the way, and not what came of it."""
 
 COMPARED_EVENTS = ("step", "eval", "checkpoint", "change", "health", "finished", "stopped", "failed")
-"""Kinds of a event log that a resume repeats exactly. Phases, starts and notes tell of processes."""
+"""Kinds of an event log that a resume repeats exactly. Phases, starts and notes tell of processes."""
 
 OF_TIME = re.compile(
     r"^(t|mono|seq|pid|elapsed_s|events_bytes|completions_bytes|began|updated|completions|created|seconds|.*_s"

@@ -103,7 +103,7 @@ class Syscalls:
         run, blow = RunFolder(home / "runs" / "mine"), case.blow
         told = ended.output + (run.events.read_text(errors="replace") if run.events.exists() else "")
         told += run.log.read_text(errors="replace") if run.log.exists() else ""
-        # 0 after a kill: it never came, for how often a event log is written depends on the time that things take.
+        # 0 after a kill: it never came, for how often an event log is written depends on the time that things take.
         allowed = (-9, 0) if blow.action.startswith("kill") else (0, 2)
         faults: list[str] = []
         if ended.hung or ended.left:

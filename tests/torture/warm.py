@@ -42,7 +42,7 @@ IMPORTED = (
     *("backend.__main__", "backend.trainer.preflight", "backend.trainer.run_process", "backend.runs.clone", "backend.trainer.evaluation.comparison"),
     *("backend.trainer.evaluation.comparison", "backend.export.export_run", "backend.runs.sweeps.run_sweep", "backend.runs.sweeps.inputs"),
     *("backend.cli.sweep", "backend.cli.evaluate", "backend.cli.evaluate", "backend.cli.export"),
-    *("backend.cli.clone", "backend.cli.resume", "backend.cli.train", "backend.cli.progress", "backend.cli.restart"),
+    *("backend.cli.runs", "backend.cli.train", "backend.cli.train", "backend.cli.progress", "backend.cli.training"),
     *("mlx_lm.utils", "mlx_lm.models.qwen3", "mlx_lm.models.llama", "mlx.optimizers", "transformers"),
     *("backend.cli.queue", "backend.cli.help_page", "transformers.models.qwen3.configuration_qwen3"),
     *("tokenizers", "jinja2.sandbox", "rich.console", "rich.progress", "backend.export.gguf.gguf_file"),

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from backend.cli.new_run import new_run
+from backend.cli.training import new_run
 from backend.config.config import parse
 from backend.models import saving
 from backend.runs import events as events_module

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import typer
 
-from backend.cli.exit_codes import verb
+from backend.cli.common import verb
 from backend.runs.checkpoints import checkpoint
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder

@@ -18,7 +18,7 @@ import pytest
 
 import backend
 from backend import Callback, Config, RunFailed, StopTraining, TrainedRun, UserError, resume, train
-from backend.cli.resume import resume as verb_resume
+from backend.cli.train import resume as verb_resume
 from backend.config.config import load
 from backend.runs.run_folder import RunFolder
 from backend.trainer.library.own_functions import OwnFunctions

@@ -13,7 +13,7 @@ from mlx import optimizers
 from mlx.optimizers import Optimizer, schedulers
 
 from backend import Callback, StopTraining, TrainedRun, UserError, resume, train
-from backend.cli.resume import resume as verb_resume
+from backend.cli.train import resume as verb_resume
 from backend.config.config import load, parse
 from backend.runs.clone import clone
 from backend.runs.events import read_events

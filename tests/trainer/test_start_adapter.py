@@ -14,7 +14,7 @@ import yaml
 from typer.testing import CliRunner
 
 from backend.__main__ import app
-from backend.cli.new_run import new_run
+from backend.cli.training import new_run
 from backend.config.config import load, problems
 from backend.runs.adapter_source import adapter_settings, find_adapter, runs_with_adapters, with_adapter
 from backend.runs.checkpoints import checkpoint

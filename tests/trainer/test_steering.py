@@ -264,7 +264,7 @@ def test_finish_step_ends_after_the_step_in_flight(
 def test_a_change_of_the_step_in_which_a_run_is_stopped_is_told_once(
     raw: dict[str, Any], changed: RunFolder, run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The stop saves step 3 once more, if need be with a event log that tells the change of step 4 already; the resume takes it up again."""
+    """The stop saves step 3 once more, if need be with an event log that tells the change of step 4 already; the resume takes it up again."""
     monkeypatch.setattr(telemetry, "PHASE_EVERY_S", 0)
     raw |= {"save_every": 100}
     ask = asking(run, CHANGED)

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from backend.cli.lost_terminal import LostTerminal, ignore_sighup
+from backend.cli.common import LostTerminal, ignore_sighup
 from backend.engine.cpu.compiler import COMPILER
 from backend.engine.device import on_cpu
 from backend.runs.checkpoints import checkpoint

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 import yaml
 
-from backend.cli.exit_codes import MISTAKE
+from backend.cli.common import MISTAKE
 from backend.cli.track import track as verb_track
 from backend.config.checks import cross_setting_faults
 from backend.config.config import parse, problems

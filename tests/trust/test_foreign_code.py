@@ -150,7 +150,7 @@ def test_a_queue_of_somebody_else_starts_no_code(theirs: Path, tmp_path: Path) -
     (folder / "theirs.py").unlink()  # the files name that of the first folder
     shutil.rmtree(
         folder / "trained"
-    )  # a folder so new and without a event log is taken for one that is being started, and waited for
+    )  # a folder so new and without an event log is taken for one that is being started, and waited for
     (folder / "fresh" / "events.jsonl").unlink(missing_ok=True)
     (folder / "queue.json").write_text(json.dumps({"runs": ["fresh"], "event logs": {}}))
 

@@ -20,7 +20,7 @@ from PySide6.QtWidgets import QLabel
 
 from app.message_boxes import QuestionBox
 from app.widgets.basic.labels import label, plain_tip
-from backend.cli.run_log import logging_to
+from backend.cli.training import logging_to
 from backend.config.checks import cross_setting_faults
 from backend.distributed.handshake import Listeners, connect
 from backend.export.destinations import safe_name

@@ -1,6 +1,6 @@
 """Numbers, durations and times as text: three significant digits, thin spaces before units, a dash for a missing value.
 
-Any value of a event log can be passed: null, NaN and text give a dash, never “NaN” or “None”.
+Any value of an event log can be passed: null, NaN and text give a dash, never “NaN” or “None”.
 """
 
 from __future__ import annotations

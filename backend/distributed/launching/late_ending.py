@@ -1,4 +1,4 @@
-"""The last line of a event log whose trainer could not write it: it was killed, or failed before it had begun."""
+"""The last line of an event log whose trainer could not write it: it was killed, or failed before it had begun."""
 
 from __future__ import annotations
 

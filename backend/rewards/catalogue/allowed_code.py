@@ -222,7 +222,7 @@ def require_allowed(settings: Mapping[str, Any], base: Path | None = None, *, al
     if allow:
         return allow_named(settings, base)
     if LOCK_VARIABLE in os.environ:
-        return None  # this process goes on with a run that it has begun itself (`backend.cli.restart`)
+        return None  # this process goes on with a run that it has begun itself (`backend.cli.training`)
     unknown = [each for each in AllowedCode().missing(settings, base) if not each.changed]
     if unknown:
         raise UserError(ConfigProblem("reward_functions_file", _refusal(each)) for each in unknown)

@@ -171,7 +171,7 @@ class MeanChange:
 
 
 def is_number(value: Any) -> TypeGuard[float]:
-    """Whether a event log's value is a finite number: it may hold null, and by damage anything."""
+    """Whether an event log's value is a finite number: it may hold null, and by damage anything."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 

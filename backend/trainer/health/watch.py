@@ -1,4 +1,4 @@
-"""Follows a event log, applies the rules after every step, and says when a finding begins and when it is over.
+"""Follows an event log, applies the rules after every step, and says when a finding begins and when it is over.
 
 The trainer, `doctor` and the tests feed it. What it knows is a function of the event log, so a resumed run goes on as if never stopped.
 """
@@ -154,7 +154,7 @@ def reported(health: Iterable[Event]) -> list[Episode]:
 
 
 def examined(settings: Mapping[str, Any], events: Iterable[Event]) -> list[Episode]:
-    """The episodes of a event log by the rules as they are now, whatever was reported while it was written. Sentences have the figures of
+    """The episodes of an event log by the rules as they are now, whatever was reported while it was written. Sentences have the figures of
     the last step at which the finding held."""
     watch = Watch(settings)
     episodes: list[Episode] = []
@@ -239,7 +239,7 @@ def examine_events(name: str, settings: Mapping[str, Any], events: Iterable[Even
 
 
 def _counted(events: Iterable[Event], examination: Examination, measured: set[str]) -> Iterator[Event]:
-    """Pass the events on, and note what there is: a event log may be long, and is read once."""
+    """Pass the events on, and note what there is: an event log may be long, and is read once."""
     for event in events:
         kind = event.get("kind")
         if kind == "step":
@@ -247,7 +247,7 @@ def _counted(events: Iterable[Event], examination: Examination, measured: set[st
             examination.steps += 1
             measured |= {key for key, value in metrics.items() if value is not None}
         examination.evaluations += kind == "eval" and event.get("split") != "test"
-        # A event log goes on after an ending only where the run was resumed.
+        # An event log goes on after an ending only where the run was resumed.
         examination.sentence = (
             str(event.get("sentence") or "") if kind in ENDINGS else "" if kind == "step" else examination.sentence
         )
