@@ -22,8 +22,8 @@ from backend.config import config
 from backend.config.config import SETTINGS, Config
 from backend.config.model_and_data_names import source_faults
 from backend.config.other_programs.translation import Translation, read_words, translate
-from backend.config.own_updates import without_program_faults
 from backend.config.setting import Kind, Setting
+from backend.config.updates import without_program_faults
 from backend.distributed.hosts_file import hosts_faults
 from backend.rewards.catalogue import catalog
 from backend.rewards.catalogue.catalog import RewardEntry

@@ -32,8 +32,8 @@ def check(
     Of a file for TRL, mlx-lm-lora or mlx-grpo, say what was made of each of its words.
     """
     from backend.config.config import parse, read
+    from backend.config.notes import unusual
     from backend.config.other_programs.translation import account, read_words
-    from backend.config.unusual import unusual
     from backend.runs.adapter_source import with_adapter
 
     faults, report = list[ConfigProblem](), dict[str, Any]()

@@ -21,7 +21,7 @@ from backend.cli.training import (
     prepared_run,
     train_and_exit,
 )
-from backend.config import own_updates
+from backend.config import updates
 from backend.config.config import load, read
 from backend.config.other_programs.translation import translate
 from backend.rewards.catalogue.allowed_code import require_allowed
@@ -111,7 +111,7 @@ def resume(
 
     settings, asked = load(folder.config), parse_changes(changes or []) | hosts_setting(hosts)
     require_no_program(settings)
-    own_updates.require_no_program(settings)
+    updates.require_no_program(settings)
     if is_over and not translate(asked)[0].keys() & LENGTHENING:
         raise UserError("iters", f"The run {folder.name} has finished; give it more steps as well, with --set iters=N.")
     relax_gpu_timeout(settings)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import typer
 
 from backend.cli.common import FINISHED, STOPPED, tell, tell_json
+from backend.config.changeable import AT_RESUME
 from backend.config.config import SETTINGS, TEXTS, Config, dump, parse, read, resolve_paths
 from backend.config.other_programs.translation import with_changes
 from backend.distributed.allowed_hosts import allow_hosts, require_hosts
@@ -24,7 +25,6 @@ from backend.distributed.hosts_file import launch_command
 from backend.distributed.orders import RESTART_RANKS, Orders
 from backend.rewards.catalogue.allowed_code import allow_named, require_allowed
 from backend.runs.adapter_source import with_adapter
-from backend.runs.changeable import AT_RESUME
 from backend.runs.events import EventLog, write_all
 from backend.runs.run_folder import RunFolder, default_run_name, make_run_folder
 from backend.runs.run_lock import held_for_launch, hold_lock

@@ -1,14 +1,14 @@
 """Every setting of a run, declared once. Form, YAML, command line, checks and help are read from this list.
 
-The keys are those of the YAML file; a file written for mlx-lm-lora or TRL means the same here (`backend.config.other_programs`
-translates its words). To add a setting, add one field in the module of its subject (`backend.config.settings`) and the line that uses it. Where other code depends on a group of
-settings, tag the field (`used_by`) and ask `keys_used_by`.
+The keys are those of the YAML file; a file written for mlx-lm-lora or TRL is translated (`backend.config.other_programs`).
+To add a setting, add one field in `backend.config.settings` and the line that uses it. Where other code depends on a
+group of settings, tag the field (`used_by`) and ask `keys_used_by`.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -17,23 +17,14 @@ import yaml
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from backend.config.checks import cross_setting_faults, reference_is_needed
-from backend.config.documented_form import in_form_order
+from backend.config.form import SECTIONS, in_form_order
 from backend.config.other_programs.translation import FOREIGN_WORDS, NAMES, translate
 from backend.config.other_programs.trl_script import reward_entries
 from backend.config.setting import Setting, Use, setting_from_field
-from backend.config.settings.batches import BatchFields
-from backend.config.settings.columns import DataColumnFields
-from backend.config.settings.evaluation import EvaluationFields
-from backend.config.settings.fine_tune import FineTuneFields
-from backend.config.settings.generation import GenerationFields
-from backend.config.settings.machine import MachineFields
-from backend.config.settings.machines import DistributedFields
-from backend.config.settings.model_and_data import ModelAndDataFields
-from backend.config.settings.objective import ObjectiveFields
-from backend.config.settings.optimizer import OptimizerFields
-from backend.config.settings.reference import ReferenceFields
-from backend.config.settings.rewards import RewardFields
-from backend.config.settings.trackers import TrackerFields
+from backend.config.settings.data import DataFields
+from backend.config.settings.grpo import GrpoFields
+from backend.config.settings.model import ModelFields
+from backend.config.settings.training import TrainingFields
 from backend.config.stages import validated_stages
 from backend.rewards.catalogue.catalog import nearest, split_names, with_absolute_file
 from backend.sampling.output_grammar import is_schema
@@ -42,28 +33,12 @@ from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.files import exists, user_path
 from backend.utils.text import SENTENCE, quote
 
-SECTIONS: dict[str, str] = {
-    "algorithm": "Algorithm",
-    "model_data": "Model & Data",
-    "fine_tune": "Fine-tune",
-    "training": "Training Settings",
-    "columns": "Dataset Columns",
-    "output": "Output",
-    "preference": "Preference And Judge",
-    "generation": "GRPO Generation And Rewards",
-}
-"""Section key → title, in reading order of the form."""
-
 LONGEST_LIST = 1_000
 """Entries of a setting that is a list."""
 
 
-class Config(
-    # Pydantic collects fields from the last base to the first.
-    RewardFields, ObjectiveFields, GenerationFields, ReferenceFields, TrackerFields, DataColumnFields, DistributedFields, MachineFields, EvaluationFields,
-    OptimizerFields, BatchFields, FineTuneFields, ModelAndDataFields,
-):  # fmt: skip
-    """The settings of one run, validated. Build it with `load` or `parse`, which explain what is wrong."""
+class Config(GrpoFields, DataFields, TrainingFields, ModelFields):  # pydantic collects fields from the last base first
+    """The settings of one run, validated. Build it with `load` or `parse`, which explain every problem."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
@@ -81,7 +56,7 @@ class Config(
 
     @property
     def weights(self) -> list[float]:
-        """One weight a reward function."""
+        """One weight per reward function."""
         return self.reward_weights or [1.0] * len(self.reward_functions)
 
     @property
@@ -96,7 +71,7 @@ class Config(
 
     @property
     def holds_output(self) -> bool:
-        """Whether sampling is held to a regex or a JSON schema."""
+        """Whether sampling is constrained to a regex or a JSON schema."""
         return bool(self.output_regex or self.output_schema)
 
     @property
@@ -105,8 +80,8 @@ class Config(
         return reference_is_needed(self.beta, self.log_kl, self.ratio_against)
 
 
-SETTINGS: dict[str, Setting] = dict(
-    in_form_order(SECTIONS, (setting_from_field(key, field) for key, field in Config.model_fields.items()))
+SETTINGS: dict[str, Setting] = in_form_order(
+    setting_from_field(key, field) for key, field in Config.model_fields.items()
 )
 """Every setting by key, in the order of the form."""
 
@@ -115,11 +90,16 @@ NOT_BUILT = {
     "environments": "Environments",
     "rollout_func": "A rollout function of your own",
 }
-"""Keys of related programs for features that are not built yet → what they are, to be refused in a sentence."""
-
+"""Keys of related programs for features that do not exist yet."""
 
 TEXTS = ("text", "prose", "model", "adapter", "dataset", "file", "hosts", "choice")
 """Kinds of settings whose value is text even where YAML reads a number."""
+
+PATHS = (
+    *("model", "data", "dataset", "valid_data", "test_data", "tokenizer", "reference_model_path", "adapter"),
+    *("reward_functions_file", "output_schema", "hosts"),
+)
+"""Keys whose value may be a path, relative to its file."""
 
 
 def keys_used_by(*uses: Use) -> tuple[str, ...]:
@@ -129,14 +109,13 @@ def keys_used_by(*uses: Use) -> tuple[str, ...]:
 
 def needs_reference(raw: Mapping[str, Any]) -> bool:
     """As `Config.needs_reference`, from raw settings; what is missing or invalid counts as its default."""
-    return reference_is_needed(*(_valid_or_default(key, raw.get(key)) for key in ("beta", "log_kl", "ratio_against")))
-
-
-def _valid_or_default(key: str, value: Any) -> Any:
-    if value is None or validation_error(value):
-        return SETTINGS[key].default
-    valid, sentence = _validated(SETTINGS[key], value)
-    return SETTINGS[key].default if sentence else valid
+    values: list[Any] = []
+    for key in ("beta", "log_kl", "ratio_against"):
+        try:
+            values.append(SETTINGS[key].default if raw.get(key) is None else valid_value(key, raw[key]))
+        except UserError:
+            values.append(SETTINGS[key].default)
+    return reference_is_needed(*values)
 
 
 def sections() -> dict[str, list[Setting]]:
@@ -145,15 +124,15 @@ def sections() -> dict[str, list[Setting]]:
 
 
 def problems(raw: Mapping[str, Any]) -> list[ConfigProblem]:
-    """Every fault in raw settings (a YAML mapping or the form's values), in the order of the form.
+    """Every problem of raw settings (a YAML mapping or the form's values), in the order of the form.
 
-    Each field is validated by itself, and each cross-check runs if the settings it reads are valid. Nothing on disk is read.
+    Each field is validated by itself, and each cross-check runs if the settings it reads are valid. Reads no files.
     """
     return _validate(raw)[1]
 
 
 def parse(raw: Mapping[str, Any]) -> Config:
-    """The settings of a raw mapping. Raises UserError with every fault."""
+    """The settings of a raw mapping. Raises UserError with every problem."""
     values, faults = _validate(raw)
     if faults:
         raise UserError(faults)
@@ -170,71 +149,48 @@ def read(path: str | Path) -> dict[str, Any]:
     path = user_path(str(path), "config")
     raw = read_yaml(path, "config")
     if not isinstance(raw, dict):
-        raise UserError("config", f"{quote(path)} must hold settings as “key: value” lines, but it holds {_what(raw)}.")
+        what = {type(None): "nothing", list: "a list", str: "plain text"}.get(cast("Any", type(raw)), "a single value")
+        raise UserError("config", f"{quote(path)} must hold settings as “key: value” lines, but it holds {what}.")
     return resolve_paths(path.parent, cast("dict[str, Any]", raw))
-
-
-PATHS = (
-    *("model", "data", "dataset", "valid_data", "test_data", "tokenizer", "reference_model_path", "adapter"),
-    *("reward_functions_file", "output_schema", "hosts"),
-)
-"""Keys whose value may be a path, relative to the file that it stands in."""
 
 
 def resolve_paths(folder: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
     """Raw settings with relative paths that exist in `folder` made absolute. Ids, absolute paths and ~ stay as they are."""
-    resolved = dict(raw) | _paths_beside(folder, raw, (*PATHS, *(word for word in raw if NAMES.get(word) in PATHS)))
+    resolved = dict(raw)
+    for key in (*PATHS, *(word for word in raw if NAMES.get(word) in PATHS)):
+        value: Any = raw.get(key)
+        if isinstance(value, list) and len(cast("list[Any]", value)) == 1:
+            value = cast("list[Any]", value)[0]
+        if not isinstance(value, str) or not value or (key == "output_schema" and is_schema(value)):
+            continue
+        if not Path(value).is_absolute() and exists(folder / value):
+            resolved[key] = os.path.realpath(folder / value)
     if isinstance(sets := raw.get("eval_data"), dict):
         resolved["eval_data"] = {
-            name: _set_beside(folder, about) for name, about in cast("dict[Any, Any]", sets).items()
+            name: resolve_paths(folder, cast("dict[str, Any]", about))
+            if isinstance(about, dict)
+            else resolve_paths(folder, {"data": about})["data"]
+            for name, about in cast("dict[Any, Any]", sets).items()
         }
     if "reward_functions" in raw:
-        resolved["reward_functions"] = _rewards_beside(folder, raw["reward_functions"])
+        resolved["reward_functions"] = _resolve_rewards(folder, raw["reward_functions"])
     if raw.get("reward_funcs") is not None:  # TRL's, where a function has an import path
-        resolved["reward_funcs"] = _rewards_beside(folder, reward_entries(raw["reward_funcs"]))
+        resolved["reward_funcs"] = _resolve_rewards(folder, reward_entries(raw["reward_funcs"]))
     if isinstance(stages := raw.get("stages"), list):
-        resolved["stages"] = [_stage_beside(folder, stage) for stage in cast("list[Any]", stages)]
+        resolved["stages"] = [
+            resolve_paths(folder, cast("dict[str, Any]", stage)) if isinstance(stage, dict) else stage
+            for stage in cast("list[Any]", stages)
+        ]
     return resolved
 
 
-def _set_beside(folder: Path, about: Any) -> Any:
-    """An entry of `eval_data`, a name or a mapping with one, with its file made absolute."""
-    if isinstance(about, dict):
-        return resolve_paths(folder, cast("dict[str, Any]", about))
-    return resolve_paths(folder, {"data": about})["data"]
-
-
-def _stage_beside(folder: Path, stage: Any) -> Any:
-    if not isinstance(stage, dict):
-        return stage
-    stage = cast("dict[str, Any]", stage)
-    paths = _paths_beside(folder, stage, PATHS)
-    if "reward_functions" in stage:
-        paths["reward_functions"] = _rewards_beside(folder, stage["reward_functions"])
-    return stage | paths
-
-
-def _paths_beside(folder: Path, raw: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
-    """Those of these keys whose relative paths exist in `folder`, made absolute."""
-    resolved: dict[str, Any] = {}
-    for key in keys:
-        value = raw.get(key)
-        if isinstance(value, list) and len(cast("list[Any]", value)) == 1:
-            value = value[0]  # pyright: ignore
-        if key == "output_schema" and isinstance(value, str) and is_schema(value):
-            continue  # the schema itself, and no file's name
-        if isinstance(value, str) and value and not Path(value).is_absolute() and exists(folder / value):
-            resolved[key] = os.path.realpath(folder / value)
-    return resolved
-
-
-def _rewards_beside(folder: Path, rewards: Any) -> Any:
-    """Entries such as file.py::function with their files made absolute; text is split first."""
+def _resolve_rewards(folder: Path, rewards: Any) -> Any:
+    """Entries such as file.py::function with their files made absolute."""
+    if isinstance(rewards, str) and "::" in rewards:
+        rewards = split_names(rewards)
     if isinstance(rewards, list):
         entries = cast("list[Any]", rewards)
         return [with_absolute_file(entry, folder) if isinstance(entry, str) else entry for entry in entries]
-    if isinstance(rewards, str) and "::" in rewards:
-        return [with_absolute_file(text, folder) for text in split_names(rewards)]
     return rewards
 
 
@@ -245,20 +201,20 @@ def dump(config: Config | Mapping[str, Any]) -> str:
         values.pop("iters", None)
     parts: list[str] = []
     for section, members in sections().items():
-        chosen = {about.key: _dumped(about, values[about.key]) for about in members if about.key in values}
+        # Empty text for an optional setting that was emptied: null would mean that the file leaves it out.
+        chosen = {
+            about.key: "" if values[about.key] is None and about.default is not None else values[about.key]
+            for about in members
+            if about.key in values
+        }
         if chosen:
             text = yaml.dump(chosen, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
             parts.append(f"# {SECTIONS[section]}\n{text}")
     return "\n".join(parts)
 
 
-def _dumped(about: Setting, value: Any) -> Any:
-    """Empty text for an optional setting that was emptied and would not be by default: null means that a file leaves it out."""
-    return "" if value is None and about.default is not None else value
-
-
 class _Dumper(yaml.SafeDumper):
-    """PyYAML reads back a "next line" character as a newline unless the text around it is quoted."""
+    """Quotes text with a "next line" character, which PyYAML would read back as a newline."""
 
     def represent_text(self, text: str) -> yaml.Node:
         return self.represent_scalar("tag:yaml.org,2002:str", text, style='"' if "\x85" in text else None)  # pyright: ignore
@@ -268,7 +224,7 @@ _Dumper.add_representer(str, _Dumper.represent_text)
 
 
 def valid_value(key: str, value: Any) -> Any:
-    """The value of one setting as a run has it, whatever the others are. Raises UserError."""
+    """The validated value of one setting, whatever the others are. Raises UserError."""
     if why := validation_error(value):
         raise UserError(key, f"{SETTINGS[key].label} {why}.")
     valid, sentence = _validated(SETTINGS[key], value)
@@ -278,36 +234,7 @@ def valid_value(key: str, value: Any) -> Any:
 
 
 def _validate(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[ConfigProblem]]:
-    """(valid values by key, faults)."""
-    raw, faults = _without_unusable(raw)
-    translated, untranslatable = translate(raw)
-    faults += untranslatable
-    untranslated = {fault.setting for fault in faults}
-    values: dict[str, Any] = {}
-    for key in translated:
-        if key not in SETTINGS:
-            faults.append(ConfigProblem(key, _unknown(key)))
-    for key, about in SETTINGS.items():
-        if key in untranslated:
-            continue
-        if key not in translated:
-            values[key] = about.default
-            continue
-        value, sentence = _validated(about, translated[key])
-        if sentence:
-            faults.append(ConfigProblem(key, sentence))
-        else:
-            values[key] = value
-    if values.get("stages"):
-        values["stages"], of_stages = validated_stages(values, lambda key, value: _validated(SETTINGS[key], value))
-        faults += of_stages
-    faults += cross_setting_faults(values)
-    order = list(SETTINGS)
-    return values, sorted(faults, key=lambda fault: order.index(fault.setting) if fault.setting in order else -1)
-
-
-def _without_unusable(raw: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[ConfigProblem]]:
-    """(`raw` without the values that nothing can work with, their faults)."""
+    """(valid values by key, problems)."""
     faults: list[ConfigProblem] = []
     usable: dict[str, Any] = {}
     for key, value in raw.items():
@@ -317,11 +244,28 @@ def _without_unusable(raw: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[C
             faults.append(ConfigProblem(key, f"{SETTINGS[key].label if key in SETTINGS else quote(key, 40)} {why}."))
         else:
             usable[key] = value
-    return usable, faults
+    translated, untranslatable = translate(usable)
+    faults += untranslatable
+    untranslated = {fault.setting for fault in faults}
+    faults += [ConfigProblem(key, _unknown(key)) for key in translated if key not in SETTINGS]
+    values: dict[str, Any] = {}
+    for key, about in SETTINGS.items():
+        if key in untranslated:
+            continue
+        values[key], sentence = _validated(about, translated[key]) if key in translated else (about.default, "")
+        if sentence:
+            del values[key]
+            faults.append(ConfigProblem(key, sentence))
+    if values.get("stages"):
+        values["stages"], of_stages = validated_stages(values, lambda key, value: _validated(SETTINGS[key], value))
+        faults += of_stages
+    faults += cross_setting_faults(values)
+    order = list(SETTINGS)
+    return values, sorted(faults, key=lambda fault: order.index(fault.setting) if fault.setting in order else -1)
 
 
 def _validated(about: Setting, value: Any) -> tuple[Any, str]:
-    """(value, "") or (None, why not)."""
+    """(value, "") or (None, the problem)."""
     if value == "" and about.optional:
         return None, ""
     if value in ("", []) and about.empty_is_default:
@@ -339,10 +283,8 @@ def _validated(about: Setting, value: Any) -> tuple[Any, str]:
     if about.choices and value not in [choice.value for choice in about.choices]:
         known = [choice.value for choice in about.choices if not choice.is_written]
         near = nearest(value, known)
-        begin, end = (
-            f"{about.label} cannot be {_quoted(value)}; it is one of ",
-            f". Did you mean {near}?" if near else ".",
-        )
+        begin = f"{about.label} cannot be {_quoted(value)}; it is one of "
+        end = f". Did you mean {near}?" if near else "."
         return None, f"{begin}{quote(', '.join(known), SENTENCE - len(begin) - len(end))}{end}"
     return value, ""
 
@@ -353,23 +295,35 @@ def _adapter(key: str) -> TypeAdapter[Any]:
     return TypeAdapter[Any](Annotated[field.annotation, field])  # pyright: ignore
 
 
+_LIMITS = {
+    "greater_than": ("above", "gt"),
+    "greater_than_equal": ("at least", "ge"),
+    "less_than": ("below", "lt"),
+    "less_than_equal": ("at most", "le"),
+}
+_EXPECTED = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "list": "a list of texts",
+    "rewards": "a list of names",
+    "numbers": "a list of numbers",
+    "mapping": "a mapping",
+    "stages": "a list of stages",
+}
+
+
 def _sentence(about: Setting, error: Any, value: Any) -> str:
-    """One plain sentence for a pydantic error, with the limit and the actual value."""
-    kind, context = error["type"], error.get("ctx", {})
+    """A message for a pydantic error, with the limit and the value."""
     actual = str(value).lower() if isinstance(value, bool) else _quoted(value)
-    limits = {"greater_than": ("above", "gt"), "greater_than_equal": ("at least", "ge"),
-              "less_than": ("below", "lt"), "less_than_equal": ("at most", "le")}  # fmt: skip
-    if kind in limits:
-        word, limit = limits[kind]
-        number = context[limit]
+    if error["type"] in _LIMITS:
+        word, limit = _LIMITS[error["type"]]
+        number = error["ctx"][limit]
         return f"{about.label} must be {word} {int(number) if number == int(number) else f'{number:g}'}, not {actual}."
-    expected = {"int": "a whole number", "float": "a number", "bool": "true or false", "list": "a list of texts",
-              "rewards": "a list of names", "numbers": "a list of numbers", "mapping": "a mapping", "stages": "a list of stages"}.get(about.kind, "text")  # fmt: skip
-    return f"{about.label} must be {expected}, not {actual}."
+    return f"{about.label} must be {_EXPECTED.get(about.kind, 'text')}, not {actual}."
 
 
 def _quoted(value: Any) -> str:
-    """A value in a sentence, text in quotes."""
     return f"'{quote(value, 60)}'" if isinstance(value, str) else quote(value, 60)
 
 
@@ -378,9 +332,3 @@ def _unknown(key: str) -> str:
         return f"{NOT_BUILT[key]} ({key}) is not built yet; take the key out to run without it."
     near = nearest(key, [*SETTINGS, *FOREIGN_WORDS])
     return f"There is no setting {quote(key, 40)}." + (f" Did you mean {near}?" if near else "")
-
-
-def _what(raw: Any) -> str:
-    return {type(None): "nothing", list: "a list", str: "plain text"}.get(
-        cast("type[Any]", type(raw)), "a single value"
-    )

@@ -1,4 +1,4 @@
-"""The losses, ratio levels and KL estimators there are, read from the tables in `backend/training/losses.py` as text, so that menus need no mlx."""
+"""The losses, ratio levels and KL estimators, read from `backend/training/losses.py` as text, so that menus need no mlx."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SOURCE = Path(__file__).parents[1] / "training" / "losses.py"
 
 @dataclass(frozen=True, slots=True)
 class LossEntry:
-    """A row of a menu: the setting's value, its label, when to take it, and the paper."""
+    """A row of a menu: the setting's value, its label, when to choose it, and the paper."""
 
     key: str
     name: str
@@ -21,30 +21,30 @@ class LossEntry:
 
 
 def losses() -> list[LossEntry]:
-    """Every value of `grpo_loss_type`."""
-    return _table("LOSSES")
+    """Values of `grpo_loss_type`."""
+    return _tables()["LOSSES"]
 
 
 def levels() -> list[LossEntry]:
-    """Every value of `importance_sampling_level`."""
-    return _table("LEVELS")
+    """Values of `importance_sampling_level`."""
+    return _tables()["LEVELS"]
 
 
 def kl_estimators() -> list[LossEntry]:
-    """Every value of `kl_estimator`."""
-    return _table("KL_ESTIMATORS")
+    """Values of `kl_estimator`."""
+    return _tables()["KL_ESTIMATORS"]
 
 
 @cache
-def _tables() -> dict[str, ast.Dict]:
-    tree = ast.parse(_SOURCE.read_text(encoding="utf-8"))
-    assigned = [node for node in tree.body if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)]
-    return {node.target.id: node.value for node in assigned if isinstance(node.value, ast.Dict)}  # pyright: ignore
-
-
-def _table(name: str) -> list[LossEntry]:
-    table = _tables()[name]
-    return [_entry(key, row) for key, row in zip(table.keys, table.values, strict=True)]
+def _tables() -> dict[str, list[LossEntry]]:
+    tables: dict[str, list[LossEntry]] = {}
+    for node in ast.parse(_SOURCE.read_text(encoding="utf-8")).body:
+        if not (isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)):
+            continue
+        if node.target.id in ("LOSSES", "LEVELS", "KL_ESTIMATORS") and isinstance(node.value, ast.Dict):
+            rows = zip(node.value.keys, node.value.values, strict=True)
+            tables[node.target.id] = [_entry(key, row) for key, row in rows]
+    return tables
 
 
 def _entry(key: ast.expr | None, row: ast.expr) -> LossEntry:

@@ -1,7 +1,7 @@
 """The description of a setting: a pydantic field with label, help, unit, limits, and when it applies.
 
-`backend.config.config` declares every setting with `setting(…)`; form, command line, checks and documentation read the
-`Setting` objects. A `Setting` never holds a value.
+`backend.config.config` declares every setting with `setting(…)`; form, command line, checks and documentation read
+the `Setting` objects.
 """
 
 from __future__ import annotations
@@ -14,6 +14,16 @@ from typing import Any, Literal, get_args, get_origin
 
 from pydantic import Field
 from pydantic.fields import FieldInfo
+
+# Upper limits that several settings share: higher values are slips.
+MOST_TOKENS = 10_000_000
+NEVER = 1_000_000_000
+"""Of settings that count steps between two events."""
+MOST_COMPLETIONS = 1_000_000
+"""Completions of one step."""
+MOST_STEPS = 100_000_000
+LARGEST_WEIGHT = 1_000_000
+"""Of a reward: products with larger ones leave float32's exact range."""
 
 Kind = Literal[
     "int",
@@ -33,19 +43,18 @@ Kind = Literal[
     "stages",
     "rewards",
 ]
-"""Which editor a setting has. `prose` is text of several lines, `list` a list of words, `numbers` a list of numbers,
-`mapping` a small YAML map, `rewards` the reward table."""
+"""Which editor a setting has. `prose` is text of several lines, `numbers` a list of numbers, `mapping` a small YAML map."""
 
 Use = Literal["task", "rows", "row_view", "prompt_text", "prompt_limit", "rewards", "scoring", "duration"]
-"""What else depends on a setting, so that a list of such settings is derived and never kept in step by hand:
+"""What depends on a setting (see `keys_used_by`):
 
 - `task`: what a user trains on and for; a preset leaves it alone.
 - `rows`: which rows a dataset has.
-- `row_view`: the parts of a row that the preview shows: prompt, answer, type, and the columns that the rewards need.
-- `prompt_text`: the text of a prompt, and so its length in tokens.
-- `prompt_limit`: how long a prompt may be.
-- `rewards`: how completions are rewarded in the course of a run.
-- `scoring`: scores, rewards and advantages of given completions; also what a setting of these is checked against.
+- `row_view`: what the preview of a row shows.
+- `prompt_text`: the text of a prompt, and its length in tokens.
+- `prompt_limit`: the longest prompt.
+- `rewards`: how completions are rewarded during a run.
+- `scoring`: scores, rewards and advantages of given completions, and the checks of these settings.
 - `duration`: how long a completion takes, sampling and learning.
 """
 
@@ -58,7 +67,7 @@ class Choice:
     label: str
     sentence: str = ""
     is_written: bool = False
-    """Whether no person picks it: it stands for an object of a program, which writes it down. Menus leave it out."""
+    """A program writes this value; menus leave it out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,35 +87,39 @@ class Setting:
     low_open: bool = False
     high_open: bool = False
     optional: bool = False
-    """Whether empty is a valid value, None."""
+    """Empty is a valid value, None."""
     advanced: bool = False
     when: tuple[str, tuple[Any, ...]] | None = None
     """(other key, values it must have for this setting to apply)."""
     used_by: tuple[Use, ...] = ()
     stays_visible: bool = False
-    """Whether the form shows it disabled, with the reason, where `when` does not hold; else it hides it."""
+    """The form disables it where `when` does not hold, instead of hiding it."""
     empty_is_default: bool = False
-    """Whether an empty list means the default, as it does in mlx-lm-lora."""
+    """An empty list means the default, as in mlx-lm-lora."""
     note: str = ""
     """A sentence that the form always shows below the control."""
     group: str = ""
-    """Heading above this setting and those after it that have the same."""
+    """Heading in the form (`backend.config.form`)."""
     default_entry: str = ""
-    """Label of a further entry of the menu, the first, which stands for the default."""
+    """Label of an additional first menu entry for the default."""
     known_as: tuple[str, ...] = ()
-    """Other labels that people look for: those of MLX LoRA Studio and our own former ones."""
+    """Other labels that people search for."""
 
     def applies(self, values: Mapping[str, Any]) -> bool:
-        """Whether the setting has any effect with these values; the form hides it where it has none."""
-        if self.when is None:
-            return True
-        key, allowed = self.when
-        return values.get(key) in allowed
+        """Whether the setting has any effect with these values."""
+        return self.when is None or values.get(self.when[0]) in self.when[1]
 
 
-def setting(default: Any, section: str, label: str, help: str, **about: Any) -> Any:
-    """Declare a setting. `about`: gt, ge, lt, le (pydantic's limits), and fields of `Setting`."""
+def setting(default: Any, label: str, help: str, *, section: str, **about: Any) -> Any:
+    """Declare a setting.
+
+    `about` takes pydantic's limits (gt, ge, lt, le), `within=(ge, le)`, `above=(gt, le)`, and fields of `Setting`.
+    """
     limits = {name: about.pop(name) for name in ("gt", "ge", "lt", "le") if name in about}
+    if "within" in about:
+        limits |= dict(zip(("ge", "le"), about.pop("within"), strict=True))
+    if "above" in about:
+        limits |= dict(zip(("gt", "le"), about.pop("above"), strict=True))
     finite = {"allow_inf_nan": False} if limits else {}
     extra = {"section": section, "label": label, "help": help, **about}
     return Field(default, **limits, **finite, json_schema_extra={"setting": extra})  # pyright: ignore
@@ -115,8 +128,11 @@ def setting(default: Any, section: str, label: str, help: str, **about: Any) -> 
 def setting_from_field(key: str, field: FieldInfo) -> Setting:
     """The Setting behind a pydantic field declared with `setting`."""
     extra = dict(typing.cast("dict[str, Any]", field.json_schema_extra)["setting"])
-    bare, optional = _without_none(field.annotation)
-    choices = tuple(_choice(entry) for entry in extra.pop("choices", ()))
+    annotation, optional = field.annotation, False
+    if get_origin(annotation) in (typing.Union, types.UnionType):
+        optional = type(None) in get_args(annotation)
+        annotation = next(part for part in get_args(annotation) if part is not type(None))
+    choices = tuple(Choice(*entry) for entry in extra.pop("choices", ()))
     limits = {
         name: getattr(entry, name)
         for entry in field.metadata
@@ -125,7 +141,7 @@ def setting_from_field(key: str, field: FieldInfo) -> Setting:
     }
     return Setting(
         key=key,
-        kind=extra.pop("kind", None) or _kind(bare, bool(choices)),
+        kind=extra.pop("kind", None) or ("choice" if choices else _kind(annotation)),
         default=field.get_default(call_default_factory=True),
         choices=choices,
         low=limits.get("gt", limits.get("ge")),
@@ -137,20 +153,7 @@ def setting_from_field(key: str, field: FieldInfo) -> Setting:
     )
 
 
-def _choice(entry: Choice | tuple[Any, ...]) -> Choice:
-    return entry if isinstance(entry, Choice) else Choice(*entry)
-
-
-def _without_none(annotation: Any) -> tuple[Any, bool]:
-    if get_origin(annotation) in (typing.Union, types.UnionType):
-        bare = [part for part in get_args(annotation) if part is not type(None)]
-        return bare[0], len(bare) < len(get_args(annotation))
-    return annotation, False
-
-
-def _kind(annotation: Any, has_choices: bool) -> Kind:
-    if has_choices:
-        return "choice"
+def _kind(annotation: Any) -> Kind:
     if get_origin(annotation) is list:
         return "numbers" if get_args(annotation)[0] is float else "list"
     if get_origin(annotation) is dict:

@@ -1,7 +1,7 @@
-"""The stages of a run: parts of it, one after the other, with settings and training rows of their own.
+"""The stages of a run: consecutive parts of it with settings and training rows of their own.
 
-A stage's settings hold from its first step on and end with its last, as a change of settings that was planned
-(`backend.runs.steering` puts both together). What a stage does not name is the run's own.
+A stage's settings hold from its first step to its last, like a planned change of settings (`backend.runs.steering`
+combines both). What a stage does not name is the run's own.
 """
 
 from __future__ import annotations
@@ -9,22 +9,30 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from backend.config.changeable import STAGE_DATA, STAGE_OWN, STAGE_SETTINGS
 from backend.config.checks import cross_setting_faults, reference_is_needed
 from backend.config.other_programs.translation import translate
-from backend.runs.changeable import STAGE_DATA, STAGE_OWN, STAGE_SETTINGS
 from backend.utils.errors import ConfigProblem
 from backend.utils.text import SENTENCE, quote
 
 Stages = Sequence[Mapping[str, Any]]
 Validate = Callable[[str, Any], tuple[Any, str]]
-"""(key, value) → (the value as a run has it, "") or (None, why it cannot be)."""
+"""(key, value) → (valid value, "") or (None, problem)."""
 
-
-# ── which stage, and its settings ────────────────────────────────────────────────────────────────────────────────────
+OF_DATASET = ("data", "dataset_config", "train_split")
+TRAINING_SPLIT_ALONE: dict[str, Any] = {
+    "valid_split": "valid",
+    "test_split": "test",
+    "validation_split": 0.0,
+    "valid_data": "",
+    "test_data": "",
+    "eval_data": {},
+}
+"""Defaults of the splits that no stage reads."""
 
 
 def stage_at(stages: Stages, step: int | None) -> int:
-    """The stage, from 0, that a step, from 1, is in. Before the first step it is the first; after the last, and for None, the last."""
+    """Index of the stage of a step (from 1): the first before the first step, the last after the end and for None."""
     last = 0
     for index, stage in enumerate(stages):
         last += stage["iters"]
@@ -39,40 +47,28 @@ def first_step(stages: Stages, index: int) -> int:
 
 
 def stage_settings(values: Mapping[str, Any], index: int) -> dict[str, Any]:
-    """The settings that a stage replaces in those of its run, `values`; data apart. Evaluations keep the size that they have in the run:
-    their figures are compared across stages."""
+    """Settings other than data that a stage replaces in `values`, those of its run.
+
+    Evaluations keep their size, so that their metrics can be compared across stages.
+    """
     replaced = {key: value for key, value in values["stages"][index].items() if key in STAGE_SETTINGS}
     if "batch_size" in replaced and values["eval_batch_size"] is None:
-        pieces = values["gradient_accumulation_steps"] * values["steps_per_generation"]
-        replaced["eval_batch_size"] = values["batch_size"] * pieces
+        batches = values["gradient_accumulation_steps"] * values["steps_per_generation"]
+        replaced["eval_batch_size"] = values["batch_size"] * batches
     if "group_size" in replaced and values["num_generations_eval"] is None:
         replaced["num_generations_eval"] = values["group_size"]
     return replaced
 
 
 def stage_data(values: Mapping[str, Any], index: int) -> dict[str, Any]:
-    """The settings of the training rows that a stage replaces in those of its run. Of another dataset the training split alone is read."""
+    """Settings of the training rows that a stage replaces; of another dataset only the training split is read."""
     stage = values["stages"][index]
     replaced = {key: stage[key] for key in STAGE_DATA if key in stage and stage[key] != values[key]}
-    if replaced.keys() & {*OF_DATASET}:
-        replaced |= TRAINING_SPLIT_ALONE
-    return replaced
-
-
-OF_DATASET = ("data", "dataset_config", "train_split")
-TRAINING_SPLIT_ALONE: dict[str, Any] = {
-    "valid_split": "valid",
-    "test_split": "test",
-    "validation_split": 0.0,
-    "valid_data": "",
-    "test_data": "",
-    "eval_data": {},
-}
-"""Settings of the splits that no stage reads, as they are where nothing is said of them."""
+    return replaced | (TRAINING_SPLIT_ALONE if replaced.keys() & {*OF_DATASET} else {})
 
 
 def stage_rows(values: Mapping[str, Any], index: int) -> dict[str, Any]:
-    """What of `stage_data` decides which rows there are, and what is in them; {} for the rows of the run."""
+    """What of `stage_data` changes the rows; {} if the stage trains on the rows of the run."""
     replaced = stage_data(values, index)
     made = ("prompt_template", "answer_pattern", "map_function")
     if replaced.keys() & {*OF_DATASET, *made}:
@@ -83,7 +79,7 @@ def stage_rows(values: Mapping[str, Any], index: int) -> dict[str, Any]:
 
 
 def scoring_of(values: Mapping[str, Any], index: int) -> dict[str, Any]:
-    """The reward functions and weights of a stage, as the settings of a run name them."""
+    """The reward functions and weights of a stage, as settings of a run."""
     stage = values["stages"][index]
     functions: list[str] = stage.get("reward_functions") or values["reward_functions"]
     weights: list[float] = stage.get("reward_weights") or []
@@ -92,14 +88,19 @@ def scoring_of(values: Mapping[str, Any], index: int) -> dict[str, Any]:
     return {"reward_functions": functions, "reward_weights": weights}
 
 
-# ── what they must satisfy ───────────────────────────────────────────────────────────────────────────────────────────
-
-
 def validated_stages(values: Mapping[str, Any], validate: Validate) -> tuple[list[dict[str, Any]], list[ConfigProblem]]:
-    """(the stages of a run in our keys and values, their faults). `values`: valid settings by key; those that are not are missing."""
+    """(the stages in our keys and valid values, their problems). `values` holds the run's valid settings."""
     stages, faults = list[dict[str, Any]](), list[ConfigProblem]()
     for number, stage in enumerate(values["stages"], 1):
-        valid, sentences = _validated_stage(stage, validate)
+        # The shape of what is a stage's own is checked by `backend.config.checks`.
+        valid = {str(key): value for key, value in stage.items() if key in STAGE_OWN}
+        renamed, unreadable = translate({key: value for key, value in stage.items() if key not in STAGE_OWN})
+        sentences = [fault.sentence for fault in unreadable]
+        for key, value in renamed.items():
+            valid[key] = value  # an unknown key is refused by name later
+            if key in (*STAGE_SETTINGS, *STAGE_DATA):
+                valid[key], sentence = validate(key, value)
+                sentences += [sentence] if sentence else []
         stages.append(valid)
         faults += [fault_of_stage(number, sentence) for sentence in sentences]
     if not faults and all(isinstance(stage.get("iters"), int) for stage in stages):
@@ -107,31 +108,17 @@ def validated_stages(values: Mapping[str, Any], validate: Validate) -> tuple[lis
     return stages, faults
 
 
-def _validated_stage(stage: Mapping[str, Any], validate: Validate) -> tuple[dict[str, Any], list[str]]:
-    """The stage with valid values; what is its own is checked by `backend.config.checks`."""
-    own = {str(key): value for key, value in stage.items() if key in STAGE_OWN}
-    renamed, unreadable = translate({key: value for key, value in stage.items() if key not in STAGE_OWN})
-    sentences = [fault.sentence for fault in unreadable]
-    for key, value in renamed.items():
-        if key in (*STAGE_SETTINGS, *STAGE_DATA):
-            own[key], sentence = validate(key, value)
-            sentences += [sentence] if sentence else []
-        else:
-            own[key] = value  # refused by its name
-    return own, sentences
-
-
 def _cross_faults(values: Mapping[str, Any]) -> Iterator[ConfigProblem]:
-    """Faults of the settings that each stage has, and of what changes from one to the next."""
+    """Problems of the settings in each stage, and of the change from one stage to the next."""
     of_run = cross_setting_faults(values)
     before: Mapping[str, Any] | None = None
     for index in range(len(values["stages"])):
         try:
             of_stage = dict(values) | stage_settings(values, index)
-        except KeyError:  # a setting of the run that is read for it is not valid, which is a fault of its own
+        except KeyError:  # a setting of the run that is needed is invalid, which is reported by itself
             return
         has = of_stage | stage_data(values, index)
-        del has["stages"]  # they were checked with the run, and are as many as there are turns here
+        del has["stages"]  # checked with the run already
         found = [fault for fault in cross_setting_faults(has) if fault not in of_run]
         if before is not None:
             found += faults_in_course(before, of_stage)
@@ -140,26 +127,24 @@ def _cross_faults(values: Mapping[str, Any]) -> Iterator[ConfigProblem]:
 
 
 def fault_of_stage(number: int, sentence: str) -> ConfigProblem:
-    """A sentence about a stage, counted from 1, as a fault of the stages."""
+    """A message about a stage, counted from 1, as a problem of `stages`."""
     prefix = f"Stage {number}: "
     return ConfigProblem("stages", prefix + quote(sentence, SENTENCE - len(prefix)))
 
 
 def faults_in_course(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[ConfigProblem]:
-    """Faults of a change from one step to the next, of settings that would be sound in a new run."""
+    """Problems of a change between two steps, of settings that would be fine in a new run."""
     if after.get("steps_per_eval") and not before.get("steps_per_eval"):
-        yield ConfigProblem(
-            "steps_per_eval",
-            "This run began without evaluations and has read no held-out prompts; clone it to add them.",
-        )
+        sentence = "This run began without evaluations and has read no held-out prompts; clone it to add them."
+        yield ConfigProblem("steps_per_eval", sentence)
     keys = ("beta", "log_kl", "ratio_against")
     is_full = before.get("train_type") == "full"
     if (is_full or before.get("modules_to_save")) and all(key in before for key in keys):
         had, has = (reference_is_needed(*(values[key] for key in keys)) for values in (before, after))
         if has and not had:
-            how = "under full fine-tuning its weights" if is_full else "its Modules to save"
-            yield ConfigProblem(
-                "beta",
-                f"This run began with Beta (KL weight) 0, so it keeps no reference model, and {how} are overwritten; "
-                "clone the run to add one.",
+            weights = "under full fine-tuning its weights" if is_full else "its Modules to save"
+            sentence = (
+                f"This run began with Beta (KL weight) 0, so it keeps no reference model, and {weights} are "
+                "overwritten; clone the run to add one."
             )
+            yield ConfigProblem("beta", sentence)

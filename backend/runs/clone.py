@@ -22,11 +22,11 @@ from typing import Any, Literal
 import mlx.core as mx
 from mlx.utils import tree_unflatten
 
+from backend.config.changeable import STAGE_OWN
 from backend.config.config import SETTINGS, Config, dump, keys_used_by, load, parse
 from backend.config.other_programs.translation import translate
-from backend.config.settings.optimizer import OWN
+from backend.config.updates import OWN
 from backend.export.atomic_folder import staging_folder
-from backend.runs.changeable import STAGE_OWN
 from backend.runs.checkpoints import checkpoint
 from backend.runs.checkpoints.checkpoint import Checkpoint, TrainingState, write_state
 from backend.runs.events import EventLog

@@ -15,12 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from backend.config.changeable import AT_RESUME, STAGE_KEYS, STEERABLE
 from backend.config.config import SETTINGS, Config, load, parse, problems
 from backend.config.other_programs.translation import translate
-from backend.config.own_updates import OF_THE_RATE
-from backend.config.settings.optimizer import OWN
 from backend.config.stages import faults_in_course, first_step, scoring_of, stage_at, stage_data, stage_settings
-from backend.runs.changeable import AT_RESUME, STAGE_KEYS, STEERABLE
+from backend.config.updates import OF_THE_RATE, OWN
 from backend.runs.events import first_and_last_events
 from backend.runs.run_folder import RunFolder
 from backend.utils.documents import read_json

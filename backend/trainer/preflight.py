@@ -13,7 +13,7 @@ import mlx.nn as nn
 
 from backend.config.config import Config, parse, problems
 from backend.config.model_and_data_names import check_reference, check_weights, model_source
-from backend.config.own_updates import require_no_program
+from backend.config.updates import require_no_program
 from backend.data.problems import PromptFormat, check_prompts
 from backend.data.rows import SPLITS, Splits, check_columns
 from backend.distributed.check.machine_check import plan_machines

@@ -11,7 +11,7 @@ import mlx.core as mx
 import numpy as np
 
 from backend.config.config import Config
-from backend.config.config_notes import config_notes
+from backend.config.notes import config_notes
 from backend.config.stages import Stages, stage_at
 from backend.data.problems import PromptFormat
 from backend.data.prompt_stream import PromptStream

@@ -18,9 +18,9 @@ import numpy as np
 from mlx.optimizers import Optimizer
 from mlx.utils import tree_map
 
-from backend.config import own_updates
+from backend.config import updates as own_updates
 from backend.config.config import Config
-from backend.config.settings.optimizer import OWN
+from backend.config.updates import OWN
 from backend.engine.chunk_sizes import MICRO_BATCH_TOKENS, head_chunk
 from backend.engine.cpu.affinity import on_one_core
 from backend.engine.device import on_gpu

@@ -2,7 +2,7 @@
 
 The rate is set before each update (`optimizer.learning_rate = rate(update)`), so a resumed run follows the same curve whatever the
 optimizer's own step count. To add a schedule, write its shape here, put it into `SCHEDULES`, and name it in the menu
-(`backend.config.settings.optimizer`).
+(`backend.config.settings.training`).
 """
 
 from __future__ import annotations
@@ -10,9 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from backend.config.learning_rate import WarmUpSettings, final_rate, warmup_updates
+from backend.config.updates import final_rate, warmup_updates
+
+if TYPE_CHECKING:
+    from backend.config.config import Config
 
 NO_WARM_UP_TIMESCALE = 10_000
 """Of `inverse_sqrt` without a warm-up, in updates: as in transformers."""
@@ -148,26 +151,7 @@ def schedule(
     return rate
 
 
-class ScheduleSettings(WarmUpSettings, Protocol):
-    """The settings of the learning rate, and how many updates a step makes."""
-
-    @property
-    def learning_rate(self) -> float: ...
-    @property
-    def lr_warmup_init(self) -> float: ...
-    @property
-    def lr_decay_fraction(self) -> float: ...
-    @property
-    def lr_final(self) -> float | None: ...
-    @property
-    def lr_cycles(self) -> int: ...
-    @property
-    def lr_power(self) -> float: ...
-    @property
-    def updates_per_step(self) -> int: ...
-
-
-def learning_rates(config: ScheduleSettings, steps: int) -> Callable[[int], float]:
+def learning_rates(config: Config, steps: int) -> Callable[[int], float]:
     """The learning rate of every update of a run of `steps` steps."""
     updates = steps * config.updates_per_step
     return schedule(

@@ -16,8 +16,7 @@ from app.widgets.form.fields import MenuField
 from app.widgets.form.setting_search import matching_settings
 from backend.config import first_choices
 from backend.config.config import SECTIONS, SETTINGS, dump, parse
-from backend.config.documented_form import DOCUMENTED
-from backend.config.settings import headings
+from backend.config.form import DOCUMENTED, HEADINGS
 from backend.rewards.catalogue.catalog import builtin_rewards
 
 LABELS = {
@@ -109,7 +108,7 @@ def test_every_setting_of_a_long_block_has_a_heading_and_headings_stand_together
         assert all(about.group for about in SETTINGS.values() if about.section == section)
     groups = [group for group, _ in groupby((about.section, about.group) for about in SETTINGS.values())]
     assert len(groups) == len(set(groups))
-    assert {group for _, group in groups} == set(headings.ORDER)
+    assert {group for _, group in groups} == set(HEADINGS)
 
 
 def test_the_file_has_the_order_of_the_form() -> None:

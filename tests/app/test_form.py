@@ -30,7 +30,7 @@ from app.widgets.reward_delegates import LABEL, USE, WEIGHT, WeightEdit
 from app.window import Window
 from backend.config import config
 from backend.config.config import SETTINGS, dump, parse
-from backend.config.unusual import unusual
+from backend.config.notes import unusual
 from backend.rewards.catalogue.catalog import DEFAULT_REWARDS
 from backend.runs.throughput import CompletionTime
 from backend.utils import places

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from backend.config.config import SETTINGS, parse
-from backend.config.unusual import USUAL, unusual
+from backend.config.notes import USUAL, unusual
 
 TRL = {
     "group_size": 8, "max_completion_length": 512, "num_iterations": 1, "temperature": 1.0, "top_p": 1.0, "beta": 0.04,
@@ -27,12 +27,12 @@ def test_defaults_are_usual() -> None:
 
 @pytest.mark.parametrize("key", [key for key in USUAL if key not in ("epochs", "max_seq_length")])
 def test_beyond_a_range_is_remarked_upon(key: str) -> None:
-    usual = USUAL[key]
-    above = usual.high * 2 if SETTINGS[key].kind == "float" else int(usual.high) * 2
+    _, high, usual = USUAL[key]
+    above = high * 2 if SETTINGS[key].kind == "float" else int(high) * 2
     if key in ("top_p", "dropout", "epsilon"):  # valid up to 1
         above = {"top_p": 0.4, "dropout": 0.9, "epsilon": 0.9}[key]
     room = {"max_seq_length": 1 << 20} if key == "max_completion_length" else {}
-    assert usual.usual in remarks(**{key: above}, **room)[key]
+    assert usual in remarks(**{key: above}, **room)[key]
 
 
 def test_what_has_no_effect_is_not_remarked_upon() -> None:

@@ -14,7 +14,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, tra
 from transformers import PreTrainedTokenizerFast
 
 from backend.config.config import parse
-from backend.config.config_notes import config_notes
+from backend.config.notes import config_notes
 from backend.demo.char_tokenizer import make
 from backend.engine.penalties import Penalties
 from backend.models.policy import Policy, load_policy

@@ -575,9 +575,9 @@ def _faults_of(case: Case, place: Place, file: Path, use: Callable[[Raw], None] 
 def _use(raw: Mapping[str, Any], *, is_written: bool) -> None:
     """What follows valid settings; `is_written`: also written as YAML, which takes long, and read again. Raises UserError."""
     from backend.config.config import dump, parse
+    from backend.config.notes import unusual
     from backend.config.other_programs.into_mlx_lm_lora import mlx_lm_lora_yaml
     from backend.config.other_programs.into_trl.exported import into_trl, trl_yaml
-    from backend.config.unusual import unusual
     from backend.trainer.memory.estimate import estimate
     from backend.trainer.preflight import preflight
     from backend.utils.documents import parse_yaml
@@ -777,9 +777,9 @@ def main(count: int, seed: int) -> int:
 
 def _load() -> None:
     """Import what the cases need before forking, so that each process has it already."""
+    import backend.config.notes
     import backend.config.other_programs.into_mlx_lm_lora
-    import backend.config.other_programs.into_trl.exported
-    import backend.config.unusual  # noqa: F401
+    import backend.config.other_programs.into_trl.exported  # noqa: F401
 
 
 if __name__ == "__main__":

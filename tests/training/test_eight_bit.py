@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 
-from backend.config.settings.optimizer import EIGHT_BIT
+from backend.config.settings.training import EIGHT_BIT
 from backend.training.optimizers import (
     BLOCK,
     OPTIMIZERS,

@@ -17,7 +17,7 @@ import pytest
 from mlx.utils import tree_unflatten
 
 from backend.config.config import SETTINGS, Config, parse, problems
-from backend.config.config_notes import config_notes
+from backend.config.notes import config_notes
 from backend.engine.device import on_gpu
 from backend.models.policy import Policy, load_policy
 from backend.training import learner as learner_module

@@ -11,7 +11,7 @@ import pytest
 from mlx.optimizers import schedulers
 
 from backend.config.config import SETTINGS, parse
-from backend.config.config_notes import config_notes
+from backend.config.notes import config_notes
 from backend.training.schedules import SCHEDULES, learning_rates, schedule
 from backend.utils.errors import UserError
 

@@ -22,7 +22,7 @@ from app.widgets.basic.layout import FlowLayout, clear_layout, set_shown, set_st
 from app.widgets.basic.number_format import DASH
 from app.widgets.basic.tables import ROW_HEIGHT, BaseTable, alignment_of, header_data
 from backend.config.config import SETTINGS
-from backend.config.settings.machines import DistributedFields
+from backend.config.form import MACHINES
 from backend.distributed.hosts_file import HERE, Host
 from backend.distributed.machine_report import CheckedMachine, Level, MachineFacts, MachineFinding
 from backend.utils.errors import UserError
@@ -375,7 +375,7 @@ class MachinePanel(QWidget):
 # ── machines part ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 KEY, TITLE = "machines", "Machines"
-FIELDS = tuple(DistributedFields.model_fields)
+FIELDS = tuple(key for key, about in SETTINGS.items() if about.group == MACHINES)
 """Settings of this card, and of no other."""
 
 

@@ -35,9 +35,9 @@ from app.widgets.form.fields import AdapterField, PathField
 from app.widgets.form.setting_search import SettingSearch
 from backend.config import first_choices
 from backend.config.config import SECTIONS, SETTINGS, sections
-from backend.config.documented_form import documented_part
+from backend.config.form import documented_part
+from backend.config.notes import unusual
 from backend.config.other_programs.translation import TranslatedKey
-from backend.config.unusual import unusual
 from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.hub_cache import is_dataset_cached
 

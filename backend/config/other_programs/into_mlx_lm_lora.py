@@ -10,9 +10,9 @@ from typing import Any
 import yaml
 
 from backend.config.config import SETTINGS, Config
-from backend.config.learning_rate import final_rate, warmup_updates
 from backend.config.other_programs.mlx_lm_groups import QUANTIZATION_FLAGS
-from backend.config.settings.limits import NEVER
+from backend.config.setting import NEVER
+from backend.config.updates import final_rate, warmup_updates
 from backend.models.adapter_types import ALL_LINEAR, adapter_scale
 from backend.runs.adapter_source import find_adapter
 from backend.utils.errors import UserError

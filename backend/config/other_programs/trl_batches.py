@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 
 from backend.config.other_programs.rewriting import Translator, as_number, plain
-from backend.config.settings.limits import MOST_COMPLETIONS, NEVER
+from backend.config.setting import MOST_COMPLETIONS, NEVER
 from backend.utils.text import quote
 
 BATCH = ("per_device_train_batch_size", "per_gpu_train_batch_size")

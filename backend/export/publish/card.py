@@ -17,7 +17,7 @@ from huggingface_hub.constants import HUGGINGFACE_CO_URL_HOME
 
 from backend.config.config import Config
 from backend.config.loss_menu import kl_estimators, levels, losses
-from backend.config.settings.optimizer import OWN
+from backend.config.updates import OWN
 from backend.export.publish.card_facts import CardFacts, CardSample, RewardEnds
 from backend.trainer.evaluation.evaluation_rows import Decoding, Figures, MeanWithInterval
 from backend.utils.text import one_line

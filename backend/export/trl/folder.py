@@ -13,7 +13,7 @@ from backend.config.config import Config
 from backend.config.other_programs.into_trl.exported import TrlSettings, into_trl, trl_yaml
 from backend.config.other_programs.into_trl.writing import LeftOut
 from backend.config.row_settings import evaluation_sets
-from backend.config.settings.optimizer import OWN
+from backend.config.updates import OWN
 from backend.data.files import kind_of_path
 from backend.data.rows import (
     found_evaluation_set,

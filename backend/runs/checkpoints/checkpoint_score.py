@@ -11,8 +11,8 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from backend.config.changeable import STAGE_DATA
 from backend.config.config import Config
-from backend.runs.changeable import STAGE_DATA
 from backend.runs.checkpoints.checkpoint import TrainingState
 from backend.runs.metric_names import EVALUATION
 from backend.utils.errors import UserError

@@ -15,7 +15,7 @@ from typing import Any
 from mlx.optimizers import Optimizer
 
 from backend.config.config import Config
-from backend.config.settings.optimizer import OWN
+from backend.config.updates import OWN
 from backend.rewards.runner.error_text import class_name, describe_error
 from backend.trainer.library.own_optimizer import ProgramOptimizer, described, is_of_mlx, keeps_rate, maker, try_out
 from backend.trainer.run_context import Engine

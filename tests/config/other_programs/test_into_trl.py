@@ -10,13 +10,13 @@ import pytest
 import yaml
 
 from backend.config.config import SETTINGS, Config, parse
-from backend.config.learning_rate import final_rate
 from backend.config.other_programs.into_trl import exported, optimizing
 from backend.config.other_programs.into_trl import exported as stand_ins
 from backend.config.other_programs.into_trl.exported import into_trl
 from backend.config.other_programs.translation import read_words
 from backend.config.other_programs.trl import TRL
 from backend.config.other_programs.trl_schedule import OPTIMIZERS
+from backend.config.updates import final_rate
 from backend.models.adapter_types import adapter_scale
 from backend.utils.places import project_root
 from tests.support.random_settings import NEEDED, random_config

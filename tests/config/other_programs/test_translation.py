@@ -21,7 +21,7 @@ from backend.config.other_programs.translation import (
     with_changes,
 )
 from backend.config.other_programs.trl import TRL
-from backend.config.settings.limits import NEVER
+from backend.config.setting import NEVER
 from backend.utils.documents import parse_yaml
 
 NEEDED = {"model": "owner/model", "data": "owner/rows"}

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from backend.config.learning_rate import final_rate, warmup_updates
 from backend.config.other_programs.into_trl.writing import TrlWriting
 from backend.config.other_programs.trl_schedule import OPTIMIZERS
-from backend.config.settings.optimizer import OWN
+from backend.config.updates import OWN, final_rate, warmup_updates
 
 WRITTEN_AS = {
     ("adamw", ""): "adamw_torch", ("adamw", "8"): "adamw_bnb_8bit", ("lion", ""): "lion_32bit", ("lion", "8"): "lion_8bit",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from backend.config.other_programs.into_trl.writing import TrlWriting
-from backend.config.settings.limits import NEVER
+from backend.config.setting import NEVER
 from backend.models.adapter_types import adapter_scale
 from backend.runs.metric_names import EVALUATION, transformers_name
 

@@ -1,0 +1,454 @@
+"""Length of the run, optimizer, evaluation, and use of the machine."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel
+
+from backend.config.form import BEST, LEARNING, MACHINES, MEMORY, REPORTS, STEPS
+from backend.config.setting import MOST_COMPLETIONS, MOST_STEPS, MOST_TOKENS, NEVER, setting
+from backend.config.updates import DEFAULT_FINAL, OWN
+from backend.runs.metric_names import our_name
+from backend.runs.stop_conditions import with_our_name
+
+_steps = partial(setting, section="training", group=STEPS)
+_memory = partial(setting, section="training", group=MEMORY)
+_learning = partial(setting, section="training", group=LEARNING)
+_reports = partial(setting, section="training", group=REPORTS)
+_best = partial(setting, section="training", group=BEST)
+_machines = partial(setting, section="training", group=MACHINES)
+_ADAPTERS = ("train_type", ("lora", "dora"))
+_ADAM = ("optimizer", ("adam", "adamw", "adamax", "lion"))
+EIGHT_BIT = ("adamw", "adam", "lion", "muon")
+"""Optimizers with an 8-bit state."""
+_FALLING = ("cosine", "linear", "cosine_with_restarts", "polynomial", "exponential", "step", "warmup_stable_decay")
+_FALLS = ("lr_schedule", _FALLING)
+_RISES = ("lr_schedule", ("constant_with_warmup", *_FALLING, "inverse_sqrt"))
+
+
+class TrainingFields(BaseModel):
+    """Length of the run, optimizer, evaluation, and use of the machine."""
+
+    iters: int = _steps(
+        1000,
+        "Iterations",
+        "Training steps. Each samples one group per prompt of the batch and learns from it.",
+        within=(1, MOST_STEPS),
+        unit="steps",
+    )
+    epochs: int = _steps(
+        0,
+        "Epochs",
+        "Passes over the dataset. Above 0 they set the length of the run instead of Iterations.",
+        within=(0, 1_000_000),
+        unit="passes",
+    )
+    batch_size: int = _steps(
+        1, "Batch", "Prompts per step, before gradient accumulation.", within=(1, MOST_COMPLETIONS), unit="prompts"
+    )
+    gradient_accumulation_steps: int = _memory(
+        1,
+        "Gradient accumulation",
+        "Multiplies the prompts of a step. Gradients are summed batch by batch, so memory stays the same.",
+        within=(1, MOST_COMPLETIONS),
+        unit="batches",
+    )
+    num_iterations: int = _steps(
+        1,
+        "Updates per rollout",
+        "Weight updates per batch of completions (μ). At 1 the ratio is always 1: Epsilon and Importance have no "
+        "effect and the clip chart stays at 0.",
+        within=(1, 10_000),
+        unit="updates",
+        used_by=("duration",),
+    )
+    steps_per_generation: int = _steps(
+        1,
+        "Batches per rollout",
+        "Optimizer batches sampled at once. Above 1, later batches learn from completions of a slightly older policy.",
+        within=(1, 10_000),
+        unit="batches",
+        advanced=True,
+    )
+    max_seq_length: int = _steps(
+        2048,
+        "Max Seq",
+        "Prompt plus completion. Rows whose prompt leaves no room for the completion are skipped and counted.",
+        within=(2, MOST_TOKENS),
+        unit="tokens",
+        used_by=("prompt_limit", "scoring"),
+    )
+    seed: int = _steps(
+        0, "Seed", "The same seed on the same machine gives the same run.", within=(0, 2**32 - 1), used_by=("rows",)
+    )
+    data_seed: int | None = _steps(
+        None,
+        "Data seed",
+        "Seed of the prompt order and of the held-out rows. Empty: Seed.",
+        within=(0, 2**32 - 1),
+        advanced=True,
+        used_by=("rows",),
+    )
+    learning_rate: float = _learning(
+        1e-5,
+        "Learning Rate",
+        "Size of each update. LoRA needs roughly ten times the rate of full fine-tuning.",
+        above=(0, 10),
+    )
+    optimizer: str = _learning(
+        "adamw",
+        "Optimizer",
+        "Turns gradients into updates.",
+        choices=[
+            ("adamw", "AdamW", "Adam with weight decay apart from the gradient: the usual choice."),
+            ("adam", "Adam", ""),
+            ("muon", "Muon", "Orthogonalised momentum for matrices."),
+            ("sgd", "SGD", ""),
+            ("lion", "Lion", "Sign of the momentum; wants a smaller learning rate."),
+            ("adafactor", "Adafactor", "Little memory."),
+            ("rmsprop", "RMSprop", ""),
+            ("adagrad", "Adagrad", ""),
+            ("adadelta", "AdaDelta", ""),
+            ("adamax", "Adamax", ""),
+            (OWN, "Of a program", "An optimizer that a program passes to backend.train.", True),
+        ],
+    )
+    own_optimizer: str = _learning(
+        "",
+        "Optimizer of the program",
+        "Class and numbers of the optimizer object that a program passed to backend.train.",
+        advanced=True,
+        when=("optimizer", (OWN,)),
+    )
+    optimizer_bits: str = _learning(
+        "32",
+        "Optimizer state",
+        "Precision of the optimizer's state.",
+        choices=[
+            ("32", "32-bit", "Exact. AdamW remembers twice the size of the weights that learn."),
+            ("8", "8-bit", "A quarter of the memory, rounded per block. Matters under full fine-tuning."),
+        ],
+        advanced=True,
+        when=("optimizer", EIGHT_BIT),
+    )
+    weight_decay: float = _learning(
+        0.01,
+        "Weight decay",
+        "Pulls weights towards zero at each update.",
+        within=(0, 1),
+        advanced=True,
+        when=("optimizer", ("adamw", "muon", "sgd", "lion", "adafactor")),
+    )
+    adam_beta1: float = _learning(0.9, "Beta 1", "Decay of the mean gradient.", ge=0, lt=1, advanced=True, when=_ADAM)
+    adam_beta2: float = _learning(
+        0.999, "Beta 2", "Decay of the mean squared gradient.", ge=0, lt=1, advanced=True, when=_ADAM
+    )
+    adam_epsilon: float = _learning(
+        1e-8,
+        "Adam epsilon",
+        "Added to the root of the mean squared gradient. Larger damps updates of weights with tiny gradients.",
+        above=(0, 1),
+        advanced=True,
+        when=("optimizer", ("adam", "adamw", "adamax")),
+    )
+    max_grad_norm: float = _learning(
+        1.0, "Max gradient norm", "Clips the gradient to this norm. 0: off.", within=(0, 1_000_000), advanced=True
+    )
+    neftune_noise_alpha: float = _learning(
+        0.0,
+        "NEFTune noise",
+        "Uniform noise on the input embeddings while learning (arXiv:2310.05914). Slower, since prompts are read "
+        "once per completion. 5 to 15 is usual; 0: off.",
+        within=(0, 1_000),
+        advanced=True,
+        used_by=("duration",),
+    )
+    lr_schedule: str = _learning(
+        "constant",
+        "LR Schedule",
+        "How the learning rate changes over the run.",
+        choices=[
+            ("constant", "Constant", "The same rate throughout; warms up only with a warm-up ratio."),
+            ("constant_with_warmup", "Constant with warm-up", "Warms up, then stays."),
+            ("cosine", "Cosine decay", "Warms up, then falls along a cosine to the final rate."),
+            ("linear", "Linear", "Warms up, then falls along a line to the final rate."),
+            ("cosine_with_restarts", "Cosine with restarts", "Several cosines, each from the full rate."),
+            ("polynomial", "Polynomial", "As Linear, raised to a power."),
+            ("exponential", "Exponential", "Falls by the same factor at every update."),
+            ("step", "Step", "Falls by equal factors at equal distances."),
+            ("inverse_sqrt", "Inverse square root", "Falls as one over the root of the updates."),
+            ("warmup_stable_decay", "Warm-up, stable, decay", "Warms up, stays, then falls along a cosine."),
+            (OWN, "Of a program", "A function of the update that a program passes to backend.train.", True),
+        ],
+    )
+    own_schedule: str = _learning(
+        "",
+        "Schedule of the program",
+        "Name and rates of the schedule that a program passed to backend.train. Learning Rate has no effect then.",
+        advanced=True,
+        when=("lr_schedule", (OWN,)),
+    )
+    lr_warmup_steps: int = _learning(
+        40, "Warm-up", "Updates until the rate reaches its peak.", within=(0, NEVER), unit="updates", when=_RISES
+    )
+    lr_warmup_ratio: float | None = _learning(
+        None,
+        "Warm-up ratio",
+        "Warm-up as a share of the run's updates, under every schedule. Empty: Warm-up counts.",
+        within=(0, 1),
+        advanced=True,
+    )
+    lr_warmup_init: float = _learning(
+        1e-7, "Warm-up start", "The rate of the first update.", within=(0, 10), when=_RISES
+    )
+    lr_decay_fraction: float = _learning(
+        0.8,
+        "Decay fraction",
+        "Share of the run over which the rate falls, counted from the end of the warm-up (in Warm-up, stable, "
+        "decay: from the end of the run). Above 1 the run ends before the final rate.",
+        above=(0, 10),
+        when=_FALLS,
+    )
+    lr_final: float | None = _learning(
+        DEFAULT_FINAL,
+        "Final rate",
+        "Rate at the end of the decay. Empty, or the default above the learning rate: a fifth of the learning rate.",
+        within=(0, 10),
+        when=_FALLS,
+    )
+    lr_cycles: int = _learning(
+        1,
+        "Schedule cycles",
+        "Number of cosine cycles, or of steps down.",
+        within=(1, 1_000_000),
+        advanced=True,
+        when=("lr_schedule", ("cosine_with_restarts", "step")),
+    )
+    lr_power: float = _learning(
+        1.0,
+        "Schedule power",
+        "1 is a line; above 1 falls early, below 1 late.",
+        above=(0, 100),
+        advanced=True,
+        when=("lr_schedule", ("polynomial",)),
+    )
+    steps_per_report: int = _reports(
+        10,
+        "Report",
+        "How often the terminal prints a line. The charts have a point for every step.",
+        within=(1, NEVER),
+        unit="steps",
+    )
+    steps_per_eval: int = _reports(
+        200, "Eval", "How often held-out prompts are answered and scored. 0: never.", within=(0, NEVER), unit="steps"
+    )
+    eval_delay: int = _reports(
+        0,
+        "Eval delay",
+        "No evaluation before this step, except before training.",
+        within=(0, NEVER),
+        unit="steps",
+        advanced=True,
+    )
+    eval_batch_size: int | None = _reports(
+        None,
+        "Eval batch",
+        "Held-out prompts answered together; Val Batches and Test Batches count these. Empty: as many as in a step.",
+        within=(1, MOST_COMPLETIONS),
+        unit="prompts",
+        advanced=True,
+    )
+    save_every: int = _reports(100, "Save", "How often a checkpoint is written.", within=(1, NEVER), unit="steps")
+    stop_when: list[Annotated[str, AfterValidator(with_our_name)]] = _best(
+        [],
+        "Stop when",
+        "Finishes the run when a condition such as kl > 0.8 or eval/reward >= 2.5 holds. Step metrics are "
+        "averaged over five steps.",
+        advanced=True,
+    )
+    save_only_model: bool = _reports(
+        False,
+        "Save weights only",
+        "Saves checkpoints without optimizer state: a third of the size with Adam, but a resumed run starts with "
+        "a fresh optimizer.",
+        advanced=True,
+    )
+    best_metric: Annotated[str, AfterValidator(our_name)] = _best(
+        "",
+        "Best metric",
+        "Metric of the best checkpoint and of Early stopping: eval/… of held-out prompts, or a step metric "
+        "averaged between checkpoints. Empty: the reward, held-out where the run evaluates.",
+        advanced=True,
+    )
+    best_is_lowest: bool = _best(
+        False, "Lower is better", "A lower Best metric is better, as for a loss or a length.", advanced=True
+    )
+    load_best_at_end: bool = _best(
+        False,
+        "End with the best",
+        "Uses the best checkpoint, not the last step, for the final adapters, model and test.",
+        advanced=True,
+    )
+    early_stopping_patience: int = _best(
+        0,
+        "Early stopping",
+        "Finishes the run after this many evaluations without a better score (without evaluations: checkpoints). "
+        "0: never.",
+        within=(0, NEVER),
+        unit="evaluations",
+        advanced=True,
+    )
+    early_stopping_min_delta: float = _best(
+        0.0, "Least gain", "Smallest gain that counts for Early stopping.", within=(0, 1_000_000), advanced=True
+    )
+    keep_checkpoints: int = _reports(
+        3,
+        "Keep checkpoints",
+        "Newest checkpoints kept on disk, besides the best one.",
+        within=(1, NEVER),
+        unit="checkpoints",
+        advanced=True,
+    )
+    val_batches: int = _reports(
+        25, "Val Batches", "Batches of held-out prompts per evaluation. −1: all.", within=(-1, NEVER), unit="batches"
+    )
+    test: bool = _memory(False, "Evaluate test split", "Evaluates the test split when training ends.")
+    test_batches: int = _memory(
+        100,
+        "Test Batches",
+        "Batches of test prompts. −1: all.",
+        within=(-1, NEVER),
+        unit="batches",
+        when=("test", (True,)),
+        stays_visible=True,
+    )
+    grad_checkpoint: bool = _memory(
+        False,
+        "Gradient checkpointing",
+        "Recomputes each layer in the backward pass: less memory, about a third slower.",
+        used_by=("duration",),
+    )
+    device: str = _memory(
+        "auto",
+        "Device",
+        "Where the run computes.",
+        choices=[
+            ("auto", "Automatic", "The GPU where MLX has one, else the CPU."),
+            ("gpu", "GPU", "Refused where MLX has none."),
+            ("cpu", "CPU", "Much slower on a Mac; leaves its GPU free."),
+        ],
+        advanced=True,
+        used_by=("duration",),
+    )
+    memory_limit: float = _memory(
+        0.0,
+        "Memory limit",
+        "Memory the run may use; sampling and learning are split to stay within it. 0: a safe share of this machine.",
+        within=(0, 1_000_000),
+        unit="GB",
+        advanced=True,
+    )
+    retry_on_gpu_error: int = _memory(
+        3,
+        "Retries after a GPU error",
+        "Restarts in a row after a GPU error, each with half the micro-batch. 0: never.",
+        within=(0, 1_000),
+        unit="times",
+        advanced=True,
+    )
+    relax_gpu_timeout: bool = _memory(
+        False,
+        "Relax GPU timeout",
+        "Asks macOS to wait longer before it stops GPU work for the display (AGX_RELAX_CDM_CTXSTORE_TIMEOUT=1). "
+        "Undocumented by Apple; the display may stutter.",
+        advanced=True,
+    )
+    efficient_long_context: bool = _memory(
+        False,
+        "Efficient long context",
+        "Reads long prompts and computes log-probabilities in pieces of Sequence step size.",
+        advanced=True,
+    )
+    seq_step_size: int = _memory(
+        512,
+        "Sequence step size",
+        "Tokens per piece.",
+        within=(16, MOST_TOKENS),
+        unit="tokens",
+        when=("efficient_long_context", (True,)),
+        stays_visible=True,
+    )
+    record_tokens: bool = _reports(
+        False,
+        "Record tokens",
+        "Records log-probability, ratio and clipping of every token, for the colours of the Completions page. "
+        "completions.jsonl grows about fivefold.",
+        advanced=True,
+    )
+    mask_prompt: bool = _memory(
+        True,
+        "Mask prompt",
+        "GRPO never trains on the prompt: on and off give the same run.",
+        note="GRPO never trains on the prompt: on or off, the run is the same.",
+        known_as=("Mask prompt loss",),
+    )
+    fuse: bool = _memory(
+        True,
+        "Fuse",
+        "Merges the adapters into a complete model in the run folder at the end.",
+        when=_ADAPTERS,
+        known_as=("Fuse merged model after training",),
+    )
+    hosts: str = _machines(
+        "",
+        "Hosts file",
+        "A hosts file of mlx.launch, one entry per rank, this machine first. Empty: train on this machine only.",
+        kind="hosts",
+        advanced=True,
+        used_by=("duration",),
+    )
+    distributed_backend: str = _machines(
+        "auto",
+        "Connection",
+        "How the machines exchange gradients.",
+        choices=[
+            (
+                "auto",
+                "Automatic",
+                "JACCL if the hosts file names RDMA devices, else the ring for two ranks and MPI for more; NCCL on "
+                "CUDA.",
+            ),
+            ("ring", "Ring", "Over TCP. With three or more ranks it can stall; the run then ends and can be resumed."),
+            ("mpi", "MPI", "Over TCP, with Open MPI installed on every machine."),
+            ("jaccl", "JACCL", "RDMA over Thunderbolt 5, macOS 26.2 or later."),
+            ("nccl", "NCCL", "Between CUDA GPUs."),
+        ],
+        advanced=True,
+    )
+    on_lost_rank: str = _machines(
+        "stop",
+        "When a machine is lost",
+        "What to do when a machine or its process stops answering.",
+        choices=[
+            ("stop", "Save and end", "Saves the last finished step; resume with or without the machine."),
+            ("go_on", "Go on without it", "Restarts on the other machines from the last finished step."),
+        ],
+        advanced=True,
+    )
+    parallelism: str = _machines(
+        "data",
+        "Parallelism",
+        "What is divided among the machines.",
+        choices=[
+            ("data", "Prompts", "Every machine has the whole model and takes some of the prompts. The fastest."),
+            (
+                "tensor",
+                "Tensors",
+                "Splits every layer, for a model too large for one machine. LoRA only; needs a fast connection.",
+            ),
+            ("pipeline", "Layers", "Splits the layers among machines. Cannot be trained with mlx."),
+        ],
+        advanced=True,
+    )

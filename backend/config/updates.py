@@ -1,0 +1,57 @@
+"""Derived values of the learning-rate settings, and runs whose optimizer or schedule is an object of the calling program.
+
+For such an object config.yaml has `own` as the name and a description (`own_optimizer`, `own_schedule`), so that the run
+can be shown, compared, exported and evaluated. Only training needs the objects.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from backend.utils.errors import ConfigProblem, UserError
+
+if TYPE_CHECKING:
+    from backend.config.config import Config
+
+OWN = "own"
+"""Value of `optimizer` and `lr_schedule` for an object of the program that calls `backend.train`."""
+OF_THE_RATE = ("learning_rate", "lr_final")
+"""Settings without effect where the schedule is such an object."""
+DEFAULT_FINAL = 2e-6
+FINAL_SHARE = 0.2
+"""Final rate as a share of the learning rate where none is given."""
+
+
+def final_rate(learning_rate: float, lr_final: float | None) -> float:
+    """The rate at the end of the decay: a fifth of the learning rate if `lr_final` is empty, or is the default and above it."""
+    if lr_final is None or lr_final == DEFAULT_FINAL > learning_rate:
+        return FINAL_SHARE * learning_rate
+    return lr_final
+
+
+def warmup_updates(config: Config, updates: int) -> int:
+    """Number of warm-up updates in a run of `updates`. A ratio holds under every schedule; `constant` has no steps."""
+    if config.lr_warmup_ratio is not None:
+        return math.ceil(config.lr_warmup_ratio * updates)
+    return 0 if config.lr_schedule == "constant" else config.lr_warmup_steps
+
+
+def without_program_faults(config: Config) -> list[ConfigProblem]:
+    """Problems of training these settings without the objects of the program that made the run."""
+    faults: list[ConfigProblem] = []
+    advice = "train there, or continue with backend.resume(run, {}=…)."
+    if config.optimizer == OWN:
+        sentence = f"The optimizer is an object of the program that called train(): {advice.format('optimizer')}"
+        faults.append(ConfigProblem("optimizer", sentence))
+    if config.lr_schedule == OWN:
+        argument = "optimizer" if config.optimizer == OWN else "schedule"
+        sentence = f"The learning rate is an object of the program that called train(): {advice.format(argument)}"
+        faults.append(ConfigProblem("lr_schedule", sentence))
+    return faults
+
+
+def require_no_program(config: Config) -> None:
+    """Raise UserError for a run whose optimizer or learning rate is an object of a program."""
+    if faults := without_program_faults(config):
+        raise UserError(faults)
