@@ -573,7 +573,7 @@ def search(qtbot) -> SettingSearch:
         ("load_in_4bits", "quantization"),
         ("GSPO", "importance_sampling_level"),
         ("rate final", "lr_final"),
-        ("how freely tokens", "temperature"),
+        ("randomness of", "temperature"),
         ("nothing of the kind", None),
         ("", None),
     ],

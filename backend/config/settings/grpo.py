@@ -30,7 +30,8 @@ class GrpoFields(BaseModel):
     beta: float = _preference(
         0.1,
         "Beta (KL weight)",
-        "KL penalty that keeps the model near the reference. 0 turns it off and saves the reference pass.",
+        "KL penalty that keeps the model near the reference. 0 turns it off; then only Log KL measures the KL, at the "
+        "price of a reference pass.",
         within=(0, 1_000_000),
         known_as=("Beta", "KL weight"),
     )

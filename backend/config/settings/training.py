@@ -237,7 +237,7 @@ class TrainingFields(BaseModel):
     steps_per_report: int = _reports(
         10,
         "Report",
-        "How often the terminal prints a line. The charts have a point for every step.",
+        "How often the terminal prints a line. Charts have a point for every step (in MLX LoRA Studio: per report).",
         within=(1, NEVER),
         unit="steps",
     )
