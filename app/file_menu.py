@@ -16,7 +16,8 @@ from PySide6.QtWidgets import QApplication, QMainWindow
 from app.message_boxes import ask
 from app.state.presets import presets
 from app.state.processes import ProcessOutcome, VerbProcess
-from app.state.session import FORM, START, Session
+from app.state.run_starter import START
+from app.state.session import FORM, Session
 from app.widgets.basic.dialogs import open_file, open_folder, save_file
 from app.widgets.menu_dialogs import PresetPanel
 from app.widgets.window_frame import StatusStrip

@@ -87,10 +87,10 @@ class RunWindow(HelpWindow):
     # Actions
 
     def run(self) -> None:
-        self.session.start_run()
+        self.session.starter.start()
 
     def queue_run(self) -> None:
-        self.session.queue_run()
+        self.session.starter.queue()
 
     def pause(self) -> None:
         self._send("resume" if self._state() == "paused" else "pause")
@@ -108,7 +108,7 @@ class RunWindow(HelpWindow):
 
     def resume(self) -> None:
         if self.session.run is not None:
-            self.session.resume_run(self.session.run.folder)
+            self.session.starter.resume(self.session.run.folder)
 
     def export(self) -> None:
         if self.session.run is not None:
@@ -297,7 +297,7 @@ class RunWindow(HelpWindow):
 
     def _take_offer(self, offer: CrashOffer, answer: str) -> None:
         if answer == "resume":
-            self.session.resume_run(offer.folder)
+            self.session.starter.resume(offer.folder)
         elif answer == "show":
             self.show_page("monitor")
         self.session.queue.ensure_runner()
@@ -401,7 +401,7 @@ class Window(RunWindow):
         session.draft.save_failed.connect(session.messages.note)
         session.presets_requested.connect(self.show_presets)
         session.completions_requested.connect(self.show_completions)
-        session.confirm_over_memory = self.ask_about_memory
+        session.starter.confirm_over_memory = self.ask_about_memory
         theme.signals.changed.connect(self.menus.update_icons)
 
     # Pages

@@ -59,7 +59,7 @@ def page_scenes(window: Any, wait: Wait, sick: Path, tokens: Path, runs: list[Pa
     if not session.queue.waiting:
         session.queue.set_paused(True)
         for _ in range(2):
-            session.queue_run()
+            session.starter.queue()
         wait(lambda: len(session.queue.waiting) == 2)
     page.table.choose(runs[0])
     yield "runs-queue"

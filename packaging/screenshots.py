@@ -329,7 +329,7 @@ def settled(window, widget):
 
 def waits_for_an_answer(window) -> bool:
     """Whether a question to the helper process is unanswered."""
-    service = window.session._service
+    service = vars(window.session).get("service")
     return service is not None and bool(service._questions)
 
 

@@ -26,7 +26,7 @@ from tests.support.windows import SilentService
 def window(tmp_path: Path, qapp: QApplication, qtbot) -> Window:
     theme.apply(qapp, "light")
     session = Session(Prefs(tmp_path / "prefs"))
-    session._service = SilentService()
+    session.service = SilentService()
     window = Window(session)
     session.restore()
     qtbot.addWidget(window, before_close_func=lambda window: setattr(window.session, "run", None))

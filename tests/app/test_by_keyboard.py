@@ -87,8 +87,8 @@ def window(tmp_path_factory: pytest.TempPathFactory, qapp: QApplication) -> Iter
         session.open_run(run.path)
         yield window
         session.close_run()
-        if session._service is not None:
-            session._service.close()
+        if "service" in vars(session):
+            session.service.close()
         window.deleteLater()
 
 

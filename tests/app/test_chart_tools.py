@@ -343,7 +343,7 @@ def test_what_columns_are_called_is_kept(qtbot, tmp_path: Path) -> None:
     assert [name for name, action in charts.menu._namings.items() if action.isChecked()] == ["labels"]
     charts.menu._namings["trl"].trigger()
     assert Prefs(tmp_path / "prefs").chart_columns == "trl"
-    session.prefs._settings.setValue("chart_columns", "nonsense")
+    session.prefs.settings.setValue("chart_columns", "nonsense")
     assert session.prefs.chart_columns == "labels"
 
 

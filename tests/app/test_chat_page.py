@@ -87,7 +87,7 @@ def page(qtbot, qapp, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("GRPO_STUDIO_RUNS", str(made))
     theme.apply(qapp, "light")
     session = Session(Prefs(tmp_path / "prefs"))
-    session._service = ServiceByHand()  # pyright: ignore
+    session.service = ServiceByHand()  # pyright: ignore
     page = ChatPage(session)
     page.keep_alive = session  # pyright: ignore
     page.chat._make_service = ServiceByHand  # pyright: ignore

@@ -114,17 +114,17 @@ def test_run_starts_nothing_without_consent(qtbot, tmp_path: Path, monkeypatch: 
     session.consent.ask = dialog = FakeDialog(False)
     messages: list[str] = []
     session.messages.said.connect(messages.append)
-    session.start_run()
+    session.starter.start()
     assert started == [] and len(dialog.requests) == 1
     assert messages[-1] == "The reward file was not allowed to run, so nothing was started."
     run = RunFolder(tmp_path / "run")
     small_run.write_config(
         run.config, {"model": "m", "data": "d", "reward_functions_file": str(tmp_path / "low_half.py")}
     )
-    session.resume_run(run)
+    session.starter.resume(run)
     assert started == [] and len(dialog.requests) == 2
     dialog.answer = True
-    session.start_run()
+    session.starter.start()
     assert len(started) == 1
     session.close_run()
 
@@ -154,20 +154,20 @@ def test_run_and_resume_contact_no_machines_without_consent(
     session.consent.ask_hosts = lambda request: bool(asked.append(request)) or len(asked) == 4
     session.draft.update(small_run.settings_for(tmp_path, hosts=str(hosts_file)))
     assert session.draft.problems() == []
-    session.start_run()
-    session.queue_run()
+    session.starter.start()
+    session.starter.queue()
     assert started == [] and len(asked) == 2 and not session.queue.waiting
     assert messages[-1] == "The machines of the hosts file may not be contacted, so nothing was started."
     run = RunFolder(tmp_path / "run")
     small_run.write_config(run.config, {"model": "m", "data": "d", "hosts": "../hosts.json"})
-    session.queue_existing(run)
+    session.starter.queue_existing(run)
     assert len(asked) == 3 and not session.queue.waiting
-    session.resume_run(run)  # now the answer is yes
+    session.starter.resume(run)  # now the answer is yes
     session.close_run()
-    session.start_run()
+    session.starter.start()
     assert [request.path for request in asked] == 4 * [hosts_file] and len(started) == 2, "asked once"
     session.close_run()
-    session.resume_run(run, "--hosts", "none")
+    session.starter.resume(run, "--hosts", "none")
     hosts_file.write_text(json.dumps(HOSTS))
     assert session.consent.has_hosts("") and not session.consent.obtain_hosts(str(hosts_file)) and asked[-1].changed
     session.close_run()
@@ -206,7 +206,7 @@ def test_a_dropped_file_is_named_and_nothing_of_it_runs_before_run_asks(page: st
     assert window.session.draft.value("reward_functions_file") == str(file) and not window.session.draft.problems()
     assert [each.code.path for each in window.session.consent.unconfirmed(window.session.draft.values())] == [file]
     assert not dialog.requests, "a drop asks nothing, for nothing runs"
-    window.session.start_run()
+    window.session.starter.start()
     assert len(dialog.requests) == 1 and not (tmp_path / "it-ran").exists()
 
 

@@ -15,7 +15,7 @@ from PySide6.QtGui import QGuiApplication
 from app.crash_catcher import CrashCatcher
 from app.state.prefs import Prefs
 from app.state.processes import Service
-from app.state.session import FAULT_OFFER, Session
+from app.state.session import SERVICE_FAILED, Session
 from app.widgets.menu_dialogs import ProblemDialog
 from app.window import Window
 from backend.runs.run_folder import RunFolder
@@ -135,11 +135,11 @@ def test_a_second_fault_opens_no_second_dialog(window: Window) -> None:
 
 def test_a_fault_of_the_helper_process_is_offered(window: Window, qtbot) -> None:
     session = window.session
-    session._service = Service(session, [sys.executable, "-c", "raise RuntimeError('the helper is broken')"])
-    session._service.failed.connect(session._remember_fault)
+    session.service = Service(session, [sys.executable, "-c", "raise RuntimeError('the helper is broken')"])
+    session.service.failed.connect(session.remember_fault)
     session.service.ask("models", lambda answer: None, on_refused=lambda faults: None)
     qtbot.waitUntil(lambda: session.last_fault is not None)
-    assert window.strip.sentence.text() == FAULT_OFFER or FAULT_OFFER in window.strip.sentence.toolTip()
+    assert window.strip.sentence.text() == SERVICE_FAILED or SERVICE_FAILED in window.strip.sentence.toolTip()
     window.menus["report"].trigger()
     assert "the helper is broken" in window.findChild(ProblemDialog).text.toPlainText()
     session.service.close()

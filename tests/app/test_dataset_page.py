@@ -92,7 +92,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def session(qapp) -> Session:
     theme.apply(qapp, "light")
     session = Session()
-    session._service = FakeService()  # type: ignore[assignment]
+    session.service = FakeService()  # type: ignore[assignment]
     return session
 
 

@@ -55,8 +55,8 @@ def only_page(qapp: QApplication, tmp_path_factory: pytest.TempPathFactory) -> I
     page.resize(1400, 760)
     page.show()
     yield page
-    if page.session._service is not None:
-        page.session._service.close()
+    if "service" in vars(page.session):
+        page.session.service.close()
     page.close()
     page.deleteLater()
 

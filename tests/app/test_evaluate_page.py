@@ -62,7 +62,7 @@ def page(qtbot, qapp, run: RunFolder):
     theme.apply(qapp, "light")
     Process.made = []
     session = Session()
-    session._evaluations = Evaluations(session.consent, session, Process)
+    session.evaluations = Evaluations(session.consent, session, Process)
     session.open_run(run.path)
     shown = EvaluatePage(session)
     qtbot.addWidget(shown)

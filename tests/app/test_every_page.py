@@ -32,7 +32,7 @@ PAGE_KEYS = [page.key for page in PAGES]
 def window(tmp_path_factory: pytest.TempPathFactory, qapp: QApplication) -> Iterator[Window]:
     """One window for all: making its pages is most of what these tests take."""
     session = Session(Prefs(tmp_path_factory.mktemp("pages") / "prefs"))
-    session._service = SilentService()
+    session.service = SilentService()
     window = Window(session)
     session.restore()
     window.resize(1280, 800)
@@ -45,7 +45,7 @@ def window(tmp_path_factory: pytest.TempPathFactory, qapp: QApplication) -> Iter
 @pytest.fixture
 def new_window(tmp_path: Path, qtbot) -> Iterator[Window]:
     session = Session(Prefs(tmp_path / "prefs"))
-    session._service = SilentService()
+    session.service = SilentService()
     with active_window(session, qtbot, restored=True) as window:
         yield window
 
@@ -110,8 +110,8 @@ for page in (*PAGES, *reversed(PAGES)):
     window.show_page(page.key)
 QTest.qWait(60)
 print(max(probe.work))
-if window.session._service is not None:
-    window.session._service.close()
+if "service" in vars(window.session):
+    window.session.service.close()
 window.close()
 shiboken6.delete(window)
 """

@@ -201,7 +201,7 @@ def page(qtbot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainPage:
     monkeypatch.setattr(places, "demo_config", lambda: tmp_path / "demo.yaml")
     monkeypatch.setattr(train_page, "SETTLE_MS", 0)  # problems are shown once the event loop turns, not after a pause
     session = Session(Prefs(tmp_path / "prefs"))
-    session._service = SilentService()  # a model that was typed is looked up; nobody waits for the answer
+    session.service = SilentService()  # a model that was typed is looked up; nobody waits for the answer
     page = TrainPage(session)
     page.keep = session
     qtbot.addWidget(page)
@@ -270,7 +270,7 @@ def test_every_setting_typed_into_the_form_survives_save_and_load(page: TrainPag
     assert page.draft.config() == parse(FILLED)
     page.draft.save(tmp_path / "typed.yaml")
     fresh = Window(Session(Prefs(tmp_path / "other")))
-    fresh.session._service = SilentService()
+    fresh.session.service = SilentService()
     qtbot.addWidget(fresh)
     fresh.open_path(tmp_path / "typed.yaml")
     assert fresh.session.draft.config() == parse(FILLED)
@@ -809,7 +809,7 @@ def test_memory_is_shown_in_the_plan_and_as_a_bar(page: TrainPage, qtbot):
         MemoryPart("Logits", 3e9),
         MemoryPart("Adapters", 1e6),
     )
-    page.session.estimate_memory = lambda config: MemoryParts(parts, 16e9, "Shorter completions need less.")
+    page.session.starter.estimate_memory = lambda config: MemoryParts(parts, 16e9, "Shorter completions need less.")
     page._show_problems()
     assert plain_text(page.launch.summary.text()).endswith("1,000 steps, 9.8 GB.")
     bar = page.launch.memory
@@ -819,7 +819,7 @@ def test_memory_is_shown_in_the_plan_and_as_a_bar(page: TrainPage, qtbot):
         bar.accessibleDescription()
     )
     assert not bar.advice.isVisible()
-    page.session.estimate_memory = lambda config: MemoryParts(parts, 8e9, "Shorter completions need less.")
+    page.session.starter.estimate_memory = lambda config: MemoryParts(parts, 8e9, "Shorter completions need less.")
     page._show_problems()
     assert plain_text(bar.sentence.text()) == "Needs about 9.8 GB, and this machine has only 8.0 GB to give."
     assert bar.advice.isVisible()
@@ -860,16 +860,16 @@ def test_a_run_that_surely_does_not_fit_starts_only_after_confirmation(
     started: list[str] = []
     monkeypatch.setattr("app.state.processes.start_training", lambda text, run: started.append(run.name))
     fix_problems(page.draft)
-    page.session.estimate_memory = lambda config: MemoryParts((MemoryPart("Weights", 10e9),), 4e9)
+    page.session.starter.estimate_memory = lambda config: MemoryParts((MemoryPart("Weights", 10e9),), 4e9)
     messages: list[str] = []
     page.session.messages.said.connect(messages.append)
-    page.session.start_run()
+    page.session.starter.start()
     assert not started
     assert [plain_text(sentence) for sentence in messages] == [
         "Not started. Needs about 10.0 GB, and this machine has only 4.0 GB to give."
     ]
-    page.session.confirm_over_memory = lambda memory_parts: True
-    page.session.start_run()
+    page.session.starter.confirm_over_memory = lambda memory_parts: True
+    page.session.starter.start()
     assert len(started) == 1
     page.session.close_run()
 

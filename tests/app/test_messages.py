@@ -11,7 +11,8 @@ from PySide6.QtWidgets import QApplication
 from app.state import messages, processes
 from app.state.messages import Messages, Offer
 from app.state.prefs import Prefs
-from app.state.session import FORMAT, START, Session
+from app.state.run_starter import START
+from app.state.session import FORMAT, Session
 from app.window import Window
 from backend.utils import places
 from tests.support import made_up_runs
@@ -21,7 +22,7 @@ from tests.support.windows import SilentService
 @pytest.fixture
 def window(tmp_path: Path, qtbot) -> Window:
     session = Session(Prefs(tmp_path / "prefs"))
-    session._service = SilentService()
+    session.service = SilentService()
     window = Window(session)
     qtbot.addWidget(window, before_close_func=lambda window: setattr(window.session, "run", None))
     window.show()
@@ -68,7 +69,7 @@ def test_a_run_of_a_newer_version_is_shown_with_a_sentence_and_not_started(
     window.session.open_run(newer.path)
     said = "The run newer has format 9 and this version of GRPO Studio knows formats up to 1"
     assert sentence(window).startswith(said)
-    for start in (window.session.resume_run, window.session.queue_existing):
+    for start in (window.session.starter.resume, window.session.starter.queue_existing):
         window.session.messages.withdraw(FORMAT)
         start(newer)
         assert sentence(window).startswith(said)
@@ -91,7 +92,7 @@ def test_that_code_was_not_allowed_is_said_until_it_is(window: Window, tmp_path:
     session.draft.update({"model": str(tmp_path / "m"), "data": str(tmp_path / "rows.jsonl")})
     session.draft.update({"reward_functions_file": str(file), "reward_functions": ["mine"]})
     session.consent.ask = lambda requests: False
-    assert not session._may_run_code(session.draft.values())
+    assert not session.starter._may_run_code(session.draft.values())
     assert "not allowed to run" in sentence(window)
     session.consent.ask = lambda requests: True
     assert session.consent.obtain(session.draft.values())
@@ -104,7 +105,7 @@ def test_a_problem_that_stopped_run_is_said_until_it_is_mended(window: Window, q
     draft = window.session.draft
     draft.update({"model": "a/b", "data": "a/b"})
     draft.set("reward_functions", ["no_such_reward"])
-    window.session.start_run()
+    window.session.starter.start()
     assert "reward function" in sentence(window)
     window.undo()
     qtbot.waitUntil(lambda: sentence(window) == "")

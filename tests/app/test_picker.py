@@ -353,7 +353,7 @@ def local_page(qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, se
     """The page of a session that shares its process with those of other tests."""
     monkeypatch.setattr(source_picking, "SETTLE_MS", 0)
     session = Session(Prefs(tmp_path / "prefs"))
-    session._service = service
+    session.service = service
     widget = TrainPage(session)
     widget.keep_alive = session  # pyright: ignore
     qtbot.addWidget(widget)
@@ -414,10 +414,10 @@ def test_a_model_that_cannot_be_loaded_is_a_problem_until_it_is_fixed(
     field.take(write_unsupported_model(tmp_path / "strange"))
     qtbot.waitUntil(lambda: field._problem is not None and field._problem.text() == sentence)
     assert [fault.sentence for fault in draft.problems()] == [sentence]
-    local_page.session.start_run()
+    local_page.session.starter.start()
     assert messages == [sentence]
     write_unsupported_model(tmp_path / "strange", "llama")
-    local_page.session.start_run()
+    local_page.session.starter.start()
     qtbot.waitUntil(lambda: not draft.problems())
     draft.set("model", str(tmp_path / "another"))
     assert "cannot be trained" not in draft.problems()[0].sentence

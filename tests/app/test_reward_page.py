@@ -44,7 +44,7 @@ def page(qtbot, qapp, service: Service, tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(reward_bench, "SETTLE_MS", 20)
     theme.apply(qapp, "light")
     session = Session(Prefs(tmp_path / "prefs"))
-    session._service = service
+    session.service = service
     session.draft.update({"model": "m", "data": "d"})
     session.consent.ask = lambda requests: True
     page = RewardsPage(session)

@@ -87,7 +87,7 @@ def test_a_run_that_has_begun_is_no_trash(session: Session, monkeypatch: pytest.
     monkeypatch.setattr("app.state.run_list.QFile.moveToTrash", lambda path: pytest.fail("a run was thrown away"))
     run = prepared("stopped")
     run.events.write_text('{"v": 1, "seq": 0, "t": 1.0, "kind": "stopped"}\n')
-    session.queue_existing(run)
+    session.starter.queue_existing(run)
     assert session.queue.waiting == (run,)
     assert session.messages.current and session.messages.current.sentence == "stopped waits in the queue."
     session.queue.remove(run)
@@ -97,12 +97,12 @@ def test_a_run_that_has_begun_is_no_trash(session: Session, monkeypatch: pytest.
 def test_the_form_waits_as_a_run_and_its_settings_can_be_changed(session: Session, runners) -> None:
     session.draft.set("run_name", "first")
     session.draft.set("seed", 3)
-    session.queue_run()
+    session.starter.queue()
     (run,) = session.queue.waiting
     assert run.name == "first" and "seed: 3" in run.config.read_text() and len(runners) == 1
     session.queue.edit(run)
     session.draft.set("seed", 4)
-    session.queue_run()
+    session.starter.queue()
     assert "seed: 4" in run.config.read_text() and session.queue.edited is None
     assert session.queue.waiting == (run,), "it has kept its place, and there is no second"
     assert session.messages.current and session.messages.current.sentence == "first waits with these settings."
@@ -110,7 +110,7 @@ def test_the_form_waits_as_a_run_and_its_settings_can_be_changed(session: Sessio
 
 def test_a_form_with_problems_does_not_wait(session: Session) -> None:
     session.draft.set("temperature", "hot")
-    session.queue_run()
+    session.starter.queue()
     assert session.queue.waiting == () and not list(all_runs())
 
 
@@ -133,7 +133,7 @@ def test_the_next_run_is_shown_to_who_watched_the_one_before(session: Session, s
     queue.add(prepared("next"))
     if shown:
         session.open_run(prepared(shown).path)
-    session._training = RunFolder(places.runs_folder() / "live")
+    session.launched = RunFolder(places.runs_folder() / "live")
     lock = queue.file.hold_runner_lock()
     queue.file.start_next(lambda _: None)
     queue.refresh()

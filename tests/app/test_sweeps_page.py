@@ -170,7 +170,7 @@ def test_a_live_sweep_is_followed_and_stopped(page: SweepsPage) -> None:
         page.sweeps.refresh()
         assert page.state.text() == "Running" and not page.resume_button.isEnabled()
         assert "3 of 3 configurations, step 10," in page.sentence.text()
-        page.session.start_run()
+        page.session.starter.start()
         assert not list(runs_folder().glob("demo-*")), "one training at a time"
         page.table.selectRow(1)
         results.configurations[0].runs[0].value = 9.0

@@ -161,8 +161,8 @@ def window(tmp_path: Path, qtbot, monkeypatch: pytest.MonkeyPatch) -> Iterator[W
         window.activateWindow()
     window.show_page("train")
     yield window
-    if session._service is not None:
-        session._service.close()
+    if "service" in vars(session):
+        session.service.close()
 
 
 def test_the_menu_names_the_next_undo_step(window: Window):

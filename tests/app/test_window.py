@@ -96,8 +96,8 @@ def window(session: Session, qtbot) -> Iterator[Window]:
     window.resize(1280, 800)
     window.show()
     yield window
-    if session._service is not None:
-        session._service.close()
+    if "service" in vars(session):
+        session.service.close()
 
 
 def show_run(session: Session, run: FakeRun) -> FakeRun:
@@ -146,7 +146,7 @@ def test_the_sidebar_shows_icons_alone_in_a_narrow_window(window: Window, qtbot)
 
 
 def test_a_page_is_centred_in_a_window_wider_than_it_can_use(window: Window, qtbot):
-    window.session._service = SilentService()
+    window.session.service = SilentService()
     window.resize(2560, 1440)
     for entry in PAGES:
         window.show_page(entry.key)
@@ -297,7 +297,7 @@ def test_run_creates_a_folder_and_starts_a_training_with_the_settings_of_the_for
     session.page_requested.connect(quote.append)
     session.restore()
     session.draft.set("run_name", "first")
-    session.start_run()
+    session.starter.start()
     ((text, folder),) = started
     assert folder.path == places.runs_folder() / "first"
     assert folder.path.is_dir()
@@ -314,7 +314,7 @@ def test_a_runs_folder_that_cannot_be_created_is_one_sentence(session: Session, 
     messages: list[str] = []
     session.messages.said.connect(messages.append)
     session.restore()
-    session.start_run()
+    session.starter.start()
     assert len(messages) == 1
     assert "cannot be written" in messages[0]
     assert session.run is None
@@ -323,7 +323,7 @@ def test_a_runs_folder_that_cannot_be_created_is_one_sentence(session: Session, 
 def test_a_second_run_is_refused_while_one_is_live(window: Window, session: Session):
     session.restore()
     show_run(session, FakeRun())
-    session.start_run()
+    session.starter.start()
     assert window.strip.sentence.text().startswith("One run at a time")
 
 

@@ -53,5 +53,5 @@ def active_window(session: Session, qtbot: Any, *, restored: bool = False) -> It
         window.show()
         window.activateWindow()
     yield window
-    if session._service is not None:
-        session._service.close()
+    if "service" in vars(session):
+        session.service.close()

@@ -408,12 +408,12 @@ class MonitorPage(QWidget):
     def resume(self) -> None:
         """Resume the run from its newest checkpoint."""
         if self._run is not None and not self._run.is_live:
-            self.session.resume_run(self._run.folder)
+            self.session.starter.resume(self._run.folder)
 
     def _resume_alone(self) -> None:
         """Resume a run of several machines on this one."""
         if self._run is not None and not self._run.is_live:
-            self.session.resume_run(self._run.folder, "--hosts", "none")
+            self.session.starter.resume(self._run.folder, "--hosts", "none")
 
     def _export(self) -> None:
         if self._run is not None:

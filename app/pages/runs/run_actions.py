@@ -190,11 +190,11 @@ class RunActions(QObject):
         self.compare_requested.emit()
 
     def resume(self) -> None:
-        self.session.resume_run(RunFolder(self._path()))
+        self.session.starter.resume(RunFolder(self._path()))
 
     def queue(self) -> None:
         """Let the run wait until no other trains."""
-        self.session.queue_existing(RunFolder(self._path()))
+        self.session.starter.queue_existing(RunFolder(self._path()))
 
     def chat(self) -> None:
         self.session.chat_with(RunFolder(self._path()))

@@ -446,12 +446,12 @@ class RunsPage(QWidget):
     def _open_clone(self, path: Path, starts: bool) -> None:
         """Show the new run on the Monitor page; while another one trains, let it wait and show it among the runs."""
         if starts and self.session.is_training:
-            self.session.queue_existing(RunFolder(path))
+            self.session.starter.queue_existing(RunFolder(path))
             self.refresh()
             return
         self.refresh()
         if starts:
-            self.session.resume_run(RunFolder(path))
+            self.session.starter.resume(RunFolder(path))
         if self.session.run is None or self.session.run.folder.path != path:  # it is not to be started
             self.session.open_run(path)
         self.session.page_requested.emit("monitor")

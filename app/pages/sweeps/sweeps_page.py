@@ -344,7 +344,7 @@ class SweepsPage(QWidget):
 
     def _forecast_words(self, plan: SweepPlan) -> str:
         seconds = self.session.time_forecast.seconds_per_completion(self.session.draft.valid_values())
-        memory = self.session.memory_parts()
+        memory = self.session.starter.memory_parts()
         own = {part.name: part.bytes for part in memory.parts} if memory is not None else {}
         return forecast_words(
             forecast(

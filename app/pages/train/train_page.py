@@ -231,7 +231,7 @@ class TrainPage(QWidget):
         across.addWidget(PlainLabel(DEMO, wordWrap=True), 1)
         self.run_demo = QPushButton("Run the demo")
         self.run_demo.setProperty("role", "primary")
-        self.run_demo.clicked.connect(self.session.start_run)
+        self.run_demo.clicked.connect(self.session.starter.start)
         across.addWidget(self.run_demo)
         return banner
 
@@ -383,7 +383,7 @@ class TrainPage(QWidget):
     def _run_or_queue(self) -> None:
         """Run; while a run trains, or the settings of a waiting one are edited, put the form into the queue instead."""
         queue = self.session.is_training or self.session.queue.edited is not None
-        self.session.queue_run() if queue else self.session.start_run()
+        self.session.starter.queue() if queue else self.session.starter.start()
 
     def _show_problems(self) -> None:
         self._rest_timer.stop()
@@ -407,7 +407,7 @@ class TrainPage(QWidget):
 
     def _show_memory(self) -> None:
         """Estimate and show the memory. Called only once typing rests, as it reads the model's files."""
-        memory_parts = self.session.memory_parts()
+        memory_parts = self.session.starter.memory_parts()
         self._memory = amount(memory_parts.total) if memory_parts is not None else ""
         self.launch.show_memory(memory_parts)
         self._show_plan()

@@ -1,0 +1,201 @@
+"""Starts, queues and resumes runs, once everything that stands in the way has been checked or allowed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from app.state.memory import GB, MemoryEstimator, MemoryParts
+from backend.config import config
+from backend.runs.run_folder import RunFolder, default_run_name, make_run_folder
+from backend.runs.run_format import check_format
+from backend.runs.steering import run_config
+from backend.utils.errors import UserError
+from backend.utils.whole_file import replace_file
+
+if TYPE_CHECKING:
+    from app.state.session import Session
+
+START = "start"
+"""The cause of messages about an attempt to start a run."""
+
+
+class RunStarter:
+    """The session's way to a new training process.
+
+    Attributes:
+        estimate_memory(Config) – the memory of a run, or None if it cannot be estimated. Tests replace it.
+        confirm_over_memory(MemoryParts) – asks whether to train although the run does not fit. Set by the window.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self.estimate_memory: MemoryEstimator = self._estimate_memory
+        self.confirm_over_memory: Callable[[MemoryParts], bool] = lambda _memory_parts: False
+
+    def start(self) -> None:
+        """Train with the form's settings in a new process; if they have problems, show the first instead."""
+        # Imported here, so that the window can open and be tested without the means to start a trainer.
+        from app.state.processes import start_training
+
+        session = self._session
+        session.messages.withdraw(START)
+        if self._is_busy() or not self._is_ready():
+            return
+        try:
+            folder = self._new_folder()
+            start_training(session.draft.as_yaml(), folder)
+        except UserError as error:
+            self._say(error.faults[0].sentence)
+            return
+        session.launched = folder
+        session.open_run(folder.path)
+        session.page_requested.emit("monitor")
+
+    def queue(self) -> None:
+        """Queue a run with the form's settings; if a waiting run is being edited, keep the settings for it."""
+        session = self._session
+        session.messages.withdraw(START)
+        if not self._is_ready():
+            return
+        if session.queue.edited is not None:
+            name = session.queue.edited.name
+            if session.queue.keep_settings(session.draft.as_yaml()):
+                session.message.emit(f"{name} waits with these settings.")
+            return
+        try:
+            folder = self._new_folder()
+            replace_file(folder.config, session.draft.as_yaml())
+        except UserError as error:
+            self._say(error.faults[0].sentence)
+            return
+        if session.queue.add(folder):
+            session.message.emit(f"{folder.name} waits in the queue.")
+
+    def resume(self, folder: RunFolder, *options: str) -> None:
+        """Resume a run from its newest checkpoint in a new process, and show it. `options`: of the verb `resume`."""
+        from app.state.processes import resume_training
+
+        session = self._session
+        session.messages.withdraw(START)
+        if self._is_busy():
+            return
+        try:
+            if not self._may_continue(folder, contacts_hosts="--hosts" not in options):  # the user has chosen those
+                return
+            resume_training(folder, *options)
+        except UserError as error:
+            session.messages.say(error.faults[0].sentence, START)
+            return
+        session.launched = folder
+        if session.run is None or session.run.folder.path != folder.path:
+            session.open_run(folder.path)
+        assert session.run is not None
+        session.run.expect_process()
+        session.page_requested.emit("monitor")
+
+    def queue_existing(self, folder: RunFolder) -> None:
+        """Queue a run that has begun before, to be resumed."""
+        session = self._session
+        session.messages.withdraw(START)
+        try:
+            may_run = self._may_continue(folder)
+        except UserError as error:
+            session.messages.say(error.faults[0].sentence, START)
+            return
+        if may_run and session.queue.add(folder):
+            session.message.emit(f"{folder.name} waits in the queue.")
+
+    def memory_parts(self) -> MemoryParts | None:
+        """The memory that a run of the form would need; None while that cannot be estimated."""
+        try:
+            return self.estimate_memory(self._session.draft.config())
+        except UserError:
+            return None
+
+    def _estimate_memory(self, settings: config.Config) -> MemoryParts | None:
+        from app.state.memory import memory_parts_of
+
+        counts = self._session.dataset.counts
+        return memory_parts_of(settings, counts.longest if counts is not None and counts.has_tokens else None)
+
+    def _new_folder(self) -> RunFolder:
+        settings = self._session.draft.config()
+        name = settings.run_name or default_run_name(settings.model, settings.train_type, settings.train_mode)
+        return make_run_folder(name)
+
+    def _say(self, text: str) -> None:
+        self._session.messages.say(text, START, self._session.while_form_stays())
+
+    # Each of these says what is in the way, if anything is
+
+    def _is_busy(self) -> bool:
+        from backend.runs.sweeps.sweep_results import live_sweep
+
+        session = self._session
+        if session.is_training:
+            text = "One run at a time: stop the present run first, let it finish, or add this one to the queue."
+            session.messages.say(text, START, lambda: session.is_training)
+            return True
+        if (sweep := live_sweep()) is not None:
+            text = f"The sweep {sweep.name} is training: stop it on Sweeps first, or let it finish."
+            session.messages.say(text, START, sweep.process.is_locked)
+        return sweep is not None
+
+    def _is_ready(self) -> bool:
+        draft = self._session.draft
+        return (
+            self._is_sound()
+            and self._fits_memory()
+            and self._may_run_code(draft.values())
+            and self._may_use_hosts(str(draft.value("hosts") or ""))
+        )
+
+    def _is_sound(self) -> bool:
+        session = self._session
+        problems = session.draft.problems()
+        if not problems:
+            return True
+        more = len(problems) - 1
+        rest = "" if not more else " There is one more problem." if more == 1 else f" There are {more} more problems."
+        session.page_requested.emit("train")
+        session.field_requested.emit(problems[0].setting)
+        text = problems[0].sentence + rest
+        session.messages.say(text, START, lambda: session.draft.problems() == problems)
+        return False
+
+    def _fits_memory(self) -> bool:
+        parts = self.memory_parts()
+        if parts is None or parts.verdict != "over":
+            return True
+        if self.confirm_over_memory(parts):
+            # The trainer makes the same estimate, and would refuse the run for it.
+            self._session.draft.set("memory_limit", math.ceil(parts.total / GB))
+            return True
+        self._say(f"Not started. {parts.sentence}")
+        return False
+
+    def _may_continue(self, folder: RunFolder, *, contacts_hosts: bool = True) -> bool:
+        """Raises UserError for a run that cannot be resumed."""
+        check_format(folder)  # before its settings, of which a newer version may have others
+        hosts = run_config(folder).hosts if contacts_hosts else ""
+        return self._may_run_code(config.read(folder.config), folder.path) and self._may_use_hosts(hosts)
+
+    def _may_run_code(self, settings: Mapping[str, Any], folder: Path | None = None) -> bool:
+        """`folder`: where relative paths of these settings start."""
+        session = self._session
+        is_allowed = session.consent.obtain(settings, folder)
+        if not is_allowed:
+            text = "The reward file was not allowed to run, so nothing was started."
+            session.messages.say(text, START, lambda: bool(session.consent.unconfirmed(session.draft.values())))
+        return is_allowed
+
+    def _may_use_hosts(self, hosts: str) -> bool:
+        session = self._session
+        is_allowed = session.consent.obtain_hosts(hosts)
+        if not is_allowed:
+            text = "The machines of the hosts file may not be contacted, so nothing was started."
+            session.messages.say(text, START, lambda: not session.consent.has_hosts(hosts))
+        return is_allowed
