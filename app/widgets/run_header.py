@@ -1,48 +1,43 @@
-"""The header of a run's page: its name and state, and of a live run the step, the current phase and the time left."""
+"""The header of a run's page with its name, state and progress, and the card with a run's result."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 
 from PySide6.QtCore import QRectF, QSize, Qt
-from PySide6.QtGui import QPainter, QPaintEvent
-from PySide6.QtWidgets import QHBoxLayout, QProgressBar, QSizePolicy, QVBoxLayout, QWidget
+from PySide6.QtGui import QFont, QPainter, QPaintEvent, QResizeEvent
+from PySide6.QtWidgets import QBoxLayout, QFrame, QProgressBar, QPushButton, QSizePolicy, QWidget
 
 from app import theme
 from app.widgets.basic.controls import ElidedLabel
-from app.widgets.basic.labels import PlainLabel, label, plain_tip
-from app.widgets.basic.number_format import duration
+from app.widgets.basic.labels import PlainLabel, button, label, plain_tip
+from app.widgets.basic.layout import clear_layout, column, row
+from app.widgets.basic.number_format import duration, figure
 
-# A run's state as a coloured dot and a label; and the tables of labels and colours, for the status strip and tables.
-
-STATE_LABELS = {
-    "": "No run",
-    "queued": "Queued",
-    "starting": "Starting",
-    "running": "Running",
-    "paused": "Paused",
-    "stopping": "Stopping",
-    "finished": "Finished",
-    "stopped": "Stopped",
-    "failed": "Failed",
-    "crashed": "Crashed",
+STATES = {
+    "": ("No run", "placeholder"),
+    "queued": ("Queued", "muted"),
+    "starting": ("Starting", "warning"),
+    "running": ("Running", "good"),
+    "paused": ("Paused", "warning"),
+    "stopping": ("Stopping", "warning"),
+    "finished": ("Finished", "good"),
+    "stopped": ("Stopped", "muted"),
+    "failed": ("Failed", "bad"),
+    "crashed": ("Crashed", "bad"),
 }
-"""A run's state → its label."""
+"""A run's state → its label and its role in the palette."""
+STATE_LABELS = {state: text for state, (text, _) in STATES.items()}
+STATE_ROLES = {state: role for state, (_, role) in STATES.items()}
 
-STATE_ROLES = {
-    "": "placeholder",
-    "queued": "muted",
-    "starting": "warning",
-    "running": "good",
-    "paused": "warning",
-    "stopping": "warning",
-    "finished": "good",
-    "stopped": "muted",
-    "failed": "bad",
-    "crashed": "bad",
-}
-"""A run's state → its role in the palette."""
+_BAR_STEPS = 1000
+_DEFAULT_NAME = re.compile(r"(.+)-(\d{4}-\d\d-\d\d-\d{6})((?:-\d+)?)")
+"""A run's default name: model and kind of training, timestamp, and a number if that name existed already."""
+NARROW = 860
+"""Width in pixels below which the buttons of a result go under its text."""
 
 
 class StateDot(QWidget):
@@ -71,23 +66,32 @@ class StateChip(QWidget):
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._dot, self._label = StateDot(), PlainLabel()
-        row = QHBoxLayout(self)
-        row.setContentsMargins(0, 0, 0, 0)
-        row.setSpacing(6)
-        row.addWidget(self._dot)
-        row.addWidget(self._label)
+        row(self._dot, self._label, into=self, spacing=6)
 
     def show_state(self, state: str) -> None:
         self._label.setText(STATE_LABELS[state])
         self._dot.show_state(state)
 
 
-# ── run header ───────────────────────────────────────────────────────────────────────────────────────────────────────
+class ElidedTitle(ElidedLabel):
+    """A page title that is elided in the middle, where run names differ least."""
 
-_BAR_STEPS = 1000
-"""Resolution of the progress bar."""
-_DEFAULT_NAME = re.compile(r"(.+)-(\d{4}-\d\d-\d\d-\d{6})((?:-\d+)?)")
-"""A run's default name: model and kind of training, timestamp, and a number if that name existed already."""
+    def __init__(self) -> None:
+        super().__init__(Qt.TextElideMode.ElideMiddle)
+        self.setFont(theme.title_font())
+        self.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Fixed)
+
+    def sizeHint(self) -> QSize:
+        return QSize(self.fontMetrics().horizontalAdvance(self.text()) + 4, self.fontMetrics().height())
+
+    def minimumSizeHint(self) -> QSize:
+        return QSize(120, self.fontMetrics().height())
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        painter = QPainter(self)
+        painter.setPen(theme.palette().text)
+        text = self.fontMetrics().elidedText(self.text(), Qt.TextElideMode.ElideMiddle, self.width())
+        painter.drawText(self.rect(), Qt.AlignmentFlag.AlignVCenter, text)
 
 
 class RunHeader(QWidget):
@@ -95,44 +99,23 @@ class RunHeader(QWidget):
 
     Attributes:
         tools – a layout at the right of the title line for the page's own controls.
+        doing – the step and the phase in words.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._name = ElidedTitle()
-        self._when = label(role="muted")
-        self._chip = StateChip()
-        self.tools = QHBoxLayout()
-        self.tools.setSpacing(theme.SPACE)
+        self._name, self._when, self._chip = ElidedTitle(), label(role="muted"), StateChip()
+        self.tools = row()
         self._bar = QProgressBar(textVisible=False, maximum=_BAR_STEPS)
         self._bar.setAccessibleName("Progress of the run")
-        self._doing = ElidedLabel()
-        self._doing.setFont(theme.figures_font(theme.BODY))
+        self.doing = ElidedLabel()
+        self.doing.setFont(theme.figures_font(theme.BODY))
         self._time = label(font=theme.figures_font(), role="muted")
-        self._lay_out()
-
-    def _lay_out(self) -> None:
-        top = QHBoxLayout()
-        top.setSpacing(12)
-        for part in (self._name, self._when):
-            top.addWidget(part, 0, Qt.AlignmentFlag.AlignBaseline)
-        top.addStretch(1)
-        top.addWidget(self._chip)
-        top.addLayout(self.tools)
+        baseline = Qt.AlignmentFlag.AlignBaseline
+        top = row((self._name, 0, baseline), (self._when, 0, baseline), None, self._chip, self.tools, spacing=12)
         self._live = QWidget()
-        below = QHBoxLayout()
-        below.addWidget(self._doing, 1)
-        below.addWidget(self._time)
-        progress = QVBoxLayout(self._live)
-        progress.setContentsMargins(0, 0, 0, 0)
-        progress.setSpacing(6)
-        progress.addWidget(self._bar)
-        progress.addLayout(below)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(0, 0, 0, 0)
-        column.setSpacing(6)
-        column.addLayout(top)
-        column.addWidget(self._live)
+        column(self._bar, row((self.doing, 1), self._time), into=self._live, spacing=6)
+        column(top, self._live, into=self, spacing=6)
 
     def show_run(self, name: str, state: str, *, live: bool) -> None:
         """Show name and state; the timestamp of a default name is shown apart, as a date. `live` shows the progress."""
@@ -146,41 +129,19 @@ class RunHeader(QWidget):
     def show_progress(
         self, step: int, total: int | None, doing: str = "", share: float | None = None, figures: str = ""
     ) -> None:
-        """Show the step and the phase (`doing`); `share` is how much of the phase is done, 0 to 1, `figures` amounts and rates of it."""
+        """Show the step and the phase (`doing`), with the share of it that is done, 0 to 1, and its amounts and rates."""
         # Otherwise setValue paints at once, and with the bar everything else that is due in the window.
         self._bar.setUpdatesEnabled(False)
         self._bar.setValue(round(_BAR_STEPS * min(1.0, step / total)) if total else 0)
         self._bar.setUpdatesEnabled(True)
         phase = f"{doing}, {share:.0%}" if doing and share is not None else doing
         where = f"Step {step:,} of {total:,}" if total else f"Step {step:,}"
-        self._doing.setText(" · ".join(part for part in (where, phase, figures) if part))
+        self.doing.setText(" · ".join(part for part in (where, phase, figures) if part))
 
     def show_time(self, elapsed_s: float | None, eta_s: float | None) -> None:
         left = f"about {duration(eta_s)} left" if eta_s is not None else ""
-        spent = f"{duration(elapsed_s)} of work" if elapsed_s else ""
+        spent = f"{duration(elapsed_s)} elapsed" if elapsed_s else ""
         self._time.setText(" · ".join(part for part in (spent, left) if part))
-
-
-class ElidedTitle(ElidedLabel):
-    """A page title that is elided in the middle, where run names differ least."""
-
-    def __init__(self) -> None:
-        super().__init__(Qt.TextElideMode.ElideMiddle)
-        self.setFont(theme.title_font())
-        self.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Fixed)
-
-    def sizeHint(self) -> QSize:
-        metrics = self.fontMetrics()
-        return QSize(metrics.horizontalAdvance(self.text()) + 4, metrics.height())
-
-    def minimumSizeHint(self) -> QSize:
-        return QSize(120, self.fontMetrics().height())
-
-    def paintEvent(self, event: QPaintEvent) -> None:
-        painter = QPainter(self)
-        painter.setPen(theme.palette().text)
-        text = self.fontMetrics().elidedText(self.text(), Qt.TextElideMode.ElideMiddle, self.width())
-        painter.drawText(self.rect(), Qt.AlignmentFlag.AlignVCenter, text)
 
 
 def split_name(name: str) -> tuple[str, str]:
@@ -193,3 +154,103 @@ def split_name(name: str) -> tuple[str, str]:
     except ValueError:  # digits that are not a date
         return name, ""
     return f"{match[1]}{match[3]}", f"{then.day} {then:%b %Y, %H:%M}"
+
+
+@dataclass(frozen=True, slots=True)
+class CardAction:
+    """A button of the card."""
+
+    text: str
+    callback: Callable[[], object]
+    primary: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BeforeAfter:
+    """A metric before and after the run; `before` None shows the second figure alone."""
+
+    label: str
+    before: float | None
+    after: float | None
+    unit: str = ""
+
+
+class ResultCard(QFrame):
+    """A card with a title, figures before → after, a sentence, advice and buttons; its left edge has a role's colour."""
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._role = "muted"
+        self._content: tuple[object, ...] = ()
+        self.setProperty("role", "card")
+        self.title = label(font=theme.heading_font())
+        self.sentence = label(wrap=True, selectable=True)
+        self.advice = label(role="muted", wrap=True, selectable=True)
+        self._changes, self._buttons = row(spacing=4 * theme.SPACE), row(None)
+        self._box = QBoxLayout(QBoxLayout.Direction.LeftToRight, self)
+        self._box.setContentsMargins(theme.GUTTER, 12, 12, 12)
+        self._box.addLayout(column(self.title, self._changes, self.sentence, self.advice, spacing=4), 1)
+        self._box.addLayout(self._buttons)
+
+    def show_result(
+        self,
+        title: str,
+        role: str,
+        sentence: str = "",
+        advice: str = "",
+        changes: Sequence[BeforeAfter] = (),
+        actions: Sequence[CardAction] = (),
+    ) -> None:
+        """Fill the card; `role` names the palette colour of its edge."""
+        # The page calls this at every refresh. Rebuilding the buttons then would delete the one under the mouse button.
+        texts = tuple((action.text, action.primary) for action in actions)
+        content = (title, role, sentence, advice, tuple(changes), texts)
+        if content == self._content:
+            return
+        self._content, self._role = content, role
+        self.title.setText(title)
+        for line, text in ((self.sentence, sentence), (self.advice, advice)):
+            line.setText(text)
+            line.setVisible(bool(text))
+        clear_layout(self._changes)
+        for change in changes:
+            self._changes.addWidget(_before_after(change))
+        if changes:
+            self._changes.addStretch(1)
+        clear_layout(self._buttons)
+        self._buttons.addStretch(1)
+        for action in actions:
+            widget = button(action.text, action.callback, primary=action.primary)
+            self._buttons.addWidget(widget, 0, Qt.AlignmentFlag.AlignVCenter)
+        self.update()
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        narrow, directions = self.width() < NARROW, QBoxLayout.Direction
+        self._box.setDirection(directions.TopToBottom if narrow else directions.LeftToRight)
+        self._box.setSpacing(12 if narrow else theme.SPACE * 3)
+
+    def buttons(self) -> list[QPushButton]:
+        """The action buttons, from the left."""
+        items = [self._buttons.itemAt(i) for i in range(self._buttons.count())]
+        return [widget for item in items if item and isinstance(widget := item.widget(), QPushButton)]
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        super().paintEvent(event)
+        painter = QPainter(self)
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        painter.setPen(Qt.PenStyle.NoPen)
+        painter.setBrush(getattr(theme.palette(), self._role))
+        painter.drawRoundedRect(QRectF(6, 10, 3, self.height() - 20), 1.5, 1.5)
+
+
+def _before_after(change: BeforeAfter) -> QWidget:
+    """“1.48 → 2.17” over its caption; the figure before is muted."""
+    figures = row(spacing=6)
+    if change.before is not None:
+        figures.addWidget(label(f"{figure(change.before, change.unit)} →", theme.figures_font(theme.TITLE), "muted"))
+    font = theme.figures_font(theme.TITLE, QFont.Weight.DemiBold)
+    figures.addWidget(label(figure(change.after, change.unit), font), 1)
+    widget = QWidget()
+    column(figures, label(change.label, theme.caption_font(), "caption"), into=widget, spacing=0)
+    return widget

@@ -16,7 +16,7 @@ from app.help_menu import TextDialog
 from app.message_boxes import QuestionBox
 from app.pages import PAGES
 from app.pages.help.guide_page import GuideView
-from app.pages.monitor.run_steering import SteeringPanel
+from app.pages.monitor.steering import SteeringPanel
 from app.pages.runs.clone_dialog import CloneDialog
 from app.pages.runs.column_dialog import ColumnDialog
 from app.pages.runs.free_space_dialog import FreeSpaceDialog

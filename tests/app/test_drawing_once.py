@@ -44,7 +44,7 @@ def page(qtbot) -> Iterator[MonitorPage]:
 
 def test_nothing_is_left_to_lay_out_when_the_page_is_painted(qtbot, page: MonitorPage, tmp_path: Path) -> None:
     page.session.open_run(made_up_runs.make_run(tmp_path / "run", steps=8).path)
-    qtbot.waitUntil(lambda: page.session.run.state == "finished" and not page.grid._turns.isActive())
+    qtbot.waitUntil(lambda: page.session.run.state == "finished" and not page.grid.turns.isActive())
     page.verdict.show_result("Another card", "good", "That is lower than the one of the run.")
     content = page.verdict.parentWidget()
     layouts = [Count(widget, QEvent.Type.LayoutRequest) for widget in (content, page.verdict)]

@@ -85,8 +85,8 @@ def card(window: Window) -> tuple[str, str, list[str]]:
     verdict = window.pages["monitor"].verdict
     if verdict.isHidden():
         return "", "", []
-    text = " ".join(line.text() for line in (verdict._sentence, verdict._advice))
-    return verdict._title.text(), text, [button.text() for button in verdict.buttons()]
+    text = " ".join(line.text() for line in (verdict.sentence, verdict.advice))
+    return verdict.title.text(), text, [button.text() for button in verdict.buttons()]
 
 
 def age(folder: RunFolder) -> None:
@@ -193,7 +193,7 @@ def test_a_run_that_paused_by_itself_says_why(window: Window, qtbot) -> None:
         write(folder, "phase", phase="paused", sentence=lacks)
         qtbot.waitUntil(lambda: run.state == "paused")
         title, text, buttons = card(window)
-        assert title == "Paused" and text.startswith(lacks) and "goes on by itself" in text and buttons[0] == "Resume"
+        assert title == "Paused" and text.startswith(lacks) and "resumes by itself" in text and buttons[0] == "Resume"
         write(folder, "phase", phase="sampling")
         qtbot.waitUntil(lambda: run.state == "running")
         assert run.pause_reason == "" and card(window) == ("", "", [])
@@ -274,7 +274,7 @@ def test_hung(window: Window, qtbot, monkeypatch: pytest.MonkeyPatch) -> None:
         qtbot.waitUntil(lambda: card(window)[0] == "No sign of life for 5 min.")
         assert "goes on from step 20" in card(window)[1] and card(window)[2] == ["Open log"]
         assert window.strip.sentence.text().startswith("No sign of life for 5 min.")
-        assert "No sign of life" in window.pages["monitor"].header._doing.text()
+        assert "No sign of life" in window.pages["monitor"].header.doing.text()
         assert not window.strip.left.isVisible(), "nobody knows how long it takes"
         assert window.menus["stop"].isEnabled(), "it may answer yet"
         write(folder, "step", step=31, metrics={"reward": 1.0})

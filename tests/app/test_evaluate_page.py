@@ -124,8 +124,8 @@ def test_the_result_comes_first(qtbot, page: EvaluatePage, run: RunFolder) -> No
     assert page.card.isVisible() and not page.not_yet.isVisible()
     evaluation = page.evaluations.shown.evaluation
     change = evaluation.headline.difference.reward
-    assert change.excludes_zero and page.card._title.text() == "Better on prompts that training never saw"
-    assert page.card._sentence.text() == evaluation.sentence()
+    assert change.excludes_zero and page.card.title.text() == "Better on prompts that training never saw"
+    assert page.card.sentence.text() == evaluation.sentence()
     cells = figures(page)
     assert list(cells) == ["Reward", "Accuracy", "Integer Answer", "Pass@1", "Tokens", "Cut off"]
     before, after, _, moved, interval = cells["Reward"]
@@ -251,7 +251,7 @@ def test_one_side_alone_has_no_comparison(qtbot, page: EvaluatePage, run: RunFol
     made_up_evaluations.write_evaluation(run.evaluations, made_up_evaluations.evaluation(rows), rows)
     page.evaluations.refresh()
     shows_rows(qtbot, page, 6)
-    assert page.card._title.text() == "Evaluated" and not page.kind.buttons["better"].isVisible()
+    assert page.card.title.text() == "Evaluated" and not page.kind.buttons["better"].isVisible()
     assert page.rows.isColumnHidden(4) and page.row_model.index(1, 3).data() == "1.00"
     assert page.detail.panes[0].isVisible() and not page.detail.panes[1].isVisible()
     assert page.decoding.buttons["sampled"].isHidden()

@@ -156,7 +156,7 @@ def test_first_opening_of_a_page_makes_only_what_it_shows(new_window: Window, ap
     # What scrolls into view has its title at once.
     qtbot.waitUntil(lambda: all(plot.is_built for plot in plots if not plot.isHidden()))
     in_grid = [plot for plot in plots if not plot.isHidden()]
-    assert 0 < sum(plot._view is not None for plot in plots) < len(in_grid) // 2, "curves are drawn in view alone"
+    assert 0 < sum(plot.view is not None for plot in plots) < len(in_grid) // 2, "curves are drawn in view alone"
 
 
 def test_every_page_has_a_menu_entry_with_its_title(window: Window):

@@ -96,9 +96,9 @@ def test_every_chart_and_every_finding_leads_there(window: Window) -> None:
     next(action for action in plots[2].menu().actions() if action.text() == "About this chart").trigger()
     assert window.pages["guide"].place == guide.place_of_chart(plots[2].title)
     for code in RULES:
-        cards = monitor.findings.cards
+        cards = monitor.findings
         cards.show_episodes([Episode(code, RULES[code].title, "warning", "One.", "Two.", 3)])
-        next(link for link in cards.rows()[0].links() if link.text() == "Guide").click()
+        next(link for link in cards.rows()[0].links if link.text() == "Guide").click()
         assert window.pages["guide"].place == guide.place_of_rule(code)
 
 

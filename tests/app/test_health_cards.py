@@ -43,7 +43,7 @@ def cards(qtbot, qapp) -> HealthCards:
 
 
 def texts(cards: HealthCards) -> list[str]:
-    return [link.text() for row in cards.rows() for link in row.links()]
+    return [link.text() for row in cards.rows() for link in row.links]
 
 
 def test_a_card_says_all_of_it_and_offers_what_can_be_done(qtbot, cards: HealthCards) -> None:
@@ -58,9 +58,9 @@ def test_a_card_says_all_of_it_and_offers_what_can_be_done(qtbot, cards: HealthC
         (cards.dismissed, 4, [DRIFTING]),
     ):
         with qtbot.waitSignal(signal) as caught:
-            row.links()[index].click()
+            row.links[index].click()
         assert caught.args == expected
-    assert all(link.accessibleName().endswith("Drifting from the reference") for link in row.links())
+    assert all(link.accessibleName().endswith("Drifting from the reference") for link in row.links)
 
 
 @pytest.mark.parametrize("width", [640, 1060, 2200])
@@ -72,20 +72,20 @@ def test_no_text_is_cut_off_at_any_width(qtbot, cards: HealthCards, width: int) 
     QApplication.processEvents()
     for row in cards.rows():
         assert row.height() >= row.heightForWidth(row.width())
-        assert row._text.height() >= row._text.heightForWidth(row._text.width())
+        assert row.text.height() >= row.text.heightForWidth(row.text.width())
 
 
-def test_more_than_two_fold_and_past_ones_say_until_when(cards: HealthCards) -> None:
+def testmore_than_two_fold_and_past_ones_say_until_when(cards: HealthCards) -> None:
     cards.show_episodes([DRIFTING, episode("no_signal"), episode("flat"), OVER])
-    assert len(cards.rows()) == 2 and cards._more.text() == "2 more"
-    cards._more.click()
-    assert len(cards.rows()) == 4 and cards._more.text() == "Show less"
+    assert len(cards.rows()) == 2 and cards.more.text() == "2 more"
+    cards.more.click()
+    assert len(cards.rows()) == 4 and cards.more.text() == "Show less"
     past = cards.rows()[-1]
     assert past.accessibleName() == "Cut off at the limit, step 3 until step 40"
-    assert [link.text() for link in past.links()] == ["Read completions", "Guide", "Dismiss"]
+    assert [link.text() for link in past.links] == ["Read completions", "Guide", "Dismiss"]
     cards.unfold(False)
     cards.show_episodes([OVER])
-    assert cards.rows() == [] and cards._more.text() == "1 finding of earlier steps"
+    assert cards.rows() == [] and cards.more.text() == "1 finding of earlier steps"
     cards.show_episodes([])
     assert cards.isHidden()
 
@@ -95,7 +95,7 @@ def test_cards_leave_the_charts_their_room(cards: HealthCards) -> None:
     cards.set_room(90, 200)
     assert len(cards.rows()) == 1
     cards.set_room(10, 200)
-    assert cards.rows() == [] and cards._more.text().startswith(
+    assert cards.rows() == [] and cards.more.text().startswith(
         "2 findings, the worst: Drifting from the reference since step 12"
     )
 
@@ -136,13 +136,13 @@ def open_run(qtbot, page: MonitorPage, folder: RunFolder) -> None:
 
 def test_the_page_shows_the_findings_of_a_run_and_dismisses_one(qtbot, page: MonitorPage, tmp_path: Path) -> None:
     open_run(qtbot, page, recording("lr-high").unpack(tmp_path / "sick"))
-    cards = page.findings.cards
+    cards = page.findings
     assert not cards.isHidden()
     cards.unfold(True)
     titles = [row.episode.title for row in cards.rows()]
     assert "KL exploding" in titles and "Drifting from the reference" in titles
     assert cards.rows()[0].episode.level == "error"
-    cards.rows()[0].links()[-1].click()
+    cards.rows()[0].links[-1].click()
     assert [row.episode.title for row in cards.rows()] == titles[1:]
     open_run(qtbot, page, recording("healthy-grpo").unpack(tmp_path / "well"))
     assert cards.isHidden()
@@ -150,12 +150,12 @@ def test_the_page_shows_the_findings_of_a_run_and_dismisses_one(qtbot, page: Mon
 
 def test_buttons_lead_to_completions_and_to_the_setting(qtbot, page: MonitorPage) -> None:
     with qtbot.waitSignals([page.session.page_requested, page.session.completions_requested]):
-        page.findings.cards.completions_requested.emit(7, "cut_off")
+        page.findings.completions_requested.emit(7, "cut_off")
     with qtbot.waitSignal(page.session.completions_requested) as caught:
-        page.findings.cards.completions_requested.emit(7, "drifting")
+        page.findings.completions_requested.emit(7, "drifting")
     assert caught.args == [7, None]
     with qtbot.waitSignal(page.session.field_requested) as caught:
-        page.findings.cards.setting_requested.emit("learning_rate")
+        page.findings.setting_requested.emit("learning_rate")
     assert caught.args == ["learning_rate"]
 
 

@@ -20,14 +20,12 @@ from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QWidget
 
 from app import theme
-from app.pages.monitor import run_verdict
-from app.pages.monitor.log_view import LogView
-from app.pages.monitor.monitor_page import MonitorPage
+from app.pages.monitor.monitor_page import MonitorPage, changes
+from app.pages.monitor.panels import LogView, MetricTile
 from app.state.charts import CHARTS, curves_of, placeholder
 from app.state.run_state import ranks_of
 from app.state.session import Session
 from app.widgets.basic.number_format import duration, figure, moment, signed, ticks
-from app.widgets.charts.metric_tile import MetricTile
 from app.widgets.run_header import split_name
 from backend.runs.events import METRICS, EventLog
 from backend.runs.run_folder import RunFolder
@@ -70,7 +68,7 @@ def show_run(qtbot, session: Session, page: MonitorPage):
         session.open_run(folder.path)
         qtbot.waitUntil(lambda: session.run._at_end)
         session.run.changed.emit()
-        qtbot.waitUntil(lambda: not page.grid._turns.isActive())
+        qtbot.waitUntil(lambda: not page.grid.turns.isActive())
 
     return open_run
 
@@ -206,12 +204,12 @@ def test_without_a_run_there_is_one_button_and_it_leads_to_train(qtbot, page: Mo
 def test_a_finished_run_shows_its_result_first(page: MonitorPage, show_run, tmp_path: Path, session: Session) -> None:
     show_run(made_up_runs.make_run(tmp_path / "run", steps=60))
     rewards = session.run.series("reward")[1]
-    before, after = run_verdict.changes(session.run)[0].before, run_verdict.changes(session.run)[0].after
+    before, after = changes(session.run)[0].before, changes(session.run)[0].after
     assert (before, after) == (pytest.approx(rewards[:10].mean()), pytest.approx(rewards[-10:].mean()))
-    assert page.verdict.isVisible() and page.verdict._title.text().startswith("Finished: 60 steps in 1")
+    assert page.verdict.isVisible() and page.verdict.title.text().startswith("Finished: 60 steps in 1")
     assert button_texts(page) == ["Export to LM Studio…", "Chat", "Open folder", "Evaluate", "Completions"]
     assert page.tiles["reward"].figure() == figure(rewards[-1])
-    assert page.tiles["reward"].caption() == f"{signed(rewards[-1] - rewards[0])} since the start"
+    assert page.tiles["reward"].caption() == f"{signed(rewards[-1] - rewards[0])} since start"
     assert page.tiles["clip_ratio_total"].figure().endswith("%")
 
 
@@ -221,7 +219,7 @@ def test_tab_goes_from_the_result_to_the_charts_to_the_log(page: MonitorPage, sh
     chain: list[QWidget] = [page.charts.menu]
     while chain[-1].nextInFocusChain() is not page.charts.menu:
         chain.append(chain[-1].nextInFocusChain())
-    expected_order = [page.charts.menu, *page.verdict.buttons(), page.grid.plots[0], page.log._toggle]
+    expected_order = [page.charts.menu, *page.verdict.buttons(), page.grid.plots[0], page.log.toggle]
     assert [widget for widget in chain if widget in expected_order] == expected_order
 
 
@@ -230,7 +228,7 @@ def test_the_reward_charts_are_visible_before_the_first_step(page: MonitorPage, 
     show_run(made_up_runs.make_run(tmp_path / "run", steps=0, ending=None))
     shown = plot(page, "Rewards per function")
     assert shown.isVisible()
-    assert shown._waiting.text() == "The run ended before its first step was done.", "it waits for nothing any more"
+    assert shown.waiting.text() == "The run ended before its first step was done.", "it waits for nothing any more"
 
 
 def test_charts_draw_what_the_event_log_says(page: MonitorPage, show_run, tmp_path: Path, session: Session) -> None:
@@ -248,7 +246,7 @@ def test_the_kl_chart_and_tile_say_that_kl_is_off(page: MonitorPage, show_run, t
     text = folder.events.read_text(encoding="utf-8")
     folder.events.write_text(text.replace('"kl": ', '"other": '), encoding="utf-8")
     show_run(folder)
-    assert "KL is off" in plot(page, "KL from the reference")._waiting.text()
+    assert "KL is off" in plot(page, "KL from the reference").waiting.text()
     assert page.tiles["kl"].caption() == "off: Beta 0"
 
 
@@ -259,22 +257,22 @@ def test_the_clip_chart_says_why_it_is_flat_and_offers_two_updates(
     folder = made_up_runs.make_run(tmp_path / "run", steps=3, ending=None)
     clipping = plot(page, "Clip ratios")
     show_run(folder)
-    assert clipping.traces and not clipping._offer.isVisible(), "what was clipped is drawn, whatever the settings say"
+    assert clipping.traces and not clipping.offer.isVisible(), "what was clipped is drawn, whatever the settings say"
     text = folder.events.read_text(encoding="utf-8")
     folder.events.write_text(re.sub(r'("clip_ratio_(low|high|total)": )[0-9.e-]+', r"\g<1>0.0", text), encoding="utf-8")
     session.close_run()
     show_run(folder)
-    assert not clipping.traces and "one update per rollout" in clipping._waiting.text()
+    assert not clipping.traces and "one update per rollout" in clipping.waiting.text()
     assert page.tiles["clip_ratio_total"].caption() == "ratio always 1"
     session.draft.reset()
     assert session.draft.value("num_iterations") == 1
-    clipping._offer.click()
+    clipping.offer.click()
     assert session.draft.value("num_iterations") == 2
     session.draft.reset()
     folder.config.write_text(folder.config.read_text(encoding="utf-8") + "\nnum_iterations: 2\n", encoding="utf-8")
     session.close_run()
     show_run(folder)
-    assert clipping.traces and not clipping._offer.isVisible(), "with two updates 0 is news"
+    assert clipping.traces and not clipping.offer.isVisible(), "with two updates 0 is news"
 
 
 def test_a_failed_run_says_why_and_can_be_resumed(
@@ -284,8 +282,8 @@ def test_a_failed_run_says_why_and_can_be_resumed(
     (folder.checkpoints / "000010").mkdir(parents=True)
     (folder.checkpoints / "000010" / "state.json").write_text("{}")
     show_run(folder)
-    assert page.verdict._title.text() == "Failed after step 12"
-    assert made_up_runs.SENTENCES["failed"] in page.verdict._sentence.text()
+    assert page.verdict.title.text() == "Failed after step 12"
+    assert made_up_runs.SENTENCES["failed"] in page.verdict.sentence.text()
     assert button_texts(page) == ["Resume from step 10", "Edit settings", "Open log"]
     started = []
     monkeypatch.setattr("app.state.processes.resume_training", started.append)
@@ -296,7 +294,7 @@ def test_a_failed_run_says_why_and_can_be_resumed(
 
 def test_a_crashed_run_without_a_checkpoint_offers_to_start_over(page: MonitorPage, show_run, tmp_path: Path) -> None:
     show_run(made_up_runs.make_run(tmp_path / "run", steps=3, ending=None))
-    assert page.verdict._title.text() == "Crashed after step 3"
+    assert page.verdict.title.text() == "Crashed after step 3"
     assert button_texts(page)[0] == "Start over"
 
 
@@ -320,7 +318,7 @@ def test_a_tile_shows_the_change_with_the_precision_of_its_figure(qtbot) -> None
     qtbot.addWidget(tile)
     for now, start, expected in ((0.1062, 0.1056, "+0.001"), (0.1062, 0.1061, ""), (2.5, 1.0, "+1.50"), (0.0, 0.5, "−0.500"), (0.0467, 0.0441, "+2.6"), (2.5e6, 1e6, "+1.50M")):  # fmt: skip
         tile.show_value(now, start)
-        assert tile.caption().removesuffix(" since the start") == expected
+        assert tile.caption().removesuffix(" since start") == expected
 
 
 # ── from a point to its cause ────────────────────────────────────────────────────────────────────────────────────────
@@ -329,7 +327,7 @@ def test_a_tile_shows_the_change_with_the_precision_of_its_figure(qtbot) -> None
 def test_a_point_leads_to_its_completions(qtbot, page: MonitorPage, show_run, tmp_path: Path, session: Session) -> None:
     show_run(made_up_runs.make_run(tmp_path / "run", steps=30))
     reward = plot(page, "Reward")
-    view = reward._view
+    view = reward.view
     at = view.mapFromScene(view.box.mapViewToScene(QPointF(12, reward.traces[0].at(12))))
     with qtbot.waitSignal(session.completions_requested) as requested:
         QTest.mouseClick(view.viewport(), Qt.MouseButton.LeftButton, pos=at)
@@ -357,11 +355,11 @@ def test_marks_tell_what_happened_and_a_resume_takes_back_those_it_cut_off(
         (3, "resume", "Resumed after step 3."),
     ]
     reward = plot(page, "Reward")
-    assert len(reward._marks) == 5
+    assert len(reward.marks) == 5
     page.charts.show_marks(False)
-    qtbot.waitUntil(lambda: len(reward._marks) == 0)
+    qtbot.waitUntil(lambda: len(reward.marks) == 0)
     page.charts.show_marks(True)
-    qtbot.waitUntil(lambda: len(reward._marks) == 5)
+    qtbot.waitUntil(lambda: len(reward.marks) == 5)
     with folder.events.open("rb+") as file:
         file.truncate(size)
     EventLog(folder.events).write("started", iterations=9)
@@ -411,7 +409,7 @@ def test_a_event_log_that_is_being_read_says_so(page: MonitorPage, show_run, tmp
     monkeypatch.setattr(session.run, "_at_end", False)
     session.run._follower._offset //= 2
     page._show_progress(session.run)
-    assert page.header._doing.text() == "Step 9 of 60 · reading what has happened, 50%"
+    assert page.header.doing.text() == "Step 9 of 60 · reading the event log, 50%"
 
 
 # ── quickness ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -512,9 +510,9 @@ def test_the_line_above_the_charts_is_a_warning_before_any_other_note(
         event_log.write("note", level=level, sentence=sentence)
     event_log.close()
     show_run(folder)
-    page.findings.cards.unfold(True)
-    (row,) = page.findings.cards.rows()
-    assert row._text.text() == "macOS stopped the GPU's work."
+    page.findings.unfold(True)
+    (row,) = page.findings.rows()
+    assert row.text.text() == "macOS stopped the GPU's work."
     assert page.note.text() == page.note.toolTip() == "Prompts are read twice."
 
 
@@ -529,7 +527,7 @@ def test_a_run_on_several_machines_shows_each_and_who_was_lost(
     assert not [chart.title for chart in page.grid.plots if "each rank" in chart.title and chart.isVisible()]
     show_run(made_up_runs.make_run(tmp_path / "three", steps=3, total=3, ranks=3, ending="failed", lost_rank=2))
     assert page.ranks.card.isVisible()
-    model = page.ranks.ranks
+    model = page.ranks.model()
     cells = [[model.index(row, column).data() for column in range(model.columnCount())] for row in range(3)]
     assert [row[1] for row in cells] == ["anna-mbp.local", "studio.local", "air.local"]
     assert [row[-1] for row in cells] == ["", "", "Lost"]

@@ -67,7 +67,7 @@ def test_a_starting_run_says_how_far_it_has_come_with_its_rows(folder: RunFolder
 def test_the_header_tells_it_in_one_line(qapp) -> None:
     header = RunHeader()
     header.show_progress(0, 100, "checking rows.jsonl", CHECKING.share, CHECKING.figures)
-    assert header._doing.text() == "Step 0 of 100 · checking rows.jsonl, 35% · 1,204,000 rows, 310,000 rows/s"
+    assert header.doing.text() == "Step 0 of 100 · checking rows.jsonl, 35% · 1,204,000 rows, 310,000 rows/s"
 
 
 def test_a_long_log_is_read_at_its_end_and_only_when_it_has_changed(folder: RunFolder, monkeypatch) -> None:

@@ -14,14 +14,15 @@ from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QWidget
 
 from app import theme
-from app.pages.monitor.run_steering import GROUPS, RunSteering, SteeringPanel
+from app.pages.monitor.steering import GROUPS, RunSteering, SteeringPanel
 from app.state.run import Run
 from app.state.session import Session
+from backend.config.changeable import STEERABLE
 from backend.config.config import dump, parse
 from backend.runs.events import EventLog
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_lock import hold_lock
-from backend.runs.steering import STEERABLE, Change, read_request, write_changes
+from backend.runs.steering import Change, read_request, write_changes
 from backend.utils.errors import UserError
 
 SETTINGS = parse({"model": "m", "data": "d", "iters": 100, "reward_functions": ["r1_int", "r1_count_xml"]})
@@ -88,7 +89,7 @@ def type_into(panel: SteeringPanel, key: str, text: str) -> None:
 
 
 def shown_texts(panel: SteeringPanel) -> str:
-    return f"{panel._answer.text()} {panel._problem.text()}"
+    return f"{panel.answer.text()} {panel.problem.text()}"
 
 
 def test_every_setting_that_may_change_is_offered_with_its_present_value(steering: RunSteering) -> None:
@@ -97,7 +98,7 @@ def test_every_setting_that_may_change_is_offered_with_its_present_value(steerin
     assert panel.fields["iters"].value() == 100 and panel.fields["beta"].value() == 0.1
     assert panel.fields["lr_final"].isHidden(), "the rate is constant"
     assert all(field.control.accessibleName() for field in panel.fields.values())
-    assert not panel.change.isEnabled() and not panel.put_back.isEnabled()
+    assert not panel.apply_button.isEnabled() and not panel.revert_button.isEnabled()
 
 
 def test_a_fault_is_beside_its_field_and_nothing_is_asked(steering: RunSteering, live: LiveRun) -> None:
@@ -105,25 +106,27 @@ def test_a_fault_is_beside_its_field_and_nothing_is_asked(steering: RunSteering,
     type_into(panel, "temperature", "0")
     type_into(panel, "iters", "7")
     problem = panel.fields["temperature"]._problem
-    assert problem is not None and problem.text() == "Temp must be above 0, not 0." and not panel.change.isEnabled()
+    assert (
+        problem is not None and problem.text() == "Temp must be above 0, not 0." and not panel.apply_button.isEnabled()
+    )
     type_into(panel, "temperature", "0.9")
     shortened = panel.fields["iters"]._problem
     assert shortened is not None and "at least 12, which are done" in shortened.text()
-    QTest.mouseClick(panel.put_back, Qt.MouseButton.LeftButton)
-    assert panel.fields["iters"].value() == 100 and not panel.change.isEnabled() and live.asked() == {}
+    QTest.mouseClick(panel.revert_button, Qt.MouseButton.LeftButton)
+    assert panel.fields["iters"].value() == 100 and not panel.apply_button.isEnabled() and live.asked() == {}
 
 
 def test_a_change_is_asked_for_answered_listed_and_undone(qtbot, steering: RunSteering, live: LiveRun) -> None:
     panel = panel_of(steering)
     type_into(panel, "learning_rate", "5e-6")
     type_into(panel, "beta", "0.1")  # as it is
-    assert panel.change.isEnabled() and panel.change.text() == "Change"
-    QTest.keyClick(panel.change, Qt.Key.Key_Space)
+    assert panel.apply_button.isEnabled() and panel.apply_button.text() == "Apply"
+    QTest.keyClick(panel.apply_button, Qt.Key.Key_Space)
     assert live.asked() == {"learning_rate": "5e-6"}
     change = Change(14, {"learning_rate": (1e-5, 5e-6)})
     live.take(change)
     qtbot.waitUntil(lambda: "From step 14 on: Learning Rate 1e-05 → 5e-06." in shown_texts(panel))
-    assert float(panel.fields["learning_rate"].value()) == 5e-6 and not panel.change.isEnabled()
+    assert float(panel.fields["learning_rate"].value()) == 5e-6 and not panel.apply_button.isEnabled()
     undo = next(
         child for child in panel.findChildren(QWidget) if child.accessibleName().startswith("Undo: From step 14")
     )
@@ -134,10 +137,10 @@ def test_a_change_is_asked_for_answered_listed_and_undone(qtbot, steering: RunSt
 def test_a_refusal_of_the_trainer_is_shown(qtbot, steering: RunSteering, live: LiveRun) -> None:
     panel = panel_of(steering)
     type_into(panel, "beta", "0.3")
-    QTest.mouseClick(panel.change, Qt.MouseButton.LeftButton)
+    QTest.mouseClick(panel.apply_button, Qt.MouseButton.LeftButton)
     live.event_log.write("note", level="warning", sentence="The change was not made. No.", answers="change")
     qtbot.waitUntil(lambda: "The change was not made. No." in shown_texts(panel))
-    assert panel.fields["beta"].value() == 0.3 and panel.put_back.isEnabled(), "to be mended, or put back"
+    assert panel.fields["beta"].value() == 0.3 and panel.revert_button.isEnabled(), "to be mended, or put back"
 
 
 def test_what_is_typed_stays_when_another_change_is_taken(qtbot, steering: RunSteering, live: LiveRun) -> None:
@@ -146,7 +149,7 @@ def test_what_is_typed_stays_when_another_change_is_taken(qtbot, steering: RunSt
     live.folder.change_request.write_text(json.dumps({"settings": {"top_k": 5}}))
     live.take(Change(14, {"top_k": (20, 5)}))
     qtbot.waitUntil(lambda: panel.fields["top_k"].value() == 5)
-    assert panel.fields["beta"].value() == 0.3 and panel.change.isEnabled()
+    assert panel.fields["beta"].value() == 0.3 and panel.apply_button.isEnabled()
 
 
 def test_the_panel_opens_at_the_conditions_and_closes_with_the_run(qtbot, steering: RunSteering, live: LiveRun) -> None:

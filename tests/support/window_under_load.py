@@ -119,12 +119,12 @@ def open_run(path: Path) -> dict[str, float]:
         grid = window.pages["monitor"].grid
         window.session.open_run(made_up_runs.make_run(Path(place) / "short", steps=30).path)
         _wait(
-            app, lambda: window.session.run.state == "finished" and grid.plots[0].traces and not grid._turns.isActive()
+            app, lambda: window.session.run.state == "finished" and grid.plots[0].traces and not grid.turns.isActive()
         )
         probe, began, used = LatencyProbe(window), time.perf_counter(), time.process_time()
         window.session.open_run(path)
         run = window.session.run
-        _wait(app, lambda: run.state == "finished" and not grid._turns.isActive() and not run._has_news)
+        _wait(app, lambda: run.state == "finished" and not grid.turns.isActive() and not run._has_news)
         took, cpu = time.perf_counter() - began, time.process_time() - used
         drawn = len(grid.plots[0].traces[0].x)
         window.session.service.close()

@@ -20,7 +20,7 @@ from app.widgets.basic.controls import ComboBox, ElidedLabel, NumberEdit, Segmen
 from app.widgets.basic.labels import EmptyState, button, label, plain_tip
 from app.widgets.basic.layout import NestedStack, TabArea
 from app.widgets.basic.number_format import duration, moment
-from app.widgets.result_card import BeforeAfter, ResultCard
+from app.widgets.run_header import BeforeAfter, ResultCard
 from app.widgets.side_by_side import TITLES, SideBySide
 from backend.trainer.evaluation.evaluation_rows import Decoding, DecodingName
 

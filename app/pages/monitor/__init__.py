@@ -1,1 +1,1 @@
-"""The package app.pages.monitor."""
+"""The Monitor page."""

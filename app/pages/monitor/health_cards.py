@@ -1,152 +1,98 @@
-"""What the doctor finds in the run on show: one row a finding, with its reason, its advice and what can be done about it.
+"""Health findings of the run on show: a row for each, with its reason, its advice and what can be done about it.
 
-Nothing is cut off. At most two findings that hold are shown, fewer where there is less room; the others fold into “3 more”, and behind
-the same button are those that no longer hold, grey, with the step until which they held.
+At most two current findings are shown, fewer where there is less room; the others fold into “3 more”, together with those
+that no longer hold, grey, with the step until which they held.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from PySide6.QtCore import QRectF, Qt, Signal
 from PySide6.QtGui import QFont, QPainter, QPaintEvent, QResizeEvent
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QBoxLayout, QFrame, QVBoxLayout, QWidget
 
 from app import theme
+from app.state.completion_facts import FILTERS
+from app.state.guide import place_of_rule
+from app.state.run import Run
+from app.state.run_notices import Findings, take_up
+from app.state.session import Session
 from app.widgets.basic.controls import LinkButton
 from app.widgets.basic.labels import label
-from app.widgets.basic.layout import TabArea, set_shown
+from app.widgets.basic.layout import TabArea, clear_layout, column, row, set_shown
 from backend.config.config import SETTINGS
 from backend.trainer.health.rules import RULES
 from backend.trainer.health.watch import Episode
+from backend.utils.errors import UserError
 
 FOLDED = 2
 """Findings that are shown at most while the rest is folded."""
 NARROW = 860
 """Width in pixels below which a row's buttons go under its text."""
-FOOT = 22
-"""Height of the line with the button that unfolds."""
+ROW_OF_CHARTS, TALL_PAGE = 176, 680
+"""Least height of a row of charts; height of a page from which on two rows of them stay in view."""
 ROLES = {"error": "bad", "warning": "warning", "info": "accent"}
 """Level → palette role of a row's edge."""
 
 
 class HealthRow(QFrame):
-    """One finding.
+    """One finding. `links` are its buttons."""
 
-    Signals:
-        completions_requested(int, str) – read the completions of this step; the rule that found something in them.
-        setting_requested(str) – show this setting in the form.
-        proposal_taken(dict) – set these settings.
-        guide_requested(str) – show what the guide says about this rule.
-        dismissed() – hide this finding.
-    """
-
-    completions_requested = Signal(int, str)
-    setting_requested = Signal(str)
-    proposal_taken = Signal(dict)
-    guide_requested = Signal(str)
-    dismissed = Signal()
-
-    def __init__(self, episode: Episode, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, episode: Episode, actions: Sequence[tuple[str, str, Callable[[], object]]]) -> None:
+        """`actions`: text, tip and callback of each button."""
+        super().__init__()
         self.episode = episode
-        self._holds = episode.until is None
+        self._is_current = episode.until is None
         self.setAccessibleName(f"{episode.title}, {when(episode)}")
-        self._title = label(episode.title, theme.body_font(), "" if self._holds else "muted")
-        font = self._title.font()
+        role = "" if self._is_current else "muted"
+        title = label(episode.title, theme.body_font(), role)
+        font = title.font()
         font.setWeight(QFont.Weight.DemiBold)
-        self._title.setFont(font)
-        self._text = label(_text(episode), role="" if self._holds else "muted", wrap=True, selectable=True)
-        self._buttons = QWidget()
-        self._links = QHBoxLayout(self._buttons)
-        self._links.setContentsMargins(0, 0, 0, 0)
-        self._links.setSpacing(theme.SPACE * 2)
-        self._add_buttons()
-        self._lay_out()
-
-    def _lay_out(self) -> None:
-        head = QHBoxLayout()
-        head.setSpacing(theme.SPACE)
-        head.addWidget(self._title)
-        head.addWidget(label(when(self.episode), theme.caption_font(), "caption"), 1)
-        self._top = QHBoxLayout()
-        self._top.setSpacing(theme.SPACE * 2)
-        self._top.addLayout(head, 1)
-        self._top.addWidget(self._buttons)
-        self._column = QVBoxLayout(self)
-        self._column.setContentsMargins(theme.GUTTER, 4, 12, 4)
-        self._column.setSpacing(2)
-        self._column.addLayout(self._top)
-        self._column.addWidget(self._text)
-
-    def _add_buttons(self) -> None:
-        episode = self.episode
-        if episode.since is not None:
-            step = episode.since if episode.until is None else episode.until
-            self._add(
-                "Read completions",
-                f"Read the completions of step {step}",
-                lambda: self.completions_requested.emit(step, episode.rule),
-            )
-        if self._holds and episode.setting:
-            name = SETTINGS[episode.setting].label
-            self._add(
-                "Go to the setting", f"Show {name} in the form", lambda: self.setting_requested.emit(episode.setting)
-            )
-        if self._holds and episode.settings:
-            self._add(
-                f"Do it: {proposal(episode.settings)}", f"Set {proposal(episode.settings, full=True)}",
-                lambda: self.proposal_taken.emit(dict(episode.settings)),
-            )  # fmt: skip
-        if episode.rule in RULES:  # an old event log may tell of a rule that there is no more
-            tip = "What it means and what to do, step by step"
-            self._add("Guide", tip, lambda: self.guide_requested.emit(episode.rule))
-        self._add("Dismiss", "Hide this finding", self.dismissed.emit)
-
-    def _add(self, text: str, tip: str, on_click: Any) -> None:
-        link = LinkButton(text)
-        link.setToolTip(tip)
-        link.setAccessibleName(f"{text}: {self.episode.title}")
-        link.clicked.connect(lambda _checked=False: on_click())
-        self._links.addWidget(link)
-
-    def links(self) -> list[LinkButton]:
-        """The buttons, from the left."""
-        return self.findChildren(LinkButton)
+        title.setFont(font)
+        advice = episode.advice if self._is_current else ""
+        self.text = label(f"{episode.sentence} {advice}".strip(), role=role, wrap=True, selectable=True)
+        self.links: list[LinkButton] = []
+        for text, tip, on_click in actions:
+            link = LinkButton(text)
+            link.setToolTip(tip)
+            link.setAccessibleName(f"{text}: {episode.title}")
+            link.clicked.connect(lambda _checked=False, on_click=on_click: on_click())
+            self.links.append(link)
+        head = row(title, (label(when(episode), theme.caption_font(), "caption"), 1))
+        self._box = QBoxLayout(QBoxLayout.Direction.LeftToRight, self)
+        self._box.setContentsMargins(theme.GUTTER, 4, 12, 4)
+        self._box.setSpacing(theme.SPACE)
+        self._box.addLayout(column(head, self.text, spacing=2), 1)
+        links = QWidget()
+        row(*self.links, into=links, spacing=2 * theme.SPACE)
+        self._box.addWidget(links, 0, Qt.AlignmentFlag.AlignTop | Qt.AlignmentFlag.AlignLeft)
 
     def heightForWidth(self, width: int) -> int:
-        self._arrange(width)
+        directions = QBoxLayout.Direction
+        self._box.setDirection(directions.TopToBottom if width < NARROW else directions.LeftToRight)
         return super().heightForWidth(width)
-
-    def resizeEvent(self, event: QResizeEvent) -> None:
-        super().resizeEvent(event)
-        self._arrange(self.width())
-
-    def _arrange(self, width: int) -> None:
-        """Put the buttons beside the title, or below the text where there is no room beside it."""
-        is_narrow = width < NARROW
-        if is_narrow != (self._column.indexOf(self._buttons) >= 0):
-            if is_narrow:
-                self._column.addWidget(self._buttons, 0, Qt.AlignmentFlag.AlignLeft)
-            else:
-                self._top.addWidget(self._buttons)
 
     def paintEvent(self, event: QPaintEvent) -> None:
         super().paintEvent(event)
         painter = QPainter(self)
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         painter.setPen(Qt.PenStyle.NoPen)
-        painter.setBrush(
-            getattr(theme.palette(), ROLES.get(self.episode.level, "warning") if self._holds else "outline")
-        )
+        role = ROLES.get(self.episode.level, "warning") if self._is_current else "outline"
+        painter.setBrush(getattr(theme.palette(), role))
         painter.drawRoundedRect(QRectF(6, 6, 3, self.height() - 12), 1.5, 1.5)
 
 
 class HealthCards(QFrame):
     """The findings of a run. Hidden while there are none.
 
-    Signals: as those of a row, and dismissed(Episode).
+    Signals:
+        completions_requested(int, str) – read the completions of this step; the rule that found something in them.
+        setting_requested(str) – show this setting in the form.
+        proposal_taken(dict) – set these settings.
+        guide_requested(str) – show what the guide says about this rule.
+        dismissed(Episode) – hide this finding.
     """
 
     completions_requested = Signal(int, str)
@@ -158,39 +104,29 @@ class HealthCards(QFrame):
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.setProperty("role", "card")
-        self.setAccessibleName("What the doctor finds")
+        self.setAccessibleName("Health findings")
         self._episodes: list[Episode] = []
+        self._rows: list[HealthRow] = []
         self._is_open = False
         self._room = self._open_room = 10_000
-        self._rows = QVBoxLayout()
-        self._rows.setContentsMargins(0, 0, 0, 0)
-        self._rows.setSpacing(0)
-        self._content = QWidget()
-        self._content.setLayout(self._rows)
+        content = QWidget()
+        self._layout: QVBoxLayout = column(into=content, spacing=0)
         self._area = TabArea()
         self._area.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
-        self._area.setWidget(self._content)
-        for part in (self._area.viewport(), self._content):
+        self._area.setWidget(content)
+        for part in (self._area.viewport(), content):
             part.setAutoFillBackground(False)  # the card's own colour
-        self._more = LinkButton("")
-        self._more.clicked.connect(lambda _checked=False: self.unfold(not self._is_open))
-        foot = QHBoxLayout()
-        foot.setContentsMargins(theme.GUTTER, 0, 12, 2)
-        foot.addWidget(self._more)
-        foot.addStretch(1)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(1, 2, 1, 2)
-        column.setSpacing(0)
-        column.addWidget(self._area)
-        column.addLayout(foot)
+        self.more = LinkButton("")
+        self.more.clicked.connect(lambda _checked=False: self.unfold(not self._is_open))
+        foot = row(self.more, None, margins=(theme.GUTTER, 0, 12, 2))
+        column(self._area, foot, into=self, spacing=0, margins=(1, 2, 1, 2))
         self.hide()
 
     def show_episodes(self, episodes: Sequence[Episode]) -> None:
-        """Show these findings, in this order. Does nothing where they are those on show."""
-        if list(episodes) == self._episodes:
-            return  # called at every refresh: new rows would take the button from under the mouse, and the focus
-        self._episodes = list(episodes)
-        self._show_rows()
+        """Show these findings, in this order."""
+        if list(episodes) != self._episodes:  # new rows would take the button from under the mouse, and the focus
+            self._episodes = list(episodes)
+            self._show_rows()
 
     def set_room(self, folded: int, unfolded: int) -> None:
         """The pixels that the cards may take, folded and unfolded. Unfolded rows scroll where they need more."""
@@ -206,59 +142,61 @@ class HealthCards(QFrame):
 
     def rows(self) -> list[HealthRow]:
         """The rows on show, from the top."""
-        return [row for row in self._all_rows() if not row.isHidden()]
-
-    def _all_rows(self) -> list[HealthRow]:
-        items = (self._rows.itemAt(index) for index in range(self._rows.count()))
-        return [widget for item in items if item and isinstance(widget := item.widget(), HealthRow)]
+        return [row for row in self._rows if not row.isHidden()]
 
     def _show_rows(self) -> None:
-        for row in self._all_rows():
-            self._rows.removeWidget(row)
-            row.hide()
-            row.deleteLater()
-        for episode in self._episodes if self._is_open else self._current()[:FOLDED]:
-            self._rows.addWidget(self._row(episode))
+        clear_layout(self._layout)
+        current = [episode for episode in self._episodes if episode.until is None]
+        self._rows = [
+            HealthRow(episode, self._actions(episode))
+            for episode in (self._episodes if self._is_open else current[:FOLDED])
+        ]
+        for shown in self._rows:
+            self._layout.addWidget(shown)
         set_shown(self, bool(self._episodes))
         self._fit()
 
-    def _current(self) -> list[Episode]:
-        return [episode for episode in self._episodes if episode.until is None]
+    def _actions(self, episode: Episode) -> list[tuple[str, str, Callable[[], object]]]:
+        actions: list[tuple[str, str, Callable[[], object]]] = []
+        is_current = episode.until is None
+        if episode.since is not None:
+            step = episode.since if episode.until is None else episode.until
+            read = f"Read the completions of step {step}"
+            actions.append(("Read completions", read, lambda: self.completions_requested.emit(step, episode.rule)))
+        if is_current and episode.setting:
+            show = f"Show {SETTINGS[episode.setting].label} in the form"
+            actions.append(("Go to the setting", show, lambda: self.setting_requested.emit(episode.setting)))
+        if is_current and episode.settings:
+            text, full = f"Do it: {proposal(episode.settings)}", f"Set {proposal(episode.settings, full=True)}"
+            actions.append((text, full, lambda: self.proposal_taken.emit(dict(episode.settings))))
+        if episode.rule in RULES:  # an old event log may name a rule that was removed
+            tip = "What it means and what to do, step by step"
+            actions.append(("Guide", tip, lambda: self.guide_requested.emit(episode.rule)))
+        actions.append(("Dismiss", "Hide this finding", lambda: self.dismissed.emit(episode)))
+        return actions
 
     def _fit(self) -> None:
         """Show as many rows as there is room for, as high as they are at this width: their text wraps."""
-        rows, width = self._all_rows(), max(1, self.width() - 2)
-        heights = [row.heightForWidth(width) for row in rows]
-        foot = theme.scaled(FOOT)
-        count = len(rows)
-        while count and not self._is_open and sum(heights[:count]) + foot * (count < len(self._episodes)) > self._room:
+        heights = [row.heightForWidth(max(1, self.width() - 2)) for row in self._rows]
+        foot, count, total = theme.scaled(22), len(heights), len(self._episodes)
+        while count and not self._is_open and sum(heights[:count]) + foot * (count < total) > self._room:
             count -= 1
-        for index, row in enumerate(rows):
-            set_shown(row, index < count)
+        for index, shown in enumerate(self._rows):
+            set_shown(shown, index < count)
         set_shown(self._area, count > 0)
-        self._area.setFixedHeight(
-            min(sum(heights[:count]), max(0, self._open_room - foot) if self._is_open else 10_000)
-        )
-        set_shown(self._more, self._is_open or count < len(self._episodes))
-        self._more.setText(self._more_text(count))
-
-    def _more_text(self, shown: int) -> str:
-        folded, current = len(self._episodes) - shown, self._current()
+        most = max(0, self._open_room - foot) if self._is_open else 10_000
+        self._area.setFixedHeight(min(sum(heights[:count]), most))
+        set_shown(self.more, self._is_open or count < total)
         if self._is_open:
-            return "Show less"
-        if shown:
-            return f"{folded} more"
-        what = f"{folded} {'finding' if folded == 1 else 'findings'}"
-        return f"{what}, the worst: {current[0].title} {when(current[0])}" if current else f"{what} of earlier steps"
-
-    def _row(self, episode: Episode) -> HealthRow:
-        row = HealthRow(episode)
-        row.completions_requested.connect(self.completions_requested)
-        row.setting_requested.connect(self.setting_requested)
-        row.proposal_taken.connect(self.proposal_taken)
-        row.guide_requested.connect(self.guide_requested)
-        row.dismissed.connect(lambda: self.dismissed.emit(episode))
-        return row
+            self.more.setText("Show less")
+        elif count:
+            self.more.setText(f"{total - count} more")
+        else:
+            what = f"{total} {'finding' if total == 1 else 'findings'}"
+            worst = next((episode for episode in self._episodes if episode.until is None), None)
+            self.more.setText(
+                f"{what}, the worst: {worst.title} {when(worst)}" if worst else f"{what} of earlier steps"
+            )
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
@@ -266,28 +204,71 @@ class HealthCards(QFrame):
 
 
 def when(episode: Episode) -> str:
-    """“since step 12”, “step 12 to 40”."""
+    """“since step 12”, “step 12 until step 40”."""
     if episode.since is None:
         return ""
-    return (
-        f"since step {episode.since:,}"
-        if episode.until is None
-        else f"step {episode.since:,} until step {episode.until:,}"
-    )
+    since = f"step {episode.since:,}"
+    return f"since {since}" if episode.until is None else f"{since} until step {episode.until:,}"
 
 
 def proposal(settings: Mapping[str, Any], *, full: bool = False) -> str:
-    """“Learning Rate 5e-05”; of a text its label alone, unless `full`."""
+    """“Learning Rate 5e-05”; of a long text its label alone, unless `full`."""
     parts = []
     for key, value in settings.items():
         shown = f"{value:g}" if isinstance(value, float) else str(value)
-        parts.append(
-            f"{SETTINGS[key].label} {shown}"
-            if full or not isinstance(value, str) or len(value) < 16
-            else SETTINGS[key].label
-        )
+        is_short = full or not isinstance(value, str) or len(value) < 16
+        parts.append(f"{SETTINGS[key].label} {shown}" if is_short else SETTINGS[key].label)
     return ", ".join(parts)
 
 
-def _text(episode: Episode) -> str:
-    return " ".join(filter(None, (episode.sentence, episode.advice if episode.until is None else "")))
+class RunFindings(HealthCards):
+    """The cards of a session's run: finds what to show, and does what the buttons say."""
+
+    def __init__(self, session: Session, page: QWidget) -> None:
+        super().__init__()
+        self._session, self._page = session, page
+        self._run: Run | None = None
+        self._findings = Findings()
+        self.completions_requested.connect(self._read_completions)
+        self.setting_requested.connect(self._go_to_setting)
+        self.proposal_taken.connect(self._take_up)
+        self.guide_requested.connect(lambda code: session.guide_requested.emit(place_of_rule(code)))
+        self.dismissed.connect(self._dismiss)
+
+    def show_run(self, run: Run | None, beside: Sequence[QWidget] = ()) -> None:
+        """Show the findings of this run. `beside`: the page's other widgets above and below the charts."""
+        if run is not self._run:
+            self._run, self._findings = run, Findings()
+            self.unfold(False)
+        if beside:
+            width = self._page.width() - 2 * theme.GUTTER
+            heights = [
+                part.heightForWidth(width) if part.hasHeightForWidth() else part.sizeHint().height()
+                for part in beside
+                if not part.isHidden()
+            ]
+            charts = theme.scaled(ROW_OF_CHARTS)
+            taken = sum(heights) + theme.SPACE * (len(heights) + 1) + charts + 2 * theme.GUTTER
+            room = self._page.height() - taken
+            second_row = charts + theme.SPACE if self._page.height() >= TALL_PAGE else 0
+            self.set_room(room - second_row, max(room, charts // 2))
+        self.show_episodes(self._findings.of(run) if run is not None else [])
+
+    def _read_completions(self, step: int, rule: str) -> None:
+        self._session.page_requested.emit("completions")
+        # Filters that show just what a rule is about have its name.
+        self._session.completions_requested.emit(step, rule if rule in FILTERS else None)
+
+    def _go_to_setting(self, key: str) -> None:
+        self._session.page_requested.emit("train")
+        self._session.field_requested.emit(key)
+
+    def _take_up(self, settings: dict[str, object]) -> None:
+        try:
+            take_up(self._session, self._run, settings)
+        except UserError as error:
+            self._session.message.emit(error.faults[0].sentence)
+
+    def _dismiss(self, episode: Episode) -> None:
+        self._findings.dismiss(episode)
+        self.show_run(self._run)

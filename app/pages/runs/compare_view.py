@@ -35,7 +35,6 @@ from PySide6.QtWidgets import (
 from app import theme
 from app.pages.runs.run_legend import ComparedName, RunLegend, letter_of
 from app.pages.runs.shared_prompt_panel import SharedPromptPanel
-from app.pages.shared.run_charts import ChartExport
 from app.state.guide import place_of_chart
 from app.state.run import Run
 from app.state.run_comparison import AXES, ComparedMetric, RunComparison
@@ -46,8 +45,8 @@ from app.widgets.basic.dialogs import save_file
 from app.widgets.basic.labels import button, explain_at, label, plain_tip
 from app.widgets.basic.number_format import duration, figure
 from app.widgets.basic.tables import BaseTable
-from app.widgets.charts.chart_files import Trace
-from app.widgets.charts.chart_grid import ChartContent, ChartGrid
+from app.widgets.charts.chart_grid import ChartContent, ChartExport, ChartGrid
+from app.widgets.charts.curves import Trace
 from app.widgets.charts.plot import Plot
 from app.widgets.run_header import STATE_LABELS
 from backend.runs.run_comparison import (

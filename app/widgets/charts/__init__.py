@@ -1,1 +1,1 @@
-"""Plots over steps, their grid and legends, and the tiles with single figures."""
+"""Charts over steps: plots, their grid, and charts as files."""

@@ -1,27 +1,34 @@
-"""A scrolling grid of plots. A refresh redraws only the visible ones, one per turn of the event loop; the others are built in the turns after.
+"""A scrolling grid of plots, and what concerns all of them: zoom, the menu of the charts, saving them as files.
 
-It knows neither runs nor metrics: callbacks supply the traces of a plot when it is about to be drawn. A step that is
-hovered in one plot is marked in all; a range of steps selected in one is shown in all.
+A refresh redraws only the visible plots, one per turn of the event loop. A step that is hovered in one plot is marked in
+all; a range of steps selected in one is shown in all.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from PySide6.QtCore import QEvent, QObject, QTimer, Signal
-from PySide6.QtGui import QResizeEvent, QShowEvent
-from PySide6.QtWidgets import QApplication, QGridLayout, QPushButton, QWidget
+from PySide6.QtGui import QAction, QActionGroup, QResizeEvent, QShowEvent
+from PySide6.QtWidgets import QApplication, QGridLayout, QMenu, QPushButton, QWidget
 
 from app import theme
+from app.state.charts import NAMINGS, Naming
 from app.state.run_state import Mark
+from app.widgets.basic.dialogs import open_folder, save_file
 from app.widgets.basic.layout import TabArea, reserve_gutter
-from app.widgets.charts.plot import Plot, Trace
+from app.widgets.charts.chart_files import FORMATS, Format, write_chart
+from app.widgets.charts.curves import Trace
+from app.widgets.charts.plot import Plot
+from backend.utils.disk_faults import DiskError
 
-PLOT_HEIGHT, LOWEST = 214, 176
-"""The height of a plot that is aimed at, and the least: whole rows fill the height that there is, and two of them at least."""
+PLOT_HEIGHT, LEAST_HEIGHT = 214, 176
+"""Preferred and least height of a plot; whole rows fill the view, at least two of them."""
 MIN_WIDTH, COMFORTABLE_WIDTH = 300, 440
-"""Narrowest plot with up to three columns; and with four, which only a wide window gets."""
+"""Narrowest plot with up to three columns, and with four."""
 MAX_COLUMNS = 4
 TURN_MS = 12
 """Pause between two plots of one refresh, in which the event loop handles input."""
@@ -29,7 +36,7 @@ TURN_MS = 12
 
 @dataclass(frozen=True, slots=True)
 class ChartContent:
-    """What a plot shows: its traces, and the sentence in their place while none of them has a number, with a link below it."""
+    """What a plot shows: traces and marks, or the sentence `waiting` and the link `offer` while there is no number."""
 
     traces: Sequence[Trace] = ()
     waiting: str = ""
@@ -40,7 +47,7 @@ class ChartContent:
 class ChartGrid(TabArea):
     """Plots in rows of one to four.
 
-    `content_of(i)` returns what plot `i` shows now, `is_included(i)` whether it is in the grid at all.
+    `content_of(i)` returns what plot `i` shows now, `is_included(i)` if it is in the grid at all.
 
     Attributes:
         plots – all plots, in order.
@@ -48,7 +55,7 @@ class ChartGrid(TabArea):
 
     Signals:
         zoomed((first, last), or None) – the range of steps that all plots show now.
-        step_chosen(int) – a point of a curve was clicked: show what is behind it.
+        step_chosen(int) – a point of a curve was clicked.
         save_requested(Plot, str) – save this plot as a file of this format.
     """
 
@@ -61,30 +68,27 @@ class ChartGrid(TabArea):
     ) -> None:
         super().__init__()
         self.plots = list(plots)
-        self._content_of, self._is_included = content_of, is_included
-        self._stale: set[int] = set()
         self.span: tuple[float, float] | None = None
+        self.stale: set[int] = set()
+        self._content_of, self._is_included = content_of, is_included
         self._all_steps: tuple[float, float] | None = None
-        self._laid_out: tuple[int, tuple[int, ...]] = (0, ())
-        # One plot per timeout: all visible ones in a single handler would hold up input for the time of the whole refresh.
-        self._turns = QTimer(self, interval=TURN_MS)
-        self._turns.timeout.connect(self._draw_next)
+        self._arrangement: tuple[int, tuple[int, ...]] = (0, ())
+        # One plot per timeout: all visible ones in a single handler would hold up input.
+        self.turns = QTimer(self, interval=TURN_MS)
+        self.turns.timeout.connect(self._draw_next)
         # A click on a zoomed plot may be the first half of a double click, which shows all steps.
         self._click = QTimer(self, singleShot=True)
         self._clicked_step = 0
         self._click.timeout.connect(lambda: self.step_chosen.emit(self._clicked_step))
-        self._build()
-
-    def _build(self) -> None:
-        self._page = QWidget()
-        self._page.setObjectName("page")
-        self._grid = QGridLayout(self._page)
+        page = QWidget()
+        page.setObjectName("page")
+        self._grid = QGridLayout(page)
         self._grid.setContentsMargins(0, 0, 0, 0)
         self._grid.setSpacing(theme.SPACE)
-        self.setWidget(self._page)
+        self.setWidget(page)
         self.setAccessibleName("Charts")
         for plot in self.plots:
-            plot.setParent(self._page)
+            plot.setParent(page)
             plot.setFixedHeight(theme.scaled(PLOT_HEIGHT))
             plot.hide()
             plot.hovered.connect(self._mark_step)
@@ -94,14 +98,11 @@ class ChartGrid(TabArea):
             plot.installEventFilter(self)
 
     def refresh(self, all_steps: tuple[float, float] | None = None) -> None:
-        """Redraw the visible plots now, and the others when they scroll into view.
-
-        `all_steps` are the first and last step of the run. A refresh during a refresh starts over with the first plot.
-        """
+        """Redraw the visible plots now, and the others when they scroll into view. `all_steps`: the run's first and last."""
         self._all_steps = all_steps
-        self._lay_out()
-        self._stale = set(range(len(self.plots)))
-        self._turns.start()
+        self._arrange()
+        self.stale = set(range(len(self.plots)))
+        self.turns.start()
 
     def set_smoothing(self, weight: float) -> None:
         for plot in self.plots:
@@ -114,22 +115,16 @@ class ChartGrid(TabArea):
         self.zoomed.emit(None)
 
     def zoom(self, span: tuple[float, float] | None) -> None:
-        """Show this range of steps in all plots, as far as there are steps; None and a range of all of them show all."""
+        """Show this range in all plots, moved into the run's steps; None, or a range of all of them, shows all."""
         self._click.stop()
-        self.span = self._within_run(span)
-        self.zoomed.emit(self.span)
+        if span is not None and self._all_steps is not None:
+            first, last = self._all_steps
+            width = max(2.0, span[1] - span[0])
+            start = min(max(span[0], first), last - width)
+            span = None if width >= last - first else (start, start + width)
+        self.span = span
+        self.zoomed.emit(span)
         self.refresh(self._all_steps)
-
-    def _within_run(self, span: tuple[float, float] | None) -> tuple[float, float] | None:
-        """The span moved, not cut, into the steps that there are; None where it holds them all."""
-        if span is None or self._all_steps is None:
-            return span
-        first, last = self._all_steps
-        width = max(2.0, span[1] - span[0])
-        if width >= last - first:
-            return None
-        start = min(max(span[0], first), last - width)
-        return start, start + width
 
     def included_plots(self) -> list[Plot]:
         """The plots in the grid, in view or not."""
@@ -137,72 +132,70 @@ class ChartGrid(TabArea):
 
     def draw(self, plot: Plot) -> None:
         """Draw a plot now, in view or not, with its newest traces."""
-        self._draw(self.plots.index(plot))
+        i = self.plots.index(plot)
+        self.stale.discard(i)
+        content = self._content_of(i)
+        plot.set_span(self.span, self._all_steps)
+        plot.show_traces(content.traces, content.waiting, content.marks, content.offer)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
         reserve_gutter(self, self._grid)
-        self._fit_height()
-        self._lay_out()
+        usual, height = theme.scaled(PLOT_HEIGHT), self.viewport().height()
+        rows = max(2, round(height / (usual + theme.SPACE)))
+        fitting = (height - (rows - 1) * theme.SPACE) // rows
+        for plot in self.plots:
+            plot.setFixedHeight(min(max(theme.scaled(LEAST_HEIGHT), fitting), usual * 5 // 4))
+        self._arrange()
 
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)
-        self._turns.start()
+        self.turns.start()
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
         # Qt has no signal for scrolling into view, but it paints what does; if it is stale, it is redrawn.
-        if event.type() in (QEvent.Type.Paint, QEvent.Type.Resize) and self._stale and not self._turns.isActive():
-            self._turns.start()
+        if event.type() in (QEvent.Type.Paint, QEvent.Type.Resize) and self.stale and not self.turns.isActive():
+            self.turns.start()
         return False
 
     def _draw_next(self) -> None:
-        for i in sorted(self._stale):
+        for i in sorted(self.stale):
             plot = self.plots[i]
             # isVisible alone is true of a plot that is scrolled out of view; its visible region is then empty.
             if plot.isVisible() and not plot.visibleRegion().isEmpty():
-                self._draw(i)
+                self.draw(plot)
                 return
-        if self.isVisible():
-            for plot in self.plots:
-                if not plot.is_built and not plot.isHidden():
-                    plot.build()  # so that what scrolls into view has its title at once
-                    return
-        self._turns.stop()
+        unbuilt = (plot for plot in self.plots if not plot.is_built and not plot.isHidden())
+        if self.isVisible() and (plot := next(unbuilt, None)) is not None:
+            plot.build()  # so that what scrolls into view has its title at once
+        else:
+            self.turns.stop()
 
-    def _draw(self, i: int) -> None:
-        self._stale.discard(i)
-        content = self._content_of(i)
-        self.plots[i].set_span(self.span, self._all_steps)
-        self.plots[i].show_traces(content.traces, content.waiting, content.marks, content.offer)
-
-    def _lay_out(self) -> None:
-        """Put the included plots into as many columns as the width allows; does nothing when that has not changed."""
-        columns = self._column_count()
+    def _arrange(self) -> None:
+        """Put the included plots into as many columns as the width allows."""
+        width = self.width() - theme.GUTTER + theme.SPACE
+        fitting, comfortable = (
+            width // (theme.scaled(least) + theme.SPACE) for least in (MIN_WIDTH, COMFORTABLE_WIDTH)
+        )
+        columns = max(1, min(MAX_COLUMNS, max(comfortable, min(fitting, MAX_COLUMNS - 1))))
         included = tuple(i for i in range(len(self.plots)) if self._is_included(i))
-        if (columns, included) == self._laid_out:
+        if (columns, included) == self._arrangement:
             return
-        self._laid_out = (columns, included)
+        self._arrangement = (columns, included)
         for plot in self.plots:
             self._grid.removeWidget(plot)
         for cell, i in enumerate(included):
             self._grid.addWidget(self.plots[i], cell // columns, cell % columns)
         for i, plot in enumerate(self.plots):
             plot.setVisible(i in included)
-        # A QGridLayout never shrinks: columns and rows of an earlier layout stay, and must not stretch any more.
+        # A QGridLayout never shrinks: columns and rows of an earlier arrangement stay, and must not stretch any more.
         for column in range(MAX_COLUMNS):
             self._grid.setColumnStretch(column, 1 if column < columns else 0)
         rows = -(-len(included) // columns)
         for row in range(self._grid.rowCount() + 1):
             self._grid.setRowStretch(row, 1 if row == rows else 0)  # the row below the last takes the spare height
-        self._stale |= set(included)
-        self._turns.start()
-
-    def _column_count(self) -> int:
-        width = self.width() - theme.GUTTER + theme.SPACE
-        fitting, comfortable = (
-            width // (theme.scaled(least) + theme.SPACE) for least in (MIN_WIDTH, COMFORTABLE_WIDTH)
-        )
-        return max(1, min(MAX_COLUMNS, max(comfortable, min(fitting, MAX_COLUMNS - 1))))
+        self.stale |= set(included)
+        self.turns.start()
 
     def _mark_step(self, step: int | None) -> None:
         for plot in self.plots:
@@ -216,19 +209,9 @@ class ChartGrid(TabArea):
         else:
             self._click.start(QApplication.doubleClickInterval())
 
-    def _fit_height(self) -> None:
-        """Give every plot the height with which whole rows fill the view."""
-        height = self.viewport().height()
-        rows = max(2, round(height / (theme.scaled(PLOT_HEIGHT) + theme.SPACE)))
-        fitting = (height - (rows - 1) * theme.SPACE) // rows
-        tall = min(max(theme.scaled(LOWEST), fitting), theme.scaled(PLOT_HEIGHT) * 5 // 4)
-        for plot in self.plots:
-            if plot.height() != tall:
-                plot.setFixedHeight(tall)
-
 
 class ZoomButton(QPushButton):
-    """Says which steps the plots of a grid show while that is not all of them, and shows all again."""
+    """Says which steps are shown while these are not all, and shows all again."""
 
     def __init__(self, grid: ChartGrid) -> None:
         super().__init__()
@@ -242,3 +225,110 @@ class ZoomButton(QPushButton):
         if span is not None:
             self.setText(f"Steps {span[0]:,.0f} – {span[1]:,.0f}  ✕")
             self.setAccessibleName(f"Only steps {span[0]:,.0f} to {span[1]:,.0f} are shown. Show all steps")
+
+
+class ChartExport(QObject):
+    """Saves one chart of a grid, or all into a folder, one per turn of the event loop.
+
+    `run_name()` begins the files' names; `report` shows one sentence about what was written, or why not.
+    """
+
+    def __init__(self, grid: ChartGrid, run_name: Callable[[], str], report: Callable[[str], object]) -> None:
+        super().__init__(grid)
+        self._grid, self._run_name, self._report = grid, run_name, report
+        self._queue: list[Plot] = []
+        self._written = 0
+        self._target: tuple[Path, Format] = (Path(), "png")
+        self.turns = QTimer(self, interval=0)
+        self.turns.timeout.connect(self._write_next)
+        grid.save_requested.connect(self.save)
+
+    def save(self, plot: Plot, format: Format) -> None:
+        """Ask for a file, and write this chart to it."""
+        filters = f"{FORMATS[format]} (*.{format})"
+        path = save_file(self._grid, "charts", f"Save {plot.title}", self._file_name(plot, format), filters)
+        if path is not None:
+            target = path if path.suffix else path.with_suffix(f".{format}")
+            if self._write(plot, target, format):
+                self._report(f"Saved {plot.title} as {target.name}.")
+
+    def save_all(self, format: Format) -> None:
+        """Ask for a folder, and write every chart that has data into it."""
+        folder = open_folder(self._grid, "charts", f"Folder for all charts as {FORMATS[format]}")
+        if folder is not None:
+            self.write_all(folder, format)
+
+    def write_all(self, folder: Path, format: Format) -> None:
+        """Start writing every chart that has data into `folder`."""
+        self._queue, self._written = self._grid.included_plots(), 0
+        self._target = (folder, format)
+        self.turns.start()
+
+    def _write_next(self) -> None:
+        folder, format = self._target
+        if not self._queue:
+            self.turns.stop()
+            self._report(f"Saved {self._written} charts in {folder.name}.")
+            return
+        plot = self._queue.pop(0)
+        self._grid.draw(plot)
+        if not any(trace.has_data for trace in plot.traces):
+            return
+        if self._write(plot, folder / self._file_name(plot, format), format):
+            self._written += 1
+        else:  # the others would fail alike
+            self.turns.stop()
+
+    def _write(self, plot: Plot, path: Path, format: Format) -> bool:
+        try:
+            write_chart(plot, plot.title, plot.traces, path, format)
+        except DiskError as error:
+            self._report(error.faults[0].sentence)
+            return False
+        return True
+
+    def _file_name(self, plot: Plot, format: Format) -> str:
+        chart = re.sub(r"\W+", "-", plot.title.lower()).strip("-")
+        return f"{self._run_name()}-{chart}.{format}"
+
+
+class ChartsMenu(QPushButton):
+    """The button above a grid with what concerns all charts: marks, hidden curves, files, columns of tables.
+
+    Attributes:
+        marks – the action that shows or hides the marks.
+        namings – the action of each naming of columns.
+
+    Signals:
+        naming_chosen(str) – name the columns of tables like this.
+    """
+
+    naming_chosen = Signal(str)
+
+    def __init__(self, grid: ChartGrid, export: ChartExport) -> None:
+        super().__init__("Charts")
+        self.setProperty("menu", "true")
+        self.setAccessibleName("What to do with the charts")
+        menu = QMenu(self)
+        self.marks: QAction = menu.addAction("Show marks")
+        self.marks.setCheckable(True)
+        self.marks.setToolTip("Evaluations, saves, changed settings, findings and resumes")
+        menu.addAction("Show all curves", lambda: self._show_all_curves(grid))
+        menu.addAction("Show all steps", lambda: grid.zoom(None))
+        menu.addSeparator()
+        for name, text in FORMATS.items():
+            menu.addAction(f"Save all as {text}s…", lambda name=name: export.save_all(name))
+        columns = menu.addMenu("Columns of CSV tables")
+        names = QActionGroup(columns)
+        self.namings: dict[Naming, QAction] = {}
+        for naming, text in NAMINGS.items():
+            action = self.namings[naming] = names.addAction(columns.addAction(text))
+            action.setCheckable(True)
+            action.triggered.connect(lambda _, naming=naming: self.naming_chosen.emit(naming))
+        self.setMenu(menu)
+
+    @staticmethod
+    def _show_all_curves(grid: ChartGrid) -> None:
+        for plot in grid.plots:
+            for name in list(plot.hidden):
+                plot.toggle_curve(name)

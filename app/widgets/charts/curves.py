@@ -1,61 +1,129 @@
-"""Arithmetic of curves, in numpy only: downsampling that keeps peaks, smoothing, axis ranges."""
+"""The curves of a plot and their arithmetic: thinning that keeps peaks, smoothing, stacking, axis ranges."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
 import numpy as np
+from PySide6.QtGui import QPen
 
-SAMPLE = 2000
-"""Values from which a quantile is taken."""
+from app import theme
+
+EMPTY = np.empty(0)
 
 
-def downsample(x: np.ndarray, most: int, *columns: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Reduce `x` `[n]` and the columns `[n]` to about `most` points; shorter ones are returned unchanged.
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """One curve: steps `x` `[n]`, ascending; values `y` `[n]`, NaN in gaps; optionally a band from `low` to `high` `[n]`.
 
-    Min-max decimation: each bucket of neighbouring points becomes two, its minimum and its maximum, so no spike is lost.
-    A bucket is a gap (NaN) only if every value in it is NaN.
+    `colour` is a role of the palette, or `reward:N` for the colour of reward function N. A `stacked` trace is an area on
+    top of the stacked ones before it. `columns` names the columns of a table: the curve and the edges of its band.
+    """
+
+    label: str
+    colour: str
+    x: np.ndarray = field(default_factory=lambda: EMPTY)
+    y: np.ndarray = field(default_factory=lambda: EMPTY)
+    low: np.ndarray | None = None
+    high: np.ndarray | None = None
+    stacked: bool = False
+    columns: tuple[str, ...] = ()
+
+    @property
+    def has_data(self) -> bool:
+        return bool(np.isfinite(self.y).any())
+
+    @property
+    def pen(self) -> QPen:
+        kind, _, index = self.colour.partition(":")
+        return theme.reward_pen(int(index)) if kind == "reward" else QPen(getattr(theme.palette(), self.colour))
+
+    def at(self, step: int | None) -> float | None:
+        """The value at exactly `step`, None if there is none; with `step` None the newest of the last 64 values."""
+        if step is None:
+            newest = self.y[-64:][np.isfinite(self.y[-64:])]
+            return float(newest[-1]) if len(newest) else None
+        i = nearest_index(self.x, step)
+        return float(self.y[i]) if i is not None and self.x[i] == step else None
+
+
+def nearest_index(x: np.ndarray, step: float) -> int | None:
+    """The index in `x` (ascending) of the value closest to `step`; None if `x` is empty."""
+    return int(np.abs(x - step).argmin()) if len(x) else None
+
+
+def steps_of(traces: Sequence[Trace]) -> np.ndarray:
+    """The steps of the longest trace: a metric that appeared later has none at the beginning."""
+    return max((trace.x for trace in traces), key=len, default=EMPTY)
+
+
+def pile(traces: Sequence[Trace]) -> list[Trace]:
+    """Lift each stacked trace onto those before it; the area below it becomes its band.
+
+    A gap counts as 0 in what lies above it. Traces over other steps than the first stacked one stay as they are.
+    """
+    drawn: list[Trace] = []
+    x, top = EMPTY, EMPTY
+    for trace in traces:
+        if not trace.stacked or (len(x) and not np.array_equal(trace.x, x)):
+            drawn.append(trace)
+            continue
+        x, below = trace.x, top if len(top) else np.zeros(len(trace.x))
+        top = below + np.nan_to_num(trace.y)
+        drawn.append(replace(trace, y=np.where(np.isfinite(trace.y), top, np.nan), low=below, high=top))
+    return drawn
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnCurve:
+    """A curve as it is painted: the line, the raw values behind it where they differ, and a band."""
+
+    x: np.ndarray
+    line: np.ndarray
+    raw_x: np.ndarray = field(default_factory=lambda: EMPTY)
+    raw: np.ndarray = field(default_factory=lambda: EMPTY)
+    low: np.ndarray | None = None
+    high: np.ndarray | None = None
+
+    @property
+    def columns(self) -> list[np.ndarray]:
+        """All values that the axis must hold."""
+        return [column for column in (self.line, self.raw, self.low, self.high) if column is not None]
+
+
+def thin(
+    x: np.ndarray,
+    y: np.ndarray,
+    smoothed: np.ndarray | None = None,
+    low: np.ndarray | None = None,
+    high: np.ndarray | None = None,
+    most: int = 1000,
+) -> DrawnCurve:
+    """Reduce a curve `[n]` and its band to about `most` points; a short one stays as it is.
+
+    Where several steps share a pixel the line is their mean. Behind it are the least and the largest value of each bucket
+    (min-max decimation), so no spike is lost. A bucket is a gap (NaN) only if every value in it is NaN.
     """
     size = -(-len(x) // max(1, most // 2))
     if size <= 2:
-        return (x, *columns)
+        raw_x, raw = (EMPTY, EMPTY) if smoothed is None else (x, y)
+        return DrawnCurve(x, y if smoothed is None else smoothed, raw_x, raw, low, high)
     starts = np.arange(0, len(x), size)
-    # The minimum is drawn at the start of its bucket and the maximum in the middle, whichever came first: a bucket is about
-    # a pixel wide, so their order cannot be seen.
-    steps = np.empty(2 * len(starts))
-    steps[0::2] = x[starts]
-    steps[1::2] = x[np.minimum(starts + size // 2, len(x) - 1)]
-    reduced = []
-    for column in columns:
-        extremes = np.empty(2 * len(starts))
-        extremes[0::2], extremes[1::2] = _least(column, size), _largest(column, size)
-        reduced.append(extremes)
-    return (steps, *reduced)
-
-
-def envelope(x: np.ndarray, most: int, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Reduce a band over `x` `[n]` to at most `most` points of each edge: the least of `low` and the largest of `high` in each bucket.
-
-    With both extremes of both edges, as `downsample` keeps them, the band would be a zigzag, and painting it would take ten times as
-    long; what it covers is the same.
-    """
-    size = -(-len(x) // max(1, most))
-    if size <= 1:
-        return x, low, high
-    middles = np.minimum(np.arange(0, len(x), size) + size // 2, len(x) - 1)
-    return x[middles].astype(float), _least(low, size), _largest(high, size)
-
-
-def means(count: int, column: np.ndarray) -> np.ndarray:
-    """The mean of the values in each bucket of `downsample`, twice, `[count]`: over the `count` steps that it returned for this column.
-    NaN where a bucket has none."""
-    table = _buckets(column, -(-len(column) // (count // 2)))
+    middles = x[np.minimum(starts + size // 2, len(x) - 1)].astype(float)
+    table = _buckets(y if smoothed is None else smoothed, size)
     finite = np.isfinite(table)
     with np.errstate(invalid="ignore"):
-        return np.repeat(np.where(finite, table, 0.0).sum(axis=1) / finite.sum(axis=1), 2)
+        line = np.where(finite, table, 0.0).sum(axis=1) / finite.sum(axis=1)
+    # The minimum is drawn before the maximum, whichever came first: a bucket is about a pixel wide.
+    raw_x = np.stack([x[starts], middles], axis=1).reshape(-1)
+    raw = np.stack([_least(y, size), _largest(y, size)], axis=1).reshape(-1)
+    bottom = None if low is None else _least(low, size)
+    return DrawnCurve(middles, line, raw_x, raw, bottom, None if high is None else _largest(high, size))
 
 
 def _least(column: np.ndarray, size: int) -> np.ndarray:
-    """The minimum of each bucket of `size` values."""
-    return np.fmin.reduce(_buckets(column, size), axis=1)  # fmin and fmax ignore NaN, and do not warn as nanmin does
+    return np.fmin.reduce(_buckets(column, size), axis=1)  # fmin and fmax ignore NaN without a warning
 
 
 def _largest(column: np.ndarray, size: int) -> np.ndarray:
@@ -64,31 +132,24 @@ def _largest(column: np.ndarray, size: int) -> np.ndarray:
 
 def _buckets(column: np.ndarray, size: int) -> np.ndarray:
     """`[buckets, size]`, the last one filled up with NaN."""
-    missing = -len(column) % size
-    return np.concatenate([column, np.full(missing, np.nan)]).reshape(-1, size)
+    return np.concatenate([column, np.full(-len(column) % size, np.nan)]).reshape(-1, size)
 
 
 def isolated_points(values: np.ndarray) -> np.ndarray:
     """Where `values` `[n]` has a number between two gaps, bool `[n]`. A line cannot show such a point, so it gets a dot."""
-    finite = np.isfinite(values)
-    before = np.concatenate([[False], finite[:-1]])
-    after = np.concatenate([finite[1:], [False]])
-    return finite & ~before & ~after
+    finite = np.concatenate([[False], np.isfinite(values), [False]])
+    return finite[1:-1] & ~finite[:-2] & ~finite[2:]
 
 
 def exponential_average(values: np.ndarray, weight: float) -> np.ndarray:
-    """Exponential moving average of `values` `[n]` with decay `weight` (0 to below 1).
+    """Exponential moving average of `values` `[n]` with decay `weight` (above 0, below 1).
 
     The bias of the first steps is corrected (as in Adam: Kingma & Ba, arXiv 1412.6980, section 3). Gaps (NaN) do not
     count and stay gaps.
     """
-    if weight <= 0 or len(values) == 0:
-        return values
     finite = np.isfinite(values)
     total = _decayed_sum(np.where(finite, values, 0.0), weight)
-    count = _decayed_sum(
-        finite.astype(float), weight
-    )  # the sum of the decayed weights: dividing by it corrects the bias
+    count = _decayed_sum(finite.astype(float), weight)
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.where(finite, total / count, np.nan)
 
@@ -100,45 +161,58 @@ def _decayed_sum(values: np.ndarray, weight: float) -> np.ndarray:
     stays above 1e-12, far from underflow.
     """
     block = max(1, int(np.log(1e-12) / np.log(weight)))
-    blocks = -(-len(values) // block)
-    table = np.zeros(blocks * block)
-    table[: len(values)] = values
     powers = weight ** np.arange(block)
-    table = np.cumsum(table.reshape(blocks, block) / powers, axis=1) * powers
-    carried, carry = np.empty(blocks), 0.0
-    for i in range(blocks):
-        carried[i] = carry
-        carry = table[i, -1] + carry * weight**block
-    return (table + carried[:, None] * (powers * weight)).reshape(-1)[: len(values)]
+    padded = np.concatenate([values, np.zeros(-len(values) % block)]).reshape(-1, block)
+    table = np.cumsum(padded / powers, axis=1) * powers
+    carry = 0.0
+    for sums in table:
+        sums += carry * powers * weight
+        carry = sums[-1]
+    return table.reshape(-1)[: len(values)]
 
 
 def axis_range(*columns: np.ndarray, unit: str = "", log: bool = False) -> tuple[float, float]:
     """(low, high) of an axis for the finite numbers in all columns, with a margin; it starts at 0 if they come near 0.
 
-    The margin of a share (`unit`) does not reach beyond 100 %. On a `log` axis the numbers are logarithms, and 0 is nothing special.
+    The margin of a share (`unit`) does not reach beyond 100 %. On a `log` axis the numbers are logarithms.
     """
-    values = np.concatenate([column[np.isfinite(column)] for column in columns]) if columns else np.empty(0)
+    values = _finite(columns)
     if len(values) == 0:
         return 0.0, 1.0
     low, high = float(values.min()), float(values.max())
-    if low == high:
-        margin = abs(low) * 0.1 or 0.1
-        return (0.0 if low == 0 and not log else low - margin), _top(high, margin, unit)
-    margin = (high - low) * 0.07
+    margin = (high - low) * 0.07 or abs(low) * 0.1 or 0.1
     starts_at_0 = not log and 0 <= low <= (high - low) * 0.5
-    return (0.0 if starts_at_0 else low - margin), high + margin if log else _top(high, margin, unit)
-
-
-def _top(high: float, margin: float, unit: str) -> float:
-    """The upper end of a linear axis. Above 100 % there is room for the width of the line, and no tick."""
-    return min(high + margin, 1.02) if unit == "share" and high <= 1 else high + margin
+    top = high + margin
+    # Above 100 % there is room for the width of the line, and no tick.
+    return (0.0 if starts_at_0 else low - margin), min(top, 1.02) if unit == "share" and high <= 1 and not log else top
 
 
 def has_spike(*columns: np.ndarray) -> bool:
-    """Whether a few values press all others into a small part of a linear axis that a logarithmic one would spread out: every value
-    is 0 or above, and 19 of 20 lie in the lowest eighth."""
-    values = np.concatenate([column[np.isfinite(column)] for column in columns]) if columns else np.empty(0)
+    """A few values flatten all others on a linear axis: none is negative, and 19 of 20 lie in the lowest eighth."""
+    values = _finite(columns)
     if len(values) < 20 or values.min() < 0:
         return False
-    some = values[:: -(-len(values) // SAMPLE)]  # of 100,000 steps, several times a second
+    some = values[:: -(-len(values) // 2000)]  # of 100,000 steps, several times a second
     return bool(np.quantile(some, 0.95, method="lower") * 8 < values.max())
+
+
+def _finite(columns: Sequence[np.ndarray]) -> np.ndarray:
+    return np.concatenate([EMPTY, *(column[np.isfinite(column)] for column in columns)])
+
+
+def log10(values: np.ndarray) -> np.ndarray:
+    """Logarithms to the base of 10; NaN for 0 and below."""
+    return np.log10(values, where=values > 0, out=np.full(len(values), np.nan))
+
+
+def log_ticks(low: float, high: float, most: int) -> list[float]:
+    """At most `most` ticks between two logarithms: 1, 2 and 5 times powers of ten, or powers alone where that is enough."""
+    found: list[float] = []
+    for digits in ((1, 2, 5), (1,)):
+        ticks = (power + float(np.log10(n)) for power in range(int(low) - 1, int(high) + 2) for n in digits)
+        found = [tick for tick in ticks if low <= tick <= high]
+        if 2 <= len(found) <= most:
+            return found
+    if len(found) < 2:  # less than a factor of two: ticks at round positions, uneven values
+        return [low + (high - low) * share for share in (0.2, 0.5, 0.8)]
+    return found[:: -(-len(found) // most)]

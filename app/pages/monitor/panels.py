@@ -1,0 +1,294 @@
+"""The panels around the charts: tiles with single figures, the machines of a run, and the log."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from PySide6.QtCore import Qt, QTimer
+from PySide6.QtGui import (
+    QFont,
+    QFontMetrics,
+    QGuiApplication,
+    QHideEvent,
+    QResizeEvent,
+    QShowEvent,
+    QStandardItem,
+    QStandardItemModel,
+)
+from PySide6.QtWidgets import QFrame, QHeaderView, QPlainTextEdit, QSizePolicy, QWidget
+
+from app import theme
+from app.state.run_state import RankNow
+from app.widgets.basic.controls import ElidedLabel, LinkButton
+from app.widgets.basic.dialogs import open_path
+from app.widgets.basic.icons import IconButton
+from app.widgets.basic.labels import label, plain_tip
+from app.widgets.basic.layout import column, row, set_shown
+from app.widgets.basic.number_format import DASH, MINUS, THIN, figure, finite, signed
+from app.widgets.basic.tables import ROW_HEIGHT, BaseTable
+from backend.trainer.health.rules import RULES
+from backend.utils.regular_file import open_regular
+from backend.utils.text import as_in_a_terminal
+
+
+class MetricTile(QFrame):
+    """A label, a figure in the colour of its metric in the charts, and the change since the start of the run.
+
+    A narrow tile hides the unit first; the digits stay.
+    """
+
+    def __init__(self, name: str, role: str = "text", unit: str = "", help: str = "") -> None:
+        super().__init__()
+        self._name, self._role, self._unit = name, role, unit
+        self.setProperty("role", "card")
+        self.setToolTip(help)
+        # Ignored: tiles share the row's width equally, and a longer figure must not widen its tile during a run.
+        self.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Fixed)
+        self.setMinimumWidth(theme.scaled(84))
+        name_line, self._caption = ElidedLabel(), ElidedLabel()
+        for line in (name_line, self._caption):
+            line.setFont(theme.figures_font(theme.CAPTION))
+        name_line.setText(name)
+        self._number = label(font=theme.figures_font(theme.TITLE, QFont.Weight.DemiBold))
+        self._unit_label = label(font=theme.caption_font(), role="muted")
+        number = row(
+            self._number, (self._unit_label, 0, Qt.AlignmentFlag.AlignBottom), None, spacing=5, margins=(0, 0, 0, 0)
+        )
+        column(name_line, number, self._caption, into=self, spacing=0, margins=(12, 6, 12, 7))
+        theme.signals.changed.connect(self._recolour)
+        self.show_value(None)
+
+    def show_value(self, now: float | None, start: float | None = None, instead: str = "") -> None:
+        """Show the value and its difference from `start`; `instead` replaces the caption (why there is no value)."""
+        number, _, unit = figure(now, self._unit).partition(THIN)
+        self._number.setText(number)
+        self._unit_label.setText(unit)
+        change = _change(finite(now), finite(start), number, unit)
+        self._caption.setText(instead or (f"{change} since start" if change else ""))
+        self.setAccessibleName(f"{self._name} {self.figure()} {self.caption()}".strip())
+        self._recolour()
+        self._fit()
+
+    def figure(self) -> str:
+        """The value and its unit, as shown."""
+        return f"{self._number.text()}{THIN}{self._unit_label.text()}".removesuffix(THIN)
+
+    def caption(self) -> str:
+        return self._caption.text()
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self._fit()
+
+    def _fit(self) -> None:
+        needed = self._number.sizeHint().width() + 5 + self._unit_label.sizeHint().width()
+        set_shown(self._unit_label, bool(self._unit_label.text()) and needed <= self.width() - 24)
+
+    def _recolour(self) -> None:
+        role = "placeholder" if self._number.text() == DASH else self._role
+        self._number.setStyleSheet(f"color: {getattr(theme.palette(), role).name()};")
+
+
+def _change(now: float | None, start: float | None, number: str, unit: str) -> str:
+    """The signed difference with as many decimals as the figure `number` has, in its unit; "" for zero."""
+    if now is None or start is None:
+        return ""
+    fraction = number.partition(".")[2] if now else "000"
+    change = (now - start) * {"%": 100, "MB": 1000}.get(unit, 1)
+    if not fraction.isdigit() and fraction:  # a large number that has a letter for its scale
+        return signed(change)
+    size = f"{abs(change):,.{len(fraction)}f}"
+    return f"{'+' if change > 0 else MINUS}{size}" if size.strip("0,.") else ""
+
+
+def _memory(rank: RankNow) -> str:
+    peak = figure(rank.memory_gb, "GB")
+    return f"{peak} of {figure(rank.info.memory_gb, 'GB')}" if rank.info.memory_gb else peak
+
+
+def _prompts(rank: RankNow) -> str:
+    return figure(None if rank.prompts is None else round(rank.prompts))
+
+
+RANK_COLUMNS: tuple[tuple[str, int, Callable[[RankNow], str], str], ...] = (
+    ("Rank", 48, lambda rank: str(rank.info.rank), "Rank 0 runs on this machine and writes the run folder"),
+    ("Machine", 0, lambda rank: rank.info.machine, ""),
+    ("Chip", 0, lambda rank: rank.info.chip, ""),
+    ("Sampling", 118, lambda rank: figure(rank.sampling, "tokens/s"), "Sampling speed in the newest step"),
+    ("Learning", 118, lambda rank: figure(rank.learning, "tokens/s"), "Training speed in the newest step"),
+    ("Prompts", 64, _prompts, "Prompts of the newest step that this rank sampled"),
+    ("Peak memory", 146, _memory, "Largest memory use so far, and the machine's memory"),
+    ("Waiting", 72, lambda rank: figure(rank.waiting_share, "share"), "Share of the newest step spent waiting"),
+    ("State", 56, lambda rank: "Lost" if rank.is_lost else "", "Lost: the machine stopped answering"),
+)
+"""Title, width in pixels (0 shares what is left), text of a cell, tip of the header."""
+TEXTS = ("Machine", "Chip", "State")
+"""Columns that are aligned to the left."""
+MOST_RANKS = 4
+"""Rows that are shown without scrolling: the charts need the room."""
+
+
+class RankTable(BaseTable):
+    """The machines of a run as it trains, a row for each rank. `card` holds it; hidden for a run on one machine."""
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._ranks: Sequence[RankNow] = ()
+        self._cells = QStandardItemModel(0, len(RANK_COLUMNS), self)
+        self.setModel(self._cells)
+        self.setAccessibleName("Machines of the run")
+        header, modes = self.horizontalHeader(), QHeaderView.ResizeMode
+        for number, (title, width, _, tip) in enumerate(RANK_COLUMNS):
+            head = QStandardItem(title)
+            head.setToolTip(tip)
+            head.setTextAlignment(_alignment(title))
+            self._cells.setHorizontalHeaderItem(number, head)
+            header.setSectionResizeMode(number, modes.Interactive if width else modes.Stretch)
+            if width:
+                self.setColumnWidth(number, theme.scaled(width))
+        self.card = self.in_card()
+        self.card.hide()
+        theme.signals.changed.connect(self._fill)
+
+    def show_ranks(self, ranks: Sequence[RankNow]) -> None:
+        """Show these; none hide the table."""
+        set_shown(self.card, bool(ranks))
+        if list(ranks) != self._ranks:
+            self._ranks = list(ranks)
+            self._fill()
+        rows = theme.scaled(ROW_HEIGHT) * min(len(ranks), MOST_RANKS)
+        self.setFixedHeight(self.horizontalHeader().sizeHint().height() + rows + 4)
+
+    def _fill(self) -> None:
+        colours = theme.palette()
+        self._cells.setRowCount(len(self._ranks))
+        for y, rank in enumerate(self._ranks):
+            info = rank.info
+            versions = ((name, number) for name, number in (("mlx", info.mlx), ("Python", info.python)) if number)
+            where = f"at {info.address}" if info.address else "this machine" if info.rank == 0 else ""
+            lines = (where, ", ".join(map(" ".join, versions)), f"Its output: {info.log}" if info.log else "")
+            for x, (title, _, text, _) in enumerate(RANK_COLUMNS):
+                cell = QStandardItem(text(rank))
+                cell.setTextAlignment(_alignment(title))
+                cell.setFont(theme.figures_font())
+                cell.setToolTip(plain_tip("\n".join(filter(None, lines))))
+                waits_long = title == "Waiting" and (rank.waiting_share or 0) > RULES["machines_wait"].threshold.value
+                if rank.is_lost:
+                    cell.setForeground(colours.bad if title in ("Machine", "State") else colours.muted)
+                else:
+                    cell.setForeground(colours.warning if waits_long else colours.text)
+                self._cells.setItem(y, x, cell)
+
+
+def _alignment(title: str) -> Qt.AlignmentFlag:
+    side = Qt.AlignmentFlag.AlignLeft if title in TEXTS else Qt.AlignmentFlag.AlignRight
+    return side | Qt.AlignmentFlag.AlignVCenter
+
+
+MAX_READ = 64 << 10
+"""Bytes read at a time; if the log grew by more, only its end is shown."""
+
+
+class LogView(QFrame):
+    """The tail of a log file, followed while it is visible: its last line when folded, a panel when unfolded.
+
+    It reads bytes and decodes up to the last newline, so no character is cut in two.
+    """
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._path: Path | None = None
+        self._offset = 0
+        self._partial = b""
+        self._last_line = ""
+        self.setProperty("role", "card")
+        self._timer = QTimer(self, interval=500)
+        self._timer.timeout.connect(self.read_on)
+        self.toggle = IconButton("chevron-right", "Log", "Show or fold the log")
+        self.toggle.setCheckable(True)
+        self.toggle.toggled.connect(self._fold)
+        self._line = ElidedLabel()
+        self._line.setFont(theme.mono_font(theme.CAPTION))
+        copy, reveal = LinkButton("Copy"), LinkButton("Open log")
+        copy.setToolTip("Copy the log")
+        copy.setAccessibleName("Copy the log")
+        copy.clicked.connect(lambda: QGuiApplication.clipboard().setText(self.text.toPlainText()))
+        reveal.clicked.connect(self.open_file)
+        self.text = QPlainTextEdit(readOnly=True, maximumBlockCount=2000)
+        self.text.setLineWrapMode(QPlainTextEdit.LineWrapMode.NoWrap)
+        self.text.setFont(theme.mono_font())
+        self.text.setAccessibleName("Log")
+        self.text.setFixedHeight(QFontMetrics(self.text.font()).lineSpacing() * 9 + 16)
+        head = row(self.toggle, (self._line, 1), copy, reveal, spacing=2 * theme.SPACE)
+        column(head, self.text, into=self, spacing=2, margins=(4, 2, 12, 2))
+        self._fold(False)
+
+    def follow(self, path: Path | None) -> None:
+        """Show this file from now on; None shows nothing."""
+        self._path, self._offset, self._partial, self._last_line = path, 0, b"", ""
+        self.text.clear()
+        self.read_on()
+
+    def unfold(self, open: bool = True) -> None:
+        self.toggle.setChecked(open)
+
+    def open_file(self) -> None:
+        """Open the file in the desktop's own program for it."""
+        if self._path is not None and self._path.exists():
+            open_path(self._path)
+
+    def read_on(self) -> None:
+        """Show what was appended to the file since the last call."""
+        complete, newline, self._partial = (self._partial + self._read_new()).rpartition(b"\n")
+        if newline:
+            lines = [as_in_a_terminal(line) for line in complete.decode("utf-8", errors="replace").split("\n")]
+            bar = self.text.verticalScrollBar()
+            at_end = bar.value() >= bar.maximum() - 4  # a user who has scrolled up is reading, and must not be moved
+            self.text.appendPlainText("\n".join(lines))
+            if at_end:
+                bar.setValue(bar.maximum())
+            self._last_line = next((line for line in reversed(lines) if line.strip()), self._last_line)
+        self._show_last_line()
+
+    def _read_new(self) -> bytes:
+        if self._path is None:
+            return b""
+        try:
+            with open_regular(self._path) as file:
+                size = os.fstat(file.fileno()).st_size
+                if size < self._offset:  # truncated, so it is read from the start again
+                    self._offset, self._partial = 0, b""
+                    self.text.clear()
+                behind = size - self._offset > MAX_READ
+                file.seek(size - MAX_READ if behind else self._offset)
+                chunk = file.read(MAX_READ)
+        except OSError:
+            return b""
+        self._offset = size if behind else self._offset + len(chunk)
+        if behind:
+            self._partial = b""
+            chunk = chunk.partition(b"\n")[2]  # the first line is cut
+        return chunk
+
+    def _show_last_line(self) -> None:
+        """Show the newest line beside the word Log while the panel is folded; of a progress line, its current state."""
+        newest = as_in_a_terminal(self._partial.decode("utf-8", errors="replace")) or self._last_line
+        self._line.setText("" if self.toggle.isChecked() else newest.strip())
+
+    def _fold(self, open: bool) -> None:
+        self.text.setVisible(open)
+        self.toggle.set_icon("chevron-down" if open else "chevron-right")
+        self._show_last_line()
+        bar = self.text.verticalScrollBar()
+        bar.setValue(bar.maximum())
+
+    def showEvent(self, event: QShowEvent) -> None:
+        super().showEvent(event)
+        self._timer.start()
+        self.read_on()
+
+    def hideEvent(self, event: QHideEvent) -> None:
+        super().hideEvent(event)
+        self._timer.stop()

@@ -1,0 +1,270 @@
+"""Changing settings of a live run: a dialog with those that may change, their present values, and the changes so far."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from PySide6.QtCore import QObject, Qt, Signal
+from PySide6.QtWidgets import QDialog, QGridLayout, QWidget
+
+from app import theme
+from app.state.run import Run
+from app.state.run_files import STEERED_STATES
+from app.state.session import Session
+from app.widgets.basic.controls import LinkButton
+from app.widgets.basic.labels import button, label
+from app.widgets.basic.layout import TabArea, clear_layout, column, on_screen, row, set_shown
+from app.widgets.form.field import Field
+from app.widgets.form.fields import make_field
+from backend.config.config import SETTINGS, Config
+from backend.runs.steering import Change, changed
+from backend.utils.errors import UserError
+
+GROUPS: dict[str, tuple[str, ...]] = {
+    "Learning": ("iters", "learning_rate", "lr_final", "max_grad_norm"),
+    "Update": ("beta", "epsilon", "epsilon_high", "delta", "entropy_coef", "mask_truncated_completions"),
+    "Sampling": ("temperature", "top_p", "top_k", "min_p", "dynamic_sampling"),
+    "Rewards": ("reward_weights", "reward_weights_final", "scale_rewards"),
+    "Saving and stopping": (
+        *("save_every", "steps_per_eval", "stop_when", "early_stopping_patience", "early_stopping_min_delta"),
+    ),
+}
+"""Title → keys; together they are `STEERABLE`."""
+COLUMNS = 3
+ASKED = "Sent. The trainer answers at its next break."
+
+
+class SteeringPanel(QDialog):
+    """The dialog. Call `show_settings` whenever the run or its settings may have changed.
+
+    Signals:
+        change_asked(dict) – change these raw settings.
+    """
+
+    change_asked = Signal(dict)
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setWindowTitle("Change settings")
+        self._present: Config | None = None
+        self._edited: dict[str, Any] = {}
+        self._done = 0
+        self._changes: list[Change] | None = None
+        self.fields: dict[str, Field] = {}
+        intro = label("A change takes effect from the next step on, also after a resume.", role="muted", wrap=True)
+        self.problem = label(role="problem", wrap=True)
+        self.answer = label(role="muted", wrap=True, selectable=True)
+        self.apply_button = button("Apply", self._ask, primary=True)
+        self.revert_button = button("Revert", self._revert, tip="Shows the present values again")
+        self._history_title = label("Changes of this run", font=theme.heading_font())
+        self._history = column(spacing=4)
+        content = QWidget()
+        groups = [self._group(title, keys) for title, keys in GROUPS.items()]
+        parts = (intro, *groups, self._history_title, self._history, None)
+        column(*parts, into=content, spacing=2 * theme.SPACE, margins=theme.GUTTER)
+        scroll = TabArea()
+        scroll.setWidget(content)
+        scroll.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        texts = column(self.problem, self.answer)
+        margins = (theme.GUTTER, theme.SPACE, theme.GUTTER, theme.GUTTER)
+        foot = row((texts, 1), self.revert_button, self.apply_button, margins=margins)
+        column((scroll, 1), foot, into=self, spacing=0)
+        self.resize(on_screen(self, 760, 540))
+
+    def _group(self, title: str, keys: Sequence[str]) -> QGridLayout:
+        """Fields from left to right; a wide one has a row of its own."""
+        grid = QGridLayout()
+        grid.setHorizontalSpacing(2 * theme.SPACE)
+        grid.setVerticalSpacing(theme.SPACE)
+        grid.addWidget(label(title, font=theme.heading_font()), 0, 0, 1, COLUMNS)
+        for place in range(COLUMNS):
+            grid.setColumnStretch(place, 1)
+        y, x = 1, 0
+        for key in keys:
+            self.fields[key] = field = make_field(SETTINGS[key], self)
+            field.edited.connect(self._on_edited)
+            span = COLUMNS if field.wide else 1
+            if x + span > COLUMNS:
+                y, x = y + 1, 0
+            grid.addWidget(field, y, x, 1, span)
+            x += span
+        return grid
+
+    def show_settings(self, run: str, present: Config, changes: Sequence[Change], done: int) -> None:
+        """Show a run's present settings and its changes. What the user has typed stays. `done`: steps done."""
+        self.setWindowTitle(f"Change settings of {run}")
+        self._done = done
+        if present != self._present:
+            self._present = present
+            self._edited = {key: raw for key, raw in self._edited.items() if self._differs(key, raw)}
+            for key, field in self.fields.items():
+                if key not in self._edited:
+                    field.show_value(getattr(present, key))
+            self._check()
+        if list(changes) != self._changes:
+            self._changes = list(changes)
+            self._show_history(self._changes)
+
+    def show_answer(self, sentence: str, *, is_refusal: bool = False) -> None:
+        """Show the trainer's answer to a change."""
+        self.answer.setText("" if is_refusal else sentence)
+        self.problem.setText(sentence if is_refusal else "")
+
+    def focus_setting(self, key: str) -> None:
+        """Put the cursor into a field."""
+        self.fields[key].control.setFocus(Qt.FocusReason.ShortcutFocusReason)
+
+    def _show_history(self, changes: Sequence[Change]) -> None:
+        clear_layout(self._history)
+        set_shown(self._history_title, bool(changes))
+        for change in reversed(changes):
+            undo = LinkButton("Undo")
+            undo.setToolTip("Changes these settings back, from the next step on")
+            undo.setAccessibleName(f"Undo: {change.sentence}")
+            back = {key: old for key, (old, _) in change.settings.items()}
+            undo.clicked.connect(lambda _checked=False, back=back: self._send(back))
+            line = QWidget()
+            text = label(change.sentence, wrap=True, selectable=True)
+            row((text, 1), (undo, 0, Qt.AlignmentFlag.AlignTop), into=line)
+            self._history.addWidget(line)
+
+    def _on_edited(self, key: str, raw: Any) -> None:
+        self._edited[key] = raw
+        self.answer.setText("")
+        self._check()
+
+    def _check(self) -> None:
+        """Show each problem beside its field, and enable Apply where something differs and nothing is wrong."""
+        if self._present is None:
+            return
+        pairs: dict[str, Any] = {}
+        problems: dict[str, str] = {}
+        try:
+            pairs = changed(self._present, self._edited, self._done)
+        except UserError as error:
+            problems = {fault.setting: fault.sentence for fault in error.faults}
+        values = self._present.model_dump() | self._edited
+        for key, field in self.fields.items():
+            field.show_problem(problems.pop(key, ""))
+            set_shown(field, field.setting.applies(values))
+        self.problem.setText(" ".join(problems.values()))
+        self.apply_button.setEnabled(bool(pairs))
+        self.apply_button.setText(f"Apply {len(pairs)} changes" if len(pairs) > 1 else "Apply")
+        self.revert_button.setEnabled(bool(self._edited))
+
+    def _differs(self, key: str, raw: Any) -> bool:
+        """The typed text is not the present value; invalid text differs too."""
+        assert self._present is not None
+        try:
+            return bool(changed(self._present, {key: raw}, self._done))
+        except UserError:
+            return True
+
+    def _revert(self) -> None:
+        self._edited = {}
+        for key, field in self.fields.items():
+            field.show_value(getattr(self._present, key))
+        self._check()
+
+    def _ask(self) -> None:
+        assert self._present is not None
+        self._send({key: self._edited[key] for key in changed(self._present, self._edited, self._done)})
+
+    def _send(self, settings: dict[str, Any]) -> None:
+        self.show_answer(ASKED)
+        self.change_asked.emit(settings)
+
+
+class RunSteering(QObject):
+    """Opens the panel over the run on show, passes its changes to the run, and shows what the trainer says.
+
+    The panel is made when it is first opened, and closed when another run is shown or this one ends.
+    """
+
+    def __init__(self, session: Session, parent: QWidget) -> None:
+        super().__init__(parent)
+        self._session, self._parent = session, parent
+        self._run: Run | None = None
+        self._asked_after: int | None = None
+        """The `seq` of the newest note when a change was asked for: the trainer's answer comes after it."""
+        self.panel: SteeringPanel | None = None
+        session.run_changed.connect(self._follow)
+
+    def open(self, key: str = "") -> None:
+        """Show the panel, with the cursor in the field of `key`."""
+        run = self._session.run
+        if run is None or run.state not in STEERED_STATES:
+            self._session.message.emit("Settings can change while a run trains. To change an ended run, clone it.")
+            return
+        if self.panel is None:
+            self.panel = SteeringPanel(self._parent)
+            self.panel.change_asked.connect(self._ask)
+        self._follow()
+        self._refresh()
+        self.panel.show()
+        self.panel.raise_()
+        self.panel.activateWindow()
+        if key:
+            self.panel.focus_setting(key)
+
+    def finish_step(self) -> None:
+        """Stop the run at the end of the present step."""
+        if self._session.run is None:
+            return
+        try:
+            self._session.run.send("finish-step")
+        except UserError as error:
+            self._session.message.emit(_message(error))
+        else:
+            self._session.message.emit("The run stops at the end of this step.")
+
+    def _follow(self) -> None:
+        if self._run is self._session.run:
+            return
+        if self.panel is not None and self._run is not None:
+            self.panel.deleteLater()  # with what was typed for the other run
+            self.panel = None
+        self._run = self._session.run
+        if self._run is not None:
+            self._run.changed.connect(self._refresh)
+            self._run.state_changed.connect(self._refresh)
+
+    def _refresh(self, _state: str = "") -> None:
+        panel, run = self.panel, self._run
+        if panel is None or run is None:
+            return
+        if run.state not in STEERED_STATES:
+            panel.hide()
+            return
+        settings = run.present_settings
+        try:
+            panel.show_settings(run.folder.name, settings.at_last(), settings.changes(), run.step)
+        except UserError as error:
+            panel.show_answer(_message(error), is_refusal=True)
+            return
+        if self._asked_after is not None:
+            after = self._asked_after
+            answers = [note for note in run.notes if _seq(note) > after and note.get("answers") == "change"]
+            if answers:
+                self._asked_after = None
+                panel.show_answer(str(answers[0]["sentence"]), is_refusal=answers[0].get("level") == "warning")
+
+    def _ask(self, settings: dict[str, Any]) -> None:
+        if self.panel is None or self._run is None:
+            return
+        self._asked_after = max(map(_seq, self._run.notes), default=-1)
+        try:
+            self._run.change(settings)
+        except UserError as error:
+            self._asked_after = None
+            self.panel.show_answer(_message(error), is_refusal=True)
+
+
+def _seq(note: dict[str, Any]) -> int:
+    seq = note.get("seq")
+    return seq if isinstance(seq, int) else -1
+
+
+def _message(error: UserError) -> str:
+    return " ".join(fault.sentence for fault in error.faults)

@@ -1,0 +1,499 @@
+"""Charts: thinning keeps every peak, gaps stay gaps; axes, legend, zoom, marks, steps by keyboard, files."""
+
+from __future__ import annotations
+
+import csv
+import math
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from PySide6.QtCore import QPoint, QPointF, Qt
+from PySide6.QtGui import QImage
+from PySide6.QtTest import QTest
+
+from app import theme
+from app.pages.monitor.run_charts import RunCharts
+from app.state.charts import CHARTS, column_names
+from app.state.prefs import Prefs
+from app.state.run_state import Mark
+from app.state.session import Session
+from app.widgets.basic.dialogs import keep_folders_in
+from app.widgets.charts.chart_files import table_text, write_chart
+from app.widgets.charts.chart_grid import ChartContent, ChartExport, ChartGrid, ZoomButton
+from app.widgets.charts.curves import (
+    Trace,
+    axis_range,
+    exponential_average,
+    has_spike,
+    isolated_points,
+    log_ticks,
+    nearest_index,
+    pile,
+    thin,
+)
+from app.widgets.charts.plot import Plot
+from app.widgets.charts.plot_view import APART, thin_marks
+from backend.runs.metric_names import our_name
+
+X = np.arange(1, 41)
+SPIKY = np.where(X == 20, 9.0, 0.01 + X / 4000)
+MARKS = [Mark(10, "checkpoint", "Saved: a checkpoint."), Mark(20, "health", "KL jumped.")]
+
+
+@pytest.fixture
+def grid(qtbot, qapp):
+    theme.apply(qapp, "light")
+    gappy = np.where((X > 10) & (X < 15), np.nan, X / 40)
+    contents = [
+        ChartContent([Trace("KL", "kl", X, SPIKY)], marks=MARKS),
+        ChartContent([Trace("One", "accent", X, gappy), Trace("Two", "reward:1", X, -X / 40)], marks=MARKS),
+        ChartContent([], "Waits."),
+    ]
+    plots = [Plot("KL", "nats", "nats"), Plot("Scores", "score"), Plot("Empty")]
+    widget = ChartGrid(plots, contents.__getitem__, lambda index: True)
+    qtbot.addWidget(widget)
+    widget.resize(1100, 300)
+    widget.show()
+    widget.refresh((1, 40))
+    settle(qtbot, widget)
+    return widget
+
+
+@pytest.fixture
+def plot(qtbot, qapp) -> Plot:
+    theme.apply(qapp, "light")
+    shown = Plot("Reward")
+    qtbot.addWidget(shown)
+    shown.resize(400, 200)
+    shown.show()
+    return shown
+
+
+def settle(qtbot, grid: ChartGrid) -> None:
+    qtbot.waitUntil(lambda: not grid.turns.isActive())
+
+
+def place(plot: Plot, step: float, value: float) -> QPoint:
+    """Where a point of the plot is in its view."""
+    view = plot.view
+    return view.mapFromScene(view.box.mapViewToScene(QPointF(step, value)))
+
+
+def click(plot: Plot, step: float, value: float) -> None:
+    QTest.mouseClick(plot.view.viewport(), Qt.MouseButton.LeftButton, pos=place(plot, step, value))
+
+
+def drawn(plot: Plot) -> np.ndarray:
+    return plot.view.curves[0].line.getData()[1]
+
+
+def legend(plot: Plot) -> list[tuple[str, str]]:
+    return [(entry.label, entry.value) for entry in plot.legend.entries]
+
+
+# arithmetic
+
+
+def test_thinning_keeps_peaks_means_and_gaps() -> None:
+    x, y = np.arange(100_000), np.random.default_rng(0).normal(size=100_000)
+    y[77_777], y[123] = 50, -50
+    y[40_000:50_000] = np.nan
+    curve = thin(x, y, low=y - 1, high=y + 1, most=1000)
+    assert len(curve.raw_x) <= 1000 and (np.diff(curve.raw_x) >= 0).all()
+    assert np.nanmax(curve.raw) == 50 and np.nanmin(curve.raw) == -50
+    assert abs(curve.raw_x[np.nanargmax(curve.raw)] - 77_777) < 300
+    assert np.nanmin(curve.low) == -51 and np.nanmax(curve.high) == 51
+    for steps, values in ((curve.x, curve.line), (curve.raw_x, curve.raw), (curve.x, curve.low)):
+        assert np.isnan(values[(steps > 40_300) & (steps < 49_700)]).all()
+        assert not np.isnan(values[steps < 39_700]).any()
+    assert np.nanmedian(curve.line) == pytest.approx(0, abs=0.1), "many steps on a pixel: their mean"
+    for count in range(1, 1300, 7):  # every ratio of points to buckets
+        part = thin(x[:count], y[:count], low=y[:count], high=y[:count], most=500)
+        assert len(part.x) == len(part.line) == len(part.low) and len(part.raw_x) == len(part.raw)
+
+
+def test_short_curves_stay_as_they_are() -> None:
+    x, y = np.arange(500), np.arange(500.0)
+    curve = thin(x, y, most=1000)
+    assert curve.x is x and curve.line is y and len(curve.raw) == 0
+    smoothed = thin(x, y, y + 1, most=1000)
+    assert smoothed.line.tolist() == (y + 1).tolist() and smoothed.raw is y
+
+
+@pytest.mark.parametrize("weight", [0.3, 0.9, 0.999])
+def test_smoothing_is_the_bias_corrected_moving_average(weight: float) -> None:
+    values = np.random.default_rng(1).normal(3, 1, size=3000)
+    values[::7] = np.nan
+    total = count = 0.0
+    expected = []
+    for value in values:
+        total, count = total * weight, count * weight
+        if np.isfinite(value):
+            total, count = total + value, count + 1
+        expected.append(total / count if np.isfinite(value) else np.nan)
+    np.testing.assert_allclose(exponential_average(values, weight), expected, rtol=1e-9)
+
+
+def test_small_functions_of_curves() -> None:
+    isolated = isolated_points(np.array([1, np.nan, 2, np.nan, 3, 4]))
+    assert isolated.tolist() == [True, False, True, False, False, False]
+    x = np.array([1, 5, 9])
+    assert [nearest_index(x, step) for step in (-3, 2, 4, 7.1, 100)] == [0, 0, 1, 2, 2]
+    assert nearest_index(x[:0], 1) is None
+    trace = Trace("Held-out", "accent", np.array([10, 20]), np.array([1.0, 2.0]))
+    assert [trace.at(step) for step in (10, 12, 20, None)] == [1.0, None, 2.0, 2.0]
+
+
+def test_axis_ranges() -> None:
+    assert axis_range(np.array([0.0, 1.0]))[0] == 0 and axis_range(np.array([100.0, 101.0]))[0] > 99
+    assert axis_range(np.array([np.nan])) == (0.0, 1.0)
+    low, high = axis_range(np.array([5.0, 5.0]))
+    assert low < 5 < high
+    assert axis_range(np.array([0.2, 1.0]), unit="share")[1] <= 1.02, "a share ends at 100 %"
+    assert axis_range(np.array([0.2, 0.5]), unit="share")[1] == pytest.approx(0.521)
+    assert axis_range(np.array([0.2, 1.5]), unit="share")[1] > 1.5
+
+
+def test_spike_detection() -> None:
+    assert has_spike(SPIKY)
+    assert not has_spike(np.random.default_rng(0).normal(5, 1, 500)), "noise"
+    assert not has_spike(np.linspace(0, 9, 500)), "growth"
+    assert not has_spike(SPIKY - 1), "below zero a logarithm has no place"
+    assert not has_spike(SPIKY[15:22]), "too few to judge"
+
+
+@pytest.mark.parametrize("span", [(-2.0, 1.0), (-0.1, 0.2), (0.0, 0.01), (-9.0, 9.0)])
+def test_ticks_of_a_logarithmic_axis(span: tuple[float, float]) -> None:
+    found = log_ticks(*span, most=6)
+    assert 2 <= len(found) <= 7 and all(span[0] <= tick <= span[1] for tick in found)
+
+
+def test_stacked_traces() -> None:
+    first = Trace("A", "accent", X, np.ones(40), stacked=True)
+    second = Trace("B", "clip", X, np.where(X == 3, np.nan, 2.0), stacked=True)
+    line = Trace("All", "text", X, np.full(40, 3.5))
+    piled = pile([first, line, second])
+    assert piled[0].low.tolist() == [0.0] * 40 and piled[0].y.tolist() == [1.0] * 40
+    assert piled[1] is line
+    assert np.isnan(piled[2].y[2]) and piled[2].y[3] == 3 and piled[2].low[3] == 1 and piled[2].high[2] == 1
+
+
+# axes
+
+
+def test_log_axis_for_a_spike(grid: ChartGrid) -> None:
+    kl, scores, _ = grid.plots
+    assert kl.log_button.isVisible() and not scores.log_button.isVisible()
+    kl.log_button.click()
+    low, high = kl.view.box.viewRange()[1]
+    assert low < math.log10(SPIKY.min()) and high > math.log10(9)
+    assert drawn(kl)[19] == pytest.approx(math.log10(9))
+    assert kl.view.value_axis.tickStrings([-2.0, -1.0, 0.0, 1.0], 1, 1) == ["0.01", "0.1", "1", "10"]
+    assert legend(kl) == [("KL", "0.0200\u202fnats")], "values stay what they are"
+    kl.log_button.click()
+    assert kl.view.box.viewRange()[1][0] == pytest.approx(0, abs=0.01) and kl.log_button.isVisible()
+
+
+def test_log_axis_with_zero_negative_values_and_a_band(plot: Plot) -> None:
+    plot.show_traces([Trace("A", "accent", X, np.where(X < 5, 0.0, X))])
+    plot.set_log(True)
+    assert np.isnan(drawn(plot)[:4]).all() and np.isfinite(drawn(plot)[4:]).all()
+    plot.show_traces([Trace("A", "accent", X, -X)])
+    assert not plot.is_log and drawn(plot)[0] == -1
+    plot.show_traces([Trace("A", "accent", X, X / 10, X / 10 - 1, X / 10 + 1)])
+    low = plot.view.curves[0].low.getData()[1]
+    assert np.isfinite(low).all() and low[0] == pytest.approx(-2) and low[-1] == pytest.approx(math.log10(3))
+
+
+def test_power_of_ten_beside_the_axis(plot: Plot) -> None:
+    plot.show_traces([Trace("Rate", "muted", X, X * 1.1e-5)])
+    axis = plot.view.value_axis
+    assert axis.labelText.endswith(", 10⁻⁴")
+    assert axis.tickStrings([0, 1.5e-4, 3e-4, 4.5e-4], 1, 1.5e-4) == ["0", "1.5", "3", "4.5"]
+
+
+@pytest.mark.parametrize(
+    ("largest", "title", "value", "ticks"),
+    [(0.048, "MB", "48.0\u202fMB", ["0", "20", "40"]), (4.8, "GB", "4.80\u202fGB", ["0", "2", "4"])],
+)
+def test_axis_and_legend_share_a_unit(qtbot, largest: float, title: str, value: str, ticks: list[str]) -> None:
+    plot = Plot("Memory", "GB", "GB")
+    qtbot.addWidget(plot)
+    plot.show()
+    for _ in range(2):  # another theme keeps the unit
+        plot.show_traces([Trace("Peak", "muted", np.arange(9.0), np.linspace(0, largest, 9))])
+        axis = plot.view.value_axis
+        assert axis.labelText == title and legend(plot)[0][1] == value
+        spacing = largest / 2.4
+        assert axis.tickStrings([0, spacing, 2 * spacing], 1, spacing) == ticks
+        theme.signals.changed.emit()
+
+
+def test_time_axis_chooses_its_unit(plot: Plot) -> None:
+    plot.set_step_axis("working time", str, is_time=True)
+    for last, title in ((100, "working time, s"), (1000, "working time, min"), (50_000, "working time, h")):
+        plot.show_traces([Trace("A", "accent", np.array([0, last]), np.array([1.0, 2.0]))])
+        assert plot.view.step_axis.labelText == title
+
+
+# legend and steps
+
+
+def test_legend_shows_the_newest_values_or_those_at_the_marked_step(grid: ChartGrid) -> None:
+    kl, scores, empty = grid.plots
+    assert legend(scores) == [("One", "1.00"), ("Two", "−1.00")]
+    kl.hovered.emit(20)
+    assert kl.step_label.text() == scores.step_label.text() == "step 20"
+    assert legend(scores) == [("One", "0.500"), ("Two", "−0.500")]
+    assert "KL jumped." in kl.accessibleName(), "with the mark at the step"
+    kl.hovered.emit(12)
+    assert legend(scores)[0] == ("One", "–"), "a gap is a dash"
+    assert np.isnan(drawn(scores)[10:14]).all() and np.isfinite(drawn(scores)[:10]).all()
+    kl.hovered.emit(None)
+    assert kl.step_label.text() == "" and legend(scores)[0] == ("One", "1.00")
+    assert empty.waiting.text() == "Waits." and legend(empty) == []
+
+
+def test_click_on_the_legend_hides_a_curve(grid: ChartGrid) -> None:
+    scores = grid.plots[1]
+    assert scores.view.box.viewRange()[1][0] < -0.9
+    scores.legend.linkActivated.emit("1")
+    assert scores.view.box.viewRange()[1][0] > -0.1 and len(scores.view.curves) == 1
+    assert [entry.hidden for entry in scores.legend.entries] == [False, True], "it stays in the legend"
+    scores.legend.linkActivated.emit("1")
+    assert len(scores.view.curves) == 2
+
+
+def test_long_legend_wraps_and_has_a_limited_height(qtbot, plot: Plot) -> None:
+    plot.show_traces([Trace(f"metric/number {n}", f"reward:{n}", X, X / 1) for n in range(2)])
+    assert not plot.legend.toolTip()
+    plot.show_traces([Trace(f"metric/number <{n}>", f"reward:{n}", X, X / 1) for n in range(20)])
+    qtbot.waitUntil(lambda: plot.legend.height() > 30)
+    assert plot.legend.height() <= plot.legend.maximumHeight() < 80
+    assert plot.legend.toolTip().count("<br>") == 19
+
+
+def test_click_on_a_point_asks_for_its_step(qtbot, grid: ChartGrid) -> None:
+    chosen: list[int] = []
+    grid.step_chosen.connect(chosen.append)
+    scores = grid.plots[1]
+    click(scores, 30, 0.75)
+    click(scores, 5, 0.9)  # nothing is there
+    assert chosen == [30]
+    grid.zoom((10, 30))
+    settle(qtbot, grid)
+    click(scores, 20, 0.5)
+    QTest.mouseDClick(scores.view.viewport(), Qt.MouseButton.LeftButton, pos=place(scores, 20, 0.5))
+    qtbot.wait(450)
+    assert grid.span is None and chosen == [30], "a double click shows all steps and does not leave the page"
+    grid.zoom((10, 30))
+    settle(qtbot, grid)
+    click(scores, 20, 0.5)
+    qtbot.waitUntil(lambda: chosen == [30, 20])
+
+
+def test_keys_move_the_marked_step_in_all_charts(grid: ChartGrid) -> None:
+    kl, scores, _ = grid.plots
+    chosen: list[int] = []
+    grid.step_chosen.connect(chosen.append)
+    for _ in range(3):
+        QTest.keyClick(kl, Qt.Key.Key_Left)
+    assert kl.step_label.text() == scores.step_label.text() == "step 38"
+    QTest.keyClick(kl, Qt.Key.Key_Return)
+    assert chosen == [38]
+    QTest.keyClick(kl, Qt.Key.Key_Home)
+    assert "step 1" in kl.accessibleName()
+    QTest.keyClick(kl, Qt.Key.Key_Escape)
+    assert kl.step_label.text() == ""
+
+
+def test_pointer_marks_the_step_below_it(qtbot, grid: ChartGrid) -> None:
+    steps: list[int | None] = []
+    grid.plots[1].hovered.connect(steps.append)
+    qtbot.mouseMove(grid.plots[1].view.viewport(), place(grid.plots[1], 20, 0.2))
+    assert steps[-1] == 20
+
+
+# zoom
+
+
+def test_dragging_zooms_every_plot(qtbot, grid: ChartGrid) -> None:
+    view = grid.plots[1].view
+    start, end = place(grid.plots[1], 10, 0), place(grid.plots[1], 20, 0)
+    qtbot.mousePress(view.viewport(), Qt.MouseButton.LeftButton, pos=start)
+    qtbot.mouseMove(view.viewport(), end)
+    qtbot.mouseRelease(view.viewport(), Qt.MouseButton.LeftButton, pos=end)
+    settle(qtbot, grid)
+    assert grid.plots[0].view.box.viewRange()[0] == pytest.approx([10, 20], abs=0.5)
+
+
+def test_zoom_button_and_the_ways_back(qtbot, grid: ChartGrid) -> None:
+    zoom = ZoomButton(grid)
+    qtbot.addWidget(zoom)
+    assert zoom.isHidden()
+    for go_back in (zoom.click, lambda: QTest.keyClick(grid.plots[0], Qt.Key.Key_Escape), lambda: grid.zoom((-5, 90))):
+        grid.zoom((10, 20))
+        settle(qtbot, grid)
+        assert not zoom.isHidden() and "10 – 20" in zoom.text()
+        assert grid.plots[1].step_label.text() == "steps 10 – 20"
+        go_back()
+        settle(qtbot, grid)
+        assert zoom.isHidden() and grid.plots[1].view.box.viewRange()[0][1] > 40
+
+
+def test_range_is_moved_with_shift_and_stays_inside_the_run(qtbot, grid: ChartGrid) -> None:
+    grid.zoom((10, 20))
+    settle(qtbot, grid)
+    view = grid.plots[1].view
+    start, end = place(grid.plots[1], 18, 0.4), place(grid.plots[1], 13, 0.4)
+    shift = Qt.KeyboardModifier.ShiftModifier
+    QTest.mousePress(view.viewport(), Qt.MouseButton.LeftButton, shift, start)
+    QTest.mouseMove(view.viewport(), end)
+    QTest.mouseRelease(view.viewport(), Qt.MouseButton.LeftButton, shift, end)
+    settle(qtbot, grid)
+    assert grid.span is not None and grid.span[0] == pytest.approx(15, abs=0.6)
+    assert grid.plots[0].view.box.viewRange()[0][0] == pytest.approx(15, abs=1)
+    grid.zoom((35, 45))
+    assert grid.span == (30, 40)
+
+
+# grid and theme
+
+
+@pytest.mark.parametrize(("width", "columns"), [(500, 1), (824, 2), (1072, 3), (2360, 4)])
+def test_columns_follow_the_width(qtbot, width: int, columns: int) -> None:
+    plots = [Plot(f"plot {index}") for index in range(8)]
+    grid = ChartGrid(plots, lambda index: ChartContent(), lambda index: True)
+    qtbot.addWidget(grid)
+    grid.show()
+    grid.resize(width, 700)
+    grid.refresh()
+    qtbot.waitUntil(lambda: len({plot.x() for plot in plots}) == columns)
+
+
+def test_only_visible_plots_are_drawn(qtbot, grid: ChartGrid) -> None:
+    grid.resize(330, 230)  # one column, one plot in sight
+    grid.refresh((1, 40))
+    settle(qtbot, grid)
+    assert 2 in grid.stale
+    grid.verticalScrollBar().setValue(grid.verticalScrollBar().maximum())
+    qtbot.waitUntil(lambda: 2 not in grid.stale)
+
+
+def test_change_of_theme(qapp, qtbot, grid: ChartGrid) -> None:
+    view = grid.plots[0].view
+    theme.apply(qapp, "dark")
+    assert view.backgroundBrush().color() == theme.DARK.plot_background
+    assert view.curves[0].line.opts["pen"].color() == theme.DARK.kl
+    grid.hide()
+    theme.apply(qapp, "light")
+    assert view.backgroundBrush().color() == theme.DARK.plot_background, "a hidden plot changes when it is shown"
+    grid.show()
+    qtbot.waitUntil(lambda: view.backgroundBrush().color() == theme.LIGHT.plot_background)
+
+
+# marks
+
+
+def test_marks_are_thinned() -> None:
+    routine = [Mark(step, "eval", f"Evaluated {step}.") for step in range(1000)]
+    shown = thin_marks([*routine, Mark(500, "change", "Changed: beta 0.1 → 0.2.")], (0, 1000), 400)
+    assert len(shown) <= 400 / APART + 2
+    assert [mark.step for mark in shown if mark.kind == "change"] == [500], "the important ones are kept"
+    assert thin_marks(routine, (2000, 3000), 400) == []
+
+
+def test_marks_are_painted_and_explained(grid: ChartGrid) -> None:
+    view = grid.plots[0].view
+    assert view.sentences_near(20) == ["Step 20: KL jumped."] and view.sentences_near(25) == []
+    with_marks = view.grab().toImage()
+    grid.plots[0].show_traces(grid.plots[0].traces)
+    assert view.grab().toImage() != with_marks
+
+
+# files
+
+
+@pytest.fixture
+def export(grid: ChartGrid, tmp_path: Path) -> ChartExport:
+    messages: list[str] = []
+    keep_folders_in(Prefs(tmp_path / "prefs"))
+    made = ChartExport(grid, lambda: "my-run", messages.append)
+    made.messages = messages
+    return made
+
+
+def test_all_charts_with_data_become_files(qtbot, grid: ChartGrid, export: ChartExport, tmp_path: Path) -> None:
+    for format in ("png", "svg", "csv"):
+        export.write_all(tmp_path, format)
+        qtbot.waitUntil(lambda: not export.turns.isActive())
+    names = sorted(path.name for path in tmp_path.glob("my-run-*"))
+    assert names == [f"my-run-{chart}.{format}" for chart in ("kl", "scores") for format in ("csv", "png", "svg")]
+    assert export.messages == [f"Saved 2 charts in {tmp_path.name}."] * 3
+    image = QImage(str(tmp_path / "my-run-kl.png"))
+    assert image.width() == 2 * grid.plots[0].width(), "twice as sharp as on the screen"
+    texts = " ".join(ElementTree.parse(tmp_path / "my-run-scores.svg").getroot().itertext())
+    assert all(text in texts for text in ("Scores", "score", "step", "One", "Two")), "title, axes and legend, as text"
+    export.messages.clear()
+    export.write_all(tmp_path / "missing", "csv")
+    qtbot.waitUntil(lambda: not export.turns.isActive())
+    assert len(export.messages) == 1 and "cannot be written" in export.messages[0]
+
+
+def test_tables_read_back_exactly(plot: Plot, tmp_path: Path) -> None:
+    late = Trace("Late", "clip", np.array([2, 50]), np.array([1 / 3, np.nan]))
+    write_chart(plot, "Mixed", [Trace("KL", "kl", X, SPIKY), late], tmp_path / "a.csv", "csv")
+    rows = list(csv.reader((tmp_path / "a.csv").open()))
+    assert rows[0] == ["step", "KL", "Late"] and [row[0] for row in rows[1:]] == [*map(str, range(1, 41)), "50"]
+    assert [float(row[1]) for row in rows[1:41]] == SPIKY.tolist()
+    assert rows[2][2] == repr(1 / 3) and rows[1][2] == "" and rows[-1] == ["50", "", ""]
+    named = [Trace("KL", "kl", X, SPIKY, columns=("train/kl",)), Trace("Band", "kl", X, SPIKY, SPIKY, SPIKY)]
+    assert table_text(named).splitlines()[0] == "step,train/kl,Band,Band low,Band high"
+
+
+def test_columns_can_have_the_names_of_the_event_log_or_of_trl() -> None:
+    reward, total, lengths = (
+        next((chart, curve) for chart in CHARTS if chart.title == title for curve in chart.curves)
+        for title in ("Reward", "Clip ratios", "Held-out lengths")
+    )
+    assert column_names(*reward, "labels") == ()
+    assert column_names(*reward, "diary") == ("reward", "reward - reward_std", "reward + reward_std")
+    assert column_names(*reward, "trl")[1] == "train/reward - train/reward_std_over_step"
+    assert column_names(*reward, "trl", "batch")[1] == "train/reward - train/reward_std"
+    assert column_names(*total, "trl") == ("train/clip_ratio/region_mean",)
+    kinds = ("mean", "min", "max")
+    assert column_names(*lengths, "diary") == tuple(f"eval/completions/{kind}_length" for kind in kinds)
+    for chart in CHARTS:
+        for curve in chart.curves:
+            prefix = "eval/" if chart.held_out else ""
+            assert column_names(chart, curve, "diary")[0] == prefix + curve.metric
+            back = {our_name(name) for name in column_names(chart, curve, "trl") if " " not in name}
+            ambiguous = {"reward_std", "reward_std_within_groups"} & set(curve.metrics)
+            assert ambiguous or back == {prefix + name for name in (curve.metric, curve.low, curve.high) if name}
+
+
+def test_chosen_columns_are_kept(qtbot, tmp_path: Path) -> None:
+    charts = RunCharts(Session(Prefs(tmp_path / "prefs")))
+    qtbot.addWidget(charts.grid)
+    assert [name for name, action in charts.menu.namings.items() if action.isChecked()] == ["labels"]
+    charts.menu.namings["trl"].trigger()
+    assert Prefs(tmp_path / "prefs").chart_columns == "trl"
+
+
+def test_dialog_starts_in_the_last_folder(
+    grid: ChartGrid, export: ChartExport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offered = []
+
+    def choose(_parent, _title, start, _filter):
+        offered.append(start)
+        return str(tmp_path / "charts" / "mine"), ""
+
+    monkeypatch.setattr("app.widgets.basic.file_dialogs.QFileDialog.getSaveFileName", choose)
+    (tmp_path / "charts").mkdir()
+    for _ in range(2):
+        grid.plots[0].save_requested.emit("csv")
+    assert (tmp_path / "charts" / "mine.csv").exists()
+    assert offered[1] == str(tmp_path / "charts" / "my-run-kl.csv")
