@@ -161,7 +161,7 @@ def last_run(folder: Path | None = None) -> RunFolder | None:
 def crash_offer(run: RunFolder, offered: str) -> CrashOffer | None:
     """The offer to resume this run; None where it has not crashed, or `offered` is the key of this crash."""
     about = summary(run)
-    key = f"{run.path}:{run.events.stat().st_size if run.has_diary else 0}"
+    key = f"{run.path}:{run.events.stat().st_size if run.has_event_log else 0}"
     if about.state != "crashed" or key == offered:
         return None
     return CrashOffer(run, about.step or 0, newest_checkpoint(run), key)

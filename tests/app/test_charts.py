@@ -491,7 +491,7 @@ def test_dialog_starts_in_the_last_folder(
         offered.append(start)
         return str(tmp_path / "charts" / "mine"), ""
 
-    monkeypatch.setattr("app.widgets.basic.file_dialogs.QFileDialog.getSaveFileName", choose)
+    monkeypatch.setattr("app.widgets.basic.dialogs.QFileDialog.getSaveFileName", choose)
     (tmp_path / "charts").mkdir()
     for _ in range(2):
         grid.plots[0].save_requested.emit("csv")
