@@ -21,7 +21,7 @@ from backend.config.config import Config, load
 from backend.rewards.catalogue.allowed_code import require_allowed
 from backend.runs.run_folder import find_run
 from backend.runs.steering import run_config
-from backend.trainer.control import handle, handlers_restored
+from backend.trainer.control import on_stop_signals, handlers_restored
 from backend.trainer.evaluation.evaluation_rows import (
     Decoding,
     Evaluation,
@@ -267,7 +267,7 @@ def _stopping_on_signals() -> Iterator[Callable[[], None]]:
             raise _StopRequested
 
     with handlers_restored():
-        handle(lambda number, _: received.append(number))
+        on_stop_signals(lambda number, _: received.append(number))
         yield check
 
 

@@ -26,7 +26,7 @@ def leave_stops_to_leader(patience_s: float = PATIENCE_S) -> None:
     os.set_blocking(wake, False)
     # The main thread may be in a sum of MLX that does not return, where no handler of Python's runs: the C part writes to this pipe at once.
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-    control.handle(lambda number, frame: None)
+    control.on_stop_signals(lambda number, frame: None)
     for number in control.STOP_SIGNALS:
         signal.siginterrupt(number, False)  # MLX's sockets take an interrupted call for a lost rank
     threading.Thread(target=_end_late, args=(woken, patience_s), daemon=True, name="stop signals").start()

@@ -128,15 +128,15 @@ class Control:
         `signal.signal` requires."""
         if threading.current_thread() is not threading.main_thread():
             return
-        handle(self._on_signal)
-        unblock()  # `hand_on_signals` of the program before has blocked them
+        on_stop_signals(self._on_signal)
+        unblock_stop_signals()  # `hand_on_signals` of the program before has blocked them
 
     def hand_on_signals(self) -> None:
         """Before an exec: a signal that comes from now on is obeyed by the next program. Raises Stopped for one that has come already."""
         # Until the exec a signal may reach another thread, whose mask is its own; it becomes a word. From the exec on there is this
         # thread alone: its mask is inherited, and a signal stays pending until the next program listens.
-        handle(lambda *_: self.run.say("stop"))
-        block()
+        on_stop_signals(lambda *_: self.run.say("stop"))
+        block_stop_signals()
         if self._signal is not None:
             self.listen_to_signals()
             self.obey()
@@ -228,19 +228,19 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGXCPU)
 Handler = Callable[[int, FrameType | None], Any]
 
 
-def handle(handler: Handler) -> None:
+def on_stop_signals(handler: Handler) -> None:
     """Call `handler` for every stop signal. To be called in the main thread, as `signal.signal` requires."""
     for number in STOP_SIGNALS:
         if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # `nohup` ignores it for us
             signal.signal(number, handler)
 
 
-def unblock() -> None:
+def unblock_stop_signals() -> None:
     """Let them through: the program before this one, in the same process, may have blocked them for its exec."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
 
-def block() -> None:
+def block_stop_signals() -> None:
     """Hold them back in this thread; they stay pending."""
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
 
@@ -284,5 +284,5 @@ def raising_stop() -> Iterator[None]:
             raise StopRequested(number)
 
     with handlers_restored():
-        handle(stop)
+        on_stop_signals(stop)
         yield

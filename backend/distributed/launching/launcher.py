@@ -445,8 +445,8 @@ def _name(number: int) -> str:
 def stop_requests() -> Iterator[list[int]]:
     """The stop signals that come while it lasts, in their order."""
     received: list[int] = []
-    control.handle(lambda number, frame: received.append(number))
-    control.unblock()
+    control.on_stop_signals(lambda number, frame: received.append(number))
+    control.unblock_stop_signals()
     yield received
 
 

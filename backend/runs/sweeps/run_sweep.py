@@ -63,8 +63,8 @@ class SweepCommands:
 
     def listen(self) -> None:
         """To be called in the main thread, as `signal.signal` requires."""
-        control.handle(self._on_signal)
-        control.unblock()  # a program before this one may have blocked them (`Control`)
+        control.on_stop_signals(self._on_signal)
+        control.unblock_stop_signals()  # a program before this one may have blocked them (`Control`)
         self._watcher.start()
 
     def close(self) -> None:
