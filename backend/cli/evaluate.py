@@ -21,7 +21,7 @@ from backend.config.config import Config, load
 from backend.rewards.catalogue.allowed_code import require_allowed
 from backend.runs.run_folder import find_run
 from backend.runs.steering import run_config
-from backend.trainer.control import on_stop_signals, handlers_restored
+from backend.trainer.control import handlers_restored, on_stop_signals
 from backend.trainer.evaluation.evaluation_rows import (
     Decoding,
     Evaluation,

@@ -72,7 +72,7 @@ def check_settings(
     from backend.trainer.preflight import preflight
 
     with progress_listener(lambda line: say(line, sys.stderr)), with_stop_check(look):
-        return settings, preflight(raw, runs_dir=runs_dir)
+        return settings, preflight(settings, runs_dir=runs_dir)
 
 
 def new_run(raw: dict[str, Any], runs_dir: Path | None, name: str | None) -> PreparedRun:

@@ -1,15 +1,11 @@
 """Commands to a running trainer: pause, resume, save, stop, finish-step, from the window's `control` file or from a signal.
 
-The protocol of the file. The window writes one word to a temporary file and renames it to `control`, so that a word is never
-seen half written; a second word replaces one that was not read yet. The trainer looks for the file between decode chunks,
-micro-batches and evaluation batches. It claims the word by renaming `control` to `control.taken` and reads it there: a rename
-succeeds for one reader only, and a word that the window writes in the meantime is a new file. The claimed file is deleted, the word
-is written to the event log as a `command` event, and obeyed. Files left by an earlier process are deleted before `started`.
+The window writes one word to a temporary file and renames it to `control`, so that a word is never seen half written; a second word
+replaces one that was not read yet. The trainer looks for the file between decode chunks, micro-batches and evaluation batches. It
+claims the word by renaming `control` to `control.taken`: a rename succeeds for one reader only, and a word that the window writes in
+the meantime is a new file. The word is written to the event log as a `command` event, and obeyed.
 
-A request to change settings is a file of its own, `change.json`, that needs no word: a word could be replaced by the next one, and the
-request be lost with it. It is the command `change`, looked for in the same places.
-
-This module decides when a pause ends; what "save" and "stop" do is the trainer's.
+A request to change settings is a file of its own, `change.json`, so that the next word does not replace it.
 """
 
 from __future__ import annotations
@@ -34,21 +30,27 @@ LONGEST_WORD = 64
 """Bytes that are read of a control file."""
 PAUSE_POLL_S = 0.1
 
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGXCPU)
+"""Signals that mean "save and stop", in every process that holds work. SIGHUP comes when the terminal is closed; under `nohup` it stays
+ignored. SIGXCPU is a batch system's warning. SIGQUIT (Ctrl-\\) ends a process at once, and the run resumes from its last checkpoint."""
+
+Handler = Callable[[int, FrameType | None], Any]
+
 
 def do_nothing() -> None: ...
 
 
 class Stopped(Exception):
-    """Raised out of a step that is given up: the trainer then saves the last finished one."""
+    """Raised out of an interrupted step: the trainer then saves the last finished one."""
 
 
 class StopPending(BaseException):
-    """A stop has come that is not obeyed yet: raised out of a wait that it ends, in whatever thread that is. No Exception: whatever those are
-    that come of reading somebody's data, they are taken for faults of the data."""
+    """Raised out of a wait that a stop ends, in any thread; the stop is not obeyed yet. Not an Exception, so that code that reads a
+    user's data does not take it for an error of the data."""
 
 
 def read_word(control: Path) -> str:
-    """The word in a control file, which stays there; "" without one, and for what is no file: a pipe would be waited for, for ever."""
+    """The word in a control file, which stays there; "" without one, and for anything but a regular file."""
     try:
         with open_regular(control) as file:
             return file.read(LONGEST_WORD).decode(errors="replace").strip()
@@ -63,7 +65,7 @@ def look_for_stop_word(run: RunFolder) -> None:
 
 
 def remove_word(control: Path) -> None:
-    """Delete a control file, and whatever lies in its place. Raises OSError."""
+    """Delete a control file. Raises OSError."""
     if control.is_dir() and not control.is_symlink():
         shutil.rmtree(control)
     else:
@@ -71,13 +73,7 @@ def remove_word(control: Path) -> None:
 
 
 class Control:
-    """The commands to one run. `save_requested` stays set until the trainer clears it, `stop_requested` for good, and
-    `finish_step_requested` too: to stop once the step in flight is done.
-
-    `look` is called wherever the run may stop, and may raise Stopped. `take_change` is called where a change of settings is asked for,
-    and takes the request. `before_pause` and `after_pause` are called at the two ends of a pause. `keep_words`: the run
-    was locked for this process before, by it or by the program that handed the run on, and a word that is there is for this one.
-    """
+    """The commands to one run. The trainer clears `save_requested`; `stop_requested` and `finish_step_requested` stay set."""
 
     def __init__(
         self,
@@ -90,6 +86,9 @@ class Control:
         look: Callable[[], None] = do_nothing,
         keep_words: bool = False,
     ) -> None:
+        """`look` is called wherever the run may stop, and may raise Stopped. `take_change` takes a request to change settings.
+        `keep_words`: this process, or the one that handed the run on, locked the run before, so a word that is there is meant for it.
+        """
         self.run = run
         self.event_log = event_log
         self._before_pause, self._after_pause = before_pause, after_pause
@@ -101,11 +100,11 @@ class Control:
         self.paused_s = 0.0
         """Seconds spent paused so far."""
         self._signal: int | None = None
-        if not keep_words:  # commands to an earlier process: a "stop" that it did not live to read would end this one
+        if not keep_words:  # a "stop" to an earlier process that did not live to read it would end this one
             self.discard_commands()
 
     def discard_commands(self) -> None:
-        """Delete what nobody is going to obey."""
+        """Delete the commands that nobody will obey."""
         for leftover in (self.run.control, self.run.control_taken, self.run.change_request):
             remove_word(leftover)
 
@@ -113,23 +112,17 @@ class Control:
         """Call this too wherever the run may stop."""
         self._looks.append(look)
 
-    def _look(self) -> None:
-        for look in self._looks:
-            look()
-
     def refuse_change(self) -> None:
-        """At the run's end: answer a request that came too late to be taken."""
+        """At the run's end: answer a request that came too late."""
         if self.run.change_request.exists():
-            sentence = "The change was not made: the run had come to its end."
+            sentence = "The change was not made: the run had ended."
             self.event_log.write("note", level="warning", sentence=sentence, answers="change")
 
     def listen_to_signals(self) -> None:
-        """Make the stop signals mean "save and stop". In a thread other than the main one they stay what the program has made of them, as
-        `signal.signal` requires."""
-        if threading.current_thread() is not threading.main_thread():
-            return
-        on_stop_signals(self._on_signal)
-        unblock_stop_signals()  # `hand_on_signals` of the program before has blocked them
+        """Make the stop signals mean "save and stop". Does nothing in a thread other than the main one, where Python forbids it."""
+        if threading.current_thread() is threading.main_thread():
+            on_stop_signals(self._on_signal)
+            unblock_stop_signals()  # `hand_on_signals` of the program before has blocked them
 
     def hand_on_signals(self) -> None:
         """Before an exec: a signal that comes from now on is obeyed by the next program. Raises Stopped for one that has come already."""
@@ -142,7 +135,7 @@ class Control:
             self.obey()
 
     def look_for_stop(self) -> None:
-        """Raises StopPending where a stop has come. It takes no command, so any thread may call it, and a wait that only a stop should end."""
+        """Raises StopPending where a stop has come. It takes no command, so any thread may call it."""
         if self._signal is not None:
             raise StopPending
         look_for_stop_word(self.run)
@@ -155,9 +148,7 @@ class Control:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         # Only note it. Python runs a handler between any two bytecodes of the main thread, so a write to the event log from here
         # could land in the middle of another, and an exception could surface between two updates of the weights.
-        self._signal = (
-            self._signal or number
-        )  # the first is the reason; more of them, while it is saved, change nothing
+        self._signal = self._signal or number  # the first is the reason
 
     def obey(self, *, may_stop: bool = True) -> None:
         """Obey the command that came since the last call, if any. Blocks while paused; raises Stopped for a stop.
@@ -180,8 +171,12 @@ class Control:
         if self.stop_requested and may_stop:
             raise Stopped(self.reason)
 
+    def _look(self) -> None:
+        for look in self._looks:
+            look()
+
     def _claim(self) -> str | None:
-        """The next command, written to the event log; None where there is none. A signal counts as "stop". A request for a change is
+        """The next command, written to the event log; None without one. A signal counts as "stop". A request for a change is
         passed on first."""
         if self.run.change_request.exists():
             self.event_log.write("command", word="change")
@@ -198,17 +193,16 @@ class Control:
         except OSError:
             return None
         if word not in WORDS:
-            self.event_log.write(
-                "note", level="warning", sentence=f"The control word “{word[:40]}” is not known and was left out."
-            )
+            sentence = f"The control word “{word[:40]}” is unknown and was ignored."
+            self.event_log.write("note", level="warning", sentence=sentence)
             return None
         self.event_log.write("command", word=word)
         self.reason = "it was asked to stop" if word == "stop" else self.reason
         return word
 
     def pause_until(self, is_over: Callable[[], bool], why: str = "") -> bool:
-        """Pause until `is_over`, which is asked about every PAUSE_POLL_S seconds, or until a command ends the pause. → whether it ended by
-        itself. `why`: a sentence, where nobody asked for the pause. A stop is raised by the next `obey`."""
+        """Pause until `is_over`, which is called about every PAUSE_POLL_S seconds, or until a command ends the pause. → True if
+        `is_over` ended it. `why`: a sentence, where nobody asked for the pause. The next `obey` raises for a stop."""
         self._before_pause()
         self.event_log.write("phase", phase="paused", **({"sentence": why} if why else {}))
         began, word = time.monotonic(), None
@@ -223,20 +217,15 @@ class Control:
         return is_past
 
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGXCPU)
-
-Handler = Callable[[int, FrameType | None], Any]
-
-
 def on_stop_signals(handler: Handler) -> None:
-    """Call `handler` for every stop signal. To be called in the main thread, as `signal.signal` requires."""
+    """Call `handler` for every stop signal. Only the main thread may call this."""
     for number in STOP_SIGNALS:
         if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # `nohup` ignores it for us
             signal.signal(number, handler)
 
 
 def unblock_stop_signals() -> None:
-    """Let them through: the program before this one, in the same process, may have blocked them for its exec."""
+    """The program before this one, in the same process, may have blocked them for its exec."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
 
@@ -250,12 +239,12 @@ class Afterwards:
     """What follows a block of `handlers_restored`."""
 
     process_ends: bool = False
-    """It has stopped or failed, saved what there was, and only its exit code is left to be given: one more signal must not change that."""
+    """Only the exit code is left to return: another signal must not change it."""
 
 
 @contextmanager
 def handlers_restored() -> Iterator[Afterwards]:
-    """Leave every handler as it was before the block; where the process ends after it, all stop signals ignored."""
+    """Restore every handler after the block; where the process ends after it, ignore all stop signals."""
     before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     afterwards = Afterwards()
     try:
@@ -266,7 +255,7 @@ def handlers_restored() -> Iterator[Afterwards]:
 
 
 class StopRequested(BaseException):
-    """Raised by `raising_stop`. No Exception, as KeyboardInterrupt is none: nothing between must take it for an error of its own."""
+    """Raised by `raising_stop`. Not an Exception, as KeyboardInterrupt is not: nothing may take it for an error of its own."""
 
     def __init__(self, number: int) -> None:
         super().__init__(f"{signal.Signals(number).name} was received")
@@ -274,8 +263,8 @@ class StopRequested(BaseException):
 
 @contextmanager
 def raising_stop() -> Iterator[None]:
-    """Raise StopRequested in the main thread at the first stop signal, wherever it is: for work whose files are whole or absent at any
-    moment. Later signals are ignored, so that they do not interrupt what is cleaned up."""
+    """Raise StopRequested in the main thread at the first stop signal: for work whose files are complete or absent at any moment.
+    Later signals are ignored, so that they do not interrupt the cleaning up."""
     received: list[int] = []
 
     def stop(number: int, frame: FrameType | None) -> None:

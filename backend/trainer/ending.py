@@ -1,6 +1,6 @@
 """How a run ended: finished, stopped on request, or failed, with the sentence and the exit code that go with it.
 
-After a GPU error a process may end and its run not: then the kind is RESTART, and the same run goes on in the next process.
+After a GPU error a process may end without the run: then the kind is RESTART, and the run continues in the next process.
 """
 
 from __future__ import annotations
@@ -20,34 +20,35 @@ from backend.utils.disk_faults import DiskError, fault_of
 from backend.utils.errors import UserError
 
 RESTART = "restart"
-"""The kind of an ending that is none of the run's."""
+"""The kind of an ending after which the run continues in another process."""
 
-LAST_LINE_PATIENCE_S = 2.0
-"""How long the event log's last line is tried again on a disk that does not take it."""
+LAST_LINE_RETRY_S = 2.0
+"""How long writing the event log's last line is retried on a full disk."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """The event log's last kind, the step the run reached, a sentence, the traceback of a bug, and the GPU error if it was one."""
+    """The event log's last kind, the step that the run reached, a sentence and an exit code."""
 
     kind: str
     step: int
     sentence: str
     exit_code: int
     traceback: str = ""
+    """Of a bug."""
     reason: str = ""
-    """Of a finished run that was planned to end early: "stop_when" or "early_stopping"."""
+    """Of a run that finished early: "stop_when" or "early_stopping"."""
     ends_with: int | None = None
-    """Of a finished run that leaves the weights of another step than its last: that step."""
+    """The step whose weights a finished run leaves, where that is not its last."""
     gpu_error: GpuError | None = None
     gpu_text: str = ""
-    """mlx's own words for it."""
+    """mlx's own text."""
     lost_rank: int | None = None
-    """The rank of the machine without which the run could not go on."""
+    """The rank of the machine without which the run could not continue."""
 
 
 def ending_of(work: Callable[[], Ending], last_step: Callable[[], int]) -> Ending:
-    """Call `work` and turn its exception into an Ending: a requested stop, a fault the user can mend, a GPU error, or a bug.
+    """Call `work` and turn its exception into an Ending: a requested stop, a UserError, a GPU error, or a bug.
 
     `last_step` is called afterwards, and returns the last step finished by then.
     """
@@ -58,13 +59,22 @@ def ending_of(work: Callable[[], Ending], last_step: Callable[[], int]) -> Endin
         return Ending("stopped", step, f"Stopped at step {step} because {stop}; everything is saved.", 3)
     except LostRank as lost:
         return Ending("failed", last_step(), str(lost), 2, lost_rank=lost.rank)
-    except WorkerFault as fault:
-        return _ending_of_worker(fault, last_step())
-    except UserError as mistake:
-        if mistake.traceback:
+    except WorkerFault as fault:  # as if it had gone wrong here, but with the machine's name
+        gpu = gpu_error(RuntimeError(fault.gpu_text)) if fault.gpu_text else None
+        return Ending(
+            "failed",
+            last_step(),
+            str(fault),
+            fault.exit_code,
+            fault.traceback,
+            gpu_error=replace(gpu, happened=f"{fault.place}: {gpu.happened}") if gpu is not None else None,
+            gpu_text=fault.gpu_text,
+        )
+    except UserError as error:
+        if error.traceback:
             write = getattr(sys.stderr, "write_to_log", sys.stderr.write)  # a terminal gets the sentence alone
-            write(mistake.traceback)
-        return Ending("failed", last_step(), str(mistake), 2)
+            write(error.traceback)
+        return Ending("failed", last_step(), str(error), 2)
     except Exception as error:
         if (gpu := gpu_error(error)) is not None:
             # For log.txt. Without a traceback: where in our code mlx noticed the error says nothing.
@@ -74,22 +84,12 @@ def ending_of(work: Callable[[], Ending], last_step: Callable[[], int]) -> Endin
         if (fault := fault_of(error)) is not None:  # of the disk, from code that is not ours
             return Ending("failed", last_step(), str(fault), 2)
         traceback.print_exc()
-        # Inside the handler: after it there is no exception to format, and the report would read "NoneType: None".
         return Ending("failed", last_step(), f"{type(error).__name__}: {error}", 1, traceback.format_exc())
 
 
-def _ending_of_worker(fault: WorkerFault, step: int) -> Ending:
-    """As if what went wrong on another machine had gone wrong here, but with its name."""
-    gpu = gpu_error(RuntimeError(fault.gpu_text)) if fault.gpu_text else None
-    named = replace(gpu, happened=f"{fault.place}: {gpu.happened}") if gpu is not None else None
-    return Ending(
-        "failed", step, str(fault), fault.exit_code, fault.traceback, gpu_error=named, gpu_text=fault.gpu_text
-    )
-
-
 def write_ending(event_log: EventLog, ending: Ending) -> Ending:
-    """Write the event log's last line. → the ending, a failure if that line could not be written in LAST_LINE_PATIENCE_S seconds: the sentence then is
-    for stderr alone, and the run, to its readers, one that has crashed; it is resumed as such."""
+    """Write the event log's last line. → the ending; a failure if that line could not be written in LAST_LINE_RETRY_S seconds, whose
+    sentence is for stderr alone: to its readers the run has crashed, and is resumed as such."""
     event: dict[str, Any] = {"step": ending.step, "reason": ending.reason or ending.kind, "sentence": ending.sentence}
     if ending.ends_with is not None:
         event["ends_with"] = ending.ends_with
@@ -97,23 +97,21 @@ def write_ending(event_log: EventLog, ending: Ending) -> Ending:
         event["lost_rank"] = ending.lost_rank
     if ending.traceback:
         event["traceback"] = ending.traceback
-    before, until = event_log.seq, time.monotonic() + LAST_LINE_PATIENCE_S
+    before, until = event_log.seq, time.monotonic() + LAST_LINE_RETRY_S
     while True:
         try:
             event_log.write(ending.kind, **event)
         except DiskError as fault:
-            if (
-                event_log.seq != before or time.monotonic() > until
-            ):  # written, and what follows it has failed; or given up
+            if event_log.seq != before or time.monotonic() > until:  # written, and its echo failed; or no more time
                 return after_fault(ending, fault)
-            time.sleep(LAST_LINE_PATIENCE_S / 10)
+            time.sleep(LAST_LINE_RETRY_S / 10)
         else:
-            fault = event_log.take_echo_fault()  # the log has failed after it
+            fault = event_log.take_echo_fault()
             return after_fault(ending, fault) if fault else ending
 
 
 def after_fault(ending: Ending, fault: DiskError) -> Ending:
-    """The failure that an ending becomes where the disk keeps it from being written down; its own sentence comes first, unless the run went well."""
+    """The failure that an ending becomes where the disk is full; its own sentence comes first, unless the run went well."""
     went_well = ending.exit_code in (0, 3)
     told = str(fault) in ending.sentence
     sentence = str(fault) if went_well else ending.sentence if told else f"{ending.sentence} {fault}"

@@ -1,4 +1,9 @@
-"""A run and the machine under it: memory, GPU errors and what is done after one, sleep, heat, what is used."""
+"""A run and the machine under it: GPU errors and the smaller steps after them, sleep, heat and Low Power Mode.
+
+After a GPU error the process is useless: Metal refuses the work of one that caused errors before. So the run continues in a new process,
+from its newest checkpoint, with half the micro-batch. gpu_errors.jsonl in the run folder outlives both: it has the limits that every
+later process keeps to, and the sentences that a resume may cut from the event log. Each line is one error; nothing is ever removed.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +15,6 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
-from typing import Any
 
 from backend.config.config import Config
 from backend.runs.events import JsonLines, read_events
@@ -18,7 +22,14 @@ from backend.runs.run_folder import RunFolder
 from backend.utils.errors import UserError
 from backend.utils.system_command import printed_by
 
-# GPU errors: which of mlx's exceptions they are, and a sentence for each on what happened and what helps.
+GPU_TIMEOUT_VARIABLE = "AGX_RELAX_CDM_CTXSTORE_TIMEOUT"
+"""Makes macOS wait longer before it stops the GPU's work in favour of the display (mlx#3267). Apple documents it nowhere."""
+
+
+def relax_gpu_timeout(config: Config) -> None:
+    """Set the variable on a Mac if the settings say so. Call it before mlx is imported: the driver reads it as Metal starts."""
+    if sys.platform == "darwin" and config.relax_gpu_timeout:
+        os.environ.setdefault(GPU_TIMEOUT_VARIABLE, "1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +40,7 @@ class GpuError:
     happened: str
     advice: str
     is_memory: bool = False
-    """Whether less memory would have avoided it."""
+    """Less memory would have avoided it."""
 
 
 INTERACTIVITY = GpuError(
@@ -40,7 +51,8 @@ INTERACTIVITY = GpuError(
 MEMORY = GpuError(
     "memory",
     "There was not enough memory for the arrays of a step.",
-    "Closing other programs helps, and so do Gradient checkpointing, a lower Memory limit, a shorter Completion and a smaller Group.",
+    "Closing other programs helps, and so do Gradient checkpointing, a lower Memory limit, a shorter Completion and a "
+    "smaller Group.",
     is_memory=True,
 )
 BUFFERS = GpuError(
@@ -86,11 +98,11 @@ _PATTERNS = [
 
 
 def gpu_error(error: BaseException) -> GpuError | None:
-    """The kind of GPU error that mlx has raised, or want of memory anywhere; None for everything else.
+    """The kind of GPU error that mlx has raised, or MEMORY for any lack of memory; None for everything else.
 
-    An exception of a reward function is none, whatever it says: it arrives as a RewardError.
+    An exception of a reward function never counts: it arrives as a RewardError.
     """
-    if isinstance(error, MemoryError):  # of Python, of numpy, or mlx's std::bad_alloc: no GPU's, and the same helps
+    if isinstance(error, MemoryError):  # of Python, of numpy, or mlx's std::bad_alloc: the same helps
         return MEMORY
     if type(error) is not RuntimeError:  # what nanobind makes of std::runtime_error; mlx raises no subclass
         return None
@@ -99,16 +111,13 @@ def gpu_error(error: BaseException) -> GpuError | None:
 
 
 def fault_of_gpu(error: BaseException) -> UserError | None:
-    """The same as a fault, for what is no run: a verb, a question of the window. None for what may be a bug."""
+    """A GPU error as a UserError, outside of a run: in a verb, or a question of the window. None for what may be a bug."""
     kind = gpu_error(error)
     if kind is None:
         return None
     if kind.is_memory:  # the advice is about the steps of a run
         return UserError("memory_limit", "There was not enough memory. Closing other programs helps.")
     return UserError("gpu", f"{kind.happened} {kind.advice}")
-
-
-# ── gpu retries ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,22 +130,11 @@ class StepSize:
     """Completions decoded together."""
 
     def smaller_after(self, error: GpuError) -> StepSize:
-        """Half the micro-batch; for want of memory half the rows too. Too many buffers are no matter of size."""
+        """Half the micro-batch; after a lack of memory half the rows too. Too many buffers do not depend on the size."""
         if error.kind == BUFFERS.kind:
             return self
         rows = _half(self.rows) if error.is_memory else self.rows
         return StepSize(_half(self.micro_batch_tokens), rows)
-
-
-def _logged_error(line: dict[str, Any]) -> LoggedError:
-    known = {field.name for field in fields(LoggedError)}  # a later version may write more
-    try:
-        return LoggedError(**{key: value for key, value in line.items() if key in known})
-    except TypeError as error:
-        sentence = (
-            "gpu_errors.jsonl in the run folder is damaged; delete it, and steps begin with their usual size again."
-        )
-        raise UserError("retry_on_gpu_error", sentence) from error
 
 
 def _half(size: int | None) -> int | None:
@@ -154,26 +152,35 @@ class LoggedError:
     sentence: str
     """For the event log: what happened, what follows, what helps."""
     is_retried: bool
-    """Whether the run went on in a new process. If not, it ended."""
+    """The run continued in a new process; otherwise it ended."""
     micro_batch_tokens: int | None = None
     """The size of a step from then on, as `StepSize`."""
     rows: int | None = None
 
 
 class GpuErrorLog:
-    """Reads and appends to a run's gpu_errors.jsonl. One writer: the trainer that holds the run's lock."""
+    """Reads and appends to a run's gpu_errors.jsonl. One writer: the trainer that holds the run's lock. Raises UserError."""
 
     def __init__(self, run: RunFolder) -> None:
         self._path = run.gpu_errors
-        self.errors = [_logged_error(line) for line in read_events(self._path)]
+        known = {field.name for field in fields(LoggedError)}  # a later version may write more
+        try:
+            self.errors = [
+                LoggedError(**{key: value for key, value in line.items() if key in known})
+                for line in read_events(self._path)
+            ]
+        except TypeError as error:
+            what = "gpu_errors.jsonl in the run folder is damaged"
+            sentence = f"{what}; delete it, and steps begin with their usual size again."
+            raise UserError("retry_on_gpu_error", sentence) from error
 
     @property
     def step_size(self) -> StepSize:
-        """What the last error has left of a step."""
+        """The size of a step after the last error."""
         return StepSize(self.errors[-1].micro_batch_tokens, self.errors[-1].rows) if self.errors else StepSize()
 
     def retries_without_progress(self, step: int) -> int:
-        """How often in a row the run was taken up again without finishing a step beyond those it had, `step` being its last now.
+        """How often in a row the run was restarted without finishing a step beyond `step`, its last.
 
         A person who resumes a run that ended with a GPU error begins a new row.
         """
@@ -190,50 +197,33 @@ class GpuErrorLog:
         `retries`: how many without progress are allowed.
         """
         done = self.retries_without_progress(step)
-        is_retried = done < retries
-        size = in_use.smaller_after(error)
+        is_retried, size = done < retries, in_use.smaller_after(error)
+        follows = ""
         if is_retried:
             smaller = "" if size == in_use else " with half the micro-batch"
             follows = f"The run goes on in a new process{smaller} (retry {done + 1} of {retries})."
-        else:
-            follows = f"{_times(done)} in a new process did not help." if done else ""
-        logged = LoggedError(
-            time.time(), step, error.kind, text, " ".join(filter(None, (error.happened, follows, error.advice))), is_retried,
-            size.micro_batch_tokens, size.rows,
-        )  # fmt: skip
-        self._append(logged)
-        return logged
-
-    def _append(self, logged: LoggedError) -> None:
+        elif done:
+            follows = f"{'One retry' if done == 1 else f'{done} retries'} in a new process did not help."
+        sentence = " ".join(filter(None, (error.happened, follows, error.advice)))
+        size_now = size.micro_batch_tokens, size.rows
+        logged = LoggedError(time.time(), step, error.kind, text, sentence, is_retried, *size_now)
         file = JsonLines(self._path)
         file.append(asdict(logged))
         file.sync()
         file.close()
         self.errors.append(logged)
+        return logged
 
 
-def _times(count: int) -> str:
-    return "One retry" if count == 1 else f"{count} retries"
-
-
-VARIABLE = "AGX_RELAX_CDM_CTXSTORE_TIMEOUT"
-"""Makes macOS wait longer before it stops the GPU's work in favour of the display (mlx#3267). Apple documents it nowhere."""
-
-
-def relax_gpu_timeout(config: Config) -> None:
-    """Set the variable on a Mac if the settings ask for it. To be called before mlx is imported: the driver reads it as Metal starts."""
-    if sys.platform == "darwin" and config.relax_gpu_timeout:
-        os.environ.setdefault(VARIABLE, "1")
-
-
-END_S = 2.0
+CAFFEINATE_END_S = 2.0
 """Seconds that caffeinate has to end before it is killed."""
 
 
 class KeepAwake:
-    """`start` when the run begins to work, `stop` when it pauses or ends; either may be repeated.
+    """Keeps a Mac awake while a run works, with `caffeinate`; does nothing on other systems.
 
-    `warn` is called with a sentence if the Mac cannot be kept awake, once.
+    `start` when the run begins to work, `stop` when it pauses or ends; either may be repeated. `warn` is called with a sentence, once,
+    if the Mac cannot be kept awake.
     """
 
     def __init__(self, warn: Callable[[str], None]) -> None:
@@ -246,17 +236,21 @@ class KeepAwake:
             return
         program = shutil.which("caffeinate") or "/usr/bin/caffeinate"
         try:
+            # -i holds off idle sleep, -s system sleep on mains power; the display may sleep, which helps the GPU. -w PID ends
+            # caffeinate with this process however it ends.
             self._process = subprocess.Popen(
                 [program, "-is", "-w", str(os.getpid())],
-                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
                 start_new_session=True,  # Ctrl-C in the terminal must not end it while the trainer saves
-            )  # fmt: skip
+            )
         except OSError as error:
             if not self._has_warned:
                 self._has_warned = True
                 self._warn(
-                    f"The Mac may fall asleep during this run: caffeinate cannot be started ({error.strerror}). System Settings can "
-                    f"keep it awake."
+                    f"The Mac may fall asleep during this run: caffeinate cannot be started ({error.strerror}). System Settings "
+                    f"can keep it awake."
                 )
 
     def stop(self) -> None:
@@ -265,15 +259,16 @@ class KeepAwake:
             return
         process.terminate()
         try:
-            process.wait(END_S)
+            process.wait(CAFFEINATE_END_S)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
 
 
-EVERY_S = 60.0
-"""Least seconds between two looks; one takes about 20 ms."""
+SLOWDOWN_EVERY_S = 60.0
+"""Least seconds between two checks; one takes about 20 ms."""
 
+# Readable without administrator rights. `pmset -g therm` would be the documented way and reports nothing on Apple silicon.
 THERMAL_LEVEL = ("/usr/bin/notifyutil", "-g", "com.apple.system.thermalpressurelevel")
 POWER_SETTINGS = ("/usr/bin/pmset", "-g")
 
@@ -289,20 +284,20 @@ FULL_POWER = "Low Power Mode is off."
 
 
 def thermal_level(printed: str) -> int | None:
-    """The level that THERMAL_LEVEL printed; None where it is none."""
+    """The level that THERMAL_LEVEL printed, 0 nominal to 4 sleeping (libkern/OSThermalNotification.h)."""
     found = re.match(r"com\.apple\.system\.thermalpressurelevel\s+(\d+)\s*$", printed)
     return int(found[1]) if found else None
 
 
 def is_low_power(printed: str) -> bool | None:
-    """Whether POWER_SETTINGS printed that Low Power Mode is in use; None where it says nothing of it, as on a desktop Mac."""
+    """Low Power Mode, from the output of POWER_SETTINGS; None where it does not say, as on a desktop Mac."""
     values = re.findall(r"^\s*(?:lowpowermode|powermode)\s+(\d+)\s*$", printed, re.MULTILINE)
     return "1" in values if values else None
 
 
 @dataclass(slots=True)
 class SlowdownWatch:
-    """`look` between two steps: calls `note` with a sentence when the machine was slowed down, and when that is over."""
+    """`look` between two steps: calls `note` with a sentence when a Mac is slowed down by heat or Low Power Mode, and when that ends."""
 
     note: Callable[[str], None]
     _next: float = 0.0
@@ -312,9 +307,9 @@ class SlowdownWatch:
     def look(self) -> None:
         if sys.platform != "darwin" or time.monotonic() < self._next:
             return
-        self._next = time.monotonic() + EVERY_S
+        self._next = time.monotonic() + SLOWDOWN_EVERY_S
         level, low_power = thermal_level(printed_by(THERMAL_LEVEL)), is_low_power(printed_by(POWER_SETTINGS))
-        # Cool only at 0: between 1 and 2 the level goes to and fro under a steady load.
+        # Cool only at 0: between 1 and 2 the level fluctuates under a steady load.
         if level is not None and (level == 0 if self._is_hot else level >= HOT):
             self._is_hot = not self._is_hot
             self.note(IS_HOT if self._is_hot else IS_COOL)

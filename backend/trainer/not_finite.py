@@ -1,7 +1,7 @@
-"""A step with a number that is not finite ends the run: the sentence for it, and the step's batch in files that a person can read.
+"""A step with a number that is not finite ends the run: a sentence for it, and the step's batch in readable files.
 
-The rule has no setting: what is not finite is never applied to the weights and never saved. The run ends at the step before, and its
-sentence names the setting that most likely caused it, with a value to go on with.
+What is not finite is never applied to the weights and never saved. The run ends at the step before, and its sentence names the setting
+that most likely caused it, with a value to continue with.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ from backend.training.not_finite import NotFiniteError, Quantity
 from backend.types import Group
 from backend.utils.errors import UserError
 
-HIGH_RATE = {"full": 1e-4}
-"""Learning rates from which on the rate is the first suspect, by `train_type`."""
-HIGH_ADAPTER_RATE = 1e-3
-HIGH_BETA = 1.0
-USUAL_BETA = 0.04
+HIGH_RATE, HIGH_ADAPTER_RATE = 1e-4, 1e-3
+"""Learning rates of full fine-tuning and of adapters from which on the rate is the first suspect."""
+HIGH_BETA, USUAL_BETA = 1.0, 0.04
+MOST_LISTED = 20
+"""Completions and parameters that the summary names; the other files have all of them."""
 
 
 @contextmanager
 def ends_run(config: Config, run: RunFolder, step: int, groups: Sequence[Group]) -> Iterator[None]:
-    """Inside, NotFiniteError becomes a UserError, once the step's batch is written to the run's folder. `groups` may be filled meanwhile."""
+    """Inside, NotFiniteError becomes a UserError, once the step's batch is written to the run's folder. `groups` may be filled
+    meanwhile."""
     try:
         yield
     except NotFiniteError as found:
@@ -42,13 +43,13 @@ def ends_run(config: Config, run: RunFolder, step: int, groups: Sequence[Group])
             write_inspection(folder, f"{happened}. {advice}", found, groups)
             where = f" What it computed is in {folder.relative_to(run.path)}."
         except OSError:
-            traceback.print_exc()  # in log.txt; the fault itself is told all the same
+            traceback.print_exc()  # in log.txt; the sentence matters more
             where = ""
         raise UserError(setting, f"{happened}. {advice}{where}") from found
 
 
-def weights_fault(config: Config, step: int, names: Sequence[str]) -> UserError:
-    """For weights or moments that a save refuses."""
+def weights_error(config: Config, step: int, names: Sequence[str]) -> UserError:
+    """The error for weights or moments that a save refuses."""
     setting, advice = likely_cause(config, "weight", is_first=False)
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
     return UserError(
@@ -57,42 +58,52 @@ def weights_fault(config: Config, step: int, names: Sequence[str]) -> UserError:
 
 
 def likely_cause(config: Config, quantity: Quantity, *, is_first: bool) -> tuple[str, str]:
-    """(the setting that most likely caused it, what to change). `is_first`: no update was applied yet, so that none can be the cause."""
+    """(the setting that most likely caused it, what to change). `is_first`: no update was applied yet, so none can be the cause."""
+
+    def instead(label: str, key: str, value: float, better: float) -> tuple[str, str]:
+        advice = f"go on with {key}={better:g}, from an earlier checkpoint if it comes again."
+        return key, f"The likely cause is the {label} of {value:g}; {advice}"
+
     if quantity == "reward":
         return "reward_functions", "Scores this large cannot be computed with; scale them down, to 0 … 1 at best."
     if config.dtype == "float16":
         return "dtype", "float16 ends at 65,504; clone the run with dtype=bfloat16 or float32."
     if is_first:
-        return (
-            "model",
-            "Nothing is trained yet, so the model's files are damaged, or it needs dtype=float32; fetch it again.",
-        )
-    rate, high = config.learning_rate, HIGH_RATE.get(config.train_type, HIGH_ADAPTER_RATE)
+        why = "Nothing is trained yet, so the model's files are damaged, or it needs dtype=float32; fetch it again."
+        return "model", why
+    rate, high = config.learning_rate, HIGH_RATE if config.train_type == "full" else HIGH_ADAPTER_RATE
     if rate >= high:
-        return "learning_rate", _instead("learning rate", "learning_rate", rate, high / 10)
+        return instead("learning rate", "learning_rate", rate, high / 10)
     if config.beta >= HIGH_BETA:
-        return "beta", _instead("Beta (KL weight)", "beta", config.beta, USUAL_BETA)
+        return instead("Beta (KL weight)", "beta", config.beta, USUAL_BETA)
     if not config.max_grad_norm:
         return "max_grad_norm", "Gradients of any length are applied; go on with max_grad_norm=1."
-    return "learning_rate", _instead("learning rate", "learning_rate", rate, rate / 10)
-
-
-def _instead(label: str, key: str, value: float, better: float) -> str:
-    return f"The likely cause is the {label} of {value:g}; go on with {key}={better:g}, from an earlier checkpoint if it comes again."
-
-
-# ── the files ────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-MOST_LISTED = 20
-"""Completions and parameters that the summary names; the other files have all of them."""
+    return instead("learning rate", "learning_rate", rate, rate / 10)
 
 
 def write_inspection(folder: Path, sentence: str, found: NotFiniteError, groups: Sequence[Group]) -> None:
     """summary.txt, completions.jsonl and, where gradients were computed, gradients.tsv (docs/files.md). Raises OSError."""
     shutil.rmtree(folder, ignore_errors=True)  # of the same step, before the run was resumed
     folder.mkdir(parents=True)
-    rows = list(_rows(groups, found.tokens))
+    rows: list[dict[str, Any]] = []
+    for number, group in enumerate(groups):
+        for completion in group.completions:
+            of_tokens = {"sampled_logp": completion.logps, **found.tokens.get(len(rows), {})}
+            row = {
+                "row": len(rows),
+                "group": number,
+                "prompt": group.problem.prompt,
+                "answer": group.problem.answer,
+                "prompt_tokens": group.problem.tokens,
+                "text": completion.text,
+                "completion_tokens": completion.tokens,
+                "stop": completion.stop,
+                "scores": {name: _json_number(score) for name, score in completion.scores.items()},
+                "reward": _json_number(completion.reward),
+                "advantage": _json_number(completion.advantage),
+                "tokens": {name: [_json_number(x) for x in values] for name, values in of_tokens.items()},
+            }
+            rows.append(row)
     with (folder / "completions.jsonl").open("w", encoding="utf-8") as file:
         file.writelines(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows)
     if found.gradients:
@@ -107,36 +118,21 @@ def _summary(sentence: str, found: NotFiniteError, rows: Sequence[dict[str, Any]
     yield ""
     if found.update:
         yield f"Optimizer update {found.update}."
-    broken = [(row["row"], name) for row in rows for name in row["tokens"] if _odd(row["tokens"][name])]
+    broken = [
+        (row["row"], name)
+        for row in rows
+        for name, values in row["tokens"].items()
+        if any(isinstance(value, str) for value in values)
+    ]
     yield f"{len(rows)} completions; not finite in {len({row for row, _ in broken})} of them" + (":" if broken else ".")
     yield from (f"  completion {row}: {name}" for row, name in broken[:MOST_LISTED])
     odd = [g for g in found.gradients if g.not_finite]
     if found.gradients:
         yield f"{len(found.gradients)} gradients; not finite in {len(odd)} of them:"
-        yield from (
-            f"  {g.name}: {g.not_finite} of {g.size} numbers, largest finite {g.largest:g}" for g in odd[:MOST_LISTED]
-        )
+        for g in odd[:MOST_LISTED]:
+            yield f"  {g.name}: {g.not_finite} of {g.size} numbers, largest finite {g.largest:g}"
 
 
-def _rows(groups: Sequence[Group], tokens: dict[int, dict[str, list[float]]]) -> Iterator[dict[str, Any]]:
-    """A line for each completion, in the order of the batch. Numbers that JSON does not know are texts: "nan", "inf", "-inf"."""
-    completions = [
-        (number, group, completion) for number, group in enumerate(groups) for completion in group.completions
-    ]
-    for row, (number, group, completion) in enumerate(completions):
-        of_tokens = {"sampled_logp": completion.logps, **tokens.get(row, {})}
-        yield {
-            "row": row, "group": number, "prompt": group.problem.prompt, "answer": group.problem.answer,
-            "prompt_tokens": group.problem.tokens, "text": completion.text, "completion_tokens": completion.tokens,
-            "stop": completion.stop, "scores": {name: _known(score) for name, score in completion.scores.items()},
-            "reward": _known(completion.reward), "advantage": _known(completion.advantage),
-            "tokens": {name: [_known(x) for x in values] for name, values in of_tokens.items()},
-        }  # fmt: skip
-
-
-def _known(value: Any) -> Any:
+def _json_number(value: Any) -> Any:
+    """Numbers that JSON does not know become texts: "nan", "inf", "-inf"."""
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _odd(values: Sequence[Any]) -> bool:
-    return any(isinstance(value, str) for value in values)

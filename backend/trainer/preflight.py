@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import mlx.nn as nn
 
-from backend.config.config import Config, parse, problems
+from backend.config.config import Config, parse
 from backend.config.model_and_data_names import check_reference, check_weights, model_source
 from backend.config.updates import require_no_program
 from backend.data.problems import PromptFormat, check_prompts
@@ -46,7 +46,7 @@ from backend.trainer.run_inputs import (
     held_out_settings,
     read_rows,
     read_stages,
-    stage_mistake,
+    stage_error,
 )
 from backend.trainer.scoring import scoring_stages
 from backend.trainer.trackers.targets import chosen, missing_fault
@@ -70,23 +70,21 @@ def check(raw: Mapping[str, Any]) -> list[ConfigProblem]:
 
 
 def preflight(
-    raw: Mapping[str, Any],
+    settings: Config | Mapping[str, Any],
     processes: SharedProcesses | None = None,
     runs_dir: Path | None = None,
     begin: Callable[[Config], Scorer] | None = None,
     *,
     of_program: bool = False,
 ) -> RunInputs:
-    """Check raw settings, then model, reference, dataset, columns, prompts and rewards, each independently of the others.
+    """Check settings (raw ones first), then model, reference, dataset, columns, prompts and rewards, each independently of the others.
 
     Returns the rows and reward functions that were read. `processes`: those that are shared with other runs. `runs_dir`: where
     the run will be, the folder of runs by default; its disk must have room. `begin`: what makes the scorer, where functions are objects of a
     program. `of_program`: whether the caller has the optimizer and schedule, where those are objects. Raises UserError with all faults.
     A reward file is executed to see what it registers: naming it on the command line is consent.
     """
-    if faults := problems(raw):
-        raise UserError(faults)
-    config = parse(raw)
+    config = settings if isinstance(settings, Config) else parse(settings)
     if not of_program:
         require_no_program(config)
     scorer = begin(config) if begin else begin_scorer(config, processes)
@@ -267,5 +265,5 @@ def _check_stages(config: Config, splits: Splits, tokenizer: Any, scorer: Scorer
             if tokenizer is not None:
                 check_prompts(own.rows, tokenizer, PromptFormat.of(of_stage), own.source)
         except UserError as mistake:
-            raise stage_mistake(index, mistake) from None
+            raise stage_error(index, mistake) from None
     return stages

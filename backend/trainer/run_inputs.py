@@ -1,7 +1,7 @@
-"""The inputs that a run reads before its model: the dataset's rows and the reward functions.
+"""What a run reads before its model: the rows of its dataset, its reward functions, and the prompts made of the rows.
 
-Read once a process: `preflight` checks them and passes them on to `load_context`. A reward file is a user's program;
-running it a second time would repeat its side effects (a judge model loaded twice, a log file begun twice).
+Read once a process: `preflight` checks them and hands them to `load_context`. A reward file is a user's program; running it a second
+time would repeat its side effects.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from backend.config.config import Config
-from backend.config.stages import fault_of_stage, stage_rows
+from backend.config.stages import Stages, fault_of_stage, stage_at, stage_rows
 from backend.data.problems import PromptFormat, check_prompts
+from backend.data.prompt_stream import PromptStream
 from backend.data.prompts import TokenizedPrompts, measure_first_rows
-from backend.data.rows import EvaluationRows, Rows, Splits, check_columns, read_splits
+from backend.data.rows import SPLITS, Rows, Splits, check_columns, read_splits
 from backend.rewards.scorer import Scorer, SharedProcesses, begin_scorer
 from backend.runs.checkpoints.checkpoint_score import check_metric
 from backend.types import Problem
@@ -31,15 +32,16 @@ class StageRows:
 
 @dataclass(frozen=True, slots=True)
 class RunInputs:
+    """Rows and loaded reward functions of a run."""
+
     splits: Splits
     scorer: Scorer
-    """The reward functions, loaded."""
     stages: tuple[StageRows, ...] = ()
-    """The training rows of each stage; none where the run has no stages."""
+    """The training rows of each stage; empty without stages."""
 
 
 def read_inputs(config: Config, processes: SharedProcesses | None = None) -> RunInputs:
-    """Read the dataset while the reward functions' process starts, and load them. `processes`: those that are shared with other runs.
+    """Read the dataset while the reward functions' process starts, and load them. `processes` are shared with other runs.
     Raises UserError for either."""
     scorer = begin_scorer(config, processes)
     try:
@@ -53,13 +55,12 @@ def read_inputs(config: Config, processes: SharedProcesses | None = None) -> Run
 
 
 def read_rows(config: Config, scorer: Scorer) -> Splits:
-    """The rows of a run, or of a stage with a dataset of its own; their map function is called where the reward functions are. Raises
-    UserError."""
+    """The rows of a run, or of a stage with its own dataset; the reward functions' process calls their map function. Raises UserError."""
     return read_splits(config, scorer.map_rows)
 
 
 def read_stages(config: Config, splits: Splits, scorer: Scorer) -> tuple[StageRows, ...]:
-    """The training rows of each stage; `splits`: the run's own. Raises UserError, naming the stage."""
+    """The training rows of each stage; `splits` are the run's own. Raises UserError naming the stage."""
     values, read = config.model_dump(), dict[str, StageRows]()
     own = StageRows(splits.train, splits.source.get("train", config.data))
     stages: list[StageRows] = []
@@ -69,26 +70,31 @@ def read_stages(config: Config, splits: Splits, scorer: Scorer) -> tuple[StageRo
         if of_stage and key not in read:
             try:
                 found = read_rows(config.model_copy(update=of_stage), scorer)
-            except UserError as mistake:
-                raise stage_mistake(index, mistake) from None
+            except UserError as error:
+                raise stage_error(index, error) from None
             read[key] = StageRows(found.train, found.source.get("train", str(of_stage.get("data", config.data))))
         stages.append(read[key] if of_stage else own)
     return tuple(stages)
 
 
-def stage_mistake(index: int, mistake: UserError) -> UserError:
-    """The faults of a stage's rows, as faults of the stages."""
-    return UserError([fault_of_stage(index + 1, fault.sentence) for fault in mistake.faults])
+def stage_error(index: int, error: UserError) -> UserError:
+    """The problems of a stage's rows as problems of the setting `stages`."""
+    return UserError([fault_of_stage(index + 1, fault.sentence) for fault in error.faults])
 
 
 MakePrompts = Callable[[Rows, Any, PromptFormat, str], TokenizedPrompts]
-Measure = Callable[[list[Problem], Callable[[float], None]], dict[str, float]]
-"""(prompts, called with the share that is done) → metrics."""
+"""(rows, tokenizer, format, source) → their prompts."""
+Poll = Callable[[float], None]
+"""Takes the share that is done; may raise to stop."""
 
 
 @dataclass(slots=True)
 class EvaluationSets:
-    """The prompts of each."""
+    """What a run is evaluated on while it trains: its valid split, and the datasets of `eval_data` by name.
+
+    One evaluation is one `eval` event. The metrics of the valid split have their plain names, those of a named set its name before
+    them (`gsm8k/reward`). Without a valid split the first named set has the plain names too, which early stopping reads.
+    """
 
     valid: list[Problem]
     named: dict[str, list[Problem]] = field(default_factory=dict)
@@ -96,18 +102,14 @@ class EvaluationSets:
     def __bool__(self) -> bool:
         return bool(self.valid or self.named)
 
-    def metrics(self, measure: Measure, poll: Callable[[float], None]) -> dict[str, float]:
+    def metrics(self, measure: Callable[[list[Problem], Poll], dict[str, float]], poll: Poll) -> dict[str, float]:
         """The metrics of one evaluation. `poll` is called with the share of all prompts that is done."""
         sets = {"": self.valid, **self.named} if self.valid else self.named
         total, before = sum(map(len, sets.values())), 0
         found: dict[str, float] = {}
         for name, problems in sets.items():
             start, share = before / total, len(problems) / total
-
-            def part(done: float, start: float = start, share: float = share) -> None:
-                poll(start + share * done)
-
-            measured = measure(problems, part)
+            measured = measure(problems, lambda done, start=start, share=share: poll(start + share * done))
             if not name or not found:
                 found |= measured
             if name:
@@ -116,8 +118,112 @@ class EvaluationSets:
         return found
 
 
+@dataclass(slots=True)
+class StagePrompts:
+    """The training prompts of each stage. Stages with the same rows and format share their prompts."""
+
+    stages: Stages
+    rows: Sequence[StageRows]
+    prompts: Sequence[TokenizedPrompts]
+    present: int = 0
+    """The stage whose prompts are taken."""
+
+    def begin(self, step: int, stream: PromptStream) -> None:
+        """Let the stream take the prompts of the stage of `step`."""
+        index = stage_at(self.stages, step)
+        if self.prompts[index] is not stream.problems:
+            stream.go_on_with(self.prompts[index], are_same_rows=self.rows[index] is self.rows[self.present])
+        self.present = index
+
+
+@dataclass(frozen=True, slots=True)
+class RunPrompts:
+    """Every prompt that a run may take."""
+
+    by_split: dict[str, TokenizedPrompts]
+    """Of the splits that the run uses; without `train` where stages have the rows."""
+    named: dict[str, TokenizedPrompts]
+    """The sets of `eval_data`."""
+    of_stages: StagePrompts | None
+
+    @classmethod
+    def tokenize(
+        cls, config: Config, stages: Sequence[Config], inputs: RunInputs, tokenizer: Any, make: MakePrompts
+    ) -> RunPrompts:
+        """Tokenise the first rows of every set. `stages`: the settings of each stage. Raises UserError for rows that cannot be used."""
+        splits, settings = inputs.splits, held_out_settings(config, stages)
+
+        def prompts_of(
+            rows: Rows, settings: Config, source: str, name: str, *, all_rows: bool = False
+        ) -> TokenizedPrompts:
+            if faults := check_columns(rows, settings, source):
+                raise UserError(faults)
+            prompts = make(rows, tokenizer, PromptFormat.of(settings), source)
+            measure_first_rows(prompts, name, all_rows=all_rows)
+            prompts.measure(prompts.longest_texts())  # memory is planned for the longest prompt of all rows
+            return prompts
+
+        used = {"train": not config.stages, "valid": config.steps_per_eval > 0, "test": config.test}
+        by_split: dict[str, TokenizedPrompts] = {}
+        for split in SPLITS:
+            if used[split] and (rows := splits.rows(split)):
+                # With `epochs` the length of the run is the number of rows that fit, so all are tokenised.
+                is_counted = split == "train" and config.epochs > 0
+                source = splits.source.get(split, config.data)
+                by_split[split] = prompts_of(rows, settings, source, split, all_rows=is_counted)
+        of_stages = None
+        if config.stages:
+            stage_rows = inputs.stages or read_stages(config, splits, inputs.scorer)
+            of_stage: list[TokenizedPrompts] = []
+            for index, (own, rows) in enumerate(zip(stages, stage_rows, strict=True)):
+                known = (each for each in of_stage if each.are_of(rows.rows, PromptFormat.of(own)))
+                try:
+                    of_stage.append(next(known, None) or prompts_of(rows.rows, own, rows.source, "train"))
+                except UserError as error:
+                    raise stage_error(index, error) from None
+            of_stages = StagePrompts(config.stages, stage_rows, of_stage)
+        named: dict[str, TokenizedPrompts] = {}
+        for name, each in splits.evals.items() if config.steps_per_eval else ():
+            own = settings.model_copy(update=each.settings)
+            _check_set(name, each.rows, own, each.source)
+            named[name] = prompts_of(each.rows, own, each.source, name)
+        return cls(by_split, named, of_stages)
+
+    @property
+    def training(self) -> TokenizedPrompts:
+        """The prompts of the first step."""
+        return self.by_split["train"] if self.of_stages is None else self.of_stages.prompts[0]
+
+    def all(self) -> dict[str, TokenizedPrompts]:
+        """Every set once, by a name for notes."""
+        found = self.by_split | self.named
+        for number, prompts in enumerate(self.of_stages.prompts if self.of_stages is not None else (), 1):
+            if not any(prompts is known for known in found.values()):
+                found[f"train (stage {number})"] = prompts
+        return found
+
+    def steps(self, config: Config) -> int:
+        """The steps of the run: `iters`, or the passes of `epochs` over the rows that fit, the last step filled up."""
+        if not config.epochs or config.stages:
+            return config.iters
+        return -(-config.epochs * self.by_split["train"].fitting // config.prompts_per_step)
+
+    def evaluation_sets(self, config: Config) -> EvaluationSets:
+        """The prompts of each set for an evaluation during training."""
+        count = config.val_batches * config.prompts_per_evaluation_batch
+        named = {name: prompts.first(count) for name, prompts in self.named.items()}
+        return EvaluationSets(self._first("valid", count), named)
+
+    def test(self, config: Config) -> list[Problem]:
+        """The prompts of the test split for the evaluation at the end."""
+        return self._first("test", config.test_batches * config.prompts_per_evaluation_batch)
+
+    def _first(self, split: str, count: int) -> list[Problem]:
+        return self.by_split[split].first(count) if split in self.by_split else []
+
+
 def held_out_settings(config: Config, stages: Sequence[Config]) -> Config:
-    """The settings by which held-out rows are checked and their prompts chosen. `stages`: the settings of each.
+    """The settings by which held-out rows are checked and their prompts chosen. `stages`: the settings of each stage.
 
     The rows are the same in every stage: the longest completions decide which prompts fit, and the functions of all stages score them.
     """
@@ -128,40 +234,22 @@ def held_out_settings(config: Config, stages: Sequence[Config]) -> Config:
     return config.model_copy(update={"max_completion_length": longest, "reward_functions": list(functions)})
 
 
-def named_prompts(splits: Splits, tokenizer: Any, config: Config, make: MakePrompts) -> dict[str, TokenizedPrompts]:
-    """The prompts of each named set, the first rows tokenised. Raises UserError for a set without the columns, or without a prompt that
-    fits."""
-    if not config.steps_per_eval:
-        return {}
-    prompts: dict[str, TokenizedPrompts] = {}
-    for name, each in splits.evals.items():
-        own = _checked(name, each, config)
-        prompts[name] = make(each.rows, tokenizer, PromptFormat.of(own), each.source)
-        measure_first_rows(prompts[name], name)
-        prompts[name].measure(prompts[name].longest_texts())
-    return prompts
-
-
 def check_held_out(splits: Splits, config: Config) -> None:
-    """Raises UserError for a test split, or a metric of held-out rows, that the settings ask for and the rows have not."""
+    """Raises UserError for a test split, or a metric of held-out rows, that the settings name and the dataset lacks."""
     if config.test and not splits.test:
         raise UserError("test", f"Evaluate test split is on, and {config.data} has no split {config.test_split}.")
     check_metric(config, has_held_out=bool(splits.valid or splits.evals))
 
 
 def check_evaluation_sets(splits: Splits, config: Config, tokenizer: Any) -> None:
-    """Raises the UserError of `named_prompts`; without a tokenizer as far as it shows."""
-    if not config.steps_per_eval:
-        return
-    for name, each in splits.evals.items():
-        own = _checked(name, each, config)
+    """Raises UserError for a set of `eval_data` without its columns or, with a tokenizer, without a prompt that fits."""
+    for name, each in splits.evals.items() if config.steps_per_eval else ():
+        own = config.model_copy(update=each.settings)
+        _check_set(name, each.rows, own, each.source)
         if tokenizer is not None:
             check_prompts(each.rows, tokenizer, PromptFormat.of(own), each.source)
 
 
-def _checked(name: str, rows: EvaluationRows, config: Config) -> Config:
-    """The settings of a set. Raises UserError for columns that it lacks."""
-    own = config.model_copy(update=rows.settings)
-    if faults := check_columns(rows.rows, own, rows.source):
+def _check_set(name: str, rows: Rows, settings: Config, source: str) -> None:
+    if faults := check_columns(rows, settings, source):
         raise UserError("eval_data", f"{name}: {faults[0].sentence}"[:200])
-    return own

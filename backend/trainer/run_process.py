@@ -1,8 +1,8 @@
-"""One process of a run, from taking its lock to the event log's last line, whatever happens in between.
+"""One process of a run, from taking its lock to the event log's last line.
 
-A run is a folder and its event log. A run that ends early is saved at its last finished step; a fault the user can mend ends the
-event log with a sentence, a bug with a traceback too. After a GPU error the run does not end: this process saves it, leaves the event log
-without a last line and the lock held, and its caller execs a program that trains on with smaller micro-batches.
+A run is a folder and its event log. A run that ends early is saved at its last finished step; a UserError ends the event log with a
+sentence, a bug with a traceback too. After a GPU error the run does not end: this process saves it, leaves the event log without a last
+line and the lock held, and its caller execs a program that trains on with smaller micro-batches.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from backend.config.config import Config
 from backend.engine.cpu.compiler import left_nothing
 from backend.models.saving import save_model
 from backend.runs.checkpoints import checkpoint
-from backend.runs.checkpoints.checkpoint import TrainingState
+from backend.runs.checkpoints.checkpoint import Checkpoint, TrainingState
 from backend.runs.checkpoints.checkpoint_integrity import Damaged, DamagedCheckpoint, newest_whole, set_aside
 from backend.runs.completion_rows import parse_group_row
 from backend.runs.events import EventLog, last_events, parse_line, truncate_file
@@ -40,15 +40,13 @@ from backend.trainer.trainer import Trainer
 from backend.utils.disk_faults import DiskError
 from backend.utils.errors import UserError
 
-# Cutting event log and completions back to a checkpoint, by the lengths that it recorded, or by their content where those
-# no longer fit.
-
 OF_THE_STEP = ("eval", "health", "note", "phase")
 """Kinds that follow the line of a step and belong to it."""
 
 
 def cut_back(run: RunFolder, state: TrainingState) -> str:
-    """Cut both files back to a checkpoint; → a sentence where that went by their content, "" as a rule."""
+    """Cut event log and completions back to a checkpoint, by the lengths that it recorded, or by their content where those no longer
+    fit; → a sentence in that case, else ""."""
     fits = _fits(run.events, state.events_bytes, state.step) and _fits(run.completions, state.completions_bytes, None)
     if fits or not state.step:
         truncate_file(run.events, state.events_bytes)
@@ -57,13 +55,13 @@ def cut_back(run: RunFolder, state: TrainingState) -> str:
     truncate_file(run.events, _end_of_step(run.events, state.step))
     truncate_file(run.completions, _end_of_rows(run.completions, state.step))
     return (
-        f"events.jsonl or completions.jsonl was changed since step {state.step} was saved, so both were cut back to that step by their "
-        f"lines, not by their lengths."
+        f"events.jsonl or completions.jsonl was changed since step {state.step} was saved, so both were cut back to that step by "
+        f"their lines, not by their lengths."
     )
 
 
 def _fits(path: Path, length: int, step: int | None) -> bool:
-    """Whether a file's first `length` bytes end with a line, and for the event log no other step's is the newest there."""
+    """True if a file's first `length` bytes end with a line, and in the event log the newest step there is `step`."""
     try:
         with path.open("rb") as file:
             if length <= 0 or path.stat().st_size < length:
@@ -79,7 +77,7 @@ def _fits(path: Path, length: int, step: int | None) -> bool:
 
 
 def _end_of_step(path: Path, step: int) -> int:
-    """The length of an event log up to the end of a step; of all of it where it has no line of that step."""
+    """The length of an event log up to the end of a step; of all of it without a line of that step."""
     end = offset = 0
     is_behind = False
     with path.open("rb") as file:
@@ -107,9 +105,6 @@ def _end_of_rows(path: Path, step: int) -> int:
     return end
 
 
-# ── run process ──────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def train(
     config: Config,
     run: RunFolder,
@@ -125,15 +120,16 @@ def train(
     goes_on: bool = False,
     lock: int | None = None,
 ) -> Ending:
-    """Train `config` in `run`, from its newest checkpoint if it has one. `inputs` are what `preflight` read, if it did. `changes`: raw
-    settings to change from the step after that checkpoint on. `warnings`: sentences for the event log. `look` is called wherever the run may
-    stop, and may raise Stopped or UserError. `load`: what builds the run's parts, where other ranks share its work.
-    `goes_on`: whether the loss of one of them ends this process and not the run. `lock`: the handle of the run's lock, where the caller
-    holds it already; it is closed here.
+    """Train `config` in `run`, from its newest checkpoint if it has one.
 
-    Errors of the run are written to the event log and returned in the Ending, never raised. Raises UserError when another process
-    holds the run, its log of GPU errors or its changes are damaged, or the settings of `changes` cannot be. With `may_restart` the Ending may be a RESTART: the run stays locked, the stop signals stay blocked, and the caller
-    has to exec a program that calls this again.
+    `inputs`: what `preflight` read. `changes`: raw settings to change from the step after that checkpoint on. `warnings`: sentences for
+    the event log. `look` is called wherever the run may stop, and may raise Stopped or UserError. `load` builds what the run computes
+    with; where other ranks share the work, `goes_on` says that losing one ends this process and not the run. `lock`: the handle of the
+    run's lock, where the caller has it already; it is closed here.
+
+    Errors of the run are written to the event log and returned in the Ending, never raised. Raises UserError when another process holds
+    the run, its log of GPU errors or its changes are damaged, or `changes` are invalid. With `may_restart` the Ending may be a RESTART:
+    the run stays locked, the stop signals stay blocked, and the caller has to exec a program that calls this again.
     """
     # An flock, which the kernel releases however this process ends. It is held before the checkpoint is read and the files
     # are truncated, so that two processes never append to one event log.
@@ -144,15 +140,16 @@ def train(
     trackers = RunTrackers(run)
     try:
         notes = [*warnings]
-        # Those of the program before this one, in this process, follow the run still.
-        tracks = inherited is None
+        starts_trackers = (
+            inherited is None
+        )  # those of the program before this one, in this process, still follow the run
         while True:
             trainer, saved = open_run(config, run, echo, changes=changes, keep_words=keep_words, notes=notes)
-            if tracks:
+            if starts_trackers:
                 trackers.start(config.report_to, trainer.note)
-                tracks = False
+                starts_trackers = False
             trainer.control.also_look(partial(trackers.look, trainer.warn))
-            trainer.load_context = load
+            trainer.load_parts = load
             if look is not None:
                 trainer.control.also_look(look)
             ending, damaged = _trained(trainer, saved, command, inputs)
@@ -168,12 +165,12 @@ def train(
     finally:
         trackers.let_go()
         if inputs is not None:
-            inputs.scorer.close()  # where the run ended before it had taken them up
+            inputs.scorer.close()  # where the run ended before it took them over
         os.close(lock)
 
 
 def record_changes(config: Config, run: RunFolder, changes: Mapping[str, Any]) -> None:
-    """Record what `train` would be given as `changes`, for a run that another process is about to resume. Raises UserError."""
+    """Record `changes` as `train` does, for a run that another process is about to resume. Raises UserError."""
     if not changes:
         return
     lock = hold_lock(run)
@@ -185,9 +182,9 @@ def record_changes(config: Config, run: RunFolder, changes: Mapping[str, Any]) -
 
 
 def _trained(
-    trainer: Trainer, saved: checkpoint.Checkpoint | None, command: str, inputs: RunInputs | None
+    trainer: Trainer, saved: Checkpoint | None, command: str, inputs: RunInputs | None
 ) -> tuple[Ending, Damaged | None]:
-    """How it ended; and the checkpoint that it was to begin from, where its arrays turn out not to be those of the model."""
+    """How training ended; and the checkpoint it was to begin from, if its arrays turn out not to be those of the model."""
     damaged: list[Damaged] = []
 
     def work() -> Ending:
@@ -204,22 +201,19 @@ def _trained(
 
 @contextlib.contextmanager
 def stops_as_exceptions(trainer: Trainer, obey_signal: Callable[[], None]) -> Iterator[None]:
-    """What a stop has broken off ends as that stop: a wait for reward functions, and the work of mlx's compiler, which Ctrl-C in a terminal
-    ends too. `obey_signal` raises Stopped where a stop signal has come."""
+    """Turn what a stop has interrupted into Stopped: a wait for reward functions, or mlx's compiler, which Ctrl-C in a terminal ends
+    too. `obey_signal` raises Stopped where a stop signal has come."""
     try:
         yield
     except StopPending:
         trainer.control.obey()
         raise Stopped("it was asked to stop") from None  # by a word that another has replaced since
     except RuntimeError as error:
-        if left_nothing(error) and _is_saved_or_whole(trainer):
+        # No finished step may be lost: the last one is on disk (step 0 needs no file), or its weights are in memory.
+        is_saved = trainer.state.step == (trainer.saver.saved_step or 0)
+        if left_nothing(error) and (is_saved or trainer.has_whole_step):
             obey_signal()
         raise
-
-
-def _is_saved_or_whole(trainer: Trainer) -> bool:
-    """Whether a stop loses no finished step: the last one is on disk (step 0 needs no file), or its weights are in memory."""
-    return trainer.state.step == (trainer.saver.saved_step or 0) or trainer.has_whole_step
 
 
 def open_run(
@@ -231,31 +225,32 @@ def open_run(
     keep_words: bool = False,
     shared: SharedResources | None = None,
     notes: Sequence[str] = (),
-) -> tuple[Trainer, checkpoint.Checkpoint | None]:
-    """A trainer for a run whose lock this process holds, and the checkpoint to begin from, to which the run's files are cut back.
+) -> tuple[Trainer, Checkpoint | None]:
+    """A trainer for a run whose lock this process holds, and the newest whole checkpoint, to which the run's files are cut back.
 
-    It is the newest that is as it was written; what is newer is set aside, and that is said in the event log, after the warnings `notes`.
-    `keep_words` as in `Control`, `changes` as in `train`; raises UserError as it does, for a run of a newer version, and where no checkpoint is whole.
+    Damaged checkpoints are set aside, which the event log says after the warnings `notes`. `keep_words` as in `Control`, `changes` as in
+    `train`; raises UserError as it does, for a run of a newer version, and where no checkpoint is whole.
     """
     check_format(run)
     saved, damaged = newest_whole(run)
+    step = saved.state.step if saved else 0
     steering = Steering(run, config)
     if changes:
-        steering.record(changes, saved.state.step if saved else 0, at_resume=True)
+        steering.record(changes, step, at_resume=True)
     # After a kill both files are ahead of the checkpoint: see the docstring of backend/runs/checkpoints/checkpoint.py.
     notes = [*notes, *map(set_aside, damaged)]
     if sentence := cut_back(run, saved.state if saved else TrainingState()):
         notes.append(sentence)
-    settings = steering.config_at(saved.state.step if saved else 0)
-    checkpoint.rotate(run, settings.keep_checkpoints)  # which a process that was killed may not have come to
+    settings = steering.config_at(step)
+    checkpoint.rotate(run, settings.keep_checkpoints)  # a process that was killed may not have done it
     trainer = Trainer(settings, run, EventLog(run.events, echo), steering, keep_words=keep_words)
     trainer.shared = shared
     for sentence in notes:
         trainer.warn(sentence)
     if saved is not None and saved.filled_in:
         trainer.note(
-            f"The checkpoint of step {saved.state.step} is of an earlier version, which recorded no {', '.join(saved.filled_in)}; the run "
-            f"goes on with their values at the beginning of a run."
+            f"The checkpoint of step {step} is of an earlier version, which recorded no {', '.join(saved.filled_in)}; the run "
+            f"continues with their initial values."
         )
     return trainer, saved
 
@@ -263,64 +258,63 @@ def open_run(
 def end_run(trainer: Trainer, ending: Ending, gpu_retries: int = 0, *, goes_on: bool = False) -> Ending:
     """Save what is not saved yet, write the event log's last line unless the run goes on, and close the files.
 
-    → the ending as it became: `gpu_retries` is how often a GPU error may be answered by a RESTART, `goes_on` whether the loss of a rank is.
+    → the ending as it became. `gpu_retries`: how often a GPU error may become a RESTART; `goes_on`: the loss of a rank becomes one.
     """
     place = trainer.held.place()
     if place.state in ("deleted", "out of reach", "taken"):
         return _without_folder(trainer, place)
     if place.state == "moved" and ending.kind != "finished":
-        with contextlib.suppress(UserError):  # it was begun where the folder is no more
+        with contextlib.suppress(UserError):  # it was begun where the folder no longer is
             trainer.saver.wait()
         trainer.move_to(RunFolder(place.path))
-        sentence = (
-            f"Stopped at step {ending.step} because its folder was moved to {place.path}; everything is saved there."
-        )
-        ending = Ending("stopped", ending.step, sentence, 3)
+        moved = f"because its folder was moved to {place.path}; everything is saved there."
+        ending = Ending("stopped", ending.step, f"Stopped at step {ending.step} {moved}", 3)
     try:
         if ending.gpu_error is not None:
             ending = _after_gpu_error(trainer, ending, ending.gpu_error, gpu_retries)
         elif ending.kind != "finished":
             ending = _save_before(trainer, ending)
-        if ending.lost_rank is not None:
-            ending = _after_lost_rank(trainer, ending, goes_on=goes_on)
+        if ending.lost_rank is not None and goes_on:
+            ending = replace(ending, kind=RESTART)
+        elif ending.lost_rank is not None:
+            saved = f" Step {trainer.saver.saved_step} is saved." if trainer.saver.saved_step else ""
+            advice = (
+                "Resume the run when the machine is back, or without it: resume RUN --hosts FILE, or --hosts none for this "
+                "machine alone."
+            )
+            ending = replace(ending, sentence=f"{ending.sentence}{saved} {advice}")
     except DiskError as fault:
         ending = after_fault(ending, fault)
     if ending.kind != RESTART:
-        ending = _write_end(trainer, ending)
+        with contextlib.suppress(DiskError):  # which `write_ending` reports
+            trainer.control.refuse_change()
+        ending = write_ending(trainer.event_log, ending)
+        with contextlib.suppress(OSError):  # deleted when the run is resumed
+            trainer.control.discard_commands()
     trainer.close()
-    return ending
-
-
-def _write_end(trainer: Trainer, ending: Ending) -> Ending:
-    """Answer what was asked too late, write the event log's last line, and leave no command behind. → the ending as `write_ending` has it."""
-    with contextlib.suppress(DiskError):  # which `write_ending` will tell
-        trainer.control.refuse_change()
-    ending = write_ending(trainer.event_log, ending)
-    with contextlib.suppress(OSError):  # deleted when the run is resumed
-        trainer.control.discard_commands()
     return ending
 
 
 def _without_folder(trainer: Trainer, place: FolderPlace) -> Ending:
-    """The end of a run that has no folder any more, or whose folder is another process's: nothing is written there."""
+    """The end of a run whose folder is gone, or belongs to another process: nothing is written there."""
     trainer.close()
     name, step = place.path.name, trainer.state.step
     if place.state == "deleted":
-        sentence = f"run: The folder of the run {name} was deleted while it trained, so step {step} could not be saved."
+        sentence = f"The folder of the run {name} was deleted while it trained, so step {step} could not be saved."
     elif place.state == "out of reach":
         sentence = (
-            f"run: The folder of the run {name} is out of reach, its disk unmounted perhaps, so step {step} could not be saved; resume the "
-            f"run once it is back."
+            f"The folder of the run {name} is out of reach, its disk unmounted perhaps, so step {step} could not be saved; "
+            f"resume the run once it is back."
         )
     else:
         sentence = (
-            f"run: Another process trains {name} since its run.lock was deleted; this one ended without writing to it."
+            f"Another process trains {name} since its run.lock was deleted; this one ended without writing to it."
         )
-    return Ending("failed", step, sentence, 2)
+    return Ending("failed", step, f"run: {sentence}", 2)
 
 
 def _save_before(trainer: Trainer, ending: Ending) -> Ending:
-    """Save the last finished step before an early end. Returns `ending`, or a failure that says both if that fails."""
+    """Save the last finished step before an early end. → `ending`, or a failure with both sentences if that fails."""
 
     def save_last_step() -> Ending:
         with contextlib.suppress(UserError):  # a checkpoint that could not be written is tried once more below
@@ -340,23 +334,14 @@ def _save_before(trainer: Trainer, ending: Ending) -> Ending:
 
 
 def take_back_updates(trainer: Trainer) -> None:
-    """Where a step was given up between its updates: go back to the weights before them, if they were kept."""
+    """Where a step was interrupted between its updates: go back to the weights before them, if they were kept."""
     if trainer.has_parts and not trainer.has_whole_step:
         trainer.parts.take_back()
 
 
-def _after_lost_rank(trainer: Trainer, ending: Ending, *, goes_on: bool) -> Ending:
-    """What is told of a run that has lost a machine; a RESTART where it goes on without it."""
-    if goes_on:
-        return replace(ending, kind=RESTART)
-    saved = f" Step {trainer.saver.saved_step} is saved." if trainer.saver.saved_step else ""
-    advice = "Resume the run when the machine is back, or without it: resume RUN --hosts FILE, or --hosts none for this machine alone."
-    return replace(ending, sentence=f"{ending.sentence}{saved} {advice}")
-
-
 def _after_gpu_error(trainer: Trainer, ending: Ending, error: GpuError, retries: int) -> Ending:
-    """Log a GPU error and save the last finished step. Returns a RESTART if the error is to be retried, a stop if one was asked
-    for meanwhile, else the failure."""
+    """Log a GPU error and save the last finished step. → a RESTART if the error is to be retried, a stop if one was requested
+    meanwhile, else the failure."""
     log, step = trainer.gpu_errors, trainer.state.step
     try:
         logged = log.add(error, ending.gpu_text, step=step, in_use=trainer.step_size, retries=retries)
@@ -371,7 +356,7 @@ def _after_gpu_error(trainer: Trainer, ending: Ending, error: GpuError, retries:
         return replace(ending, sentence=logged.sentence)
 
     def hand_on() -> Ending:
-        """Every command that comes from now on is the next program's to obey."""
+        """Every command that comes from now on is for the next program."""
         trainer.control.obey()
         trainer.control.hand_on_signals()
         return replace(ending, kind=RESTART, sentence=logged.sentence)
@@ -380,14 +365,14 @@ def _after_gpu_error(trainer: Trainer, ending: Ending, error: GpuError, retries:
 
 
 def save_without_gpu(trainer: Trainer) -> None:
-    """Save the last finished step if the weights are still its. What cannot be saved is trained again, from the newest checkpoint."""
+    """Save the last finished step if it is still in memory. What cannot be saved is trained again, from the newest checkpoint."""
     try:
         with contextlib.suppress(UserError):
             trainer.saver.wait()
         take_back_updates(trainer)
         if trainer.saver.saved_step != trainer.state.step and trainer.has_whole_step:
             trainer.save_without_gpu()
-    except UserError as mistake:
-        sys.stderr.write(f"{mistake}\n")  # in log.txt; the run is not lost
+    except UserError as error:
+        sys.stderr.write(f"{error}\n")  # in log.txt; the run is not lost
     except (RuntimeError, MemoryError):
         traceback.print_exc()

@@ -1,7 +1,4 @@
-"""The reward functions, their weights and the advantages of each step, by the stage of the run that the step is in.
-
-Knows no model and no arrays but the advantages; `backend.rewards` calls the functions.
-"""
+"""The reward functions, their weights and the advantages of each step, by the stage of the run that the step is in."""
 
 from __future__ import annotations
 
@@ -18,12 +15,9 @@ from backend.rewards.runner.inputs import TrainerState
 from backend.rewards.runner.step_calls import Poll, wait_on
 from backend.rewards.scorer import Scorer
 from backend.rewards.weights import WeightSchedule
-from backend.runs.events import LONGEST_LINE, parse_line
-from backend.runs.run_folder import RunFolder
 from backend.training.advantages import advantages
 from backend.types import Group
 from backend.utils.errors import UserError
-from backend.utils.regular_file import open_regular
 from backend.utils.text import quote
 
 MLX = re.compile(r"^\s*(?:import|from)\s+mlx(?!_lm_lora)", re.MULTILINE)
@@ -189,12 +183,8 @@ def imports_mlx(stages: Sequence[ScoringStage]) -> bool:
     return any(MLX.search(file.read_text(encoding="utf-8", errors="replace")) for file in files)
 
 
-Fingerprints = Mapping[str, str]
-"""Name of a reward file → SHA-256 of its contents."""
-
-
-def fingerprints(config: Config) -> Fingerprints:
-    """Those of the files that these settings name; of one that cannot be read there is none."""
+def fingerprints(config: Config) -> dict[str, str]:
+    """Name → SHA-256 of each reward file that these settings name; unreadable files are left out."""
     found: dict[str, str] = {}
     for path in code_files(config.model_dump()):
         with suppress(UserError):
@@ -202,25 +192,13 @@ def fingerprints(config: Config) -> Fingerprints:
     return found
 
 
-def change_since(run: RunFolder, now: Fingerprints, step: int) -> str:
-    """A sentence where a file is not as it was when the event log's last process began; "" otherwise. `step`: the last one that is kept."""
-    before = _recorded(run) if now and step else {}
+def changed_files(before: Mapping[str, str], now: Mapping[str, str], step: int) -> str:
+    """A warning where reward files differ from those that scored the steps up to `step`; "" otherwise. Both are `fingerprints`."""
     changed = [name for name, fingerprint in now.items() if before.get(name, fingerprint) != fingerprint]
-    if not changed:
+    if not changed or not step:
         return ""
-    names, are = quote(", ".join(changed), 60), "has" if len(changed) == 1 else "have"
+    names, have = quote(", ".join(changed), 60), "has" if len(changed) == 1 else "have"
     return (
-        f"{names} {are} changed since this run was trained last: the steps up to {step} were scored with what was there before, those from "
-        f"{step + 1} on with what is there now."
+        f"{names} {have} changed since this run was trained last: the steps up to {step} were scored with the old version, "
+        f"those from {step + 1} on with the new one."
     )
-
-
-def _recorded(run: RunFolder) -> Fingerprints:
-    """What the last `started` says that has any."""
-    last: Fingerprints = {}
-    with suppress(OSError), open_regular(run.events) as event_log:
-        while line := event_log.readline(LONGEST_LINE):
-            # Most lines are steps, which need not be parsed for this.
-            if b'"started"' in line and (event := parse_line(line)) is not None and event["kind"] == "started":
-                last = event.get("reward_files") or last
-    return last

@@ -1,4 +1,4 @@
-"""A run's changes of settings on the trainer's side: requests become recorded changes, and each is handed out at its step.
+"""How a run changes and ends on its way: changed settings, stop conditions, early stopping.
 
 A change is on disk before any step uses it. Otherwise a run killed just after would be resumed with other settings than it had.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,31 +27,29 @@ from backend.runs.steering import (
     take_request,
     write_changes,
 )
-from backend.runs.stop_conditions import WINDOW, StopCondition, parse_condition
+from backend.runs.stop_conditions import WINDOW, parse_condition
 from backend.utils.errors import UserError
 
 
 class Steering:
-    """The changes of one run. `config`: the settings of config.yaml. Raises UserError for a damaged changes.json."""
+    """The changes of settings of one run. `config`: the settings of config.yaml. Raises UserError for a damaged changes.json."""
 
     def __init__(self, run: RunFolder, config: Config) -> None:
         self._run, self._config = run, config
         self.changes = read_changes(run)
         self._in_event_log: list[Any] = []
-        """Those that the event log tells after its last step, as it tells them."""
+        """The changes that the event log holds after its last step."""
 
-    def noting_changes(self, events: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-        """Pass on the events of the event log so far, and keep in mind which changes of the coming step they tell. A checkpoint of the step
-        before may have been saved after that, by a stop or at the run's end, and a resume from it takes the change up once more."""
-        for event in events:
-            if event.get("kind") == "step":
-                self._in_event_log.clear()
-            elif event.get("kind") == "change":
-                self._in_event_log.append({key: event.get(key) for key in ("step", "settings")})
-            yield event
+    def note_past(self, event: Mapping[str, Any]) -> None:
+        """Take an event that the event log holds already. A checkpoint of the step before may have been saved after a change was
+        logged, and a resume from it applies the change once more."""
+        if event.get("kind") == "step":
+            self._in_event_log.clear()
+        elif event.get("kind") == "change":
+            self._in_event_log.append({key: event.get(key) for key in ("step", "settings")})
 
-    def tell(self, change: Change, event_log: EventLog) -> None:
-        """Write a change to the event log, where it does not stand yet."""
+    def log(self, change: Change, event_log: EventLog) -> None:
+        """Write a change to the event log, unless it is there already."""
         if change.to_dict() not in self._in_event_log:
             event_log.write("change", **change.to_dict())
 
@@ -60,22 +58,22 @@ class Steering:
         return config_at(self._config, self.changes, step)
 
     def beginning_at(self, step: int) -> list[Change]:
-        """The changes that hold from this very step on: of the stage that begins there, then those that were asked for, in their order."""
+        """The changes that hold from this very step on: of the stage that begins there, then the requested ones, in their order."""
         of_stage = stage_change(self._config, self.changes, step)
         return ([of_stage] if of_stage else []) + [change for change in self.changes if change.step == step]
 
     def stage_configs(self) -> list[Config]:
-        """The settings of each stage, its training rows included; those of the run where it has none. Without the changes that were asked
-        for, which concern neither rows nor memory."""
+        """The settings of each stage, its training rows included; of a run without stages its own. Requested changes, which concern
+        neither rows nor memory, are left out."""
         return stage_configs(self._config)
 
     def take(self, begun: int) -> tuple[str, str]:
-        """Record what the window has asked for, if it can be; `begun` is the last step that has begun. → level and sentence of the
-        answer."""
+        """Record the change that the window has requested, if it is valid; `begun` is the last step that has begun. → level and
+        sentence of the answer."""
         try:
             change = self.record(take_request(self._run), begun)
-        except UserError as mistake:
-            return "warning", " ".join(["The change was not made.", *(fault.sentence for fault in mistake.faults)])
+        except UserError as error:
+            return "warning", " ".join(["The change was not made.", *(fault.sentence for fault in error.faults)])
         return "info", change.sentence if change else "Nothing was changed: the settings have these values already."
 
     def record(self, asked: Mapping[str, Any], begun: int, *, at_resume: bool = False) -> Change | None:
@@ -83,7 +81,7 @@ class Steering:
         `backend.runs.steering.changed`.
 
         After a resume from an older checkpoint there may be changes of later steps: a new one then holds with the last of them, so that
-        they stay in the order in which they were made. Raises UserError for settings that cannot be, and where the file cannot be written.
+        they stay in the order in which they were made. Raises UserError for invalid settings, and where the file cannot be written.
         """
         step = max([begun + 1, *(change.step for change in self.changes)])
         pairs = changed(self.config_at(step), asked, done=step - 1, at_resume=at_resume)
@@ -97,27 +95,24 @@ class Steering:
 
 @dataclass(frozen=True, slots=True)
 class PlannedEnd:
-    """Why a run ends early. `reason`: "stop_when" or "early_stopping"."""
+    """Why a run finishes before its last step. `reason`: "stop_when" or "early_stopping"."""
 
     reason: str
     sentence: str
 
 
 class MetricWatch:
-    """The metrics of the last steps and of the newest evaluation."""
+    """The metrics of the last steps and of the newest evaluation, for the setting `stop_when`."""
 
-    def __init__(self, events: Iterable[Mapping[str, Any]] = ()) -> None:
-        """`events`: the event log so far, of which steps and evaluations count."""
+    def __init__(self) -> None:
         self._steps: deque[Mapping[str, Any]] = deque(maxlen=WINDOW)
         self._evaluation: Mapping[str, Any] = {}
         self.seen: set[str] = set()
         """Every metric of a step so far."""
         self._warned_of: set[str] = set()
-        for event in events:
-            self.take(event)
 
     def take(self, event: Mapping[str, Any]) -> None:
-        """Take an event of the event log."""
+        """Take an event of the event log; steps and evaluations count."""
         metrics = event.get("metrics")
         if not isinstance(metrics, dict):
             return
@@ -136,15 +131,17 @@ class MetricWatch:
         return sum(values) / WINDOW if len(values) == WINDOW else math.nan
 
     def met(self, conditions: Sequence[str]) -> PlannedEnd | None:
-        """The end that the first condition which is met has planned."""
+        """The end for the first condition that is met."""
         for condition in map(parse_condition, conditions):
             value = self.value(condition.metric)
             if condition.is_met(value):
-                return PlannedEnd("stop_when", _met(condition, value))
+                held_out = condition.metric.startswith(EVALUATION)
+                over = "in the newest evaluation" if held_out else f"over the last {WINDOW} steps"
+                return PlannedEnd("stop_when", f"{condition} is met: {value:.4g} {over}")
         return None
 
     def new_warnings(self, conditions: Sequence[str]) -> list[str]:
-        """A sentence for each metric that no step has had, once, when there are steps enough to tell; held-out ones may still come."""
+        """A sentence for each metric that no step has had, once, when there are enough steps; held-out ones may still come."""
         if len(self._steps) < WINDOW:
             return []
         metrics = [condition.metric for condition in map(parse_condition, conditions)]
@@ -156,20 +153,12 @@ class MetricWatch:
         ]
 
 
-def _met(condition: StopCondition, value: float) -> str:
-    over = "in the newest evaluation" if condition.metric.startswith(EVALUATION) else f"over the last {WINDOW} steps"
-    return f"{condition} is met: {value:.4g} {over}"
-
-
 def _number(value: Any) -> float:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
 
 
-# ── early stopping ───────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def patience_is_over(state: TrainingState, config: Config, *, has_evaluations: bool) -> PlannedEnd | None:
-    """The end that early stopping has planned: its scores are those of `backend.runs.checkpoints.checkpoint_score`."""
+def early_stop(state: TrainingState, config: Config, *, has_evaluations: bool) -> PlannedEnd | None:
+    """The end by early stopping; `backend.runs.checkpoints.checkpoint_score` keeps the scores."""
     patience = config.early_stopping_patience
     if not patience or state.scores_without_gain < patience or state.best_score is None:
         return None
@@ -179,7 +168,5 @@ def patience_is_over(state: TrainingState, config: Config, *, has_evaluations: b
     gain = f" by more than {config.early_stopping_min_delta:g}" if config.early_stopping_min_delta else ""
     count = f"{state.scores_without_gain} {times}{'' if state.scores_without_gain == 1 else 's'}"
     best = f"checkpoint {state.best_step}" if state.best_step else "the model before training"
-    return PlannedEnd(
-        "early_stopping",
-        f"{what} has not {verb}{gain} in {count}. The best, {state.best_score:.4g}, is that of {best}",
-    )
+    sentence = f"{what} has not {verb}{gain} in {count}. The best, {state.best_score:.4g}, is that of {best}"
+    return PlannedEnd("early_stopping", sentence)

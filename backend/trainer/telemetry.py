@@ -1,7 +1,8 @@
-"""What a run reports beside its metrics: completions, the phase of a step, findings about its health, versions."""
+"""What a run records beside its metrics: completions and their tokens, the phase of a step, time, memory and machine use, versions."""
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import re
@@ -9,27 +10,42 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from importlib.metadata import version
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 import psutil
 
 from backend.runs.completion_rows import CompletionRow, GroupRow, TokenData
-from backend.runs.events import Event, EventLog, read_events
+from backend.runs.events import Event, EventLog
+from backend.sampling.text_stream import TextStream
 from backend.trainer.health.watch import Watch
+from backend.training.batch import token_mask
+from backend.training.learner import TokenRecord
 from backend.types import Completion, Group
 from backend.utils.system_command import printed_by
 
 PHASE_EVERY_S = 0.5
 """Least seconds between two `phase` events within a step."""
 
+GB = 1e9
+CHILDREN_EVERY_S = 30.0
+"""Least seconds between two searches for child processes: it reads every process of the machine, which takes milliseconds."""
+GPU_EVERY_S = 2.0
+"""Seconds between two readings of the GPU, each of a command that takes some 10 ms."""
+GPU_STATISTICS = ("/usr/sbin/ioreg", "-r", "-d", "1", "-w", "0", "-c", "IOAccelerator")
+"""The driver's own counters, which every user may read; powermetrics would need administrator rights."""
+
+TIMED_PHASES = ("rollout", "reward", "train")
+"""Phases of a step; the rest of its time is `time/other`."""
+
 
 def group_row(step: int, group: Group, token_data: Sequence[TokenData] = ()) -> GroupRow:
-    """One line of completions.jsonl; `token_data` has one entry for each completion, or none at all."""
+    """One line of completions.jsonl; `token_data` has one entry for each completion, or is empty."""
     problem = group.problem
     rows = [completion_row(completion) for completion in group.completions]
     for row, data in zip(rows, token_data, strict=False):
@@ -52,6 +68,48 @@ def completion_row(completion: Completion) -> CompletionRow:
     return row
 
 
+def token_data_of(
+    groups: Sequence[Group], records: Mapping[int, TokenRecord], tokenizer: Any, *, mask_truncated: bool
+) -> list[list[TokenData]]:
+    """The token data of every completion, group by group. `records` are by row: the completions of all groups counted through,
+    as `backend.training.batch.pack` orders them. `mask_truncated`: the setting `mask_truncated_completions`."""
+    rows = iter(range(sum(len(group.completions) for group in groups)))
+    return [
+        [
+            _token_data(completion, records.get(next(rows)), tokenizer, mask_truncated)
+            for completion in group.completions
+        ]
+        for group in groups
+    ]
+
+
+def _token_data(completion: Completion, record: TokenRecord | None, tokenizer: Any, mask_truncated: bool) -> TokenData:
+    data = TokenData(text=token_texts(completion.tokens, tokenizer), logp=_nine_digits(completion.logps))
+    mask = [int(x) for x in token_mask(completion, mask_truncated)]
+    if not all(mask):
+        data["mask"] = mask
+    if record is None:
+        return data
+    data["learned_logp"], data["ratio"] = _nine_digits(record.learned_logp), _nine_digits(record.ratio)
+    data["clipped"] = [int(is_clipped) for is_clipped in record.clipped]
+    own = np.float32(completion.advantage)  # the batch holds it in that type
+    if any(x != own for x, is_trained in zip(record.advantage, mask, strict=True) if is_trained):
+        data["advantage"] = _nine_digits(record.advantage)
+    return data
+
+
+def token_texts(tokens: Sequence[int], tokenizer: Any) -> list[str]:
+    """The text that each token adds. Of a character spread over several tokens, the last one has it and the others nothing."""
+    stream = TextStream(lambda ids: tokenizer.decode(list(ids), skip_special_tokens=False))
+    texts = [stream.push(token) for token in tokens]
+    return [*texts[:-1], texts[-1] + stream.rest()] if texts else []
+
+
+def _nine_digits(values: Sequence[float]) -> list[float | None]:
+    """Nine significant digits, which name a float32 exactly; None for what is not finite."""
+    return [float(f"{x:.9g}") if math.isfinite(x) else None for x in values]
+
+
 class PhaseReporter:
     """Writes the current phase of a step to the event log, at most every PHASE_EVERY_S seconds."""
 
@@ -68,51 +126,33 @@ class PhaseReporter:
             self._event_log.write("phase", phase=phase, **fields)
 
 
-class HealthReporter:
-    """Follows the event log and writes to it what the health rules find: each finding when it begins, and when it is over."""
+def report_health(event_log: EventLog, settings: Mapping[str, Any], events: Iterable[Event]) -> None:
+    """From now on, write to the event log what the health rules find: each finding when it begins, and when it is over.
 
-    def __init__(self, event_log: EventLog, settings: Mapping[str, Any]) -> None:
-        """`settings`: the run's. What the event log holds already, when a run is resumed, is read first."""
-        self._event_log = event_log
-        self._watch = Watch.resumed(settings, read_events(event_log.path))
-        event_log.followers.append(self._take)
+    `settings`: the run's. `events`: what the event log of a resumed run holds already.
+    """
+    watch = Watch.resumed(settings, events)
 
-    def _take(self, event: Event) -> None:
-        for fields in self._watch.take(event):
-            self._event_log.write("health", **fields)
+    def follow(event: Event) -> None:
+        for fields in watch.take(event):
+            event_log.write("health", **fields)
+
+    event_log.followers.append(follow)
 
 
 def of_process() -> dict[str, Any]:
-    """What the event log's `started` says of this process: its number, its device, the versions of what computes in it."""
+    """The fields of `started` about this process: its number, its device, the versions of what computes in it."""
     return {"pid": os.getpid(), "device": str(mx.default_device()), "versions": versions()}
 
 
+@cache
 def versions() -> dict[str, str]:
-    names = ("grpo-studio", "mlx", "mlx-lm", "transformers")
-    ours = {name: _version(name) for name in names}
+    ours = {name: version(name) for name in ("grpo-studio", "mlx", "mlx-lm", "transformers")}
     return {"python": platform.python_version(), "platform": platform.platform()} | ours
 
 
-@cache
-def _version(name: str) -> str:
-    """Of an installed package. Its whole description is parsed for that, so once a process: a sweep has many runs."""
-    return version(name)
-
-
-# What a run uses of its machine in each step: memory, cores and, on a Mac, the GPU; and how much of the machine's
-# memory is swapped out.
-
-GB = 1e9
-CHILDREN_EVERY_S = 30.0
-"""Least seconds between two looks for new child processes: it reads every process of the machine, which takes milliseconds."""
-GPU_EVERY_S = 2.0
-"""Seconds between two readings of the GPU, each of a command that takes some 10 ms."""
-GPU_STATISTICS = ("/usr/sbin/ioreg", "-r", "-d", "1", "-w", "0", "-c", "IOAccelerator")
-"""The driver's own counters, which every user may read; powermetrics would need administrator rights."""
-
-
 class ResourceUse:
-    """`begin` at the start of a step, `metrics` at its end."""
+    """What a run uses of its machine in each step. `begin` at the start of a step, `metrics` at its end."""
 
     def __init__(self) -> None:
         self._processes: list[psutil.Process] = []
@@ -122,16 +162,18 @@ class ResourceUse:
 
     def begin(self) -> None:
         self._find_processes()
-        self._cpu_s = {process: cpu for process in self._processes if (cpu := _cpu_s(process)) is not None}
+        self._cpu_s = self._cpu_times()
         if self._gpu is not None:
             self._gpu.begin()
 
     def metrics(self, elapsed_s: float) -> dict[str, float]:
-        """Of the step that began `elapsed_s` ago. `process/memory_gb`: resident memory of the run's processes now, in 10⁹ bytes, what they
-        share counted for each. `process/cpu_cores`: cores that they kept busy, 2.0 for two. `process/gpu_use`: the share of the time, 0
-        to 1, that the Mac's GPU was busy, whoever used it. `machine/swap_gb`: memory of the whole machine that is swapped out. What the
-        system does not tell is left out."""
-        cpu_s = {process: cpu for process in self._processes if (cpu := _cpu_s(process)) is not None}
+        """The metrics of the step that began `elapsed_s` ago; what the system does not tell is left out.
+
+        `process/memory_gb`: resident memory of the run's processes now, in 10⁹ bytes, shared pages counted for each.
+        `process/cpu_cores`: cores that they kept busy. `process/gpu_use`: share of the time, 0 to 1, that the Mac's GPU was busy with
+        any program. `machine/swap_gb`: memory of the whole machine that is swapped out.
+        """
+        cpu_s = self._cpu_times()
         # A process that is new since `begin` has spent all of its time in this step.
         spent = sum(max(cpu - self._cpu_s.get(process, 0.0), 0.0) for process, cpu in cpu_s.items())
         found = {
@@ -157,14 +199,16 @@ class ResourceUse:
         except psutil.Error:
             self._processes = [own]
 
-
-def _cpu_s(process: psutil.Process) -> float | None:
-    """Seconds of CPU, user and system, since it began; None of a process that has ended."""
-    try:
-        times = process.cpu_times()
-    except psutil.Error:
-        return None
-    return times.user + times.system
+    def _cpu_times(self) -> dict[psutil.Process, float]:
+        """Seconds of CPU, user and system, of each process that still runs."""
+        found: dict[psutil.Process, float] = {}
+        for process in self._processes:
+            try:
+                times = process.cpu_times()
+            except psutil.Error:
+                continue
+            found[process] = times.user + times.system
+        return found
 
 
 def _resident_bytes(process: psutil.Process) -> int:
@@ -190,14 +234,14 @@ class GpuUse:
         self._thread: threading.Thread | None = None
 
     def begin(self) -> None:
-        """Forget what was read before; the first time, begin to read."""
+        """Forget earlier readings; the first time, start reading."""
         self._readings = []
         if self._thread is None:
             self._thread = threading.Thread(target=self._read, name="GPU use", daemon=True)
             self._thread.start()
 
     def mean(self) -> float | None:
-        """Of the readings since `begin`; None where there was none, as in a step of less than GPU_EVERY_S."""
+        """The mean of the readings since `begin`; None without one, as in a step of less than GPU_EVERY_S."""
         readings = self._readings
         return statistics.fmean(readings) if readings else None
 
@@ -213,15 +257,9 @@ class GpuUse:
 
 
 def gpu_share(printed: str) -> float | None:
-    """The share of time, 0 to 1, that the busiest GPU of GPU_STATISTICS was busy; None where it says nothing of it."""
+    """The share of time, 0 to 1, that the busiest GPU was busy, from the output of GPU_STATISTICS; None if it does not say."""
     percent = [int(number) for number in re.findall(r'"Device Utilization %"\s*=\s*(\d+)', printed)]
     return min(max(percent), 100) / 100 if percent else None
-
-
-# ── step timer ───────────────────────────────────────────────────────────────────────────────────────────────────────
-
-TIMED_PHASES = ("rollout", "reward", "train")
-"""Phases of a step; the rest of its time is `time/other`."""
 
 
 class StepTimer:
@@ -241,7 +279,7 @@ class StepTimer:
         return StepTimer(self._clock, self._use)
 
     def close(self) -> None:
-        """Read nothing more of the machine."""
+        """Stop reading the machine."""
         self._use.close()
 
     @contextmanager
@@ -256,7 +294,7 @@ class StepTimer:
             self.seconds[name] = self.seconds.get(name, 0.0) + self._clock() - began
 
     def count_as(self, name: str, seconds: float) -> None:
-        """Count seconds of the rollout to another phase, which went on within it."""
+        """Count seconds of the rollout to another phase, which ran within it."""
         self.seconds[name] += seconds
         self.seconds["rollout"] -= seconds
 
@@ -280,8 +318,8 @@ class StepTimer:
         self._record_peak("other")
         elapsed = self.elapsed()
         times = {f"time/{name}": seconds for name, seconds in self.seconds.items()}
-        other = elapsed - sum(self.seconds[name] for name in TIMED_PHASES)
-        peaks = {f"peak_memory_gb/{name}": self._peaks.get(name, 0) / 1e9 for name in ("rollout", "train")}
-        return self._use.metrics(elapsed) | times | peaks | {
-            "time/other": other, "time/step": elapsed, "peak_memory_gb": max(self._peaks.values()) / 1e9,
-        }  # fmt: skip
+        times["time/other"] = elapsed - sum(self.seconds[name] for name in TIMED_PHASES)
+        times["time/step"] = elapsed
+        peaks = {f"peak_memory_gb/{name}": self._peaks.get(name, 0) / GB for name in ("rollout", "train")}
+        peaks["peak_memory_gb"] = max(self._peaks.values()) / GB
+        return self._use.metrics(elapsed) | times | peaks

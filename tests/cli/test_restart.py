@@ -154,7 +154,7 @@ def test_the_gpu_timeout_is_relaxed_on_a_mac_that_is_asked_to(
     monkeypatch.setattr(os, "environ", dict(os.environ))
     config: Any = parse({"model": "m", "data": "d", "relax_gpu_timeout": asked})
     machine.relax_gpu_timeout(config)
-    assert os.environ.get(machine.VARIABLE) == value
+    assert os.environ.get(machine.GPU_TIMEOUT_VARIABLE) == value
 
 
 def test_it_is_relaxed_before_mlx_is_imported(run: RunFolder) -> None:

@@ -81,7 +81,10 @@ def worked(run: RunFolder) -> None:
 
 def watched(run: RunFolder) -> None:
     Watch.resumed({}, read_events(run.events))
-    MetricWatch(read_events(run.events)).met(["kl > 0.8"])
+    watch = MetricWatch()
+    for event in read_events(run.events):
+        watch.take(event)
+    watch.met(["kl > 0.8"])
 
 
 def indexed(run: RunFolder) -> None:

@@ -30,11 +30,11 @@ IGNORED = (
 
 PLACES = {
     "sampling": ("rollout.py", "sample"),
-    "learning": ("learner.py", "_update"),
+    "learning": ("learner.py", "update"),
     "update": ("learner.py", "_apply"),
     "saving": ("checkpoint_writer.py", "snapshot"),
 }
-"""The functions, by file, whose evaluations fail. `_apply` runs inside `_update`: the innermost counts."""
+"""The functions, by file, whose evaluations fail. `_apply` runs inside `update`: the innermost counts."""
 
 NAMES = {function: name for name, function in PLACES.items()}
 

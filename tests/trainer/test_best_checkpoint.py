@@ -27,7 +27,7 @@ from backend.trainer.control import handlers_restored
 from backend.trainer.evaluation.comparison import find_evaluated
 from backend.trainer.preflight import check
 from backend.trainer.run_context import RunContext
-from backend.trainer.steering import patience_is_over
+from backend.trainer.steering import early_stop
 from backend.utils.errors import UserError
 from tests.support import small_run
 
@@ -130,7 +130,7 @@ def test_early_stopping_follows_a_metric_that_should_fall(raw: dict[str, Any]) -
     state = TrainingState()
     for step, score in enumerate([0.5, 0.4, 0.4, 0.6]):
         observe_score(state, score, step, config)
-    end = patience_is_over(state, config, has_evaluations=True)
+    end = early_stop(state, config, has_evaluations=True)
     assert end is not None
     assert end.sentence == "kl has not fallen in 2 checkpoints. The best, 0.4, is that of checkpoint 1"
 

@@ -116,7 +116,7 @@ def test_where_the_last_line_cannot_be_written_either_the_ending_says_so_and_the
 
     with monkeypatch.context() as patch:
         patch.setattr(JsonLines, "append", full)
-        patch.setattr(endings, "LAST_LINE_PATIENCE_S", 0.1)
+        patch.setattr(endings, "LAST_LINE_RETRY_S", 0.1)
         ending = small_run.train_here(settings(inputs), run)
     assert (ending.kind, ending.exit_code) == ("failed", 2) and ending.sentence.count(
         "events.jsonl cannot be written"

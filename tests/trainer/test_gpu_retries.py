@@ -160,10 +160,10 @@ def test_after_the_last_retry_the_run_ends_with_a_sentence_and_a_person_s_resume
 def test_a_log_that_cannot_be_written_ends_the_run_saved_and_with_a_sentence(
     inputs: Path, run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: Any) -> None:
+    def full(*_: Any, **about: Any) -> None:
         raise disk_fault(run.gpu_errors, OSError(28, "No space left on device"))
 
-    monkeypatch.setattr(GpuErrorLog, "_append", full)
+    monkeypatch.setattr(GpuErrorLog, "add", full)
     ending = train_until_it_ends(settings(inputs), run, [["sampling", 2, OUT_OF_MEMORY]])
     assert (ending.kind, ending.step, ending.exit_code) == ("failed", 1, 2)
     assert ending.sentence.endswith("gpu_errors.jsonl cannot be written: the disk is full.")

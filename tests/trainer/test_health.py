@@ -12,7 +12,7 @@ from backend.runs.events import Event, EventLog, read_events
 from backend.trainer.health.recent import LONG, WINDOW, Recent
 from backend.trainer.health.rules import RULES, findings
 from backend.trainer.health.watch import QUIET, Episode, Watch, examined, reported
-from backend.trainer.telemetry import HealthReporter
+from backend.trainer.telemetry import report_health
 from tests.support import diaries, health_page
 from tests.support.diaries import recording
 
@@ -293,7 +293,7 @@ def health(event_log: EventLog) -> list[Event]:
 
 def test_a_finding_is_reported_when_it_begins_and_when_it_is_over(tmp_path: Path) -> None:
     event_log = EventLog(tmp_path / "events.jsonl")
-    HealthReporter(event_log, {})
+    report_health(event_log, {}, read_events(event_log.path))
     drive(event_log, [*run(WINDOW + 5, kl=1.0), *run(3, 15), *run(7, 18, kl=1.0), *run(20, 25)])
     begun, over = health(event_log)  # three good steps in between are one finding, not two
     assert (begun["code"], begun["step"], begun["metric"], begun["threshold"]) == ("drifting", WINDOW, "kl", 0.5)
@@ -304,10 +304,10 @@ def test_a_finding_is_reported_when_it_begins_and_when_it_is_over(tmp_path: Path
 
 def test_a_resumed_run_does_not_repeat_its_findings(tmp_path: Path) -> None:
     event_log = EventLog(tmp_path / "events.jsonl")
-    HealthReporter(event_log, {})
+    report_health(event_log, {}, read_events(event_log.path))
     drive(event_log, run(WINDOW, kl=1.0))
     resumed = EventLog(event_log.path)
-    HealthReporter(resumed, {})
+    report_health(resumed, {}, read_events(resumed.path))
     drive(resumed, run(5, WINDOW, kl=1.0))
     assert len(health(event_log)) == 1
 

@@ -78,8 +78,8 @@ def test_it_holds_this_process_and_ends_with_the_work(started: Path) -> None:
 def test_a_killed_trainer_leaves_no_mac_awake(started: Path) -> None:
     code = (
         "import sys, time\n"
-        "sys.platform = 'darwin'\n"
         "from backend.trainer.machine import KeepAwake\n"
+        "sys.platform = 'darwin'\n"
         "KeepAwake(print).start()\n"
         "time.sleep(60)"
     )

@@ -17,7 +17,7 @@ from backend.config.config import Config, parse
 from backend.runs.checkpoints import checkpoint
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
-from backend.trainer.not_finite import ends_run, likely_cause, weights_fault, write_inspection
+from backend.trainer.not_finite import ends_run, likely_cause, weights_error, write_inspection
 from backend.training.learner import Learner
 from backend.training.not_finite import (
     GradientNorm,
@@ -204,7 +204,7 @@ def test_completions_are_written_as_a_person_reads_them(tmp_path: Path) -> None:
     ("names", "are"), [(["a"], "(a)"), (["a", "b"], "(a and 1 more)"), (["a", "b", "c"], "(a and 2 more)")]
 )
 def test_weights_that_are_refused_are_named_and_counted(inputs: Path, names: list[str], are: str) -> None:
-    (fault,) = weights_fault(parse(raw(inputs)), 3, names).faults
+    (fault,) = weights_error(parse(raw(inputs)), 3, names).faults
     assert fault.sentence.startswith(f"The weights of step 3 are not finite {are}, so they are not saved.")
 
 

@@ -15,7 +15,7 @@ from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
 from backend.runs.saved_weights import best_of, saved_weights
 from backend.trainer.run_context import RunContext
-from backend.trainer.steering import MetricWatch, patience_is_over
+from backend.trainer.steering import MetricWatch, early_stop
 from tests.support import small_run
 
 
@@ -54,7 +54,9 @@ def test_without_code_of_the_users_own_every_metric_is_known() -> None:
 
 
 def test_the_mean_of_five_steps_is_compared_and_a_gap_is_no_number() -> None:
-    watch = MetricWatch(step(kl=1.0) for _ in range(4))
+    watch = MetricWatch()
+    for _ in range(4):
+        watch.take(step(kl=1.0))
     assert math.isnan(watch.value("kl")) and watch.met(["kl > 0.5"]) is None
     watch.take(step(kl=0.0))
     assert watch.value("kl") == 0.8
@@ -113,7 +115,7 @@ def test_small_gains_count_once_they_add_up(raw: dict[str, Any]) -> None:
     for at, score in enumerate([1.0, 1.06, 1.12, 1.2, None, 1.2]):
         observe_score(state, score, at, config)
     assert (state.scores_without_gain, state.best_step) == (2, 3)
-    end = patience_is_over(state, config, has_evaluations=True)
+    end = early_stop(state, config, has_evaluations=True)
     assert end is not None and end.sentence.endswith("in 2 evaluations. The best, 1.2, is that of checkpoint 3")
 
 

@@ -290,7 +290,7 @@ def test_a_change_asked_for_at_the_very_end_is_answered_and_leaves_nothing(raw: 
 
     trained(raw | {"iters": 2}, run, echo)
     (answer,) = (event for event in events(run, "note") if event.get("answers") == "change")
-    assert answer["sentence"] == "The change was not made: the run had come to its end."
+    assert answer["sentence"] == "The change was not made: the run had ended."
     assert not run.change_request.exists() and not run.control.exists() and not run.changes.exists()
 
 

@@ -13,7 +13,7 @@ import pytest
 from backend.runs.checkpoints import checkpoint
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
-from backend.trainer.run_context import token_data_of, token_texts
+from backend.trainer.telemetry import token_data_of, token_texts
 from backend.training.learner import TokenRecord
 from backend.types import Completion, Group, Problem
 from tests.support import small_run

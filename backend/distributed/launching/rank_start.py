@@ -29,7 +29,7 @@ from backend.distributed.hosts_file import (
 from backend.distributed.open_mpi import mpi_variables, mpirun
 from backend.distributed.orders import ORDERS_VARIABLE, WATCH_VARIABLE, OrdersFolder
 from backend.distributed.rank_process import BACKEND_VARIABLE, LOG_VARIABLE, MACHINE_VARIABLE
-from backend.trainer.machine import VARIABLE as TIMEOUT_VARIABLE
+from backend.trainer.machine import GPU_TIMEOUT_VARIABLE as TIMEOUT_VARIABLE
 from backend.utils.command import backend_environment
 
 PID_LINE = re.compile(rb"grpo-studio-rank (\d+) pid (\d+)\s*")

@@ -25,7 +25,7 @@ from backend.runs.checkpoints import checkpoint
 from backend.runs.checkpoints.checkpoint import Checkpoint, TrainingState
 from backend.runs.events import EventLog, JsonLines
 from backend.runs.run_folder import RunFolder
-from backend.trainer.not_finite import weights_fault
+from backend.trainer.not_finite import weights_error
 from backend.training.learner import Learner
 from backend.training.not_finite import not_finite_arrays
 from backend.utils.disk_faults import writing
@@ -64,7 +64,7 @@ def snapshot(state: TrainingState, policy: Policy, learner: Learner, config: Con
     weights, optimizer, reference = hold(weights), optimizer and hold(optimizer), reference and hold(reference)
     held = (weights, optimizer or {}, reference or {})
     if odd := not_finite_arrays((name, x) for named in held for name, x in named.items()):
-        raise weights_fault(config, state.step, odd)
+        raise weights_error(config, state.step, odd)
     about = None if full else adapter_config(policy, config)
     # `replace` makes a copy: the trainer sets fields of its own state while this one is written.
     return Snapshot(replace(state), weights, optimizer, reference, about)

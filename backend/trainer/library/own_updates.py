@@ -92,13 +92,6 @@ _WORDS = 55
 """Characters of each of two descriptions in one sentence."""
 
 
-class ProgramEngine(Engine):
-    """Builds the learner of a run with the program's optimizer and schedule."""
-
-    def __init__(self, own: OwnUpdates) -> None:
-        self.own = own
-
-
 class GivenUpdates:
     """What a program passed as `optimizer` and `schedule`, checked and tried out. `config`: the settings of the run.
 
@@ -151,7 +144,7 @@ class GivenUpdates:
         make = self._make
         program = None if make is None else lambda rate: ProgramOptimizer(make(rate))
         compiles = self._sample is None or is_of_mlx(self._sample)
-        return ProgramEngine(OwnUpdates(program, self._schedule, self._keeps_rate, compiles))
+        return Engine(OwnUpdates(program, self._schedule, self._keeps_rate, compiles))
 
 
 def _updates(config: Config) -> int:
