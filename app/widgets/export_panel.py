@@ -41,8 +41,7 @@ from app.widgets.upload_dialog import (
     without_setting,
 )
 from backend.config.config import SETTINGS
-from backend.config.other_programs.into_trl.exported import into_trl
-from backend.config.other_programs.into_trl.writing import LeftOut
+from backend.config.other_programs.into_trl import LeftOut, into_trl
 from backend.export import export_choices
 from backend.export.exports import FORMATS, TARGETS
 from backend.runs.run_folder import RunFolder

@@ -19,7 +19,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from backend.config.checks import cross_setting_faults, reference_is_needed
 from backend.config.form import SECTIONS, in_form_order
 from backend.config.other_programs.translation import FOREIGN_WORDS, NAMES, translate
-from backend.config.other_programs.trl_script import reward_entries
+from backend.config.other_programs.trl import reward_entries
 from backend.config.setting import Setting, Use, setting_from_field
 from backend.config.settings.data import DataFields
 from backend.config.settings.grpo import GrpoFields

@@ -1,18 +1,15 @@
 """Derived values of the learning-rate settings, and runs whose optimizer or schedule is an object of the calling program.
 
 For such an object config.yaml has `own` as the name and a description (`own_optimizer`, `own_schedule`), so that the run
-can be shown, compared, exported and evaluated. Only training needs the objects.
+can be shown, compared, exported and evaluated. Only training needs the objects. Functions take a `Config`.
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import Any
 
 from backend.utils.errors import ConfigProblem, UserError
-
-if TYPE_CHECKING:
-    from backend.config.config import Config
 
 OWN = "own"
 """Value of `optimizer` and `lr_schedule` for an object of the program that calls `backend.train`."""
@@ -30,14 +27,14 @@ def final_rate(learning_rate: float, lr_final: float | None) -> float:
     return lr_final
 
 
-def warmup_updates(config: Config, updates: int) -> int:
+def warmup_updates(config: Any, updates: int) -> int:
     """Number of warm-up updates in a run of `updates`. A ratio holds under every schedule; `constant` has no steps."""
     if config.lr_warmup_ratio is not None:
         return math.ceil(config.lr_warmup_ratio * updates)
     return 0 if config.lr_schedule == "constant" else config.lr_warmup_steps
 
 
-def without_program_faults(config: Config) -> list[ConfigProblem]:
+def without_program_faults(config: Any) -> list[ConfigProblem]:
     """Problems of training these settings without the objects of the program that made the run."""
     faults: list[ConfigProblem] = []
     advice = "train there, or continue with backend.resume(run, {}=…)."
@@ -51,7 +48,7 @@ def without_program_faults(config: Config) -> list[ConfigProblem]:
     return faults
 
 
-def require_no_program(config: Config) -> None:
+def require_no_program(config: Any) -> None:
     """Raise UserError for a run whose optimizer or learning rate is an object of a program."""
     if faults := without_program_faults(config):
         raise UserError(faults)

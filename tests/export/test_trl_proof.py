@@ -21,7 +21,7 @@ import pytest
 import yaml
 
 from backend.config.config import Config, parse
-from backend.config.other_programs.into_trl.exported import into_trl, trl_yaml
+from backend.config.other_programs.into_trl import into_trl, trl_yaml
 from backend.data.problems import PromptFormat, messages_of, prepare, problem_of
 from backend.data.prompt_stream import PromptStream
 from backend.export.trained_weights import AdapterFiles, TrainedWeights

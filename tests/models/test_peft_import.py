@@ -256,7 +256,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
         "apart from the other, and both are one array",
     ),
     "dora without magnitude": (settings(use_dora=True), "is not whole: its magnitude is missing"),
-    "another kind": (settings(peft_type="LOHA"), "is LOHA, which learns Hadamard products"),
+    "another kind": (settings(peft_type="LOHA"), "is LOHA; nearest here is LoRA"),
     "pissa": (settings(init_lora_weights="pissa"), "began with pissa, which changed the base's weights"),
     "parameters": (settings(target_parameters=["experts.gate_up_proj"]), "adapts parameters that are no layers"),
     "rank of text": (settings(r="4"), "has r 4"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from backend.config.config import parse, problems
-from backend.config.other_programs.into_trl.exported import into_trl
+from backend.config.other_programs.into_trl import into_trl
 from backend.runs.events import METRICS
 from backend.runs.metric_names import (
     OCCASIONAL_METRICS,

@@ -577,7 +577,7 @@ def _use(raw: Mapping[str, Any], *, is_written: bool) -> None:
     from backend.config.config import dump, parse
     from backend.config.notes import unusual
     from backend.config.other_programs.into_mlx_lm_lora import mlx_lm_lora_yaml
-    from backend.config.other_programs.into_trl.exported import into_trl, trl_yaml
+    from backend.config.other_programs.into_trl import into_trl, trl_yaml
     from backend.trainer.memory.estimate import estimate
     from backend.trainer.preflight import preflight
     from backend.utils.documents import parse_yaml
@@ -779,7 +779,7 @@ def _load() -> None:
     """Import what the cases need before forking, so that each process has it already."""
     import backend.config.notes
     import backend.config.other_programs.into_mlx_lm_lora
-    import backend.config.other_programs.into_trl.exported  # noqa: F401
+    import backend.config.other_programs.into_trl  # noqa: F401
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from backend.config.config import parse
-from backend.config.other_programs.into_trl.writing import LeftOut
+from backend.config.other_programs.into_trl import LeftOut
 from backend.distributed.check.model_copy import copy_model
 from backend.distributed.hosts_file import Host
 from backend.export.model_files import kept_files

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
-from backend.config.other_programs.rewriting import Translator
+from backend.config.other_programs.keys import Translator
 from backend.rewards.catalogue.entry import split_names
 from backend.utils.text import quote
 
@@ -15,7 +15,7 @@ KEY_ALIASES = {
     "torch_dtype": "dtype",
     "early_stopping_threshold": "early_stopping_min_delta",
 }
-"""Another key → ours, where only the name differs and no table has it."""
+"""Another key → ours, where no table has it."""
 
 CHOICE_ALIASES: dict[str, dict[str, str]] = {
     "lr_schedule": {
@@ -41,7 +41,6 @@ EMPTY_MEANS_DEFAULT = (
     *("prompt_feature", "answer_feature", "type_feature", "system_feature"),
     *("train_split", "valid_split", "test_split"),
 )
-"""Columns and splits that may be left empty, as the form's fields may."""
 
 
 def choice(value: Any, aliases: Mapping[str, str]) -> Any:
@@ -61,26 +60,30 @@ def one_dataset(to: Translator) -> None:
         if isinstance(value, list):
             listed = cast("list[Any]", value)
             if len(listed) != 1:
-                return to.refuse("data", f"{key} lists {len(listed)} datasets; give exactly one.")
+                to.refuse("data", f"{key} lists {len(listed)} datasets; give exactly one.")
+                return
             names[key] = listed[0]
     if len(names) == 2 and names["data"] != names["dataset"]:
         both = f"data is {quote(names['data'], 60)} and dataset is {quote(names['dataset'], 60)}"
-        return to.refuse("data", f"{both}; give one of them.")
+        to.refuse("data", f"{both}; give one of them.")
+        return
     to.take("dataset")
     if names:
         to.values["data"] = next(iter(names.values()))
-    return None
 
 
 def split_lists(to: Translator) -> None:
-    """Names and weights may be comma-separated text, with or without brackets; a single weight may be a bare number; empty text
-    means the defaults. A stop string may stand alone."""
+    """Names and weights may be comma-separated text, with or without brackets, and a single weight a number.
+
+    Empty text means the defaults. A stop string may stand alone.
+    """
     values = to.values
     for key in ("reward_functions", "reward_weights"):
         value = values.get(key)
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             values[key] = [value]
-        if key == "reward_functions" and _is_text(value):
+        parts: list[Any] = cast("list[Any]", value) if isinstance(value, list) else [value]
+        if key == "reward_functions" and all(isinstance(part, str) for part in parts):
             names = split_names(cast("str | list[Any]", value))
             values[key] = names or (None if isinstance(value, str) else [])
         elif isinstance(value, str):
@@ -90,14 +93,8 @@ def split_lists(to: Translator) -> None:
         values["stop"] = [values["stop"]] if values["stop"] else []
 
 
-def _is_text(value: Any) -> bool:
-    """Text, or a list of texts."""
-    parts: list[Any] = cast("list[Any]", value) if isinstance(value, list) else [value]
-    return all(isinstance(part, str) for part in parts)
-
-
 def menus_and_empty_names(to: Translator) -> None:
-    """Values of menus in our spelling; columns and splits that are left empty are absent."""
+    """Put menu values in our spelling, and drop columns and splits that are left empty."""
     for key in EMPTY_MEANS_DEFAULT:
         if to.values.get(key) == "":
             del to.values[key]

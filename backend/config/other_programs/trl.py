@@ -1,34 +1,458 @@
-"""TRL's GRPO: its table, and what it takes for what a file leaves out."""
+"""TRL's GRPO: how its keys are read together, and its defaults.
+
+TRL counts completions and updates of the weights, GRPO Studio prompts and steps. In TRL, `per_device_train_batch_size`
+completions are a batch, `gradient_accumulation_steps` batches an update, and `steps_per_generation` batches are sampled
+at once (by default those of one update) and used `num_iterations` times (trl/trainer/grpo_config.py). Here a step samples
+`batch_size` × `gradient_accumulation_steps` × `steps_per_generation` prompts and makes `num_iterations` ×
+`steps_per_generation` updates. Schedules are those of transformers/optimization.py, `get_scheduler`.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
-from backend.config.other_programs import peft, trl_batches, trl_grpo, trl_schedule, trl_script, trl_training
-from backend.config.other_programs.rewriting import as_bool
-from backend.config.other_programs.words import OtherProgram
+from backend.config.other_programs import peft
+from backend.config.other_programs.keys import OtherProgram, Translator, as_bool, as_number, plain
+from backend.config.other_programs.trl_keys import REGEX_WORDS, SECTIONS
+from backend.config.setting import MOST_COMPLETIONS, NEVER
+from backend.utils.text import about_value, quote
 
-_SECTIONS = {
-    "How long a run is": trl_training.LENGTH,
-    "Sampling": trl_grpo.GENERATION,
-    "Loss and rewards": trl_grpo.OBJECTIVE,
-    "Optimizer and learning rate": trl_training.OPTIMIZER,
-    "Evaluating, saving, reporting": trl_training.RHYTHM,
-    "Precision, device, seeds, trackers": trl_training.MACHINE,
-    "Model and adapters (ModelConfig)": trl_grpo.MODEL,
-    "The script `trl grpo`": trl_grpo.SCRIPT,
-    "Generation by vLLM, recording": trl_grpo.RUNNING,
-    "Everything else of TrainingArguments": trl_training.PLUMBING,
+_BATCH = ("per_device_train_batch_size", "per_gpu_train_batch_size")
+_TRL_BATCH, _OUR_GROUP, _TRL_LOGGING = 8, 4, 10
+"""TRL's default batch in completions, our default group, TRL's default of logging_steps."""
+_MOST = MOST_COMPLETIONS**2
+"""Completions of an update: as many as Batch and Gradient accumulation allow together."""
+_TRL_PROMPT, _OUR_MAX_SEQ = 512, 2048
+"""Tokens of a prompt in TRL's former default; our default of max_seq_length."""
+
+SCHEDULES = {
+    "linear": "linear",
+    "cosine": "cosine",
+    "cosine_with_restarts": "cosine_with_restarts",
+    "polynomial": "polynomial",
+    "constant": "constant",
+    "constant_with_warmup": "constant_with_warmup",
+    "cosine_with_min_lr": "cosine",
+    "cosine_warmup_with_min_lr": "cosine",
+    "inverse_sqrt": "inverse_sqrt",
+    "warmup_stable_decay": "warmup_stable_decay",
 }
+"""transformers' name of a schedule → ours."""
+_POLYNOMIAL_END = 1e-7
+"""Of `get_polynomial_decay_schedule_with_warmup`; the others end at 0."""
+
+_ADAMW = (
+    "adamw adamw_torch adamw_torch_fused adamw_torch_xla adamw_torch_npu_fused adamw_apex_fused adamw_hf "
+    "adamw_anyprecision paged_adamw paged_adamw_32bit"
+)
+OPTIMIZERS: dict[str, tuple[str, str]] = {
+    **dict.fromkeys(_ADAMW.split(), ("adamw", "")),
+    **dict.fromkeys(("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit", "adamw_torch_8bit"), ("adamw", "8")),
+    **dict.fromkeys(("lion", "lion_32bit", "paged_lion", "paged_lion_32bit"), ("lion", "")),
+    **dict.fromkeys(("lion_8bit", "paged_lion_8bit"), ("lion", "8")),
+    **{name: (name, "") for name in ("adafactor", "sgd", "adagrad", "rmsprop")},
+    **dict.fromkeys(("rmsprop_bnb", "rmsprop_bnb_32bit"), ("rmsprop", "")),
+}
+"""transformers' name of an optimizer → (ours, bits of its state)."""
+_OPTIM_ARGS = {"weight_decay": "weight_decay", "eps": "adam_epsilon", "beta1": "adam_beta1", "beta2": "adam_beta2"}
+
+REWARDS = {
+    "get_soft_overlong_punishment": "soft_overlong_punishment_reward(max_completion_length=1280, cache=256)",
+    "get_repetition_penalty_reward": "repetition_penalty_reward",
+    "get_cosine_scaled_reward": "cosine_scaled_reward",
+}
+"""TRL's name of a reward function → ours, where it differs. The numbers are those of TRL's script."""
+_LOADED_ELSEWHERE = ("attn_implementation", "device_map", "low_cpu_mem_usage", "use_cache", "trust_remote_code")
+"""Options of `from_pretrained` that say how PyTorch loads a model."""
+_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+
+
+def _batches(to: Translator) -> None:
+    """Completions per batch, batches per update and batches per rollout → our prompts and batches of a step."""
+    counts_batches = to.has("steps_per_generation") and to.program == "trl" and not to.has("batch_size")
+    if not to.has(*_BATCH, "generation_batch_size") and not counts_batches:
+        return
+    word = next((word for word in (*_BATCH, "generation_batch_size") if to.has(word)), "steps_per_generation")
+    group = int(to.peek("num_generations", "group_size", default=_OUR_GROUP))
+    size, sampled = to.count(*_BATCH), to.count("generation_batch_size")
+    accumulated, rollout = to.count("gradient_accumulation_steps"), to.count("steps_per_generation")
+    if to.faults or group < 1:
+        return
+    size, accumulated = size or _TRL_BATCH, accumulated or 1
+    if sampled and rollout:
+        to.refuse(word, "generation_batch_size and steps_per_generation say the same; give one of them.")
+        return
+    if sampled and sampled % size:
+        sentence = f"generation_batch_size ({sampled:,}) must be a multiple of per_device_train_batch_size ({size:,})."
+        to.refuse("generation_batch_size", sentence)
+        return
+    rollout = sampled // size if sampled else rollout or accumulated
+    if rollout < accumulated and accumulated % rollout == 0 and to.peek("num_iterations", default=1) == 1:
+        rollout = accumulated  # the policy is the same for all batches of an update
+    if rollout % accumulated:
+        multiple = f"gradient_accumulation_steps ({accumulated:,})"
+        to.refuse("steps_per_generation", f"steps_per_generation ({rollout:,}) must be a multiple of {multiple} here.")
+        return
+    completions = size * accumulated
+    if completions > _MOST:
+        product = f"{quote(size, 24)} × {quote(accumulated, 24)}"
+        to.refuse(word, f"An update of {product} completions is more than the {_MOST:,} that one may have here.")
+        return
+    prompts, rest = divmod(completions, group)
+    if rest:
+        product = f"{size:,} × {accumulated:,}"
+        sentence = (
+            f"An update of {product} completions is not whole groups of {group:,}; make it a multiple of {group:,}."
+        )
+        to.refuse(word, sentence)
+        return
+    piece = _largest_divisor(prompts, max(1, size // group))
+    to.fill("batch_size", piece, word)
+    to.fill("gradient_accumulation_steps", prompts // piece, word)
+    if rollout > accumulated:
+        to.fill("steps_per_generation", rollout // accumulated, word)
+    noun = "prompt" if prompts == 1 else "prompts"
+    to.remark(word, f"{size:,} × {accumulated:,} completions an update are {prompts:,} {noun} of {group:,}")
+
+
+def _largest_divisor(number: int, most: int) -> int:
+    """The largest divisor of a number that is at most `most`."""
+    roots = range(1, math.isqrt(number) + 1)
+    return max(part for root in roots if number % root == 0 for part in (root, number // root) if part <= most)
+
+
+def _updates_a_step(to: Translator) -> int:
+    """Updates of the weights in a step of ours, after `_batches`."""
+    return max(1, int(to.peek("num_iterations", default=1) * to.peek("steps_per_generation", default=1)))
+
+
+def _length(to: Translator) -> None:
+    """`max_steps` and `num_train_epochs` → iters or epochs. As in TRL, max_steps above 0 comes first."""
+    updates, steps = _updates_a_step(to), to.number("max_steps")
+    if steps is not None and steps > 0:
+        to.fill("iters", math.ceil(steps / updates), "max_steps")
+        if updates > 1:
+            to.remark("max_steps", f"{plain(steps):,} updates, {updates:,} a step")
+        if to.has("num_train_epochs"):
+            to.take("num_train_epochs")
+            to.remark("num_train_epochs", "max_steps is given, which counts")
+        return
+    passes = to.number("num_train_epochs")
+    if passes is None:
+        return
+    if passes < 0 or passes != int(passes):
+        whole = f"num_train_epochs must be a whole number of passes here, not {quote(passes, 40)}"
+        to.refuse("num_train_epochs", f"{whole}; or give max_steps.")
+    else:
+        to.fill("epochs", int(passes), "num_train_epochs")
+
+
+def _rhythm(to: Translator) -> None:
+    """When to evaluate, save and report, after `_length`."""
+    logging = _steps(to, "logging_steps")
+    if logging is not None:
+        to.fill("steps_per_report", logging, "logging_steps")
+    word = "eval_strategy" if to.has("eval_strategy") else "evaluation_strategy"
+    strategy, steps = _strategy(to, "eval_strategy", "evaluation_strategy"), _steps(to, "eval_steps")
+    if strategy == "no":
+        to.fill("steps_per_eval", 0, word)
+    elif strategy == "steps" or steps is not None:
+        to.fill("steps_per_eval", steps or logging or _TRL_LOGGING, word if strategy else "eval_steps")
+        to.suggest("val_batches", -1)
+    prompts = to.count("per_device_eval_batch_size", "per_gpu_eval_batch_size")
+    if prompts is not None:
+        group = to.peek("num_generations_eval", "num_generations", "group_size", default=_OUR_GROUP)
+        to.fill("eval_batch_size", math.ceil(prompts / max(1, group)), "per_device_eval_batch_size")
+    strategy, steps = _strategy(to, "save_strategy"), _steps(to, "save_steps")
+    if strategy == "no":
+        to.fill("save_every", NEVER, "save_strategy")
+    elif steps is not None:
+        to.fill("save_every", steps, "save_steps")
+    if to.program == "trl" and (delay := to.number("eval_delay")) is not None:
+        to.values["eval_delay"] = math.ceil(delay / _updates_a_step(to))
+    if (limit := to.take("save_total_limit")) is not None:
+        to.fill("keep_checkpoints", limit, "save_total_limit")
+
+
+def _strategy(to: Translator, *words: str) -> str:
+    """`no`, `steps`, or nothing; a problem for epochs, whose length in steps is not known here."""
+    word = next((word for word in words if to.has(word)), words[0])
+    value = to.take(*words)
+    strategy = "no" if value is False else "" if value is None else str(value).strip().lower()
+    if strategy == "best":
+        to.remark(word, "the best checkpoint is kept in any case")
+        return ""
+    if strategy not in ("", "no", "steps"):
+        nearest = "save_steps" if word == "save_strategy" else "eval_steps"
+        to.refuse(word, f"{word} cannot be {quote(value, 40)}: runs count steps; write steps, with {nearest}.")
+        return ""
+    return strategy
+
+
+def _steps(to: Translator, word: str) -> int | None:
+    """Updates, or below 1 a share of the run, in steps of ours, rounded up."""
+    number = to.number(word)
+    if number is None:
+        return None
+    if number >= 1:
+        return math.ceil(number / _updates_a_step(to))
+    iters = as_number(to.values.get("iters"))
+    if number <= 0 or iters is None or to.values.get("epochs"):
+        to.refuse(word, f"{word} is {number:g}: give a number of steps, or with a share of the run its max_steps too.")
+        return None
+    return max(1, math.ceil(number * iters))
+
+
+def _optimizer(to: Translator) -> None:
+    if (name := to.take("optim")) is not None:
+        if (known := OPTIMIZERS.get(str(name).strip().lower())) is None:
+            nearest = "adamw is nearest, with optimizer_bits: 8 for a small state"
+            to.refuse("optim", f"There is no optimizer {quote(name, 40)} here; {nearest}.")
+        else:
+            to.fill("optimizer", known[0], "optim")
+            if known[1]:
+                to.fill("optimizer_bits", known[1], "optim")
+    for pair in str(to.take("optim_args") or "").replace(" ", "").split(","):
+        name, _, value = pair.partition("=")
+        if name in _OPTIM_ARGS:
+            to.fill(_OPTIM_ARGS[name], value, "optim_args")
+        elif name:
+            to.no_place("optim_args", name)
+
+
+def _schedule(to: Translator) -> None:
+    """`lr_scheduler_type`, its kwargs and the warm-up, with transformers' own ends. After `_length`."""
+    named, has_warmup = to.take("lr_scheduler_type"), to.has("warmup_ratio", "warmup_steps")
+    if named is None and has_warmup and to.program == "trl" and not to.has("lr_schedule"):
+        named = "linear"
+        to.remark("warmup_ratio" if to.has("warmup_ratio") else "warmup_steps", "with TRL's linear schedule")
+    options = to.options("lr_scheduler_kwargs")
+    _warmup(to)
+    if named is None:
+        return
+    word, kind = "lr_scheduler_type", str(named).strip().lower().removeprefix("schedulertype.")
+    if (ours := SCHEDULES.get(kind)) is None:
+        built = ", ".join(sorted(set(SCHEDULES.values())))
+        rest = f" of transformers is not built; one of {built} is."
+        to.refuse(word, about_value("The schedule ", kind, rest, 40))
+        return
+    to.fill("lr_schedule", ours, word)
+    if ours == "constant":
+        return
+    if not to.has("lr_warmup_steps", "lr_warmup_ratio"):
+        to.suggest("lr_warmup_steps", 0)
+    to.suggest("lr_warmup_init", 0.0)
+    if ours in ("linear", "cosine", "cosine_with_restarts", "polynomial"):
+        _fall(to, ours, options)
+    elif ours == "warmup_stable_decay":
+        _late_fall(to, options)
+    for name in options:
+        to.refuse("lr_scheduler_kwargs", f"{kind} has no {quote(name, 40)} here; take it out of lr_scheduler_kwargs.")
+
+
+def _warmup(to: Translator) -> None:
+    ratio, steps = to.number("warmup_ratio"), to.number("warmup_steps")
+    if steps is not None and 0 < steps < 1:  # transformers 5: a share of the run
+        ratio, steps = steps, None
+    if steps:  # as there, a number of updates comes before a ratio
+        to.fill("lr_warmup_steps", int(steps), "warmup_steps")
+    elif ratio:
+        to.fill("lr_warmup_ratio", ratio, "warmup_ratio")
+    elif steps == 0 or ratio == 0:
+        to.suggest("lr_warmup_steps", 0)
+
+
+def _updates(to: Translator) -> float | None:
+    """Updates of the run, where its length is known in steps."""
+    iters = None if to.values.get("epochs") else as_number(to.values.get("iters"))
+    return iters and iters * to.peek("num_iterations", default=1) * to.peek("steps_per_generation", default=1)
+
+
+def _fall(to: Translator, ours: str, options: dict[str, Any]) -> None:
+    """What a schedule falls to, from the end of the warm-up to the end of the run."""
+    end: Any = options.pop("lr_end", _POLYNOMIAL_END) if ours == "polynomial" else options.pop("min_lr", None)
+    share, peak = as_number(options.pop("min_lr_rate", None)), as_number(to.values.get("learning_rate"))
+    if end is None and share is not None and peak is not None:
+        end = share * peak
+    to.suggest("lr_final", 0.0 if end is None else end)
+    ratio = as_number(to.values.get("lr_warmup_ratio"))
+    if ratio is None:
+        steps, updates = as_number(to.values.get("lr_warmup_steps")), _updates(to)
+        ratio = steps / updates if steps and updates else 0.0
+    to.suggest("lr_decay_fraction", 1.0 - ratio if 0 <= ratio < 1 else 1.0)
+    if ours == "cosine_with_restarts":
+        to.suggest("lr_cycles", options.pop("num_cycles", 1))
+    if ours == "polynomial":
+        to.suggest("lr_power", options.pop("power", 1.0))
+    if ours == "cosine" and as_number(options.get("num_cycles")) == 0.5:
+        options.pop("num_cycles")  # half a wave is the plain cosine
+
+
+def _late_fall(to: Translator, options: dict[str, Any]) -> None:
+    """`get_wsd_schedule`: falls over its last num_decay_steps updates to min_lr_ratio of the peak."""
+    decay, updates = as_number(options.pop("num_decay_steps", None)), _updates(to)
+    options.pop("num_stable_steps", None)  # the rest of the run
+    if not decay or not updates:
+        needed = "num_decay_steps in lr_scheduler_kwargs, and max_steps"
+        to.refuse("lr_scheduler_kwargs", f"warmup_stable_decay needs {needed}; or set lr_decay_fraction.")
+        return
+    share, peak = as_number(options.pop("min_lr_ratio", 0.0), 0.0), as_number(to.values.get("learning_rate"), 0.0)
+    to.suggest("lr_final", (share or 0.0) * (peak or 0.0))
+    to.suggest("lr_decay_fraction", decay / updates)
+
+
+def _model(to: Translator) -> None:
+    """`model_init_kwargs`, and which of two precisions counts."""
+    for name, value in to.options("model_init_kwargs").items():
+        if name in ("dtype", "torch_dtype"):
+            to.fill("dtype", value, "model_init_kwargs")
+        elif name == "revision" and value != "main":
+            sentence = "The newest revision is taken; download another into a folder and give that as model."
+            to.refuse("model_init_kwargs", sentence)
+        elif name not in (*_LOADED_ELSEWHERE, "revision"):
+            to.no_place("model_init_kwargs", name)
+    flags = [flag for flag in ("bf16", "fp16") if as_bool(to.values.get(flag))]
+    if to.program == "trl" and flags and to.has("dtype", "torch_dtype"):
+        to.take("dtype", "torch_dtype")
+        to.remark("dtype", f"{flags[0]} is on, and is what TRL computes in")
+    for flag in ("bf16", "fp16"):
+        if as_bool(to.values.get(flag)) is False:
+            to.take(flag)
+
+
+def _adapters(to: Translator) -> None:
+    use_peft, dora = to.flag("use_peft"), to.flag("use_dora")
+    if use_peft is not None:
+        to.fill("train_type", "full" if not use_peft else "dora" if dora else "lora", "use_peft")
+        if use_peft:
+            to.suggest("num_layers", -1)
+    elif dora:
+        to.fill("train_type", "dora", "use_dora")
+    if (targets := to.take("lora_target_modules")) is not None:
+        to.fill("lora_keys", targets if isinstance(targets, list) else str(targets).split(","), "lora_target_modules")
+    if isinstance(kept := to.values.get("lora_modules_to_save"), str):
+        to.values["lora_modules_to_save"] = kept.split(",")
+
+
+def _dataset(to: Translator) -> None:
+    """`datasets`, TRL's mixture, where it has one entry; prompts that are too long."""
+    listed = to.take("datasets") or None
+    if listed is not None and not (isinstance(listed, list) and len(cast("list[Any]", listed)) == 1):
+        sentence = "datasets must list one dataset here: mix several into one file first, and give it as data."
+        to.refuse("datasets", sentence)
+        return
+    entry: Any = cast("list[Any]", listed)[0] if listed else {}
+    if not isinstance(entry, Mapping):
+        to.refuse("datasets", "An entry of datasets must be a mapping with a path.")
+        return
+    for name, value in cast("Mapping[str, Any]", entry).items():
+        ours = {"path": "data", "name": "dataset_config", "split": "train_split"}.get(name)
+        if ours and value is not None:
+            to.fill(ours, value, "datasets")
+        elif value is not None:
+            to.no_place("datasets", name, "An entry of datasets")
+    if (share := to.number("test_split_size")) is not None:
+        if not 0 <= share < 1:
+            to.refuse("test_split_size", "test_split_size must be a share of the rows below 1 here.")
+            return
+        to.fill("validation_split", share, "test_split_size")
+    if to.program != "trl":
+        return
+    # TRL limits prompt and completion each by itself, and cuts a prompt that is too long on the left.
+    if to.has("max_prompt_length"):
+        to.suggest("long_prompts", "cut_left")
+    needed = int(to.peek("max_completion_length", default=0) + to.peek("max_prompt_length", default=_TRL_PROMPT))
+    if needed > _OUR_MAX_SEQ and not to.has("max_seq_length"):
+        to.values["max_seq_length"] = needed
+        to.remark("max_completion_length", f"max_seq_length is {needed:,}, so that a prompt fits beside it")
+
+
+def _rewards(to: Translator) -> None:
+    """`reward_funcs`: TRL's own names, and functions by their import path."""
+    listed = to.take("reward_funcs")
+    if listed is None:
+        return
+    entries = reward_entries(listed)
+    if (model_id := next((entry for entry in entries if "/" in entry and "::" not in entry), None)) is not None:
+        sentence = f"{quote(model_id, 60)} is a reward model; rewards are functions here, such as accuracy_reward."
+        to.refuse("reward_funcs", sentence)
+    elif "reasoning_accuracy_reward" in entries:
+        nearest = "accuracy_reward is nearest, which reads the last answer of a completion"
+        to.refuse("reward_funcs", f"reasoning_accuracy_reward is not built; {nearest}.")
+    else:
+        to.fill("reward_functions", entries, "reward_funcs")
+
+
+def reward_entries(listed: Any) -> list[str]:
+    """Our entries for `reward_funcs`: a name, a list of names, or names with commas."""
+    names = [str(name) for name in cast("list[Any]", listed)] if isinstance(listed, list) else str(listed).split(",")
+    entries: list[str] = []
+    for name in filter(None, map(str.strip, names)):
+        module, dot, function = name.rpartition(".")
+        if name in REWARDS:
+            entries.append(REWARDS[name])
+        elif dot and "/" not in name and "(" not in name and "::" not in name:
+            entries.append(f"{module.replace('.', '/')}.py::{function}")
+        else:
+            entries.append(name)
+    return entries
+
+
+def _generation(to: Translator) -> None:
+    """`generation_kwargs`, and vLLM's correction of what it sampled with."""
+    for name, value in to.options("generation_kwargs").items():
+        if name in (*_SAMPLING, "stop", "stop_strings"):
+            to.fill("stop" if name == "stop_strings" else name, value, "generation_kwargs")
+        else:
+            to.no_place("generation_kwargs", name)
+    for word in REGEX_WORDS.split():
+        if (regex := to.take(word)) is not None:
+            to.fill("output_regex", regex, word)
+    mode, is_on = to.take("vllm_importance_sampling_mode"), to.flag("vllm_importance_sampling_correction")
+    if is_on is False:
+        to.fill("sampling_correction", "none", "vllm_importance_sampling_correction")
+    elif is_on or mode is not None:
+        to.fill("sampling_correction", "sequence_mask" if mode is None else mode, "vllm_importance_sampling_mode")
+
+
+def _best_and_trackers(to: Translator) -> None:
+    if (metric := to.take("metric_for_best_model")) is not None:
+        name = str(metric).strip()
+        if name in ("loss", "eval_loss"):
+            nearest = "the loss of GRPO says little; eval_reward is nearest"
+            to.refuse("metric_for_best_model", f"No loss is measured on held-out prompts, and {nearest}.")
+        else:
+            ours = name if name.startswith("eval/") else f"eval/{name.removeprefix('eval_')}"
+            to.fill("best_metric", ours, "metric_for_best_model")
+    if (greater := to.flag("greater_is_better")) is not None:
+        to.fill("best_is_lowest", not greater, "greater_is_better")
+    if isinstance(trackers := to.values.get("report_to"), str):
+        to.values["report_to"] = [name.strip().lower() for name in trackers.split(",") if name.strip()]
+
+
 _DEFAULTS: dict[str, Any] = {
-    "learning_rate": 1e-6, "lr_scheduler_type": "linear", "weight_decay": 0.0, "seed": 42, "num_train_epochs": 3,
-    "per_device_train_batch_size": 8, "num_generations": 8, "temperature": 1.0, "top_p": 1.0, "top_k": 0,
-    "beta": 0.0, "epsilon": 0.2, "loss_type": "dapo", "gradient_checkpointing": True, "eval_strategy": "no", "save_steps": 500,
-}  # fmt: skip
-"""Of TRL 1.16's GRPOConfig, where they are not ours."""
+    "learning_rate": 1e-6,
+    "lr_scheduler_type": "linear",
+    "weight_decay": 0.0,
+    "seed": 42,
+    "num_train_epochs": 3,
+    "per_device_train_batch_size": 8,
+    "num_generations": 8,
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": 0,
+    "beta": 0.0,
+    "epsilon": 0.2,
+    "loss_type": "dapo",
+    "gradient_checkpointing": True,
+    "eval_strategy": "no",
+    "save_steps": 500,
+}
+"""Of TRL 1.16's GRPOConfig, where they differ from ours."""
 _ADAPTER_DEFAULTS = {"lora_r": 16, "lora_alpha": 32, "lora_dropout": 0.05, "lora_target_modules": ["q_proj", "v_proj"]}
-"""Of its ModelConfig; the modules are PEFT's for Llama, Qwen and their like."""
+"""Of its ModelConfig; the modules are PEFT's for Llama, Qwen and similar models."""
 
 
 def _defaults(raw: Mapping[str, Any]) -> dict[str, Any]:
@@ -49,11 +473,20 @@ TRL = OtherProgram(
     key="trl",
     name="TRL",
     source="document 003 (TRL 0.16 with transformers 4.49), and TRL 1.16 with transformers 5.23",
-    words={name: word for section in _SECTIONS.values() for name, word in section.items()},
+    sections=SECTIONS,
     regroups=(
-        trl_batches.batches, trl_batches.length, trl_batches.rhythm, trl_schedule.optimizer, trl_schedule.schedule, trl_script.model,
-        peft.peft_config, trl_script.adapters, trl_script.dataset, trl_script.rewards, trl_script.generation, trl_script.best, trl_script.machine,
+        _batches,
+        _length,
+        _rhythm,
+        _optimizer,
+        _schedule,
+        _model,
+        peft.peft_config,
+        _adapters,
+        _dataset,
+        _rewards,
+        _generation,
+        _best_and_trackers,
     ),
     defaults=_defaults,
-    sections={title: tuple(section) for title, section in _SECTIONS.items()},
-)  # fmt: skip
+)

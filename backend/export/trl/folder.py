@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from backend.config.config import Config
-from backend.config.other_programs.into_trl.exported import TrlSettings, into_trl, trl_yaml
-from backend.config.other_programs.into_trl.writing import LeftOut
+from backend.config.other_programs.into_trl import LeftOut, TrlSettings, into_trl, trl_yaml
 from backend.config.row_settings import evaluation_sets
 from backend.config.updates import OWN
 from backend.data.files import kind_of_path

@@ -10,12 +10,10 @@ import pytest
 import yaml
 
 from backend.config.config import SETTINGS, Config, parse
-from backend.config.other_programs.into_trl import exported, optimizing
-from backend.config.other_programs.into_trl import exported as stand_ins
-from backend.config.other_programs.into_trl.exported import into_trl
+from backend.config.other_programs import into_trl as stand_ins
+from backend.config.other_programs.into_trl import REGROUPS, WRITTEN_AS, TrlSettings, into_trl, renamed
 from backend.config.other_programs.translation import read_words
-from backend.config.other_programs.trl import TRL
-from backend.config.other_programs.trl_schedule import OPTIMIZERS
+from backend.config.other_programs.trl import OPTIMIZERS, TRL
 from backend.config.updates import final_rate
 from backend.models.adapter_types import adapter_scale
 from backend.utils.places import project_root
@@ -27,7 +25,7 @@ OF_FILES = set(stand_ins.BY_FILES)
 NOT_THERE = stand_ins.NOTHING_STANDS_IN | stand_ins.NO_MEANING_THERE
 
 
-def made(**raw: Any) -> exported.TrlSettings:
+def made(**raw: Any) -> TrlSettings:
     return into_trl(parse(NEEDED | raw))
 
 
@@ -35,15 +33,17 @@ def left_out(**raw: Any) -> dict[str, str]:
     return {left.setting: left.instead for left in made(**raw).left_out}
 
 
+GROUPED = {key for keys in REGROUPS.values() for key in keys.split()}
+SCHEDULE = {key for keys in REGROUPS.values() if "lr_schedule" in keys.split() for key in keys.split()}
+
+
 def test_every_setting_has_a_fate() -> None:
-    grouped = {key for keys in exported.GROUPED.values() for key in keys}
-    assert set(SETTINGS) <= exported.renamed().keys() | grouped | OF_FILES | NOT_THERE.keys()
-    assert not (grouped | exported.renamed().keys()) & NOT_THERE.keys()
-    assert {regroup.__name__ for regroup in exported.REGROUPS} == exported.GROUPED.keys()
+    assert set(SETTINGS) <= renamed().keys() | GROUPED | OF_FILES | NOT_THERE.keys()
+    assert not (GROUPED | renamed().keys()) & NOT_THERE.keys()
 
 
 def test_the_names_of_optimizers_are_read_back() -> None:
-    assert all(OPTIMIZERS[name] == ours for ours, name in optimizing.WRITTEN_AS.items())
+    assert all(OPTIMIZERS[name] == ours for ours, name in WRITTEN_AS.items())
 
 
 def meaning(config: Config) -> dict[str, Any]:
@@ -83,7 +83,7 @@ def test_a_config_comes_back_from_trl_as_the_same_run(seed: int) -> None:
     assert translation.program is TRL and translation.faults == []
     back = parse(translation.values)
     told = {left.setting for left in settings.left_out} | settings.by_files.keys()
-    told |= set(exported.GROUPED["schedule"]) if "lr_schedule" in told else set()  # another curve, told as a whole
+    told |= SCHEDULE if "lr_schedule" in told else set()  # another curve, told as a whole
     before, after = meaning(config), meaning(back)
     for key, value in before.items():
         if key in told or not SETTINGS[key].applies(before) or value in DECIDED.get(key, ()):

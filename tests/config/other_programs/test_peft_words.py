@@ -11,8 +11,8 @@ import pytest
 
 from backend.config.config import SETTINGS, parse, problems
 from backend.config.other_programs.imported import import_file
+from backend.config.other_programs.keys import IgnoredKey, Refused, Translated
 from backend.config.other_programs.peft import LORA_WORDS, OTHER_KINDS
-from backend.config.other_programs.words import IgnoredKey, Refused, Translated
 from backend.models.peft.settings import OTHER_KINDS as NOT_CARRIED
 from backend.models.peft.settings import read_settings
 from backend.utils.errors import UserError
@@ -143,7 +143,7 @@ def test_the_table_has_every_kind_of_peft() -> None:
 
 @pytest.mark.parametrize("kind", OTHER_KINDS)
 def test_another_kind_is_refused_with_what_is_nearest(kind: str, tmp_path: Path) -> None:
-    about = OTHER_KINDS[kind]
+    nearest = OTHER_KINDS[kind]
     (of_file,) = sentences({"peft_type": kind, "num_virtual_tokens": 8})
     folder = tmp_path / ("a long name of a folder " * 6).strip()
     folder.mkdir()
@@ -151,8 +151,8 @@ def test_another_kind_is_refused_with_what_is_nearest(kind: str, tmp_path: Path)
         read_settings(adapter_file(folder, peft_type=kind))
     of_adapter = mistake.value.faults[0].sentence
     for sentence in (of_file, of_adapter):
-        assert f"is {kind}, which {about.does}; nearest here is {about.nearest}." in sentence and len(sentence) <= 200
-    named = re.findall(r"[a-z]+_[a-z_]+", about.nearest.replace("[embed_tokens]", ""))
+        assert f"is {kind}; nearest here is {nearest}." in sentence and len(sentence) <= 200
+    named = re.findall(r"[a-z]+_[a-z_]+", nearest.replace("[embed_tokens]", ""))
     assert set(named) <= SETTINGS.keys()
 
 

@@ -9,18 +9,12 @@ import pytest
 import yaml
 
 from backend.config.config import SETTINGS
-from backend.config.other_programs import page
-from backend.config.other_programs.mlx_lm_lora import MLX_LM_LORA
-from backend.config.other_programs.translation import (
-    FOREIGN_WORDS,
-    MLX_GRPO,
-    PROGRAMS,
-    TranslatedKey,
-    is_ours,
-    read_words,
-)
+from backend.config.other_programs.keys import IgnoredKey, OtherProgram, Refused, Translated
+from backend.config.other_programs.mlx_grpo import MLX_GRPO
+from backend.config.other_programs.mlx_lm import MLX_LM_LORA
+from backend.config.other_programs.translation import FOREIGN_WORDS, PROGRAMS, TranslatedKey, is_ours, read_words
 from backend.config.other_programs.trl import TRL
-from backend.config.other_programs.words import IgnoredKey, OtherProgram, Refused, Translated
+from tests.support import other_programs_page as page
 
 HERE = Path(__file__).parent
 FILES = {
@@ -115,5 +109,5 @@ def test_a_word_without_effect_says_why_and_leaves_nothing_behind() -> None:
 
 
 def test_the_page_is_written_from_the_tables() -> None:
-    """`python -m backend.config.other_programs.page` writes it anew."""
+    """`python -m tests.support.other_programs_page` writes it."""
     assert page.PAGE.read_text() == page.page()

@@ -9,7 +9,7 @@ import pytest
 
 from backend.config.config import SETTINGS, parse
 from backend.config.other_programs.into_mlx_lm_lora import mlx_lm_lora_yaml
-from backend.config.other_programs.mlx_lm_lora import MLX_LM_LORA
+from backend.config.other_programs.mlx_lm import MLX_LM_LORA
 from backend.config.other_programs.translation import (
     FOREIGN_WORDS,
     NAMES,
@@ -359,7 +359,7 @@ def test_each_word_is_told_by_what_was_made_of_it() -> None:
         "per_device_train_batch_size": 8, "gradient_accumulation_steps": 4, "num_generations": 8, "group_size": 8,
         "model_name_or_path": "owner/Model", "use_adaptive_entropy": True, "bf16": True, "use_cpu": False,
     }  # fmt: skip
-    as_here = ("as here", "it asks for what is so here anyway")
+    as_here = ("as here", "already the default here")
     assert {word.word: (word.fate, word.sentence) for word in read_words(raw).words} == {
         "per_device_train_batch_size": ("translated", "batch_size: 1; 8 × 4 completions an update are 4 prompts of 8"),
         "gradient_accumulation_steps": ("translated", "gradient_accumulation_steps: 4"),

@@ -1,12 +1,12 @@
-"""docs/other-programs.md, from the tables: `python -m backend.config.other_programs.page` writes it, and a test holds it to them."""
+"""docs/other-programs.md, written from the tables: `python -m tests.support.other_programs_page`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from backend.config.other_programs.keys import IgnoredKey, OtherProgram, Refused, Translated, Word, Words
 from backend.config.other_programs.peft import LORA_WORDS, OTHER_KINDS
 from backend.config.other_programs.translation import PROGRAMS
-from backend.config.other_programs.words import IgnoredKey, OtherProgram, Refused, Translated, Word, Words
 from backend.utils.places import project_root
 from backend.utils.whole_file import replace_file
 
@@ -57,10 +57,13 @@ def _peft() -> Iterator[str]:
     yield from _table(LORA_WORDS, list(LORA_WORDS))
     yield "\nThe files of a trained adapter say more, and more of them is read: [what is imported](exports.md).\n"
     yield "### Other kinds\n"
-    yield "Refused, by this sentence:\n"
-    yield "| `peft_type` | what it does | nearest here |\n|---|---|---|"
-    for kind, about in OTHER_KINDS.items():
-        yield f"| `{kind}` | {about.does} | {about.nearest} |"
+    yield "Refused, with the nearest that exists:\n"
+    yield "| `peft_type` | nearest here |\n|---|---|"
+    kinds_by_nearest: dict[str, list[str]] = {}
+    for kind, nearest in OTHER_KINDS.items():
+        kinds_by_nearest.setdefault(nearest, []).append(kind)
+    for nearest, kinds in kinds_by_nearest.items():
+        yield f"| {_listed(kinds)} | {nearest} |"
     yield ""
 
 

@@ -1,0 +1,471 @@
+"""A run's settings as arguments of TRL (`trl grpo --config`), and what of them is not carried over.
+
+Where TRL's table only renames a setting, the same row is read backwards; where it regroups, a function here undoes it. What
+is written here and read again by `translation` is the same run, except for `left_out` and for what the exported folder's
+own files carry. The exported train.py follows our learning-rate curve; what is written here is what `trl grpo` does
+without that script.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import yaml
+
+from backend.config.config import SETTINGS, Config
+from backend.config.other_programs.keys import Translated, plain
+from backend.config.other_programs.trl import OPTIMIZERS, TRL
+from backend.config.setting import NEVER
+from backend.config.updates import OWN, final_rate, warmup_updates
+from backend.models.adapter_types import adapter_scale
+from backend.runs.metric_names import EVALUATION, transformers_name
+
+
+def _by(keys: str, how: str) -> dict[str, str]:
+    return dict.fromkeys(keys.split(), how)
+
+
+BY_FILES: dict[str, str] = {
+    **_by(
+        "prompt_feature answer_feature type_feature system_feature system_prompt prompt_template answer_pattern "
+        "map_function valid_data test_data eval_data validation_split train_split valid_split test_split "
+        "dataset_config streaming",
+        "dataset.py makes the rows with it",
+    ),
+    **_by("data_seed", "train.py takes prompts in the order of this seed; trl grpo alone shuffles by seed"),
+    **_by("reward_functions", "rewards.py has one function for each"),
+    **_by("reward_functions_file", "a copy lies in user_code/, and rewards.py loads it"),
+    **_by("max_seq_length", "train.py leaves out prompts with no room for a completion; vLLM gets it as its limit"),
+    **_by("max_prompt_length long_prompts", "train.py applies it"),
+    **_by("num_layers", "train.py puts adapters on the last layers only; trl grpo alone on all"),
+    **_by("tokenizer", "train.py loads it"),
+    **_by("val_batches", "train.py evaluates on so many prompts; trl grpo alone on all"),
+    **_by("test", "train.py answers the test prompts at the end"),
+    **_by("test_batches", "train.py takes so many test prompts"),
+    **_by("early_stopping_patience early_stopping_min_delta", "train.py adds transformers' EarlyStoppingCallback"),
+}
+"""Setting → which file of the folder carries it, where TRL has no argument or `trl grpo` alone would ignore it."""
+
+AS_TRL_DOES = {"num_layers": -1, "val_batches": -1}
+"""Settings whose default is not what TRL does by itself → the value that is."""
+
+NOTHING_STANDS_IN: dict[str, str] = {
+    **_by(
+        "adapter",
+        "the run begins with new adapters; export their run with --format original, and name that folder as the model",
+    ),
+    **_by("reference_model_path", "the reference is the model itself as it was before training"),
+    **_by("log_kl", "TRL computes no KL without a KL weight"),
+    **_by("kl_estimator", "TRL has Schulman's k3"),
+    **_by("ratio_against", "the ratio is against the policy that sampled"),
+    **_by("advantage_baseline", "TRL's GRPO takes the mean of the group; its RLOOTrainer leaves one out"),
+    **_by("dynamic_sampling dynamic_sampling_rounds", "TRL takes every group as it comes"),
+    **_by("reward_weight_schedule reward_weights_final", "the weights stay as they begin"),
+    **_by("stages", "the settings outside of the stages hold for the whole run, whose length is iters"),
+    **_by("own_optimizer", "AdamW; an object of a program is in no file"),
+    **_by("own_schedule", "the learning rate as it is set; an object of a program is in no file"),
+    **_by("stop_when", "the run goes on to its end"),
+    **_by("reward_timeout", "TRL waits for a reward function as long as it takes"),
+}
+"""Setting → what happens instead."""
+
+NO_MEANING_THERE: dict[str, str] = {
+    **_by("train_mode", "TRL's GRPOTrainer is GRPO"),
+    **_by("mask_prompt", "TRL never trains on the prompt"),
+    **_by("skip_zero_signal", "it saves time and changes no gradient"),
+    **_by("reward_isolation", "TRL calls reward functions in the trainer's own process"),
+    **_by("reward_network", "nothing keeps reward functions from the network there"),
+    **_by("record_tokens", "TRL logs texts, not tokens"),
+    **_by("lm_studio_name", "LM Studio is on this machine"),
+    **_by("fuse", "the adapter is saved by itself; PEFT's merge_and_unload merges it"),
+    **_by(
+        "memory_limit",
+        "memory is PyTorch's there; lower per_device_train_batch_size and raise gradient_accumulation_steps",
+    ),
+    **_by("retry_on_gpu_error", "it is for GPU errors of MLX"),
+    **_by("relax_gpu_timeout", "it is for macOS"),
+    **_by("efficient_long_context seq_step_size", "TRL computes log-probabilities in pieces by itself"),
+    **_by("hosts distributed_backend on_lost_rank parallelism", "accelerate starts the processes there"),
+}
+"""Setting → why it has none. Listed where it is not at its default."""
+
+_UNLESS_DEFAULT = (
+    *("min_p", "neftune_noise_alpha", "chat_template_kwargs", "num_generations_eval", "reward_weights", "delta"),
+    *("epsilon_high", "off_policy_mask_threshold", "repetition_penalty", "save_only_model"),
+    *("mask_truncated_completions", "dataset_config"),
+)
+"""Settings that are off in TRL too at their default, and then not written."""
+
+NO_LIMIT = 1_000_000
+"""For a correction without an upper limit: as large as the setting may be."""
+WHOLE_RUN = 0.999999
+"""A warm-up over all updates, as a share below 1."""
+WRITTEN_AS = {
+    ("adamw", ""): "adamw_torch",
+    ("adamw", "8"): "adamw_bnb_8bit",
+    ("lion", ""): "lion_32bit",
+    ("lion", "8"): "lion_8bit",
+    ("adafactor", ""): "adafactor",
+    ("sgd", ""): "sgd",
+    ("adagrad", ""): "adagrad",
+    ("rmsprop", ""): "rmsprop",
+}
+"""(our optimizer, bits of its state) → transformers' usual name in `OPTIMIZERS`."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A setting whose value is not carried over. `instead`: what happens instead, a clause without a full stop."""
+
+    setting: str
+    value: Any
+    instead: str
+
+    @property
+    def line(self) -> str:
+        return f"{self.setting}: {self.shown} – {self.instead}"
+
+    @property
+    def shown(self) -> str:
+        """The value, nearly as a file has it."""
+        return as_yaml(self.value)
+
+
+@dataclass(frozen=True, slots=True)
+class TrlSettings:
+    """`words`: TRL's arguments in the order of its table. `left_out`: settings that nothing there carries.
+
+    `by_files`: settings that the folder's own files carry, and the words do not → how.
+    """
+
+    words: dict[str, Any]
+    left_out: list[LeftOut]
+    by_files: dict[str, str]
+
+
+def trl_yaml(words: Mapping[str, Any], heading: str) -> str:
+    """A file for `trl grpo --config`: the words under the titles of their tables."""
+    parts = [f"# {heading}\n"]
+    for title, section in TRL.sections.items():
+        if chosen := {word: words[word] for word in section if word in words}:
+            parts.append(f"# {title}\n" + yaml.safe_dump(chosen, sort_keys=False, allow_unicode=True, width=120))
+    return "\n".join(parts)
+
+
+def into_trl(config: Config) -> TrlSettings:
+    """Every setting as TRL has it. Reads no files and refuses nothing: what TRL lacks is listed."""
+    to = _Writing(config)
+    for key, word in renamed().items():
+        value = getattr(config, key)
+        if to.applies(key) and not (key in _UNLESS_DEFAULT and value == SETTINGS[key].default):
+            to.put(**{word: value})
+    to.put(output_dir="output")
+    for regroup in REGROUPS:
+        regroup(to)
+    for key, instead in (NOTHING_STANDS_IN | NO_MEANING_THERE).items():
+        if to.applies(key) and getattr(config, key) != SETTINGS[key].default:
+            to.leave(key, instead)
+    words = {word: to.words[word] for word in TRL.words if to.words.get(word) is not None}
+    files = {
+        key: how
+        for key, how in BY_FILES.items()
+        if to.applies(key) and getattr(config, key) != AS_TRL_DOES.get(key, SETTINGS[key].default)
+    }
+    return TrlSettings(words, to.left_out, files | to.by_files)
+
+
+@cache
+def renamed() -> dict[str, str]:
+    """Our setting → TRL's word, for every row of its table that only renames one setting; of two words the first."""
+    grouped = {key for keys in REGROUPS.values() for key in keys.split()}
+    words: dict[str, str] = {}
+    for word, fate in TRL.words.items():
+        if isinstance(fate, Translated) and len(fate.settings) == 1 and not fate.how and not fate.is_switch:
+            words.setdefault(fate.settings[0], word)
+    return {key: word for key, word in words.items() if key not in grouped} | {"group_size": words["group_size"]}
+
+
+class _Writing:
+    """TRL's words so far, changed in place by one function after the other."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.words: dict[str, Any] = {}
+        self.left_out: list[LeftOut] = []
+        self.by_files: dict[str, str] = {}
+        self.updates = None if config.epochs else config.iters * config.updates_per_step
+        """Updates of the whole run; None where its length is in epochs."""
+
+    def put(self, **words: Any) -> None:
+        self.words |= {word: plain(value) if isinstance(value, float) else value for word, value in words.items()}
+
+    def leave(self, setting: str, instead: str) -> None:
+        """Note that a value is not carried over."""
+        self.left_out.append(LeftOut(setting, getattr(self.config, setting), instead))
+
+    def curve(self, setting: str, alone: str) -> None:
+        """Note that train.py carries a setting of the learning rate. `alone`: what `trl grpo` does without it."""
+        self.by_files[setting] = f"train.py follows the curve of GRPO Studio; trl grpo alone: {alone}"
+
+    def applies(self, setting: str) -> bool:
+        when = SETTINGS[setting].when
+        return when is None or getattr(self.config, when[0]) in when[1]
+
+
+def as_yaml(value: Any) -> str:
+    """A value in a sentence, nearly as a file has it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if value is None:
+        return "empty"
+    text = f"{value:g}" if isinstance(value, float) else " ".join(str(value).split())
+    return text if len(text) <= 60 else f"{text[:59]}…"
+
+
+def _batches(to: _Writing) -> None:
+    """Prompts of a batch → completions; batches of an update; batches that are sampled at once."""
+    config = to.config
+    accumulated = config.gradient_accumulation_steps
+    to.put(per_device_train_batch_size=config.batch_size * config.group_size, gradient_accumulation_steps=accumulated)
+    to.put(steps_per_generation=accumulated * config.steps_per_generation)
+    if config.grpo_loss_type == "bnpo" and accumulated > 1:
+        same = "over a whole update dapo is the same formula"
+        to.leave("grpo_loss_type", f"TRL's bnpo divides by the tokens of each batch; {same}")
+        to.put(loss_type="dapo")
+    # Steps → updates, or passes over the dataset.
+    to.put(**({"num_train_epochs": config.epochs} if config.epochs else {"max_steps": to.updates}))
+
+
+def _rhythm(to: _Writing) -> None:
+    """When to evaluate, save and report, in updates; then which checkpoint is the best."""
+    config, updates = to.config, to.config.updates_per_step
+    to.put(logging_steps=config.steps_per_report * updates)
+    if config.save_every >= NEVER:
+        to.put(save_strategy="no")
+    else:
+        to.put(save_strategy="steps", save_steps=config.save_every * updates)
+    to.put(save_total_limit=config.keep_checkpoints)
+    if config.eval_delay:
+        to.put(eval_delay=config.eval_delay * updates)
+    group = config.num_generations_eval or config.group_size
+    to.put(per_device_eval_batch_size=config.prompts_per_evaluation_batch * group)
+    if config.steps_per_eval:
+        to.put(eval_strategy="steps", eval_steps=config.steps_per_eval * updates, eval_on_start=True)
+    else:
+        to.put(eval_strategy="no")
+    if config.best_metric.startswith(EVALUATION):
+        name = transformers_name(config.best_metric, config.eval_data, config.scale_rewards)
+        to.put(metric_for_best_model=name)
+    elif config.best_metric:
+        to.leave("best_metric", "TRL compares checkpoints by a metric of evaluations alone: by the held-out reward")
+    if config.best_is_lowest:
+        to.put(greater_is_better=False)
+    if not (config.load_best_at_end or config.early_stopping_patience):
+        return
+    if not config.steps_per_eval:
+        for key in ("load_best_at_end", "early_stopping_patience"):
+            if getattr(config, key):
+                last = "and this run has none: the last one counts"
+                to.leave(key, f"TRL knows the best checkpoint from evaluations, {last}")
+        return
+    to.words.setdefault("metric_for_best_model", "eval_reward")
+    to.words.setdefault("greater_is_better", True)
+    if config.load_best_at_end and config.save_every % config.steps_per_eval == 0 and config.save_every < NEVER:
+        to.put(load_best_model_at_end=True)
+    elif config.load_best_at_end:
+        to.leave("load_best_at_end", "TRL needs Save to be a multiple of Eval for it: the last checkpoint counts")
+
+
+def _precision(to: _Writing) -> None:
+    """The type of the weights, and whether PyTorch casts beside it (TRL's bf16, on by default)."""
+    config = to.config
+    own = "float32" if config.train_type == "full" else "auto"
+    to.put(dtype=own if config.dtype == "auto" else config.dtype, bf16=config.dtype == "bfloat16")
+    if config.dtype == "float16":
+        to.put(fp16=True)
+    nearest = {"6": "8", "mxfp4": "4"}.get(config.quantization, config.quantization)
+    if nearest in ("4", "8"):
+        to.put(**{f"load_in_{nearest}bit": True})
+    if nearest != config.quantization:
+        to.leave("quantization", f"bitsandbytes has no such format: {nearest} bits of its own")
+    if config.device == "cpu":
+        to.put(use_cpu=True)
+
+
+def _adapters(to: _Writing) -> None:
+    """PEFT's words for adapters and a reference that follows. PEFT's alpha is ours times the rank, or times its root."""
+    config = to.config
+    to.put(use_peft=config.train_type != "full")
+    if config.train_type != "full":
+        if config.train_type == "dora":
+            to.put(use_dora=True)
+        alpha = config.lora_alpha if config.lora_alpha is not None else adapter_scale(config) * config.rank
+        to.put(lora_r=config.rank, lora_alpha=alpha, lora_dropout=config.dropout)
+        to.put(lora_target_modules=list(config.lora_keys) or ["all-linear"])
+        if config.use_rslora:
+            to.put(use_rslora=True)
+        if config.modules_to_save:
+            to.put(lora_modules_to_save=list(config.modules_to_save))
+    if config.sync_ref_model and config.train_type != "full":
+        to.leave("sync_ref_model", "TRL moves no reference under adapters: the reference stays the base model")
+    elif config.sync_ref_model and config.beta == 0:
+        to.leave("sync_ref_model", "without a KL weight TRL has no reference")
+    elif config.sync_ref_model:
+        to.put(sync_ref_model=True)
+
+
+def _importance(to: _Writing) -> None:
+    """The level of the ratio, and the correction between vLLM and the model that learns."""
+    config = to.config
+    if config.importance_sampling_level == "sequence_token":
+        to.put(importance_sampling_level="sequence")
+        to.leave("importance_sampling_level", "sequence has the same ratio, with one gradient for the whole completion")
+    high, low = config.sampling_correction_max, config.sampling_correction_min
+    if high is None:
+        high = NO_LIMIT
+        to.leave("sampling_correction_max", f"TRL takes 3 where none is given: {NO_LIMIT:,}, which nothing reaches")
+    if low is not None and low >= high:
+        low = None
+        to.leave("sampling_correction_min", "TRL wants it below the largest correction: no lower limit")
+    to.put(vllm_importance_sampling_clip_max=high, vllm_importance_sampling_clip_min=low)
+    mode = config.sampling_correction
+    if mode == "auto":
+        mode = "sequence_truncate" if config.holds_output else "none" if config.dtype == "float32" else "token_truncate"
+    if mode == "none":
+        to.put(vllm_importance_sampling_correction=False)
+        return
+    if config.grpo_loss_type == "vespo" and mode.startswith("sequence"):
+        mode = mode.replace("sequence", "token")
+        to.leave("sampling_correction", f"TRL's vespo takes a correction by token alone: {mode}")
+    to.put(vllm_importance_sampling_correction=True, vllm_importance_sampling_mode=mode)
+
+
+def _sampling(to: _Writing) -> None:
+    """Options that TRL hands to vLLM under `generation_kwargs`, and constrained output."""
+    config = to.config
+    to.put(use_vllm=config.device != "cpu", vllm_mode="colocate", vllm_max_model_length=config.max_seq_length)
+    own = {
+        "presence_penalty": config.presence_penalty,
+        "frequency_penalty": config.frequency_penalty,
+        "stop": list(config.stop),
+    }
+    if given := {name: value for name, value in own.items() if value}:
+        to.put(generation_kwargs=given)
+    for key, off in (("repetition_penalty", 1.0), ("presence_penalty", 0.0), ("frequency_penalty", 0.0)):
+        if getattr(config, key) != off:
+            to.leave(key, "TRL samples with it and learns without it; here it is part of the policy")
+    if config.output_regex:
+        to.put(vllm_structured_outputs_regex=config.output_regex)
+    if config.output_schema:
+        free = "they are free, and only rewards see their form"
+        to.leave("output_schema", f"TRL constrains completions by a regular expression alone: {free}")
+
+
+def _trackers(to: _Writing) -> None:
+    config = to.config
+    to.put(report_to=[name for name in config.report_to if name != "csv"] or "none", log_completions=True)
+    if "csv" in config.report_to:
+        to.leave("report_to", "TRL writes no csv: trainer_state.json in the output folder has every logged metric")
+    if config.tracker_project:
+        to.put(project=config.tracker_project)
+    if name := config.tracker_run_name or config.run_name:
+        to.put(run_name=name)
+
+
+def _optimizer(to: _Writing) -> None:
+    """`optim`, with the nearest where transformers has none of that name."""
+    config = to.config
+    bits = "8" if config.optimizer_bits == "8" and to.applies("optimizer_bits") else ""
+    name = WRITTEN_AS.get((config.optimizer, bits))
+    if name is not None:
+        assert OPTIMIZERS[name] == (config.optimizer, bits)
+        to.put(optim=name)
+        return
+    to.put(optim=WRITTEN_AS["adamw", bits])
+    if config.optimizer == "adam":
+        to.leave("optimizer", "AdamW without weight decay is the same update")
+        to.put(weight_decay=0.0)
+    else:
+        to.leave("optimizer", "transformers has no such optimizer: AdamW, which wants a learning rate of its own")
+
+
+def _schedule(to: _Writing) -> None:
+    """`lr_scheduler_type`, its options and the warm-up."""
+    kind, options = _curve(to)
+    to.put(lr_scheduler_type=kind)
+    if options:
+        to.put(lr_scheduler_kwargs=options)
+    config, ratio = to.config, to.config.lr_warmup_ratio
+    if kind != "constant":
+        if ratio is not None and ratio >= 1:  # transformers would read 1 as one update
+            to.curve("lr_warmup_ratio", f"{WHOLE_RUN:%} of the updates")
+            ratio = WHOLE_RUN
+        # transformers 5 has one word for updates and, below 1, a share of the run.
+        to.put(warmup_steps=ratio if ratio is not None else warmup_updates(config, to.updates or 0))
+        if to.words["warmup_steps"] and config.lr_warmup_init:
+            to.curve("lr_warmup_init", "the warm-up begins at 0")
+    if kind in ("constant", "constant_with_warmup", "inverse_sqrt", "warmup_stable_decay"):
+        return
+    # transformers' rate falls from the end of the warm-up to the end of the run.
+    after, is_known = 1.0, True
+    if config.lr_warmup_ratio is not None:
+        after = 1.0 - config.lr_warmup_ratio
+    elif to.updates is not None:
+        after = 1.0 - config.lr_warmup_steps / to.updates
+    else:
+        is_known = not config.lr_warmup_steps
+    if not is_known or config.lr_decay_fraction != after:
+        to.curve("lr_decay_fraction", "the rate falls until the end of the run")
+
+
+def _curve(to: _Writing) -> tuple[str, dict[str, Any]]:
+    """(transformers' name, its options), the nearest where it has no such curve."""
+    config = to.config
+    name, final = config.lr_schedule, final_rate(config.learning_rate, config.lr_final)
+    if name == OWN:
+        to.leave("lr_schedule", "constant, at the learning rate as it is set")
+        return "constant", {}
+    if name == "constant":
+        return ("constant_with_warmup" if config.lr_warmup_ratio else "constant"), {}
+    if name in ("constant_with_warmup", "inverse_sqrt"):
+        return name, {}
+    if final >= config.learning_rate:
+        to.curve("lr_schedule", "constant with warm-up, as the final rate is not below the learning rate")
+        return "constant_with_warmup", {}
+    if name == "cosine":
+        return ("cosine", {}) if not final else ("cosine_with_min_lr", {"min_lr": final})
+    if name == "cosine_with_restarts":
+        if final:
+            to.curve("lr_final", "each cosine falls to 0")
+        return name, {"num_cycles": config.lr_cycles}
+    if name == "warmup_stable_decay":
+        if to.updates is None or config.lr_decay_fraction > 1:
+            to.curve("lr_schedule", "constant with warm-up, as it wants the length of the fall in updates")
+            return "constant_with_warmup", {}
+        decay = max(1, round(config.lr_decay_fraction * to.updates))
+        if decay / to.updates != config.lr_decay_fraction:
+            to.curve("lr_decay_fraction", f"the last {decay:,} updates")
+        return name, {"num_decay_steps": decay, "min_lr_ratio": final / config.learning_rate}
+    if name == "linear" and not final:
+        return "linear", {}
+    if name != "polynomial":
+        to.curve("lr_schedule", f"polynomial with power 1, a line to {final:g}")
+    return "polynomial", {"lr_end": final, "power": config.lr_power if name == "polynomial" else 1.0}
+
+
+REGROUPS = {
+    _batches: "batch_size gradient_accumulation_steps steps_per_generation group_size iters epochs",
+    _rhythm: "steps_per_report steps_per_eval save_every keep_checkpoints eval_delay eval_batch_size best_metric "
+    "best_is_lowest load_best_at_end",
+    _precision: "dtype quantization device",
+    _adapters: "train_type rank scale lora_alpha use_rslora dropout lora_keys modules_to_save sync_ref_model",
+    _importance: "sampling_correction sampling_correction_max sampling_correction_min",
+    _sampling: "presence_penalty frequency_penalty stop output_regex output_schema",
+    _trackers: "report_to tracker_project tracker_run_name run_name",
+    _optimizer: "optimizer optimizer_bits",
+    _schedule: "lr_schedule lr_warmup_steps lr_warmup_ratio lr_warmup_init lr_decay_fraction lr_final lr_cycles lr_power",
+}
+"""Function → the settings that it writes."""

@@ -1,0 +1,235 @@
+"""Tables of the keys of another program, and the file whose keys are being translated.
+
+A program is one table, key → `Translated`, `IgnoredKey` or `Refused`, and functions that read several keys together.
+Translation, `check`, `import`, the window's notes, the search and docs/other-programs.md use these tables.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from backend.utils.documents import parse_yaml
+from backend.utils.errors import ConfigProblem, UserError
+from backend.utils.text import quote
+
+ASKS_FOR_NOTHING = ("", "none", "no", "false", "off", "null")
+"""Values, as lower-case text, with which a refused key is accepted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Translated:
+    """A key that becomes one or several of our settings. `how`: a sentence where more than the name differs.
+
+    `is_switch`: only true has an effect; with `value`, true sets the setting to it.
+    """
+
+    settings: tuple[str, ...]
+    how: str = ""
+    is_switch: bool = False
+    value: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class IgnoredKey:
+    """A key that is accepted and changes nothing. `reason`: a clause without a full stop."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A key for what does not exist here. `nearest`: a sentence on what does. `off`: values with which it is accepted."""
+
+    nearest: str
+    off: tuple[Any, ...] = ()
+
+    def asks(self, value: Any) -> bool:
+        """Whether a value asks for what does not exist here."""
+        if value is None or value in ([], {}):
+            return False
+        text = str(value).strip().lower()
+        if any(off is True for off in self.off):  # always on here: false asks for something else
+            return text in ASKS_FOR_NOTHING
+        return text not in ASKS_FOR_NOTHING and text not in [str(off).lower() for off in self.off]
+
+
+Word = Translated | IgnoredKey | Refused
+Words = Mapping[str, Word]
+
+
+def same(names: str) -> dict[str, Word]:
+    """Keys that are ours too, with the same meaning. All tables take their keys as text with spaces."""
+    return {name: Translated((name,)) for name in names.split()}
+
+
+def renamed(**ours: str) -> dict[str, Word]:
+    """their_key="our_key", where only the name differs."""
+    return {theirs: Translated((key,)) for theirs, key in ours.items()}
+
+
+def translated(
+    names: str, settings: str, how: str = "", *, is_switch: bool = False, value: Any = None
+) -> dict[str, Word]:
+    fate = Translated(tuple(settings.split()), how, is_switch or value is not None, value)
+    return dict.fromkeys(names.split(), fate)
+
+
+def ignored(reason: str, names: str) -> dict[str, Word]:
+    return dict.fromkeys(names.split(), IgnoredKey(reason))
+
+
+def refused(nearest: str, names: str, off: Iterable[Any] = ()) -> dict[str, Word]:
+    return dict.fromkeys(names.split(), Refused(nearest, tuple(off)))
+
+
+class Translator:
+    """The settings of a file, changed in place by one function after the other.
+
+    Attributes:
+        values – key → value, theirs or already ours. None counts as absent.
+        written – the keys of the file.
+        program – key of the program that the file is for; empty for ours, or if unknown.
+        faults – problems.
+        remarks – their key → a sentence on its translation, where that is more than another name.
+    """
+
+    def __init__(self, raw: Mapping[str, Any], program: str = "") -> None:
+        self.values: dict[str, Any] = {str(key): value for key, value in raw.items() if value is not None}
+        self.written = tuple(self.values)
+        self.program = program
+        self.faults: list[ConfigProblem] = []
+        self.remarks: dict[str, str] = {}
+
+    def has(self, *words: str) -> bool:
+        return any(word in self.values for word in words)
+
+    def take(self, *words: str) -> Any:
+        """Remove these keys and return the first one's value."""
+        found = [self.values.pop(word) for word in words if word in self.values]
+        return found[0] if found else None
+
+    def number(self, *words: str) -> float | None:
+        """As `take`, as a number; otherwise a problem and None."""
+        word = next((word for word in words if word in self.values), words[0])
+        value = self.take(*words)
+        number = as_number(value)
+        if value is not None and number is None:
+            self.refuse(word, f"{word} must be a number, not {quote(value, 60)}.")
+        return number
+
+    def count(self, *words: str) -> int | None:
+        """As `number`, a whole number above 0."""
+        word = next((word for word in words if word in self.values), words[0])
+        number = self.number(*words)
+        if number is not None and (number != int(number) or number < 1):
+            self.refuse(word, f"{word} must be a whole number above 0, not {quote(number, 60)}.")
+            return None
+        return None if number is None else int(number)
+
+    def flag(self, word: str) -> bool | None:
+        """As `take`, as true or false; otherwise a problem and None."""
+        value = self.take(word)
+        if value is None:
+            return None
+        flag = as_bool(value)
+        if flag is None:
+            self.refuse(word, f"{word} must be true or false, not {quote(value)}.")
+        return flag
+
+    def options(self, word: str) -> dict[str, Any]:
+        """As `take`, as a mapping of options; text is read as YAML, as a command line has it."""
+        value = self.take(word)
+        if isinstance(value, str) and value.strip():
+            try:
+                value = parse_yaml(value, word, word)
+            except UserError as error:
+                self.faults += error.faults
+                return {}
+        if value in (None, ""):
+            return {}
+        if not isinstance(value, Mapping):
+            self.refuse(word, f"{word} must be a mapping of options, not {quote(cast('object', value), 60)}.")
+            return {}
+        return {str(key): option for key, option in cast("Mapping[Any, Any]", value).items() if option is not None}
+
+    def peek(self, *words: str, default: float) -> float:
+        """The first number that these keys have, left in place."""
+        number = as_number(next((self.values[word] for word in words if word in self.values), default))
+        return default if number is None else number
+
+    def fill(self, ours: str, value: Any, word: str) -> None:
+        """Set one of our settings to what `word` amounts to; a problem if the file contradicts it."""
+        written = self.values.setdefault(ours, value)
+        if written != value and as_number(written) != as_number(value, default=math.nan):
+            both = f"{quote(ours, 30)} is {quote(written, 40)}, and {quote(word, 30)} makes it {quote(value, 40)}"
+            self.refuse(ours, f"{both}; give one of them.")
+
+    def suggest(self, ours: str, value: Any) -> None:
+        """Set one of our settings if the file does not."""
+        self.values.setdefault(ours, value)
+
+    def refuse(self, setting: str, sentence: str) -> None:
+        self.faults.append(ConfigProblem(setting, sentence))
+
+    def no_place(self, word: str, option: object, what: str = "") -> None:
+        """Refuse an option of a key."""
+        self.refuse(word, f"{what or word} has {quote(option, 40)}, which has no place here; take it out.")
+
+    def remark(self, word: str, sentence: str) -> None:
+        self.remarks[word] = sentence
+
+
+@dataclass(frozen=True, slots=True)
+class OtherProgram:
+    """A program whose files are read.
+
+    Attributes:
+        source – the release of the tables.
+        sections – title → table.
+        regroups – functions that read several keys together and set ours instead.
+        defaults – the program's defaults that differ from ours, given a file; `import` writes them.
+    """
+
+    key: str
+    name: str
+    source: str
+    sections: Mapping[str, Words]
+    regroups: tuple[Callable[[Translator], None], ...]
+    defaults: Callable[[Mapping[str, Any]], dict[str, Any]]
+    words: dict[str, Word] = field(default_factory=dict[str, Word])
+
+    def __post_init__(self) -> None:
+        for section in self.sections.values():
+            self.words.update(section)
+
+    def shares_meaning(self, word: str) -> bool:
+        """Whether a key is also ours, with the same meaning."""
+        fate = self.words.get(word)
+        return isinstance(fate, Translated) and fate.settings == (word,) and not fate.how
+
+
+def as_number(value: Any, default: float | None = None) -> float | None:
+    """A finite number, also as text such as 1e-6, which YAML reads as text; else `default`."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        return default
+    try:
+        number = float(value)
+    except (ValueError, OverflowError):
+        return default
+    return number if math.isfinite(number) else default
+
+
+def as_bool(value: Any) -> bool | None:
+    """True, False, or None for neither. None itself is False."""
+    text = str(value).strip().lower()
+    if text in ("true", "yes", "on", "1"):
+        return True
+    return False if text in ("false", "no", "off", "0", "none") else None
+
+
+def plain(number: float) -> float | int:
+    """3.0 as 3."""
+    return int(number) if number == int(number) else number

@@ -1,0 +1,345 @@
+"""The keys of mlx-lm-lora 5.10, of the window that drives it (MLX LoRA Studio), and of mlx-lm 0.32, which it builds on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, cast
+
+from backend.config.other_programs.keys import (
+    OtherProgram,
+    Translator,
+    as_bool,
+    as_number,
+    ignored,
+    renamed,
+    same,
+    translated,
+)
+from backend.config.other_programs.spellings import CHOICE_ALIASES, choice
+from backend.utils.text import quote
+
+QUANTIZATION_FLAGS = {"load_in_4bits": "4", "load_in_6bits": "6", "load_in_8bits": "8", "load_in_mxfp4": "mxfp4"}
+PRECISION_FLAGS = {"bf16": "bfloat16", "fp16": "float16"}
+_ITERS = 1000
+"""Default of `iters`, here and in mlx-lm."""
+
+_BATCHES = "Counted in batches there, in steps here: divided by gradient_accumulation_steps."
+_SETTINGS = {
+    **same(
+        "model data train_type train_mode optimizer num_layers batch_size epochs seed learning_rate max_seq_length "
+        "val_batches test test_batches grad_checkpoint efficient_long_context seq_step_size mask_prompt fuse "
+        "lm_studio_name beta reference_model_path group_size max_completion_length temperature top_p top_k min_p "
+        "epsilon epsilon_high grpo_loss_type importance_sampling_level reward_functions reward_weights "
+        "reward_functions_file prompt_feature answer_feature type_feature system_feature"
+    ),
+    **renamed(fine_tune_type="train_type", resume_adapter_file="adapter", lora_layers="num_layers"),
+    **translated(
+        "gradient_accumulation_steps",
+        "gradient_accumulation_steps",
+        "There an iteration is one batch, and every k-th updates; a step here is k batches and an update.",
+    ),
+    **translated(
+        "grad_accumulation_steps", "gradient_accumulation_steps", "mlx-lm's name of gradient_accumulation_steps."
+    ),
+    **translated("iters", "iters", f"{_BATCHES} It comes before epochs there, and so in a file for mlx-lm-lora."),
+    **translated("steps_per_report", "steps_per_report", _BATCHES),
+    **translated("steps_per_eval", "steps_per_eval", _BATCHES),
+    **translated("save_every", "save_every", _BATCHES),
+    **translated(
+        "lora_parameters", "rank scale dropout lora_keys lora_alpha", "rank, scale, dropout, keys and alpha in it."
+    ),
+    **translated(
+        "optimizer_config",
+        "weight_decay adam_beta1 adam_beta2 adam_epsilon",
+        "The mapping of the optimizer in use; others are skipped.",
+    ),
+    **translated(
+        "lr_schedule",
+        "lr_schedule learning_rate lr_final lr_decay_fraction lr_warmup_steps lr_warmup_init lr_cycles",
+        "A mapping with name and arguments; its first argument is the learning rate, and what it leaves out is 0, "
+        "as there.",
+    ),
+    **translated(" ".join(QUANTIZATION_FLAGS), "quantization", is_switch=True),
+    **translated(
+        "hf_dataset",
+        "data dataset_config train_split valid_split test_split prompt_feature answer_feature",
+        "One dataset: its path, config name, splits and columns.",
+    ),
+    **translated("wandb wand", "report_to tracker_project", "Its project, reported to with wandb."),
+    **renamed(project_name="tracker_project"),
+    **translated(
+        "report_to", "report_to", "mlx-lm's: wandb, or several with commas; other trackers than ours are refused."
+    ),
+}
+_IGNORED = {
+    **ignored("every run here trains", "train"),
+    **ignored("the file is read already", "config"),
+    **ignored("text models are what is trained here", "model_family"),
+    **ignored("adapters are written into the run folder", "adapter_path"),
+    **ignored("long texts are read in pieces of the sequence step size", "recurrence_chunk_size"),
+    **ignored("memory_limit splits a step to fit", "micro_batch_size clear_cache_threshold"),
+    **ignored("what is fused keeps the model's own precision", "fuse_dequantize"),
+    **ignored("adapters are kept beside the fused model", "fuse_remove_adapters"),
+    **ignored("the tokenizer's chat template is always applied to prompts", "use_chat_template use_prompt"),
+    **ignored("completions end at the model's own end token and at stop", "end_answer_token"),
+    **ignored("python -m backend rewards list lists them", "list_reward_functions"),
+    **ignored("the code of models is mlx-lm's; none from a model's repository is run", "trust_remote_code"),
+    **ignored(
+        "quantisation-aware training does not apply to GRPO",
+        "qat_enable qat_bits qat_group_size qat_mode qat_start_step qat_interval",
+    ),
+    **ignored("GRPO asks reward functions, and no judge", "judge judge_config judge_system alpha"),
+    **ignored(
+        "it belongs to another way of training",
+        "sft_loss_type dpo_cpo_loss_type reward_scaling dsla_loss latent_weight latent_margin latent_gamma "
+        "latent_variant latent_pooling latent_layer klpo_route klpo_kl_estimator klpo_mc_samples klpo_top_k "
+        "klpo_tail_floor lambda_mse_target tau_mse_target lambda_mse clip_epsilon_logits",
+    ),
+    **translated("delta", "delta", "Beside dpo_cpo_loss_type it is DPO's, and without effect."),
+    **ignored(
+        "GRPO reads prompt, answer, type and system",
+        "completion_feature chosen_feature rejected_feature chat_feature text_feature preference_score_feature",
+    ),
+}
+_DEFAULTS: dict[str, Any] = {
+    "num_layers": -1,
+    "optimizer": "adam",
+    "lora_parameters": {"rank": 8, "dropout": 0.0, "scale": 10.0},
+    "test_batches": 500,
+}
+"""Of mlx-lm-lora 5.10's CONFIG_DEFAULTS, where they differ from ours."""
+
+
+def _defaults(raw: Mapping[str, Any]) -> dict[str, Any]:
+    has_length = raw.get("iters") is not None or raw.get("epochs") is not None
+    return _DEFAULTS | ({} if has_length else {"iters": 100})
+
+
+def _delta_of_dpo(to: Translator) -> None:
+    """`delta` belongs to DPO in a file that names the DPO loss too."""
+    if to.has("delta") and "dpo_cpo_loss_type" in to.written:
+        to.take("delta")
+        to.remark("delta", "without effect: beside dpo_cpo_loss_type it belongs to another way of training")
+
+
+_DATASET_PARTS = {
+    "path": "data",
+    "train_split": "train_split",
+    "valid_split": "valid_split",
+    "test_split": "test_split",
+    "prompt_feature": "prompt_feature",
+    "completion_feature": "answer_feature",
+    "answer_feature": "answer_feature",
+}
+
+
+def _hugging_face_dataset(to: Translator) -> None:
+    """`hf_dataset`: one dataset of the Hub with its splits and columns."""
+    entry: Any = to.take("hf_dataset")
+    if isinstance(entry, list) and len(cast("list[Any]", entry)) == 1:
+        entry = cast("list[Any]", entry)[0]
+    if entry is None:
+        return
+    if not isinstance(entry, Mapping):
+        sentence = "hf_dataset must be one mapping with a path; mix several datasets into one file first."
+        to.refuse("hf_dataset", sentence)
+        return
+    for name, value in cast("Mapping[str, Any]", entry).items():
+        if name == "config" and isinstance(value, Mapping):
+            to.suggest("dataset_config", cast("Mapping[str, Any]", value).get("name", ""))
+        elif name in _DATASET_PARTS and value is not None:
+            to.fill(_DATASET_PARTS[name], value, "hf_dataset")
+        elif name != "mask_prompt" and value is not None:
+            to.no_place("hf_dataset", name)
+
+
+def _lora_parameters(to: Translator) -> None:
+    """mlx-lm groups rank, scale, dropout (and keys) under `lora_parameters`."""
+    parameters = to.take("lora_parameters")
+    if parameters is None:
+        return
+    if not isinstance(parameters, Mapping):
+        to.refuse("lora_parameters", "lora_parameters must be a mapping with rank, scale and dropout.")
+        return
+    for name, value in cast("Mapping[Any, Any]", parameters).items():
+        ours = {"keys": "lora_keys", "alpha": "lora_alpha"}.get(name, str(name))
+        if value is not None and to.values.setdefault(ours, value) != value:
+            both = f"{quote(ours, 30)} is {quote(to.values[ours], 40)}, and {quote(value, 40)} in lora_parameters"
+            to.refuse(ours, f"{both}; give one of them.")
+
+
+def _flags(to: Translator) -> None:
+    """`load_in_4bits: true` and its variants are one value of `quantization`, `bf16: true` one of `dtype`."""
+    for ours, choices, default in (("quantization", QUANTIZATION_FLAGS, "none"), ("dtype", PRECISION_FLAGS, "auto")):
+        flags = {flag: to.take(flag) for flag in choices if to.has(flag)}
+        odd = [flag for flag, value in flags.items() if as_bool(value) is None]
+        chosen = [flag for flag, value in flags.items() if as_bool(value)]
+        if odd:
+            to.refuse(ours, f"{odd[0]} must be true or false, not {quote(flags[odd[0]])}.")
+        elif len(chosen) > 1:
+            to.refuse(ours, f"{' and '.join(chosen)} are both on; choose one.")
+        elif chosen:
+            named = to.values.get(ours)
+            if named is not None and choice(named, CHOICE_ALIASES[ours]) not in (default, choices[chosen[0]]):
+                to.refuse(ours, f"{ours} is {quote(named)} but {chosen[0]} is on; keep one of them.")
+            else:
+                to.values[ours] = choices[chosen[0]]
+
+
+_OPTIMIZER_SETTINGS = {
+    "weight_decay": ("weight_decay",),
+    "betas": ("adam_beta1", "adam_beta2"),
+    "eps": ("adam_epsilon",),
+}
+_BIAS_CORRECTION = (
+    "Adam corrects its bias here always, and there only with bias_correction, so the first updates are about three "
+    "times as large there"
+)
+
+
+def _optimizer_config(to: Translator) -> None:
+    """mlx-lm has a mapping of settings per optimizer; only that of the optimizer in use counts."""
+    every: Any = to.take("optimizer_config")
+    optimizer = str(to.values.get("optimizer", "adamw"))
+    own: Any = cast("Mapping[str, Any]", every).get(optimizer) if isinstance(every, Mapping) else every
+    if not isinstance(own or {}, Mapping):
+        to.refuse("optimizer", "optimizer_config must be a mapping of optimizers to their settings.")
+        return
+    if to.program == "mlx_lm_lora" and optimizer in ("adam", "adamw") and "bias_correction" not in (own or {}):
+        places = ("optimizer_config", "optimizer", "learning_rate", "model", *to.written)
+        to.remark(next(word for word in places if word in to.written), _BIAS_CORRECTION)
+    for name, value in cast("Mapping[str, Any]", own or {}).items():
+        if name == "bias_correction" and as_bool(value) is not None:
+            if not as_bool(value):
+                to.refuse("optimizer", "Adam's bias correction is always on here; take bias_correction out.")
+            continue
+        ours = _OPTIMIZER_SETTINGS.get(name)
+        parts: list[Any] = cast("list[Any]", value) if isinstance(value, list) else [value]
+        if ours is None or len(parts) != len(ours):
+            to.no_place("optimizer", f"{quote(name, 30)}: {quote(cast('object', value))}", "optimizer_config")
+            continue
+        for key, part in zip(ours, parts, strict=True):
+            to.suggest(key, part)
+
+
+def _wandb(to: Translator) -> None:
+    """`wandb: project`, or `wand`, as the example files have it."""
+    project = to.take("wandb", "wand")
+    if project is None or str(project).strip() in ("", "False", "None"):
+        return
+    to.suggest("report_to", ["wandb"])
+    if not isinstance(project, bool):
+        to.suggest("tracker_project", str(project))
+
+
+def _accumulation(to: Translator) -> None:
+    """In mlx-lm-lora an iteration is one batch; the k-th and the last one update the weights (its grpo_trainer.py).
+
+    A step here is k batches and one update: there are as many steps as updates, and what is counted in iterations is
+    divided by k too.
+    """
+    if (k := to.take("grad_accumulation_steps")) is not None:
+        to.fill("gradient_accumulation_steps", k, "grad_accumulation_steps")
+    if to.program != "mlx_lm_lora":
+        return
+    if to.has("iters") and to.has("epochs"):
+        to.take("epochs")
+        to.remark("epochs", "iters is given, which comes first in mlx-lm-lora")
+    k = as_number(to.values.get("gradient_accumulation_steps"), 1.0)
+    if k is None or k <= 1 or k != int(k):
+        return
+    iters = as_number(to.values.get("iters"))
+    if iters is not None and iters >= 1:
+        steps = math.ceil(iters / k)
+        rest = "" if iters % k == 0 else f"; its last update has {iters % k:g} batches there and {k:g} here"
+        to.values["iters"] = steps
+        sentence = f"its {iters:g} iterations are {steps} updates of {k:g} batches each{rest}"
+        to.remark("gradient_accumulation_steps", sentence)
+    for word in ("steps_per_report", "steps_per_eval", "save_every"):
+        every = as_number(to.values.get(word))
+        if every is not None and every >= 1:
+            to.values[word] = max(1, math.ceil(every / k))
+
+
+_SCHEDULES = {
+    "cosine": ("peak", "steps", "end"),
+    "linear": ("peak", "end", "steps"),
+    "exponential": ("peak", "factor"),
+    "step": ("peak", "factor", "every"),
+}
+"""Arguments of mlx's `cosine_decay`, `linear_schedule`, `exponential_decay` and `step_decay`, in order."""
+
+
+def _lr_schedule(to: Translator) -> None:
+    """mlx-lm: {name: cosine_decay, arguments: [peak, steps, end], warmup: n, warmup_init: x}, in updates.
+
+    As in mlx-lm, the first argument is the peak whatever `learning_rate` says, and missing arguments are 0. Our own
+    keys beside the mapping take precedence.
+    """
+    if not isinstance(to.values.get("lr_schedule"), Mapping):
+        return
+    mapping = cast("Mapping[str, Any]", to.values["lr_schedule"])
+    kind, arguments = choice(mapping.get("name"), CHOICE_ALIASES["lr_schedule"]), mapping.get("arguments")
+    if kind is None or not isinstance(arguments, list) or not 1 <= len(cast("list[Any]", arguments)) <= 3:
+        sentence = (
+            "lr_schedule must be a word, or a mapping with a name and arguments, a list of at most three numbers."
+        )
+        to.refuse("lr_schedule", sentence)
+        return
+    by_name = dict(zip(_SCHEDULES.get(kind, ()), cast("list[Any]", arguments), strict=False))
+    to.values["lr_schedule"] = kind
+    if not by_name:
+        return
+    counted = "lr_schedule counts the fall in steps, but the run is counted in epochs; give"
+    if kind in ("exponential", "step") and to.values.get("epochs"):
+        to.refuse("lr_schedule", f"{counted} its name and lr_final in place of arguments.")
+        return
+    if "steps" in by_name and to.values.get("epochs") and not to.has("lr_decay_fraction"):
+        to.refuse("lr_decay_fraction", f"{counted} lr_decay_fraction too.")
+        return
+    to.values["learning_rate"] = by_name["peak"]
+    iters = to.values.get("iters") or _ITERS
+    if kind in ("exponential", "step"):  # a factor per update, or every few of them
+        try:
+            peak, factor, every = (float(by_name.get(name, 1)) for name in ("peak", "factor", "every"))
+            falls = math.ceil(int(iters) / every)
+            final = peak * factor**falls
+        except (TypeError, ValueError, ArithmeticError):
+            sentence = (
+                "lr_schedule must have its arguments as numbers: the rate, the factor, and for steps their length."
+            )
+            to.refuse("lr_schedule", sentence)
+        else:
+            to.suggest("lr_final", final)
+            to.suggest("lr_decay_fraction", falls * every / int(iters))
+            if "every" in by_name:
+                to.suggest("lr_cycles", falls)
+    else:
+        to.suggest("lr_final", by_name.get("end", 0.0))
+        if "steps" in by_name:
+            try:
+                to.suggest("lr_decay_fraction", float(by_name["steps"]) / float(iters))
+            except (TypeError, ValueError, ArithmeticError):
+                to.suggest("lr_decay_fraction", by_name["steps"])  # no number: validation reports it
+    to.suggest("lr_warmup_steps", mapping.get("warmup", 0))
+    to.suggest("lr_warmup_init", mapping.get("warmup_init", 0.0))
+
+
+MLX_LM_LORA = OtherProgram(
+    key="mlx_lm_lora",
+    name="mlx-lm-lora",
+    source="mlx-lm-lora 5.10.2, its example files, and mlx-lm 0.32",
+    sections={"Settings": _SETTINGS, "Accepted for its other trainings and its window": _IGNORED},
+    regroups=(
+        _delta_of_dpo,
+        _hugging_face_dataset,
+        _lora_parameters,
+        _flags,
+        _optimizer_config,
+        _wandb,
+        _accumulation,
+        _lr_schedule,
+    ),
+    defaults=_defaults,
+)
