@@ -10,12 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 from backend.config.updates import final_rate, warmup_updates
-
-if TYPE_CHECKING:
-    from backend.config.config import Config
 
 NO_WARM_UP_TIMESCALE = 10_000
 """Of `inverse_sqrt` without a warm-up, in updates: as in transformers."""
@@ -151,7 +148,7 @@ def schedule(
     return rate
 
 
-def learning_rates(config: Config, steps: int) -> Callable[[int], float]:
+def learning_rates(config: Any, steps: int) -> Callable[[int], float]:
     """The learning rate of every update of a run of `steps` steps."""
     updates = steps * config.updates_per_step
     return schedule(

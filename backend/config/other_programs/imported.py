@@ -89,6 +89,6 @@ def _comment(title: str, lines: list[str]) -> str:
     """A title and a line each, as YAML comments; "" without lines."""
     if not lines:
         return ""
-    indents = {"initial_indent": "#   ", "subsequent_indent": "#     "}
-    wrapped = [part for line in lines for part in textwrap.wrap(one_line(line), 100, **indents)]
+    wrapper = textwrap.TextWrapper(100, initial_indent="#   ", subsequent_indent="#     ")
+    wrapped = [part for line in lines for part in wrapper.wrap(one_line(line))]
     return "\n".join([f"# {title}", *wrapped, ""])
