@@ -22,8 +22,8 @@ from app.widgets.form.field import field_of
 from app.widgets.menu_dialogs import AboutDialog, GlossaryDialog, ProblemDialog
 from backend.runs.archive import raw_settings
 from backend.utils import machine
+from backend.utils.about import EMPTY, LOG_LINES, ProblemFacts, report
 from backend.utils.places import project_root
-from backend.utils.problem_report import EMPTY, LOG_LINES, ProblemFacts, report
 
 if TYPE_CHECKING:
     from app.state.run import Run
@@ -113,7 +113,7 @@ class HelpWindow(FileWindow):
 
     def set_update_checks(self) -> None:
         """Check for updates at every start, or no longer; says which."""
-        from backend.utils.releases import NO_FEED, feed
+        from backend.utils.about import NO_FEED, feed
 
         prefs = self.session.prefs
         prefs.check_updates = not prefs.check_updates
@@ -126,9 +126,9 @@ class HelpWindow(FileWindow):
 
     def show_about(self) -> None:
         # Reads the metadata of every package, which the first paint does not wait for.
-        from backend.utils import components
+        from backend.utils import about
 
-        AboutDialog(facts(), components.components(), self).open()
+        AboutDialog(facts(), about.components(), self).open()
 
     def report_problem(self, problem: ProblemFacts | None = None) -> None:
         """Show the report of a problem: of this one, else of the last fault of the helper process, else an empty one to be filled in."""
@@ -163,11 +163,11 @@ class HelpWindow(FileWindow):
 
 def facts() -> dict[str, str]:
     """What About shows beside the icon; our own version first."""
-    from backend.utils import components
+    from backend.utils import about
 
     computes = machine.chip() if machine.has_gpu() else ""
     device = f"GPU of {computes}" if computes else "GPU" if machine.has_gpu() else "CPU"
-    return components.versions() | {"Computes on": device}
+    return about.versions() | {"Computes on": device}
 
 
 def _leaves(action: QAction) -> Iterator[QAction]:

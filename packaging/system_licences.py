@@ -1,6 +1,6 @@
 """The licences of what a frozen app contains and no Python package brought: the interpreter, and on Debian the system's libraries.
 
-`packaging/grpo-studio.spec` puts them into the bundle's folder system_licences/, from which `backend.utils.components` lists them in About.
+`packaging/grpo-studio.spec` puts them into the bundle's folder system_licences/, from which `backend.utils.about` lists them in About.
 """
 
 from __future__ import annotations

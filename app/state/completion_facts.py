@@ -23,7 +23,7 @@ from backend.rewards.catalogue.entry import CODE_TESTS
 from backend.runs.completion_rows import parse_group_row, token_count
 from backend.utils.disk_faults import cause
 from backend.utils.errors import UserError
-from backend.utils.regular_file import open_regular
+from backend.utils.files import open_regular
 from backend.utils.text import quote
 
 CUT_OFF, IDENTICAL, BEST, WORST = 1, 2, 4, 8

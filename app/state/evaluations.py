@@ -31,7 +31,7 @@ from backend.trainer.evaluation.evaluation_rows import (
 )
 from backend.utils.command import backend_command
 from backend.utils.errors import UserError
-from backend.utils.regular_file import open_regular
+from backend.utils.files import open_regular
 
 SLICE_S = 0.008
 """How long the rows' file is read in one turn of the event loop."""

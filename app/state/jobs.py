@@ -15,7 +15,7 @@ from PySide6.QtCore import QObject, Signal
 
 from app.state.prefs import Prefs
 from app.state.processes import Service
-from backend.utils import releases
+from backend.utils import about
 from backend.utils.errors import ConfigProblem
 
 WINDOW_S = 6.0
@@ -154,20 +154,20 @@ class Updates(QObject):
     def check_at_start(self) -> bool:
         """Check if the user wants that and the last check was a day ago; whether one was begun. Tells only of a newer version."""
         due = time.time() - self._prefs.updates_checked > DAY_S
-        if not (self._prefs.check_updates and due and releases.feed()):
+        if not (self._prefs.check_updates and due and about.feed()):
             return False
         self._ask(lambda faults: None, lambda: None)
         return True
 
     def check_now(self) -> None:
         """Check because the user asks; tells whatever comes of it."""
-        if not releases.feed():
-            self.told.emit(releases.NO_FEED)
+        if not about.feed():
+            self.told.emit(about.NO_FEED)
             return
         self.told.emit("Asking for the latest version…")
         self._ask(
             lambda faults: self.told.emit(faults[0].sentence),
-            lambda: self.told.emit(f"GRPO Studio {releases.our_version()} is the latest version."),
+            lambda: self.told.emit(f"GRPO Studio {about.our_version()} is the latest version."),
         )
 
     def _ask(self, on_refused: Callable[[list[ConfigProblem]], None], on_none: Callable[[], None]) -> None:
@@ -179,9 +179,9 @@ class Updates(QObject):
             else:
                 self.told.emit(_sentence(release))
 
-        self._service().ask("newer_release", on_answer, on_refused=on_refused, owner=self, feed=releases.feed())
+        self._service().ask("newer_release", on_answer, on_refused=on_refused, owner=self, feed=about.feed())
 
 
 def _sentence(release: dict[str, Any]) -> str:
     where = f": {release['page']}" if release["page"] else ""
-    return f"GRPO Studio {release['version']} is available; this is {releases.our_version()}{where}"
+    return f"GRPO Studio {release['version']} is available; this is {about.our_version()}{where}"

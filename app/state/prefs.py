@@ -15,7 +15,7 @@ from PySide6.QtCore import QByteArray, QObject, QSettings
 
 from app.state.charts import NAMINGS, Naming
 from backend.utils import file_lock, places
-from backend.utils.private_files import make_private_folder, restrict_to_user
+from backend.utils.files import make_private_folder, restrict_to_user
 
 RECENT = 10
 """Recent files and models that are kept."""

@@ -37,7 +37,7 @@ from backend.runs.run_folder import RunFolder
 from backend.runs.start_progress import StartProgress
 from backend.utils import file_lock
 from backend.utils.errors import UserError
-from backend.utils.regular_file import read_regular
+from backend.utils.files import read_regular
 from backend.utils.whole_file import replace_file
 
 # What a run says in its log before its first step: how far its process has come with rows and weights.

@@ -21,7 +21,7 @@ from PySide6.QtCore import QObject, QTimer, Signal
 
 from app.state.completion_facts import CompletionFacts, Query, listed_completions, logged_of, select
 from backend.runs.completion_rows import GroupRow, TokenData, parse_group_row, without_token_data
-from backend.utils.regular_file import open_regular
+from backend.utils.files import open_regular
 
 # Reads a growing file line by line, in slices that a caller bounds by time, and says where each line begins.
 

@@ -18,7 +18,7 @@ from backend.runs.run_folder import RunFolder, all_runs
 from backend.runs.start_progress import StartProgress
 from backend.runs.steering import Change, changed, config_at, read_changes, request_change
 from backend.utils.errors import UserError
-from backend.utils.regular_file import open_regular
+from backend.utils.files import open_regular
 from backend.utils.text import as_in_a_terminal, quote
 
 LOG_TAIL = 64 << 10

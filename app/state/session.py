@@ -22,9 +22,9 @@ from backend.runs.run_format import check_format
 from backend.runs.steering import changed_values, read_changes
 from backend.runs.throughput import MOST_RUNS, CompletionTime, completion_time_of, seconds_per_completion
 from backend.utils import places
+from backend.utils.about import ProblemFacts
 from backend.utils.errors import UserError
 from backend.utils.files import resolved
-from backend.utils.problem_report import ProblemFacts
 
 if TYPE_CHECKING:  # imported on first use, so that the first paint does not wait for them
     from app.state.dataset import Dataset

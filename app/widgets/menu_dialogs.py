@@ -43,7 +43,7 @@ from backend.utils.disk_faults import DiskError
 from backend.utils.whole_file import save_as
 
 if TYPE_CHECKING:
-    from backend.utils.components import Component
+    from backend.utils.about import Component
 
 CLOSING = {"ask": "Ask", "keep": "Keep training", "stop": "Stop and save"}
 """What becomes of a training when the window is closed → its words."""

@@ -20,9 +20,9 @@ from backend.cli.completions import checkpoints, run_names
 from backend.config.config import SETTINGS, Config, problems
 from backend.rewards.catalogue.allowed_code import require_allowed
 from backend.rewards.catalogue.scorable import scorable
+from backend.utils.documents import written_whole
 from backend.utils.errors import UserError
 from backend.utils.files import TEXT_LIMIT
-from backend.utils.numbers import written_whole
 from backend.utils.text import quote
 
 if TYPE_CHECKING:

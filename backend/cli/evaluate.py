@@ -32,8 +32,8 @@ from backend.trainer.evaluation.evaluation_rows import (
     write_evaluation,
 )
 from backend.trainer.machine import relax_gpu_timeout
+from backend.utils.documents import written_whole
 from backend.utils.errors import UserError
-from backend.utils.numbers import written_whole
 from backend.utils.text import quote
 
 if TYPE_CHECKING:

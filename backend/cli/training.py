@@ -35,8 +35,7 @@ from backend.utils.command import backend_command, backend_environment, shell_li
 from backend.utils.disk_faults import DiskError, writing
 from backend.utils.documents import parse_yaml
 from backend.utils.errors import UserError
-from backend.utils.files import user_path
-from backend.utils.regular_file import append_regular, require_plain_files
+from backend.utils.files import append_regular, require_plain_files, user_path
 from backend.utils.text import quote
 from backend.utils.whole_file import replace_file
 

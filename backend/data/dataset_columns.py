@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from backend.utils.regular_file import open_regular
+from backend.utils.files import open_regular
 
 HEAD_BYTES = 1 << 16
 NAMES: dict[str, tuple[str, ...]] = {

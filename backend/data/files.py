@@ -19,7 +19,7 @@ from typing import Any, Literal, TextIO
 
 from backend.config.model_and_data_names import of_no_known_type
 from backend.runs.start_progress import telling
-from backend.utils import loose_json
+from backend.utils import documents
 from backend.utils.errors import UserError
 from backend.utils.files import reason
 from backend.utils.machine import machine_bytes
@@ -199,8 +199,8 @@ def _jsonl_rows(lines: Iterable[str], path: Path) -> Iterator[Row]:
 def json_object(text: str, where: str) -> Row:
     """A row of a JSONL file; `where` names it. Raises UserError."""
     try:
-        value = loose_json.parse(text)
-    except loose_json.BrokenJson as error:
+        value = documents.parse_loose_json(text)
+    except documents.BrokenJson as error:
         raise UserError("data", f"The JSON in {where} is broken: {error.why}.") from None
     if not isinstance(value, dict):
         raise UserError("data", f"The JSON in {where} must be an object with columns.")
@@ -210,8 +210,8 @@ def json_object(text: str, where: str) -> Row:
 def _read_json(path: Path) -> list[Row]:
     text = "".join(_lines(path))
     try:
-        value = loose_json.parse(text)
-    except loose_json.BrokenJson as error:
+        value = documents.parse_loose_json(text)
+    except documents.BrokenJson as error:
         line = f" at line {error.line}" if error.line else ""
         raise UserError("data", f"The JSON in {quote(path, PATH)} is broken{line}: {error.why}.") from None
     if not isinstance(value, list) or not all(isinstance(row, dict) for row in value):

@@ -39,8 +39,7 @@ from backend.data.files import (
 from backend.data.row_views import LazyRows, Rows
 from backend.runs.start_progress import LOOKED, telling
 from backend.utils.errors import UserError
-from backend.utils.files import reason, user_path
-from backend.utils.regular_file import open_regular
+from backend.utils.files import open_regular, reason, user_path
 from backend.utils.text import quote
 
 # Rows of files that stay on the disk: read when they are asked for, by an index that is made in one pass.

@@ -40,8 +40,8 @@ from backend.trainer.scoring import ScoringStages
 from backend.trainer.trial_sampling import SMALLEST_MODEL, WITHOUT_REFERENCE
 from backend.types import Group, Problem
 from backend.utils.errors import UserError
+from backend.utils.files import open_regular, require_plain_files
 from backend.utils.hub_cache import local_folder
-from backend.utils.regular_file import open_regular, require_plain_files
 
 # The held-out reward of an exported model beside that of base and adapters: same prompts, same random numbers.
 

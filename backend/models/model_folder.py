@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from backend.utils import loose_json
+from backend.utils import documents
+from backend.utils.documents import fits_a_float
 from backend.utils.errors import UserError
 from backend.utils.files import read_text
-from backend.utils.numbers import fits_a_float
 from backend.utils.safetensors import BrokenFile, StoredArray, read_header
 from backend.utils.text import quote
 
@@ -33,8 +33,8 @@ def read_object(file: Path, setting: str) -> dict[str, Any]:
     """The JSON object in a file of a model. Raises UserError, naming the file."""
     text = read_text(file, setting, CONFIG_LIMIT)
     try:
-        value = loose_json.parse(text)
-    except loose_json.BrokenJson as error:
+        value = documents.parse_loose_json(text)
+    except documents.BrokenJson as error:
         line = f" at line {error.line}" if error.line else ""
         raise UserError(setting, f"The JSON in {quote(file, PATH)} is broken{line}: {error.why}.") from None
     if not isinstance(value, dict):

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from backend.utils import loose_json
+from backend.utils import documents
 from backend.utils.errors import UserError
 from backend.utils.files import read_bytes
 from backend.utils.text import quote
@@ -39,8 +39,8 @@ def check_growth(folder: Path, setting: str) -> None:
     if not _MAY_GROW.search(content):
         return
     try:
-        parts = loose_json.parse(content.decode("utf-8-sig"))
-    except (loose_json.BrokenJson, UnicodeDecodeError):
+        parts = documents.parse_loose_json(content.decode("utf-8-sig"))
+    except (documents.BrokenJson, UnicodeDecodeError):
         return
     for name in ("normalizer", "decoder") if isinstance(parts, dict) else ():
         growth = math.prod(map(_growth, _steps(cast("dict[str, Any]", parts).get(name))))

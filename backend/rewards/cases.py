@@ -18,7 +18,7 @@ from typing import Any
 from backend.rewards.catalogue.catalog import builtin_rewards, computes_names, reward_call, rewards_in_file
 from backend.rewards.sandbox.client import SandboxClient, SandboxTask
 from backend.runs.completion_rows import token_ids
-from backend.utils import loose_json
+from backend.utils import documents
 from backend.utils.disk_faults import writing
 from backend.utils.errors import UserError
 from backend.utils.files import read_text
@@ -63,8 +63,8 @@ def read_cases(reward_file: Path) -> list[Case]:
 
 def _case(line: str, where: str) -> Case:
     try:
-        case = loose_json.parse(line)
-    except loose_json.BrokenJson as error:
+        case = documents.parse_loose_json(line)
+    except documents.BrokenJson as error:
         raise UserError(_SETTING, f"{where} is not JSON that can be read: {error.why}.") from None
     if (
         not isinstance(case, dict)

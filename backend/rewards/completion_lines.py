@@ -9,7 +9,7 @@ from typing import Any, TypeGuard
 
 from backend.runs.completion_rows import SampledRow, ScoringRow, token_ids
 from backend.types import Completion, Group, Problem
-from backend.utils import loose_json
+from backend.utils import documents
 from backend.utils.errors import UserError
 from backend.utils.files import read_text, user_path
 from backend.utils.text import quote
@@ -36,8 +36,8 @@ def groups_in(text: str, where: str) -> list[Group]:
 def _group(number: int, line: str, where: str) -> Group:
     where = f"Line {number} of {where}"
     try:
-        row = loose_json.parse(line)
-    except loose_json.BrokenJson as error:
+        row = documents.parse_loose_json(line)
+    except documents.BrokenJson as error:
         raise UserError("completions", f"{where} is not JSON that can be read: {error.why}.") from None
     return group_of(row, number - 1, where)
 

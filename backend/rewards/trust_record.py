@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from backend.utils import places
 from backend.utils.disk_faults import DiskError
-from backend.utils.private_files import make_private_folder
+from backend.utils.files import make_private_folder
 from backend.utils.whole_file import replace_file
 
 FILE = "trusted.json"

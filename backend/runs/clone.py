@@ -39,8 +39,7 @@ from backend.training.learner import optimizer_of
 from backend.training.optimizers import state_arrays
 from backend.utils.disk_faults import cause, is_of_mlx
 from backend.utils.errors import ConfigProblem, UserError
-from backend.utils.private_files import restrict_to_user
-from backend.utils.regular_file import require_plain_files
+from backend.utils.files import require_plain_files, restrict_to_user
 from backend.utils.text import quote
 from backend.utils.whole_file import replace_file, sync, sync_tree
 

@@ -30,8 +30,7 @@ from pydantic_core import from_json
 from backend.runs.run_folder import RunFolder
 from backend.utils.disk_faults import DiskError, writing
 from backend.utils.errors import UserError
-from backend.utils.files import reason
-from backend.utils.regular_file import open_regular
+from backend.utils.files import open_regular, reason
 from backend.utils.text import quote
 from backend.utils.whole_file import replace_file
 

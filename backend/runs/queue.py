@@ -21,8 +21,7 @@ from backend.runs.run_folder import RunFolder
 from backend.utils import file_lock, places
 from backend.utils.documents import read_json
 from backend.utils.errors import UserError
-from backend.utils.files import is_folder_name, resolved
-from backend.utils.private_files import make_private_folder
+from backend.utils.files import is_folder_name, make_private_folder, resolved
 from backend.utils.text import about_path, quote
 from backend.utils.whole_file import replace_file
 

@@ -18,8 +18,7 @@ from backend.runs.run_folder import RunFolder, make_run_folder
 from backend.runs.run_lock import hold_lock
 from backend.trainer.control import Control, Stopped
 from backend.utils.errors import UserError
-from backend.utils.files import read_bytes
-from backend.utils.regular_file import open_regular, require_plain_files
+from backend.utils.files import open_regular, read_bytes, require_plain_files
 from backend.utils.whole_file import replace_file
 
 LOOK_S = 0.1

@@ -15,8 +15,8 @@ from backend.runs.run_folder import RunFolder
 from backend.runs.run_record import EVALUATION, RunRecord, changed_settings, read_record
 from backend.runs.steering import read_changes
 from backend.utils.errors import UserError
+from backend.utils.files import open_regular
 from backend.utils.places import path_text
-from backend.utils.regular_file import open_regular
 
 MISSING = "–"
 _OWN = ("run_name",)

@@ -11,9 +11,8 @@ from pathlib import Path
 
 from backend.utils import file_lock
 from backend.utils.errors import UserError
-from backend.utils.files import is_file, is_folder_name, user_path
+from backend.utils.files import is_file, is_folder_name, make_private_folder, restrict_to_user, user_path
 from backend.utils.places import runs_folder
-from backend.utils.private_files import make_private_folder, restrict_to_user
 from backend.utils.text import quote, shown_path
 from backend.utils.whole_file import replace_file
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from backend.runs.run_folder import RunFolder
 from backend.utils import file_lock
 from backend.utils.errors import UserError
-from backend.utils.regular_file import require_plain_files
+from backend.utils.files import require_plain_files
 
 LOCK_VARIABLE = "GRPO_STUDIO_LOCK"
 """Environment variable with the file descriptor of a lock that a process has taken over from the program before it."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from backend.runs.run_folder import RunFolder
-from backend.utils.private_text import without_private
+from backend.utils.about import without_private
 
 if TYPE_CHECKING:
     from backend.trainer.run_context import RunContext

@@ -13,9 +13,9 @@ from typing import Any
 from backend.bench.device import this_machine
 from backend.selftest.check import CheckResult
 from backend.trainer.telemetry import versions
+from backend.utils.about import without_private
 from backend.utils.command import is_bundled
 from backend.utils.places import project_root
-from backend.utils.private_text import without_private
 from backend.utils.whole_file import save_as
 
 WIDTH = 110

@@ -7,8 +7,8 @@ import urllib.request
 from typing import Any
 
 from backend.serve.question_call import QuestionCall
+from backend.utils.about import is_newer, our_version, release_in
 from backend.utils.errors import UserError
-from backend.utils.releases import is_newer, our_version, release_in
 
 TIMEOUT_S = 10.0
 MOST_BYTES = 4 << 20

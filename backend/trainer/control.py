@@ -23,7 +23,7 @@ from typing import Any
 
 from backend.runs.events import EventLog
 from backend.runs.run_folder import RunFolder
-from backend.utils.regular_file import open_regular
+from backend.utils.files import open_regular
 
 WORDS = ("pause", "resume", "save", "stop", "finish-step")
 LONGEST_WORD = 64

@@ -20,7 +20,7 @@ from backend.config.config import Config
 from backend.runs.events import JsonLines, read_events
 from backend.runs.run_folder import RunFolder
 from backend.utils.errors import UserError
-from backend.utils.system_command import printed_by
+from backend.utils.machine import printed_by
 
 GPU_TIMEOUT_VARIABLE = "AGX_RELAX_CDM_CTXSTORE_TIMEOUT"
 """Makes macOS wait longer before it stops the GPU's work in favour of the display (mlx#3267). Apple documents it nowhere."""

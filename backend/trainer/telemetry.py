@@ -27,7 +27,7 @@ from backend.trainer.health.watch import Watch
 from backend.training.batch import token_mask
 from backend.training.learner import TokenRecord
 from backend.types import Completion, Group
-from backend.utils.system_command import printed_by
+from backend.utils.machine import printed_by
 
 PHASE_EVERY_S = 0.5
 """Least seconds between two `phase` events within a step."""

@@ -75,3 +75,14 @@ def held(path: Path) -> Generator[None]:
         yield
     finally:
         os.close(handle)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether there is a process of this number, whoever's it is by now."""
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    return True

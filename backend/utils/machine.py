@@ -6,7 +6,9 @@ import ctypes
 import os
 import platform
 import resource
+import subprocess
 import sys
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -109,3 +111,16 @@ def _available() -> int:
     except OSError:
         return _physical()
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")), _physical())
+
+
+READ_S = 2.0
+"""Seconds that a command may take."""
+
+
+def printed_by(command: Sequence[str]) -> str:
+    """What a command prints; "" where it fails."""
+    try:
+        # Without close_fds Python uses posix_spawn, which copies nothing of a process with gigabytes of memory.
+        return subprocess.run(command, capture_output=True, text=True, timeout=READ_S, close_fds=False).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ""

@@ -15,7 +15,7 @@ from collections.abc import Generator, Iterable
 from pathlib import Path
 
 from backend.utils.disk_faults import writing
-from backend.utils.process_ids import is_alive
+from backend.utils.file_lock import is_alive
 
 COPIED_AT_ONCE = 1 << 20
 

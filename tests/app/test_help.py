@@ -21,8 +21,8 @@ from app.widgets.menu_dialogs import NO_TEXT, AboutDialog, GlossaryDialog
 from app.window import Window
 from backend import __version__
 from backend.config.config import SETTINGS
-from backend.utils import components
-from backend.utils.components import Component
+from backend.utils import about as components
+from backend.utils.about import Component
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from app.window import Window
 from backend import __version__
 from backend.serve.question_call import QuestionCall
 from backend.serve.update_questions import newer_release
-from backend.utils import releases
+from backend.utils import about
 from backend.utils.errors import UserError
 from backend.utils.places import resources
 
@@ -70,18 +70,18 @@ def ask(address: str) -> dict[str, str] | None:
 
 
 def test_nothing_is_built_in_and_nothing_is_on(window: Window, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(releases.FEED_VARIABLE, raising=False)
-    assert releases.feed() == "" and not (resources() / "release_feed.txt").exists()
+    monkeypatch.delenv(about.FEED_VARIABLE, raising=False)
+    assert about.feed() == "" and not (resources() / "release_feed.txt").exists()
     assert not window.session.prefs.check_updates and not window.session.updates.check_at_start()
     window.menus["updates"].trigger()
-    assert window.strip.sentence.text() == releases.NO_FEED
+    assert window.strip.sentence.text() == about.NO_FEED
     assert "service" not in vars(window.session), "no process was started for it"
 
 
 def test_a_newer_version_is_told_and_nothing_else_is_asked(
     window: Window, release_list: ReleaseList, monkeypatch: pytest.MonkeyPatch, qtbot
 ) -> None:
-    monkeypatch.setenv(releases.FEED_VARIABLE, release_list.address)
+    monkeypatch.setenv(about.FEED_VARIABLE, release_list.address)
     release_list.name("999.1", "https://example.org/grpo-studio")
     assert not window.session.updates.check_at_start(), "not before the user turns it on"
     window.menus["update_checks"].trigger()
@@ -116,8 +116,8 @@ def test_what_is_no_newer_release_is_not_told(release_list: ReleaseList, version
 
 
 def test_versions_are_compared_as_numbers() -> None:
-    assert releases.is_newer("0.10", "0.9.9") and releases.is_newer("v1.0.1", "1.0")
-    assert not releases.is_newer("1.0.0", "1.0") and not releases.is_newer("odd", "1.0")
+    assert about.is_newer("0.10", "0.9.9") and about.is_newer("v1.0.1", "1.0")
+    assert not about.is_newer("1.0.0", "1.0") and not about.is_newer("odd", "1.0")
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from backend.cli.common import force_utf8, json_line, tell, tell_file
 from backend.cli.consoles import new_console
-from backend.utils.numbers import written_whole
+from backend.utils.documents import written_whole
 from backend.utils.places import project_root
 from backend.utils.text import visible
 

@@ -24,7 +24,7 @@ from backend.distributed.launching.launcher import Launch, LaunchEnd, free_port,
 from backend.distributed.orders import Orders
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
-from backend.utils.process_ids import is_alive
+from backend.utils.file_lock import is_alive
 
 ROOT = Path(__file__).parents[3]
 

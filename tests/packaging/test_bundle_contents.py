@@ -22,7 +22,7 @@ from app.state import guide
 from app.state.guide import GLOSSARY
 from backend.config import loss_menu
 from backend.rewards.catalogue import catalog
-from backend.utils import components
+from backend.utils import about
 
 ROOT = Path(__file__).parents[2]
 PACKAGING = ROOT / "packaging"
@@ -101,7 +101,7 @@ def test_the_documents_of_the_help_menu_are_in_the_bundle() -> None:
 
 
 def test_metadata_is_that_of_everything_we_require() -> None:
-    names = set(components.needed())
+    names = set(about.needed())
     assert {
         "grpo-studio",
         "mlx",
@@ -128,7 +128,7 @@ def test_a_package_that_is_not_required_is_noticed() -> None:
         site / "pytest" / "main.py",
         site / "typing_extensions.py",
     ]
-    assert contents.unlisted([*map(str, files), __file__], components.needed()) == ["pytest"]
+    assert contents.unlisted([*map(str, files), __file__], about.needed()) == ["pytest"]
 
 
 @pytest.mark.skipif(shutil.which("dpkg-query") is None, reason="packages of the system are named where it is Debian")

@@ -28,7 +28,7 @@ from backend.__main__ import app
 from backend.cli.common import STOPPED
 from backend.export.exports import FORMATS
 from backend.runs.events import Event, read_events
-from backend.utils import components
+from backend.utils import about
 from backend.utils.command import BUNDLED_PROGRAM
 from tests.support.hub_server import TOKEN
 from tests.support.hub_upload_server import UploadHub
@@ -579,13 +579,13 @@ def test_presets_are_there(preset: str) -> None:
 def test_about_has_the_licences_of_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     """The program's own list, made of the bundle's metadata and not of this machine's."""
     inside = RESOURCES.parent
-    installed = set(components.needed())
+    installed = set(about.needed())
     standard = [path for path in sys.path if "site-packages" not in path and Path(path or ".").resolve() != ROOT]
     monkeypatch.setattr(sys, "path", [str(inside), *standard])
-    monkeypatch.setattr(components, "project_root", lambda: inside)
-    monkeypatch.setattr(components, "resources", lambda: RESOURCES)
-    assert set(components.needed()) >= installed
-    parts = {part.name: part for part in components.components.__wrapped__()}
+    monkeypatch.setattr(about, "project_root", lambda: inside)
+    monkeypatch.setattr(about, "resources", lambda: RESOURCES)
+    assert set(about.needed()) >= installed
+    parts = {part.name: part for part in about.components.__wrapped__()}
     assert {name for name, part in parts.items() if not part.text} == {"antlr4-python3-runtime"}, "its makers ship none"
     assert "GNU LESSER" in parts["PySide6_Essentials"].text and "PYTHON SOFTWARE" in parts["Python"].text
     if sys.platform == "linux" and shutil.which("dpkg-query"):

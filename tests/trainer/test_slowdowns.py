@@ -18,7 +18,7 @@ from backend.trainer.machine import (
     is_low_power,
     thermal_level,
 )
-from backend.utils import system_command
+from backend.utils import machine as system_command
 
 LAPTOP = """System-wide power settings:
 Currently in use:

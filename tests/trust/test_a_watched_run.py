@@ -17,9 +17,9 @@ from app.state.session import Session
 from app.window import Window
 from backend.runs.queue import QueueFile
 from backend.runs.run_folder import RunFolder
+from backend.utils.about import ProblemFacts, report
 from backend.utils.command import backend_command, backend_environment
 from backend.utils.places import RUNS_VARIABLE
-from backend.utils.problem_report import ProblemFacts, report
 from tests.support import small_run
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

@@ -14,8 +14,8 @@ from backend.rewards.catalogue.allowed_code import allow_named
 from backend.rewards.trust_record import TrustRecord
 from backend.runs.queue import QueueFile
 from backend.runs.run_folder import default_run_name, make_run_folder
+from backend.utils.files import restrict_to_user
 from backend.utils.places import RUNS_VARIABLE, preferences_folder
-from backend.utils.private_files import restrict_to_user
 from tests.support import small_run
 
 

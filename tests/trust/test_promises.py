@@ -29,7 +29,7 @@ from backend.runs.run_lock import hold_lock
 from backend.utils.command import backend_command, backend_environment
 from backend.utils.documents import parse_yaml
 from backend.utils.errors import UserError
-from backend.utils.regular_file import append_regular
+from backend.utils.files import append_regular
 from tests.support import made_up_runs, small_run
 
 ROOT = Path(__file__).parents[2]

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from backend.utils import components, private_text
-from backend.utils.private_text import without_private
+from backend.utils import about
+from backend.utils.about import without_private
 
 
 def test_everything_shipped_names_a_version_and_a_licence() -> None:
-    parts = {part.name: part for part in components.components()}
+    parts = {part.name: part for part in about.components()}
     assert next(iter(parts)) == "grpo-studio" and "Permission is hereby granted" in parts["grpo-studio"].text
     assert {"mlx", "mlx-lm", "numpy", "Python"} <= set(parts)
     assert not [part.name for part in parts.values() if not part.version or not part.licence]
@@ -26,7 +26,7 @@ def test_the_field_license_is_the_text_where_there_is_no_file(monkeypatch: pytes
     text = "You may do with this whatever you like, " * 4
     (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: odd\nVersion: 1.0\nLicense: {text}\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    odd = components.component("odd")
+    odd = about.component("odd")
     assert odd.text == text.strip() and odd.licence == "see its text"
 
 
@@ -38,7 +38,7 @@ def test_licences_are_found_without_a_list_of_files(monkeypatch: pytest.MonkeyPa
     (folder / "licenses" / "LICENSE").write_text("Do what you like.\n")
     (folder / "licenses" / "third_party" / "COPYING").write_text("And with this.\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert components.component("odd-name").text == "Do what you like.\n\nAnd with this."
+    assert about.component("odd-name").text == "Do what you like.\n\nAnd with this."
 
 
 def test_a_package_without_text_has_that_of_its_licence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -47,19 +47,19 @@ def test_a_package_without_text_has_that_of_its_licence(monkeypatch: pytest.Monk
     head = "Metadata-Version: 2.4\nName: odd\nVersion: 1.0\nLicense-Expression: "
     (folder / "METADATA").write_text(f"{head}LGPL-3.0-only OR GPL-2.0-only\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    text = components.component("odd").text
+    text = about.component("odd").text
     assert text.startswith("GNU LESSER GENERAL PUBLIC LICENSE") and "GNU GENERAL PUBLIC LICENSE\n" in text
     (folder / "METADATA").write_text(f"{head}WTFPL\n")
-    assert components.component("odd").text == ""
+    assert about.component("odd").text == ""
 
 
 def test_a_frozen_app_lists_what_it_has_from_the_system(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "system_licences").mkdir()
     for name in ("libssl3_3.0.20", "Python_3.11.7"):
         (tmp_path / "system_licences" / f"{name}.txt").write_text(f"The licence of {name}.\n")
-    monkeypatch.setattr(components, "project_root", lambda: tmp_path)
-    *_, library, python = components.components.__wrapped__()
-    assert library == components.Component("libssl3", "3.0.20", "see its text", "The licence of libssl3_3.0.20.")
+    monkeypatch.setattr(about, "project_root", lambda: tmp_path)
+    *_, library, python = about.components.__wrapped__()
+    assert library == about.Component("libssl3", "3.0.20", "see its text", "The licence of libssl3_3.0.20.")
     assert (python.name, python.text) == ("Python", "The licence of Python_3.11.7.")
 
 
@@ -79,7 +79,7 @@ def test_a_frozen_app_lists_what_it_has_from_the_system(monkeypatch: pytest.Monk
 )
 def test_what_is_private_is_left_out(text: str, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/ada")
-    monkeypatch.setattr(private_text, "user_name", lambda: "ada")
+    monkeypatch.setattr(about, "user_name", lambda: "ada")
     assert without_private(text) == expected
 
 

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
+from backend.utils.documents import number, whole_number
 from backend.utils.errors import UserError
-from backend.utils.numbers import number, whole_number
 
 HOSTILE = [True, None, "3", [], {}, math.nan, math.inf, -math.inf, 10**400, -(10**5000)]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from backend import __version__
 from backend.config.config import SETTINGS
-from backend.utils.problem_report import LOG_LINES, ProblemFacts, report
+from backend.utils.about import LOG_LINES, ProblemFacts, report
 
 
 def test_a_report_holds_versions_traceback_log_and_changed_settings() -> None:

@@ -29,7 +29,7 @@ from app.widgets.basic.layout import column, row, set_shown
 from app.widgets.basic.number_format import DASH, MINUS, THIN, figure, finite, signed
 from app.widgets.basic.tables import ROW_HEIGHT, BaseTable
 from backend.trainer.health.rules import RULES
-from backend.utils.regular_file import open_regular
+from backend.utils.files import open_regular
 from backend.utils.text import as_in_a_terminal
 
 

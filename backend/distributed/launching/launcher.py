@@ -36,8 +36,8 @@ from backend.distributed.orders import RESTART_RANKS, Orders, OrdersFolder
 from backend.runs.run_folder import RunFolder
 from backend.trainer import control
 from backend.utils.disk_faults import writing
-from backend.utils.private_files import make_private_folder
-from backend.utils.process_ids import is_alive
+from backend.utils.file_lock import is_alive
+from backend.utils.files import make_private_folder
 from backend.utils.text import quote
 
 # The ranks that a launcher has started: who has ended, with what, and how all of them are ended on every machine.

@@ -21,8 +21,8 @@ from backend.config.other_programs.peft import kind_sentence
 from backend.export.original.original_files import Fetch, OriginalFiles, find_original
 from backend.export.original.row_trace import Rows, Trace, trace
 from backend.models.model_folder import LARGEST_RANK, PATH, read_object
+from backend.utils.documents import fits_a_float
 from backend.utils.errors import UserError
-from backend.utils.numbers import fits_a_float
 from backend.utils.text import about_path, excess, quote
 
 SETTING = "file"

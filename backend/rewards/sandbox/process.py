@@ -40,7 +40,7 @@ from backend.utils import file_lock
 from backend.utils.child_process import module_command
 from backend.utils.command import backend_environment
 from backend.utils.errors import UserError
-from backend.utils.process_ids import is_alive
+from backend.utils.file_lock import is_alive
 
 # The folders in which scoring processes work, in the system's folder of temporary files. One that a killed trainer
 # has left goes with the next start.

@@ -35,7 +35,7 @@ from backend.runs.saved_weights import OPTIMIZER_FILE, best_of, has_optimizer, s
 from backend.trainer.machine import gpu_error
 from backend.utils.disk_faults import writing
 from backend.utils.errors import UserError
-from backend.utils.regular_file import read_regular
+from backend.utils.files import read_regular
 from backend.utils.whole_file import clear_drafts, remove_folder, whole_folder
 
 

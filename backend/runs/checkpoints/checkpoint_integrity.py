@@ -20,7 +20,7 @@ from backend.runs.run_folder import RunFolder
 from backend.runs.run_lock import hold_lock
 from backend.runs.saved_weights import OPTIMIZER_FILE, find_checkpoint, has_optimizer, saved_weights
 from backend.utils.errors import UserError
-from backend.utils.regular_file import read_regular
+from backend.utils.files import read_regular
 from backend.utils.whole_file import remove_folder
 
 ASIDE = "damaged-"

@@ -31,9 +31,8 @@ from backend.runs.sweeps.sweep_file import dump_sweep, load_sweep
 from backend.utils.disk_faults import writing
 from backend.utils.documents import read_json
 from backend.utils.errors import UserError
-from backend.utils.files import is_file, is_folder_name, user_path
+from backend.utils.files import is_file, is_folder_name, make_private_folder, user_path
 from backend.utils.places import runs_folder
-from backend.utils.private_files import make_private_folder
 from backend.utils.text import about_path
 from backend.utils.whole_file import replace_file
 

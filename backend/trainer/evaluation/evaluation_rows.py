@@ -25,8 +25,7 @@ from backend.runs.events import LONGEST_LINE, json_safe, parse_line
 from backend.runs.run_folder import RunFolder
 from backend.utils.disk_faults import DiskError, writing
 from backend.utils.errors import UserError
-from backend.utils.files import read_bytes
-from backend.utils.regular_file import open_regular
+from backend.utils.files import open_regular, read_bytes
 from backend.utils.text import quote
 from backend.utils.whole_file import replace_file
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from backend.models.model_config import quantization_of
-from backend.utils import loose_json
+from backend.utils import documents
 from backend.utils.errors import UserError
 from backend.utils.files import read_text
 from backend.utils.safetensors import BYTES, BrokenFile, read_header
@@ -121,8 +121,8 @@ class ModelShape:
 def shape_of(folder: Path) -> ModelShape | None:
     """The shape of the model in `folder`; None without a config.json that has its sizes."""
     try:
-        config = loose_json.parse(read_text(folder / "config.json", "model"))
-    except (UserError, loose_json.BrokenJson):  # whoever opens the model says so
+        config = documents.parse_loose_json(read_text(folder / "config.json", "model"))
+    except (UserError, documents.BrokenJson):  # whoever opens the model says so
         return None
     if not isinstance(config, dict):
         return None

@@ -26,8 +26,7 @@ from backend.trainer.trackers.targets import DEFAULT_PROJECT, missing_fault
 from backend.utils import file_lock
 from backend.utils.disk_faults import DiskError, writing
 from backend.utils.errors import UserError
-from backend.utils.private_files import make_private_folder
-from backend.utils.regular_file import require_plain_files
+from backend.utils.files import make_private_folder, require_plain_files
 from backend.utils.whole_file import replace_file
 
 # The tracker csv: metrics.csv and completions.csv in the run's folder, each written whole from the run's own files.

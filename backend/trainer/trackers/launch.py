@@ -15,8 +15,7 @@ from backend.trainer.trackers.targets import TRACKERS, chosen, missing_fault
 from backend.utils.child_process import module_command
 from backend.utils.command import backend_environment
 from backend.utils.disk_faults import DiskError, writing
-from backend.utils.private_files import make_private_folder
-from backend.utils.regular_file import open_regular
+from backend.utils.files import make_private_folder, open_regular
 from backend.utils.text import quote
 
 LOOK_S = 1.0

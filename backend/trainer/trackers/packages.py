@@ -25,8 +25,8 @@ from backend.trainer.trackers.records import AboutRun, Sent, StepRecord, logged
 from backend.utils.disk_faults import writing
 from backend.utils.documents import read_json
 from backend.utils.errors import UserError
+from backend.utils.files import make_private_folder
 from backend.utils.places import preferences_folder
-from backend.utils.private_files import make_private_folder
 from backend.utils.whole_file import replace_file
 
 FOLDER = "tensorboard"
