@@ -209,7 +209,7 @@ def test_suggested_models_say_what_they_are_good_for_and_whether_they_fit(
     qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
 ):
     """A user without a model met an empty list, and had to know the name of one."""
-    monkeypatch.setattr("app.state.memory.machine_bytes", lambda: 2_000_000_000)
+    monkeypatch.setattr("backend.utils.machine.machine_bytes", lambda: 2_000_000_000)
     picker = Picker("model")
     qtbot.addWidget(picker)
     entries = suggested_entries()
@@ -409,7 +409,7 @@ def test_a_model_that_cannot_be_loaded_is_a_problem_until_it_is_fixed(
     draft, field = local_page.draft, local_page.form.fields["model"]
     messages: list[str] = []
     local_page.session.messages.said.connect(messages.append)
-    monkeypatch.setattr(local_page.session, "_launch", lambda: pytest.fail("it was started"))
+    monkeypatch.setattr("app.state.processes.start_training", lambda *_: pytest.fail("it was started"))
     draft.set("data", "a/b")
     field.take(write_unsupported_model(tmp_path / "strange"))
     qtbot.waitUntil(lambda: field._problem is not None and field._problem.text() == sentence)

@@ -71,13 +71,13 @@ def test_the_header_tells_it_in_one_line(qapp) -> None:
 
 
 def test_a_long_log_is_read_at_its_end_and_only_when_it_has_changed(folder: RunFolder, monkeypatch) -> None:
-    folder.log.write_text("x" * (5 * start_log.READ) + f"\n{CHECKING.line}\n")
+    folder.log.write_text("x" * (5 * start_log.LOG_END) + f"\n{CHECKING.line}\n")
     read: list[int] = []
     last_lines = start_log.last_lines
     monkeypatch.setattr(start_log, "last_lines", lambda path, most: read.append(most) or last_lines(path, most))
     log = StartLog(folder.log)
     assert log.look() and log.progress == CHECKING
-    assert not log.look() and read == [start_log.READ]
+    assert not log.look() and read == [start_log.LOG_END]
 
 
 def test_a_stop_before_the_first_step_is_seen(folder: RunFolder, qapp) -> None:
