@@ -47,23 +47,23 @@ class Pref(Generic[T]):
 class Prefs(QObject):
     """Typed access to QSettings. `folder` holds everything; `slot` is the number of this window's form, from 1."""
 
-    theme = Pref("system")
-    sidebar_collapsed = Pref(False)
-    run_details_shown = Pref(True)
-    chart_marks = Pref(True)
+    theme = Pref[str]("system")
+    sidebar_collapsed = Pref[bool](False)
+    run_details_shown = Pref[bool](True)
+    chart_marks = Pref[bool](True)
     chart_columns = Pref[Naming]("labels", NAMINGS)
     """Names of the columns of a chart's CSV table."""
-    check_updates = Pref(False)
+    check_updates = Pref[bool](False)
     """Ask for a newer version at start."""
-    updates_checked = Pref(0.0)
+    updates_checked = Pref[float](0.0)
     """Unix seconds of the last check; 0 for never."""
-    notifies = Pref(True)
+    notifies = Pref[bool](True)
     """Show a notification when a run ends or is in trouble while the window is not in front."""
-    shows_progress = Pref(True)
+    shows_progress = Pref[bool](True)
     """Show the percent of the run on the app's icon."""
-    when_closing = Pref("ask", CLOSING)
+    when_closing = Pref[str]("ask", CLOSING)
     """A live run when the window closes: ask, keep training, or stop it."""
-    offered_crash = Pref("")
+    offered_crash = Pref[str]("")
     """Key of the crash that was last offered to be resumed; each is offered once."""
     geometry = Pref(QByteArray())
     """The bytes of QWidget.saveGeometry; empty before the first quit."""

@@ -1,4 +1,4 @@
-"""What the window reads of a run's files beside the event log: the newest checkpoint, the end of the log, the rewards of the settings."""
+"""What the window reads of a run's files beside the event log: checkpoints, the end of the log, settings in force."""
 
 from __future__ import annotations
 
@@ -23,52 +23,62 @@ from backend.utils.text import as_in_a_terminal, quote
 
 LOG_TAIL = 64 << 10
 """Bytes at the end of a log that `log_lines` reads."""
+LAST_WORDS = 200
+"""Characters of a log's last line that a message shows."""
+DISK = "disk: "
+"""The last line of a log begins with this where the disk took no more lines of the event log."""
+STEERED_STATES = ("running", "paused")
 _SETTING = re.compile(r"^[a-z_]+: ")
 _ROUTINE = re.compile(r"step \d+  |BLAS is ")
-LAST_WORDS = 200
-"""How many characters of a log's last line a sentence takes; the log may be somebody else's."""
-DISK = "disk: "
-"""What the last line of a log begins with where the disk took no more lines of the event log."""
 
 
 def newest_checkpoint(folder: RunFolder) -> int | None:
-    """The step of a run's newest complete checkpoint, by the names of its folders; None if it has none."""
+    """The step of a run's newest complete checkpoint; None if it has none."""
     # A checkpoint is written under a hidden name, which is no number, and renamed when it is complete.
     names = [path.parent.name for path in folder.checkpoints.glob("*/state.json")]
     return max((int(name) for name in names if name.isdigit()), default=None)
 
 
 def problem_of(state: str, ending: Event | None, step: int, folder: RunFolder) -> str:
-    """Why a failed or crashed run ended, as one sentence; empty in any other state."""
+    """Why a failed or crashed run ended; empty in any other state."""
     if state == "failed":
-        sentence = (ending or {}).get("sentence")
-        return sentences_of(str(sentence)) if sentence else "The run failed; the log may tell why."
+        # `setting: ` prefixes are for programs; the sentences name the settings themselves.
+        lines = str((ending or {}).get("sentence") or "").splitlines()
+        return " ".join(_SETTING.sub("", line) for line in lines) or "The run failed; the log may say why."
     if state != "crashed":
         return ""
     when = f"after step {step}" if step else "before its first step"
     lines = (line.strip() for line in reversed(log_lines(folder.log, 20)))
-    last_words = next((line for line in lines if not is_routine(line) and line != str(folder.path)), "")
-    if last_words.startswith(DISK):
-        return f"The training process ended {when} and could not write down why: {quote(last_words.removeprefix(DISK), LAST_WORDS)}"
-    last_words = quote(last_words, LAST_WORDS)
+    last = next((line for line in lines if not _is_routine(line) and line != str(folder.path)), "")
+    if last.startswith(DISK):
+        why = quote(last.removeprefix(DISK), LAST_WORDS)
+        return f"The training process ended {when} and could not write down why: {why}"
     return (
         f"The training process ended {when} without saying why, as when the system runs out of memory and kills it."
-        + (f" Its last words: {last_words}" if last_words else "")
+        + (f" Its last words: {quote(last, LAST_WORDS)}" if last else "")
     )
 
 
-def is_routine(line: str) -> bool:
-    """Whether a line of the log is one that every run prints, and so tells nothing of why one ended: blank, a figure of its steps, how far its
-    start has come, what it computes with."""
-    text = line.strip()
-    return not text or _ROUTINE.match(text) is not None or StartProgress.read(text) is not None
+def _is_routine(line: str) -> bool:
+    """True for lines that every run prints: blank, figures of steps, progress of the start, the BLAS in use."""
+    return not line or _ROUTINE.match(line) is not None or StartProgress.read(line) is not None
 
 
 def setting_of_problem(ending: Event | None) -> str:
-    """The setting that the sentence of a failed run begins with; "" where that is none of the form."""
+    """The setting that the message of a failed run begins with; "" for none of the form."""
     found = _SETTING.match(str((ending or {}).get("sentence") or ""))
     key = found.group().removesuffix(": ") if found else ""
     return key if key in SETTINGS else ""
+
+
+def silence_advice(pid: object, checkpoint: int | None) -> str:
+    """What to do about a silent run: `pid` of its process, and the step that a resume continues from."""
+    process = f"process {pid}" if isinstance(pid, int) else "its process"
+    after = f"continues from step {checkpoint:,}" if checkpoint is not None else "starts over (no checkpoint yet)"
+    return (
+        "It may be in one long operation, which Pause and Stop wait for, or hang. The log may tell. "
+        f"If it never comes back, end {process}; Resume then {after}."
+    )
 
 
 def log_lines(path: Path, n: int) -> list[str]:
@@ -78,9 +88,16 @@ def log_lines(path: Path, n: int) -> list[str]:
     return [as_in_a_terminal(line) for line in lines[-n:]]
 
 
-def sentences_of(faults: str) -> str:
-    """Faults without their `setting: ` prefixes, which are for programs; the sentences name the settings themselves."""
-    return " ".join(_SETTING.sub("", line) for line in faults.splitlines())
+def last_lines(path: Path, max_bytes: int) -> bytes:
+    """The last complete lines of a file, in at most `max_bytes`."""
+    try:
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            file.seek(max(0, size - max_bytes))
+            text = file.read(max_bytes)
+    except OSError:
+        return b""
+    return text if size <= max_bytes else text.partition(b"\n")[2]  # the first line is cut, perhaps inside a character
 
 
 def configured_rewards(config: dict[str, Any]) -> list[str]:
@@ -104,48 +121,31 @@ def file_size(path: Path) -> int:
         return 0
 
 
-def last_lines(path: Path, max_bytes: int) -> bytes:
-    """The last complete lines of a file, in at most `max_bytes`."""
-    try:
-        with open_regular(path) as file:
-            size = os.fstat(file.fileno()).st_size
-            file.seek(max(0, size - max_bytes))
-            text = file.read(max_bytes)
-    except OSError:
-        return b""
-    return text if size <= max_bytes else text.partition(b"\n")[2]  # the first line is cut, perhaps inside a character
-
-
-# ── crash offer ──────────────────────────────────────────────────────────────────────────────────────────────────────
-
-# A run that crashed while no window looked: what was lost, and whether it was offered to be resumed before.
-
-
 @dataclass(frozen=True, slots=True)
 class CrashOffer:
-    """A crashed run. `step`: the last one in its event log; `checkpoint`: the step that a resume goes on from, None for the start.
-    `key` tells this crash from every other."""
+    """A run that crashed while no window looked. `key` tells this crash from every other."""
 
     folder: RunFolder
     step: int
+    """The last one in its event log."""
     checkpoint: int | None
+    """The step that a resume continues from; None for the start."""
     key: str
 
     @property
     def question(self) -> str:
-        return f"{self.folder.name} ended unexpectedly {f'after step {self.step:,}' if self.step else 'before its first step'}."
+        when = f"after step {self.step:,}" if self.step else "before its first step"
+        return f"{self.folder.name} ended unexpectedly {when}."
 
     @property
     def detail(self) -> str:
         if self.checkpoint is None:
             return "There is no checkpoint yet, so it would start over."
         lost = self.step - self.checkpoint
-        again = (
-            "Nothing is lost."
-            if lost <= 0
-            else f"The {f'{lost:,} steps' if lost > 1 else 'step'} after it would be trained again."
-        )
-        return f"It can go on from step {self.checkpoint:,}. {again}"
+        if lost <= 0:
+            return f"It can go on from step {self.checkpoint:,}. Nothing is lost."
+        steps = f"{lost:,} steps" if lost > 1 else "step"
+        return f"It can go on from step {self.checkpoint:,}. The {steps} after it would be trained again."
 
     @property
     def action(self) -> str:
@@ -155,64 +155,39 @@ class CrashOffer:
 def last_run(folder: Path | None = None) -> RunFolder | None:
     """The run in `folder` (the runs folder by default) that has trained last; None where none has ever begun."""
     begun = (run for run in all_runs(folder) if not is_fresh(run))
-    return max(begun, key=_written_at, default=None)
+    return max(begun, key=lambda run: modified_ns(run.events), default=None)
 
 
 def crash_offer(run: RunFolder, offered: str) -> CrashOffer | None:
     """The offer to resume this run; None where it has not crashed, or `offered` is the key of this crash."""
     about = summary(run)
-    key = f"{run.path}:{run.events.stat().st_size if run.has_event_log else 0}"
+    key = f"{run.path}:{file_size(run.events)}"
     if about.state != "crashed" or key == offered:
         return None
     return CrashOffer(run, about.step or 0, newest_checkpoint(run), key)
 
 
-def _written_at(run: RunFolder) -> float:
-    try:
-        return run.events.stat().st_mtime
-    except OSError:  # deleted in the meantime
-        return 0.0
-
-
-# ── present settings ─────────────────────────────────────────────────────────────────────────────────────────────────
-
-# The settings of a run as they are now: those of its config.yaml with every change that its trainer took.
-
-STEERED_STATES = ("running", "paused")
-
-
 class PresentSettings:
-    """Reads changes.json again when it has changed, and asks a trainer for more changes. `raw` returns what config.yaml says."""
+    """A run's settings as they are now: config.yaml (`raw` returns it) with every change that its trainer took."""
 
     def __init__(self, folder: RunFolder, raw: Callable[[], Mapping[str, Any]]) -> None:
         self._folder, self._raw = folder, raw
         self._read: tuple[int, list[Change]] = (-1, [])
 
     def changes(self) -> list[Change]:
-        """Every change, in the order of their steps; the last may be of a step to come. Raises UserError for a damaged file."""
+        """Every change by step; the last may be of a step to come. Raises UserError for a damaged file."""
         written = modified_ns(self._folder.changes)
         if written != self._read[0]:
             self._read = (written, read_changes(self._folder))
         return list(self._read[1])
 
     def at_last(self) -> Config:
-        """The settings once every change holds. Raises UserError where config.yaml or changes.json has faults."""
+        """The settings once every change holds. Raises UserError."""
         return config_at(parse(self._raw()), self.changes())
 
     def ask(self, settings: Mapping[str, Any], state: str, done: int) -> None:
-        """Ask the trainer of a run in this state for a change. `done`: steps that are done at least. Raises UserError for settings that
-        cannot be, and for a run that does not train."""
+        """Ask the trainer of a run in this state, after `done` steps at least, for a change. Raises UserError."""
         if state not in STEERED_STATES:
             raise UserError("run", "Settings change while a run is training or paused.")
         changed(self.at_last(), settings, done)
         request_change(self._folder, settings)
-
-
-def silence_advice(pid: object, checkpoint: int | None) -> str:
-    """What can be done about a silent run: `pid` of its process as its event log has it, and the step that a resume goes on from."""
-    process = f"process {pid}" if isinstance(pid, int) else "its process"
-    after = f"goes on from step {checkpoint:,}" if checkpoint is not None else "starts over, as there is no checkpoint"
-    return (
-        "It may be in one long operation, which Pause and Stop wait for, or hang. The log may tell. "
-        f"If it never comes back, end {process}; Resume then {after}."
-    )

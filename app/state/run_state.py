@@ -376,8 +376,17 @@ def ranks_of(
 
     found, step_s = [], measured("time/step")
     for rank in range(ranks):
-        names = ("tokens_per_second", "learn_tokens_per_second", "prompts", "memory", "waiting")
-        *figures, waited = (measured(f"ranks/{rank}/{name}") for name in names)
-        share = waited / step_s if waited is not None and step_s else None
-        found.append(RankNow(infos[rank], *figures, share, (ending or {}).get("lost_rank") == rank))
+        of_rank = f"ranks/{rank}/"
+        waited = measured(f"{of_rank}waiting")
+        found.append(
+            RankNow(
+                infos[rank],
+                sampling=measured(f"{of_rank}tokens_per_second"),
+                learning=measured(f"{of_rank}learn_tokens_per_second"),
+                prompts=measured(f"{of_rank}prompts"),
+                memory_gb=measured(f"{of_rank}memory"),
+                waiting_share=waited / step_s if waited is not None and step_s else None,
+                is_lost=(ending or {}).get("lost_rank") == rank,
+            )
+        )
     return found

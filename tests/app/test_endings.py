@@ -218,9 +218,9 @@ from backend.runs.run_folder import RunFolder
 from backend.runs.run_lock import hold_lock
 run = RunFolder(Path(sys.argv[1]))
 lock = hold_lock(run)
-event log = EventLog(run.events)
+event_log = EventLog(run.events)
 for step in range(31, 60):
-    event log.write("step", step=step, metrics={"reward": 1.0})
+    event_log.write("step", step=step, metrics={"reward": 1.0})
     time.sleep(0.1)
 """
 
@@ -272,7 +272,7 @@ def test_hung(window: Window, qtbot, monkeypatch: pytest.MonkeyPatch) -> None:
         assert run.silence == "" and window.strip.left.isVisible()
         advance(monkeypatch, run, 310)
         qtbot.waitUntil(lambda: card(window)[0] == "No sign of life for 5 min.")
-        assert "goes on from step 20" in card(window)[1] and card(window)[2] == ["Open log"]
+        assert "continues from step 20" in card(window)[1] and card(window)[2] == ["Open log"]
         assert window.strip.sentence.text().startswith("No sign of life for 5 min.")
         assert "No sign of life" in window.pages["monitor"].header.doing.text()
         assert not window.strip.left.isVisible(), "nobody knows how long it takes"
@@ -474,7 +474,7 @@ def test_a_crash_is_offered_to_be_resumed_once(
     assert offer.question == "run ended unexpectedly after step 137."
     assert offer.detail == "It can go on from step 20. The 117 steps after it would be trained again."
     resumed: list[RunFolder] = []
-    monkeypatch.setattr(session, "resume_run", resumed.append)
+    monkeypatch.setattr(session.starter, "resume", resumed.append)
     window.offer_resume(offer)
     box = window.findChildren(QuestionBox)[-1]
     box._buttons[0].click()
