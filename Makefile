@@ -11,7 +11,7 @@ PIP_FLAGS := --quiet --disable-pip-version-check --no-compile
 # Byte code is kept even where the environment says not to: the suite alone starts hundreds of processes that import the same modules.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test test-as-gpu proofs architectures torture demo lint format bench bench-against app app-test app-linux wheel mac-app release-mac help system clean
+.PHONY: run test test-as-gpu proofs architectures demo lint format bench bench-against app app-test app-linux wheel mac-app release-mac help system clean
 .DEFAULT_GOAL := help
 
 help: ## say what there is to make
@@ -31,9 +31,6 @@ proofs: $(VENV)/.test-ready ## run the long proofs too: the demo for three seeds
 
 architectures: $(VENV)/.test-ready ## try every model type of the installed mlx-lm, and write docs/architectures.md
 	$(PY) -m tests.support.architectures
-
-torture: $(VENV)/.test-ready ## kill runs, break the disk under them, hand them hostile files
-	$(PY) -m tests.torture
 
 demo: $(VENV)/.run-ready ## train the bundled demo in the terminal
 	$(PY) -m backend demo
