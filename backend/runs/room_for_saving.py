@@ -19,7 +19,7 @@ from backend.utils.text import quote
 
 RESERVED_FILES = 32
 """Files that a save makes, and more."""
-LOOK_EVERY_S = 2.0
+CHECK_EVERY_S = 2.0
 """Seconds between two looks at the disk while waiting."""
 
 
@@ -43,7 +43,7 @@ class DiskSpaceGuard:
 
         def is_over() -> bool:
             nonlocal looked
-            if time.monotonic() - looked < LOOK_EVERY_S:
+            if time.monotonic() - looked < CHECK_EVERY_S:
                 return False
             looked = time.monotonic()
             return not self._lacking(needed() + RESERVE)

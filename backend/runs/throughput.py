@@ -53,7 +53,7 @@ def completion_time_of(run: RunFolder) -> CompletionTime | None:
     """The median over a run's steps; None for fewer than LEAST_STEPS. Reads both ends of the event log, and the settings."""
     first, last = first_and_last_events(run.events)
     by_step = {event.get("step"): event for event in [*first, *last] if event.get("kind") == "step"}
-    times = [_number(event.get("metrics"), "time/step") for event in by_step.values()]
+    times = [_positive(event.get("metrics"), "time/step") for event in by_step.values()]
     seconds = [time for time in times if time is not None]
     settings = raw_settings(run)
     if len(seconds) < LEAST_STEPS or not settings:
@@ -65,6 +65,6 @@ def completion_time_of(run: RunFolder) -> CompletionTime | None:
     return CompletionTime(settings, median(seconds) / completions)
 
 
-def _number(metrics: Any, name: str) -> float | None:
+def _positive(metrics: Any, name: str) -> float | None:
     value = cast("dict[str, Any]", metrics).get(name) if isinstance(metrics, dict) else None
     return float(value) if isinstance(value, (int, float)) and value > 0 else None

@@ -20,7 +20,7 @@ from backend.models import saving
 from backend.runs import events as events_module
 from backend.runs import room_for_saving
 from backend.runs.events import EventLog, JsonLines, read_events
-from backend.runs.room_for_saving import LOOK_EVERY_S, RESERVED_FILES, DiskSpaceGuard
+from backend.runs.room_for_saving import CHECK_EVERY_S, RESERVED_FILES, DiskSpaceGuard
 from backend.runs.run_disk_use import RESERVE, run_bytes
 from backend.runs.run_folder import RunFolder
 from backend.trainer import control as controls
@@ -166,7 +166,7 @@ def test_a_model_that_cannot_be_written_leaves_the_old_one(
 def rooms(monkeypatch: pytest.MonkeyPatch, *free: Room | None) -> list[Room | None]:
     """The disk has these rooms at its next looks, the last of them for good."""
     left = list(free)
-    monkeypatch.setattr(room_for_saving, "LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr(room_for_saving, "CHECK_EVERY_S", 0.05)
     monkeypatch.setattr(room_for_saving, "room_on", lambda path: left.pop(0) if len(left) > 1 else left[0])
     return left
 
@@ -247,7 +247,7 @@ def test_a_run_waits_until_the_checkpoint_fits_beside_the_reserve_and_looks_seld
     room, _, looks = waiting(run, monkeypatch, *none, enough, enough, None)
     room.wait(lambda: 1000)
     assert len(looks) == 4 and len(notes(run)) == 2
-    assert all(later - earlier >= LOOK_EVERY_S for earlier, later in itertools.pairwise(looks))
+    assert all(later - earlier >= CHECK_EVERY_S for earlier, later in itertools.pairwise(looks))
     room.wait(lambda: 1000)
     room.wait(lambda: 1000)
     assert len(notes(run)) == 2
