@@ -22,8 +22,8 @@ from backend.config.config import Config, keys_used_by
 from backend.rewards.catalogue import catalog
 from backend.rewards.catalogue.scorable import scorable
 from backend.runs.run_folder import RunFolder, all_runs
+from backend.runs.saved_weights import WeightChoice, choices
 from backend.runs.steering import run_config
-from backend.runs.weight_choices import WeightChoice, choices
 from backend.trainer.memory.model_shape import shape_of
 from backend.trainer.memory.phases import chat_bytes
 from backend.utils.errors import ConfigProblem, UserError

@@ -27,7 +27,7 @@ from backend.config.updates import without_program_faults
 from backend.distributed.hosts_file import hosts_faults
 from backend.rewards.catalogue import catalog
 from backend.rewards.catalogue.catalog import RewardEntry
-from backend.runs.adapter_source import adapter_settings, find_adapter
+from backend.runs.saved_weights import adapter_settings, find_adapter
 from backend.utils import places
 from backend.utils.command import backend_command, shell_line
 from backend.utils.disk_faults import DiskError

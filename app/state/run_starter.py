@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from app.state.memory import GB, MemoryEstimator, MemoryParts
 from backend.config import config
+from backend.runs.events import check_format
 from backend.runs.run_folder import RunFolder, default_run_name, make_run_folder
-from backend.runs.run_format import check_format
 from backend.runs.steering import run_config
 from backend.utils.errors import UserError
 from backend.utils.whole_file import replace_file

@@ -15,8 +15,8 @@ import numpy as np
 from backend.distributed.hosts_file import MOST_HOSTS
 from backend.distributed.rank_info import RankInfo
 from backend.runs import archive
+from backend.runs.archive import WorkClock
 from backend.runs.events import ENDINGS, KINDS, Event
-from backend.runs.work_clock import WorkClock
 
 FIRST_CAPACITY = 1024
 BATCH = 256

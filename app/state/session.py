@@ -17,10 +17,10 @@ from app.state.prefs import Prefs
 from app.state.presets import Preset
 from app.state.run_files import CrashOffer, crash_offer, last_run
 from app.state.run_starter import RunStarter
+from backend.runs.archive import MOST_RUNS, CompletionTime, completion_time_of, seconds_per_completion
+from backend.runs.events import check_format
 from backend.runs.run_folder import RunFolder, all_runs
-from backend.runs.run_format import check_format
 from backend.runs.steering import changed_values, read_changes
-from backend.runs.throughput import MOST_RUNS, CompletionTime, completion_time_of, seconds_per_completion
 from backend.utils import places
 from backend.utils.about import ProblemFacts
 from backend.utils.errors import UserError

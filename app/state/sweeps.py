@@ -14,8 +14,7 @@ from PySide6.QtCore import QObject, QTimer, Signal
 from app.state.processes import start_detached
 from backend.config.config import SETTINGS
 from backend.config.setting import Setting
-from backend.runs.sweeps.sweep import SweepPlan, training_steps
-from backend.runs.sweeps.sweep_file import FIXED, parse_sweep
+from backend.runs.sweeps.sweep import FIXED, SweepPlan, parse_sweep, training_steps
 from backend.runs.sweeps.sweep_results import (
     INTERRUPTED,
     SweepFolder,

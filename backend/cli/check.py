@@ -34,7 +34,7 @@ def check(
     from backend.config.config import parse, read
     from backend.config.notes import unusual
     from backend.config.other_programs.translation import account, read_words
-    from backend.runs.adapter_source import with_adapter
+    from backend.runs.saved_weights import with_adapter
 
     faults, report = list[ConfigProblem](), dict[str, Any]()
     try:

@@ -192,7 +192,7 @@ def estimate(
     """Say what memory a run needs, phase by phase; loads no weights. With --hosts, what a step on several machines loses to the network."""
     from backend.config.config import parse, read
     from backend.config.model_and_data_names import model_source
-    from backend.runs.adapter_source import with_adapter
+    from backend.runs.saved_weights import with_adapter
     from backend.trainer.memory.estimate import estimate_run, machines_note
     from backend.trainer.memory.model_shape import shape_of
     from backend.utils.hub_cache import local_folder

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from backend.cli.common import print_faults, tell, tell_file, verb
-from backend.runs.adapter_source import imported_folder
+from backend.runs.saved_weights import imported_folder
 from backend.utils.errors import UserError
 from backend.utils.files import is_folder, user_path
 from backend.utils.text import quote

@@ -23,8 +23,8 @@ from backend.distributed.rank_process import backend_of, delete_own_files
 from backend.distributed.worker_signals import leave_stops_to_leader
 from backend.engine.cpu import kernel_folder
 from backend.rewards.catalogue.allowed_code import require_allowed
+from backend.runs.events import check_format
 from backend.runs.run_folder import RunFolder
-from backend.runs.run_format import check_format
 from backend.utils.command import shell_line
 from backend.utils.errors import UserError
 

@@ -66,7 +66,7 @@ def sample_rewards(
     """Sample completions from the model as a run begins with it, and score them; the verdict goes to stderr."""
     from backend.config.config import parse, read
     from backend.rewards.completion_lines import line_of
-    from backend.runs.adapter_source import with_adapter
+    from backend.runs.saved_weights import with_adapter
     from backend.trainer.trial_sampling import Pick, TrialSampler
     from backend.utils.whole_file import save_as
 

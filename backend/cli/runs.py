@@ -133,21 +133,21 @@ def compare(
     markdown: Annotated[bool, typer.Option("--markdown", help="Both tables in Markdown.")] = False,
 ) -> None:
     """Show the settings in which runs differ, and their results."""
-    from backend.runs import run_comparison
+    from backend.runs import run_record
     from backend.runs.run_folder import find_run
 
     if len(names) < 2:
         raise UserError("run", "Name at least two runs to compare.")
-    settings, results = run_comparison.compare([find_run(name, runs_dir) for name in names])
+    settings, results = run_record.compare([find_run(name, runs_dir) for name in names])
     if as_json:
         tell_json({"settings": settings, "results": [one.to_dict() for one in results]})
         return
     tables = [
-        run_comparison.settings_table([one.title for one in results], settings),
-        run_comparison.results_table(results),
+        run_record.settings_table([one.title for one in results], settings),
+        run_record.results_table(results),
     ]
     if markdown:
-        tell("\n".join(map(run_comparison.as_markdown, tables)), end="")
+        tell("\n".join(map(run_record.as_markdown, tables)), end="")
         return
     from rich.table import Table
 

@@ -17,8 +17,7 @@ from backend.cli.consoles import new_console
 from backend.cli.training import logging_to, restart
 from backend.config.config import parse
 from backend.rewards.catalogue.allowed_code import allow_named, require_allowed
-from backend.runs.sweeps.sweep import SweepPlan, text_of, training_steps
-from backend.runs.sweeps.sweep_file import load_sweep
+from backend.runs.sweeps.sweep import SweepPlan, load_sweep, text_of, training_steps
 from backend.runs.sweeps.sweep_results import (
     SweepFolder,
     SweepResults,
@@ -36,7 +35,7 @@ from backend.utils.command import shell_line
 from backend.utils.errors import UserError
 
 if TYPE_CHECKING:
-    from backend.runs.sweeps.inputs import SweepInputs
+    from backend.runs.sweeps.member import SweepInputs
 
 
 # A sweep on the terminal: what it would train, and its results as a table.
@@ -134,7 +133,7 @@ def _checked(plan: SweepPlan) -> SweepInputs:
     from backend.distributed.check.machine_check import require_one_machine
 
     require_one_machine(base, "A sweep")
-    from backend.runs.sweeps.inputs import SweepInputs
+    from backend.runs.sweeps.member import SweepInputs
 
     inputs = SweepInputs()
     inputs.check(plan)

@@ -25,9 +25,8 @@ from backend.config import updates
 from backend.config.config import load, read
 from backend.config.other_programs.translation import translate
 from backend.rewards.catalogue.allowed_code import require_allowed
-from backend.runs.events import has_finished
+from backend.runs.events import check_format, has_finished
 from backend.runs.run_folder import RunFolder, find_run
-from backend.runs.run_format import check_format
 from backend.runs.saved_weights import find_checkpoint
 from backend.runs.sweeps.sweep_results import find_sweep
 from backend.trainer.machine import relax_gpu_timeout
@@ -121,7 +120,7 @@ def resume(
 
 def _taken_back(run: RunFolder, which: str, *, yes: bool) -> tuple[str, ...]:
     """Go back to a checkpoint, if that was meant. → the sentence for the event log; none where there is nothing after it. Raises UserError."""
-    from backend.runs.checkpoints.checkpoint_integrity import go_back, last_step
+    from backend.runs.checkpoints.checkpoint import go_back, last_step
 
     chosen, last = find_checkpoint(run, which).step, last_step(run)
     if last <= chosen:

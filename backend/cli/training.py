@@ -24,10 +24,10 @@ from backend.distributed.allowed_hosts import allow_hosts, require_hosts
 from backend.distributed.hosts_file import launch_command
 from backend.distributed.orders import RESTART_RANKS, Orders
 from backend.rewards.catalogue.allowed_code import allow_named, require_allowed
-from backend.runs.adapter_source import with_adapter
 from backend.runs.events import EventLog, write_all
 from backend.runs.run_folder import RunFolder, default_run_name, make_run_folder
 from backend.runs.run_lock import held_for_launch, hold_lock
+from backend.runs.saved_weights import with_adapter
 from backend.runs.steering import run_config
 from backend.trainer.control import StopPending, do_nothing, handlers_restored, look_for_stop_word, remove_word
 from backend.trainer.machine import relax_gpu_timeout

@@ -15,8 +15,7 @@ from backend.config.row_settings import evaluation_set_faults, map_function_faul
 from backend.config.setting import LARGEST_WEIGHT, MOST_COMPLETIONS, MOST_STEPS
 from backend.config.settings.training import EIGHT_BIT
 from backend.config.updates import DEFAULT_FINAL, OF_THE_RATE, OWN
-from backend.runs.metric_names import EVALUATION
-from backend.runs.stop_conditions import condition_fault, metric_fault
+from backend.runs.metric_names import EVALUATION, condition_fault, metric_fault
 from backend.sampling.output_grammar import held_output_faults
 from backend.trainer.trackers.targets import project_fault, report_to_fault
 from backend.utils.errors import ConfigProblem, UserError

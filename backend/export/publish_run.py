@@ -16,8 +16,8 @@ from backend.export.publish.prepared import PreparedUpload, check_repo_id, find_
 from backend.export.publish.privacy import refuse_leaks
 from backend.export.publish.upload import ByteProgress, Upload, Uploaded, upload
 from backend.runs.run_folder import RunFolder
+from backend.runs.saved_weights import END, find_choice
 from backend.runs.steering import run_config
-from backend.runs.weight_choices import END, find_choice
 from backend.trainer.evaluation import evaluation_rows
 from backend.utils.hub_cache import local_folder
 

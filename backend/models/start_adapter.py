@@ -17,7 +17,7 @@ from backend.config.setting_groups import AdapterSettings, ModelSettings
 from backend.models.adapters import lora_parameters
 from backend.models.model_folder import PATH, check_adapter_config
 from backend.models.policy import Policy
-from backend.runs.adapter_source import SETTING, AdapterSource, adapter_settings, find_adapter
+from backend.runs.saved_weights import SETTING, AdapterSource, adapter_settings, find_adapter
 from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.safetensors import BrokenFile, read_header
 from backend.utils.text import quote, shown_path

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any, Literal, cast
 
 import yaml
 
+from backend.config.config import SETTINGS, keys_used_by
 from backend.runs.events import ENDINGS, Event, first_and_last_events
 from backend.runs.queue import is_waiting
 from backend.runs.run_folder import RunFolder, all_runs
 from backend.runs.steering import changed_values, read_changes
-from backend.runs.work_clock import WorkClock
 from backend.utils.documents import YAML_LIMIT, parse_yaml
 from backend.utils.errors import UserError
 from backend.utils.files import read_text
@@ -210,3 +211,125 @@ def raw_settings(run: RunFolder) -> dict[str, Any]:
     with suppress(UserError):  # a damaged list of changes is told where the run goes on
         settings |= changed_values(read_changes(run))
     return settings
+
+
+IDLE_PHASES = ("loading", "paused")
+"""Phases in which no step is worked on."""
+
+
+class WorkClock:
+    """Sums working time over events: `take` them in order, all of an event log or those of its two ends.
+
+    Attributes: seconds – of work up to the last event; last_t – that event's unix time, None before the first.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.last_t: float | None = None
+        self._last_mono: float | None = None
+        self._ticking = False
+
+    def take(self, event: Event) -> None:
+        t, mono = _number(event.get("t")), _number(event.get("mono"))
+        if t is not None:
+            if not _may_begin_late(event):
+                self.seconds += self._worked_until(t, mono)
+            self.last_t, self._last_mono = t, mono
+        self._ticking = self._ticks_after(event)
+
+    def stop(self) -> None:
+        """Stop counting until an event shows that the run works again."""
+        self._ticking = False
+
+    def since_last(self, now: float | None) -> float:
+        """Seconds of work since the last event; 0 while paused or loading, or where `now` is None."""
+        if now is None or self.last_t is None or not self._ticking:
+            return 0.0
+        return max(0.0, now - self.last_t)
+
+    def _worked_until(self, t: float, mono: float | None) -> float:
+        """Seconds of work between the last event and one at `t`, by the process's monotonic clock where both events have it: unix time
+        jumps when the machine has slept or its clock is set."""
+        if not self._ticking or mono is None or self._last_mono is None or mono < self._last_mono:
+            return self.since_last(t)
+        return mono - self._last_mono
+
+    def _ticks_after(self, event: Event) -> bool:
+        kind = event.get("kind")
+        if kind == "phase":
+            return event.get("phase") not in IDLE_PHASES
+        if kind == "command":
+            return {"pause": False, "resume": True}.get(str(event.get("word")), self._ticking)
+        return kind == "step" or (kind not in ("started", *ENDINGS) and self._ticking)
+
+
+def _may_begin_late(event: Event) -> bool:
+    """Whether the time before an event may belong to no process: a process begins with `started` and the phase of loading, and a clone's
+    own lines, a change and its ending, may be days younger than the line of its parent that they follow."""
+    return (
+        event.get("kind") in ("started", "change") or event.get("phase") == "loading" or event.get("reason") == "cloned"
+    )
+
+
+def _number(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:
+        return None
+
+
+COST_SETTINGS = keys_used_by("duration")
+"""Settings that change the time of a completion, the model aside. A run that shares more of them predicts better."""
+MOST_RUNS = 40
+"""The newest runs that are read: an archive may be long, and older runs were made by older versions."""
+LEAST_STEPS = 3
+"""Shorter runs are left out: the first step includes compilation."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionTime:
+    """Measured on one earlier run: seconds per completion, training on it included."""
+
+    settings: Mapping[str, Any]
+    seconds: float
+
+
+def seconds_per_completion(values: Mapping[str, Any], known: Iterable[CompletionTime]) -> float | None:
+    """The median over the runs of the same model that share most of COST_SETTINGS with `values`; None without such a run."""
+    same = [time for time in known if time.settings.get("model") == values["model"]]
+    if not same:
+        return None
+    wanted = _cost_settings(values)
+    shared = [
+        sum(one == other for one, other in zip(_cost_settings(time.settings), wanted, strict=True)) for time in same
+    ]
+    most = max(shared)
+    return median(time.seconds for time, count in zip(same, shared, strict=True) if count == most)
+
+
+def _cost_settings(values: Mapping[str, Any]) -> list[Any]:
+    """Those of COST_SETTINGS; a run of an older version, which lacks one, had what is its default now."""
+    return [values.get(key, SETTINGS[key].default) for key in COST_SETTINGS]
+
+
+def completion_time_of(run: RunFolder) -> CompletionTime | None:
+    """The median over a run's steps; None for fewer than LEAST_STEPS. Reads both ends of the event log, and the settings."""
+    first, last = first_and_last_events(run.events)
+    by_step = {event.get("step"): event for event in [*first, *last] if event.get("kind") == "step"}
+    times = [_positive(event.get("metrics"), "time/step") for event in by_step.values()]
+    seconds = [time for time in times if time is not None]
+    settings = raw_settings(run)
+    if len(seconds) < LEAST_STEPS or not settings:
+        return None
+    completions = 1
+    for key in ("group_size", "batch_size", "gradient_accumulation_steps", "steps_per_generation"):
+        value = settings.get(key, 1)
+        completions *= value if isinstance(value, int) and value > 0 else 1
+    return CompletionTime(settings, median(seconds) / completions)
+
+
+def _positive(metrics: Any, name: str) -> float | None:
+    value = cast("dict[str, Any]", metrics).get(name) if isinstance(metrics, dict) else None
+    return float(value) if isinstance(value, (int, float)) and value > 0 else None

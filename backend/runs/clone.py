@@ -29,9 +29,8 @@ from backend.config.updates import OWN
 from backend.export.atomic_folder import staging_folder
 from backend.runs.checkpoints import checkpoint
 from backend.runs.checkpoints.checkpoint import Checkpoint, TrainingState, write_state
-from backend.runs.events import EventLog
+from backend.runs.events import EventLog, check_format
 from backend.runs.run_folder import RunFolder
-from backend.runs.run_format import check_format
 from backend.runs.run_record import Parent, write_parent
 from backend.runs.saved_weights import find_checkpoint
 from backend.runs.steering import own_config, read_changes

@@ -29,6 +29,7 @@ from pydantic_core import from_json
 
 from backend.runs.run_folder import RunFolder
 from backend.utils.disk_faults import DiskError, writing
+from backend.utils.documents import read_json
 from backend.utils.errors import UserError
 from backend.utils.files import open_regular, reason
 from backend.utils.text import quote
@@ -453,3 +454,40 @@ def _tail(file: BinaryIO, size: int, reach: int) -> list[Event]:
 def _events(data: bytes) -> list[Event]:
     lines = data.rpartition(b"\n")[0].split(b"\n")
     return [event for event in map(parse_line, lines) if event is not None and "kind" in event]
+
+
+RUN_FORMAT = VERSION
+"""That of the event log's lines."""
+
+
+def check_format(run: RunFolder) -> None:
+    """Raise UserError for a run that a newer version of the program has written. Reads only."""
+    newest = max(_versions(run), default=RUN_FORMAT)
+    if newest > RUN_FORMAT:
+        sentence = (
+            f"The run {run.name} has format {newest} and this version of GRPO Studio knows formats up to {RUN_FORMAT}; "
+            f"update it to go on with the run. Nothing was changed."
+        )
+        raise UserError("run", sentence)
+
+
+def _versions(run: RunFolder) -> Iterator[int]:
+    for part in first_and_last_events(run.events):
+        yield from (v for event in part if (v := _version(event)) is not None)
+    for path in [run.changes, *run.checkpoints.glob("[0-9]*/state.json")]:
+        if (v := _version(_json(path))) is not None:
+            yield v
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """The object in a file; empty where there is none: what is damaged is told where it is needed."""
+    try:
+        content = read_json(path, "run")
+    except UserError:
+        return {}
+    return cast("dict[str, Any]", content) if isinstance(content, dict) else {}
+
+
+def _version(content: dict[str, Any]) -> int | None:
+    value = content.get("v")
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

@@ -5,15 +5,21 @@ Reads state.json of each checkpoint; opens no arrays (`backend.runs.checkpoints.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
-from backend.runs.events import is_number, is_step
-from backend.runs.run_folder import RunFolder
+from backend.config.other_programs.translation import translate
+from backend.runs.events import is_number, is_step, step_of_end
+from backend.runs.run_folder import RunFolder, find_run
 from backend.utils.documents import read_json
 from backend.utils.errors import UserError
+from backend.utils.files import is_file, is_folder, resolved, user_path
+from backend.utils.hub_cache import hub_cache
+from backend.utils.places import runs_folder
+from backend.utils.text import quote, shown_path
 
 WEIGHT_FILES = ("adapters.safetensors", "model.safetensors")
 """A checkpoint's trained arrays: those of adapters, or of full fine-tuning."""
@@ -112,3 +118,213 @@ def has_end(run: RunFolder) -> bool:
     """Whether the run has weights to export without naming a checkpoint: adapters, or the model of full fine-tuning."""
     adapters = all((run.adapters / name).is_file() for name in ("adapters.safetensors", "adapter_config.json"))
     return adapters or (run.model / "config.json").is_file()
+
+
+END, BEST = "end", "best"
+
+
+@dataclass(frozen=True, slots=True)
+class WeightChoice:
+    """Weights of one step. `key` selects them (end, best, or the step's number); `path` is a file of trained arrays, or the folder of a
+    whole model; `step` is None where only what a run leaves beside its checkpoints is there."""
+
+    key: str
+    path: Path
+    step: int | None = None
+
+    @property
+    def label(self) -> str:
+        """“End, step 32”, “Best, step 24”, “Step 16”."""
+        named = {END: "End", BEST: "Best"}.get(self.key)
+        if self.step is None:
+            return named or self.key
+        return f"{named}, step {self.step}" if named else f"Step {self.step}"
+
+    @property
+    def bytes(self) -> int:
+        """Size of the weights on disk; 0 where they are gone."""
+        files = self.path.glob("model*.safetensors") if self.path.is_dir() else [self.path]
+        return sum(file.stat().st_size for file in files if file.exists())
+
+
+def choices(run: RunFolder) -> list[WeightChoice]:
+    """Everything that can be chosen: the end, the best checkpoint, then every checkpoint, newest first. Empty where nothing is saved."""
+    saved = saved_weights(run)
+    best = best_of(saved)
+    named = [_end(run, saved), replace(_of(best), key=BEST) if best is not None else None]
+    return [*(choice for choice in named if choice is not None), *map(_of, reversed(saved))]
+
+
+def find_choice(run: RunFolder, key: str = END) -> WeightChoice:
+    """The weights that `key` selects: end (also last), best, or the number of a step. Raises UserError naming what there is."""
+    offered = choices(run)
+    if not offered:
+        raise UserError("run", f"The run {run.name} has no trained weights yet.")
+    wanted = {"last": END}.get(key.strip().lower(), key.strip().lower().lstrip("0") or "0")
+    found = next((choice for choice in offered if choice.key == wanted), None)
+    if found is None:
+        keys = ", ".join(choice.key for choice in offered)
+        raise UserError("checkpoint", f"The run {run.name} has no checkpoint {key}; choose one of {keys}.")
+    return found
+
+
+def _of(saved: SavedWeights) -> WeightChoice:
+    return WeightChoice(str(saved.step), saved.arrays, saved.step)
+
+
+def _end(run: RunFolder, saved: list[SavedWeights]) -> WeightChoice | None:
+    """The checkpoint that the run has left as its end, the newest as a rule; where a person has deleted it, what the run has left beside
+    its checkpoints."""
+    left = step_of_end(run)
+    if found := [each for each in saved if left in (None, each.step)]:
+        return replace(_of(found[-1]), key=END)
+    adapters = run.adapters / WEIGHT_FILES[0]
+    if adapters.is_file():
+        return WeightChoice(END, adapters)
+    return WeightChoice(END, run.model) if (run.model / "config.json").is_file() else None
+
+
+SETTING = "adapter"
+ARRAYS, ABOUT, PEFT = "adapters.safetensors", "adapter_config.json", "adapter_model.safetensors"
+RUNS_LISTED = 30
+PATH = 60
+"""Characters of a path in a sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterSource:
+    """Adapters to start from. `text` names them for good: a run with its step. `about`: their adapter_config.json, None where there is
+    none beside a file."""
+
+    text: str
+    weights: Path
+    about: Path | None
+
+    def described(self) -> dict[str, Any]:
+        """The content of adapter_config.json, {} without one. Raises UserError."""
+        content: Any = read_json(self.about, SETTING) if self.about is not None else {}
+        if not isinstance(content, dict):
+            raise UserError(SETTING, f"{quote(self.about, PATH)} must hold a JSON object.")
+        return cast("dict[str, Any]", content)
+
+
+def find_adapter(text: str, runs_dir: Path | None = None) -> AdapterSource:
+    """The adapters that `text` names: a folder, a file, `RUN`, `RUN@best` or `RUN@step`. Raises UserError."""
+    path = user_path(text, SETTING)
+    if (peft := peft_folder(text)) is not None:
+        raise UserError(
+            SETTING,
+            f"{quote(peft, PATH)} is an adapter of peft; import it first, below the field or with the verb import.",
+        )
+    if is_file(path):
+        return AdapterSource(text, path, _about(path))
+    if is_folder(path) and is_file(path / ARRAYS):
+        return AdapterSource(text, path / ARRAYS, _about(path / ARRAYS))
+    run, which = _run_of(text, runs_dir)
+    return _of_run(run, which)
+
+
+def peft_folder(text: str) -> Path | None:
+    """The folder of an adapter of peft that `text` names, by itself or by its file of arrays; None where it names none."""
+    try:
+        path = user_path(text, SETTING)
+    except UserError:
+        return None
+    folder = path.parent if path.name == PEFT else path
+    return folder if is_file(folder / PEFT) and not is_file(folder / ARRAYS) else None
+
+
+def imported_folder(folder: Path) -> Path:
+    """Where an adapter of peft goes when it is imported and no other place is named: beside it. Raises UserError inside Hugging Face's cache,
+    where a folder beside it would be taken for a newer revision, and for the root of a disk, which has nothing beside it."""
+    folder = resolved(folder)
+    if not folder.name:
+        raise UserError(
+            "output", f"{quote(folder, PATH)} is the root of a disk, with no place beside it; name one with --output."
+        )
+    if folder.is_relative_to(resolved(hub_cache())):
+        sentence = f"{quote(folder, PATH)} lies in Hugging Face's cache; copy it, or name another place with --output."
+        raise UserError("output", sentence)
+    return folder.with_name(f"{folder.name}-mlx")
+
+
+def _run_of(text: str, runs_dir: Path | None) -> tuple[RunFolder, str]:
+    name, at, which = text.rpartition("@")
+    for candidate, chosen in ((text, ""), *(((name, which),) if at else ())):
+        try:
+            return find_run(candidate, runs_dir), chosen
+        except UserError:
+            continue
+    where = quote(runs_dir or runs_folder(), PATH)
+    raise UserError(
+        SETTING, f"There is no adapter {shown_path(text, 50)}: no folder with {ARRAYS}, no file, and no run in {where}."
+    )
+
+
+def _of_run(run: RunFolder, which: str) -> AdapterSource:
+    try:
+        choice = find_choice(run, which or "end")
+    except UserError as mistake:
+        raise UserError(SETTING, mistake.faults[0].sentence) from None
+    if choice.path.name != ARRAYS:
+        sentence = f"The run {quote(run.name, 40)} trained every weight, so it has no adapter;"
+        raise UserError(SETTING, f"{sentence} choose its model folder as the Base model.")
+    step = "" if choice.step is None else f"@{choice.step}"
+    about = run.adapters / ABOUT
+    return AdapterSource(f"{run.path}{step}", choice.path, about if is_file(about) else None)
+
+
+def _about(weights: Path) -> Path | None:
+    """adapter_config.json beside a file of arrays; of a checkpoint, that of its run."""
+    places = (weights.parent / ABOUT, weights.parent.parent.parent / "adapters" / ABOUT)
+    return next((file for file in places if is_file(file)), None)
+
+
+# ── settings that belong to it ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def adapter_settings(source: AdapterSource) -> dict[str, Any]:
+    """The settings that the adapters were trained with, as far as adapter_config.json tells them. Raises UserError."""
+    about = source.described()
+    listed: Any = about.get("lora_parameters")
+    parameters = cast("dict[str, Any]", listed if isinstance(listed, dict) else {})
+    told: dict[str, Any] = {
+        "train_type": about.get("fine_tune_type"),
+        "num_layers": about.get("num_layers"),
+        "rank": parameters.get("rank"),
+        "scale": parameters.get("scale"),
+        "lora_keys": parameters.get("keys"),
+        "modules_to_save": about.get("modules_to_save"),
+        "model": about.get("model"),
+    }
+    return {key: value for key, value in told.items() if value is not None}
+
+
+def with_adapter(raw: Mapping[str, Any], runs_dir: Path | None = None) -> dict[str, Any]:
+    """Raw settings in which a run as the start is named with its step, and settings that the adapter decides stand where the file leaves
+    them out. What cannot be found stays, and is reported by the check."""
+    text = raw.get(SETTING)
+    if not isinstance(text, str) or not text.strip():
+        return dict(raw)
+    try:
+        source = find_adapter(text, runs_dir)
+        told = adapter_settings(source)
+    except UserError:
+        return dict(raw)
+    given = translate(raw)[0]
+    if given.get("lora_alpha") is not None:  # with the rank, it is the scale
+        told.pop("scale", None)
+    missing = {key: value for key, value in told.items() if given.get(key) in (None, "")}
+    return dict(raw) | missing | {SETTING: source.text}
+
+
+def runs_with_adapters(runs_dir: Path | None = None) -> list[str]:
+    """Names of the newest runs that have adapters, the newest first."""
+    try:
+        folders = [entry for entry in os.scandir(runs_dir or runs_folder()) if entry.is_dir()]
+    except OSError:
+        return []
+    found = [
+        (entry.stat().st_mtime, entry.name) for entry in folders if is_file(Path(entry.path) / "adapters" / ARRAYS)
+    ]
+    return [name for _, name in sorted(found, reverse=True)[:RUNS_LISTED]]

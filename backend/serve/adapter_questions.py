@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from backend.models.peft.importing import import_adapter as carry
-from backend.runs.adapter_source import imported_folder
+from backend.runs.saved_weights import imported_folder
 from backend.serve.question_call import QuestionCall
 from backend.utils.files import resolved
 

@@ -33,7 +33,7 @@ from backend.models.sharded_policy import check_divides
 from backend.models.start_adapter import check_start
 from backend.models.supported_architectures import architecture_refusal
 from backend.rewards.scorer import Scorer, SharedProcesses, begin_scorer
-from backend.runs.run_disk_use import RESERVE, run_bytes
+from backend.runs.guards import RESERVE, run_bytes
 from backend.runs.steering import stage_configs
 from backend.sampling.grammar import check_grammar
 from backend.trainer.memory.estimate import estimate_run

@@ -18,8 +18,7 @@ from backend.engine import device
 from backend.engine.memory import release_cached_buffers
 from backend.models.policy import Base, Policy, load_policy
 from backend.rewards.scorer import Scorer
-from backend.runs.checkpoints.checkpoint import Checkpoint
-from backend.runs.checkpoints.checkpoint_integrity import DamagedCheckpoint
+from backend.runs.checkpoints.checkpoint import Checkpoint, DamagedCheckpoint
 from backend.runs.steering import stage_configs
 from backend.sampling.rollout import Sampler
 from backend.sampling.sampler import Sampling

@@ -21,13 +21,18 @@ from backend.config.config import Config
 from backend.engine.cpu.compiler import left_nothing
 from backend.models.saving import save_model
 from backend.runs.checkpoints import checkpoint
-from backend.runs.checkpoints.checkpoint import Checkpoint, TrainingState
-from backend.runs.checkpoints.checkpoint_integrity import Damaged, DamagedCheckpoint, newest_whole, set_aside
+from backend.runs.checkpoints.checkpoint import (
+    Checkpoint,
+    Damaged,
+    DamagedCheckpoint,
+    TrainingState,
+    newest_whole,
+    set_aside,
+)
 from backend.runs.completion_rows import parse_group_row
-from backend.runs.events import EventLog, last_events, parse_line, truncate_file
-from backend.runs.held_folder import FolderPlace
+from backend.runs.events import EventLog, check_format, last_events, parse_line, truncate_file
+from backend.runs.guards import FolderPlace
 from backend.runs.run_folder import RunFolder
-from backend.runs.run_format import check_format
 from backend.runs.run_lock import hand_on_lock, hold_lock, inherited_lock
 from backend.trainer.control import Stopped, StopPending
 from backend.trainer.ending import RESTART, Ending, after_fault, ending_of, write_ending

@@ -15,7 +15,7 @@ from backend.config.config import Config
 from backend.runs.checkpoints.checkpoint import TrainingState
 from backend.runs.checkpoints.checkpoint_score import metric_of
 from backend.runs.events import EventLog
-from backend.runs.metric_names import EVALUATION
+from backend.runs.metric_names import EVALUATION, WINDOW, parse_condition
 from backend.runs.run_folder import RunFolder
 from backend.runs.steering import (
     Change,
@@ -27,7 +27,6 @@ from backend.runs.steering import (
     take_request,
     write_changes,
 )
-from backend.runs.stop_conditions import WINDOW, parse_condition
 from backend.utils.errors import UserError
 
 

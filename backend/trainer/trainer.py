@@ -20,8 +20,7 @@ from backend.runs.checkpoints.checkpoint import Checkpoint, TrainingState, first
 from backend.runs.checkpoints.checkpoint_score import CheckpointScore
 from backend.runs.checkpoints.checkpoint_writer import RunSaver, Snapshot, publish_adapters, refresh_adapters, snapshot
 from backend.runs.events import Event, EventLog, JsonLines, read_events
-from backend.runs.held_folder import RunFolderGuard
-from backend.runs.room_for_saving import DiskSpaceGuard
+from backend.runs.guards import DiskSpaceGuard, RunFolderGuard
 from backend.runs.run_folder import RunFolder
 from backend.runs.saved_weights import best_of, saved_weights
 from backend.runs.start_progress import with_stop_check

@@ -26,9 +26,8 @@ from app.state.session import Session
 from app.widgets.basic.labels import place_about
 from app.widgets.basic.layout import FlowLayout
 from backend.runs.events import EventLog
-from backend.runs.run_comparison import as_csv, as_markdown
 from backend.runs.run_folder import RunFolder
-from backend.runs.run_record import read_record
+from backend.runs.run_record import as_csv, as_markdown, read_record
 from tests.support import made_up_runs
 from tests.support.windows import PatientQtBot
 

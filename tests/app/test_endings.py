@@ -328,7 +328,7 @@ def test_machine_asleep(window: Window, qtbot, monkeypatch: pytest.MonkeyPatch, 
 
 def test_sleep_between_two_events_of_one_process_is_no_work(tmp_path: Path) -> None:
     """In the archive too, where nobody was looking when the machine fell asleep."""
-    from backend.runs.work_clock import WorkClock
+    from backend.runs.archive import WorkClock
 
     clock = WorkClock()
     for t, mono, kind in ((0.0, 5.0, "phase"), (2.0, 7.0, "step"), (30_002.0, 9.0, "step"), (29_000.0, 12.0, "step")):
@@ -338,7 +338,7 @@ def test_sleep_between_two_events_of_one_process_is_no_work(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("is_changed", [False, True])
 def test_the_time_between_a_run_and_its_clone_is_no_work(is_changed: bool) -> None:
-    from backend.runs.work_clock import WorkClock
+    from backend.runs.archive import WorkClock
 
     days = 3 * 86_400.0
     change = [{"t": days, "mono": 900.0, "kind": "change", "step": 3, "settings": {}}] if is_changed else []

@@ -14,7 +14,7 @@ from app.state import sweeps as sweeps_module
 from app.state.session import Session
 from app.state.sweeps import SweepForm, VariedSetting, forecast
 from backend.runs.run_lock import hold_lock
-from backend.runs.sweeps.sweep_file import load_sweep
+from backend.runs.sweeps.sweep import load_sweep
 from backend.runs.sweeps.sweep_results import (
     RungResult,
     SweepFolder,

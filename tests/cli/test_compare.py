@@ -9,9 +9,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from backend.__main__ import app
-from backend.runs.run_comparison import value_text
 from backend.runs.run_folder import RunFolder
-from backend.runs.run_record import change_notes
+from backend.runs.run_record import change_notes, value_text
 from backend.utils.places import demo_folder
 from tests.support import made_up_runs
 

@@ -21,8 +21,8 @@ from backend.export.trained_weights import AdapterFiles, TrainedWeights
 from backend.models.peft.importing import carried_adapter, import_adapter
 from backend.models.peft.reading import PeftAdapter, PeftLayer
 from backend.models.peft.settings import Origin, read_settings
-from backend.runs.adapter_source import imported_folder
 from backend.runs.run_folder import RunFolder
+from backend.runs.saved_weights import imported_folder
 from backend.serve.adapter_questions import import_adapter as import_question
 from backend.serve.question_call import Cancelled, QuestionCall
 from backend.trainer.preflight import check

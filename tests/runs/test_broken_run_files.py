@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from backend.runs.events import check_format
 from backend.runs.queue import QueueFile
 from backend.runs.run_folder import RunFolder
-from backend.runs.run_format import check_format
 from backend.runs.run_record import read_notes, read_parent
 from backend.runs.steering import read_changes
 from backend.runs.sweeps.sweep_results import SweepFolder, read_results

@@ -14,7 +14,7 @@ import pytest
 from backend.config.config import load
 from backend.runs.archive import summary
 from backend.runs.checkpoints import checkpoint
-from backend.runs.checkpoints.checkpoint_integrity import examine
+from backend.runs.checkpoints.checkpoint import examine
 from backend.runs.clone import clone
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder, all_runs

@@ -15,10 +15,9 @@ from typer.testing import CliRunner
 
 from backend.__main__ import app as command_line
 from backend.runs.checkpoints import checkpoint
-from backend.runs.checkpoints.checkpoint_integrity import Damaged, examine, newest_whole, set_aside
-from backend.runs.events import read_events
+from backend.runs.checkpoints.checkpoint import Damaged, examine, newest_whole, set_aside
+from backend.runs.events import RUN_FORMAT, check_format, read_events
 from backend.runs.run_folder import RunFolder
-from backend.runs.run_format import RUN_FORMAT, check_format
 from backend.trainer.control import handlers_restored
 from backend.utils.errors import UserError
 from tests.support import small_run

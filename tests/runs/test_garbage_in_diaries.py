@@ -13,14 +13,12 @@ import pytest
 
 from app.state.run_completions import CompletionIndex
 from app.state.run_state import RunState
-from backend.runs.archive import summary
+from backend.runs.archive import WorkClock, summary
 from backend.runs.checkpoints import checkpoint
 from backend.runs.completion_rows import parse_group_row
 from backend.runs.events import EventLog, Follower, first_and_last_events, has_finished, read_events
-from backend.runs.run_comparison import compare
 from backend.runs.run_folder import RunFolder
-from backend.runs.run_record import newest_evaluation, reward_curve
-from backend.runs.work_clock import WorkClock
+from backend.runs.run_record import compare, newest_evaluation, reward_curve
 from backend.trainer.health.watch import Watch, examine
 from backend.trainer.steering import MetricWatch
 from tests.support import small_run

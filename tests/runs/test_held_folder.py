@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from backend.config.config import load
-from backend.runs import held_folder
+from backend.runs import guards
 from backend.runs.archive import may_be_starting
 from backend.runs.checkpoints import checkpoint
 from backend.runs.clone import clone
 from backend.runs.events import EventLog, JsonLines, read_events
-from backend.runs.held_folder import FolderPlace, RunFolderGuard
+from backend.runs.guards import FolderPlace, RunFolderGuard
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_lock import hold_lock
 from backend.trainer.run_process import train
@@ -37,7 +37,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def always_looking(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(held_folder, "LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(guards, "LOOK_EVERY_S", 0.0)
 
 
 def trained(inputs: Path, run: RunFolder, at_step_2: Callable[[], Any], **changes: Any) -> Any:
@@ -131,9 +131,9 @@ def test_a_folder_whose_disk_is_gone_is_not_said_to_be_deleted(
     run.path.rename(run.path.with_name("elsewhere"))
     assert held.place().state == "moved"
     with monkeypatch.context() as unmounted:
-        unmounted.setattr(held_folder, "_path_of", lambda handle: None)
+        unmounted.setattr(guards, "_path_of", lambda handle: None)
         assert held.place().state == "deleted"
-        unmounted.setattr(held_folder, "_disk_of", lambda path: None)
+        unmounted.setattr(guards, "_disk_of", lambda path: None)
         assert held.place() == FolderPlace("out of reach", run.path)
     os.close(held._folder)  # every call fails, as on a network disk whose server has deleted the folder
     assert held.place().state == "out of reach"

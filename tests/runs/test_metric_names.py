@@ -13,13 +13,14 @@ from backend.runs.metric_names import (
     by_set,
     known_metrics,
     our_name,
+    parse_condition,
     prefixed,
     transformers_name,
     trl_metrics,
+    with_our_name,
 )
 from backend.runs.run_search import search
-from backend.runs.stop_conditions import parse_condition, with_our_name
-from backend.runs.sweeps.sweep_file import parse_sweep
+from backend.runs.sweeps.sweep import parse_sweep
 from tests.support import diaries
 from tests.support.diaries import recording
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from backend.runs import disk_use, run_comparison
+from backend.runs import disk_use, run_record
 from backend.runs.archive import summary
 from backend.runs.events import EventLog
 from backend.runs.run_folder import RunFolder
@@ -131,7 +131,7 @@ def test_the_newest_evaluation_is_found_far_from_the_end_and_never_that_of_the_t
     event_log.write("eval", step=3000, split="test", metrics={"reward": 9.0})
     event_log.close()
     assert (newest_evaluation(event_log.path) or {})["step"] == 2
-    assert run_comparison.evaluations(RunFolder(tmp_path)) == [(1, 1.0), (2, 2.0)]
+    assert run_record.evaluations(RunFolder(tmp_path)) == [(1, 1.0), (2, 2.0)]
 
 
 # ── search ──
@@ -261,7 +261,7 @@ def test_two_runs_are_compared_by_what_differs(run: RunFolder, tmp_path: Path) -
     other = made_up_runs.make_run(
         tmp_path / "other", steps=20, learning_rate=1e-4, seed=0, reward_weights=[1, 2, 1, 1, 1]
     )
-    settings, (first, second) = run_comparison.compare([run, other])
+    settings, (first, second) = run_record.compare([run, other])
     assert settings == {
         "learning_rate": [3e-5, 1e-4],
         "grpo_loss_type": ["dapo", "grpo"],
@@ -270,11 +270,11 @@ def test_two_runs_are_compared_by_what_differs(run: RunFolder, tmp_path: Path) -
     assert (first.steps, second.steps) == (60, 20) and first.best_step == 60
     assert first.held_out_first == pytest.approx(1.3 + 1.8 / 60) and first.held_out_best == pytest.approx(3.1)
     assert first.reward_last == summary(run).reward_after
-    table = run_comparison.settings_table(["a", "b|c"], settings)
-    assert run_comparison.as_csv(table).splitlines()[1] == "Learning Rate,3e-05,0.0001"
-    assert run_comparison.as_markdown(table).splitlines()[:2] == ["| Setting | a | b\\|c |", "|---|---|---|"]
+    table = run_record.settings_table(["a", "b|c"], settings)
+    assert run_record.as_csv(table).splitlines()[1] == "Learning Rate,3e-05,0.0001"
+    assert run_record.as_markdown(table).splitlines()[:2] == ["| Setting | a | b\\|c |", "|---|---|---|"]
 
 
 def test_the_best_step_is_the_first_of_equal_ones(run: RunFolder) -> None:
-    result = run_comparison.result_of(read_record(run), [(10, 2.0), (20, 3.0), (30, 3.0)])
+    result = run_record.result_of(read_record(run), [(10, 2.0), (20, 3.0), (30, 3.0)])
     assert (result.best_step, result.held_out_best, result.held_out_last) == (20, 3.0, 3.0)

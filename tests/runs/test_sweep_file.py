@@ -12,8 +12,7 @@ import yaml
 
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_lock import hold_lock
-from backend.runs.sweeps.sweep import Halving, Rung, rungs, training_steps
-from backend.runs.sweeps.sweep_file import dump_sweep, load_sweep, parse_sweep
+from backend.runs.sweeps.sweep import Halving, Rung, dump_sweep, load_sweep, parse_sweep, rungs, training_steps
 from backend.runs.sweeps.sweep_results import (
     INTERRUPTED,
     find_sweep,

@@ -11,10 +11,9 @@ import pytest
 
 from backend.config.config import read
 from backend.runs.run_folder import RunFolder
-from backend.runs.sweeps.inputs import SweepInputs
+from backend.runs.sweeps.member import SweepInputs
 from backend.runs.sweeps.run_sweep import run_sweep
-from backend.runs.sweeps.sweep import SweepPlan
-from backend.runs.sweeps.sweep_file import parse_sweep
+from backend.runs.sweeps.sweep import SweepPlan, parse_sweep
 from backend.runs.sweeps.sweep_results import SweepResults, make_runs, make_sweep, read_results
 from backend.utils.places import demo_config
 from tests.support import small_run

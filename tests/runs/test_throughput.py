@@ -8,8 +8,8 @@ import threading
 import yaml
 
 from app.state.session import TimeForecast
+from backend.runs.archive import CompletionTime, completion_time_of, seconds_per_completion
 from backend.runs.run_folder import RunFolder, make_run_folder
-from backend.runs.throughput import CompletionTime, completion_time_of, seconds_per_completion
 
 FORM = {"model": "a/b", "train_type": "lora", "max_completion_length": 512, "num_layers": 16, "grad_checkpoint": False,
         "num_iterations": 1}  # fmt: skip

@@ -16,13 +16,11 @@ from typer.testing import CliRunner
 from backend.__main__ import app as verbs
 from backend.config.config import parse, problems
 from backend.runs.checkpoints import checkpoint
-from backend.runs.checkpoints.checkpoint import TrainingState
-from backend.runs.checkpoints.checkpoint_integrity import go_back, last_step
+from backend.runs.checkpoints.checkpoint import TrainingState, go_back, last_step
 from backend.runs.checkpoints.checkpoint_score import observe_score
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
-from backend.runs.saved_weights import best_of, find_checkpoint, saved_weights
-from backend.runs.weight_choices import find_choice
+from backend.runs.saved_weights import best_of, find_checkpoint, find_choice, saved_weights
 from backend.trainer.control import handlers_restored
 from backend.trainer.evaluation.comparison import find_evaluated
 from backend.trainer.preflight import check

@@ -18,10 +18,9 @@ from backend.cli.training import new_run
 from backend.config.config import parse
 from backend.models import saving
 from backend.runs import events as events_module
-from backend.runs import room_for_saving
+from backend.runs import guards
 from backend.runs.events import EventLog, JsonLines, read_events
-from backend.runs.room_for_saving import CHECK_EVERY_S, RESERVED_FILES, DiskSpaceGuard
-from backend.runs.run_disk_use import RESERVE, run_bytes
+from backend.runs.guards import CHECK_EVERY_S, RESERVE, RESERVED_FILES, DiskSpaceGuard, run_bytes
 from backend.runs.run_folder import RunFolder
 from backend.trainer import control as controls
 from backend.trainer import ending as endings
@@ -166,8 +165,8 @@ def test_a_model_that_cannot_be_written_leaves_the_old_one(
 def rooms(monkeypatch: pytest.MonkeyPatch, *free: Room | None) -> list[Room | None]:
     """The disk has these rooms at its next looks, the last of them for good."""
     left = list(free)
-    monkeypatch.setattr(room_for_saving, "CHECK_EVERY_S", 0.05)
-    monkeypatch.setattr(room_for_saving, "room_on", lambda path: left.pop(0) if len(left) > 1 else left[0])
+    monkeypatch.setattr(guards, "CHECK_EVERY_S", 0.05)
+    monkeypatch.setattr(guards, "room_on", lambda path: left.pop(0) if len(left) > 1 else left[0])
     return left
 
 
@@ -231,8 +230,8 @@ def waiting(
         return left.pop(0)
 
     monkeypatch.setattr(controls, "PAUSE_POLL_S", 0.0)
-    monkeypatch.setattr(room_for_saving, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
-    monkeypatch.setattr(room_for_saving, "room_on", look)
+    monkeypatch.setattr(guards, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
+    monkeypatch.setattr(guards, "room_on", look)
     event_log = EventLog(run.events)
     control = Control(run, event_log)
     return DiskSpaceGuard(run, event_log, control), control, looks

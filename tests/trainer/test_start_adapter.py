@@ -16,12 +16,11 @@ from typer.testing import CliRunner
 from backend.__main__ import app
 from backend.cli.training import new_run
 from backend.config.config import load, problems
-from backend.runs.adapter_source import adapter_settings, find_adapter, runs_with_adapters, with_adapter
 from backend.runs.checkpoints import checkpoint
 from backend.runs.clone import clone
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
-from backend.runs.saved_weights import find_checkpoint
+from backend.runs.saved_weights import adapter_settings, find_adapter, find_checkpoint, runs_with_adapters, with_adapter
 from backend.trainer.preflight import check
 from backend.utils.errors import UserError
 from tests.support import small_run

@@ -17,7 +17,7 @@ from backend.distributed.hosts_file import Host
 from backend.export.model_files import kept_files
 from backend.export.trl.folder import Requirements, export_trl, readme
 from backend.models.peft.settings import _matching
-from backend.runs.adapter_source import find_adapter
+from backend.runs.saved_weights import find_adapter
 from backend.trainer.preflight import preflight
 from backend.utils.errors import UserError
 from backend.utils.hub_cache import hub_cache

@@ -25,9 +25,8 @@ from app.widgets.form.fields import make_field
 from app.widgets.form.setting_search import SettingSearch
 from app.widgets.upload_dialog import MakeTask, VerbTask, is_held_open
 from backend.config.config import SETTINGS, TEXTS, problems
-from backend.runs.run_comparison import value_text
 from backend.runs.run_folder import RunFolder
-from backend.runs.run_record import as_number
+from backend.runs.run_record import as_number, value_text
 from backend.runs.saved_weights import SavedWeights, best_of, saved_weights
 from backend.runs.steering import run_config
 from backend.utils.command import backend_command

@@ -49,7 +49,9 @@ from app.widgets.charts.chart_grid import ChartContent, ChartExport, ChartGrid
 from app.widgets.charts.curves import Trace
 from app.widgets.charts.plot import Plot
 from app.widgets.run_header import STATE_LABELS
-from backend.runs.run_comparison import (
+from backend.runs.run_folder import RunFolder
+from backend.runs.run_record import (
+    RunRecord,
     RunResult,
     as_csv,
     as_markdown,
@@ -60,8 +62,6 @@ from backend.runs.run_comparison import (
     settings_table,
     value_text,
 )
-from backend.runs.run_folder import RunFolder
-from backend.runs.run_record import RunRecord
 from backend.utils.disk_faults import DiskError
 from backend.utils.whole_file import save_as
 

@@ -10,8 +10,7 @@ from app import theme
 from app.widgets.basic.number_format import DASH, duration, figure, file_size, moment, signed
 from app.widgets.run_header import STATE_LABELS, STATE_ROLES
 from backend.config.config import SETTINGS
-from backend.runs.run_comparison import value_text
-from backend.runs.run_record import RunRecord
+from backend.runs.run_record import RunRecord, value_text
 from backend.runs.run_search import RunField, field_of
 
 DEFAULT_COLUMNS = ("favourite", "name", "state", "curve", "reward", "change", "held_out", "steps", "began", "worked", "model", "tags", "disk")  # fmt: skip

@@ -27,8 +27,7 @@ from app.widgets.run_header import StateChip
 from backend.config.config import SETTINGS
 from backend.runs.archive import Summary
 from backend.runs.disk_use import PARTS
-from backend.runs.run_comparison import value_text
-from backend.runs.run_record import RunRecord, tags_in
+from backend.runs.run_record import RunRecord, tags_in, value_text
 
 # A run's family as a tree: the run that all were cloned from at the top, each clone below its parent.
 

@@ -20,10 +20,9 @@ from app.widgets.form.field import Field, LineField
 from backend.config import first_choices
 from backend.config.setting import Choice, Setting
 from backend.rewards.catalogue.catalog import split_names
-from backend.runs import weight_choices
-from backend.runs.adapter_source import peft_folder, runs_with_adapters
+from backend.runs import saved_weights
 from backend.runs.run_folder import find_run
-from backend.runs.weight_choices import END
+from backend.runs.saved_weights import END, peft_folder, runs_with_adapters
 from backend.utils import places
 from backend.utils.errors import UserError
 from backend.utils.files import possible_path
@@ -444,7 +443,7 @@ class AdapterField(PathField):
         """One entry for each state of a run's weights."""
         menu.clear()
         try:
-            found = weight_choices.choices(find_run(name))
+            found = saved_weights.choices(find_run(name))
         except UserError:  # deleted since the menu was opened
             found = []
         for choice in found:

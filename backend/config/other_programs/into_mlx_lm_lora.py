@@ -14,7 +14,7 @@ from backend.config.other_programs.mlx_lm import QUANTIZATION_FLAGS
 from backend.config.setting import NEVER
 from backend.config.updates import final_rate, warmup_updates
 from backend.models.adapter_types import ALL_LINEAR, adapter_scale
-from backend.runs.adapter_source import find_adapter
+from backend.runs.saved_weights import find_adapter
 from backend.utils.errors import UserError
 
 _SHARED = (

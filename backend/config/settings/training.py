@@ -10,8 +10,7 @@ from pydantic import AfterValidator, BaseModel
 from backend.config.form import BEST, LEARNING, MACHINES, MEMORY, REPORTS, STEPS
 from backend.config.setting import MOST_COMPLETIONS, MOST_STEPS, MOST_TOKENS, NEVER, setting
 from backend.config.updates import DEFAULT_FINAL, OWN
-from backend.runs.metric_names import our_name
-from backend.runs.stop_conditions import with_our_name
+from backend.runs.metric_names import our_name, with_our_name
 
 _steps = partial(setting, section="training", group=STEPS)
 _memory = partial(setting, section="training", group=MEMORY)

@@ -18,14 +18,13 @@ from backend.config.config import SETTINGS, Config
 from backend.export.exports import ExportFormat
 from backend.export.publish.privacy import public_name, public_settings, public_text
 from backend.rewards.catalogue.catalog import canonical_entry, metric_name
-from backend.runs.archive import first_and_last_means
+from backend.runs.archive import WorkClock, first_and_last_means
 from backend.runs.completion_rows import CompletionRow, GroupRow, parse_group_row
 from backend.runs.events import Event, read_events, step_of_end
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_record import read_parent
 from backend.runs.saved_weights import find_checkpoint
 from backend.runs.steering import Change, run_config
-from backend.runs.work_clock import WorkClock
 from backend.trainer.evaluation.evaluation_rows import (
     EvaluatedRow,
     Evaluation,

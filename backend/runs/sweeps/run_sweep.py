@@ -24,8 +24,7 @@ from backend.models.policy import load_base
 from backend.runs.events import first_and_last_events
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_lock import hand_on_lock, hold_lock, inherited_lock
-from backend.runs.sweeps.inputs import SweepInputs
-from backend.runs.sweeps.member import MemberRun
+from backend.runs.sweeps.member import MemberRun, SweepInputs
 from backend.runs.sweeps.sweep import Member, Rung, SweepPlan
 from backend.runs.sweeps.sweep_results import (
     RungResult,

@@ -26,8 +26,7 @@ from pydantic import TypeAdapter, ValidationError
 from backend.config.config import dump, parse, read
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder, make_run_folder
-from backend.runs.sweeps.sweep import SweepPlan
-from backend.runs.sweeps.sweep_file import dump_sweep, load_sweep
+from backend.runs.sweeps.sweep import SweepPlan, dump_sweep, load_sweep
 from backend.utils.disk_faults import writing
 from backend.utils.documents import read_json
 from backend.utils.errors import UserError

@@ -8,8 +8,8 @@ from pathlib import Path
 from backend.config.config import Config, parse
 from backend.config.model_and_data_names import check_weights, model_source
 from backend.runs.run_folder import RunFolder, find_run
+from backend.runs.saved_weights import END, WeightChoice, find_choice
 from backend.runs.steering import run_config
-from backend.runs.weight_choices import END, WeightChoice, find_choice
 from backend.utils.errors import UserError
 from backend.utils.files import names_folder
 from backend.utils.text import shown_path

@@ -29,9 +29,8 @@ from backend.runs.checkpoints.checkpoint import Checkpoint, all_checkpoints
 from backend.runs.completion_rows import CompletionRow
 from backend.runs.events import step_of_end
 from backend.runs.run_folder import RunFolder, find_run
-from backend.runs.saved_weights import find_checkpoint
+from backend.runs.saved_weights import END, find_checkpoint
 from backend.runs.steering import run_config
-from backend.runs.weight_choices import END
 from backend.sampling.rollout import Sampler
 from backend.sampling.sampler import Sampling
 from backend.trainer.evaluation.evaluate import EVAL_SEED, scored_groups

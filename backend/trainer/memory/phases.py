@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from backend.config.config import Config
 from backend.engine.chunk_sizes import PREFILL_TOKENS, attention_block, capacity
 from backend.models.adapter_types import ALL_LINEAR, is_named
-from backend.runs.weight_choices import WeightChoice
+from backend.runs.saved_weights import WeightChoice
 from backend.sampling.row_costs import RowCosts, row_costs
 from backend.trainer.memory.model_shape import LayerKind, Linear, ModelShape, is_usual, packed_width
 from backend.utils.machine import chip, has_gpu

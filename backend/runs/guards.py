@@ -16,10 +16,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from backend.config.config import Config
 from backend.runs.events import EventLog, JsonLines
 from backend.runs.run_folder import RunFolder
-from backend.trainer.control import Stopped
+from backend.trainer.control import Control, Stopped
+from backend.trainer.memory.model_shape import ModelShape
+from backend.trainer.memory.phases import MemoryModel
 from backend.utils import file_lock
+from backend.utils.disk_faults import LONGEST_PLACE, Room, gigabytes, room_on
+from backend.utils.text import quote
 from backend.utils.whole_file import replace_file
 
 LOOK_EVERY_S = 0.3
@@ -143,3 +148,81 @@ def _path_of(folder: int) -> Path | None:
         return path if os.path.samestat(path.stat(), os.fstat(folder)) else None
     except OSError:
         return None
+
+
+RESERVED_FILES = 32
+"""Files that a save makes, and more."""
+CHECK_EVERY_S = 2.0
+"""Seconds between two looks at the disk while waiting."""
+
+
+class DiskSpaceGuard:
+    """The room that one run needs. A user who says “resume” while it waits knows better, and is not asked again before there was room."""
+
+    def __init__(self, run: RunFolder, event_log: EventLog, control: Control) -> None:
+        self._run, self._event_log, self._control = run, event_log, control
+        self._is_overruled = False
+
+    def wait(self, needed: Callable[[], int] = lambda: 0) -> None:
+        """Return once there is room for `needed` bytes beside the reserve; paused until then. Raises Stopped where it was asked to stop meanwhile."""
+        lacks = self._lacking(needed() + RESERVE)
+        if not lacks:
+            self._is_overruled = False
+            return
+        if self._is_overruled or self._control.stop_requested:
+            return
+        self._event_log.write("note", level="warning", sentence=lacks, during="pause")
+        looked = time.monotonic()
+
+        def is_over() -> bool:
+            nonlocal looked
+            if time.monotonic() - looked < CHECK_EVERY_S:
+                return False
+            looked = time.monotonic()
+            return not self._lacking(needed() + RESERVE)
+
+        is_over_by_itself = self._control.pause_until(is_over, lacks)
+        self._is_overruled = not is_over_by_itself
+        if is_over_by_itself:
+            again = "There is room on the disk again; the run goes on."
+            self._event_log.write("note", level="info", sentence=again, during="pause")
+        self._control.obey()
+
+    def _lacking(self, needed: int) -> str:
+        """A sentence on what the disk lacks; "" where it lacks nothing."""
+        room = room_on(self._run.path)
+        if room is None or (room.bytes >= needed and _has_files(room)):
+            return ""
+        where = f"The disk of {quote(self._run.path, LONGEST_PLACE)}"
+        if not _has_files(room):
+            return f"{where} has room for {room.files} more files only. The run is paused until there are more."
+        return f"{where} has {gigabytes(room.bytes)} free, and {gigabytes(needed)} are needed. The run is paused until there is room."
+
+
+def _has_files(room: Room) -> bool:
+    return room.files is None or room.files >= RESERVED_FILES
+
+
+RESERVE = 16 << 20
+"""Bytes that are kept free for the event log, the completions and the log."""
+
+
+def run_bytes(config: Config, shape: ModelShape) -> int:
+    """About the bytes of a run's checkpoints, adapters and model, the most that there are at once; the event log and its completions apart.
+
+    The newest `keep_checkpoints`, one that is being written beside them, and the best. A model at the end takes its size twice only where it
+    replaces one, which a new run does not.
+    """
+    memory = MemoryModel(config, shape, prompt=1, gpu=False)
+    trainable = memory.trainable()
+    sizes = {allocation.name: allocation.bytes for allocation in memory.persistent()}
+    checkpoint = (
+        trainable
+        + (0 if config.save_only_model else sizes.get("optimizer", 0))
+        + (trainable if config.sync_ref_model else 0)
+    )
+    saves = -(-config.iters // config.save_every)
+    checkpoints = min(saves, config.keep_checkpoints + 2) * checkpoint
+    full = config.train_type == "full"
+    writes_model = full or config.fuse
+    return checkpoints + (0 if full else trainable) + (shape.weights if writes_model else 0)
