@@ -19,8 +19,7 @@ from backend.runs.clone import clone
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
 from backend.runs.steering import changed
-from backend.trainer.library.own_optimizer import try_out
-from backend.trainer.library.own_updates import GivenUpdates
+from backend.trainer.library.own_updates import GivenUpdates, try_out
 from backend.trainer.preflight import check
 from backend.training.learner import learning_rate_of, optimizer_of
 from tests.support import small_run
@@ -144,7 +143,7 @@ def test_what_is_no_program_refuses_the_run_and_says_how_to_go_on(trained: Any, 
         event_log = (folder / "events.jsonl").read_bytes()
         with pytest.raises(UserError) as mistake:
             verb_resume.__wrapped__.__wrapped__(str(folder))
-        assert "go on with backend.resume(run, optimizer=…)" in str(mistake.value)
+        assert "with backend.resume(run, optimizer=…)" in str(mistake.value)
         assert (folder / "events.jsonl").read_bytes() == event_log
     faults = check(load(run.folder / "config.yaml").model_dump())
     assert [fault.setting for fault in faults] == ["optimizer", "lr_schedule"]

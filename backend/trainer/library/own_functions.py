@@ -1,8 +1,8 @@
 """Reward functions that are objects of the program: lambdas, closures, anything that can be called.
 
-They run in this process, each call in a thread with the time limit of `reward_timeout`, called as TRL calls them. config.yaml names them as
-functions of a file in the run's folder, which says where they are to be found: so the run's settings stay readable by every verb, and only
-scoring again asks for the program.
+They run in this process, each call in a thread with the time limit of `reward_timeout`, called as TRL calls them. config.yaml names them
+as functions of a file in the run's folder, which says where they are to be found: so every verb can read the run's settings, and only
+scoring again needs the program.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from typing import Any
 
 from backend.config.setting_groups import RewardSettings
 from backend.rewards.catalogue.catalog import locate_reward_file, metric_name, reward_call
-from backend.rewards.catalogue.entry import RewardCall
 from backend.rewards.resolve import Arguments, RewardFunction, resolve
 from backend.rewards.runner.error_text import class_name
 from backend.rewards.scorer import Scorer, ThreadScorer, begin_scorer, reward_source
@@ -34,7 +33,7 @@ raise RuntimeError("{names}: of the program that called train(); resume with bac
 _DEFINITION = "def {name}(completions, **columns): ...\n\n"
 
 OwnCalls = Mapping[str, Callable[..., Any]]
-"""Name in metrics and tables → what is called."""
+"""Name in metrics and tables → the object."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +45,7 @@ class OwnFunctions:
 
     @classmethod
     def of(cls, functions: Sequence[str | Callable[..., Any]]) -> OwnFunctions:
-        """Raises UserError on `reward_functions` for what is neither text nor can be called."""
+        """Raises UserError on `reward_functions` for what is neither text nor callable."""
         if isinstance(functions, str) or callable(functions):
             functions = [functions]
         taken = {metric_name(function) for function in functions if isinstance(function, str)}
@@ -59,7 +58,7 @@ class OwnFunctions:
             if not callable(function):
                 sentence = f"A reward function is a name or can be called; {class_name(function)} is neither."
                 raise UserError("reward_functions", sentence)
-            name = _unused(_name(function), taken)
+            name = _free_name(function, taken)
             taken.add(name)
             calls[name] = function
             entries.append(name)
@@ -74,32 +73,29 @@ class OwnFunctions:
         return [f"{folder / FILE}::{entry}" if entry in self.calls else entry for entry in self.entries]
 
 
-def _name(function: Callable[..., Any]) -> str:
+def _free_name(function: Callable[..., Any], taken: set[str]) -> str:
+    """The name of a function, as an identifier; with a number where it is taken, or a keyword such as lambda."""
     while isinstance(function, functools.partial):
         function = function.func
     name = getattr(function, "__name__", "") or type(function).__name__
     name = "".join(letter if letter.isalnum() and letter.isascii() else "_" for letter in name).strip("_")
-    return name if name.isidentifier() else f"function_{name}".rstrip("_")
-
-
-def _unused(name: str, taken: set[str]) -> str:
-    """`name`, or with a number where it is taken, or no name for a function in a file, as `lambda` is."""
-    numbered = (f"{name}_{number}" for number in range(1 if keyword.iskeyword(name) else 2, len(taken) + 3))
-    plain = [] if keyword.iskeyword(name) else [name]
-    return next(each for each in (*plain, *numbered) if each not in taken)
+    name = name if name.isidentifier() else f"function_{name}".rstrip("_")
+    first = 1 if keyword.iskeyword(name) else 2
+    names = [*([] if first == 1 else [name]), *(f"{name}_{number}" for number in range(first, len(taken) + 3))]
+    return next(each for each in names if each not in taken)
 
 
 class OwnFunctionsScorer(ThreadScorer):
-    """Calls a run's functions in this process: its own ones, and those of files and ours among them."""
+    """Calls a run's functions in this process: the program's, and those of files and ours among them."""
 
     def __init__(self, settings: RewardSettings, calls: OwnCalls) -> None:
         self._calls = calls
         super().__init__(reward_source(settings), settings.reward_timeout)
 
     def notes(self) -> list[str]:
-        names = ", ".join(self._calls)
+        names = ", ".join(self._calls)[:100]
         return [
-            f"Functions of the program that called train() run in its process, where nothing confines them: {names[:100]}."
+            f"Functions of the program that called train() run in its process, where nothing confines them: {names}."
         ]
 
     def _functions(self) -> list[list[RewardFunction]]:
@@ -122,9 +118,9 @@ class OwnFunctionsScorer(ThreadScorer):
 
 
 def own_name(entry: str) -> str:
-    """The name of a function of the program's, from its entry in config.yaml; "" for any other entry."""
+    """The name of a program's function, from its entry in config.yaml; "" for any other entry."""
     try:
-        call: RewardCall = reward_call(entry, ())
+        call = reward_call(entry, ())
     except UserError:
         return ""
     return call.function if Path(call.file).name == FILE else ""
@@ -132,19 +128,20 @@ def own_name(entry: str) -> str:
 
 def begin_own_scorer(settings: RewardSettings, calls: OwnCalls) -> Scorer:
     """The scorer of a run with these functions. Raises UserError for functions that its settings name and the program has not given."""
-    named = {name for entry in _all_entries(settings) if (name := own_name(entry))}
-    if missing := sorted(named - calls.keys()):
-        sentence = f"The run was trained with functions of a program, and {', '.join(missing)[:80]} is not among those given now."
-        raise UserError("reward_functions", sentence)
+    named = set(_own_names(settings))
+    if missing := ", ".join(sorted(named - calls.keys()))[:80]:
+        what = f"with functions of a program, and {missing} is not among those given now."
+        raise UserError("reward_functions", f"The run was trained {what}")
     return OwnFunctionsScorer(settings, calls) if named else begin_scorer(settings)
 
 
 def require_no_program(settings: RewardSettings) -> None:
     """Raise UserError for a run whose functions are objects of a program, before anything of it is touched."""
-    if names := ", ".join(filter(None, map(own_name, _all_entries(settings)))):
-        sentence = f"The run's reward functions {names[:60]} are objects of the program that called train(); go on there, with backend.resume()."
-        raise UserError("reward_functions", sentence)
+    if names := ", ".join(_own_names(settings))[:60]:
+        what = f"{names} are objects of the program that called train(); go on there, with backend.resume()."
+        raise UserError("reward_functions", f"The run's reward functions {what}")
 
 
-def _all_entries(settings: RewardSettings) -> list[str]:
-    return [entry for stage in reward_source(settings).stages for entry in stage]
+def _own_names(settings: RewardSettings) -> list[str]:
+    entries = [entry for stage in reward_source(settings).stages for entry in stage]
+    return [name for entry in entries if (name := own_name(entry))]

@@ -1,49 +1,184 @@
-"""An optimizer and a schedule of the program, in place of those that the settings name (docs/library.md).
+"""An optimizer and a schedule that are objects of the program, in place of those that the settings name (docs/library.md).
 
-The settings of such a run say `optimizer: own` or `lr_schedule: own`, and in words what stands for it. A resume compares the words: with
+The settings of such a run say `optimizer: own` or `lr_schedule: own`, and describe the object in text. A resume compares the text: with
 another optimizer or another schedule the run would not be the one that it began as.
+
+A checkpoint keeps an optimizer's `state`, arrays by name, and nothing else. What an update depends on beside the state, the gradient and
+the constants of the object would be lost, so each optimizer is tried out on a few small arrays before the run begins.
 """
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
+import mlx.core as mx
 from mlx.optimizers import Optimizer
+from mlx.utils import tree_flatten
 
 from backend.config.config import Config
-from backend.config.updates import OWN
+from backend.config.settings.training import OWN
 from backend.rewards.runner.error_text import class_name, describe_error
-from backend.trainer.library.own_optimizer import ProgramOptimizer, described, is_of_mlx, keeps_rate, maker, try_out
 from backend.trainer.run_context import Engine
-from backend.training.optimizers import OwnUpdates, rate_of
+from backend.training.optimizers import OwnUpdates, rate_of, restore, state_arrays
 from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.text import quote
 
-# A schedule that is a function of the program: update → learning rate.
-
-SETTING = "schedule"
 LONGEST = 200
-"""Characters of the words for a schedule."""
+"""Characters of the description of an optimizer or a schedule."""
 _SAMPLES = (0, 1, 10, 100, 1_000, 10_000)
-"""Updates whose rates stand in the words, as far as the run has them."""
+"""Updates whose rates are in the description of a schedule, as far as the run has them."""
+
+GivenOptimizer = Optimizer | Callable[[float], Optimizer]
+
+
+class ProgramOptimizer(Optimizer):
+    """A program's optimizer as the learner uses it: what its update raises becomes a UserError with its name."""
+
+    def __init__(self, optimizer: Optimizer) -> None:  # no state of its own: mlx's __init__ would make one
+        self.optimizer = optimizer
+
+    def init(self, parameters: Any) -> None:
+        self._call("Its init", lambda: self.optimizer.init(parameters))
+
+    def apply_gradients(self, gradients: Any, parameters: Any) -> Any:
+        return self._call("An update", lambda: self.optimizer.apply_gradients(gradients, parameters))
+
+    @property
+    def state(self) -> Any:
+        return self.optimizer.state
+
+    @property
+    def learning_rate(self) -> Any:
+        return self.optimizer.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, learning_rate: Any) -> None:
+        self.optimizer.learning_rate = learning_rate
+
+    def _call(self, where: str, call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except Exception as error:
+            what = describe_error(error, None, 100)
+            raise UserError("optimizer", f"{where} of {class_name(self.optimizer)} raised {what}.") from error
+
+
+def maker(given: GivenOptimizer) -> Callable[[float], Optimizer]:
+    """Learning rate → a new optimizer: a copy of an object, with its own learning rate, or what a callable returns for the rate.
+    Raises UserError for anything else, and for an object that is in use already; the result raises UserError too."""
+    if isinstance(given, Optimizer):
+        for each in _leaves(given):
+            if each.state.keys() - {"step", "learning_rate"} or int(each.state.get("step", 0)):
+                sentence = f"This {class_name(given)} has a state from elsewhere; a run begins with a new optimizer."
+                raise UserError("optimizer", sentence)
+        return lambda rate: copy.deepcopy(given)
+    if not callable(given):
+        what = f"one of mlx.optimizers, or gives one when called with a learning rate; {class_name(given)} is neither."
+        raise UserError("optimizer", f"An optimizer is {what}")
+
+    def make(rate: float) -> Optimizer:
+        try:
+            made: Any = given(rate)
+        except Exception as error:
+            what = describe_error(error, None, 100)
+            raise UserError("optimizer", f"Called with the learning rate {rate:g}, it raised {what}.") from error
+        if not isinstance(made, Optimizer):
+            sentence = f"Called with a learning rate, it gave {class_name(made)} and no optimizer of mlx.optimizers."
+            raise UserError("optimizer", sentence)
+        return made
+
+    return make
+
+
+def _parts(optimizer: Optimizer) -> list[Optimizer]:
+    """The optimizers inside a MultiOptimizer; [] for most."""
+    inside: Any = getattr(optimizer, "optimizers", None)
+    parts = cast("list[Any]", inside) if isinstance(inside, list) else []
+    return parts if all(isinstance(part, Optimizer) for part in parts) else []
+
+
+def _leaves(optimizer: Optimizer) -> list[Any]:
+    return [leaf for part in _parts(optimizer) for leaf in _leaves(part)] or [optimizer]
+
+
+def keeps_rate(optimizer: Optimizer) -> bool:
+    """True if the rate cannot be set from outside: there are several, there is none, or a schedule inside sets it."""
+    has_schedule = "learning_rate" in vars(optimizer).get("_schedulers", {})
+    return bool(_parts(optimizer)) or has_schedule or math.isnan(rate_of(optimizer))
+
+
+def described(optimizer: Optimizer) -> str:
+    """Its class and constants, as in “Lion(betas=[0.9, 0.99], weight_decay=0.0)”."""
+
+    def is_plain(value: Any) -> bool:
+        values = cast("list[Any]", value) if isinstance(value, list | tuple) else [value]
+        return all(isinstance(each, bool | int | float | str | None) for each in values)
+
+    parts = [described(part) for part in _parts(optimizer)]
+    constants = [f"{name}={value!r}" for name, value in vars(optimizer).items() if name[0] != "_" and is_plain(value)]
+    return quote(f"{class_name(optimizer)}({', '.join([*parts, *constants])})", LONGEST)
+
+
+def _constants(optimizer: Optimizer) -> dict[str, str]:
+    """What an optimizer has beside its state, as text that changes with it."""
+    return {
+        f"{type(each).__name__}.{name}": repr(value)
+        for each in (optimizer, *_leaves(optimizer))
+        for name, value in vars(each).items()
+        if name not in ("_state", "_initialized")
+    }
+
+
+def try_out(make: Callable[[float], Optimizer]) -> None:
+    """Two updates, the state into another object of its kind, and a third update with both. Raises UserError where they differ, and
+    where a checkpoint cannot keep the state."""
+
+    def arrays(number: int) -> Any:
+        """Arrays in the shapes that a LoRA layer, a vector and a matrix have, by the names of a model."""
+        draw = functools.partial(mx.random.normal, key=mx.random.key(number))
+        lora = {"lora_a": draw((16, 4)), "lora_b": draw((4, 16))}
+        layer = {"self_attn": {"q_proj": lora}, "norm": {"weight": draw((16,))}}
+        return {"layers": [layer], "head": {"weight": draw((8, 16))}}
+
+    optimizer, other = ProgramOptimizer(make(1e-3)), ProgramOptimizer(make(1e-3))
+    parameters = arrays(0)
+    optimizer.init(parameters)
+    for number in (1, 2):
+        before = _constants(optimizer.optimizer)
+        parameters = optimizer.apply_gradients(arrays(number), parameters)
+        mx.eval(parameters, optimizer.state)
+        after = _constants(optimizer.optimizer)
+        if changed := [key for key in {**before, **after} if before.get(key) != after.get(key)]:
+            what = f"An update changes {quote(changed[0], 60)}, which a checkpoint does not keep"
+            raise UserError("optimizer", f"{what}; hold it in the optimizer's state, as an array.")
+    name = class_name(optimizer.optimizer)
+    for key, value in tree_flatten(optimizer.state):
+        if not isinstance(value, mx.array):
+            what = f"The state of {name} has {quote(key, 40)}, which is {class_name(value)}: a checkpoint keeps arrays."
+            raise UserError("optimizer", what)
+    other.init(arrays(0))
+    try:
+        restore(other, state_arrays(optimizer))
+    except ValueError:
+        what = f"The state of {name} after an update has other arrays than init makes; make them all there."
+        raise UserError("optimizer", what) from None
+    outcomes = [(each.apply_gradients(arrays(3), parameters), each.state) for each in (optimizer, other)]
+    pairs = zip(*(tree_flatten(outcome) for outcome in outcomes), strict=True)
+    if not all(bool(mx.array_equal(one, two, equal_nan=True)) for (_, one), (_, two) in pairs):
+        what = f"An update of {name} depends on more than its state, which is all that a checkpoint keeps of it."
+        raise UserError("optimizer", what)
 
 
 @dataclass(frozen=True, slots=True)
 class OwnSchedule:
-    """Learning rates by a program's function. A call raises UserError for what is no learning rate, and for what the function raises."""
+    """Learning rates by a program's function. A call raises UserError where the function raises, or returns no learning rate."""
 
     function: Callable[[int], Any]
-
-    @classmethod
-    def of(cls, given: Any) -> OwnSchedule:
-        if not callable(given):
-            sentence = f"A schedule is called with the number of an update, from 0, and gives its learning rate; {class_name(given)} is not."
-            raise UserError(SETTING, sentence)
-        return cls(given)
 
     @property
     def name(self) -> str:
@@ -58,62 +193,53 @@ class OwnSchedule:
             given = self.function(update)
         except Exception as error:
             what = describe_error(error, None, 90)
-            raise UserError(SETTING, f"{self.name} raised {what} for update {update:,}.") from error
+            raise UserError("schedule", f"{self.name} raised {what} for update {update:,}.") from error
         try:
             rate = float(given)
         except (TypeError, ValueError, OverflowError):
             rate = math.nan
         if not 0 <= rate < math.inf:
-            sentence = f"{self.name} gave {quote(given, 40)} for update {update:,}; a learning rate is a finite number from 0 up."
-            raise UserError(SETTING, sentence)
+            what = f"{quote(given, 40)} for update {update:,}; a learning rate is a finite number from 0 up."
+            raise UserError("schedule", f"{self.name} gave {what}")
         return rate
 
     def described(self, updates: int) -> str:
-        """Its name and some rates of a run of so many updates, as in “half_life: 0.0001, 9.9e-05 at updates 0, 1”. Raises UserError for one
-        that gives another rate when it is asked again: a resumed run would not repeat it."""
+        """Its name and some rates of a run of so many updates, as in “half_life: 0.0001, 9.9e-05 at updates 0, 1”. Raises UserError for
+        one that gives another rate for the same update the second time: a resumed run would not repeat it."""
         asked = [update for update in _SAMPLES if update < max(updates, 1)]
         rates = [self(update) for update in asked]
         again = [self(update) for update in reversed(asked)][::-1]
-        if (
-            differs := next((at for at, *pair in zip(asked, rates, again, strict=True) if pair[0] != pair[1]), None)
-        ) is not None:
-            sentence = f"{self.name} gives another rate when it is asked for update {differs:,} again; it may depend on the update alone."
-            raise UserError(SETTING, sentence)
-        listed = ", ".join(f"{rate:g}" for rate in rates)
-        return quote(
-            f"{self.name}: {listed} at {'update' if len(asked) == 1 else 'updates'} {', '.join(map(str, asked))}",
-            LONGEST,
-        )
-
-
-# ── own updates ──────────────────────────────────────────────────────────────────────────────────────────────────────
-
-_WORDS = 55
-"""Characters of each of two descriptions in one sentence."""
+        for update, first, second in zip(asked, rates, again, strict=True):
+            if first != second:
+                what = f"{self.name} gives another rate when it is asked for update {update:,} again"
+                raise UserError("schedule", f"{what}; it may depend on the update alone.")
+        listed, at = ", ".join(f"{rate:g}" for rate in rates), "update" if len(asked) == 1 else "updates"
+        return quote(f"{self.name}: {listed} at {at} {', '.join(map(str, asked))}", LONGEST)
 
 
 class GivenUpdates:
-    """What a program passed as `optimizer` and `schedule`, checked and tried out. `config`: the settings of the run.
+    """The `optimizer` and `schedule` of a program, checked and tried out. `config`: the settings of the run.
 
     Raises UserError for what cannot train, cannot be saved, or contradicts itself.
     """
 
     def __init__(self, optimizer: Any, schedule: Any, config: Config) -> None:
-        self._schedule = None if schedule is None else OwnSchedule.of(schedule)
+        if schedule is not None and not callable(schedule):
+            what = "A schedule is called with the number of an update, from 0, and gives its learning rate"
+            raise UserError("schedule", f"{what}; {class_name(schedule)} is not.")
+        self._schedule = None if schedule is None else OwnSchedule(schedule)
         self._make = None if optimizer is None else maker(optimizer)
         self._sample = None if self._make is None else self._make(config.learning_rate)
         self._has_own_rate = isinstance(optimizer, Optimizer)
         self._keeps_rate = self._sample is not None and keeps_rate(self._sample)
         if self._keeps_rate and self._schedule is not None:
-            what = "several learning rates, none, or a schedule inside"
-            raise UserError(
-                "schedule", f"The optimizer has {what}, so a schedule beside it would set nothing; give one of the two."
-            )
+            what = "The optimizer has several learning rates, none, or a schedule inside"
+            raise UserError("schedule", f"{what}, so a schedule beside it would set nothing; give one of the two.")
         if self._make is not None:
             try_out(self._make)
 
     def settings(self, config: Config) -> dict[str, Any]:
-        """What the run's settings say of it: raw settings that take the place of the program's other ones."""
+        """Raw settings that describe them, in place of the program's other ones."""
         raw: dict[str, Any] = {}
         if self._sample is not None:
             raw |= {"optimizer": OWN, "own_optimizer": described(self._sample)}
@@ -122,46 +248,38 @@ class GivenUpdates:
         if self._keeps_rate:
             raw |= {"lr_schedule": OWN, "own_schedule": "the optimizer"}
         elif self._schedule is not None:
-            raw |= {"lr_schedule": OWN, "own_schedule": self._schedule.described(_updates(config))}
+            updates = 0 if config.epochs or config.stages else config.iters * config.updates_per_step
+            raw |= {"lr_schedule": OWN, "own_schedule": self._schedule.described(updates)}
         return raw
 
     def require_those_of(self, config: Config) -> None:
         """Raise UserError unless a run with these settings was trained with this optimizer and this schedule."""
         now = self.settings(config)
-        pairs = (("optimizer", "optimizer", "own_optimizer"), ("schedule", "lr_schedule", "own_schedule"))
-        faults = [fault for argument, key, words in pairs if (fault := _unlike(argument, key, words, config, now))]
+        faults: list[ConfigProblem] = []
+        for argument, key in (("optimizer", "optimizer"), ("schedule", "lr_schedule")):
+            text = f"own_{argument}"
+            before, given = getattr(config, text) if getattr(config, key) == OWN else "", now.get(text, "")
+            if before == given:
+                continue
+            if not given:
+                what = f"with {quote(before, 80)} of a program; give it again: backend.resume(run, {argument}=…)."
+            elif not before:
+                what = f"with {getattr(config, key)}, by its settings; an object takes its place from a run's beginning on."
+            else:
+                what = f"with {quote(before, 55)}, and given is {quote(given, 55)}; only the same goes on exactly."
+            faults.append(ConfigProblem(argument, f"The run was trained {what}"))
         if not faults and (rate := now.get("learning_rate", config.learning_rate)) != config.learning_rate:
             asked = f"the optimizer given has {rate:g}; to change it: changes={{'learning_rate': {rate:g}}}"
-            faults.append(
-                ConfigProblem(
-                    "optimizer", f"The run began with the learning rate {config.learning_rate:g}, and {asked}."
-                )
-            )
+            what = f"The run began with the learning rate {config.learning_rate:g}, and {asked}."
+            faults.append(ConfigProblem("optimizer", what))
         if faults:
             raise UserError(faults)
 
     def engine(self) -> Engine:
-        make = self._make
+        make, sample = self._make, self._sample
         program = None if make is None else lambda rate: ProgramOptimizer(make(rate))
-        compiles = self._sample is None or is_of_mlx(self._sample)
+        # Code that is not mlx's may look at its numbers, or count in Python: it is not compiled.
+        compiles = sample is None or all(
+            type(each).__module__.startswith("mlx.") for each in (sample, *_leaves(sample))
+        )
         return Engine(OwnUpdates(program, self._schedule, self._keeps_rate, compiles))
-
-
-def _updates(config: Config) -> int:
-    """Of the run as it began; 0 where rows or stages decide it."""
-    return 0 if config.epochs or config.stages else config.iters * config.updates_per_step
-
-
-def _unlike(argument: str, key: str, words: str, config: Config, now: Mapping[str, Any]) -> ConfigProblem | None:
-    """`argument` of `resume` stands for the setting `key`, which the setting `words` describes."""
-    before = getattr(config, words) if getattr(config, key) == OWN else ""
-    given = now.get(words, "")
-    if before == given:
-        return None
-    if not given:
-        sentence = f"The run was trained with {quote(before, 80)} of a program; give it again: backend.resume(run, {argument}=…)."
-    elif not before:
-        sentence = f"The run was trained with {getattr(config, key)}, by its settings; an object takes its place from a run's beginning on."
-    else:
-        sentence = f"The run was trained with {quote(before, _WORDS)}, and given is {quote(given, _WORDS)}; only the same goes on exactly."
-    return ConfigProblem(argument, sentence)

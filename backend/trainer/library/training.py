@@ -19,7 +19,7 @@ from backend.rewards.runner.error_text import class_name, describe_error
 from backend.runs.events import check_format, has_finished, read_events
 from backend.runs.run_folder import RunFolder, default_run_name, find_run, make_run_folder
 from backend.trainer.control import Stopped, handlers_restored
-from backend.trainer.library.own_functions import OwnCalls, OwnFunctions, begin_own_scorer
+from backend.trainer.library.own_functions import OwnFunctions, begin_own_scorer
 from backend.trainer.machine import relax_gpu_timeout
 from backend.utils.environment import require_environment
 from backend.utils.errors import UserError
@@ -27,252 +27,25 @@ from backend.utils.text import quote
 from backend.utils.whole_file import replace_file
 
 if TYPE_CHECKING:
-    from backend.trainer.ending import Ending
-    from backend.trainer.library.own_optimizer import GivenOptimizer
+    from backend.trainer.library.own_updates import GivenOptimizer
     from backend.trainer.run_context import Engine
     from backend.trainer.run_inputs import RunInputs
-
-# A dataset that is an object of the program, written into the run's folder: the run can then be resumed, cloned and
-# evaluated as any other.
 
 FOLDER = "data"
 """Of a run: the rows of each split, as JSON lines."""
 MOST_BYTES = 1 << 30
-"""Of a split as text. What is larger has a file of its own already, or should."""
+"""Of a split as text. A larger one should have a file of its own."""
 _SPLITS = {"train": "train", "valid": "valid", "validation": "valid", "test": "test"}
-
-
-def write_dataset(dataset: Any, folder: Path) -> None:
-    """Write rows (an iterable of mappings, as a list or a `datasets.Dataset`), or splits of such rows by name, below `folder`. Raises UserError
-    on `dataset`, and DiskError."""
-    splits = dataset if isinstance(dataset, Mapping) else {"train": dataset}
-    for name, rows in splits.items():
-        if name not in _SPLITS:
-            raise UserError("dataset", f"A dataset has the splits train, valid and test, not {quote(name, 40)}.")
-        if isinstance(rows, str | bytes) or not isinstance(rows, Iterable):
-            raise UserError(
-                "dataset",
-                f"Rows are an iterable of mappings, not {type(rows).__name__}; a path or an id goes under data.",
-            )
-        folder.mkdir(exist_ok=True)
-        replace_file(folder / f"{_SPLITS[name]}.jsonl", _lines(rows, name))
-
-
-def _lines(rows: Iterable[Any], split: str) -> Iterator[bytes]:
-    size = 0
-    for number, row in enumerate(rows, 1):
-        if not isinstance(row, Mapping):
-            raise UserError("dataset", f"Row {number:,} of {split} is {type(row).__name__}, not a mapping of columns.")
-        line = _line(row, f"row {number:,} of {split}")
-        size += len(line)
-        if size > MOST_BYTES:
-            raise UserError(
-                "dataset",
-                f"The rows of {split} take more than {MOST_BYTES >> 30} GB; write them to a file, and name it under data.",
-            )
-        yield line
-
-
-def _line(row: Mapping[Any, Any], where: str) -> bytes:
-    try:
-        return json.dumps(dict(row), ensure_ascii=False).encode(errors="replace") + b"\n"
-    except (TypeError, ValueError, RecursionError):
-        raise UserError(
-            "dataset",
-            f"The column {quote(_odd_column(row), 40)} in {where} holds what JSON cannot: a run keeps its rows as text.",
-        ) from None
-
-
-def _odd_column(row: Mapping[Any, Any]) -> Any:
-    for name, value in row.items():
-        try:
-            json.dumps({name: value})
-        except (TypeError, ValueError, RecursionError):
-            return name
-    return ""
-
-
-# ── training ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+_METHODS = ("on_step", "on_evaluation", "on_save", "on_end")
 
 Settings = Config | Mapping[str, Any] | str | os.PathLike[str]
 RewardFunctions = Sequence[str | Callable[..., Any]]
 
 
-def train(
-    config: Settings,
-    *,
-    reward_functions: RewardFunctions | None = None,
-    dataset: Any = None,
-    callbacks: Sequence[Any] = (),
-    optimizer: GivenOptimizer | None = None,
-    schedule: Callable[[int], Any] | None = None,
-    name: str | None = None,
-    runs_dir: str | os.PathLike[str] | None = None,
-) -> TrainedRun:
-    """Train in this process and return the run once it has ended, finished or stopped.
-
-    `config`: a `Config`, a mapping of settings, or the path of a YAML file. `reward_functions`: names as in the settings, and callables, which run
-    in this process. `dataset`: rows, or splits of rows by name; they are copied into the run's folder. `callbacks`: see `backend.Callback`.
-    `optimizer`: an mlx.optimizers.Optimizer, or a callable that makes one of a learning rate; `schedule`: the number of an update, from 0, → its
-    learning rate. They take the place of the settings of these names. `name` and `runs_dir` of the run's folder are as on the command line.
-
-    In the main thread Ctrl-C and SIGTERM mean "save and stop", and have their old meaning again afterwards; in any other thread they stay the
-    program's. Raises UserError for anything that can be mended: before the first step, with nothing left behind; as RunFailed after it, with everything
-    saved. Raises RuntimeError for a bug of ours, whose traceback is on stderr and in the run's event log.
-    """
-    require_environment()
-    raw = _raw(config) | ({} if name is None else {"run_name": name})
-    own = OwnFunctions.of(reward_functions or [])
-    with _new_folder(raw, runs_dir) as folder:
-        if reward_functions is not None:
-            raw |= {"reward_functions": own.write(folder.path)} | ({"reward_isolation": "thread"} if own.calls else {})
-        if dataset is not None:
-            write_dataset(dataset, folder.path / FOLDER)
-            raw |= {"data": str(folder.path / FOLDER)}
-        CallbackCalls(callbacks, folder.path)
-        _prepare_engine(parse(raw))
-        from backend.trainer.library.own_updates import GivenUpdates
-
-        given = GivenUpdates(optimizer, schedule, parse(raw))
-        raw |= given.settings(parse(raw))
-        settings, inputs = _checked(raw, folder, own.calls)
-        allow_named(raw)
-        replace_file(folder.config, dump(settings))
-    return _train(settings, folder, inputs, callbacks, "backend.train", engine=given.engine())
-
-
-def resume(
-    run: str | os.PathLike[str],
-    *,
-    reward_functions: RewardFunctions | None = None,
-    callbacks: Sequence[Any] = (),
-    optimizer: GivenOptimizer | None = None,
-    schedule: Callable[[int], Any] | None = None,
-    changes: Mapping[str, Any] | None = None,
-) -> TrainedRun:
-    """Go on with a run from its newest whole checkpoint, as `train` would have; `changes` are settings from its next step on.
-
-    `run`: its folder or its name. A run that was trained with callables needs those of the same names again, in `reward_functions`, and one
-    with an optimizer or a schedule of the program the same again. Raises as `train`.
-    """
-    require_environment()
-    folder = find_run(os.fspath(run))
-    check_format(folder)
-    settings = load(folder.config)
-    if has_finished(folder) and not changes:
-        raise UserError(
-            "run", f"The run {folder.name} has finished; give it more steps, as in changes={{'iters': 200}}."
-        )
-    own = OwnFunctions.of(reward_functions or [])
-    _prepare_engine(settings)
-    from backend.trainer.library.own_updates import GivenUpdates
-
-    given = GivenUpdates(optimizer, schedule, settings)
-    given.require_those_of(settings)
-    scorer = begin_own_scorer(settings, own.calls)
-    try:
-        from backend.trainer.run_inputs import RunInputs, read_rows
-
-        scorer.load()
-        inputs = RunInputs(read_rows(settings, scorer), scorer)
-    except BaseException:
-        scorer.close()
-        raise
-    return _train(settings, folder, inputs, callbacks, "backend.resume", changes, engine=given.engine())
-
-
-def _raw(config: Settings) -> dict[str, Any]:
-    if isinstance(config, Config):
-        raw = config.model_dump(exclude_unset=True)
-        if raw.get("epochs"):  # they decide; `iters` is set as well where the settings came from a file
-            raw.pop("iters", None)
-        return resolve_paths(Path.cwd(), raw)
-    if isinstance(config, Mapping):
-        return resolve_paths(Path.cwd(), cast("Mapping[str, Any]", config))
-    return read(os.fspath(config))
-
-
-@contextlib.contextmanager
-def _new_folder(raw: Mapping[str, Any], runs_dir: str | os.PathLike[str] | None) -> Iterator[RunFolder]:
-    """The run's folder while it is filled; where that fails, what was put into it goes, and the folder too if it is new."""
-    named = raw.get("run_name")
-    model, train_type, train_mode = (
-        str(raw.get(key) or default)
-        for key, default in (("model", "run"), ("train_type", "lora"), ("train_mode", "grpo"))
-    )
-    name = str(named or default_run_name(model, train_type, train_mode))
-    folder = make_run_folder(name, Path(runs_dir) if runs_dir else None, reuse=bool(named))
-    before = set(folder.path.iterdir())
-    try:
-        yield folder
-    except BaseException:
-        for made in set(folder.path.iterdir()) - before:
-            shutil.rmtree(made) if made.is_dir() else made.unlink()
-        if not before:
-            with contextlib.suppress(OSError):
-                folder.path.rmdir()
-        raise
-
-
-def _checked(raw: Mapping[str, Any], folder: RunFolder, calls: OwnCalls) -> tuple[Config, RunInputs]:
-    settings = parse(raw)
-    from backend.distributed.check.machine_check import require_one_machine
-    from backend.trainer.preflight import preflight
-
-    require_one_machine(settings, "A run of a program's train()")
-
-    return settings, preflight(
-        raw, runs_dir=folder.path.parent, begin=lambda config: begin_own_scorer(config, calls), of_program=True
-    )
-
-
-def _prepare_engine(settings: Config) -> None:
-    """What has to be done before mlx is imported, if that is still to come."""
-    relax_gpu_timeout(settings)
-    from backend.engine.cpu import blas
-    from backend.models import transformers_scan
-
-    blas.prepare()
-    transformers_scan.prepare()
-
-
-def _train(
-    settings: Config,
-    folder: RunFolder,
-    inputs: RunInputs,
-    callbacks: Sequence[Any],
-    command: str,
-    changes: Mapping[str, Any] | None = None,
-    *,
-    engine: Engine,
-) -> TrainedRun:
-    from backend.trainer import run_process
-    from backend.trainer.run_context import load_context
-
-    calls = CallbackCalls(callbacks, folder.path)
-    is_main = threading.current_thread() is threading.main_thread()
-    with handlers_restored() if is_main else contextlib.nullcontext():
-        ending = run_process.train(
-            settings, folder, command=command, echo=calls.take, inputs=inputs, changes=changes, look=calls.look,
-            load=functools.partial(load_context, engine=engine),
-        )  # fmt: skip
-    run = _trained(folder, ending)
-    calls.end(run)
-    if ending.exit_code == 1:
-        raise RuntimeError(f"{ending.sentence} The run is {folder.path}; its event log has the traceback.")
-    if run.ending == "failed":
-        raise RunFailed(run)
-    return run
-
-
-def _trained(folder: RunFolder, ending: Ending) -> TrainedRun:
-    return TrainedRun(folder.path, cast("Any", ending.kind), ending.step, ending.sentence)
-
-
 @dataclass(frozen=True, slots=True)
 class TrainedRun:
-    """`ending` and the last finished `step`, with the event log's last `sentence`. Every verb takes `folder`, as in `python -m backend export
-    FOLDER --to lmstudio`; `adapters` or `model` in it is what was learned."""
+    """`ending` and the last finished `step`, with the event log's last `sentence`. Every verb takes `folder`, as in `python -m backend
+    export FOLDER --to lmstudio`; `adapters` or `model` in it is the result."""
 
     folder: Path
     ending: Literal["finished", "stopped", "failed"]
@@ -297,7 +70,7 @@ class TrainedRun:
 
 
 class RunFailed(UserError):
-    """A run that began and failed, of something that its user can mend. What it had learned is saved in `run.folder`."""
+    """A run that began and failed for a reason that its user can fix. It is saved in `run.folder`."""
 
     def __init__(self, run: TrainedRun) -> None:
         setting, _, sentence = run.sentence.partition(": ")
@@ -305,21 +78,16 @@ class RunFailed(UserError):
         self.run = run
 
 
-_METHODS = ("on_step", "on_evaluation", "on_save", "on_end")
-_LONGEST_ERROR = 110
-"""Characters of the words for an error: the sentence around them names method, class and step."""
-
-
 class StopTraining(Exception):
-    """Raised by a callback to stop the run, saved, after the step it was told of. Its text completes “Stopped at step 20 because …”."""
+    """A callback raises it to stop the run, saved, after the present step. Its text completes “Stopped at step 20 because …”."""
 
 
 class Callback:
-    """Told of a run as it trains. Override what you need; each method may raise StopTraining, and any other exception ends the run as failed,
-    saved, with a sentence that names the method."""
+    """Follows a run as it trains. Override what you need; each method may raise StopTraining, and any other exception ends the run as
+    failed, saved, with a sentence that names the method."""
 
     def on_step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """A step is finished; `metrics` is what the event log has of it."""
+        """A step is finished; `metrics` are those of the event log."""
 
     def on_evaluation(self, step: int, metrics: Mapping[str, float], split: str) -> None:
         """Held-out prompts were answered after `step`; `split` is "valid" or "test"."""
@@ -328,11 +96,12 @@ class Callback:
         """A checkpoint is complete on disk."""
 
     def on_end(self, run: TrainedRun) -> None:
-        """The run has ended, however it did; its files are closed. StopTraining means nothing here."""
+        """The run has ended, in whatever way; its files are closed. StopTraining has no effect here."""
 
 
 class CallbackCalls:
-    """Calls the callbacks of one run. `folder`: the run's. Raises UserError for an object that has none of the methods."""
+    """Calls the callbacks of one run after the event log has the step, evaluation or checkpoint. What one raises is kept until the trainer
+    next looks whether to stop, where nothing is lost. Raises UserError for an object that has none of the methods."""
 
     def __init__(self, callbacks: Sequence[Any], folder: Path) -> None:
         for callback in callbacks:
@@ -344,7 +113,7 @@ class CallbackCalls:
         self._raised: Stopped | UserError | None = None
 
     def take(self, event: Mapping[str, Any]) -> None:
-        """Tell what an event of the event log says. Never raises: `look` does."""
+        """Call the method for an event of the event log. Never raises: `look` does."""
         kind, step = event["kind"], event.get("step", 0)
         if kind == "started":
             self._resumed_from = event.get("resumed_from")
@@ -354,17 +123,17 @@ class CallbackCalls:
             self._call("on_evaluation", step, event["metrics"], event.get("split", "valid"))
         elif (
             kind == "checkpoint" and step != self._resumed_from
-        ):  # a resumed run repeats the event of what it begins from
+        ):  # a resumed run repeats the event of its first checkpoint
             self._call("on_save", step, self._folder / event["path"])
 
     def look(self) -> None:
-        """Raises Stopped or UserError for what a callback has raised since the last look."""
+        """Raises Stopped or UserError for what a callback has raised since the last call."""
         raised, self._raised = self._raised, None
         if raised is not None:
             raise raised
 
     def end(self, run: TrainedRun) -> None:
-        """Tell the end. Raises UserError for what a callback has raised now, or after the run's last look."""
+        """Call `on_end`. Raises UserError for what a callback has raised now, or after the run's last look."""
         self._call("on_end", run)
         if isinstance(self._raised, UserError):
             self.look()
@@ -380,7 +149,213 @@ class CallbackCalls:
                 why = str(stop) or f"{method} of {class_name(callback)} asked for it"
                 self._raised = self._raised or Stopped(why)
             except BaseException as error:  # SystemExit too: the run is to be saved first
-                what = describe_error(error, None, _LONGEST_ERROR)
-                self._raised = self._raised or UserError(
-                    "callbacks", f"{method} of {class_name(callback)} raised {what}."
-                )
+                what = f"{method} of {class_name(callback)} raised {describe_error(error, None, 110)}."
+                self._raised = self._raised or UserError("callbacks", what)
+
+
+def write_dataset(dataset: Any, folder: Path) -> None:
+    """Write rows (an iterable of mappings, as a list or a `datasets.Dataset`), or splits of such rows by name, below `folder`, so that the
+    run can be resumed, cloned and evaluated as any other. Raises UserError on `dataset`, and DiskError."""
+    splits = dataset if isinstance(dataset, Mapping) else {"train": dataset}
+    for name, rows in splits.items():
+        if name not in _SPLITS:
+            raise UserError("dataset", f"A dataset has the splits train, valid and test, not {quote(name, 40)}.")
+        if isinstance(rows, str | bytes) or not isinstance(rows, Iterable):
+            what = f"Rows are an iterable of mappings, not {type(rows).__name__}; a path or an id goes under data."
+            raise UserError("dataset", what)
+        folder.mkdir(exist_ok=True)
+        replace_file(folder / f"{_SPLITS[name]}.jsonl", _lines(rows, name))
+
+
+def _lines(rows: Iterable[Any], split: str) -> Iterator[bytes]:
+    size = 0
+    for number, row in enumerate(rows, 1):
+        if not isinstance(row, Mapping):
+            raise UserError("dataset", f"Row {number:,} of {split} is {type(row).__name__}, not a mapping of columns.")
+        try:
+            line = json.dumps(dict(row), ensure_ascii=False).encode(errors="replace") + b"\n"
+        except (TypeError, ValueError, RecursionError):
+            what = f"The column {quote(_odd_column(row), 40)} in row {number:,} of {split} holds what JSON cannot"
+            raise UserError("dataset", f"{what}: a run keeps its rows as text.") from None
+        size += len(line)
+        if size > MOST_BYTES:
+            what = f"The rows of {split} take more than {MOST_BYTES >> 30} GB; write them to a file, and name it under data."
+            raise UserError("dataset", what)
+        yield line
+
+
+def _odd_column(row: Mapping[Any, Any]) -> Any:
+    for name, value in row.items():
+        try:
+            json.dumps({name: value})
+        except (TypeError, ValueError, RecursionError):
+            return name
+    return ""
+
+
+def train(
+    config: Settings,
+    *,
+    reward_functions: RewardFunctions | None = None,
+    dataset: Any = None,
+    callbacks: Sequence[Any] = (),
+    optimizer: GivenOptimizer | None = None,
+    schedule: Callable[[int], Any] | None = None,
+    name: str | None = None,
+    runs_dir: str | os.PathLike[str] | None = None,
+) -> TrainedRun:
+    """Train in this process and return the run once it has ended, finished or stopped.
+
+    `config`: a `Config`, a mapping of settings, or the path of a YAML file. `reward_functions`: names as in the settings, and callables,
+    which run in this process. `dataset`: rows, or splits of rows by name; they are copied into the run's folder. `callbacks`: see
+    `backend.Callback`. `optimizer`: an mlx.optimizers.Optimizer, or a callable that makes one of a learning rate; `schedule`: the number
+    of an update, from 0, → its learning rate. They replace the settings of these names. `name` and `runs_dir` are as on the command line.
+
+    In the main thread Ctrl-C and SIGTERM mean "save and stop", and have their old meaning again afterwards; in any other thread they
+    stay the program's. Raises UserError for anything that the user can fix: before the first step, with nothing left behind; as RunFailed
+    after it, with everything saved. Raises RuntimeError for a bug of ours, whose traceback is on stderr and in the run's event log.
+    """
+    require_environment()
+    raw = _raw(config) | ({} if name is None else {"run_name": name})
+    own = OwnFunctions.of(reward_functions or [])
+    with _new_folder(raw, runs_dir) as folder:
+        if reward_functions is not None:
+            raw |= {"reward_functions": own.write(folder.path)} | ({"reward_isolation": "thread"} if own.calls else {})
+        if dataset is not None:
+            write_dataset(dataset, folder.path / FOLDER)
+            raw |= {"data": str(folder.path / FOLDER)}
+        calls = CallbackCalls(callbacks, folder.path)
+        settings = parse(raw)
+        _prepare_engine(settings)
+        from backend.distributed.check.machine_check import require_one_machine
+        from backend.trainer.library.own_updates import GivenUpdates
+        from backend.trainer.preflight import preflight
+
+        given = GivenUpdates(optimizer, schedule, settings)
+        raw |= given.settings(settings)
+        settings = parse(raw)
+        require_one_machine(settings, "A run of a program's train()")
+        inputs = preflight(
+            settings,
+            runs_dir=folder.path.parent,
+            begin=lambda config: begin_own_scorer(config, own.calls),
+            of_program=True,
+        )
+        allow_named(raw)
+        replace_file(folder.config, dump(settings))
+    return _train(settings, folder, inputs, calls, "backend.train", {}, given.engine())
+
+
+def resume(
+    run: str | os.PathLike[str],
+    *,
+    reward_functions: RewardFunctions | None = None,
+    callbacks: Sequence[Any] = (),
+    optimizer: GivenOptimizer | None = None,
+    schedule: Callable[[int], Any] | None = None,
+    changes: Mapping[str, Any] | None = None,
+) -> TrainedRun:
+    """Continue a run from its newest whole checkpoint, as `train` would have; `changes` are settings from its next step on.
+
+    `run`: its folder or its name. A run that was trained with callables needs those of the same names again, in `reward_functions`, and
+    one with an optimizer or a schedule of the program the same again. Raises as `train`.
+    """
+    require_environment()
+    folder = find_run(os.fspath(run))
+    check_format(folder)
+    settings = load(folder.config)
+    if has_finished(folder) and not changes:
+        what = f"The run {folder.name} has finished; give it more steps, as in changes={{'iters': 200}}."
+        raise UserError("run", what)
+    own = OwnFunctions.of(reward_functions or [])
+    calls = CallbackCalls(callbacks, folder.path)
+    _prepare_engine(settings)
+    from backend.trainer.library.own_updates import GivenUpdates
+    from backend.trainer.run_inputs import RunInputs, read_rows
+
+    given = GivenUpdates(optimizer, schedule, settings)
+    given.require_those_of(settings)
+    scorer = begin_own_scorer(settings, own.calls)
+    try:
+        scorer.load()
+        inputs = RunInputs(read_rows(settings, scorer), scorer)
+    except BaseException:
+        scorer.close()
+        raise
+    return _train(settings, folder, inputs, calls, "backend.resume", changes, given.engine())
+
+
+def _raw(config: Settings) -> dict[str, Any]:
+    if isinstance(config, Config):
+        raw = config.model_dump(exclude_unset=True)
+        if raw.get("epochs"):  # they decide; `iters` is set as well where the settings came from a file
+            raw.pop("iters", None)
+        return resolve_paths(Path.cwd(), raw)
+    if isinstance(config, Mapping):
+        return resolve_paths(Path.cwd(), cast("Mapping[str, Any]", config))
+    return read(os.fspath(config))
+
+
+@contextlib.contextmanager
+def _new_folder(raw: Mapping[str, Any], runs_dir: str | os.PathLike[str] | None) -> Iterator[RunFolder]:
+    """The run's folder while it is filled; if that fails, everything new is removed, and the folder too if it is new."""
+    named = raw.get("run_name")
+    model, train_type, train_mode = (
+        str(raw.get(key) or default)
+        for key, default in (("model", "run"), ("train_type", "lora"), ("train_mode", "grpo"))
+    )
+    name = str(named or default_run_name(model, train_type, train_mode))
+    folder = make_run_folder(name, Path(runs_dir) if runs_dir else None, reuse=bool(named))
+    before = set(folder.path.iterdir())
+    try:
+        yield folder
+    except BaseException:
+        for made in set(folder.path.iterdir()) - before:
+            shutil.rmtree(made) if made.is_dir() else made.unlink()
+        if not before:
+            with contextlib.suppress(OSError):
+                folder.path.rmdir()
+        raise
+
+
+def _prepare_engine(settings: Config) -> None:
+    """What must happen before mlx is imported."""
+    relax_gpu_timeout(settings)
+    from backend.engine.cpu import blas
+    from backend.models import transformers_scan
+
+    blas.prepare()
+    transformers_scan.prepare()
+
+
+def _train(
+    settings: Config,
+    folder: RunFolder,
+    inputs: RunInputs,
+    calls: CallbackCalls,
+    command: str,
+    changes: Mapping[str, Any] | None,
+    engine: Engine,
+) -> TrainedRun:
+    from backend.trainer import run_process
+    from backend.trainer.run_context import load_context
+
+    is_main = threading.current_thread() is threading.main_thread()
+    with handlers_restored() if is_main else contextlib.nullcontext():
+        ending = run_process.train(
+            settings,
+            folder,
+            command=command,
+            echo=calls.take,
+            inputs=inputs,
+            changes=changes,
+            look=calls.look,
+            load=functools.partial(load_context, engine=engine),
+        )
+    run = TrainedRun(folder.path, cast("Any", ending.kind), ending.step, ending.sentence)
+    calls.end(run)
+    if ending.exit_code == 1:
+        raise RuntimeError(f"{ending.sentence} The run is {folder.path}; its event log has the traceback.")
+    if run.ending == "failed":
+        raise RunFailed(run)
+    return run
