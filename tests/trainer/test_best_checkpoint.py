@@ -26,7 +26,6 @@ from backend.trainer.evaluation.comparison import find_evaluated
 from backend.trainer.preflight import check
 from backend.trainer.run_context import RunContext
 from backend.trainer.steering import early_stop
-from backend.utils.errors import UserError
 from tests.support import small_run
 
 VERBS = verbs()
@@ -86,9 +85,6 @@ def stop_after(run: RunFolder, step: int) -> Any:
     return echo
 
 
-# ── which one is the best ────────────────────────────────────────────────────────────────────────────────────────────
-
-
 @pytest.mark.parametrize(
     ("metric", "lowest", "best"), [("", False, 2), ("eval/completions/mean_length", True, 3), ("eval/reward", True, 1)]
 )
@@ -103,24 +99,6 @@ def test_the_metric_of_the_settings_decides_and_its_best_checkpoint_is_kept(
     found = best_of(saved_weights(run))
     assert found is not None and found.step == best and found.metric == metric
     assert found.score == (lengths if "length" in metric else rewards)[best]
-
-
-def test_a_metric_of_the_steps_is_averaged_between_two_checkpoints(raw: dict[str, Any], run: RunFolder) -> None:
-    """Evaluations go on beside it and decide nothing."""
-    lengths = {"best_metric": "grad_norm", "best_is_lowest": True, "save_every": 2, "keep_checkpoints": 9, "iters": 4}
-    small_run.train_here(raw | HELD_OUT | lengths, run)
-    norms = [event["metrics"]["grad_norm"] for event in read_events(run.events) if event["kind"] == "step"]
-    means = {2: (norms[0] + norms[1]) / 2, 4: (norms[2] + norms[3]) / 2}
-    assert {saved.step: saved.score for saved in saved_weights(run)} == pytest.approx(means)
-    found = best_of(saved_weights(run))
-    assert found is not None and found.step == min(means, key=lambda step: means[step])
-
-
-def test_scores_of_another_series_are_not_compared() -> None:
-    from backend.runs.saved_weights import SavedWeights
-
-    old, new = SavedWeights(Path("1"), 1, 9.0), SavedWeights(Path("2"), 2, 0.5, series=1)
-    assert best_of([old, new]) is new and best_of([old]) is old
 
 
 def test_early_stopping_follows_a_metric_that_should_fall(raw: dict[str, Any]) -> None:
@@ -145,9 +123,6 @@ def test_a_metric_that_cannot_be_scored_is_refused(raw: dict[str, Any]) -> None:
     )
     (fault,) = check(raw | {"best_metric": "eval/reward", "steps_per_eval": 1})
     assert fault.setting == "best_metric" and "has none" in fault.sentence
-
-
-# ── a run that ends with its best checkpoint ─────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("train_type", ["lora", "full"])
@@ -176,24 +151,6 @@ def test_a_run_ends_with_its_best_checkpoint_and_goes_on_from_its_last(
         assert same(arrays(run.adapters / "adapters.safetensors"), arrays(find_checkpoint(run, "5").arrays))
 
 
-def test_a_run_whose_last_step_is_the_best_says_so(
-    raw: dict[str, Any], run: RunFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    evaluated(monkeypatch, {step: {"reward": 0.1 * step} for step in range(6)})
-    small_run.train_here(raw | HELD_OUT | {"load_best_at_end": True, "iters": 2}, run)
-    assert "The last step is the best, with reward 0.2: the run ends with its weights." in notes(run)
-    *_, last = read_events(run.events)
-    assert "ends_with" not in last
-
-
-# ── evaluations ──────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_evaluations_wait_for_their_first_step_but_for_the_baseline(raw: dict[str, Any], run: RunFolder) -> None:
-    small_run.train_here(raw | HELD_OUT | {"eval_delay": 2, "iters": 3}, run)
-    assert [event["step"] for event in read_events(run.events) if event["kind"] == "eval"] == [0, 2, 3]
-
-
 def test_evaluation_batches_have_a_size_of_their_own(
     raw: dict[str, Any], run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -216,9 +173,6 @@ def test_evaluation_batches_have_a_size_of_their_own(
     assert rewards[0] == pytest.approx(rewards[1])
 
 
-# ── checkpoints without an optimizer ─────────────────────────────────────────────────────────────────────────────────
-
-
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 def test_a_checkpoint_without_the_optimizer_is_smaller_and_says_what_a_resume_lacks(
     raw: dict[str, Any], run: RunFolder, tmp_path: Path, optimizer: str
@@ -238,14 +192,6 @@ def test_a_checkpoint_without_the_optimizer_is_smaller_and_says_what_a_resume_la
     assert same(arrays(first.weights_file), arrays(second.weights_file)) == (optimizer == "sgd")
 
 
-def test_a_checkpoint_that_lost_its_optimizer_is_still_damaged(copied: RunFolder) -> None:
-    (find_checkpoint(copied, "3").path / "optimizer.safetensors").unlink()
-    assert [saved.step for saved in saved_weights(copied)] == [1, 2]
-
-
-# ── going back within a run ──────────────────────────────────────────────────────────────────────────────────────────
-
-
 def test_a_run_goes_back_to_a_checkpoint_and_repeats_what_came_after_it(
     saved_each_step: dict[str, Any], copied: RunFolder
 ) -> None:
@@ -258,16 +204,6 @@ def test_a_run_goes_back_to_a_checkpoint_and_repeats_what_came_after_it(
     assert small_run.train_here(saved_each_step, copied).kind == "finished"
     assert small_run.steps(copied) == [1, 2, 3] and copied.completions.read_text() == completions
     assert same(arrays(find_checkpoint(copied, "3").arrays), before)
-
-
-def test_a_run_does_not_go_back_to_a_damaged_checkpoint_or_to_none(copied: RunFolder) -> None:
-    with pytest.raises(UserError, match="there are 1, 2, 3, best and last"):
-        go_back(copied, "9")
-    with (find_checkpoint(copied, "2").arrays).open("ab") as file:
-        file.write(b"x")
-    with pytest.raises(UserError, match="The checkpoint of step 2 cannot be used"):
-        go_back(copied, "2")
-    assert [saved.step for saved in saved_weights(copied)] == [1, 2, 3]
 
 
 def test_resume_names_a_checkpoint_and_asks_before_it_deletes(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from pathlib import Path
@@ -10,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from backend.config.config import load, parse
+from backend.config.config import load
 from backend.rewards.scorer import ThreadScorer
 from backend.runs.run_folder import RunFolder
-from backend.sampling.rollout import Sampler
 from backend.trainer.evaluation import comparison
 from backend.trainer.evaluation.comparison import (
     EvaluatedModel,
@@ -147,14 +145,6 @@ def test_equal_weights_give_equal_completions(lora_run: RunFolder, monkeypatch: 
     assert list(evaluation.decodings[0].sides["base"].figures.pass_at) == [1], "one greedy completion"
 
 
-def test_another_seed_samples_other_completions(lora_run: RunFolder) -> None:
-    evaluated = find_evaluated(str(lora_run.path), None)
-    first, again, other = (
-        evaluate(evaluated, decodings=("sampled",), base_only=True, seed=seed)[1] for seed in (1, 1, 2)
-    )
-    assert texts(first, "sampled", "base") == texts(again, "sampled", "base") != texts(other, "sampled", "base")
-
-
 def test_batches_change_nothing(lora_run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     evaluated = find_evaluated(str(lora_run.path), None)
     _, together = evaluate(evaluated, base_only=True, decodings=("sampled",))
@@ -211,55 +201,6 @@ def test_an_evaluation_stops_while_a_reward_function_judges(
     with pytest.raises(Stop):
         evaluate_model(find_evaluated(str(lora_run.path), None), EvaluationChoices(), "x", check=check)
     assert time.monotonic() - began < 8.0
-
-
-def test_sampling_stays_within_the_memory_plan(lora_run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    planned: list[Any] = []
-    plan_memory = comparison.plan_memory
-
-    def plan(config: Any, *more: Any) -> Any:
-        planned.append(config)
-        return plan_memory(config, *more)
-
-    rows: list[Any] = []
-    made = Sampler.__init__
-    monkeypatch.setattr(comparison, "plan_memory", plan)
-    monkeypatch.setattr(Sampler, "__init__", lambda self, *a, **k: (rows.append(k["rows"]), made(self, *a, **k))[1])
-    evaluate(find_evaluated(str(lora_run.path), None), completions=5, limit=4, base_only=True)
-    assert (planned[0].batch_size, planned[0].group_size) == (4, 5) and rows[0] <= 20
-
-
-# ── what is evaluated ────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_a_checkpoint_is_chosen_by_step_or_score(lora_run: RunFolder) -> None:
-    state = lora_run.checkpoints / "000001" / "state.json"
-    state.write_text(json.dumps(json.loads(state.read_text()) | {"score": 1e6}))
-    assert [find_evaluated(str(lora_run.path), None, which=which).step for which in ("last", "best", "1")] == [2, 1, 1]
-    with pytest.raises(UserError, match="no checkpoint 7; there are 1, 2"):
-        find_evaluated(str(lora_run.path), None, which="7")
-
-
-def test_other_settings_change_data_and_rewards_but_not_the_model(lora_run: RunFolder, tmp_path: Path) -> None:
-    raw = small_run.settings_for(tmp_path, data=str(data_folder(tmp_path, 4)), rank=64, train_type="full")
-    evaluation, rows = evaluate(find_evaluated(str(lora_run.path), parse(raw)), decodings=("greedy",))
-    assert len(rows) == 4 and [function.name for function in evaluation.functions] == [
-        "r1_int_reward_func",
-        "r1_count_xml",
-    ]
-    assert evaluation.subject.model == load(lora_run.config).model and evaluation.subject.train_type == "lora"
-
-
-@pytest.mark.parametrize(
-    ("choices", "says"),
-    [({"split": "valid"}, "--split test"), ({"passing": "nothing>=1"}, "No reward here is called nothing")],
-)
-def test_choices_that_cannot_be_met_are_told_before_the_model_is_loaded(
-    lora_run: RunFolder, choices: dict[str, Any], says: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(comparison, "load_policy", None)
-    with pytest.raises(UserError, match=says):
-        evaluate(find_evaluated(str(lora_run.path), None), **choices)
 
 
 def test_weights_of_another_model_are_told_in_a_sentence(lora_run: RunFolder, tmp_path: Path) -> None:

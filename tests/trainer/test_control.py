@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import signal
 import subprocess
 import threading
 import time
-import weakref
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +18,7 @@ from backend.runs.checkpoints import checkpoint
 from backend.runs.events import EventLog, read_events
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_lock import hold_lock
-from backend.runs.start_progress import tell
-from backend.trainer.control import Control, Stopped, StopPending
-from backend.trainer.run_context import load_context
+from backend.trainer.control import Control, Stopped
 from backend.trainer.run_process import train
 from backend.utils.command import backend_command, backend_environment
 from tests.support import small_run
@@ -63,9 +59,6 @@ def after(run: RunFolder, step: int, *commands: str) -> Any:
     return echo
 
 
-# ── Control ────────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def test_a_command_is_obeyed_once_and_written_to_the_event_log(run: RunFolder) -> None:
     control = Control(run, EventLog(run.events))
     control.obey()
@@ -104,40 +97,6 @@ def test_an_unknown_command_is_noted_and_ignored(run: RunFolder, word: str | byt
     assert not control.stop_requested and not control.save_requested and words(run) == []
     (note,) = read_events(run.events)
     assert note["kind"] == "note" and note["level"] == "warning" and len(note["sentence"]) < 120
-
-
-@pytest.mark.parametrize("what", ["pipe", "endless", "folder"])
-def test_what_is_no_control_file_is_neither_waited_for_nor_in_the_way(run: RunFolder, what: str) -> None:
-    """A pipe that nobody writes hung the run, and a link to an endless file filled its memory."""
-    event_log = EventLog(run.events)
-    control = Control(run, event_log)
-    for _ in range(2):
-        if what == "pipe":
-            os.mkfifo(run.control)
-        elif what == "endless":
-            run.control.symlink_to("/dev/zero")
-        else:
-            run.control.mkdir()
-            (run.control / "inside").touch()
-        control.look_for_stop()
-        control.obey()
-        assert not os.path.lexists(run.control) and not os.path.lexists(run.control_taken)
-    run.control.mkdir()
-    Control(run, event_log)  # of the next process
-    assert not run.control.exists()
-    run.say("stop")
-    with pytest.raises(StopPending):
-        control.look_for_stop()
-    with pytest.raises(Stopped):
-        control.obey()
-    event_log.close()
-
-
-def test_white_space_around_a_command_is_stripped(run: RunFolder) -> None:
-    control = Control(run, EventLog(run.events))
-    run.control.write_text(" save\n")
-    control.obey()
-    assert control.save_requested
 
 
 def test_a_pause_lasts_until_resume_and_frees_memory_once(run: RunFolder) -> None:
@@ -184,46 +143,6 @@ def test_a_signal_means_save_and_stop(run: RunFolder, number: signal.Signals) ->
     assert (command["word"], command["source"]) == ("stop", number.name)
 
 
-def test_a_signal_ends_a_pause(run: RunFolder) -> None:
-    control = Control(run, EventLog(run.events))
-    control.listen_to_signals()
-    threading.Timer(0.1, os.kill, [os.getpid(), signal.SIGTERM]).start()
-    run.say("pause")
-    with pytest.raises(Stopped, match="SIGTERM was received"):
-        control.obey()
-
-
-# ── in a run ───────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_a_stopped_run_has_saved_its_last_finished_step(inputs: Path, run: RunFolder) -> None:
-    run.control.parent.mkdir(exist_ok=True)
-    run.say("stop")  # of an earlier process
-    ending = small_run.train_here(small_run.settings_for(inputs, iters=500), run, after(run, 2, "stop"))
-    assert (ending.kind, ending.exit_code) == ("stopped", 3) and 2 <= ending.step < 500
-    assert small_run.steps(run) == list(range(1, ending.step + 1))
-    last = list(read_events(run.events))[-1]
-    assert (last["kind"], last["step"]) == ("stopped", ending.step)
-    assert last["sentence"] == f"Stopped at step {ending.step} because it was asked to stop; everything is saved."
-    saved = checkpoint.newest(run)
-    assert saved and saved.state.step == ending.step == saved.state.updates == saved.state.cursor
-    assert (run.adapters / "adapters.safetensors").exists() and not run.is_locked()
-
-
-def test_a_stop_while_a_run_loads_waits_for_nothing_that_says_how_far_it_has_come(inputs: Path, run: RunFolder) -> None:
-    def load(*_: Any) -> Any:
-        run.say("stop")
-        try:
-            tell("Reading rows.jsonl")
-        except Exception as error:  # as readers of data do
-            raise AssertionError("taken for a fault of the data") from error
-
-    settings = small_run.settings_for(inputs)
-    small_run.write_config(run.config, settings)
-    ending = train(parse(settings), run, command="a test", load=load)
-    assert (ending.kind, ending.step, ending.exit_code) == ("stopped", 0, 3) and words(run) == ["stop"]
-
-
 def test_a_word_that_came_since_the_run_was_locked_is_obeyed(inputs: Path, run: RunFolder) -> None:
     """By `train --run`, which locks the run before it checks the data."""
     settings = small_run.settings_for(inputs)
@@ -232,23 +151,6 @@ def test_a_word_that_came_since_the_run_was_locked_is_obeyed(inputs: Path, run: 
     run.say("stop")
     ending = train(parse(settings), run, command="a test", lock=lock)
     assert (ending.kind, ending.step) == ("stopped", 0) and words(run) == ["stop"] and not run.is_locked()
-
-
-def test_a_stopped_run_lets_go_of_its_model(inputs: Path, run: RunFolder) -> None:
-    """A program that trains another one afterwards would hold both."""
-    policies: list[weakref.ref[Any]] = []
-
-    def load(*given: Any) -> Any:
-        parts = load_context(*given)
-        policies.append(weakref.ref(parts.policy))
-        return parts
-
-    settings = small_run.settings_for(inputs, iters=500)
-    small_run.write_config(run.config, settings)
-    ending = train(parse(settings), run, command="a test", load=load, echo=after(run, 1, "stop"))
-    assert ending.kind == "stopped" and ending.step >= 1
-    gc.collect()
-    assert [policy() for policy in policies] == [None]
 
 
 def test_a_requested_save_is_a_checkpoint_of_the_step_that_was_running(inputs: Path, run: RunFolder) -> None:

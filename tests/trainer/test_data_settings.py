@@ -11,9 +11,6 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from backend.config.config import load
-from backend.export.export_run import run_weights
-from backend.models.tokenizers import load_tokenizer
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
 from backend.trainer import preflight
@@ -87,13 +84,6 @@ def test_a_streamed_run_is_the_run_in_memory_bit_for_bit_also_when_resumed_withi
     assert fingerprint(again) == fingerprint(here)
 
 
-def test_data_seed_alone_changes_the_order_of_the_prompts(tmp_path: Path) -> None:
-    runs = [trained(tmp_path, f"run{seed}", iters=2, data_seed=seed)[0] for seed in (None, 0, 1)]
-    prompts = [[row["prompt"] for row in fingerprint(run)[1]] for run in runs]
-    assert prompts[0] == prompts[1] != prompts[2]
-    assert fingerprint(runs[0]) == fingerprint(runs[1])
-
-
 @pytest.mark.parametrize("isolation", ["process", "thread"])
 def test_a_map_function_runs_where_the_rewards_run_and_names_the_row_it_fails_on(
     tmp_path: Path, mapped: dict[str, Any], isolation: str
@@ -103,15 +93,6 @@ def test_a_map_function_runs_where_the_rewards_run_and_names_the_row_it_fails_on
     (fault,) = preflight.check(raw | {"map_function": "odd"})
     assert fault.setting == "map_function"
     assert fault.sentence.startswith("The map function odd returned list, not a dict of columns or None on row 3 of ")
-
-
-@pytest.mark.parametrize("isolation", [pytest.param("process", marks=pytest.mark.proof), "thread"])
-def test_a_map_function_that_the_file_does_not_register_is_told(
-    tmp_path: Path, mapped: dict[str, Any], isolation: str
-) -> None:
-    raw = small_run.settings_for(tmp_path, **mapped, reward_isolation=isolation)
-    (fault,) = preflight.check(raw | {"map_function": "shorts"})
-    assert fault.sentence == "mine.py registers no map function shorts. Did you mean short?"
 
 
 def test_a_map_function_that_ends_its_process_or_never_returns_is_one_sentence(tmp_path: Path) -> None:
@@ -159,22 +140,6 @@ def test_another_tokenizer_is_used_and_saved_with_what_was_trained(tmp_path: Pat
     assert (run.model / "tokenizer_config.json").read_bytes() == (tokenizer / "tokenizer_config.json").read_bytes()
     (fault,) = preflight.check(raw | {"tokenizer": str(tmp_path / "nowhere")})
     assert fault.setting == "tokenizer" and "neither a folder nor an owner/name id" in fault.sentence
-
-
-def test_an_exported_adapter_ends_its_texts_where_its_own_tokenizer_does(tmp_path: Path) -> None:
-    small_run.settings_for(tmp_path)
-    tokenizer = tmp_path / "tokenizer"
-    tokenizer.mkdir()
-    for file in (tmp_path / "model").glob("*token*"):
-        shutil.copy(file, tokenizer)
-    about = json.loads((tokenizer / "tokenizer_config.json").read_text())
-    vocabulary = load_tokenizer(tokenizer).get_vocab()
-    end = next(token for token in vocabulary if len(token) == 1 and token.isalpha())
-    (tokenizer / "tokenizer_config.json").write_text(json.dumps(about | {"eos_token": end}))
-    run, _ = trained(tmp_path, "run", iters=1, tokenizer=str(tokenizer))
-    weights = run_weights(run, load(run.config))
-    assert weights.tokenizer == tokenizer
-    assert weights.open_with_config()[1]["eos_token_id"] == [vocabulary[end]]
 
 
 def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(tmp_path: Path) -> None:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import re
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,14 +12,12 @@ import yaml
 from backend.config.config import parse
 from backend.data.rows import read_splits
 from backend.rewards.functions.answers import accuracy_reward
-from backend.runs.events import read_events
 from backend.serve.dataset_questions import preview
 from backend.serve.hub_questions import download
 from backend.serve.question_call import QuestionCall
 from backend.serve.reward_questions import score
 from backend.trainer import preflight
 from backend.utils import places
-from backend.utils.command import backend_command, backend_environment
 from tests.models.test_hub import point_at
 from tests.support import public_datasets
 from tests.support.hub_server import HubStandIn
@@ -34,7 +28,6 @@ ANSWERS = {"gsm8k": ["2,000", "-3"], "deepmath": ["Yes", r"$\dfrac{1}{2}$"]}
 """Preset → answers that its rows must have once they are read."""
 RIGHT = {"gsm8k": r"So it is \boxed{2000}.", "deepmath": r"Thus \boxed{\frac{1}{2}}."}
 """Preset → a completion that is right for one of these."""
-SHORT = {"iters": 2, "group_size": 2, "batch_size": 2, "rank": 2, "max_completion_length": 32}
 
 
 def settings_of(preset: str, **changes: Any) -> dict[str, Any]:
@@ -74,31 +67,3 @@ def test_the_bench_scores_with_completions_longer_than_the_usual_max_seq() -> No
     group = {"prompt": "x", "answer": "2", "completions": [{"text": r"\boxed{2}"}, {"text": r"\boxed{3}"}]}
     scored = score({"settings": settings_of("deepmath"), "groups": [group]}, QuestionCall())
     assert [completion["reward"] for completion in scored["scored"][0]] == [1.0, 0.0]
-
-
-@pytest.mark.proof
-@pytest.mark.parametrize("preset", ["gsm8k", "deepmath"])
-def test_a_documented_preset_trains_from_an_empty_cache(hub: HubStandIn, tmp_path: Path, preset: str) -> None:
-    config = tmp_path / f"{preset}.yaml"
-    config.write_text(yaml.safe_dump(settings_of(preset, **SHORT)))
-    environment = {
-        **os.environ, **backend_environment(), "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf"),
-        "HF_HUB_CACHE": str(tmp_path / "hf" / "hub"), "HF_DATASETS_CACHE": str(tmp_path / "hf" / "datasets"),
-        "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1",
-    }  # fmt: skip
-
-    def verb(*words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            backend_command(*words), env=environment, capture_output=True, text=True, timeout=240, check=True
-        )
-
-    told = verb("check", str(config)).stderr
-    assert told.startswith("Fetching the dataset ") and told.count("\n") == 1, "no bars of progress in a log"
-    verb("train", str(config), "--runs-dir", str(tmp_path / "runs"), "--name", "mine", "--no-progress")
-    run = tmp_path / "runs" / "mine"
-    kinds = [event["kind"] for event in read_events(run / "events.jsonl")]
-    assert kinds.count("step") == 2 and kinds[-1] == "finished"
-    groups = [json.loads(line) for line in (run / "completions.jsonl").read_text().splitlines()]
-    numbers = [int(re.search(r"\d+", group["prompt"])[0]) for group in groups]  # pyright: ignore[reportOptionalSubscript]
-    assert [group["answer"] for group in groups] == [public_datasets.ANSWER_OF[preset](number) for number in numbers]
-    assert all("accuracy_reward" in completion["rewards"] for group in groups for completion in group["completions"])

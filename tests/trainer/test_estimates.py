@@ -1,4 +1,4 @@
-"""Intervals over prompts, paired differences and pass@k against their definitions; `test_estimates_proof.py` simulates at length."""
+"""Intervals over prompts, paired differences and pass@k against their definitions."""
 
 from __future__ import annotations
 
@@ -25,13 +25,6 @@ def test_pass_at_k_is_the_share_of_k_subsets_with_a_pass(completions: int) -> No
             assert pass_at_k(completions, passed, k) == pytest.approx(np.mean(subsets), abs=1e-12)
 
 
-def test_pass_at_k_of_many_completions_does_not_overflow() -> None:
-    assert pass_at_k(20_000, 1, 10_000) == pytest.approx(0.5)
-    for k in (0, 6):
-        with pytest.raises(ValueError, match="within 1 and 5"):
-            pass_at_k(5, 2, k)
-
-
 def test_the_mean_is_that_of_the_prompts_and_lies_within_its_interval() -> None:
     values: list[float | None] = [0.0, 1.0, 1.0, 0.0, 1.0] * 20
     mean = one(values, 0, 1)
@@ -48,10 +41,6 @@ def test_prompts_on_which_nothing_changed_do_not_prove_that_nothing_can() -> Non
     change = estimates([Column.difference(after, before)])[0]
     assert change.value == 0 and change.low is not None and change.high is not None
     assert change.low < -0.05 and change.high > 0.05 and not change.excludes_zero
-
-
-def test_where_no_score_ever_differed_there_is_no_interval() -> None:
-    assert one([0.5] * 30, 0.5, 0.5) == MeanWithInterval(value=0.5)
 
 
 def test_a_prompt_without_a_score_is_left_out() -> None:
@@ -71,11 +60,6 @@ def test_a_difference_is_paired() -> None:
     change, mean_before, mean_after = estimates([Column.difference(after, before), before, after])
     assert change.value == pytest.approx(0.5, abs=0.05) and change.excludes_zero
     assert mean_before.high is not None and mean_after.low is not None and mean_before.high > mean_after.low
-
-
-def test_the_same_completions_give_the_same_interval() -> None:
-    values = list(np.random.default_rng(1).normal(size=50))
-    assert one(values, -3, 3) == one(values, -3, 3)
 
 
 @pytest.mark.parametrize("case", ["pass 0.30 to 0.50", "one prompt in ten changes", "mostly zero"])

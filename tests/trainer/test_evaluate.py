@@ -13,9 +13,9 @@ import pytest
 
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
-from backend.sampling.sampler import GREEDY, Sampling
+from backend.sampling.sampler import Sampling
 from backend.trainer.control import Stopped
-from backend.trainer.evaluation.evaluate import FORWARD_ROWS, batches, greedy_accuracy, held_out_rewards, sample_of
+from backend.trainer.evaluation.evaluate import FORWARD_ROWS, held_out_rewards, sample_of
 from backend.trainer.scoring import MLX
 from backend.types import Completion, Group, Problem
 from tests.support import small_run
@@ -143,54 +143,6 @@ def test_a_reward_file_that_imports_mlx_is_recognised(line: str, uses: bool) -> 
     assert bool(re.search(MLX, f"import os\n{line}\n")) is uses
 
 
-@pytest.mark.parametrize("line", ["", "import mlx.core"])
-def test_functions_that_use_mlx_are_never_called_beside_sampling(tmp_path: Path, line: str) -> None:
-    """They would share the device, and its memory, with sampling."""
-    (tmp_path / "mine.py").write_text(
-        f"import threading\n{line}\nfrom backend.rewards import register_reward_function\n\n"
-        '@register_reward_function("beside")\ndef beside(prompts, completions, answer, types=None):\n'
-        '    names = [thread.name for thread in threading.enumerate()]\n'
-        '    return [float(any(name.startswith("held-out") for name in names))] * len(completions)\n'
-    )  # fmt: skip
-    raw = small_run.settings_for(
-        tmp_path, iters=1, validation_split=0.5, steps_per_eval=1, reward_functions=["beside"], reward_weights=[],
-        reward_functions_file=str(tmp_path / "mine.py"),
-    )  # fmt: skip
-    run = RunFolder(tmp_path / "run")
-    assert small_run.train_here(raw, run).kind == "finished"
-    evaluations = [event["metrics"] for event in read_events(run.events) if event["kind"] == "eval"]
-    assert {metrics["reward"] for metrics in evaluations} == {0.0 if line else 1.0}
-    assert all(metrics["time/eval"] > 0 for metrics in evaluations)
-
-
-def test_batches_come_in_file_order_and_no_more_than_count() -> None:
-    def indices(length: int, size: int, count: int) -> list[list[int]]:
-        return [[problem.index for problem in batch] for batch in batches(PROBLEMS[:length], size, count)]
-
-    assert indices(5, 2, -1) == [[0, 1], [2, 3], [4]] and indices(5, 2, 2) == [[0, 1], [2, 3]]
-    assert indices(5, 2, 9) == [[0, 1], [2, 3], [4]] and indices(5, 2, 0) == [] and indices(0, 2, -1) == []
-
-
-def test_every_held_out_batch_has_random_numbers_of_its_own_and_the_same_at_every_evaluation() -> None:
-    class Recorded(Sampled):
-        def sample(self, problems: Sequence[Problem], group_size: int, *more: Any) -> list[Group]:
-            seeds.append(more[1:3])
-            return super().sample(problems, group_size, *more)
-
-    def evaluate() -> None:
-        held_out_rewards(
-            Recorded([]), PROBLEMS, scorer([], 0), ["r"], [1.0],
-            sampling=SAMPLING, group_size=2, batch_size=2, count=-1,
-        )  # fmt: skip
-
-    seeds: list[Any] = []
-    evaluate()
-    assert [index for _, index in seeds] == [0, 2, 4, 6] and len({seed for seed, _ in seeds}) == 1
-    first, seeds = seeds, []
-    evaluate()
-    assert seeds == first
-
-
 def test_an_evaluation_reports_what_a_step_does_but_for_learning(tmp_path: Path) -> None:
     raw = small_run.settings_for(
         tmp_path, iters=2, steps_per_eval=1, beta=0.1, data=str(tmp_path / "data"), val_batches=2, **small_run.low_half(tmp_path)
@@ -223,44 +175,6 @@ def test_an_evaluation_of_one_completion_a_prompt_reports_no_spread_within_group
         )
     two = held_out(scorer([], 0), [])
     assert two["frac_reward_zero_std"] == 1 and two["reward_std_within_groups"] == 0
-
-
-def test_progress_within_a_batch_goes_by_the_lengths_of_the_completions_before() -> None:
-    """Without any, nobody knows how long completions are; a batch that is longer than expected waits at its end."""
-
-    class Uneven(Sampled):
-        def sample(self, problems: Sequence[Problem], group_size: int, *more: Any) -> list[Group]:
-            tokens = [[1] * (problem.index + 1) for problem in problems]
-            *_, poll = more
-            for count in counts[problems[0].index]:
-                poll(count)
-            made = [[Completion(one, [], "0", "eos") for _ in range(group_size)] for one in tokens]
-            return [Group(problem, group) for problem, group in zip(problems, made, strict=True)]
-
-    counts = {0: (1, 6), 2: (3, 12), 4: (2, 5)}
-    done: list[float] = []
-    held_out_rewards(
-        Uneven([]), PROBLEMS[:5], scorer([], 0), ["r"], [1.0],
-        sampling=SAMPLING, group_size=2, batch_size=2, count=-1, poll=done.append,
-    )  # fmt: skip
-    # 6 tokens in the first two groups, then 14: the second batch expects 6, and the last, of one group, 5.
-    assert done == pytest.approx([0, 0, (1 + 3 / 6) / 3, 2 / 3, (2 + 2 / 5) / 3, 1])
-
-
-def test_greedy_accuracy_is_of_all_problems_by_one_completion_each() -> None:
-    asked: list[tuple[int, int, Sampling]] = []
-
-    class Greedy(Sampled):
-        def sample(self, problems: Sequence[Problem], group_size: int, *more: Any) -> list[Group]:
-            asked.append((len(problems), group_size, more[0]))
-            return super().sample(problems, group_size, *more, lambda tokens: None)
-
-    done: list[float] = []
-    right = greedy_accuracy(
-        Greedy([]), PROBLEMS, lambda groups: [group.problem.index % 3 == 0 for group in groups], batch_size=3, poll=done.append
-    )  # fmt: skip
-    assert asked == [(3, 1, GREEDY), (3, 1, GREEDY), (1, 1, GREEDY)]
-    assert right == pytest.approx(3 / 7) and done == pytest.approx([3 / 7, 6 / 7, 1])
 
 
 @pytest.mark.parametrize(

@@ -7,16 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from backend.config.config import parse
 from backend.runs.run_folder import RunFolder
 from backend.trainer.evaluation.evaluation_rows import (
     FULL_SCORES,
-    CompletionRow,
     Evaluation,
     MeanWithInterval,
     PassRule,
-    change_of,
-    config_digest,
     default_pass_rule,
     evaluations_of,
     free_name,
@@ -29,13 +25,6 @@ from backend.utils.errors import UserError
 from tests.support.made_up_evaluations import evaluated_row, evaluation
 
 ENTRIES = ["r1_int", "accuracy_reward(name=right)", "mine.py::brevity"]
-
-
-def completion(reward: float | None, **scores: float | None) -> CompletionRow:
-    return CompletionRow(text="", tokens=1, stop="eos", rewards=scores, reward=reward)
-
-
-# ── files ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
@@ -79,23 +68,6 @@ def test_a_file_of_a_later_version_can_be_read(tmp_path: Path) -> None:
     assert read_evaluation(path).headline == evaluation().headline
 
 
-def test_damaged_rows_are_left_out(tmp_path: Path) -> None:
-    path = write_evaluation(tmp_path, evaluation(), [evaluated_row(0, 0.0, 1.0)])
-    with path.with_suffix(".jsonl").open("a") as file:
-        file.write('{"half": \n[]\n{"index": "x"}\n')
-    assert [row["index"] for row in read_rows(path)] == [0]
-    path.with_suffix(".jsonl").unlink()
-    assert list(read_rows(path)) == []
-
-
-def test_the_digest_is_that_of_the_settings() -> None:
-    one, other = (parse({"model": "m", "data": "d", "seed": seed}) for seed in (1, 2))
-    assert config_digest(one) == config_digest(one) != config_digest(other)
-
-
-# ── what passes ──────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def test_by_default_a_right_answer_passes() -> None:
     assert default_pass_rule(ENTRIES) == PassRule(reward="right", at_least=1.0, chosen_by="default")
     assert default_pass_rule(["r1_accuracy"]) == PassRule(
@@ -132,18 +104,6 @@ def test_a_rule_that_cannot_be_read_is_told_in_a_sentence(text: str, says: str) 
         read_pass_rule(text, ENTRIES)
 
 
-def test_a_completion_passes_at_the_score_and_above() -> None:
-    rule = PassRule(reward="right", at_least=1.0, chosen_by="user")
-    assert [rule.is_met_by(completion(9.0, right=score)) for score in (0.99, 1.0, 2.0, None)] == [
-        False,
-        True,
-        True,
-        False,
-    ]
-    total = PassRule(reward="reward", at_least=1.0, chosen_by="user")
-    assert total.is_met_by(completion(1.0, right=0.0)) and not total.is_met_by(completion(None, right=None))
-
-
 def test_full_scores_are_what_the_functions_give_for_a_right_answer() -> None:
     from backend.rewards.registry import REWARD_REGISTRY
 
@@ -152,9 +112,6 @@ def test_full_scores_are_what_the_functions_give_for_a_right_answer() -> None:
         answer, said = ("B", text.replace("4", "B")) if name == "multiple_choice" else ("4", text)
         scores = REWARD_REGISTRY[name](prompts=["?"], completions=[said], answer=[answer], types=[None])
         assert list(scores) == [full], name
-
-
-# ── sentences ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def sentence(low: float | None, value: float, high: float | None) -> str:
@@ -171,12 +128,3 @@ def test_the_sentence_says_how_sure_a_difference_is() -> None:
     assert sentence(-0.9, -0.5, -0.1) == f"{start}: worse by 0.5 (95 % interval 0.1 to 0.9)."
     assert "which may be chance" in sentence(-0.1, 0.5, 0.9) and "−0.1 to 0.9" in sentence(-0.1, 0.5, 0.9)
     assert sentence(None, 0.5, None) == f"{start}."
-
-
-def test_a_change_of_rounding_is_none() -> None:
-    assert change_of(evaluated_row(0, 0.1 + 0.2, 0.3), "greedy") == 0.0
-    assert change_of(evaluated_row(0, 0.25, 1.0), "greedy") == 0.75
-    assert (
-        change_of(evaluated_row(0, None, 1.0), "greedy") is None
-        and change_of(evaluated_row(0, 0, 1), "sampled") is None
-    )

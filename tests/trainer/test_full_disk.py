@@ -15,17 +15,15 @@ from typing import Any
 import pytest
 
 from backend.cli.training import new_run
-from backend.config.config import parse
 from backend.models import saving
 from backend.runs import events as events_module
 from backend.runs import guards
 from backend.runs.events import EventLog, JsonLines, read_events
-from backend.runs.guards import CHECK_EVERY_S, RESERVE, RESERVED_FILES, DiskSpaceGuard, run_bytes
+from backend.runs.guards import CHECK_EVERY_S, RESERVE, RESERVED_FILES, DiskSpaceGuard
 from backend.runs.run_folder import RunFolder
 from backend.trainer import control as controls
 from backend.trainer import ending as endings
 from backend.trainer.control import Control
-from backend.trainer.memory.model_shape import shape_of
 from backend.trainer.preflight import check
 from backend.utils import disk_faults
 from backend.utils.disk_faults import LONGEST_PLACE, Room
@@ -125,19 +123,6 @@ def test_where_the_last_line_cannot_be_written_either_the_ending_says_so_and_the
     assert_equal(run, unbroken)
 
 
-def test_adapters_left_behind_their_checkpoint_by_a_kill_are_refreshed_by_the_resume(
-    inputs: Path, unbroken: RunFolder, tmp_path: Path
-) -> None:
-    run = RunFolder(tmp_path / "run")
-    assert small_run.train_here(settings(inputs, iters=2), run).kind == "finished"
-    (run.adapters / "adapters.safetensors").write_bytes(b"older")
-    (run.checkpoints / ".000001.old").mkdir()
-    assert small_run.train_here(settings(inputs, iters=2), run).kind == "finished"
-    weights = (run.checkpoints / "000002" / "adapters.safetensors").read_bytes()
-    assert (run.adapters / "adapters.safetensors").read_bytes() == weights
-    assert [path.name for path in run.checkpoints.iterdir()] == ["000002"]
-
-
 def test_a_model_that_cannot_be_written_leaves_the_old_one(
     inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,9 +142,6 @@ def test_a_model_that_cannot_be_written_leaves_the_old_one(
     assert os.listdir(run.model) == ["config.json"] and not (run.path / ".model").exists()
     assert small_run.train_here(raw, run).kind == "finished"
     assert json.loads((run.model / "config.json").read_text()) and (run.model / "model.safetensors").exists()
-
-
-# ── low space ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def rooms(monkeypatch: pytest.MonkeyPatch, *free: Room | None) -> list[Room | None]:
@@ -209,14 +191,6 @@ def test_a_run_that_waits_for_room_obeys_a_stop_and_one_that_is_resumed_is_not_a
     assert ("3 more files" if room.files else "3 MB free") in notes(run)[0]
 
 
-def test_where_the_system_does_not_say_how_much_is_free_nothing_is_done(
-    inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rooms(monkeypatch, None)
-    assert small_run.train_here(settings(inputs, iters=2), run := RunFolder(tmp_path / "run")).kind == "finished"
-    assert not notes(run)
-
-
 def waiting(
     run: RunFolder, monkeypatch: pytest.MonkeyPatch, *free: Room | None
 ) -> tuple[DiskSpaceGuard, Control, list[float]]:
@@ -252,24 +226,6 @@ def test_a_run_waits_until_the_checkpoint_fits_beside_the_reserve_and_looks_seld
     assert len(notes(run)) == 2
 
 
-def test_one_who_resumes_or_stops_the_run_is_not_asked_again_before_there_was_room(
-    run: RunFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    none, plenty = Room(10**12, 3), Room(10**12, None)
-    room, control, _ = waiting(run, monkeypatch, none, none, plenty, none, plenty, none)
-    control.event_log.followers.append(lambda event: run.say("resume") if event.get("phase") == "paused" else None)
-    for asked in (1, 1, 1, 2, 2):
-        room.wait()
-        assert len(notes(run)) == asked
-    assert all("has room for 3 more files only" in note for note in notes(run))
-    control.stop_requested = True
-    room.wait()
-    assert len(notes(run)) == 2
-
-
-# ── before a run ─────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def test_a_disk_without_room_for_the_run_refuses_it_with_both_numbers(
     inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -285,19 +241,3 @@ def test_a_disk_without_room_for_the_run_refuses_it_with_both_numbers(
     assert not (tmp_path / "runs").exists()
     monkeypatch.setattr(disk_faults, "room_on", lambda folder: None)
     assert check(raw) == []
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [{}, {"train_type": "full", "optimizer": "sgd"}, {"train_type": "dora", "sync_ref_model": True, "beta": 0.1}],
-)
-def test_what_a_run_is_expected_to_write_is_about_what_it_writes(
-    inputs: Path, tmp_path: Path, changes: dict[str, Any]
-) -> None:
-    """Within a factor: headers of small files count, and a checkpoint that is being written stands for none at the end."""
-    run, raw = RunFolder(tmp_path / "run"), settings(inputs, iters=2, save_every=1, **changes)
-    assert small_run.train_here(raw, run).kind == "finished"
-    arrays = sum(file.stat().st_size for file in run.path.rglob("*.safetensors"))
-    shape = shape_of(inputs / "model")
-    assert shape is not None
-    assert 0.5 * arrays < run_bytes(parse(raw), shape) < 1.5 * arrays

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import errno
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import typer
 
-from backend.cli.common import verb
 from backend.runs.checkpoints import checkpoint
-from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
 from backend.trainer.machine import BUFFERS, DISCARDED, INTERACTIVITY, MEMORY, OTHER, TIMEOUT, gpu_error
-from backend.trainer.trainer import Trainer
 from backend.training.learner import Learner
-from backend.utils.disk_faults import DiskError
 from backend.utils.errors import UserError
 from tests.support import failing_gpu, small_run
 
@@ -57,27 +51,6 @@ def test_want_of_memory_is_told_as_such_whoever_wanted_it() -> None:
     assert kind is MEMORY and "Gradient checkpointing" in kind.advice and "a smaller Group" in kind.advice
 
 
-@pytest.mark.parametrize(
-    ("error", "says"),
-    [
-        (MemoryError(), "memory_limit: There was not enough memory."),
-        (RuntimeError(failing_gpu.OUT_OF_MEMORY), "memory_limit: There was not enough memory."),
-        (RuntimeError(failing_gpu.IGNORED), "gpu: macOS discarded the GPU's work"),
-        (
-            OSError(errno.ENOSPC, "No space left on device", "/a/file"),
-            "disk: /a/file cannot be used: the disk is full.",
-        ),
-    ],
-)
-def test_a_verb_says_so_too(error: Exception, says: str, capsys: pytest.CaptureFixture[str]) -> None:
-    def fail() -> None:
-        raise error
-
-    with pytest.raises(typer.Exit) as ended:
-        verb(fail)()
-    assert ended.value.exit_code == 2 and capsys.readouterr().err.startswith(says)
-
-
 def test_a_run_without_memory_is_saved_and_says_what_helps(
     tmp_path: Path, run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -96,21 +69,6 @@ def test_a_run_without_memory_is_saved_and_says_what_helps(
     assert saved is not None and saved.state.step == 2
 
 
-@pytest.mark.parametrize("error", [MemoryError(), DiskError("The disk is full.")], ids=["memory", "disk"])
-def test_where_it_cannot_be_saved_either_the_ending_is_the_same(
-    error: Exception, tmp_path: Path, run: RunFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: object) -> None:
-        raise error
-
-    monkeypatch.setattr(Learner, "learn", lambda *_: np.ones(1 << 50))
-    monkeypatch.setattr(Trainer, "save_without_gpu", fail)
-    ending = small_run.train_here(small_run.settings_for(tmp_path, iters=5), run)
-    assert (ending.kind, ending.exit_code) == ("failed", 2)
-    assert ending.sentence.startswith("There was not enough memory for the arrays of a step.")
-    assert [event["kind"] for event in read_events(run.events)][-1] == "failed"
-
-
 @pytest.mark.parametrize(
     "error",
     [
@@ -125,18 +83,3 @@ def test_where_it_cannot_be_saved_either_the_ending_is_the_same(
 )
 def test_nothing_else_is_a_gpu_error(error: Exception) -> None:
     assert gpu_error(error) is None
-
-
-def test_a_reward_function_that_raises_metal_s_words_ends_the_run_as_any_other_that_raises(
-    tmp_path: Path, run: RunFolder
-) -> None:
-    (tmp_path / "judge.py").write_text(
-        "from backend.rewards import register_reward_function\n\n"
-        '@register_reward_function("judge")\n'
-        "def judge(prompts, completions, answer, types=None):\n"
-        f"    raise RuntimeError({failing_gpu.OUT_OF_MEMORY!r})\n"
-    )
-    rewards = {"reward_functions": ["judge"], "reward_weights": [], "reward_functions_file": str(tmp_path / "judge.py")}
-    ending = small_run.train_here(small_run.settings_for(tmp_path, **rewards), run, may_restart=True)
-    assert ending.kind == "failed" and "judge" in ending.sentence and ending.gpu_error is None
-    assert not run.gpu_errors.exists()

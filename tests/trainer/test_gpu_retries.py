@@ -23,10 +23,8 @@ from backend.runs.run_folder import RunFolder
 from backend.runs.run_lock import LOCK_VARIABLE
 from backend.trainer.control import STOP_SIGNALS
 from backend.trainer.ending import RESTART
-from backend.trainer.machine import BUFFERS, INTERACTIVITY, MEMORY, GpuErrorLog, StepSize
-from backend.trainer.memory.plan import learner_limits, rollout_limits
+from backend.trainer.machine import INTERACTIVITY, MEMORY, GpuErrorLog
 from backend.utils.disk_faults import disk_fault
-from backend.utils.errors import UserError
 from tests.support import failing_gpu, small_run
 from tests.support.failing_gpu import OUT_OF_MEMORY
 
@@ -170,14 +168,6 @@ def test_a_log_that_cannot_be_written_ends_the_run_saved_and_with_a_sentence(
     assert events(run, "failed")[-1]["sentence"] == ending.sentence and not run.is_locked()
 
 
-def test_a_damaged_log_is_told_with_what_to_do(inputs: Path, run: RunFolder) -> None:
-    run.path.mkdir(parents=True, exist_ok=True)
-    run.gpu_errors.write_text('{"kind": "memory"}\n')
-    with pytest.raises(UserError, match=r"gpu_errors\.jsonl in the run folder is damaged; delete it"):
-        small_run.train_here(settings(inputs), run)
-    assert not run.is_locked()
-
-
 def test_a_note_that_a_resume_cuts_from_the_event_log_is_told_again_and_once(inputs: Path, run: RunFolder) -> None:
     """Both errors go back to the checkpoint of step 2, whose length of the event log has neither note."""
     failures = [["update", 3, failing_gpu.INTERACTIVITY], ["update", 4, OUT_OF_MEMORY]]
@@ -194,28 +184,6 @@ def test_without_retries_the_run_is_saved_and_ends(inputs: Path, run: RunFolder)
     assert saved is not None and saved.state.step == 1
 
 
-def test_a_caller_that_cannot_exec_gets_no_restart(
-    inputs: Path, run: RunFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    failing_gpu.install(monkeypatch, [["sampling", 2, OUT_OF_MEMORY]])
-    assert small_run.train_here(settings(inputs), run).kind == "failed" and not run.is_locked()
-
-
-@pytest.mark.parametrize("how", ["word", pytest.param("signal", marks=pytest.mark.proof)])
-def test_a_stop_while_the_run_is_saved_after_the_error_is_obeyed(inputs: Path, run: RunFolder, how: str) -> None:
-    def stop(event: dict[str, Any]) -> None:
-        if event["kind"] == "note" and event["level"] == "warning":
-            run.say("stop") if how == "word" else os.kill(os.getpid(), signal.SIGTERM)
-
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        failing_gpu.install(monkeypatch, [["sampling", 2, OUT_OF_MEMORY]])
-        ending = small_run.train_here(settings(inputs, iters=2), run, stop, may_restart=True)
-    assert (ending.kind, ending.step, ending.exit_code) == ("stopped", 1, 3)
-    assert not run.is_locked() and small_run.kinds(run)[-1] == "stopped"
-    assert small_run.train_here(settings(inputs, iters=2), run).kind == "finished"
-    assert_whole(run, 2)
-
-
 @pytest.mark.parametrize("how", ["word", pytest.param("signal", marks=pytest.mark.proof)])
 def test_a_stop_between_the_two_processes_is_obeyed_by_the_next(inputs: Path, run: RunFolder, how: str) -> None:
     raw = settings(inputs)
@@ -225,30 +193,6 @@ def test_a_stop_between_the_two_processes_is_obeyed_by_the_next(inputs: Path, ru
     run.say("stop") if how == "word" else os.kill(os.getpid(), signal.SIGTERM)
     ending = small_run.train_here(raw, run, may_restart=True)
     assert (ending.kind, ending.step) == ("stopped", 1)
-
-
-def test_progress_begins_a_new_row_of_retries(tmp_path: Path) -> None:
-    log = GpuErrorLog(RunFolder(tmp_path))
-    for step, retried in ((3, True), (3, True), (7, True)):
-        log.add(INTERACTIVITY, "", step=step, in_use=StepSize(512, 8), retries=2)
-        assert log.errors[-1].is_retried == retried
-    assert GpuErrorLog(RunFolder(tmp_path)).errors == log.errors, "as read by the next process"
-    assert [log.retries_without_progress(step) for step in (2, 7, 8)] == [3, 1, 0]
-
-
-def test_the_size_of_a_step_after_each_kind_of_error() -> None:
-    size = StepSize(513, 8)
-    assert size.smaller_after(INTERACTIVITY) == StepSize(256, 8)
-    assert size.smaller_after(MEMORY) == StepSize(256, 4)
-    assert size.smaller_after(BUFFERS) == size
-    assert StepSize(1, 1).smaller_after(MEMORY) == StepSize(1, 1), "never nothing"
-    assert StepSize().smaller_after(MEMORY) == StepSize()
-
-
-def test_limits_hold_with_and_without_a_memory_plan() -> None:
-    assert learner_limits(None, StepSize(100, 4)) == {"micro_batch_tokens": 100}
-    assert rollout_limits(None, StepSize(100, 4)) == {"rows": 4}
-    assert learner_limits(None) == rollout_limits(None) == {}
 
 
 def test_an_error_that_mlx_raises_late_still_belongs_to_its_step(

@@ -97,14 +97,6 @@ def test_a_file_that_raises_whatever_it_likes_is_one_fault_of_check(tmp_path: Pa
     )  # fmt: skip
 
 
-def test_a_file_that_exits_is_one_fault_of_check(tmp_path: Path) -> None:
-    file = tmp_path / "mine.py"
-    file.write_text("import os\nos._exit(0)\n")
-    raw = small_run.settings_for(tmp_path, reward_functions_file=str(file), reward_isolation="process")
-    (fault,) = check(raw)
-    assert fault.sentence == "mine.py ended the process it ran in (exit code 0) while it was being loaded."
-
-
 def test_a_resumed_run_says_that_its_reward_file_is_another_now(raw, tmp_path: Path) -> None:
     """The steps before and after are no more comparable, and whoever edited the file may not have meant this run."""
     run, mine = RunFolder(tmp_path / "run"), tmp_path / "mine.py"

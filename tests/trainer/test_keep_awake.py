@@ -92,28 +92,6 @@ def test_a_killed_trainer_leaves_no_mac_awake(started: Path) -> None:
     assert until(lambda: not is_alive(pid))
 
 
-def test_nothing_is_started_elsewhere(started: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "sys", SimpleNamespace(platform="linux"))
-    KeepAwake(pytest.fail).start()
-    assert not started.exists()
-
-
-def test_a_caffeinate_that_cannot_be_started_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "caffeinate").write_text("no program")
-    (tmp_path / "caffeinate").chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(machine, "sys", SimpleNamespace(platform="darwin"))
-    told: list[str] = []
-    awake = KeepAwake(told.append)
-    awake.start()
-    awake.start()
-    (sentence,) = told
-    assert sentence.startswith(
-        "The Mac may fall asleep during this run: caffeinate cannot be started (Exec format error)"
-    )
-    awake.stop()
-
-
 def test_a_run_holds_it_while_it_works_and_not_in_a_pause(tmp_path: Path, run: RunFolder, started: Path) -> None:
     alive: dict[str, list[bool]] = {}
 

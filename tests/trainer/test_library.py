@@ -17,12 +17,9 @@ from typing import Any
 import pytest
 
 import backend
-from backend import Callback, Config, RunFailed, StopTraining, TrainedRun, UserError, resume, train
-from backend.cli.train import resume as verb_resume
+from backend import Callback, RunFailed, StopTraining, TrainedRun, UserError, resume, train
 from backend.config.config import load
 from backend.runs.run_folder import RunFolder
-from backend.trainer.library.own_functions import OwnFunctions
-from backend.trainer.run_inputs import read_inputs
 from tests.support import small_run
 from tests.support.random_models import tiny_model
 
@@ -76,9 +73,6 @@ class Told(Callback):
 
     def on_end(self, run: TrainedRun) -> None:
         self.events.append(("end", run.ending, run.step))
-
-
-# ── a run of objects ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_functions_rows_and_callbacks_of_the_program(trained: Any, tmp_path: Path) -> None:
@@ -142,21 +136,6 @@ def test_a_callback_stops_the_run_and_it_is_resumed_with_its_functions(trained: 
         resume(run.folder, reward_functions=[constant])
 
 
-def test_the_command_line_says_where_the_functions_are(trained: Any) -> None:
-    run = trained(reward_functions=[lambda completions, **_: [0.0] * len(completions)], callbacks=[Told(_stop)])
-    event_log = (run.folder / "events.jsonl").read_bytes()
-    with pytest.raises(UserError, match="reward functions lambda_1 are objects of the program that called") as mistake:
-        verb_resume.__wrapped__.__wrapped__(str(run.folder))
-    assert len(str(mistake.value)) <= 200 and (run.folder / "events.jsonl").read_bytes() == event_log
-    # Whatever else would score with it says so too.
-    with pytest.raises(UserError, match=r"lambda_1: of the program that called train\(\); resume with backend.resume"):
-        read_inputs(load(run.folder / "config.yaml"))
-
-
-def _stop(step: int) -> None:
-    raise StopTraining
-
-
 def test_a_callback_that_raises_ends_the_run_saved_with_its_name(trained: Any) -> None:
     def fail(step: int) -> None:
         raise KeyError("loss")
@@ -169,19 +148,6 @@ def test_a_callback_that_raises_ends_the_run_saved_with_its_name(trained: Any) -
     assert (run.ending, run.step) == ("failed", 1) and RunFolder(run.folder).has_event_log
     assert (run.folder / "checkpoints" / "000001" / "state.json").is_file()
     assert len(str(failed.value)) <= 200
-
-
-def test_an_exception_at_the_end_is_raised_once_the_run_is_whole(trained: Any, tmp_path: Path) -> None:
-    class Ends:
-        def on_end(self, run: TrainedRun) -> None:
-            raise SystemExit(3)
-
-    with pytest.raises(UserError, match="on_end of Ends raised SystemExit: 3"):
-        trained(reward_functions=["r1_int"], callbacks=[Ends()])
-    assert small_run.kinds(RunFolder(runs(tmp_path)[0]))[-1] == "finished"
-
-
-# ── what is refused, with nothing left behind ────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize(
@@ -206,27 +172,6 @@ def test_mistakes_leave_nothing_behind(
         trained(settings, **{"reward_functions": ["r1_int"]} | options)
     assert str(mistake.value).startswith(sentence) and len(str(mistake.value)) <= 200
     assert runs(tmp_path) == []
-
-
-def test_a_folder_that_was_there_stays_without_what_was_put_into_it(trained: Any, tmp_path: Path) -> None:
-    (tmp_path / "runs" / "mine").mkdir(parents=True)
-    (tmp_path / "runs" / "mine" / "note.txt").write_text("mine")
-    with pytest.raises(UserError):
-        trained({"prompt_feature": "question"}, name="mine", reward_functions=[lambda completions: []])
-    assert [path.name for path in runs(tmp_path)[0].iterdir()] == ["note.txt"]
-
-
-def test_functions_are_named_apart() -> None:
-    def jaccard() -> None: ...
-
-    class Judge:
-        def __call__(self) -> None: ...
-
-    own = OwnFunctions.of(["jaccard", jaccard, lambda: 0, lambda: 1, functools.partial(jaccard), Judge(), print])
-    assert own.entries == ["jaccard", "jaccard_2", "lambda_1", "lambda_2", "jaccard_3", "Judge", "print"]
-
-
-# ── threads, signals, imports ────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_it_trains_in_a_thread_and_leaves_signals_alone(trained: Any) -> None:
@@ -274,22 +219,6 @@ def test_importing_it_loads_nothing_and_offers_everything() -> None:
     assert time.perf_counter() - began < 10
     with pytest.raises(AttributeError, match="no attribute 'trian'"):
         backend.trian  # noqa: B018
-
-
-def test_a_config_and_a_file_mean_what_a_mapping_means(trained: Any, model: str, tmp_path: Path) -> None:
-    def reward(completions: list[str], **columns: Any) -> list[float]:
-        return [float(len(text)) for text in completions]
-
-    settings = QUICK | {"model": model}
-    small_run.write_config(tmp_path / "config.yaml", settings)
-    options: Any = {"reward_functions": [reward], "dataset": ROWS, "runs_dir": tmp_path / "runs"}
-    seen = [
-        train(form, **options).metrics[-1]["loss"] for form in (settings, Config(**settings), tmp_path / "config.yaml")
-    ]
-    assert seen[0] == seen[1] == seen[2]
-
-
-# ── the documentation ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def examples() -> list[str]:

@@ -6,7 +6,7 @@ import gc
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +25,11 @@ from backend.sampling.rollout import Sampler
 from backend.sampling.sampler import Sampling
 from backend.trainer.memory import estimate
 from backend.trainer.memory.model_shape import ModelShape, shape_from, shape_of
-from backend.trainer.memory.plan import learner_limits, plan_memory, refuse_too_large, rollout_limits
+from backend.trainer.memory.plan import learner_limits, plan_memory, rollout_limits
 from backend.training.batch import pack
 from backend.training.grpo import grpo_learner
 from backend.training.learner import Learner
 from backend.types import Completion, Group, Problem
-from backend.utils.errors import UserError
 from tests.support.architectures.tiny_configs import tiny_config
 from tests.support.random_models import tiny_model
 from tests.support.small_run import settings_for, train_here, write_config
@@ -47,9 +46,6 @@ def _restored_memory_limit() -> Iterator[None]:
     before = mx.set_memory_limit(PLENTY)
     yield
     mx.set_memory_limit(before)
-
-
-# ── estimate and measurement ─────────────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True)
@@ -208,9 +204,6 @@ def test_what_several_machines_keep_of_a_steps_beginning_is_counted(updates: int
     assert kept == pytest.approx(3 * shape.weights, rel=0.01) and alone.training.total < 0.8 * learnt
 
 
-# ── the terms of the estimate ────────────────────────────────────────────────────────────────────────────────────────
-
-
 SMALL = Case("small", {"hidden": 64, "layers": 2, "num_attention_heads": 2, "intermediate_size": 96})
 
 
@@ -312,9 +305,6 @@ def test_weights_of_images_and_sound_are_not_counted(tmp_path: Path) -> None:
     assert _shape(folder) == text
 
 
-# ── the plan ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 @pytest.mark.parametrize("share", [pytest.param(0.7, marks=pytest.mark.proof), 0.3])
 def test_a_run_stays_below_its_memory_limit(share: float, tmp_path: Path) -> None:
     case = Case("constrained", {"vocab_size": 1024, "layers": 3}, prompts=2, completion=32)
@@ -355,28 +345,6 @@ def test_fewer_rows_are_decoded_together_where_all_do_not_fit(tmp_path: Path) ->
     assert sampling_peak(case, held, policy, rollout_limits(plan)) < 0.5 * free.rollout.total
 
 
-def test_grad_checkpoint_is_kept_where_memory_suffices_without_it(small_model: Path) -> None:
-    config = SMALL.config(small_model)
-    shape = _shape(small_model)
-    assert not estimate.estimate(config, shape, PLENTY).plan.recompute
-    assert estimate.estimate(config.model_copy(update=RECOMPUTED), shape, PLENTY).plan.recompute
-
-
-def test_a_longer_prompt_needs_more(small_model: Path) -> None:
-    config, shape = SMALL.config(small_model), _shape(small_model)
-    sizes = [estimate.estimate(config, shape, PLENTY, prompt).total for prompt in (16, 1024, 4096)]
-    assert sizes == sorted(sizes)
-    room = config.max_seq_length - config.max_completion_length
-    assert (
-        estimate.estimate(config, shape, PLENTY).prompt
-        == estimate.estimate(config, shape, PLENTY, 10**9).prompt
-        == room
-    )
-
-
-# ── sentences ─────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def _big() -> ModelShape:
     """A model of 8 billion weights in 16 bits."""
     sizes = {"hidden_size": 4096, "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8,
@@ -399,24 +367,6 @@ def test_the_fault_names_a_change_of_settings_that_fits() -> None:
     assert changed.fits and changed.fault is None
     insisted = config.model_copy(update={"memory_limit": float(advice[1])})
     assert estimate.estimate(insisted, _big(), 12 * estimate.GB, 128).fits
-
-
-def test_a_smaller_model_is_advised_where_no_setting_helps() -> None:
-    config = parse({"model": "m", "data": "d.jsonl", "quantization": "4"})
-    estimated = estimate.estimate(config, _big(), 2 * estimate.GB, 128)
-    assert estimated.fault is not None and "Choose a smaller model" in estimated.fault.sentence
-
-
-@pytest.mark.parametrize("width", [4096, pytest.param(10**6, marks=pytest.mark.proof), 10**12])
-def test_what_no_machine_can_hold_is_one_short_sentence(width: int) -> None:
-    """A config.json may claim any size."""
-    config = parse({"model": "m", "data": "d.jsonl", "max_completion_length": 500_000, "max_seq_length": 1_000_000})
-    big = _big()
-    one_layer = replace(big, layers=big.layers[:1], kinds=big.kinds[:1])
-    claimed = replace(one_layer, hidden=width, weights=big.weights * width)
-    fault = estimate.estimate(config, claimed, 2 * estimate.GB, 128).fault
-    assert fault is not None and len(fault.sentence) <= 200, fault
-    assert "TB" in fault.sentence and "set Memory limit" not in fault.sentence
 
 
 def test_a_run_that_cannot_fit_is_refused_and_one_that_is_constrained_notes_it(tmp_path: Path) -> None:
@@ -450,36 +400,6 @@ def test_the_estimate_verb_prints_the_same_numbers_in_words_and_in_json(tmp_path
     assert missing.exit_code == 2 and "no/where" in missing.stderr
 
 
-def test_a_model_too_large_is_found_by_check(tmp_path: Path) -> None:
-    file = write_config(tmp_path / "c.yaml", settings_for(tmp_path, memory_limit=1e-4))
-    result = CliRunner().invoke(app(), ["check", str(file)])
-    assert result.exit_code == 2 and result.stderr.startswith("memory_limit: ")
-
-
-def test_mlx_s_memory_limit_is_restored_with_the_policy_s_end(small_model: Path) -> None:
-    config = SMALL.config(small_model)
-    policy = load_policy(config)
-    plan_memory(config, policy, [64], lambda sentence: None)
-    held = mx.set_memory_limit(PLENTY)
-    others = mx.get_active_memory() - sum(array.nbytes for _, array in tree_flatten(policy.model.parameters()))
-    assert held == estimate.estimate(config, _shape(small_model), PLENTY, 64).needed + others
-    del policy
-    gc.collect()
-    assert mx.set_memory_limit(PLENTY) == PLENTY
-
-
-def test_a_memory_limit_leaves_room_for_what_else_the_process_holds(small_model: Path) -> None:
-    config, limits = SMALL.config(small_model), []
-    for elsewhere in (None, mx.zeros(1 << 20)):
-        mx.eval(elsewhere)
-        policy = load_policy(config)
-        plan_memory(config, policy, [64], lambda sentence: None)
-        limits.append(mx.set_memory_limit(PLENTY))
-        del policy
-        gc.collect()
-    assert limits[1] - limits[0] == pytest.approx(4 << 20, rel=0.01)
-
-
 def test_no_memory_limit_outlives_its_policy(small_model: Path) -> None:
     """The first to be planned is the first to go: the second must not bring its limit back."""
     config = SMALL.config(small_model)
@@ -504,31 +424,6 @@ def test_a_rough_estimate_refuses_no_run(tmp_path: Path) -> None:
     notes: list[str] = []
     plan_memory(config, load_policy(config), [64], notes.append)
     assert len(notes) == 1 and notes[0].startswith("Roughly") and "does not fit" in notes[0]
-
-
-def test_refuse_too_large_needs_no_policy(small_model: Path) -> None:
-    config = SMALL.config(small_model)
-    refuse_too_large(config)
-    with pytest.raises(UserError, match="Memory limit allows"):
-        refuse_too_large(config.model_copy(update={"memory_limit": 1e-4}))
-
-
-# ── long completions ─────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-@pytest.mark.proof
-def test_completions_of_8k_tokens_stay_below_their_limit(tmp_path: Path) -> None:
-    sizes = {"hidden": 64, "layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 128}
-    case = Case("8k", {**sizes, "max_position_embeddings": 16384}, completion=8192)
-    folder = case.folder(tmp_path)
-    limit = 0.2 * estimate.GB  # the scores of one completion in one layer alone would take 0.54 GB
-    config = case.config(folder).model_copy(update={"memory_limit": limit / estimate.GB})
-    policy = load_policy(config)
-    plan = plan_memory(config, policy, [case.prompt], print)
-    learnt = learning_peak(case, grpo_learner(policy, config, 100, **learner_limits(plan)))
-    sampled = sampling_peak(case, config, policy, rollout_limits(plan))
-    print(f"8k: sampling {sampled / 1e6:.0f} MB, learning {learnt / 1e6:.0f} MB, limit {limit / 1e6:.0f} MB, {plan}")
-    assert max(learnt, sampled) < limit
 
 
 @pytest.fixture(scope="session")

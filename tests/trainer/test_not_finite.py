@@ -17,18 +17,8 @@ from backend.config.config import Config, parse
 from backend.runs.checkpoints import checkpoint
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
-from backend.trainer.not_finite import ends_run, likely_cause, weights_error, write_inspection
+from backend.trainer.not_finite import likely_cause
 from backend.training.learner import Learner
-from backend.training.not_finite import (
-    GradientNorm,
-    NotFiniteError,
-    check_sampled,
-    check_scores,
-    gradient_norms,
-    not_finite_arrays,
-)
-from backend.types import Completion, Group, Problem
-from backend.utils.errors import UserError
 from tests.support import small_run
 
 
@@ -162,75 +152,6 @@ def test_a_reward_too_large_to_compute_with_is_told(inputs: Path, tmp_path: Path
     assert len(inspected(run, 1)[1]) == 2
 
 
-def of(logps: list[float], mask: list[int] | None = None, **fields: Any) -> list[Group]:
-    completion = Completion(tokens=[1] * len(logps), logps=logps, text="", stop="eos", mask=mask or [], **fields)
-    return [Group(Problem(0, "", [], [1], ""), [completion])]
-
-
-def test_only_tokens_that_are_trained_on_count() -> None:
-    check_sampled(of([-1.0, math.nan], [1, 0]))
-    for odd in (math.nan, -math.inf, math.inf):
-        with pytest.raises(NotFiniteError, match="at token 2 of a completion"):
-            check_sampled(of([-1.0, odd]))
-
-
-def test_scores_up_to_the_largest_count() -> None:
-    check_scores(of([], scores={"a": -1e30, "b": None}, reward=None))
-    for scores, reward in (({"a": 2e30}, 1.0), ({"a": -2e30}, 1.0), ({"a": 1.0}, math.inf), ({"a": 1.0}, math.nan)):
-        with pytest.raises(NotFiniteError):
-            check_scores(of([], scores=scores, reward=reward))
-
-
-def test_the_summary_names_twenty_of_each_and_counts_all(tmp_path: Path) -> None:
-    found = NotFiniteError("gradient", "layers.0")
-    found.gradients = [GradientNorm(f"layers.{n}", math.nan, 1.0, 1, 4) for n in range(25)]
-    found.tokens = {row: {"learned_logp": [-1.0, math.nan]} for row in range(23)}
-    write_inspection(tmp_path / "step", "A sentence.", found, [group for _ in range(30) for group in of([-1.0])])
-    lines = (tmp_path / "step" / "summary.txt").read_text().splitlines()
-    assert not any("Optimizer update" in line for line in lines), "there was none yet"
-    assert "30 completions; not finite in 23 of them:" in lines and "25 gradients; not finite in 25 of them:" in lines
-    assert sum(line.startswith("  completion ") for line in lines) == 20
-    assert sum(line.startswith("  layers.") for line in lines) == 20
-
-
-def test_completions_are_written_as_a_person_reads_them(tmp_path: Path) -> None:
-    (group,) = of([-1.0])
-    group.completions[0].text = "Größe ≈ 3"
-    write_inspection(tmp_path / "step", "A sentence.", NotFiniteError("reward", "of length is nan"), [group])
-    assert "Größe ≈ 3" in (tmp_path / "step" / "completions.jsonl").read_text("utf-8")
-
-
-@pytest.mark.parametrize(
-    ("names", "are"), [(["a"], "(a)"), (["a", "b"], "(a and 1 more)"), (["a", "b", "c"], "(a and 2 more)")]
-)
-def test_weights_that_are_refused_are_named_and_counted(inputs: Path, names: list[str], are: str) -> None:
-    (fault,) = weights_error(parse(raw(inputs)), 3, names).faults
-    assert fault.sentence.startswith(f"The weights of step 3 are not finite {are}, so they are not saved.")
-
-
-def test_every_array_is_looked_at() -> None:
-    arrays = [
-        ("fine", mx.ones(3)),
-        ("step", mx.array(3, mx.uint64)),
-        ("odd", mx.array([1.0, math.inf])),
-        ("none", mx.zeros((0, 2))),
-        ("numpy", np.array([1.0, math.nan])),
-        ("fine numpy", np.ones(3)),
-    ]
-    assert sorted(not_finite_arrays(arrays)) == ["numpy", "odd"]
-
-
-def test_gradients_are_told_the_worst_first() -> None:
-    """By their numbers that are not finite, then by their norms: one that overflows is the largest."""
-    told = gradient_norms({
-        "flat": mx.array([0.5]), "fine": mx.array([3.0, -4.0]), "overflows": mx.array([3e38, 3e38]),
-        "odd": mx.array([0.5, math.nan, 0.25]), "worst": mx.array([math.inf, 0.5, -math.inf]),
-    })  # fmt: skip
-    assert [each.name for each in told] == ["worst", "odd", "overflows", "fine", "flat"]
-    assert [(each.not_finite, each.largest) for each in told[:2]] == [(2, 0.5), (1, 0.5)]
-    assert told[2].norm == math.inf and (told[3].norm, told[3].largest, told[3].size) == (5.0, 4.0, 2)
-
-
 @pytest.mark.parametrize(
     ("changes", "is_first", "setting", "proposed"),
     [
@@ -254,18 +175,3 @@ def test_the_most_likely_cause_has_a_value_to_go_on_with(
     config: Config = parse(raw(inputs, **changes))
     found, advice = likely_cause(config, "gradient", is_first=is_first)
     assert found == setting and proposed in advice
-
-
-@pytest.mark.parametrize(
-    ("step", "update", "setting"),
-    [(1, 0, "model"), (1, 1, "model"), (1, 2, "learning_rate"), (2, 0, "learning_rate"), (2, 1, "learning_rate")],
-)
-def test_the_model_is_suspected_until_an_update_is_applied(
-    inputs: Path, run: RunFolder, step: int, update: int, setting: str
-) -> None:
-    """`update` is the one that the number was found in, 0 before the step's first."""
-    found = NotFiniteError("log-probability", "nan at token 1 of a completion")
-    found.update = update
-    with pytest.raises(UserError) as told, ends_run(parse(raw(inputs)), run, step, of([-1.0])):
-        raise found
-    assert told.value.faults[0].setting == setting

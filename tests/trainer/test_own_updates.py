@@ -18,10 +18,8 @@ from backend.config.config import load, parse
 from backend.runs.clone import clone
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
-from backend.runs.steering import changed
-from backend.trainer.library.own_updates import GivenUpdates, try_out
+from backend.trainer.library.own_updates import GivenUpdates
 from backend.trainer.preflight import check
-from backend.training.learner import learning_rate_of, optimizer_of
 from tests.support import small_run
 from tests.support.random_models import tiny_model
 
@@ -86,9 +84,6 @@ def weights(run: TrainedRun) -> bytes:
 
 def rates(run: TrainedRun) -> list[float]:
     return [step["learning_rate"] for step in run.metrics]
-
-
-# ── a run ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_a_resumed_run_has_the_weights_of_one_that_was_not_stopped(trained: Any) -> None:
@@ -164,9 +159,6 @@ def test_rates_that_are_the_optimizers_own_are_told(trained: Any) -> None:
     assert load(whole.folder / "config.yaml").own_schedule == "the optimizer"
     stopped = trained({"iters": 2}, callbacks=[StopAfter(1)], optimizer=several())
     assert weights(resume(stopped.folder, reward_functions=[length], optimizer=several())) == weights(whole)
-
-
-# ── what is refused ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class Counting(Averaging):
@@ -250,20 +242,6 @@ def test_what_could_not_go_on_from_a_checkpoint_is_refused_in_a_sentence(
     assert str(mistake.value).startswith(sentence) and len(mistake.value.faults[0].sentence) <= 200
 
 
-def test_every_optimizer_of_mlx_can_be_given() -> None:
-    for name in ("SGD", "RMSprop", "Adagrad", "AdaDelta", "Adam", "AdamW", "Adamax", "Lion", "Adafactor", "Muon"):
-        try_out(getattr(optimizers, name))
-
-
-def test_a_mistake_leaves_no_folder(trained: Any, tmp_path: Path) -> None:
-    with pytest.raises(
-        UserError,
-        match="optimizer_bits: The state of a program's optimizer has the precision that its own code gives it",
-    ):
-        trained({"optimizer_bits": "8"}, optimizer=Averaging(1.0))
-    assert not list((tmp_path / "runs").iterdir())
-
-
 OWN_RATE = RUN | {"lr_schedule": "own", "own_schedule": "halves"}
 
 
@@ -282,21 +260,6 @@ def test_settings_that_an_object_contradicts(raw: dict[str, Any], setting: str, 
     with pytest.raises(UserError) as mistake:
         parse(raw)
     assert [fault.setting for fault in mistake.value.faults] == [setting] and sentence in str(mistake.value)
-
-
-def test_the_rate_of_a_schedule_of_ones_own_changes_by_no_setting() -> None:
-    with pytest.raises(UserError, match="learning_rate: The learning rate of this run is a program's schedule"):
-        changed(parse(OWN_RATE), {"learning_rate": 1e-3})
-    assert changed(parse(RUN | {"optimizer": "own"}), {"learning_rate": 1e-3}), (
-        "the optimizer's rate is set before every update"
-    )
-
-
-def test_nothing_builds_another_optimizer_in_the_place_of_a_programs() -> None:
-    with pytest.raises(UserError, match="The optimizer is an object of the program"):
-        optimizer_of(parse(RUN | {"optimizer": "own"}))
-    with pytest.raises(UserError, match="The learning rate is an object of the program"):
-        learning_rate_of(parse(OWN_RATE), 10)
 
 
 def test_an_update_that_raises_ends_the_run_with_its_name(trained: Any) -> None:

@@ -8,14 +8,11 @@ from typing import Any
 
 import pytest
 
-from backend.config.config import parse, problems
-from backend.runs.checkpoints.checkpoint import TrainingState
-from backend.runs.checkpoints.checkpoint_score import observe_score
+from backend.config.config import problems
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
 from backend.runs.saved_weights import best_of, saved_weights
-from backend.trainer.run_context import RunContext
-from backend.trainer.steering import MetricWatch, early_stop
+from backend.trainer.steering import MetricWatch
 from tests.support import small_run
 
 
@@ -48,11 +45,6 @@ def test_conditions_are_checked_by_the_nearest_metric(raw: dict[str, Any], condi
     assert (says in sentences[0]) if says else not sentences
 
 
-def test_without_code_of_the_users_own_every_metric_is_known() -> None:
-    (fault,) = problems({"model": "m", "data": "d", "stop_when": ["my_own > 1"]})
-    assert fault.sentence == "There is no metric my_own."
-
-
 def test_the_mean_of_five_steps_is_compared_and_a_gap_is_no_number() -> None:
     watch = MetricWatch()
     for _ in range(4):
@@ -75,12 +67,6 @@ def test_a_run_ends_where_a_metric_has_passed_its_line_and_says_so(raw: dict[str
     assert [saved.step for saved in saved_weights(run)] == [5]
 
 
-def test_a_metric_that_never_comes_is_told_once(raw: dict[str, Any], run: RunFolder) -> None:
-    small_run.train_here(raw | {"iters": 7, "stop_when": ["my_own > 1"]}, run)
-    notes = [e["sentence"] for e in read_events(run.events) if e["kind"] == "note" and "my_own" in e["sentence"]]
-    assert notes == ["Stop when names my_own, which no step of this run has: the condition is never met."]
-
-
 @pytest.mark.parametrize("every", [2, 0])
 def test_a_run_ends_early_without_gain_and_keeps_the_best_checkpoint(
     raw: dict[str, Any], run: RunFolder, every: int
@@ -97,26 +83,6 @@ def test_a_run_ends_early_without_gain_and_keeps_the_best_checkpoint(
     is_trained = not before or (best.score is not None and best.score > before[0])
     named = f"checkpoint {best.step}" if is_trained else "the model before training"
     assert ending.sentence.endswith(f"is that of {named}.")
-
-
-def test_a_best_evaluation_is_saved_at_its_own_step(
-    raw: dict[str, Any], run: RunFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Evaluated every 3 steps and saved every 5, the best weights would be gone when the run ends."""
-    scores = {0: 0.1, 3: 0.5, 6: 0.2, 7: 0.3}
-    monkeypatch.setattr(RunContext, "held_out", lambda self, problems, count, step, *_: {"reward": scores[step]})
-    small_run.train_here(raw | {"early_stopping_patience": 9, "save_every": 5, "steps_per_eval": 3, "iters": 7}, run)
-    assert [(saved.step, saved.score) for saved in saved_weights(run)] == [(3, 0.5), (5, 0.5), (7, 0.3)]
-
-
-def test_small_gains_count_once_they_add_up(raw: dict[str, Any]) -> None:
-    config = parse(raw | {"early_stopping_patience": 2, "early_stopping_min_delta": 0.1})
-    state = TrainingState()
-    for at, score in enumerate([1.0, 1.06, 1.12, 1.2, None, 1.2]):
-        observe_score(state, score, at, config)
-    assert (state.scores_without_gain, state.best_step) == (2, 3)
-    end = early_stop(state, config, has_evaluations=True)
-    assert end is not None and end.sentence.endswith("in 2 evaluations. The best, 1.2, is that of checkpoint 3")
 
 
 def test_a_resumed_run_keeps_its_patience(raw: dict[str, Any], run: RunFolder, tmp_path: Path) -> None:

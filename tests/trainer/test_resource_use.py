@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -12,8 +11,7 @@ import pytest
 
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
-from backend.trainer import telemetry
-from backend.trainer.telemetry import GPU_STATISTICS, GpuUse, ResourceUse, gpu_share
+from backend.trainer.telemetry import ResourceUse, gpu_share
 from tests.support import small_run
 
 # The counters of an accelerator in one line, as ioreg writes a dictionary; shortened.
@@ -40,30 +38,6 @@ def test_the_share_of_the_gpu_is_read_from_the_drivers_counters(printed: str, ex
     assert gpu_share(printed) == expected
 
 
-def test_the_gpu_is_read_in_a_thread_and_averaged_over_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = iter([PRINTED, PRINTED.replace("=42", "=52"), ""])
-    asked: list[tuple[str, ...]] = []
-    monkeypatch.setattr(telemetry, "GPU_EVERY_S", 0.001)
-    monkeypatch.setattr(telemetry, "printed_by", lambda command: asked.append(command) or next(answers))
-    use = GpuUse()
-    assert use.mean() is None
-    use.begin()
-    thread = use._thread
-    assert thread is not None
-    thread.join(5)  # it ends by itself where the system tells nothing any more
-    assert not thread.is_alive() and asked == [GPU_STATISTICS] * 3
-    assert use.mean() == pytest.approx(0.47)
-    use.begin()
-    assert use.mean() is None, "another step's readings"
-
-
-def test_only_a_mac_is_asked_for_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(telemetry.sys, "platform", "darwin")
-    assert ResourceUse()._gpu is not None
-    monkeypatch.setattr(telemetry.sys, "platform", "linux")
-    assert ResourceUse()._gpu is None
-
-
 BUSY = "import time\nheld = bytearray(60_000_000)\nend = time.process_time() + 0.2\nwhile time.process_time() < end: pass\nprint(1, flush=True)\ntime.sleep(60)"
 
 
@@ -86,31 +60,8 @@ def test_memory_and_cores_are_those_of_the_whole_tree() -> None:
     assert before["machine/swap_gb"] == pytest.approx(psutil.swap_memory().used / 1e9, abs=0.5)
 
 
-def test_what_the_system_does_not_tell_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    def hidden() -> None:
-        raise OSError("no /proc/vmstat here")
-
-    monkeypatch.setattr(psutil, "swap_memory", hidden)
-    use = ResourceUse()
-    use.begin()
-    assert use.metrics(1.0).keys() == {"process/memory_gb", "process/cpu_cores"}
-
-
 def test_every_step_says_what_it_used(tmp_path: Path, run: RunFolder) -> None:
     small_run.train_here(small_run.settings_for(tmp_path, iters=2), run)
     steps = [event["metrics"] for event in read_events(run.events) if event["kind"] == "step"]
     assert all(0.01 < step["process/memory_gb"] < 50 and 0 < step["process/cpu_cores"] < 200 for step in steps)
     assert all(step["machine/swap_gb"] >= 0 for step in steps)
-
-
-def test_it_costs_little() -> None:
-    """Of a step of a tenth of a second 1 % is 1 ms; 3 ms allow for a busy core."""
-    use = ResourceUse()
-    use.begin()
-    quickest = 1.0
-    for _ in range(20):
-        began = time.thread_time()
-        use.begin()
-        use.metrics(1.0)
-        quickest = min(quickest, time.thread_time() - began)
-    assert quickest < 0.003

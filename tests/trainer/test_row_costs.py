@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from backend.sampling.row_costs import FLOAT, ON_CPU, QUANTIZED, QUANTIZED_M5, RowCosts, row_costs
-
-ON_GPU = (QUANTIZED, QUANTIZED_M5, FLOAT)
+from backend.sampling.row_costs import FLOAT, ON_CPU, QUANTIZED, QUANTIZED_M5, row_costs
 
 
 def test_the_table_is_chosen_by_device_weights_and_chip() -> None:
@@ -24,28 +22,10 @@ def test_a_step_costs_what_was_measured_and_a_tile_more_for_each_tile_begun() ->
     assert [ON_CPU.cost(rows) for rows in (1, 5, 48)] == [1, 5, 48]
 
 
-@pytest.mark.parametrize("costs", [ON_CPU, *ON_GPU], ids=["cpu", "4 bits", "M5", "float"])
-def test_costs_never_fall_and_plans_never_exceed_what_there_is(costs: RowCosts) -> None:
-    times = [costs.cost(rows) for rows in range(1, 300)]
-    assert times == sorted(times)
-    for most in range(1, 300):
-        planned = costs.planned(most)
-        assert 1 <= planned <= most <= costs.filled(most) < most + costs.tile
-        assert planned == most or planned % costs.tile == 0
-        assert planned == most if most <= costs.tile else most - planned < costs.tile
-
-
 def test_no_plan_of_a_gpu_has_33_to_63_rows_and_a_cpu_takes_them_all() -> None:
     planned = {QUANTIZED.planned(most) for most in range(1, 200)}
     assert planned == {*range(1, 33), 64, 96, 128, 160, 192}
     assert [ON_CPU.planned(most) for most in (1, 33, 63, 100)] == [1, 33, 63, 100]
-
-
-def test_with_less_memory_tiles_are_given_up_first_and_then_halves_of_one() -> None:
-    assert list(QUANTIZED.fewer(96)) == [96, 64, 32, 16, 8, 4, 2, 1]
-    assert list(QUANTIZED.fewer(24)) == [24, 12, 6, 3, 2, 1]
-    assert list(ON_CPU.fewer(48)) == [48, 24, 12, 6, 3, 2, 1]
-    assert list(ON_CPU.fewer(1)) == [1]
 
 
 def test_a_batch_is_compacted_only_where_a_step_then_costs_less() -> None:
@@ -55,19 +35,3 @@ def test_a_batch_is_compacted_only_where_a_step_then_costs_less() -> None:
     }  # fmt: skip
     assert [QUANTIZED.compacted(96, needed) for needed in (65, 64, 40, 32)] == [96, 64, 64, 32]
     assert [ON_CPU.compacted(32, needed) for needed in (25, 24, 17, 3)] == [32, 24, 24, 3]
-
-
-@pytest.mark.parametrize("costs", ON_GPU, ids=["4 bits", "M5", "float"])
-def test_compacted_sizes_are_few_and_hold_what_is_needed(costs: RowCosts) -> None:
-    sizes = {costs.compacted(256, needed) for needed in range(1, 257)}
-    assert len(sizes) <= 12
-    for rows in (1, 8, 20, 32, 96, 256):
-        for needed in range(1, rows + 1):
-            assert needed <= costs.compacted(rows, needed) <= rows
-    assert costs.compacted(0, 40) == 40, "the first rows of a rollout are as many as are admitted"
-
-
-def test_the_time_of_completions_that_wait_comes_on_top() -> None:
-    assert QUANTIZED.time_of(8) == QUANTIZED.cost(8)
-    assert QUANTIZED.time_of(40) == QUANTIZED.cost(32) + QUANTIZED.cost(8)
-    assert ON_CPU.time_of(40) == 40

@@ -15,10 +15,8 @@ from backend.rewards.scorer import begin_scorer
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
 from backend.trainer.preflight import check, preflight
-from backend.trainer.run_context import load_context
 from backend.utils.errors import UserError
 from tests.support import small_run
-from tests.support.random_models import tiny_model
 
 COUNTS_ITS_EXECUTIONS = """
 from pathlib import Path
@@ -53,9 +51,6 @@ def rewards(reward_file: Path) -> dict[str, Any]:
 
 def notes(run: RunFolder) -> list[str]:
     return [event["sentence"] for event in read_events(run.events) if event["kind"] == "note"]
-
-
-# ── read once ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("prepared", [False, True], ids=["train CONFIG", "train --run"])
@@ -96,15 +91,6 @@ def test_stages_share_one_execution_of_each_reward_file(tmp_path: Path, reward_f
     assert executions(reward_file) == 1
 
 
-def test_a_resumed_run_reads_its_inputs_itself(tmp_path: Path, reward_file: Path) -> None:
-    parts = load_context(parse(small_run.settings_for(tmp_path, **rewards(reward_file))), lambda sentence: None)
-    parts.background_tokenizer.close()
-    assert parts.scoring.stage(1).names == ["length"] and executions(reward_file) == 1
-
-
-# ── faults ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def test_preflight_raises_every_fault_that_check_returns(tmp_path: Path) -> None:
     raw = small_run.settings_for(
         tmp_path, model="./nowhere", data="./no_rows.jsonl", reward_functions=["r1_itn", "r1_int"]
@@ -114,39 +100,6 @@ def test_preflight_raises_every_fault_that_check_returns(tmp_path: Path) -> None
     with pytest.raises(UserError) as caught:
         preflight(raw)
     assert caught.value.faults == faults
-
-
-def test_check_refuses_what_no_layer_is_called(tmp_path: Path) -> None:
-    """A short name once passed it, and failed when the weights were loaded."""
-    raw = small_run.settings_for(tmp_path, train_type="lora", lora_keys=["q_proj", "w_proj"])
-    (fault,) = check(raw)
-    assert fault.setting == "lora_keys" and fault.sentence.startswith("No layer of this model is called w_proj;")
-    assert not check(raw | {"lora_keys": ["q_proj", "v_proj"]})
-
-
-def test_loading_refuses_a_missing_column_without_preflight(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"^answer_feature: There is no column solution; "):
-        load_context(parse(small_run.settings_for(tmp_path, answer_feature="solution")), lambda sentence: None)
-
-
-# ── slow paths ───────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_the_event_log_notes_why_an_architecture_takes_a_slow_path(tmp_path: Path) -> None:
-    tiny_model(tmp_path / "mamba", "mamba")
-    run = RunFolder(tmp_path / "run")
-    raw = small_run.settings_for(tmp_path, model=str(tmp_path / "mamba"), iters=1, max_completion_length=2)
-    assert small_run.train_here(raw, run).kind == "finished"
-    (slow,) = [note for note in notes(run) if note.startswith("Completions are decoded one group at a time: ")]
-    assert slow.endswith(".")
-    kinds = small_run.kinds(run)
-    assert kinds.index("started") < kinds.index("note") < kinds.index("step")
-
-
-def test_the_event_log_has_no_note_where_every_path_is_the_fast_one(tmp_path: Path) -> None:
-    run = RunFolder(tmp_path / "run")
-    assert small_run.train_here(small_run.settings_for(tmp_path, iters=1, num_iterations=2), run).kind == "finished"
-    assert notes(run) == []
 
 
 def test_slow_paths_of_every_part_are_noted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,17 +8,14 @@ import pytest
 
 from backend.trainer import machine
 from backend.trainer.machine import (
-    FULL_POWER,
     IS_COOL,
     IS_HOT,
-    LOW_POWER,
     POWER_SETTINGS,
     THERMAL_LEVEL,
     SlowdownWatch,
     is_low_power,
     thermal_level,
 )
-from backend.utils import machine as system_command
 
 LAPTOP = """System-wide power settings:
 Currently in use:
@@ -88,31 +85,3 @@ def test_heat_is_noted_as_it_comes_and_as_it_has_gone(monkeypatch: pytest.Monkey
         seen.append(list(notes))
         notes.clear()
     assert seen == [[], [], [IS_HOT], [], [], [], [], [IS_COOL], []]
-
-
-def test_low_power_mode_is_noted_at_once_and_when_it_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    mac, notes = Mac(monkeypatch), []
-    watch = SlowdownWatch(notes.append)
-    for settings in (LAPTOP, LAPTOP, "", WITH_A_CHOICE_OF_THREE.format(0)):
-        mac.settings, mac.now = settings, mac.now + 61
-        watch.look()
-    assert notes == [LOW_POWER, FULL_POWER]
-
-
-def test_it_looks_once_a_minute_and_on_a_mac_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    mac = Mac(monkeypatch)
-    watch = SlowdownWatch(pytest.fail)
-    for _ in range(10):
-        mac.now += 10
-        watch.look()
-    assert mac.reads == 2 * 2
-    monkeypatch.setattr(sys, "platform", "linux")
-    mac.now += 1000
-    watch.look()
-    assert mac.reads == 2 * 2
-
-
-@pytest.mark.parametrize("command", [("/no/such/program",), ("false",), ("sleep", "5")])
-def test_a_command_that_fails_or_hangs_says_nothing(command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(system_command, "READ_S", 0.1)
-    assert system_command.printed_by(command) == ""

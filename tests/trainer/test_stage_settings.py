@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import shutil
 from pathlib import Path
 from typing import Any
@@ -18,9 +17,7 @@ from backend.runs.clone import clone
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
 from backend.runs.saved_weights import best_of, find_checkpoint, saved_weights
-from backend.runs.steering import Change, config_at, own_config, stage_configs, write_changes
-from backend.trainer.memory.estimate import estimate, estimate_run
-from backend.trainer.memory.model_shape import shape_of
+from backend.runs.steering import Change, write_changes
 from backend.trainer.preflight import check
 from backend.trainer.steering import Steering
 from backend.utils.errors import UserError
@@ -93,9 +90,6 @@ def events(run: RunFolder, kind: str) -> list[dict[str, Any]]:
     return [event for event in read_events(run.events) if event["kind"] == kind]
 
 
-# ── a stage equals a run ─────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def test_a_stage_equals_a_run_with_its_settings_that_goes_on_from_the_same_checkpoint(
     raw: dict[str, Any], birds: dict[str, Any], whole: RunFolder, run: RunFolder
 ) -> None:
@@ -127,17 +121,6 @@ def test_breaks_within_stages_and_between_them_change_nothing(
     assert [event["step"] for event in events(run, "change")] == [3, 6]
 
 
-def test_the_rows_of_a_stage_come_in_an_order_of_their_own_and_return_to_the_run(whole: RunFolder) -> None:
-    """Five birds in three steps of two: each once, then a new order. The run's own rows begin again, with other random numbers."""
-    order = [f"Name {n} birds." for epoch in (0, 1) for n in random.Random(f"0 {epoch}").sample(range(5), 5)]
-    taken = [row["prompt"] for row in rows_of(whole)]
-    assert taken[2:8] == order[:6]
-    sums = [f"What is {n} plus {n}?" for n in random.Random("0 0").sample(range(8), 8)]
-    assert taken[:2] == taken[8:] == sums[:2]
-    texts = [[completion["text"] for completion in row["completions"]] for row in rows_of(whole)]
-    assert texts[:2] != texts[8:]
-
-
 def test_the_event_log_says_what_each_stage_changes(
     whole: RunFolder, raw: dict[str, Any], birds: dict[str, Any]
 ) -> None:
@@ -151,20 +134,6 @@ def test_the_event_log_says_what_each_stage_changes(
     assert set(second["settings"]) == {*OTHERS, *birds}
     rates = [event["metrics"]["learning_rate"] for event in events(whole, "step")]
     assert rates == pytest.approx([1e-3] * 2 + [3e-3] * 3 + [5e-4] * 2)
-
-
-# ── changes while it trains, and clones ──────────────────────────────────────────────────────────────────────────────
-
-
-def test_a_change_that_was_asked_for_holds_until_a_stage_has_the_setting_of_its_own(staged: dict[str, Any]) -> None:
-    config = parse(staged)
-    changes = [Change(4, {"learning_rate": (3e-3, 1e-2), "delta": (None, 4.0)})]
-    rates = [config_at(config, changes, step).learning_rate for step in range(1, 8)]
-    assert rates == [1e-3, 1e-3, 3e-3, 1e-2, 1e-2, 5e-4, 5e-4]
-    assert [config_at(config, changes, step).delta for step in (3, 4, 7)] == [None, 4.0, 4.0]
-    own = own_config(config, changes, 5)
-    assert "learning_rate" not in own.stages[1] and config_at(own, [], 5).learning_rate == 1e-2
-    assert config_at(own, [], 6).learning_rate == 5e-4 and config_at(config, changes).learning_rate == 5e-4
 
 
 def test_a_warm_clone_of_a_staged_run_continues_as_its_parent(whole: RunFolder, run: RunFolder, tmp_path: Path) -> None:
@@ -190,9 +159,6 @@ def test_a_change_in_a_stage_is_repeated_by_a_resume(staged: dict[str, Any], run
         small_run.train_here(staged, folder, stop)
     small_run.train_here(staged, broken)
     assert same_at(run, broken, 5) and rows_of(run) == rows_of(broken)
-
-
-# ── evaluations and scores ───────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_evaluations_keep_their_prompts_and_groups_in_every_stage(
@@ -237,9 +203,6 @@ def test_scores_of_a_stage_with_other_rewards_are_a_series_of_their_own(raw: dic
     assert best is not None and best.step in (5, 6)
 
 
-# ── what is refused, and memory ──────────────────────────────────────────────────────────────────────────────────────
-
-
 @pytest.mark.parametrize(
     ("stage", "says"),
     [
@@ -257,19 +220,6 @@ def test_settings_that_a_stage_cannot_have_are_told_with_its_number(
 ) -> None:
     (fault,) = problems(raw | {"stages": [{"iters": 1}, {"iters": 1, **stage}]})
     assert fault.setting == "stages" and fault.sentence.startswith(says) and len(fault.sentence) <= 200
-
-
-def test_rows_of_a_stage_are_checked_before_it_begins(raw: dict[str, Any], inputs: Path, birds: dict[str, Any]) -> None:
-    def says(**stage: Any) -> list[str]:
-        return [
-            f"{fault.setting}: {fault.sentence}"
-            for fault in check(raw | {"stages": [{"iters": 1}, {"iters": 1, **stage}]})
-        ]
-
-    assert says(**birds) == []
-    assert says(data=birds["data"])[0].startswith("stages: Stage 2: There is no column prompt;")
-    assert says(data=str(inputs / "gone.jsonl"))[0].startswith("stages: Stage 2: ")
-    assert says(max_completion_length=198)[0].startswith("stages: Stage 2: ")
 
 
 def test_held_out_rows_are_checked_for_the_rewards_and_lengths_of_every_stage(
@@ -292,23 +242,6 @@ def test_held_out_rows_are_checked_for_the_rewards_and_lengths_of_every_stage(
     split["reward_functions"] = ["code_tests"]
     scored = [{"iters": 1, "reward_functions": ["r1_int"]}] * 2
     assert check(split | {"stages": scored}) == []
-
-
-def test_full_fine_tuning_takes_no_reference_up_in_a_later_stage(raw: dict[str, Any]) -> None:
-    stages = [{"iters": 1}, {"iters": 1, "beta": 0.1}]
-    assert not problems(raw | {"stages": stages})
-    (fault,) = problems(raw | {"stages": stages, "train_type": "full"})
-    assert fault.sentence.startswith("Stage 2: This run began with Beta (KL weight) 0, so it keeps no reference model")
-
-
-def test_memory_is_that_of_the_largest_stage(raw: dict[str, Any]) -> None:
-    shape, machine = shape_of(Path(raw["model"])), 64 << 30
-    assert shape is not None
-    large = {"max_completion_length": 150, "group_size": 16}
-    config = parse(raw | {"stages": [{"iters": 1}, {"iters": 1, **large}, {"iters": 1}]})
-    assert [stage.group_size for stage in stage_configs(config)] == [2, 16, 2]
-    assert estimate_run(config, shape, machine, 40) == estimate(parse(raw | large), shape, machine, 40)
-    assert estimate_run(parse(raw), shape, machine, 40) == estimate(parse(raw), shape, machine, 40)
 
 
 def test_a_run_of_the_first_version_of_stages_is_resumed_in_its_stage(

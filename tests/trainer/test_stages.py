@@ -149,10 +149,6 @@ def test_a_run_resumed_at_the_border_of_two_stages_and_within_one_equals_the_uni
     assert_same_run(run, whole)
 
 
-def test_the_learning_rate_schedule_spans_all_stages(whole: RunFolder) -> None:
-    assert [step["learning_rate"] for step in metrics(whole)] == pytest.approx([1e-3 * (1 - i / 6) for i in range(6)])
-
-
 @pytest.mark.parametrize(
     ("stage", "says"),
     [
@@ -164,29 +160,6 @@ def test_the_learning_rate_schedule_spans_all_stages(whole: RunFolder) -> None:
 def test_a_stage_that_cannot_be_scored_is_a_fault_of_check(inputs: Path, stage: dict[str, Any], says: str) -> None:
     (fault,) = check(settings(inputs, ["low"], stages=[stage]))
     assert fault.sentence.startswith(says) and fault.sentence.endswith(".")
-
-
-def test_a_stage_without_weights_weighs_each_function_1(inputs: Path) -> None:
-    for written in ({}, {"reward_weights": []}, {"reward_weights": None}):
-        stages = [{"iters": 1, "reward_functions": ["low", "high"]} | written]
-        scoring = stages_of(parse(settings(inputs, ["low"], stages=stages)), 9)
-        assert scoring.steps == 1 and scoring.stage(1).weights.at(1) == [1.0, 1.0]
-
-
-def test_every_step_has_a_stage_and_a_change_keeps_them(inputs: Path) -> None:
-    """The stage of a step before the first and of those after the last, as of an evaluation, is the nearest."""
-    config = parse(settings(inputs, ["low", "high"], reward_weights=[0.5, 0.25], stages=STAGES))
-    scoring = stages_of(config, 1000)
-
-    def by_step() -> list[tuple[list[str], list[float], int]]:
-        stages = [scoring.stage(step) for step in (0, 1, 2, 3, 5, 6, 7)]
-        return [(stage.names, stage.weights.at(1), stage.index) for stage in stages]
-
-    first, second = (["low"], [1.0], 0), (["high", "low"], [2.0, -1.0], 1)
-    expected = [first] * 3 + [second] * 2 + [(["low", "high"], [0.5, 0.25], 2)] * 2
-    assert by_step() == expected and scoring.steps == 6
-    scoring.change(config, 1000)
-    assert by_step() == expected and scoring.steps == 6
 
 
 @pytest.mark.parametrize(("step", "finished"), [(0, 0), (1, 0), (5, 4)])
@@ -209,18 +182,6 @@ def test_the_functions_of_a_stage_get_its_weights_and_how_far_the_run_is(step: i
 
 
 # ---- changing weights ------------------------------------------------------------------------------------------
-
-
-def test_linear_weights_end_at_reward_weights_final(inputs: Path, run: RunFolder) -> None:
-    about = {"reward_weight_schedule": "linear", "reward_weights_final": [0.0, 3.0], "iters": 4}
-    assert small_run.train_here(settings(inputs, ["low", "high"], **about), run).kind == "finished"
-    weights = [[step[f"reward_weights/{name}"] for name in ("low", "high")] for step in metrics(run)]
-    assert weights[0] == [1, 1] and weights[-1] == [0, 3]
-    assert np.array(weights) == pytest.approx(np.linspace([1, 1], [0, 3], 4))
-    for step, line in enumerate(lines(run)):
-        for completion in line["completions"]:
-            reward = weights[step][0] * completion["rewards"]["low"] + weights[step][1] * completion["rewards"]["high"]
-            assert completion["reward"] == pytest.approx(reward)
 
 
 def test_adaptive_weights_survive_a_resume(inputs: Path, run: RunFolder, tmp_path: Path) -> None:
@@ -271,70 +232,9 @@ def test_a_changed_run_keeps_its_adaptive_factors_and_a_changed_schedule_begins_
 # ---- baselines -------------------------------------------------------------------------------------------------
 
 
-def scoring_of(weights: list[float], group_size: int, **about: Any) -> ScoringStages:
-    """Stages with two shipped functions."""
-    names = ["r1_int", "r1_count_xml"]
-    raw = {"model": "m", "data": "d", "reward_functions": names, "reward_weights": weights, "group_size": group_size}
-    return stages_of(parse(raw | about), 1)
-
-
 def groups_of(scores: list[list[float | None]], size: int, names: list[str]) -> list[Group]:
     completions = [Completion([5], [0.0], "", "eos", scores=dict(zip(names, row, strict=True))) for row in scores]
     return [Group(Problem(i, "", [], [5], ""), completions[i : i + size]) for i in range(0, len(completions), size)]
-
-
-def compared(scores: list[list[float | None]], weights: list[float], size: int, **about: Any) -> list[float]:
-    scoring = scoring_of(weights, size, **about)
-    groups = groups_of(scores, size, scoring.stage(1).names)
-    scoring.fill_advantages(groups, 1)
-    return [completion.advantage for group in groups for completion in group.completions]
-
-
-SCORES: list[list[float | None]] = [
-    [1, 0], [None, 1], [0, None], [None, None],  # weighed 1 and 2: rewards 1, 2, 0 and none
-    [3, 0], [None, None], [None, None], [None, None],  # only one score in the group: nothing to compare it with
-    [1, 1], [1, 1], [None, 1.5], [3, 0],  # 3, 3, 3, 3
-]  # fmt: skip
-
-
-def test_leave_one_out_with_missing_scores_computed_by_hand() -> None:
-    # Against the mean of the others: 1 − (2 + 0)/2, 2 − (1 + 0)/2, 0 − (1 + 2)/2; 0 for a completion without a reward.
-    unscaled = [0, 1.5, -1.5, 0] + [0] * 8
-    about = {"advantage_baseline": "leave_one_out"}
-    assert compared(SCORES, [1, 2], 4, scale_rewards="none", **about) == pytest.approx(unscaled)
-    scaled = [x / (1 + 1e-4) for x in unscaled]  # the standard deviation of 1, 2, 0 is 1
-    assert compared(SCORES, [1, 2], 4, **about) == pytest.approx(scaled)
-    assert compared(SCORES, [1, 2], 4, scale_rewards="none") == pytest.approx([0, 1, -1, 0] + [0] * 8)
-
-
-def test_normalize_then_sum_computed_by_hand() -> None:
-    """GDPO: the large scale of the first function does not hide the second."""
-    scores: list[list[float | None]] = [[100, 0], [0, 0], [0, 1], [100, 1]]
-    # Each function's z-scores in its group are ±1/√(4/3); sums of ±z: 0, −2z, 0, 2z; over their own deviation.
-    z = 1 / (2 * np.sqrt(1 / 3))
-    spread = np.sqrt(8 * z * z / 3)
-    expected = [0, -2 * z / spread, 0, 2 * z / spread]
-    assert compared(scores, [1, 1], 4, multi_objective_aggregation="normalize_then_sum") == pytest.approx(
-        expected, abs=1e-3
-    )
-    drowned = compared(scores, [1, 1], 4)
-    assert drowned[0] > 0.8 and drowned[2] < -0.8
-
-
-def test_a_group_has_a_gradient_when_two_scored_completions_differ() -> None:
-    """A scored and an unscored completion were once taken for a difference."""
-    for rows, has_gradient in (
-        ([[1, 0], [None, 1]], True),
-        ([[1, 0], [3, 0], [2, 0]], True),  # the last is the mean of the three
-        ([[1, 0], [None, None]], False),
-        ([[None, None], [None, None]], False),
-        ([[1, 1], [3, 0]], False),
-    ):
-        scoring = scoring_of([1, 2], len(rows))
-        assert scoring.has_nonzero_advantage(groups_of(rows, len(rows), scoring.stage(1).names)[0], 1) == has_gradient
-    apart: list[list[float | None]] = [[1, 1], [3, 0], [1, 0.5]]
-    scoring = scoring_of([1, 2], 3, multi_objective_aggregation="normalize_then_sum")
-    assert scoring.has_nonzero_advantage(groups_of(apart, 3, scoring.stage(1).names)[0], 1)
 
 
 # ---- dynamic sampling ------------------------------------------------------------------------------------------
@@ -399,23 +299,6 @@ def test_dynamic_sampling_takes_prompts_until_every_group_has_a_gradient(inputs:
     assert np.cumsum([step_metrics["dynamic_sampling/prompts"] for step_metrics in metrics(run)]).tolist() == cursors
 
 
-def test_a_step_is_filled_up_after_dynamic_sampling_rounds(inputs: Path, run: RunFolder) -> None:
-    rounds = 2
-    raw = settings(inputs, ["even_prompts"], **DYNAMIC | {"dynamic_sampling_rounds": rounds})
-    assert small_run.train_here(raw, run).kind == "finished"
-    chosen, cursors = by_hand(parse(raw), 4, 3, rounds)
-    assert numbers(run, 3) == chosen and any(n % 2 for step in chosen for n in step)
-    assert [saved.state.cursor for saved in checkpoint.all_checkpoints(run)] == cursors
-
-
-def test_without_any_gradient_every_step_takes_all_its_rounds(inputs: Path, run: RunFolder) -> None:
-    raw = settings(inputs, ["all_alike"], **DYNAMIC | {"dynamic_sampling_rounds": 3, "iters": 2})
-    assert small_run.train_here(raw, run).kind == "finished"
-    assert [len(step) for step in numbers(run, 3)] == [3, 3]
-    assert [saved.state.cursor for saved in checkpoint.all_checkpoints(run)] == [9, 18]
-    assert [step_metrics["frac_reward_zero_std"] for step_metrics in metrics(run)] == [1, 1]
-
-
 def test_random_numbers_belong_to_the_position_in_the_stream_whatever_the_round(
     inputs: Path, run: RunFolder, tmp_path: Path
 ) -> None:
@@ -436,90 +319,4 @@ def test_a_resumed_dynamic_run_equals_the_uninterrupted_one(inputs: Path, run: R
     assert_same_run(run, dynamic)
 
 
-def test_a_stop_between_two_rounds_takes_nothing_from_the_stream(
-    inputs: Path, run: RunFolder, dynamic: RunFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    raw = settings(inputs, ["even_prompts"], **DYNAMIC)
-    scored, calls = ScoringStages.score, []
-
-    def score(scoring: ScoringStages, *args: Any, **more: Any) -> Any:
-        calls.append(1)
-        if len(calls) == rounds_before:
-            run.say("stop")
-        return scored(scoring, *args, **more)
-
-    prompts = [int(step["dynamic_sampling/prompts"]) for step in metrics(dynamic)]
-    assert prompts[1] > 3, "step 2 has one round only, so this shows nothing"
-    rounds_before = _rounds(raw, 0) + 1
-    with monkeypatch.context() as patch:
-        patch.setattr(ScoringStages, "score", score)
-        ending = small_run.train_here(raw, run)
-    assert (ending.kind, ending.step) == ("stopped", 1)
-    assert small_run.train_here(raw, run).kind == "finished"
-    assert_same_run(run, dynamic)
-
-
-def _rounds(raw: dict[str, Any], step: int) -> int:
-    """How many rounds that step of the run takes."""
-    prompt_stream, (_, cursors) = taken(parse(raw), 1000), by_hand(parse(raw), step + 1, 3, 10)
-    cursor, kept, rounds = cursors[step - 1] if step else 0, 0, 0
-    while cursor < cursors[step]:
-        next_numbers = prompt_stream[cursor : cursor + 3 - kept]
-        cursor, kept, rounds = cursor + len(next_numbers), kept + sum(n % 2 == 0 for n in next_numbers), rounds + 1
-    return rounds
-
-
 # ---- several batches a rollout ---------------------------------------------------------------------------------
-
-
-def test_several_batches_and_iterations_of_a_rollout(inputs: Path, run: RunFolder, tmp_path: Path) -> None:
-    """2 batches of 2 prompts, each learned from twice: 4 updates and 4 prompts a step; resumed, the same run."""
-    uninterrupted = RunFolder(tmp_path / "uninterrupted")
-    about = {
-        "steps_per_generation": 2,
-        "num_iterations": 2,
-        "batch_size": 2,
-        "iters": 2,
-        "epsilon": 1e-4,
-        "group_size": 4,
-    }
-    raw = settings(inputs, ["low"], **about)
-    assert small_run.train_here(raw, uninterrupted).kind == "finished"
-    saved = checkpoint.newest(uninterrupted)
-    assert saved and (saved.state.updates, saved.state.cursor) == (8, 8)
-    assert [line["step"] for line in lines(uninterrupted)] == [1] * 4 + [2] * 4
-    assert all(step["clip_ratio_total"] > 0 for step in metrics(uninterrupted))
-    train_interrupted(raw, run, 1)
-    assert_same_run(run, uninterrupted)
-
-
-def test_masked_truncated_completions_give_no_gradient(inputs: Path, tmp_path: Path) -> None:
-    """With a limit of two tokens nearly every completion is cut off; the reward of each still counts in its group."""
-    for masked in (False, True):
-        run = RunFolder(tmp_path / str(masked))
-        about = {"mask_truncated_completions": masked, "max_completion_length": 2, "seed": 3}
-        assert small_run.train_here(settings(inputs, ["low"], group_size=4, **about), run).kind == "finished"
-        steps = metrics(run)
-        assert all(step["hit_max_tokens_ratio"] == 1 for step in steps) and any(
-            step["reward_std"] > 0 for step in steps
-        )
-        assert all((step["grad_norm"] == 0) == masked for step in steps if step["frac_reward_zero_std"] < 1)
-
-
-def test_advantages_use_the_reward_weights_of_their_step() -> None:
-    """Weights 1 and 0 at first, 0 and 1 in the last step, which turns the better completion into the worse one."""
-    config = {"model": "m", "data": "d", "reward_functions": ["r1_int", "r1_count_xml"], "reward_weights": [1, 0],
-              "reward_weight_schedule": "linear", "reward_weights_final": [0, 1], "group_size": 2,
-              "scale_rewards": "none"}  # fmt: skip
-    scoring = stages_of(parse(config), 3)
-    groups = groups_of([[1, 0], [0, 1]], 2, scoring.stage(1).names)
-    by_step = []
-    for step in (1, 2, 3):
-        scoring.fill_advantages(groups, step)
-        by_step.append([one.advantage for one in groups[0].completions])
-    assert by_step == [[0.5, -0.5], [0, 0], [-0.5, 0.5]]
-
-
-def test_shipped_functions_alone_do_not_count_as_functions_that_use_mlx() -> None:
-    """They would be called after sampling, not beside it."""
-    assert not scoring_of([1, 2], 2).uses_mlx

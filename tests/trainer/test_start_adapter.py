@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,18 +10,14 @@ import mlx.core as mx
 import numpy as np
 import pytest
 import yaml
-from typer.testing import CliRunner
 
-from backend.__main__ import app
 from backend.cli.training import new_run
-from backend.config.config import load, problems
-from backend.runs.checkpoints import checkpoint
+from backend.config.config import load
 from backend.runs.clone import clone
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
-from backend.runs.saved_weights import adapter_settings, find_adapter, find_checkpoint, runs_with_adapters, with_adapter
+from backend.runs.saved_weights import find_adapter, find_checkpoint, runs_with_adapters, with_adapter
 from backend.trainer.preflight import check
-from backend.utils.errors import UserError
 from tests.support import small_run
 
 
@@ -70,9 +65,6 @@ def starts(raw: dict[str, Any], run: RunFolder, adapter: object, **changes: Any)
     return run
 
 
-# ── where it is ──────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def test_a_run_starts_from_the_arrays_that_are_named(raw: dict[str, Any], first: RunFolder, run: RunFolder) -> None:
     """At step 0 its checkpoint is theirs; the reference stays the base model, so the KL is not 0."""
     named = {first.path: "2", f"{first.path}@1": "1", first.adapters: "2", find_checkpoint(first, "1").arrays: "1"}
@@ -108,25 +100,6 @@ def test_a_run_that_was_killed_does_not_need_the_adapter_again(
     starts(raw, run, lent)
     assert same(arrays(find_checkpoint(run, "2").arrays), arrays(find_checkpoint(whole, "2").arrays))
     assert run.completions.read_text() == whole.completions.read_text()
-
-
-# ── estimate ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_estimate_counts_the_adapters_that_the_run_starts_from(
-    raw: dict[str, Any], first: RunFolder, tmp_path: Path
-) -> None:
-    def adapter_bytes(**settings: Any) -> Any:
-        file = tmp_path / "run.yaml"
-        file.write_text(yaml.safe_dump({key: value for key, value in raw.items() if key != "rank"} | settings))
-        result = CliRunner().invoke(app(), ["estimate", str(file), "--json"])
-        assert result.exit_code == 0, result.output
-        return json.loads(result.stdout)["training"]["adapters"]
-
-    assert adapter_bytes(adapter=str(first.path)) == adapter_bytes(rank=raw["rank"]) != adapter_bytes()
-
-
-# ── what belongs to it ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_settings_that_the_adapter_decides_are_taken_from_it_where_the_file_leaves_them_out(
@@ -168,47 +141,3 @@ def test_an_adapter_that_does_not_fit_is_refused_in_a_sentence(
     faults = check(raw | {"adapter": str(first.path)} | changes)
     assert [fault.setting for fault in faults] == [setting]
     assert says in faults[0].sentence and len(faults[0].sentence) <= 200
-
-
-@pytest.mark.parametrize("damage", ["cut", "no config", "config", "peft"])
-def test_a_damaged_adapter_is_refused(raw: dict[str, Any], first: RunFolder, tmp_path: Path, damage: str) -> None:
-    folder = Path(shutil.copytree(first.adapters, tmp_path / "adapter"))
-    weights, about = folder / "adapters.safetensors", folder / "adapter_config.json"
-    if damage == "cut":
-        weights.write_bytes(weights.read_bytes()[:-9])
-    elif damage == "config":
-        about.write_text(json.dumps({"num_layers": "two", "lora_parameters": {}}))
-    elif damage == "peft":
-        weights.rename(folder / "adapter_model.safetensors")
-    else:
-        about.unlink()
-    faults = check(raw | {"adapter": str(folder)})
-    if damage == "no config":  # the arrays tell their shapes, and the settings the scale
-        assert not faults and adapter_settings(find_adapter(str(folder))) == {}
-    else:
-        assert [fault.setting for fault in faults] == ["adapter"] and str(tmp_path)[:20] in faults[0].sentence
-
-
-@pytest.mark.parametrize("number", [float("nan"), float("-inf")])
-def test_an_adapter_that_holds_no_numbers_is_the_one_to_blame(
-    raw: dict[str, Any], first: RunFolder, run: RunFolder, tmp_path: Path, number: float
-) -> None:
-    """It was the learning rate, at step 0; and a trial of rewards sampled padding from it without a word."""
-    loaded: Any = mx.load(str(first.adapters / "adapters.safetensors"))
-    name = max(loaded)
-    loaded[name] = mx.full(loaded[name].shape, number)
-    mx.save_safetensors(str(tmp_path / "adapters.safetensors"), loaded)
-    ending = small_run.train_here(raw | {"adapter": str(tmp_path / "adapters.safetensors")}, run)
-    assert (ending.kind, ending.exit_code, ending.step) == ("failed", 2, 0)
-    assert ending.sentence.startswith("adapter: The adapter ")
-    assert f"has NaN or infinite numbers in {name}" in ending.sentence and len(ending.sentence) <= 200
-
-
-def test_a_fully_fine_tuned_run_is_a_base_model_and_no_adapter(raw: dict[str, Any], run: RunFolder) -> None:
-    small_run.train_here(raw | {"train_type": "full", "iters": 1}, run)
-    with pytest.raises(
-        UserError, match="trained every weight, so it has no adapter; choose its model folder as the Base"
-    ):
-        find_adapter(str(run.path))
-    assert not problems(raw | {"model": str(run.model)}) and not check(raw | {"model": str(run.model)})
-    assert checkpoint.newest(run) is not None

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
 import numpy as np
 import pytest
 
@@ -16,12 +15,10 @@ from backend.runs.archive import summary
 from backend.runs.checkpoints import checkpoint
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
-from backend.runs.steering import Change, read_changes, request_change, write_changes
+from backend.runs.steering import Change, read_changes, request_change
 from backend.runs.steering import changed as changed_settings
-from backend.sampling.sampler import Sampling
 from backend.trainer import telemetry
 from backend.trainer.control import handlers_restored
-from backend.trainer.run_context import load_context
 from backend.trainer.run_process import train
 from backend.utils.errors import UserError
 from tests.support import small_run
@@ -114,9 +111,6 @@ def cut_to(source: RunFolder, folder: Path, step: int) -> RunFolder:
     return run
 
 
-# ── what a change does ───────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def test_a_change_holds_from_the_next_step_and_is_kept(changed: RunFolder, unchanged: RunFolder) -> None:
     (event,) = events(changed, "change")
     assert event["step"] == 4 and event["settings"]["learning_rate"] == [1e-3, 3e-3]
@@ -169,12 +163,6 @@ def test_a_change_to_other_values_and_back_changes_nothing(
     assert_equals(run, unchanged)
 
 
-def test_a_change_to_the_present_values_is_answered_and_not_kept(raw: dict[str, Any], run: RunFolder) -> None:
-    trained(raw | {"iters": 2, "steps_per_eval": 0}, run, asking(run, {"learning_rate": raw["learning_rate"]}, step=1))
-    assert not run.changes.exists() and not events(run, "change")
-    assert "Nothing was changed" in events(run, "note")[-1]["sentence"]
-
-
 def test_a_change_that_cannot_be_is_refused_whole_and_the_run_goes_on(raw: dict[str, Any], run: RunFolder) -> None:
     asked = {"temperature": -1, "beta": 0.5, "rank": 4}
     trained(raw | {"iters": 2, "steps_per_eval": 0}, run, asking(run, asked, step=1))
@@ -198,34 +186,6 @@ def test_the_change_is_on_disk_before_the_step_that_uses_it(
     assert kept == [True]
 
 
-def test_changed_parts_are_those_that_the_new_settings_build(raw: dict[str, Any]) -> None:
-    """Whatever a change does not reach goes unnoticed in a resumed run, which misses it as well."""
-    old, new = parse(raw), parse(raw | CHANGED)
-    parts, built = load_context(old, lambda _: None), load_context(new, lambda _: None)
-    parts.change(new, set(CHANGED), 1)
-    mine, theirs = parts.learner, built.learner
-    assert (parts.steps, parts.sampling) == (built.steps, built.sampling) == (5, Sampling(1.3, 0.8, 0, 0.0))
-    assert mine.algorithm.loss == theirs.algorithm.loss and mine.algorithm.bonus == theirs.algorithm.bonus  # pyright: ignore
-    assert [mine.learning_rate(update) for update in range(12)] == [
-        theirs.learning_rate(update) for update in range(12)
-    ]
-    assert (
-        (mine.forward.temperature, mine.max_grad_norm)
-        == (theirs.forward.temperature, theirs.max_grad_norm)
-        == (1.3, 0.5)
-    )
-    assert parts.scoring.stage(1).weights.at(1) == [2.0] and parts.scoring.steps == 5
-    tokens = mx.array([[5, 6, 7]])
-    assert parts.policy.reference_model is not None and built.policy.reference_model is not None
-    logits = parts.policy.reference_model(tokens), built.policy.reference_model(tokens)
-    assert mx.array_equal(*logits)
-    parts.change(old, set(CHANGED), 1)
-    assert parts.policy.reference is None and parts.scoring.stage(1).weights.at(1) == [1.0]
-
-
-# ── how long a run is ────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def test_a_finished_run_goes_on_to_a_later_end(raw: dict[str, Any], run: RunFolder, tmp_path: Path) -> None:
     """With a constant learning rate it equals the run that was as long from the beginning, but for the evaluation of its old end."""
     constant = raw | {"lr_schedule": "constant", "steps_per_eval": 0}
@@ -237,12 +197,6 @@ def test_a_finished_run_goes_on_to_a_later_end(raw: dict[str, Any], run: RunFold
     with pytest.raises(UserError, match="Iterations must be at least 3, which are done"):
         train(parse(constant | {"iters": 2}), run, command="a test", changes={"iters": 2})
     assert [change.settings["iters"] for change in read_changes(run)] == [(2, 3)]
-
-
-def test_a_run_shortened_to_the_steps_it_has_done_is_evaluated_at_its_end(raw: dict[str, Any], run: RunFolder) -> None:
-    trained(raw | {"steps_per_eval": 4}, run, asking(run, {"iters": 2}, step=2))
-    assert small_run.steps(run) == [1, 2]
-    assert [event["step"] for event in events(run, "eval")] == [0, 2]
 
 
 def test_finish_step_ends_after_the_step_in_flight(
@@ -294,32 +248,6 @@ def test_a_change_asked_for_at_the_very_end_is_answered_and_leaves_nothing(raw: 
     assert not run.change_request.exists() and not run.control.exists() and not run.changes.exists()
 
 
-def test_a_damaged_list_of_changes_is_told_and_left_alone(raw: dict[str, Any], run: RunFolder) -> None:
-    run.path.mkdir(parents=True)
-    run.changes.write_text('{"changes": [{"step": 2, "sett')
-    with pytest.raises(UserError, match=r"changes\.json is (damaged|not valid JSON)"):
-        small_run.train_here(raw, run)
-    assert run.changes.read_text().endswith('"sett')
-
-
-def test_a_change_from_an_infinite_step_on_is_told(run: RunFolder) -> None:
-    """JSON may hold 1e999, which Python reads as infinity."""
-    run.path.mkdir(parents=True)
-    run.changes.write_text('{"changes": [{"step": 1e999, "settings": {}}]}')
-    with pytest.raises(UserError, match="does not hold a list of changes"):
-        read_changes(run)
-
-
-def test_a_new_change_is_never_before_a_recorded_one(raw: dict[str, Any], run: RunFolder) -> None:
-    """After a resume from an older checkpoint the list holds a change of a step to come. One made now would be overridden by it."""
-    run.path.mkdir(parents=True)
-    write_changes(run, [Change(3, {"beta": (0.0, 0.1)})])
-    trained(raw | {"steps_per_eval": 0, "iters": 3}, run, asking(run, {"beta": 0.7}, step=1))
-    assert [(change.step, change.settings) for change in read_changes(run)] == [
-        (3, {"beta": (0.0, 0.1)}), (3, {"beta": (0.1, 0.7)}),
-    ]  # fmt: skip
-
-
 def test_a_change_asked_for_before_a_resumed_run_goes_on_holds_from_its_next_step(
     raw: dict[str, Any], run: RunFolder
 ) -> None:
@@ -345,10 +273,3 @@ def test_where_a_run_trains_is_changed_when_it_is_resumed_and_not_before(changed
     assert pairs == {"on_lost_rank": ("stop", "go_on"), "distributed_backend": ("auto", "ring")}
     with pytest.raises(UserError, match="clone the run"):
         changed_settings(config, {"rank": 3}, at_resume=True)
-
-
-def test_changes_of_where_a_run_trains_are_kept(tmp_path: Path) -> None:
-    run = RunFolder(tmp_path)
-    change = Change(3, {"hosts": ("", "/two.json"), "parallelism": ("data", "tensor")})
-    write_changes(run, [change])
-    assert read_changes(run) == [change]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import pty
 import shlex
@@ -18,14 +17,12 @@ from typing import Any
 
 import pytest
 
-from backend.cli.common import LostTerminal, ignore_sighup
 from backend.engine.cpu.compiler import COMPILER
 from backend.engine.device import on_cpu
 from backend.runs.checkpoints import checkpoint
 from backend.runs.events import EventLog, read_events
 from backend.runs.run_folder import RunFolder
 from backend.trainer.control import STOP_SIGNALS, Control, Stopped, StopRequested, raising_stop
-from backend.training.learner import Learner
 from backend.utils.command import backend_command, backend_environment
 from tests.support import small_run
 
@@ -169,52 +166,4 @@ def test_no_reward_function_keeps_a_run_from_stopping(tmp_path: Path, run: RunFo
     assert ending.sentence == f"Stopped at step 0 because {why}; everything is saved."
     assert small_run.kinds(run).count("command") == 1
 
-
-COMPILER_ENDED = "Could not load C++ shared library kernel.so: cannot open shared object file"
-
-
-@pytest.mark.parametrize(("at_update", "kind"), [(1, "stopped"), (3, "failed")])
-def test_between_updates_it_is_a_stop_where_no_finished_step_is_lost(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, run: RunFolder, at_update: int, kind: str
-) -> None:
-    """Two updates a step: one of step 1 loses nothing, one of step 2 the unsaved step 1. Weights between two steps are saved nowhere."""
-    updates = []
-    apply = Learner._apply
-
-    def interrupted(self: Learner, *arguments: Any) -> Any:
-        updates.append(self)
-        if len(updates) == at_update:
-            self.is_whole = False
-            os.kill(os.getpid(), signal.SIGINT)
-            raise RuntimeError(COMPILER_ENDED)
-        return apply(self, *arguments)
-
-    monkeypatch.setattr(Learner, "_apply", interrupted)
-    settings = small_run.settings_for(tmp_path, num_iterations=2, train_type="full") | small_run.low_half(tmp_path)
-    ending = small_run.train_here(settings, run)
-    assert ending.kind == kind and (COMPILER_ENDED in ending.sentence) == (kind == "failed")
-    assert len(updates) == at_update and not run.model.exists() and checkpoint.newest(run) is None
-
-
-def test_a_reader_that_has_ended_does_not_end_the_work(capfd: pytest.CaptureFixture[str]) -> None:
-    reading, writing = os.pipe()
-    os.close(reading)
-    with os.fdopen(writing, "w") as pipe:
-        stream = LostTerminal(pipe)
-        for _ in range(3):
-            stream.write("a line\n")
-            stream.flush()
     # And the `with` has flushed what Python still held.
-
-
-def test_any_other_failing_write_is_an_error() -> None:
-    with open("/dev/full", "w") as full, pytest.raises(OSError) as raised:
-        LostTerminal(full).write("x" * (1 << 17))
-    assert raised.value.errno == errno.ENOSPC
-
-
-def test_a_verb_has_its_streams_back_afterwards() -> None:
-    before = sys.stdout, sys.stderr
-    seen: list[object] = []
-    ignore_sighup(lambda: seen.append(sys.stdout))()
-    assert isinstance(seen[0], LostTerminal) and (sys.stdout, sys.stderr) == before

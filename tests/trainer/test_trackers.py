@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import csv
-import errno
 import json
 import os
-import signal
 import subprocess
 import sys
-import threading
 import time
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,20 +16,14 @@ from typing import Any
 import pytest
 import yaml
 
-from backend.cli.common import MISTAKE
-from backend.cli.track import track as verb_track
 from backend.config.checks import cross_setting_faults
-from backend.config.config import parse, problems
 from backend.runs.events import EventLog, JsonLines, truncate_file
-from backend.runs.metric_names import trl_metrics
 from backend.runs.run_folder import RunFolder
-from backend.runs.run_lock import hand_on_lock, hold_lock
-from backend.trainer import run_process
-from backend.trainer.trackers import follow, launch, packages, process
+from backend.runs.run_lock import hold_lock
+from backend.trainer.trackers import follow, launch, packages
 from backend.trainer.trackers import follow as csv_tables
-from backend.trainer.trackers.follow import MAKERS, CsvTables, about_run, track
+from backend.trainer.trackers.follow import MAKERS, about_run, track
 from backend.trainer.trackers.records import AboutRun, RecordReader, Sent, StepRecord
-from backend.trainer.trackers.targets import ALL, NONE, TRACKERS, chosen
 from backend.utils.command import backend_environment
 from backend.utils.disk_faults import DiskError
 from backend.utils.errors import UserError
@@ -108,9 +98,6 @@ def read_all(reader: RecordReader) -> list[StepRecord]:
     return records
 
 
-# ── records ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def test_a_record_is_whole_before_it_is_told(made_up: MadeUpRun) -> None:
     """The evaluation after a step belongs to it, so it waits until the next step samples, or the run ends."""
     reader = RecordReader(made_up.folder, {})
@@ -129,18 +116,6 @@ def test_a_record_is_whole_before_it_is_told(made_up: MadeUpRun) -> None:
     assert [group["prompt"] for group in last.groups] == ["p2"] and reader.rest() == []
 
 
-def test_half_a_line_is_read_once_it_is_whole(made_up: MadeUpRun) -> None:
-    reader = RecordReader(made_up.folder, {})
-    made_up.step(1)
-    line = b'{"v":1,"kind":"phase","phase":"sampling"}\n'
-    with made_up.folder.events.open("ab") as file:
-        file.write(line[:20])
-    assert read_all(reader) == []
-    with made_up.folder.events.open("ab") as file:
-        file.write(line[20:])
-    assert [record.step for record in read_all(reader)] == [1]
-
-
 def test_steps_come_again_after_the_event_log_was_cut_back(made_up: MadeUpRun) -> None:
     reader = RecordReader(made_up.folder, {})
     made_up.step(1)
@@ -156,23 +131,6 @@ def test_steps_come_again_after_the_event_log_was_cut_back(made_up: MadeUpRun) -
     assert [[group["prompt"] for group in record.groups] for record in records] == [["p1"], ["p2"]]
 
 
-def test_what_was_sent_is_not_news() -> None:
-    sent = Sent()
-    first = StepRecord(1, {"loss": 1.0}, {"valid": {"reward": 1.0}})
-    assert sent.news_in(first) == first
-    sent.add(first)
-    assert sent.news_in(first) is None and sent == Sent(1, {"valid": 1})
-    # A stop came before the evaluation; the resumed run evaluates the step that was sent.
-    late = StepRecord(1, {"loss": 1.0}, {"valid": {"reward": 1.0}, "test": {"reward": 2.0}})
-    assert sent.news_in(late) == StepRecord(1, {}, {"test": {"reward": 2.0}})
-    before = Sent()
-    before.add(StepRecord(0, {}, {"valid": {"reward": 0.0}}))
-    assert before == Sent(0, {"valid": 0}) and before.news_in(StepRecord(0, {}, {"valid": {"reward": 0.0}})) is None
-
-
-# ── names ────────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def test_metrics_have_trls_names() -> None:
     """As `GRPOTrainer` logs them, and transformers prefixes them."""
     record = StepRecord(
@@ -183,39 +141,6 @@ def test_metrics_have_trls_names() -> None:
         "train/clip_ratio/low_mean": 0.1, "train/clip_ratio/region_mean": 0.2, "train/rewards/exact/mean": 0.5, "eval/reward": 1.0,
         "eval/hard_reward": 2.0,
     }  # fmt: skip
-
-
-def test_trls_reward_std_is_that_of_the_scale() -> None:
-    both = {"reward_std": 0.9, "reward_std_within_groups": 0.4}
-    assert trl_metrics(both, "group") == trl_metrics(both, "none") == {"reward_std": 0.4, "reward_std_over_step": 0.9}
-    assert trl_metrics(both, "batch") == both
-    assert trl_metrics({"reward_std": 0.9}, "group") == {"reward_std": 0.9}, "a run of before, or groups of one"
-
-
-def test_a_named_evaluation_set_has_its_name_before_its_metrics(tmp_path: Path) -> None:
-    """Its metrics stand in the event log's evaluation as hard/kl; transformers calls them eval/hard_kl."""
-    run = MadeUpRun(tmp_path / "sets", eval_data={"hard": "h.jsonl"})
-    run.step(1)
-    metrics = {"reward": 1.0, "hit_max_tokens_ratio": 0.5, "hard/reward": 2.0, "hard/hit_max_tokens_ratio": 0.25}
-    run.event_log.write("eval", step=1, split="valid", metrics=metrics)
-    run.end()
-    track(run.folder, "csv", say=print)
-    (row,) = run.table()
-    assert {name: row[name] for name in row if name.startswith("eval/")} == {
-        "eval/reward": "1.0", "eval/completions/clipped_ratio": "0.5", "eval/hard_reward": "2.0",
-        "eval/hard_completions/clipped_ratio": "0.25",
-    }  # fmt: skip
-
-
-def test_the_scale_is_that_of_the_step(made_up: MadeUpRun) -> None:
-    made_up.step(1)
-    made_up.event_log.write("change", step=2, settings={"scale_rewards": ["group", "batch"]})
-    made_up.step(2)
-    track(made_up.folder, "csv", say=print)
-    assert [row["train/reward_std"] for row in made_up.table()] == ["0.4", "0.9"]
-
-
-# ── csv ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_csv_has_a_row_a_step_and_a_row_a_completion(made_up: MadeUpRun) -> None:
@@ -253,25 +178,6 @@ def test_csv_of_a_resumed_run_has_its_steps_and_no_others(made_up: MadeUpRun) ->
     assert [row["train/loss"] for row in made_up.table()] == ["1.0", "7.0"]
 
 
-def test_a_table_that_takes_long_is_written_seldom(made_up: MadeUpRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [0.0]
-    written: list[float] = []
-
-    def slowly(about: AboutRun) -> None:
-        written.append(now[0])
-        now[0] += 2.0
-
-    monkeypatch.setattr(csv_tables, "write_tables", slowly)
-    monkeypatch.setattr(csv_tables.time, "monotonic", lambda: now[0])
-    tables = CsvTables()
-    tables.open(about_run(made_up.folder))
-    for _ in range(100):
-        tables.send(StepRecord(1))
-        tables.flush(Sent())
-        now[0] += 1.0
-    assert written == [0.0, 42.0, 84.0]
-
-
 def test_a_full_disk_is_told_once_and_tried_again(made_up: MadeUpRun, monkeypatch: pytest.MonkeyPatch) -> None:
     """While the run trains: the tracker goes on, and once there is room the table is whole."""
     told: list[str] = []
@@ -293,9 +199,6 @@ def test_a_full_disk_is_told_once_and_tried_again(made_up: MadeUpRun, monkeypatc
     made_up.step(1)
     track(made_up.folder, "csv", say=told.append)
     assert told == ["The disk is full."] and len(made_up.table()) == 1
-
-
-# ── following ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class Recorded:
@@ -395,28 +298,6 @@ def test_a_tracker_that_waits_for_ever_ends_itself(made_up: MadeUpRun, lacks: st
     assert made_up.folder.log.read_text() == f"csv: {sentence}\n"
 
 
-def test_a_tracker_that_was_killed_goes_on_where_it_was(made_up: MadeUpRun) -> None:
-    """Killed in the middle of a run and started again by hand: every step once."""
-    lock = hold_lock(made_up.folder)
-    made_up.step(1)
-    made_up.step(2)
-    command = [sys.executable, "-P", "-m", "backend.trainer.trackers.process", "csv", str(made_up.folder.path)]
-    process = subprocess.Popen(command, env=backend_environment(), stdout=subprocess.DEVNULL)
-    until = time.monotonic() + 30
-    while not (made_up.folder.path / "metrics.csv").exists() and time.monotonic() < until:
-        time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    made_up.step(3)
-    made_up.end()
-    os.close(lock)
-    track(made_up.folder, "csv", say=print)
-    assert [row["step"] for row in made_up.table()] == ["1", "2", "3"] and len(made_up.table("completions.csv")) == 6
-
-
-# ── tensorboard ──────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def read_event_files(folder: Path) -> dict[str, list[tuple[int, Any]]]:
     """Tag → (step, value or text) of every event in the folder, in order."""
     tensorboardX = pytest.importorskip("tensorboardX")
@@ -449,9 +330,6 @@ def test_tensorboard_files_hold_every_step_once(made_up: MadeUpRun) -> None:
     assert found["train/loss"] == [(1, 1.0), (2, 7.0), (3, 3.0)] and found["eval/reward"] == [(1, 11.0)]
     (step, text), *_ = next(values for tag, values in found.items() if tag.startswith("completions"))
     assert step == 1 and "p1" in text and "train/kl" not in found
-
-
-# ── wandb and trackio, without their packages ────────────────────────────────────────────────────────────────────────
 
 
 class FakeWandb:
@@ -547,32 +425,6 @@ def test_wandb_offline_is_written_anew_until_it_was_synced(made_up: MadeUpRun, w
     assert [step for step, _ in wandb.logged] == [3] and wandb.inits[-1]["id"] == first["id"]
 
 
-def test_the_watch_of_a_tracker_ends_with_it(
-    made_up: MadeUpRun, wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It once ended the process two minutes later, whatever that process did by then."""
-    ended: list[int] = []
-    monkeypatch.setattr(follow, "HANG_S", 0.05)
-    monkeypatch.setattr(os, "_exit", ended.append)
-    made_up.step(1)
-    track(made_up.folder, "wandb", say=lambda sentence: None)
-    time.sleep(0.3)
-    assert not ended and not [each for each in threading.enumerate() if each.name == "tracker's watch"]
-
-
-def test_wandb_online_is_sent_every_step_once(made_up: MadeUpRun, wandb: FakeWandb) -> None:
-    """Steps that a resume trains again are the same numbers, and are not sent again."""
-    made_up.step(1)
-    place = made_up.sizes
-    made_up.step(2)
-    track(made_up.folder, "wandb", may_upload=True, say=print)
-    made_up.cut_back(place)
-    made_up.step(2)
-    made_up.step(3)
-    track(made_up.folder, "wandb", may_upload=True, say=print)
-    assert [step for step, _ in wandb.logged] == [1, 2, 3] and len({init["id"] for init in wandb.inits}) == 1
-
-
 def test_where_a_resume_changed_steps_that_wandb_has_a_second_run_begins(made_up: MadeUpRun, wandb: FakeWandb) -> None:
     made_up.step(1)
     place = made_up.sizes
@@ -595,18 +447,6 @@ def test_a_run_folder_of_somebody_else_names_no_run_of_mine(made_up: MadeUpRun, 
         made_up.step(1)
         track(made_up.folder, "wandb", may_upload=True, say=print)
         assert wandb.inits[-1]["id"] not in content and wandb.logged[-1][0] == 1
-
-
-def test_without_network_the_tracker_ends_and_says_why(made_up: MadeUpRun, wandb: FakeWandb) -> None:
-    def unreachable(**arguments: Any) -> FakeWandb:
-        raise OSError("api.wandb.ai cannot be reached")
-
-    wandb.init = unreachable
-    made_up.step(1)
-    before = made_up.folder.events.read_bytes()
-    with pytest.raises(OSError, match="cannot be reached"):
-        track(made_up.folder, "wandb", may_upload=True, say=print)
-    assert made_up.folder.events.read_bytes() == before
 
 
 class FakeTrackio:
@@ -680,9 +520,6 @@ def test_the_real_packages_take_a_run(
     assert not any(path.is_symlink() for path in made_up.folder.path.rglob("*"))
 
 
-# ── the setting, and the run ─────────────────────────────────────────────────────────────────────────────────────────
-
-
 @pytest.mark.parametrize(
     ("value", "sentence"),
     [
@@ -699,13 +536,6 @@ def test_a_project_is_a_name_and_nobodys_account(project: str) -> None:
     (fault,) = cross_setting_faults({"tracker_project": project})
     assert fault.setting == "tracker_project" and len(fault.sentence) < 200
     assert cross_setting_faults({"tracker_project": "My runs 2"}) == []
-
-
-def test_words_choose_trackers(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert chosen([]) == chosen([NONE]) == () and chosen(["csv", "csv"]) == ("csv",)
-    monkeypatch.setattr("backend.trainer.trackers.targets.find_spec", lambda package: package == "wandb" or None)
-    assert chosen([ALL]) == ("csv", "wandb")
-    assert not any(fault.setting == "report_to" for fault in problems({"report_to": "csv"})), "one word is a list"
 
 
 def test_check_refuses_a_tracker_that_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -739,8 +569,7 @@ HARM: dict[str, str] = {
 def test_a_tracker_changes_nothing_of_a_run(
     plain: tuple[Path, RunFolder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, harm: str
 ) -> None:
-    """EventLog, completions and weights are the same, and the run waits for none of them. The real packages, and what real machines do to them:
-    tests/trainer/test_trackers_proof.py."""
+    """EventLog, completions and weights are the same, and the run waits for none of them."""
     place, alone = plain
     started: list[subprocess.Popen[bytes]] = []
     popen = subprocess.Popen
@@ -802,160 +631,3 @@ def test_a_tracker_that_ends_before_its_run_is_told_once(
     trackers.look(told.append)
     trackers.let_go()
     assert told == [f"csv has ended: {why}. The run goes on without it; track --to csv sends the rest."]
-
-
-def test_a_run_does_not_look_at_its_trackers_all_the_time(made_up: MadeUpRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may be asked thousands of times a second."""
-    polled: list[float] = []
-
-    class Alive:
-        def poll(self) -> None:
-            polled.append(0.0)
-
-    trackers = launch.RunTrackers(made_up.folder)
-    trackers._processes["csv"] = Alive()  # type: ignore[assignment]
-    for _ in range(100):
-        trackers.look(pytest.fail)
-    assert not polled
-    monkeypatch.setattr(launch, "LOOK_S", 0.0)
-    trackers.look(pytest.fail)
-    assert len(polled) == 1
-
-
-@pytest.mark.parametrize("ends", [True, False])
-def test_a_tracker_that_raises_leaves_a_sentence_where_the_run_is_over_in_its_log_too(
-    made_up: MadeUpRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], ends: bool
-) -> None:
-    """The run's process is no more then, and log.txt is what the window shows."""
-
-    class Refusing(Recorded):
-        def close(self, ending: str) -> None:
-            raise ConnectionError("no route\nto host")
-
-        def open(self, about: AboutRun) -> Sent:
-            if not ends:
-                raise ConnectionError("no route\nto host")
-            return Sent()
-
-    monkeypatch.setitem(MAKERS, "csv", Refusing)
-    monkeypatch.setattr(os, "nice", lambda value: 0)
-    monkeypatch.setattr(threading, "excepthook", threading.excepthook)  # the process's own is taken back after the test
-    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
-    made_up.step(1)
-    made_up.folder.log.write_text("Finished.\n")
-    lock = None if ends else hold_lock(made_up.folder)
-    assert process.main(["csv", str(made_up.folder.path)]) == 1
-    sentence = "ConnectionError: no route to host\n"
-    assert capsys.readouterr().out == sentence
-    assert made_up.folder.log.read_text() == "Finished.\n" + (f"csv: {sentence}" if ends else "")
-    if lock is not None:
-        os.close(lock)
-    made_up.folder.log.unlink()
-    assert process.main(["csv", str(made_up.folder.path)]) == 1 and not made_up.folder.log.exists()
-
-
-@pytest.mark.parametrize(
-    ("error", "code", "says"),
-    [
-        (OSError(errno.ENOSPC, "No space left on device"), 2, "trackers/csv cannot be written: the disk is full."),
-        (ValueError("no event"), 1, "ValueError: no event"),
-    ],
-)
-def test_the_verb_ends_with_a_thread_of_a_package(
-    made_up: MadeUpRun,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    error: Exception,
-    code: int,
-    says: str,
-) -> None:
-    """tensorboardX's writer is a thread; without it `send` waits for ever."""
-    codes: list[int] = []
-
-    class Threaded(Recorded):
-        def send(self, record: StepRecord) -> None:
-            thread = threading.Thread(target=self._write)
-            thread.start()
-            thread.join()
-
-        def _write(self) -> None:
-            raise error
-
-    monkeypatch.setattr(threading, "excepthook", threading.__excepthook__)  # pytest has one of its own
-    monkeypatch.setitem(MAKERS, "csv", Threaded)
-    monkeypatch.setattr(os, "_exit", codes.append)
-    made_up.step(1)
-    made_up.step(2)
-    verb_track(str(made_up.folder.path), "csv")
-    assert (
-        codes
-        and set(codes) == {code}
-        and says in capsys.readouterr().err
-        and threading.excepthook is threading.__excepthook__
-    )
-
-
-def test_what_a_tracker_complains_of_stands_in_the_log_of_its_run_once(
-    made_up: MadeUpRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A full disk that is tried again, and what a package warns its user of; the run goes on and knows nothing of either."""
-
-    class Complaining(Recorded):
-        def send(self, record: StepRecord) -> None:
-            for category in (UserWarning, UserWarning, DeprecationWarning):
-                warnings.warn(f"{category.__name__}: not written", category, stacklevel=1)
-
-        def flush(self, sent: Sent) -> None:
-            raise DiskError("The disk is full.")
-
-    monkeypatch.setitem(MAKERS, "csv", Complaining)
-    monkeypatch.setattr(os, "nice", lambda value: 0)
-    monkeypatch.setattr(threading, "excepthook", threading.excepthook)
-    made_up.step(1)
-    made_up.step(2)
-    made_up.folder.log.touch()
-    with warnings.catch_warnings():
-        warnings.simplefilter("always")
-        assert process.main(["csv", str(made_up.folder.path)]) == 0
-    said = ["UserWarning: not written", "The disk is full."]
-    assert capsys.readouterr().out.splitlines() == said
-    assert made_up.folder.log.read_text().splitlines() == [f"csv: {sentence}" for sentence in said]
-
-
-def test_every_process_of_a_run_starts_its_trackers_but_one_that_takes_over_after_a_gpu_error(
-    plain: tuple[Path, RunFolder], run: RunFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Those of the program before it, in the same process, follow the run still. A run that was taken back begins with a warning."""
-    started: list[Any] = []
-    monkeypatch.setattr(launch.RunTrackers, "start", lambda trackers, names, tell: started.append(names))
-    raw = small_run.settings_for(plain[0], report_to=["csv"], iters=1, **small_run.low_half(plain[0]))
-    small_run.train_here(raw, run)
-    taken_back = "The run was taken back from step 2 to its checkpoint of step 1."
-    run_process.train(parse(raw), run, command="a test", warnings=[taken_back])
-    assert started == [["csv"], ["csv"]]
-    lock = hold_lock(run)
-    hand_on_lock(os.dup(lock))
-    os.close(lock)
-    small_run.train_here(raw, run)
-    assert len(started) == 2
-
-
-def test_the_verb_refuses_what_it_cannot_do(made_up: MadeUpRun) -> None:
-    from typer.testing import CliRunner
-
-    from backend.__main__ import app
-
-    def answer(*arguments: str) -> tuple[int, str]:
-        result = CliRunner().invoke(app(), ["track", str(made_up.folder.path), *arguments])
-        return result.exit_code, result.output
-
-    made_up.step(1)
-    assert answer("--to", "csv") == (
-        0,
-        "What csv writes of one is in metrics.csv and completions.csv of the run's folder.\n",
-    )
-    code, said = answer("--to", "mlflow")
-    assert code == MISTAKE and "There is no tracker mlflow" in said
-    code, said = answer("--to", "csv", "--upload")
-    assert code == MISTAKE and "csv uploads nothing" in said
-    assert TRACKERS.keys() == MAKERS.keys()

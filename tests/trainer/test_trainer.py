@@ -21,17 +21,13 @@ from mlx.utils import tree_flatten
 from mlx_lm import load
 
 from backend.runs.checkpoints import checkpoint
-from backend.runs.checkpoints import checkpoint_writer as checkpoint_writer_module
 from backend.runs.events import METRICS, PHASES, read_events
 from backend.runs.run_folder import RunFolder
-from backend.sampling.rollout import Sampler
 from backend.trainer import telemetry
 from backend.trainer.control import handlers_restored
 from backend.training.learner import Learner
 from backend.utils.command import backend_command, backend_environment
-from backend.utils.disk_faults import disk_fault
 from tests.support import small_run
-from tests.support.random_models import tiny_model
 
 REWARDS = '''
 import itertools, os, time
@@ -151,9 +147,6 @@ def assert_equals(run: RunFolder, uninterrupted: RunFolder) -> None:
     assert numbers == list(range(len(numbers)))
 
 
-# ── what a run writes ────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def test_every_step_carries_every_metric(uninterrupted: RunFolder) -> None:
     names = METRICS.keys() | {"rewards/share/mean", "rewards/share/std"}
     for event in events(uninterrupted, "step"):
@@ -205,47 +198,6 @@ def test_completions_jsonl_has_every_group_with_its_rewards_and_advantages(unint
         assert sum(completion["advantage"] for completion in line["completions"]) == pytest.approx(0, abs=1e-3)
 
 
-def test_epochs_decide_the_number_of_steps(inputs: Path, run: RunFolder) -> None:
-    ending = small_run.train_here(settings(inputs, epochs=2, batch_size=3, max_completion_length=2), run)
-    assert ending.step == 6  # 2 × 8 rows, 3 a step
-    prompts = [json.loads(line)["prompt"] for line in run.completions.read_text().splitlines()]
-    assert len(set(prompts[:8])) == len(set(prompts[8:16])) == 8, "every row once a pass"
-
-
-def test_a_row_that_comes_again_is_sampled_with_new_random_numbers(inputs: Path, run: RunFolder) -> None:
-    """Random numbers belong to a position in the run. Keyed by the row alone, a policy that hardly moves would repeat itself."""
-    row = small_run.write_rows(inputs / "one_row.jsonl", count=1)
-    small_run.train_here(settings(inputs, data=str(row), learning_rate=1e-9, batch_size=2), run)
-    lines = [json.loads(line) for line in run.completions.read_text().splitlines()]
-    texts = [completion["text"] for line in lines for completion in line["completions"]]
-    assert len({line["prompt"] for line in lines}) == 1 and len(set(texts)) == len(texts) == 12
-
-
-def test_a_reward_function_that_returns_none_does_not_stop_the_run(inputs: Path, run: RunFolder) -> None:
-    ending = small_run.train_here(settings(inputs, "silent"), run)
-    assert ending.kind == "finished"
-    assert [event["metrics"]["reward"] for event in events(run, "step")] == [None] * 3
-    text = (run.checkpoints / "000003" / "state.json").read_text()
-    assert json.loads(text, parse_constant=pytest.fail)["score"] is None, (
-        "NaN would compare as the best checkpoint for ever"
-    )
-
-
-def test_seq_step_size_is_the_prefill_chunk_of_long_prompts(
-    inputs: Path, run: RunFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pieces: list[int] = []
-    prefill = Sampler._prefill
-    monkeypatch.setattr(
-        Sampler, "_prefill", lambda self, prompts: pieces.append(self.prefill_chunk) or prefill(self, prompts)
-    )
-    small_run.train_here(settings(inputs, iters=1, efficient_long_context=True, seq_step_size=16), run)
-    assert set(pieces) == {16}
-
-
-# ── learning ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 LEARNING = {
     "iters": 25, "batch_size": 2, "group_size": 16, "num_iterations": 2, "max_completion_length": 8, "temperature": 1.0,
     "top_p": 1.0, "top_k": 0, "epsilon": 0.2, "rank": 8,
@@ -265,26 +217,6 @@ def test_full_fine_tuning_learns_to_write_one_token(inputs: Path, run: RunFolder
     full = {"train_type": "full", "learning_rate": 1e-2, "seed": seed}
     rewards = rewards_of(run, settings(inputs, "one_token", **LEARNING | full))
     assert rewards[0] < 0.05 and np.mean(rewards[-3:]) > 0.8
-
-
-@pytest.mark.proof
-@pytest.mark.parametrize("train_type", ["lora", "dora"])
-def test_adapters_learn_a_reward(inputs: Path, run: RunFolder, tmp_path: Path, train_type: str) -> None:
-    """With a frozen random head, adapters cannot favour one token much, or half of them entirely: this is near the limit of two layers."""
-    model = str(tiny_model(tmp_path / "model", layers=2))
-    adapters = {"model": model, "train_type": train_type, "learning_rate": 5e-3, "beta": 0.01}
-    rewards = rewards_of(run, settings(inputs, "share", **LEARNING | adapters))
-    assert rewards[0] < 0.55 and np.mean(rewards[-5:]) > 0.7
-
-
-def test_another_seed_gives_other_completions(inputs: Path, uninterrupted: RunFolder, run: RunFolder) -> None:
-    """That the same seed gives the same run is what every resumed run below shows."""
-    small_run.train_here(settings(inputs, **WHOLE | {"seed": 1, "iters": 1}), run)
-    first_lines = [each.completions.read_text().splitlines()[:2] for each in (run, uninterrupted)]
-    assert first_lines[0] != first_lines[1]
-
-
-# ── interrupted ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("moment", [pytest.param("after a step", marks=pytest.mark.proof), "while it saves"])
@@ -348,13 +280,6 @@ def test_a_stop_leaves_the_last_finished_step_and_loses_nothing(
     assert_equals(run, uninterrupted)
 
 
-def test_a_resumed_event_log_names_the_checkpoint_it_came_from(inputs: Path, run: RunFolder) -> None:
-    raw = settings(inputs, iters=4, save_every=2, max_completion_length=2)
-    small_run.train_here(raw, run, stop_in_step(run, 2))
-    small_run.train_here(raw, run)
-    assert [event["step"] for event in events(run, "checkpoint")] == [2, 4]
-
-
 def stop_in_step(run: RunFolder, step: int) -> Callable[[dict[str, Any]], None]:
     return lambda event: run.say("stop") if event["kind"] == "step" and event["step"] == step else None
 
@@ -379,9 +304,6 @@ def test_a_paused_run_equals_the_uninterrupted_one_and_its_clocks_stop(
     assert paused["time/rollout"] <= paused["time/step"] < steps[1]["t"] - steps[0]["t"] - 0.4
     saved = checkpoint.newest(run)
     assert saved and saved.state.elapsed_s < sum(event["metrics"]["time/step"] for event in steps) + 0.2
-
-
-# ── failing ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize(
@@ -429,20 +351,6 @@ def test_a_bug_is_in_the_event_log_with_its_traceback(
     assert not run.is_locked()
 
 
-def test_weights_between_the_updates_of_a_step_are_not_saved_as_the_step_before(
-    inputs: Path, uninterrupted: RunFolder, run: RunFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A failure between the two updates of step 4 once left a checkpoint called 3 with half of step 4 in it."""
-    with monkeypatch.context() as patch:
-        patch.setattr(Learner, "_apply", failing_at(8, Learner._apply, ZeroDivisionError("a bug")))
-        ending = small_run.train_here(settings(inputs, **WHOLE), run)
-    assert (ending.kind, ending.exit_code) == ("failed", 1)
-    saved = checkpoint.newest(run)
-    assert saved and saved.state.step == 2
-    assert small_run.train_here(settings(inputs, **WHOLE), run).kind == "finished"
-    assert_equals(run, uninterrupted)
-
-
 def test_a_full_disk_is_one_sentence_and_the_older_checkpoint_stays(
     inputs: Path, run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -464,19 +372,6 @@ def test_a_full_disk_is_one_sentence_and_the_older_checkpoint_stays(
     assert sorted(path.name for path in run.checkpoints.iterdir()) == ["000002"]
 
 
-def test_adapters_that_cannot_be_written_are_one_sentence_too(
-    inputs: Path, run: RunFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(source: Path, target: Path) -> None:
-        raise disk_fault(target, PermissionError(13, "Permission denied"))
-
-    monkeypatch.setattr(checkpoint_writer_module, "copy_file", refuse)
-    ending = small_run.train_here(settings(inputs, save_every=2), run)
-    assert (ending.kind, ending.step, ending.exit_code) == ("failed", 2, 2)
-    assert ending.sentence.endswith("adapters.safetensors cannot be written: permission is denied.")
-    assert list(read_events(run.events))[-1]["kind"] == "failed" and not run.is_locked()
-
-
 def test_a_run_that_fails_and_cannot_be_saved_reports_both_and_releases_the_lock(
     inputs: Path, run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -493,9 +388,6 @@ def test_a_failure_before_the_first_step_is_in_the_event_log(inputs: Path, run: 
     assert (ending.kind, ending.step, ending.exit_code) == ("failed", 0, 2)
     assert small_run.kinds(run) == ["failed"] and "There is no model ./nowhere" in ending.sentence
     assert checkpoint.newest(run) is None and not run.is_locked()
-
-
-# ── checkpoints ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_the_best_checkpoint_survives_the_rotation(inputs: Path, run: RunFolder) -> None:
@@ -559,12 +451,3 @@ def test_a_run_in_bfloat16_resumes_to_the_last_bit(
     assert small_run.train_here(raw, run, stop_in_step(run, 2)).kind == "stopped"
     assert small_run.train_here(raw, run).kind == "finished"
     assert events(run, "started")[-1]["resumed_from"] == 2 and same(weights(run), weights(whole))
-
-
-def test_a_reward_that_fails_in_the_first_step_leaves_a_checkpoint_to_resume_from(inputs: Path, run: RunFolder) -> None:
-    """Nothing was learned yet, but the run can be resumed all the same."""
-    raw = settings(inputs, "raises_at_once", iters=2, steps_per_eval=0)
-    assert small_run.train_here(raw, run).exit_code == 2
-    assert [saved.state.step for saved in checkpoint.all_checkpoints(run)] == [0]
-    assert small_run.train_here(settings(inputs, iters=2, steps_per_eval=0), run).kind == "finished"
-    assert small_run.steps(run) == [1, 2] and events(run, "started")[-1]["resumed_from"] == 0

@@ -31,22 +31,6 @@ def test_a_trial_loads_the_model_alone_and_only_once(tmp_path: Path, monkeypatch
     assert texts[0] == texts[1] and len(texts[0]) == 4
 
 
-@pytest.mark.usefixtures("without_compiler")
-def test_the_model_is_loaded_anew_where_what_loads_it_has_changed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    loaded: list[Config] = []
-    monkeypatch.setattr(
-        trial_sampling, "load_policy", lambda config: loaded.append(config) or policy_module.load_policy(config)
-    )
-    raw, sampler = small_run.settings_for(tmp_path), TrialSampler()
-    for changes in ({}, {"temperature": 0.5}, {"dtype": "bfloat16"}, {"tokenizer": raw["model"]}):
-        sampler.sample(parse(raw | changes), Pick("first", 1), 2, 0)
-    assert [(config.dtype, bool(config.tokenizer)) for config in loaded] == [
-        (parse(raw).dtype, False), ("bfloat16", False), (parse(raw).dtype, True),
-    ]  # fmt: skip
-
-
 def test_a_trial_samples_with_the_adapter_that_the_run_starts_from(tmp_path: Path) -> None:
     """As the run's first step would: another adapter, or one that was written since, gives other completions, and none the base's."""
     raw = small_run.settings_for(tmp_path)

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import pytest
-
-from backend.rewards.trial_scoring import LEVELS, Sample, Scores, required_texts, verdicts
+from backend.rewards.trial_scoring import LEVELS, Sample, Scores, verdicts
 
 TAGGED = "<think>so</think><answer>4</answer>"
 
@@ -38,11 +34,6 @@ def test_a_good_sample_is_reported_as_good() -> None:
     assert sentences_of(sample(function_scores(MIXED))) == [
         "There is something to learn from: within 2 of 2 prompts the completions score differently."
     ]
-
-
-def test_one_group_that_scores_the_same_has_no_signal() -> None:
-    findings = verdicts(sample(function_scores([0.5] * 8), sizes=(8,)))
-    assert findings[0].sentence == "All 8 completions score the same: no signal." and findings[0].level == "warning"
 
 
 def test_groups_without_signal_are_counted() -> None:
@@ -82,13 +73,6 @@ def test_a_function_that_never_fires_names_the_missing_text() -> None:
     assert empty[0].advice == "The dataset's answers are empty: choose the Answer column on Train."
 
 
-def test_functions_that_never_fire_for_one_reason_share_a_sentence() -> None:
-    functions = [function_scores([0.0] * 8, name, looks_for=("<answer>",)) for name in ("a", "b")]
-    assert "A and B never fire: the model writes no <answer>." in sentences_of(
-        sample(*functions, function_scores(MIXED), texts=["plain"] * 8)
-    )
-
-
 def test_a_failing_function_is_the_first_finding() -> None:
     findings = verdicts(
         sample(function_scores([], "bad", error="The reward function bad raised KeyError."), function_scores([1.0] * 8))
@@ -97,14 +81,6 @@ def test_a_failing_function_is_the_first_finding() -> None:
     assert [LEVELS.index(finding.level) for finding in findings] == sorted(
         LEVELS.index(each.level) for each in findings
     )
-
-
-def test_a_constant_function_and_one_without_opinions_are_found() -> None:
-    verdict = sentences_of(
-        sample(function_scores([0.5] * 8, "half"), function_scores(MIXED), function_scores([None] * 8, "shy"))
-    )
-    assert "Half gives 0.5 to every completion: it adds nothing to the advantage." in verdict
-    assert "Shy has no opinion on any completion." in verdict
 
 
 def test_a_dominating_function_is_found() -> None:
@@ -117,40 +93,3 @@ def test_a_dominating_function_is_found() -> None:
         "hardly" in sentence
         for sentence in sentences_of(sample(function_scores(MIXED, "a"), function_scores(MIXED[::-1], "b")))
     )
-
-
-def test_a_slow_function_is_named() -> None:
-    verdict = sentences_of(
-        sample(function_scores(MIXED, "judge", seconds=2.0), function_scores(MIXED[::-1], "quick", seconds=0.01))
-    )
-    assert "Judge takes 2 s of 2 s: much slower than the rest." in verdict
-
-
-def test_completions_at_the_length_limit_are_counted() -> None:
-    verdict = sentences_of(sample(function_scores(MIXED), stops=["length"] * 4 + ["eos"] * 4))
-    assert "4 of 8 completions ran into the length limit." in verdict
-
-
-def test_groups_of_one_completion_give_a_note() -> None:
-    findings = verdicts(sample(function_scores([0.0, 1.0]), sizes=(1, 1)))
-    assert [finding.code for finding in findings] == ["scored", "single"]
-    assert verdicts(Sample((), (), (), ())) == []
-
-
-@pytest.mark.parametrize(
-    ("body", "marks"),
-    [
-        ('return ["<answer>" in c for c in completions]', ("<answer>",)),
-        (
-            '"""Wants <nothing>."""\n    return [1.0 for c in completions if "####" in c or r"\\boxed{" in c]',
-            ("####", "\\boxed"),
-        ),
-        ("return [len(c) for c in completions]", ()),
-    ],
-)
-def test_required_texts_of_a_users_function_come_from_its_source(tmp_path: Path, body: str, marks: tuple) -> None:
-    file = tmp_path / "mine.py"
-    file.write_text(f'@register_reward_function("mine")\ndef its_name(completions, **kw):\n    {body}\n')
-    assert required_texts("mine", "mine", file) == required_texts("x", "its_name", file) == marks
-    assert required_texts("r1_int_reward_func", "r1_int_reward_func", None) == ("<answer>",)
-    assert required_texts("mine", "mine", tmp_path / "gone.py") == ()

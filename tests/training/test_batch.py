@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +39,6 @@ TWO_GROUPS = [
 ]
 
 
-# ── packing ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def test_pack_pads_on_the_right() -> None:
     batch = pack(TWO_GROUPS, pad_id=PAD)
     assert batch.tokens_BL.tolist() == [
@@ -74,47 +71,8 @@ def test_what_filters_and_a_grammar_left_of_the_policy_goes_with_each_token() ->
     assert batch.sampling_logp_BT.tolist() == [[0, 0], [-1.5, -0.25], [-2, 0]]
 
 
-def test_array_names_end_in_their_axes() -> None:
-    batch = pack(TWO_GROUPS, pad_id=PAD)
-    size = {"B": 4, "T": 4, "L": 5}
-    for field in fields(batch):
-        if isinstance(x := getattr(batch, field.name), mx.array):
-            assert x.shape == tuple(size[axis] for axis in field.name.rsplit("_", 1)[1]), field.name
-
-
 def test_truncated_completions_are_masked_when_asked() -> None:
     assert pack(TWO_GROUPS, pad_id=PAD, mask_truncated_completions=True).mask_BT[2].tolist() == [0, 0, 0, 0]
-
-
-def test_a_batch_of_empty_completions_has_a_width() -> None:
-    assert pack([group([1], completion([]))], pad_id=PAD).completion_BT.shape == (1, 1)
-
-
-def test_a_completion_with_too_few_log_probabilities_raises_an_error() -> None:
-    with pytest.raises(ValueError, match="group 0 has 2 tokens, 1 logps"):
-        pack([group([1], Completion([1, 2], [-0.1], "", "eos"))], pad_id=PAD)
-
-
-# ── micro-batches ──────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_micro_batches_are_trimmed_to_their_longest_row() -> None:
-    parts = list(pack(TWO_GROUPS, pad_id=PAD).micro_batches(rows=2))
-    assert [part.row_B.tolist() for part in parts] == [[0, 1], [2, 3]]
-    assert [part.tokens_BL.shape for part in parts] == [(2, 5), (2, 5)]
-    assert [part.mask_BT.shape for part in parts] == [(2, 2), (2, 4)]
-
-
-def test_micro_batches_keep_to_the_token_budget() -> None:
-    batch = pack(TWO_GROUPS, pad_id=PAD)
-    assert [len(part) for part in batch.micro_batches(token_budget=10)] == [2, 2]
-    assert [len(part) for part in batch.micro_batches(token_budget=1)] == [
-        1,
-        1,
-        1,
-        1,
-    ]  # a row longer than the budget goes alone
-    assert [len(part) for part in batch.micro_batches()] == [4]
 
 
 def test_rows_without_signal_are_dropped_and_the_others_keep_their_weights() -> None:
@@ -192,22 +150,6 @@ def test_any_split_gives_the_same_loss_gradient_and_metrics(
         np.testing.assert_allclose(learn(signal, 0.0)[1], learn([batch], 0.0)[1], rtol=1e-4, atol=1e-6)
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
-@given(seed=st.integers(0, 10**6), rows=st.integers(1, 5), budget=st.integers(1, 60))
-def test_every_row_is_in_exactly_one_micro_batch(seed: int, rows: int, budget: int) -> None:
-    batch = pack(random_groups(seed), pad_id=PAD)
-    parts = list(batch.micro_batches(rows=rows, token_budget=budget))
-    assert sorted(row for part in parts for row in part.row_B.tolist()) == list(range(len(batch)))
-    for part in parts:
-        assert len(part) <= rows and (len(part) == 1 or part.tokens_BL.size <= budget)
-        for row, tokens, n in zip(
-            part.row_B.tolist(), part.completion_BT.tolist(), part.length_B.tolist(), strict=True
-        ):
-            assert tokens[:n] == batch.completion_BT[row].tolist()[:n] and set(tokens[n:]) <= {PAD}
-
-
-# ── length metrics and importance correction ─────────────────────────────────────────────────────────────────────────
-
 GENERATIONS = [c for c in json.loads((GOLDEN / "generation_metrics.json").read_text()) if "completion_ids" in c]
 
 
@@ -233,11 +175,6 @@ def test_length_metrics_equal_trls(case: dict[str, Any]) -> None:
     batch = pack(groups, pad_id=case["pad"], mask_truncated_completions=case["mask_truncated_completions"])
     mask = np.array(case["out"]["completion_mask"]) * np.array(case["out"].get("tool_mask", 1))
     assert batch.mask_BT.tolist() == mask.tolist() and mask.sum() == case["out"]["num_items_in_batch"]
-
-
-def test_a_stop_string_counts_as_finished_and_an_empty_completion_has_length_0() -> None:
-    metrics = completion_metrics([group([1], completion([], "eos"), completion([2, 3], "string"))])
-    assert metrics["completions/min_length"] == 0 and metrics["hit_max_tokens_ratio"] == 0
 
 
 CORRECTIONS = json.loads((GOLDEN / "is_correction.json").read_text())
@@ -277,10 +214,3 @@ def test_the_gap_is_between_two_policies_before_any_filter() -> None:
     gap = {name: float(x) for name, x in logp_gap(policy, sampling, kept, mask).items()}
     assert gap == {"sampling/logp_gap/mean": 0.375, "sampling/logp_gap/max": 0.5}
     assert {float(x) for x in logp_gap(policy, sampling, kept, 0 * mask).values()} == {0}
-
-
-def test_only_the_length_limit_truncates_a_completion() -> None:
-    """One that ends at a stop string is trained on like one that ends by itself."""
-    ended = [group([1], completion([2, 3], "string"), completion([2, 3], "eos"), completion([2, 3], "length"))]
-    assert pack(ended, pad_id=PAD, mask_truncated_completions=True).mask_BT.tolist() == [[1, 1], [1, 1], [0, 0]]
-    assert completion_metrics(ended)["hit_max_tokens_ratio"] == pytest.approx(1 / 3)

@@ -12,7 +12,6 @@ from mlx.utils import tree_flatten
 from backend.config.settings.training import EIGHT_BIT
 from backend.training.optimizers import (
     BLOCK,
-    OPTIMIZERS,
     SIGNED,
     UNSIGNED,
     Adam8bit,
@@ -42,9 +41,6 @@ def spread(size: int, *, signed: bool, seed: int = 0) -> np.ndarray:
     return x.astype(np.float32)
 
 
-# ── codes ────────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 @pytest.mark.parametrize("code", [SIGNED, UNSIGNED], ids=["signed", "unsigned"])
 def test_packing_keeps_the_mean_and_the_largest(code: Code) -> None:
     x = spread(3 * BLOCK + 5, signed=code is SIGNED)
@@ -63,16 +59,6 @@ def test_packing_keeps_the_mean_and_the_largest(code: Code) -> None:
     floor = size * (1 / code.most) ** power if code is UNSIGNED else 0  # squares are not rounded to 0
     bound = 5 * 0.5 * step / 10 + 1e-6 * size + floor
     assert (np.abs(total / 100 - x) <= bound).all()
-
-
-def test_a_square_above_0_is_never_0() -> None:
-    x = mx.array([1.0, 1e-30, 0.0] * BLOCK)
-    codes, largest = pack(x, UNSIGNED, mx.full(x.shape, 0.999))
-    kept = np.array(unpack(codes, largest, UNSIGNED))
-    assert (kept > 0).tolist() == (np.array(x) > 0).tolist()
-
-
-# ── updates ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def parameters() -> dict[str, Any]:
@@ -161,9 +147,3 @@ def test_state_is_small_and_resumes_bit_for_bit(name: str) -> None:
     assert all(mx.array_equal(x, theirs[name]) for name, x in ours.items())
     with pytest.raises(ValueError, match="checkpoint and"):
         restore(exact, state_arrays(first))
-
-
-def test_the_menu_names_the_optimizers_that_have_8_bits() -> None:
-    assert set(EIGHT_BIT) == {name for name, recipe in OPTIMIZERS.items() if recipe.make_8bit}
-    with pytest.raises(ValueError, match="not built in 8 bits"):
-        optimizer("sgd", learning_rate=1.0, bits=8)

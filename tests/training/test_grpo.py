@@ -44,9 +44,6 @@ def micro_batch(gaps: list[list[float]], *, mask: float = 1.0, kept: float = 0.0
     return SimpleNamespace(batch=replace(batch, old_logp_BT=old_logp_BT, mask_BT=batch.mask_BT * mask))
 
 
-# ── from the settings ────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 @pytest.mark.parametrize(
     ("settings", "name", "value"),
     [
@@ -76,15 +73,6 @@ def test_a_change_of_the_settings_reaches_the_algorithm() -> None:
     assert algorithm.bonus.value == 0.2
 
 
-def test_a_correction_that_was_not_asked_for_is_told() -> None:
-    assert algorithm_of().notes == []
-    (sentence,) = algorithm_of(mx.bfloat16).notes
-    assert "bfloat16" in sentence
-
-
-# ── before and after an update ───────────────────────────────────────────────────────────────────────────────────────
-
-
 def test_tokens_at_the_entropy_threshold_count_for_the_bonus() -> None:
     """Of the entropies 1, 2, 2, 2 and 5 the upper half begins at 2, and four tokens have at least that; a sixth is masked."""
     algorithm = algorithm_of(top_entropy_quantile=0.5, entropy_coef=0.1)
@@ -109,8 +97,6 @@ def test_every_rank_has_the_entropies_of_the_tokens_that_count() -> None:
     assert on_ranks(2, counted) == [[1.0, 3.0]] * 2
     assert counted(ALONE) == [1.0, 3.0]
 
-
-# ── the step's metrics of the sampler ────────────────────────────────────────────────────────────────────────────────
 
 GAPS = [[[0.5, 0.1, 0.3]], [[-0.2], [0.2, 0.4]]], [[[0.05, -0.6]]]
 """Of two optimizer batches of a rollout: the first in two micro-batches, of one and of two rows."""
@@ -144,12 +130,6 @@ def test_ratios_of_whole_completions_are_averaged_over_completions() -> None:
     rows = [row for part in GAPS[0] for row in part]
     assert metrics[f"{RATIO}/mean"] == pytest.approx(np.mean([np.exp(sum(row)) for row in rows]), rel=1e-5)
     assert metrics[f"{DIFFERENCE}/mean"] == pytest.approx(np.mean([abs(gap) for row in rows for gap in row]), rel=1e-5)
-
-
-def test_without_a_token_that_counts_nothing_is_measured() -> None:
-    metrics = algorithm_of().sampler_metrics([[micro_batch([[0.5]], mask=0.0)]], FORWARD)
-    assert metrics.keys() > {f"{RATIO}/mean", f"{RATIO}/min"} and np.isnan(list(metrics.values())).all()
-    assert algorithm_of().sampler_metrics([[]], FORWARD) == {}
 
 
 @pytest.mark.parametrize(

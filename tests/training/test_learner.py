@@ -15,20 +15,15 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
-from mlx.optimizers import SGD as SGD_OF_MLX
 from mlx.utils import tree_flatten, tree_map, tree_unflatten
 from mlx_lm import load
 
 from backend.config.config import Config, parse, read
-from backend.engine.device import on_gpu
-from backend.engine.prefix_cache import PrefixReader, PrefixRecorder
 from backend.models.policy import load_policy
-from backend.training import learner as learner_module
 from backend.training.advantages import advantages
 from backend.training.batch import pack
 from backend.training.grpo import STANDARD_ERROR, grpo_learner
 from backend.training.not_finite import NotFiniteError
-from backend.training.optimizers import OwnUpdates
 from backend.types import Completion, Group, Problem
 from backend.utils.places import resources
 from tests.support import random_models
@@ -104,9 +99,6 @@ def learned(config: Config, steps: list[Step], **memory: Any) -> tuple[dict[str,
     learner = grpo_learner(policy, config, len(steps), **memory)
     metrics = [learner.learn(pack(step.groups(config), pad_id=policy.pad_id)) for step in steps]
     return {name: np.array(x) for name, x in policy.trainable().items()}, metrics
-
-
-# ── the reference ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class Reference:
@@ -247,9 +239,6 @@ def assert_equal_steps(config: Config) -> tuple[Reference, list[dict[str, float]
     return reference, metrics
 
 
-# ── whole steps, end to end ──────────────────────────────────────────────────────────────────────────────────────────
-
-
 @pytest.mark.parametrize(
     ("loss", "mu"),
     [
@@ -288,25 +277,6 @@ def test_settings_of_the_objective_equal_an_independent_implementation(model: Pa
     reference, _ = assert_equal_steps(config_of(model, **settings))
     if settings.get("max_grad_norm") == 0.01:
         assert min(reference.norms) > 0.01, "nothing was clipped"
-
-
-def test_full_fine_tuning_takes_the_same_steps(model: Path) -> None:
-    # 20 tokens of logits at a time, so that the gradient of the output layer goes through several chunks.
-    chunks = {"efficient_long_context": True, "seq_step_size": 20}
-    assert_equal_steps(config_of(model, **chunks, **SGD, train_type="full", num_iterations=2))
-
-
-def test_a_ratio_against_the_reference_clips_from_the_second_step_on(model: Path) -> None:
-    """With the reference as denominator the first step is the same (the policy still is the reference), and the second
-    is clipped although each rollout is learnt from once."""
-    _, old = learned(config_of(model, epsilon=1e-3, epsilon_high=None), random_steps())
-    _, reference = learned(config_of(model, epsilon=1e-3, epsilon_high=None, ratio_against="reference"), random_steps())
-    assert reference[0]["loss"] == pytest.approx(old[0]["loss"], abs=1e-6)
-    assert [step["clip_ratio_total"] for step in old] == [0, 0]
-    assert reference[0]["clip_ratio_total"] == 0 and reference[1]["clip_ratio_total"] > 0.2
-
-
-# ── other ways to the same gradient ──────────────────────────────────────────────────────────────────────────────────
 
 
 def assert_same_weights(first: dict[str, np.ndarray], second: dict[str, np.ndarray]) -> None:
@@ -349,18 +319,6 @@ def test_recomputing_activations_and_chunking_logits_change_no_weight(deep_model
     slim = {"grad_checkpoint": True, "efficient_long_context": True, "seq_step_size": 16}
     plain, recomputed = (learned(config_of(deep_model, **options), steps)[0] for options in (settings, settings | slim))
     assert_same_weights(plain, recomputed)
-
-
-def test_a_step_without_any_signal_reports_its_metrics(model: Path) -> None:
-    steps = random_steps(steps=3)
-    steps[1].rewards[:] = 0.5
-    _, metrics = learned(config_of(model, beta=0, num_iterations=2), steps)
-    assert metrics[1]["grad_norm"] == 0
-    assert metrics[1].keys() >= {"loss", "entropy", "clip_ratio_total", "learning_rate"}
-    assert math.isfinite(metrics[1]["loss"]) and metrics[2]["grad_norm"] > 1e-3
-
-
-# ── errors ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_a_gradient_that_is_not_finite_raises_before_anything_changes(model: Path) -> None:
@@ -408,35 +366,6 @@ def test_weights_and_moments_are_whole_but_while_an_update_is_made(
     assert learner.updates == 2 and not learner.is_whole
 
 
-def test_the_optimizer_of_a_program_runs_in_python_at_every_update(model: Path) -> None:
-    """It may count there, or look at its numbers: a compiled update would be traced once."""
-    seen: list[float] = []
-
-    class Looking(SGD_OF_MLX):
-        def apply_gradients(self, gradients: Any, parameters: Any) -> Any:
-            seen.append(max(x.max().item() for _, x in tree_flatten(gradients)))
-            return super().apply_gradients(gradients, parameters)
-
-    config = config_of(model, **SGD, max_grad_norm=0)
-    policy = load_policy(config)
-    learner = grpo_learner(policy, config, 3, own=OwnUpdates(Looking, keeps_rate=True, compiles=False))
-    for size in (1.0, 2.0):
-        told = learner._apply(tree_map(lambda x, size=size: mx.full(x.shape, size), policy.parameters()), mx.array(0.5))
-        assert told["learning_rate"] == pytest.approx(config.learning_rate), "its own"
-    assert seen == [1.0, 2.0]
-
-
-# ── metrics ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_measuring_the_kl_at_weight_0_changes_no_weight(model: Path) -> None:
-    unmeasured, without = learned(config_of(model, beta=0, **SGD), random_steps())
-    logged, measured = learned(config_of(model, beta=0, log_kl=True, **SGD), random_steps())
-    assert_same_weights(unmeasured, logged)  # but for rounding: rows without signal are read for the KL
-    assert all("kl" not in step for step in without)
-    assert measured[0]["kl"] == pytest.approx(0, abs=1e-8) and measured[1]["kl"] > 1e-7
-
-
 def test_a_step_reports_every_metric(model: Path) -> None:
     _, metrics = learned(config_of(model, num_iterations=2), random_steps())
     for step in metrics:
@@ -452,30 +381,6 @@ def test_a_step_reports_every_metric(model: Path) -> None:
         } <= step.keys()
         assert all(math.isfinite(value) for value in step.values())
         assert 3 < step["entropy"] < math.log(320) + 1e-3
-
-
-def test_the_learning_rate_follows_updates_not_steps(model: Path) -> None:
-    settings = {
-        "lr_schedule": "linear",
-        "lr_warmup_steps": 2,
-        "lr_warmup_init": 0,
-        "lr_final": 0,
-        "lr_decay_fraction": 1.0,
-    }
-    _, metrics = learned(config_of(model, num_iterations=2, **settings), random_steps(steps=3))
-    # Updates 0 … 5: 0, ½, 1 of the peak, then six updates' fall, counted from update 3.
-    assert [step["learning_rate"] for step in metrics] == pytest.approx([1.5e-3, 3e-3, 3e-3 * 4 / 6])
-
-
-def test_poll_is_called_after_every_micro_batch(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config, calls = config_of(model, num_iterations=2), []
-    monkeypatch.setitem(learner_module.MICRO_BATCH_TOKENS, on_gpu(), 1)
-    learner = grpo_learner(load_policy(config), config, 1)
-    learner.learn(pack(random_steps()[0].groups(config), pad_id=0), lambda: calls.append(learner.updates))
-    assert calls == [0] * 2 * P * G + [1] * P * G  # the reference pass, then one pass per update
-
-
-# ── resuming ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize(
@@ -518,9 +423,6 @@ def test_dropout_depends_on_the_seed_and_the_update_alone(model: Path) -> None:
         assert any(not np.array_equal(x, plain[name]) for name, x in changed.items())
 
 
-# ── prompts prefilled once for several micro-batches ─────────────────────────────────────────────────────────────────
-
-
 @pytest.mark.parametrize(
     "settings",
     [
@@ -541,19 +443,6 @@ def test_prefilling_a_prompt_once_for_several_micro_batches_changes_no_weight(
         assert step == pytest.approx(split_step, rel=1e-3, abs=1e-5, nan_ok=True)
 
 
-def test_a_prompt_is_prefilled_once_however_many_micro_batches_it_is_in(model: Path) -> None:
-    config = config_of(model, beta=0)
-    policy, reads = load_policy(config), []
-    learner = grpo_learner(policy, config, 1, micro_batch_tokens=1)
-    hidden = policy.split_model.hidden
-    policy.split_model.hidden = lambda tokens, cache=None: reads.append(type(cache[0])) or hidden(tokens, cache)
-    steps = random_steps()
-    steps[0].prompts[0] *= 9
-    learner.learn(pack(steps[0].groups(config), pad_id=0))
-    assert reads.count(PrefixRecorder) == 2 * 2, "two prompts have a signal: once without gradient, once with"
-    assert reads.count(PrefixReader) > 4
-
-
 def test_old_log_probabilities_are_computed_without_dropout(model: Path) -> None:
     """The old policy is the one that sampled, and sampling drops nothing; an update before left the model in training mode."""
     config = config_of(model, beta=0, dropout=0.5, sampling_correction="token_truncate")
@@ -569,23 +458,6 @@ def test_old_log_probabilities_are_computed_without_dropout(model: Path) -> None
     policy.model.eval()
     (logp_BT,) = learner.forward.logps_without_gradient(policy.split_model, [micro_batch])
     assert np.array_equal(np.array(micro_batch.batch.old_logp_BT), np.array(logp_BT))
-
-
-def test_seq_step_size_is_the_logit_chunk_of_efficient_long_context_alone(model: Path) -> None:
-    policy = load_policy(config_of(model))
-    chunks = [
-        grpo_learner(policy, config_of(model, seq_step_size=16, efficient_long_context=on), 1).forward.chunk
-        for on in (True, False)
-    ]
-    assert chunks[0] == 16 < chunks[1]
-
-
-def test_activations_are_recomputed_as_the_settings_say_unless_the_memory_plan_decides(model: Path) -> None:
-    policy = load_policy(config_of(model))
-    for on in (True, False):
-        config = config_of(model, grad_checkpoint=on)
-        learners = [grpo_learner(policy, config, 1, recompute=planned) for planned in (None, True, False)]
-        assert [learner.recompute for learner in learners] == [on, True, False]
 
 
 @pytest.mark.parametrize(
@@ -624,11 +496,3 @@ def test_entropy_and_kl_of_completions_that_are_not_learned_from_are_those_of_a_
         rounding = 4 * float(np.finfo(np.float32).eps) * step["entropy"]
         assert held_out["kl"] == pytest.approx(step["kl"], rel=1e-5, abs=math.sqrt(2 * step["kl"]) * rounding)
         assert held_out["kl"] > 0
-
-
-def test_of_completions_that_are_all_masked_nothing_is_measured(model: Path) -> None:
-    groups = random_steps()[0].groups(config := config_of(model))
-    for completion in (completion for group in groups for completion in group.completions):
-        completion.stop = "length"
-    learner = grpo_learner(load_policy(config), config, 10)
-    assert learner.held_out_metrics(pack(groups, pad_id=0, mask_truncated_completions=True)) == {}

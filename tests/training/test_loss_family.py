@@ -16,15 +16,13 @@ import numpy as np
 import pytest
 from mlx.utils import tree_unflatten
 
-from backend.config.config import SETTINGS, Config, parse, problems
-from backend.config.notes import config_notes
+from backend.config.config import SETTINGS, Config, parse
 from backend.engine.device import on_gpu
 from backend.models.policy import Policy, load_policy
 from backend.training import learner as learner_module
 from backend.training.batch import pack
 from backend.training.grpo import grpo_learner, loss_settings
-from backend.training.losses import KL_ESTIMATORS, LEVELS, LOSSES, LossConfig, entropy_quantile, policy_loss
-from backend.training.policy_forward import PolicyForward
+from backend.training.losses import LEVELS, LOSSES, LossConfig, entropy_quantile, policy_loss
 from backend.types import Group
 from tests.support import random_models
 from tests.support.reference_forward import (
@@ -79,9 +77,6 @@ def perturbed(config: Config, whose: str = "the learner's") -> Policy:
 
 def weights_of(policy: Policy) -> dict[str, np.ndarray]:
     return {name: np.array(x) for name, x in policy.trainable().items()}
-
-
-# ── the reference: plain autodiff ────────────────────────────────────────────────────────────────────────────────────
 
 
 class Plain:
@@ -227,8 +222,6 @@ def pack_of(groups: list[Group], config: Config) -> Any:
     return pack(groups, pad_id=0, mask_truncated_completions=config.mask_truncated_completions)
 
 
-# ── every loss, every setting ────────────────────────────────────────────────────────────────────────────────────────
-
 CORRECTED = {"sampling_correction_min": 0.8, "sampling_correction_max": 1.6}
 BY_ROW = {"sampling_correction_min": 0.05, "sampling_correction_max": 0.5}
 SETTINGS_OF: dict[str, dict[str, Any]] = {
@@ -279,22 +272,6 @@ def test_an_update_is_the_gradient_of_the_loss_over_the_whole_batch(
         assert plain.metrics[1]["clip_ratio_total"] > 0.1, "nothing is clipped, so this shows nothing of the clip"
 
 
-@pytest.mark.parametrize(
-    ("loss", "name"),
-    [
-        ("grpo", "most uncertain tokens, with the bonus"),
-        ("dapo", "token, truncated"),
-        ("luspo", "sequence"),
-        ("vespo", "sequence, masked"),
-        ("dr_grpo", "truncated completions masked"),
-    ],
-)
-def test_masked_tokens_have_no_part_in_an_update(
-    model: Path, monkeypatch: pytest.MonkeyPatch, loss: str, name: str
-) -> None:
-    assert_equal_updates(monkeypatch, config_of(model, grpo_loss_type=loss, **SETTINGS_OF[name]), has_tool_results=True)
-
-
 @pytest.mark.parametrize("name", ["entropy bonus", "most uncertain tokens", "off-policy mask", "sequence, masked",
                                   "token, truncated", "truncated completions masked", "delta"])  # fmt: skip
 def test_every_setting_changes_the_update(model: Path, name: str) -> None:
@@ -310,58 +287,6 @@ def test_every_setting_changes_the_update(model: Path, name: str) -> None:
     assert max(np.abs(ends[0][name] - x).max() for name, x in ends[1].items()) > 1e-5
 
 
-@pytest.mark.parametrize(
-    ("loss", "own"),
-    [
-        ("sapo", {"sapo_temperature_pos": 20.0}),
-        ("sapo", {"sapo_temperature_neg": 20.0}),
-        ("vespo", {"vespo_k_pos": 4.0}),
-        ("vespo", {"vespo_lambda_pos": 1.0}),
-        ("vespo", {"vespo_k_neg": 5.0}),
-        ("vespo", {"vespo_lambda_neg": 1.0}),
-    ],
-    ids=str,
-)
-def test_the_parameters_of_sapo_and_vespo_reach_the_loss(
-    model: Path, monkeypatch: pytest.MonkeyPatch, loss: str, own: dict[str, float]
-) -> None:
-    config = config_of(model, grpo_loss_type=loss, beta=0, skip_zero_signal=False, **own)
-    changed, _ = assert_equal_updates(monkeypatch, config)
-    default, _ = assert_equal_updates(
-        monkeypatch, config_of(model, grpo_loss_type=loss, beta=0, skip_zero_signal=False)
-    )
-    assert changed.metrics[1]["loss"] != pytest.approx(default.metrics[1]["loss"], abs=1e-7)
-
-
-@pytest.mark.parametrize("name", ["defaults", "most uncertain tokens, with the bonus", "sequence, truncated"])
-def test_full_fine_tuning_takes_the_same_updates(model: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    config = config_of(model, train_type="full", grpo_loss_type="dapo", learning_rate=2e-3, **SETTINGS_OF[name])
-    assert_equal_updates(monkeypatch, config)
-
-
-def test_a_batch_of_masked_completions_changes_no_weight(model: Path) -> None:
-    """No token is trained on, yet with a KL term no row is dropped beforehand: the passes run over no tokens at all."""
-    for settings in (
-        {},
-        {"beta": 0.0},
-        {"entropy_coef": 0.1},
-        {"top_entropy_quantile": 0.5},
-        SETTINGS_OF["token, masked"],
-    ):
-        config = config_of(model, mask_truncated_completions=True, **settings)
-        policy = perturbed(config)
-        groups = sampled_groups(policy.model)
-        for _, completion in rows_of(groups):
-            completion.stop = "length"
-        before = weights_of(policy)
-        metrics = grpo_learner(policy, config, 1).learn(pack_of(groups, config))
-        assert metrics["loss"] == 0 and metrics["grad_norm"] == 0
-        assert all(np.array_equal(x, before[name]) for name, x in weights_of(policy).items())
-
-
-# ── the adaptive entropy bonus ───────────────────────────────────────────────────────────────────────────────────────
-
-
 def test_the_adaptive_bonus_is_adapted_after_each_update_and_applies_at_or_below_its_target(model: Path) -> None:
     """Entropies of a random model lie near log 320 = 5.8: above a target of 1 and below one of 9."""
     for target, begins, values, used in ((9.0, 0.1, [0.105, 0.110], [0.1, 0.105]), (1.0, 0.1, [0.095, 0.09], [0.1, 0])):
@@ -373,24 +298,6 @@ def test_the_adaptive_bonus_is_adapted_after_each_update_and_applies_at_or_below
             assert learner.algorithm.state()[0] == pytest.approx(value)
             assert metrics.get("entropy_coef", 0) == pytest.approx(coefficient)
             assert ("policy_loss" in metrics) == (coefficient > 0)
-
-
-def test_an_adaptive_bonus_that_starts_at_zero_grows(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = config_of(model, entropy_adaptive=True, entropy_target=9.0, beta=0, num_iterations=1)
-    policy = perturbed(config)
-    learner = grpo_learner(policy, config, 2)
-    learner.learn(pack_of(sampled_groups(policy.model), config))
-    groups = sampled_groups(policy.model, seed=1)
-    plain_policy = perturbed(config, "the plain one's")
-    plain_policy.assign(policy.trainable())
-    plain = Plain(config.model_copy(update={"entropy_coef": 0.005}), plain_policy, plain_policy.model)
-    plain.learn(groups)
-    start = weights_of(policy)
-    learner.learn(pack_of(groups, config))
-    assert_same_changes(weights_of(policy), weights_of(plain.policy), start)
-
-
-# ── groups without signal ────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def without_signal(groups: list[Group]) -> list[Group]:
@@ -461,9 +368,6 @@ def test_rows_that_another_term_needs_are_not_skipped(model: Path, settings: dic
     assert all(np.abs(x - off[name]).max() < 1e-5 * largest for name, x in on.items())
 
 
-# ── several optimizer batches a rollout ──────────────────────────────────────────────────────────────────────────────
-
-
 @pytest.mark.parametrize(
     ("loss", "name"),
     [
@@ -484,38 +388,6 @@ def test_two_optimizer_batches_of_a_rollout_each_learnt_from_twice(
     if loss != "vespo" and name == "defaults":
         clipped = [update["clip_ratio_total"] for update in plain.metrics]
         assert clipped[0] == 0 and min(clipped[1:]) > 0.05
-
-
-def test_old_log_probabilities_are_computed_once_and_before_the_policy_changes(
-    model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    passes: list[int] = []
-    original = PolicyForward.logps_without_gradient
-
-    def recorded(self: PolicyForward, split_model: Any, micro_batches: Any) -> Any:
-        if split_model is policy.split_model:
-            passes.append(learner.updates)
-        return original(self, split_model, micro_batches)
-
-    monkeypatch.setattr(PolicyForward, "logps_without_gradient", recorded)
-    for settings, expected in (
-        ({"steps_per_generation": 2}, [0, 0]),
-        ({"steps_per_generation": 2, "ratio_against": "reference"}, []),
-        ({"sampling_correction": "token_truncate", "dropout": 0.5}, [0]),  # which the first update's forward pass has
-        ({"sampling_correction": "token_truncate"}, []),  # the first update's forward pass gives them
-        ({"num_iterations": 4}, []),
-    ):
-        config = config_of(model, **settings)
-        policy = perturbed(config)
-        learner = grpo_learner(policy, config, 1)
-        groups = sampled_groups(policy.model, P * config.steps_per_generation)
-        learner.learn(pack_of(groups, config))
-        assert learner.updates == config.updates_per_step
-        assert passes == expected
-        passes.clear()
-
-
-# ── the gap between sampler and policy ───────────────────────────────────────────────────────────────────────────────
 
 
 def test_the_gap_between_sampler_and_policy_is_measured_with_and_without_correction(
@@ -551,19 +423,6 @@ def test_the_gap_between_sampler_and_policy_is_measured_with_and_without_correct
     )
 
 
-# ── the form ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-@pytest.mark.parametrize(
-    ("key", "table"),
-    [("grpo_loss_type", LOSSES), ("importance_sampling_level", LEVELS), ("kl_estimator", KL_ESTIMATORS)],
-    ids=["losses", "levels", "KL"],
-)
-def test_the_choices_of_a_menu_are_the_rows_of_its_table(key: str, table: dict[str, Any]) -> None:
-    menu = [(choice.value, choice.label, choice.sentence) for choice in SETTINGS[key].choices]
-    assert menu == [(name, row.name, row.sentence) for name, row in table.items()]
-
-
 def test_every_parameter_of_the_objective_is_a_setting_with_the_same_default() -> None:
     """Epsilon and beta have the defaults of the guide that the form follows."""
     defaults = {field.name: field.default for field in fields(LossConfig)}
@@ -592,68 +451,3 @@ def test_a_run_uses_no_default_of_the_loss() -> None:
     assert of_run.pop("loss_type") == config.grpo_loss_type
     assert of_run == {name: getattr(config, name) for name in of_run}
     assert (of_run["epsilon"], LossConfig().epsilon) == (1e-4, 0.2)
-
-
-REFUSED: list[tuple[dict[str, Any], str, str]] = [
-    ({"sync_ref_model": True, "beta": 0}, "sync_ref_model", "Beta (KL weight) is 0, so there is no reference to move"),
-    ({"sync_ref_model": True, "reference_model_path": "x/y"}, "sync_ref_model", "clear one of the two"),
-    ({"sampling_correction": "token_mask", "ratio_against": "reference"}, "sampling_correction", "policy that sampled"),
-    ({"sampling_correction": "token_mask", "sampling_correction_min": 4.0}, "sampling_correction_min",
-     "The smallest correction (4) is above the largest correction (3)."),
-    ({"reward_weight_schedule": "linear"}, "reward_weights_final", "0 final weights for 5 reward functions"),
-    ({"multi_objective_aggregation": "normalize_then_sum", "advantage_baseline": "leave_one_out"},
-     "advantage_baseline", "set Baseline to Group mean"),
-    ({"stages": [{"iters": 3}], "reward_weight_schedule": "adaptive"}, "reward_weight_schedule", "Constant"),
-    ({"stages": [{"iters": 3, "seed": 1}]}, "stages", "Stage 1 has seed, which no stage can have of its own"),
-    ({"stages": [{"iters": 3}, {}]}, "stages", "Stage 2 needs iters, a whole number of steps above 0."),
-    ({"stages": [{"iters": True}]}, "stages", "Stage 1 needs iters"),
-    ({"stages": [{"iters": 1, "reward_functions": []}]}, "stages", "reward_functions must be a list of names"),
-    ({"stages": [{"iters": 1, "reward_functions": ["a", "b", "a"]}]}, "stages", "Stage 1 lists a twice"),
-    ({"stages": [{"iters": 1, "reward_weights": ["a"]}]}, "stages", "reward_weights must be a list of numbers"),
-    ({"stages": [{"iters": 1, "reward_functions": ["a"], "reward_weights": [1, 2]}]}, "stages",
-     "Stage 1 has 2 reward weights for 1 reward functions."),
-    ({"stages": [{"iters": 1, "reward_weights": [math.inf, 1, 1, 1, 1]}]}, "stages", "must lie within ±1,000,000"),
-    ({"stages": [{"iters": 1, "reward_functions": ["a"], "reward_weights": [0]}]}, "stages", "at least one of them not be 0."),
-    ({"stages": [3]}, "stages", "Stages must be a list of stages, not [3]."),
-    ({"grpo_loss_type": "ppo"}, "grpo_loss_type", "it is one of grpo, bnpo, dr_grpo, dapo, luspo, cispo, sapo, vespo"),
-    ({"importance_sampling_level": "turn"}, "importance_sampling_level", "token, sequence, sequence_token"),
-    ({"delta": 1.0}, "delta", "Delta must be above 1, not 1"),
-    ({"top_entropy_quantile": 1.1}, "top_entropy_quantile", "at most 1"),
-    ({"off_policy_mask_threshold": 0}, "off_policy_mask_threshold", "above 0"),
-    ({"ref_model_mixup_alpha": 0}, "ref_model_mixup_alpha", "above 0"),
-    ({"steps_per_generation": 0}, "steps_per_generation", "at least 1"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("raw", "key", "sentence_part"), REFUSED, ids=[str(raw) for raw, _, _ in REFUSED])
-def test_impossible_settings_are_faults(raw: dict[str, Any], key: str, sentence_part: str) -> None:
-    (fault,) = problems({"model": "m", "data": "d"} | raw)
-    assert fault.setting == key
-    assert sentence_part in fault.sentence and fault.sentence.endswith(".") and "\n" not in fault.sentence
-
-
-REMARKED: list[tuple[dict[str, Any], str]] = [
-    ({"grpo_loss_type": "dapo", "importance_sampling_level": "sequence"}, "weighs long completions more"),
-    ({"grpo_loss_type": "luspo"}, "was made for importance by sequence"),
-    ({"grpo_loss_type": "vespo", "importance_sampling_level": "sequence"}, "was made for importance by token"),
-    ({"grpo_loss_type": "cispo"}, "its paper uses about 5"),
-    ({"grpo_loss_type": "sapo", "delta": 4.0}, "the sapo loss has no clip"),
-    ({"num_iterations": 1}, "the ratio is always 1"),
-]
-
-
-@pytest.mark.parametrize(("raw", "sentence_part"), REMARKED, ids=[str(raw) for raw, _ in REMARKED])
-def test_unlikely_settings_get_a_remark(raw: dict[str, Any], sentence_part: str) -> None:
-    (sentence,) = config_notes(parse({"model": "m", "data": "d", "num_iterations": 2} | raw))
-    assert sentence_part in sentence and sentence.endswith(".")
-
-
-def test_sensible_settings_get_no_remark() -> None:
-    for raw in (
-        {"num_iterations": 2},
-        {"steps_per_generation": 2},
-        {"ratio_against": "reference"},
-        {"num_iterations": 2, "grpo_loss_type": "cispo", "epsilon_high": 5.0},
-        {"num_iterations": 2, "grpo_loss_type": "luspo", "importance_sampling_level": "sequence"},
-    ):
-        assert not config_notes(parse({"model": "m", "data": "d"} | raw))

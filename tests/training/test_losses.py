@@ -45,9 +45,6 @@ def loss_and_gradient(logps: mx.array, *args: Any, **settings: Any) -> tuple[mx.
     return loss, metrics, np.array(gradient)
 
 
-# ── golden ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def golden_arguments(case: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
     arrays = {name: mx.array(value, mx.float32) for name, value in INPUTS[case["input"]].items()}
     config = {"loss_type": "dapo", "max_completion_length": 16, **case["config"]}
@@ -67,9 +64,6 @@ def test_loss_gradient_and_metrics_equal_trls(case: dict[str, Any]) -> None:
     assert set(metrics) == set(expected)
     for name, value in expected.items():
         np.testing.assert_allclose(float(metrics[name]), value, err_msg=name, **CLOSE)
-
-
-# ── computed by hand ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def rows(*values: list[float]) -> mx.array:
@@ -143,12 +137,6 @@ def test_bnpo_equals_dapo_and_says_so() -> None:
     assert "DAPO" in LOSSES["bnpo"].sentence and "BNPO" in LOSSES["dapo"].sentence
 
 
-@pytest.mark.parametrize("loss_type", LOSSES)
-def test_a_batch_of_one_token_gives_it_the_whole_weight_and_one_of_none_gives_none(loss_type: str) -> None:
-    for mask in ([1.0, 0.0], [0.0, 0.0]):
-        assert token_weights(rows(mask), loss_type=loss_type, max_completion_length=1).tolist() == [mask]
-
-
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("loss_type", LOSSES)
 def test_on_policy_every_loss_is_the_policy_gradient(loss_type: str, level: str) -> None:
@@ -167,15 +155,6 @@ def test_on_policy_every_loss_is_the_policy_gradient(loss_type: str, level: str)
     )
     weights = token_weights(mask, **settings)
     np.testing.assert_allclose(gradient, -np.array(advantages)[:, None] * np.array(weights), rtol=1e-6, atol=1e-9)
-
-
-def test_sequence_token_has_the_value_of_the_sequence_ratio_and_the_gradient_of_the_tokens() -> None:
-    logps, old = rows([-0.9, -1.3]), rows([-1.0, -1.0])
-    arguments = (old, None, mx.array([1.0]), mx.ones((1, 2)))
-    by_row = loss_and_gradient(logps, *arguments, importance_sampling_level="sequence")
-    by_token = loss_and_gradient(logps, *arguments, importance_sampling_level="sequence_token")
-    assert float(by_token[0]) == pytest.approx(float(by_row[0])) == pytest.approx(-math.exp(-0.1))
-    np.testing.assert_allclose(by_token[2], -math.exp(-0.1) / 2 * np.ones((1, 2)), rtol=1e-6)
 
 
 def test_delta_clips_the_ratio_where_the_advantage_is_negative() -> None:
@@ -198,33 +177,6 @@ def test_the_off_policy_mask_drops_negative_rows_but_keeps_their_kl() -> None:
         *arguments[:2], old - 1, mx.array([-1.0] * 3), *arguments[4:], beta=1.0, off_policy_mask_threshold=-1.0
     )
     assert float(loss) == pytest.approx(float(metrics["kl"])) != 0
-
-
-@pytest.mark.parametrize("against", ["the sampler", "the old policy"])
-def test_the_drift_of_a_row_is_the_mean_over_its_tokens_and_may_equal_the_threshold(against: str) -> None:
-    drift = rows([0.25, 0.75], [0.5, 0.75], [0.25, 9.0], [2.0, 3.0])
-    logps, mask = mx.full((4, 2), -8.0), rows([1, 1], [1, 1], [1, 0], [1, 1])
-    old, sampler = (None, logps + drift) if against == "the sampler" else (logps + drift, None)
-    _, _, gradient = loss_and_gradient(
-        logps,
-        old,
-        None,
-        mx.array([-1.0, -1.0, -1.0, 0.5]),
-        mask,
-        epsilon=0.9,
-        off_policy_mask_threshold=0.5,
-        sampling_logps=sampler,
-    )
-    np.testing.assert_array_equal(gradient != 0, np.array([[1, 1], [0, 0], [1, 0], [1, 1]]) == 1)
-
-
-def test_the_importance_correction_scales_the_term_and_not_the_kl() -> None:
-    logps = rows([-1.0, -1.0])
-    arguments = (logps, None, logps - 1, mx.array([1.0]), mx.ones((1, 2)))
-    without, _ = policy_loss(*arguments, beta=1.0)
-    by_token, _ = policy_loss(*arguments, beta=1.0, is_ratio=rows([0.5, 0.0]))
-    by_row, _ = policy_loss(*arguments, beta=1.0, is_ratio=rows([0.25]))
-    assert float(by_token - without) == pytest.approx(0.75) == pytest.approx(float(by_row - without))
 
 
 def test_vespo_has_the_importance_correction_inside_its_weight_only() -> None:
@@ -274,8 +226,6 @@ def test_vespos_ratio_is_bounded_as_trls(log_ratios: list[float], correction: fl
     assert float(metrics["vespo/phi_seq_mean"]) == pytest.approx(math.exp(log_w), rel=1e-4)
 
 
-# ── entropy ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-
 ENTROPIES = rows([0.1, 0.2, 0.3, 0.4], [0.5, 0.6, 99.0, 99.0])
 ENTROPY_MASK = rows([1, 1, 1, 1], [1, 1, 0, 0])
 
@@ -298,14 +248,6 @@ def test_only_tokens_at_or_above_the_entropy_quantile_get_a_gradient(top: float,
     np.testing.assert_array_equal(gradient != 0, np.array(has_gradient) == 1)
 
 
-def test_the_quantile_is_linear_over_the_tokens_that_count() -> None:
-    active = np.array([0.1, 0.2, 0.3, 0.4, 0.5, 0.6])
-    for top in (0.0, 0.13, 0.5, 0.77, 1.0):
-        quantile = float(entropy_quantile(ENTROPIES, ENTROPY_MASK, top))
-        assert quantile == pytest.approx(np.quantile(active, 1 - top), rel=1e-6)
-    assert float(entropy_quantile(ENTROPIES, mx.zeros((2, 4)), 0.5)) == math.inf
-
-
 @pytest.mark.parametrize("loss_type", LOSSES)
 def test_the_entropy_bonus_is_the_mean_entropy_whatever_the_loss(loss_type: str) -> None:
     settings: dict[str, Any] = {"loss_type": loss_type, "max_completion_length": 4, "entropy_coef": 0.1}
@@ -317,9 +259,6 @@ def test_the_entropy_bonus_is_the_mean_entropy_whatever_the_loss(loss_type: str)
         assert float(metrics["entropy"]) == pytest.approx(mean)
         gradient = mx.grad(lambda x, call=arguments: policy_loss(*call, entropies=x, **settings)[0])(ENTROPIES)
         np.testing.assert_allclose(np.array(gradient), -0.1 * np.array(mask / mask.sum()), rtol=1e-5)
-
-
-# ── invariances ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def settings_of(loss_type: str, seed: int) -> dict[str, Any]:
@@ -418,18 +357,6 @@ def test_splitting_the_batch_changes_no_gradient_and_no_metric(loss_type: str, s
 
 @every_loss
 @few
-@given(seed=seeds)
-def test_the_order_of_the_rows_does_not_matter(loss_type: str, seed: int) -> None:
-    batch, options = random_batch(seed), settings_of(loss_type, seed)
-    loss, _, gradient = run(batch, **options)
-    order = np.random.default_rng(seed).permutation(len(gradient))
-    shuffled, _, permuted = run({k: x[order] for k, x in batch.items()}, **options)
-    assert_same(shuffled, loss)
-    np.testing.assert_allclose(permuted, gradient[order], rtol=1e-4, atol=1e-6)
-
-
-@every_loss
-@few
 @given(seed=seeds, extra=st.integers(1, 4))
 def test_masked_positions_are_never_read_even_if_nan(loss_type: str, seed: int, extra: int) -> None:
     batch, options = random_batch(seed), settings_of(loss_type, seed)
@@ -446,53 +373,6 @@ def test_masked_positions_are_never_read_even_if_nan(loss_type: str, seed: int, 
         np.testing.assert_allclose(
             float(merge([tally_with_nan])[name]), float(value), rtol=1e-4, atol=1e-6, err_msg=name
         )
-
-
-@every_loss
-@few
-@given(seed=seeds)
-def test_rows_with_advantage_zero_can_be_dropped(loss_type: str, seed: int) -> None:
-    batch, options = random_batch(seed), settings_of(loss_type, seed) | {"beta": 0.0, "entropy_coef": 0.0}
-    batch["advantages"][::2] = 0
-    weights, totals = totals_of(batch, options)
-    loss, _, gradient = run(batch, weights=weights, **totals, **options)
-    assert not gradient[::2].any()
-    if len(gradient) > 1:
-        less, _, kept_gradient = run({k: x[1::2] for k, x in batch.items()}, weights=weights[1::2], **totals, **options)
-        assert_same(less, loss)
-        np.testing.assert_allclose(kept_gradient, gradient[1::2], rtol=1e-4, atol=1e-6)
-
-
-@every_loss
-def test_fully_masked_rows_give_zero_and_finite_gradients(loss_type: str) -> None:
-    for masked in ([0, 1, 2], [1]):
-        batch = random_batch(3)
-        batch = {k: np.resize(x, (3, 4) if x.ndim == 2 else 3).astype(np.float32) for k, x in batch.items()}
-        batch["mask"] = np.ones((3, 4))
-        batch["mask"][masked] = 0
-        for name in ("logps", "old", "ref", "entropies"):
-            batch[name][masked] = np.nan
-        loss, tally, gradient = run(batch, **settings_of(loss_type, 7))
-        assert np.isfinite(gradient).all() and not gradient[masked].any()
-        assert loss == 0 if len(masked) == 3 else math.isfinite(loss)
-        assert all(math.isfinite(float(x[0])) for x in tally["mean"].values())
-
-
-def test_advantages_by_token_equal_repeated_advantages_by_row() -> None:
-    batch = random_batch(11)
-    for loss_type in LOSSES:
-        by_row = run(batch, loss_type=loss_type, max_completion_length=9)
-        width = batch["mask"].shape[1]
-        by_token = run(
-            batch | {"advantages": np.repeat(batch["advantages"][:, None], width, 1)},
-            loss_type=loss_type,
-            max_completion_length=9,
-        )
-        assert_same(by_token[0], by_row[0])
-        np.testing.assert_allclose(by_token[2], by_row[2], rtol=1e-5, atol=1e-7)
-
-
-# ── errors, and the tables as text ───────────────────────────────────────────────────────────────────────────────────
 
 
 def test_unknown_settings_and_missing_arrays_raise_errors_that_name_them() -> None:
@@ -539,22 +419,6 @@ def test_the_tables_are_plain_literals_that_a_menu_can_parse(table: str) -> None
         read = {k.arg: ast.literal_eval(k.value) for k in row.keywords if k.arg in ("name", "sentence", "paper")}
         assert read == {name: getattr(running[key], name) for name in ("name", "sentence", "paper")}
         assert read["sentence"].endswith(".") and "!" not in read["sentence"]
-
-
-def test_every_loss_names_levels_that_exist() -> None:
-    assert all(row.ratio and set(row.ratio) <= set(LEVELS) for row in LOSSES.values())
-
-
-def test_clip_metrics_count_the_ratio_that_delta_has_capped() -> None:
-    # As in TRL: a ratio of 1.5 capped at 1.1 lies within 1 ± 0.2.
-    arguments = (mx.log(rows([1.5])), mx.zeros((1, 1)), None, mx.array([1.0]), mx.ones((1, 1)))
-    assert [float(policy_loss(*arguments, delta=delta)[1]["clip_ratio_high"]) for delta in (None, 1.1)] == [1, 0]
-
-
-@pytest.mark.parametrize("settings", [{"epsilon": 0.0}, {"loss_type": "cispo", "epsilon_high": 1.0}], ids=str)
-def test_a_ratio_at_the_limit_itself_does_not_count_as_clipped(settings: dict[str, Any]) -> None:
-    _, metrics = policy_loss(mx.zeros((2, 2)), None, None, ADVANTAGES, MASK, **settings)
-    assert not any(float(metrics[name]) for name in metrics if "clip" in name)
 
 
 @pytest.mark.parametrize(

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from itertools import combinations, pairwise
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backend.config.config import parse
-from backend.trainer.memory.phases import BackwardMemory, MemoryModel
 from backend.training.microbatch import (
     LENGTH_BUCKET,
     PASS_OVERHEAD,
@@ -34,32 +30,12 @@ def test_completions_of_like_length_stay_together() -> None:
     assert plan_micro_batches(rows(10, *[100] * 8, groups=2)) == [[0, 1, 2, 3, 4, 5, 6, 7]]
 
 
-def test_completions_of_one_bucket_are_never_separated_for_their_length() -> None:
-    """However much padding one of them costs the others."""
-    assert len(plan_micro_batches(rows(10, LENGTH_BUCKET, *[1] * 100))) == 1
-    assert len(plan_micro_batches(rows(10, LENGTH_BUCKET + 1, *[1] * 100))) == 2
-
-
 def test_a_few_long_completions_do_not_pad_the_short_ones() -> None:
     """Eight rows padded to 500 would be 4,000 tokens; split they are 500 and 140."""
     many = rows(10, 500, *[20] * 7)
     parts = plan_micro_batches(many)
     assert parts == [[0], [1, 2, 3, 4, 5, 6, 7]]
     assert costs(parts, many) == [510, 150]
-
-
-def test_a_long_prompt_is_not_read_twice_to_save_less_padding() -> None:
-    assert len(plan_micro_batches(rows(4000, 500, *[20] * 7))) == 1
-    assert (
-        len(plan_micro_batches(rows(4000, 500, *[20] * 7), prompts="per_row")) == 2
-    )  # which is read for every row anyway
-
-
-def test_a_limit_keeps_the_rows_of_a_prompt_together() -> None:
-    assert plan_micro_batches(rows(50, *[64] * 8, groups=4), most_rows=4) == [[0, 1, 2, 3], [4, 5, 6, 7]]
-    assert plan_micro_batches(rows(50, 64, 60, 63, 59, groups=2), most_rows=2) == [[0, 1], [2, 3]]
-    assert plan_micro_batches(rows(50, *[64] * 4, groups=2), token_budget=2 * 64 + 50) == [[0, 1], [2, 3]]
-    assert plan_micro_batches(rows(50, *[64] * 4, groups=2), token_budget=1) == [[0], [1], [2], [3]]
 
 
 def test_a_prefilled_prompt_costs_a_micro_batch_nothing() -> None:
@@ -109,32 +85,6 @@ def test_no_row_is_lost_and_limits_are_kept(
     assert all(size <= budget or len(part) == 1 for size, part in zip(tokens, parts, strict=True))
     assert all(most_rows is None or len(part) <= most_rows for part in parts)
     assert tokens == sorted(tokens, reverse=True), "the one that needs most memory first"
-
-
-@pytest.mark.parametrize("prompts", MODES)
-@settings(max_examples=30, deadline=None, derandomize=True)
-@given(
-    groups=st.integers(1, 9), each=st.integers(2, 8), prompt=st.integers(1, 300), length=st.integers(1, 300),
-    budget=st.integers(1, 3000), batch=st.integers(1, 3),
-)  # fmt: skip
-def test_the_estimate_counts_with_the_same_micro_batches(
-    prompts: PromptMode, groups: int, each: int, prompt: int, length: int, budget: int, batch: int
-) -> None:
-    """When all rows are as long as they may be."""
-    values = {
-        "train_type": "lora", "num_layers": -1, "steps_per_generation": 1, "group_size": each, "batch_size": batch,
-        "gradient_accumulation_steps": groups, "max_completion_length": length,
-        "dropout": 0.1 if prompts == "per_micro_batch" else 0.0,
-    }  # fmt: skip
-    shape: Any = SimpleNamespace(
-        has_full_attention=prompts != "per_row", layers=(), kinds=(), outside=(), width=4, quantised=False
-    )
-    config = parse({"model": "m", "data": "d", "max_seq_length": length + 1} | values)
-    passages = BackwardMemory(MemoryModel(config, shape, prompt, gpu=False)).micro_batches(budget)
-    many = [RowLengths(i, i // each, prompt, length) for i in range(groups * batch * each)]
-    parts = plan_micro_batches(many, most_rows=batch * each, token_budget=budget, prompts=prompts)
-    kinds = [(len(part), 0 if prompts == "per_row" else len({many[index].group for index in part})) for part in parts]
-    assert sorted(kinds) == sorted((passage.rows, passage.prompts) for passage in passages.elements())
 
 
 @pytest.mark.parametrize("shared", [True, False])

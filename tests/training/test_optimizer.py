@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +29,6 @@ def parameters() -> dict[str, Any]:
 def gradients(step: int) -> Any:
     rng = np.random.default_rng(step + 1)
     return tree_map(lambda x: mx.array(rng.normal(size=x.shape).astype(np.float32)).astype(x.dtype), parameters())
-
-
-# ── optimizers ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def adamw_reference(w: np.ndarray, grads: list[np.ndarray], lr: float, decay: float, betas: Any) -> np.ndarray:
@@ -73,20 +69,6 @@ def test_every_optimizer_handles_every_shape_and_uses_the_learning_rate(name: st
 
 
 @every_optimizer
-def test_every_optimizer_minimises_a_quadratic(name: str) -> None:
-    params = {"w": mx.array([[1.0, -2.0], [0.5, 3.0]]), "b": mx.array([1.0, -1.0])}
-    tuned = optimizer(name, learning_rate=10.0 if name == "adadelta" else 0.02, weight_decay=0.0)
-
-    def height(p: dict[str, mx.array]) -> mx.array:
-        return mx.square(p["w"]).sum() + mx.square(p["b"]).sum()
-
-    start = height(params).item()
-    for _ in range(30):
-        params = tuned.apply_gradients(mx.grad(height)(params), params)
-    assert height(params).item() < 0.9 * start
-
-
-@every_optimizer
 def test_weight_decay_betas_and_epsilon_reach_the_optimizers_that_have_them(name: str) -> None:
     def updated(**settings: Any) -> list[Any]:
         tuned, params = optimizer(name, learning_rate=1e-2, **settings), parameters()
@@ -98,14 +80,6 @@ def test_weight_decay_betas_and_epsilon_reach_the_optimizers_that_have_them(name
     assert (updated(weight_decay=0.3) != updated(weight_decay=0.0)) == recipe.has_decay
     assert (updated(betas=(0.5, 0.6)) != updated(betas=(0.9, 0.999))) == recipe.has_betas
     assert (updated(epsilon=0.1) != updated(epsilon=1e-8)) == recipe.has_epsilon
-
-
-def test_an_unknown_optimizer_raises_an_error_that_lists_them() -> None:
-    with pytest.raises(ValueError, match=r"optimizer is one of adamw, .*not 'adamm'"):
-        optimizer("adamm", learning_rate=1e-3)
-
-
-# ── state ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @every_optimizer
@@ -142,9 +116,6 @@ def test_an_incomplete_state_raises_an_error_that_names_the_array() -> None:
             restore(tuned, broken)
 
 
-# ── clipping ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def test_clipping_scales_all_gradients_together_and_only_above_the_limit() -> None:
     grads = {"a": mx.array([3.0, 0.0]), "b": [mx.array([[4.0]], mx.bfloat16)]}
     clipped, norm = clip_by_norm(grads, 1.0)
@@ -154,10 +125,3 @@ def test_clipping_scales_all_gradients_together_and_only_above_the_limit() -> No
     for longest in (10.0, 0, None):
         same, norm = clip_by_norm(grads, longest)
         assert norm.item() == 5 and same["a"].tolist() == [3, 0]
-
-
-def test_the_norm_of_half_precision_and_of_no_gradients() -> None:
-    # 300² overflows float16: squared before the cast to float32, the norm would be infinite.
-    assert clip_by_norm({"w": mx.full((4,), 300, mx.float16)}, 1.0)[1].item() == 600
-    assert clip_by_norm({}, 1.0)[1].item() == 0
-    assert not math.isfinite(clip_by_norm({"w": mx.array([math.nan])}, 1.0)[1].item())

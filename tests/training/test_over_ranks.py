@@ -176,37 +176,6 @@ def test_a_gradient_that_is_not_finite_on_one_rank_is_found_by_all(model: Path) 
         assert sorted(found.tokens) == list(range(P * G))
 
 
-# ── collectives ──────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_values_of_any_length_are_gathered_by_rank() -> None:
-    values = [{"nan": math.nan, "x": 0.1}, "é" * 5000, [], None]
-    for gathered in on_ranks(4, lambda ranks: ranks.gather(values[ranks.rank])):
-        assert repr(gathered) == repr(values)
-
-
-def test_vectors_of_unequal_length_stand_one_behind_the_other() -> None:
-    lengths = [2, 0, 3]
-    for x_N in on_ranks(3, lambda ranks: ranks.concatenate(mx.full(lengths[ranks.rank], ranks.rank)).tolist()):
-        assert x_N == [0, 0, 2, 2, 2]
-    assert on_ranks(2, lambda ranks: ranks.concatenate(mx.zeros(0)).size) == [0, 0]
-
-
-def test_a_broadcast_keeps_every_bit() -> None:
-    arrays = [
-        mx.array([-0.0, math.nan, -math.inf, 1e-45]), mx.array([[1.5, -0.0, 3.0]], mx.bfloat16), mx.array(7, mx.uint64),
-        mx.array([[250, 3], [1, 2]], mx.uint8), mx.array([True, False, True]), mx.array([-5], mx.int32),
-    ]  # fmt: skip
-    mx.eval(arrays)
-
-    def sent(ranks: ThreadCollectives) -> list[tuple[Any, ...]]:
-        own = arrays if ranks.rank == 0 else [mx.ones_like(x) for x in arrays]
-        return [(x.dtype, x.shape, bytes(memoryview(mx.contiguous(x)))) for x in ranks.broadcast(own)]
-
-    expected = [(x.dtype, x.shape, bytes(memoryview(x))) for x in arrays]
-    assert on_ranks(3, sent) == [expected] * 3
-
-
 def test_gradients_are_summed_in_float32_and_keep_their_tree() -> None:
     tree = {"a": [mx.ones((2, 3), mx.bfloat16), mx.array(2.0)], "b": {"c": mx.zeros(4)}}
     mx.eval(tree)  # a thread cannot compute what another has begun
@@ -222,9 +191,6 @@ def test_gradients_are_summed_in_float32_and_keep_their_tree() -> None:
     assert total_gradient(ALONE, tree) is tree
 
 
-# ── the split of the rows ────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def rows_like(lengths: list[list[int]], prompt: int = 10) -> list[RowLengths]:
     numbered = [(group, length) for group, of_group in enumerate(lengths) for length in of_group]
     return [RowLengths(index, group, prompt, length) for index, (group, length) in enumerate(numbered)]
@@ -236,12 +202,6 @@ def test_rows_are_split_by_speed_and_groups_stay_together() -> None:
     assert rows_of_ranks(rows, [1.0] * 4) == [list(range(i, i + 8)) for i in range(0, 32, 8)]
     # A border near the middle of the third group is moved to its edge, which is less than a twentieth of all tokens away.
     assert [len(part) for part in rows_of_ranks(rows, [2.1, 5.9])] == [8, 24]
-
-
-def test_a_group_is_split_where_ranks_would_wait_for_it() -> None:
-    assert rows_of_ranks(rows_like([[100] * 8]), [1.0, 1.0]) == [[0, 1, 2, 3], [4, 5, 6, 7]]
-    assert rows_of_ranks(rows_like([[100]]), [1.0, 1.0, 1.0]) in ([[0], [], []], [[], [0], []], [[], [], [0]])
-    assert rows_of_ranks([], [1.0, 2.0]) == [[], []]
 
 
 def test_every_row_has_one_rank_whatever_the_lengths() -> None:

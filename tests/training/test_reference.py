@@ -9,7 +9,6 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from mlx.utils import tree_flatten
 from mlx_lm import load
 
 from backend.config.config import Config, parse
@@ -20,7 +19,6 @@ from backend.runs.run_folder import RunFolder
 from backend.trainer.preflight import check
 from backend.training.batch import Batch, pack
 from backend.training.grpo import grpo_learner
-from backend.utils.errors import UserError
 from tests.support import random_models, small_run
 from tests.support.adapters import save_adapters
 from tests.support.reference_forward import plain_scores, rows_of, sampled_groups
@@ -63,9 +61,6 @@ def perturb(policy: Policy, amount: float = 0.1) -> None:
     mx.eval(policy.model.parameters())
 
 
-# ── a reference that follows the policy ──────────────────────────────────────────────────────────────────────────────
-
-
 @pytest.mark.parametrize("train_type", TRAIN_TYPES)
 def test_the_reference_starts_as_the_policy_and_moves_by_the_formula_at_its_interval(
     models: Path, train_type: str
@@ -84,20 +79,6 @@ def test_the_reference_starts_as_the_policy_and_moves_by_the_formula_at_its_inte
             expected = {name: (1 - ALPHA) * x + ALPHA * weights[name] for name, x in expected.items()}
         assert largest_difference(numbers(policy.reference_arrays()), expected) < 1e-6
         assert largest_difference(weights, expected) > 1e-3, "the policy has not changed, so this shows nothing"
-
-
-@pytest.mark.parametrize("train_type", ["lora", "dora"])
-def test_only_the_adapter_is_copied_never_the_model(models: Path, train_type: str) -> None:
-    config = config_of(models, train_type=train_type, **FOLLOWING)
-    policy = load_policy(config)
-    learner = grpo_learner(policy, config, 4)
-    for update in range(4):
-        learner.learn(batch_for(policy, update))
-    assert policy.reference_model is not None
-    reference_arrays = dict(tree_flatten(policy.reference_model.parameters()))
-    for name, array in tree_flatten(policy.model.parameters()):
-        assert (reference_arrays[name] is array) == (name not in policy.trainable()), name
-    assert not tree_flatten(policy.reference_model.trainable_parameters())
 
 
 def test_the_kl_is_against_where_the_reference_has_moved_to(models: Path) -> None:
@@ -157,9 +138,6 @@ def test_a_resumed_run_has_the_same_reference(tmp_path: Path, train_type: str) -
     assert kls[0] == kls[1] and kls[0][-1] > 0
 
 
-# ── an adapter of the base ───────────────────────────────────────────────────────────────────────────────────────────
-
-
 def adapter(models: Path, folder: Path, arch: str = "qwen3", **settings: Any) -> Path:
     """An adapter folder as a finished run has it."""
     config = config_of(models, arch, beta=0, **settings)
@@ -181,32 +159,6 @@ def test_an_adapter_of_the_base_is_the_reference(models: Path, tmp_path: Path, t
     metrics = grpo_learner(policy, config, 1).learn(pack(groups, pad_id=0))
     assert metrics["kl"] == pytest.approx(k3(base, tuned, groups), rel=1e-3)
     assert metrics["kl"] > 1e-4
-
-
-def test_the_base_is_not_loaded_twice_for_an_adapter(models: Path, tmp_path: Path) -> None:
-    config = config_of(models, reference_model_path=str(adapter(models, tmp_path)), beta=0.1)
-    policy = load_policy(config)
-    assert policy.reference_model is not None
-    policy_arrays = {id(x) for _, x in tree_flatten(policy.model.parameters())}
-    own = [name for name, x in tree_flatten(policy.reference_model.parameters()) if id(x) not in policy_arrays]
-    assert own and all(name.endswith((".lora_a", ".lora_b")) for name in own)
-
-
-@pytest.mark.parametrize("settings", [{"rank": 3}, {"train_type": "dora"}], ids=str)
-def test_an_adapter_of_another_model_is_a_fault(models: Path, tmp_path: Path, settings: Any) -> None:
-    folder = adapter(models, tmp_path, "llama" if settings == {"rank": 3} else "qwen3", **settings)
-    if settings != {"rank": 3}:  # its config says LoRA, its arrays are DoRA's
-        text = (folder / "adapter_config.json").read_text()
-        (folder / "adapter_config.json").write_text(text.replace('"dora"', '"lora"'))
-    else:  # its config says rank 5, its arrays are of rank 3
-        text = (folder / "adapter_config.json").read_text()
-        (folder / "adapter_config.json").write_text(text.replace('"rank": 3', '"rank": 5'))
-    with pytest.raises(UserError) as caught:
-        load_policy(config_of(models, reference_model_path=str(folder), beta=0.1))
-    (fault,) = caught.value.faults
-    assert fault.setting == "reference_model_path"
-    assert fault.sentence.startswith("The adapter ") and "does not fit this model: model.layers." in fault.sentence
-    assert fault.sentence.endswith(".") and "\n" not in fault.sentence
 
 
 def test_a_missing_reference_is_a_fault_before_anything_loads(models: Path, tmp_path: Path) -> None:

@@ -10,9 +10,8 @@ import mlx.core as mx
 import pytest
 from mlx.optimizers import schedulers
 
-from backend.config.config import SETTINGS, parse
-from backend.config.notes import config_notes
-from backend.training.schedules import SCHEDULES, learning_rates, schedule
+from backend.config.config import parse
+from backend.training.schedules import learning_rates, schedule
 from backend.utils.errors import UserError
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "schedules.json").read_text())
@@ -25,9 +24,6 @@ def config_of(**settings: Any) -> Any:
 def rates(steps: int, **settings: Any) -> list[float]:
     rate = learning_rates(config_of(**settings), steps)
     return [rate(update) for update in range(steps)]
-
-
-# ── shapes ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("case", GOLDEN["cases"], ids=lambda case: f"{case['transformers']}-{case['warmup']}")
@@ -70,45 +66,6 @@ def test_a_schedule_at_its_ends() -> None:
     assert all(rate(u) >= rate(u + 1) for u in range(10, 99)) and all(rate(u) < rate(u + 1) for u in range(10))
     with pytest.raises(ValueError, match="lr_schedule is one of constant"):
         schedule("plateau", 1.0, 10)
-
-
-@pytest.mark.parametrize("kind", SCHEDULES)
-def test_every_schedule_reaches_its_peak_and_stays_between_its_ends(kind: str) -> None:
-    settings = {"decay_fraction": 0.6, "final": 0.1, "cycles": 3, "power": 2.0}
-    rate = schedule(kind, 1.0, 50, warmup_updates=10, **settings)
-    assert rate(10) == 1.0 and all(0.1 <= rate(update) <= 1 for update in range(11, 200))
-    falls = kind not in ("constant", "constant_with_warmup", "inverse_sqrt")
-    assert (rate(60) == pytest.approx(0.1, abs=1e-3)) == falls
-
-
-# ── settings ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_the_menu_has_every_schedule() -> None:
-    menu = {choice.value for choice in SETTINGS["lr_schedule"].choices if not choice.is_written}
-    assert menu == SCHEDULES.keys()
-
-
-def test_constant_warms_up_only_by_a_ratio() -> None:
-    assert set(rates(100, lr_warmup_steps=40)) == {1e-5}
-    warmed = rates(100, lr_warmup_ratio=0.1, lr_warmup_init=0)
-    assert warmed[5] == pytest.approx(5e-6) and set(warmed[10:]) == {1e-5}
-    assert rates(100, lr_schedule="constant_with_warmup", lr_warmup_steps=10, lr_warmup_init=0) == warmed
-
-
-def test_a_warm_up_ratio_counts_updates_and_is_rounded_up() -> None:
-    settings = {"lr_schedule": "linear", "lr_warmup_ratio": 0.1, "num_iterations": 3, "lr_warmup_steps": 1}
-    rate = learning_rates(config_of(**settings), 7)  # 21 updates: a warm-up of 3
-    assert rate(2) < rate(3) == 1e-5 > rate(5)
-    assert rates(10, **settings | {"lr_warmup_ratio": 0.0, "num_iterations": 1})[0] == 1e-5
-
-
-def test_the_final_rate_follows_the_learning_rate() -> None:
-    linear = {"lr_schedule": "linear", "lr_warmup_steps": 0, "lr_decay_fraction": 0.5}
-    for peak, final in ((1e-5, 2e-6), (5e-5, 2e-6), (2e-6, 2e-6), (1e-6, 2e-7)):
-        assert rates(10, learning_rate=peak, **linear)[-1] == pytest.approx(final, rel=1e-12), peak
-    assert "a fifth of it: 2e-07" in config_notes(config_of(learning_rate=1e-6, **linear))[-1]
-    assert rates(10, learning_rate=5e-5, lr_final="", **linear)[-1] == pytest.approx(1e-5)
 
 
 @pytest.mark.parametrize(

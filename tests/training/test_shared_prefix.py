@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from backend.config.config import Config, parse
-from backend.engine.prefix_cache import PrefixReader, PrefixRecorder
 from backend.models.policy import load_policy
 from backend.training.batch import pack
 from backend.training.grpo import grpo_learner
@@ -85,9 +83,6 @@ def micro_batches_of(config: Config, batch: list[Group], budget: int) -> tuple[L
     return learner, learner.forward.micro_batches(policy.split_model, pack(batch, pad_id=0), config.batch_size * G)
 
 
-# ── whether it pays ──────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def test_prefilling_pays_where_a_prompt_and_its_completions_exceed_the_budget(model: Path) -> None:
     _, parts = micro_batches_of(config_of(model), groups(PROMPT), BUDGET)
     assert len(parts) == 1, "completions alone fit, so they go together, and no prompt is read twice"
@@ -107,30 +102,6 @@ def test_prefilling_pays_where_more_than_a_third_of_the_prompts_would_be_read_ag
     assert len(parts) >= 8 and SharedPrefix.pays(parts, 10**6), "each prompt in two parts"
 
 
-def test_prefilling_does_not_pay_where_it_saves_just_what_it_costs() -> None:
-    def part(*numbers: int) -> Any:
-        rows = SimpleNamespace(prompt_PK=np.zeros((len(numbers), PROMPT)), completion_BT=np.zeros((G, COMPLETION)))
-        return SimpleNamespace(groups=list(numbers), rows=rows)
-
-    assert not SharedPrefix.pays([part(0, 1, 2), part(0)], 10**6), "one prompt of three is read again"
-    assert SharedPrefix.pays([part(0, 1), part(0)], 10**6), "one of two"
-
-
-@pytest.mark.parametrize("prompts", ["prefilled", "per_micro_batch", "per_row"])
-def test_the_prompt_mode_follows_from_the_model_and_from_dropout(model: Path, prompts: str) -> None:
-    config = config_of(model, dropout=0.1 if prompts == "per_micro_batch" else 0)
-    learner, parts = micro_batches_of(config, groups(PROMPT), BUDGET)
-    split_model = learner.policy.split_model
-    if prompts == "per_row":
-        split_model.prefix_layers = 0
-    assert learner.forward.prompt_mode(split_model) == prompts
-    assert SharedPrefix.pays(parts, learner.forward.micro_batch_tokens)
-    assert (learner.forward.shared_prefix(split_model, parts) is None) == (prompts != "prefilled")
-
-
-# ── the same step ────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 @pytest.mark.parametrize(
     ("settings", "prompts"),
     [
@@ -146,28 +117,3 @@ def test_prefilling_prompts_once_changes_no_gradient(model: Path, settings: dict
     unsplit = learned(config, batch, micro_batch_tokens=10**6)
     prefilled = learned(config, batch, micro_batch_tokens=BUDGET)
     assert_same_step(unsplit, prefilled)
-
-
-def test_only_a_single_prompt_may_exceed_the_budget(model: Path) -> None:
-    """A prompt of 40 tokens exceeds the 32 that may go together, so it goes alone; completions go without their prompts."""
-    _, _, reads = learned(config_of(model, **MANY), groups(PROMPT, PROMPT, PROMPT), micro_batch_tokens=BUDGET)
-    prompts, completions = (
-        [size for kind, size in reads if kind is cache_kind] for cache_kind in (PrefixRecorder, PrefixReader)
-    )
-    assert prompts == [PROMPT] * 6, "each once without gradient, once with"
-    assert len(completions) == 3 and max(completions) <= BUDGET
-    _, _, reads = learned(config_of(model, **MANY), groups(12, 12, 12), micro_batch_tokens=BUDGET)
-    assert [size for kind, size in reads if kind is PrefixRecorder] == [24, 12] * 2, "two small ones fit together"
-
-
-def test_prompts_that_fit_are_read_in_the_micro_batch(model: Path) -> None:
-    _, _, reads = learned(config_of(model), groups(PROMPT), micro_batch_tokens=BUDGET + PROMPT)
-    assert [kind for kind, _ in reads] == [PrefixRecorder, PrefixReader]
-
-
-def test_with_dropout_prompts_are_never_prefilled(model: Path) -> None:
-    """A second pass would drop other inputs than the first. So prompts count against the budget, and each row gets its own micro-batch."""
-    config = config_of(model, dropout=0.2)
-    _, metrics, reads = learned(config, groups(PROMPT), micro_batch_tokens=BUDGET)
-    assert [kind for kind, _ in reads] == [PrefixRecorder, PrefixReader] * G
-    assert metrics["grad_norm"] > 1e-3

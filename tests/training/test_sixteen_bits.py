@@ -17,16 +17,11 @@ from backend.config.config import parse
 from backend.engine.adapter_product import add_adapter
 from backend.models.policy import Policy, load_policy
 from backend.sampling import fused_model
-from backend.sampling.fused_model import DecodingBlock
-from backend.sampling.rollout import Sampler
 from backend.sampling.sampler import Sampling
 from backend.training.batch import pack
 from backend.training.grpo import correction_mode, grpo, grpo_learner
 from backend.training.policy_forward import PolicyForward
 from backend.types import Group
-from backend.utils.errors import UserError
-from backend.utils.machine import TREAT_CPU_AS
-from tests.support.architectures.tiny_configs import tiny_config
 from tests.support.random_models import tiny_model
 from tests.support.sampler_and_learner import by_learner, by_sampler, deep_policy, sampled_groups
 
@@ -47,9 +42,6 @@ def gap(sampled: np.ndarray, learnt: np.ndarray) -> float:
     return float(np.abs(sampled - learnt).mean())
 
 
-# ── the same policy ──────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def test_sampler_and_learner_agree_in_bfloat16(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Folding the adapters into the weights, as is right in float32, gives 0.05 nats a token."""
     policy = deep_policy(folder, 128)
@@ -60,52 +52,6 @@ def test_sampler_and_learner_agree_in_bfloat16(folder: Path, monkeypatch: pytest
     assert max(apart, gap(in_a_rollout, learnt)) < 0.015
     monkeypatch.setattr(fused_model, "_fusion", folded)
     assert gap(by_sampler(policy, groups), learnt) > max(0.025, 3 * apart)
-
-
-def in_float32(function: Any) -> Any:
-    """A fast operation of mlx with float32 inside, as Metal's kernels have it; on a CPU it is composed and rounds in between."""
-
-    def call(x: mx.array, *rest: Any, **named: Any) -> mx.array:
-        rest = tuple(y.astype(mx.float32) if isinstance(y, mx.array) else y for y in rest)
-        return function(x.astype(mx.float32), *rest, **named).astype(x.dtype)
-
-    return call
-
-
-@pytest.mark.parametrize("bits", [None, pytest.param(4, marks=pytest.mark.proof)])
-def test_the_blocks_of_a_gpu_s_decoding_step_round_as_the_learner_does(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, bits: int | None
-) -> None:
-    """Rounding once where the learner rounds after each operation would give 0.03 nats."""
-    monkeypatch.setattr(mx.fast, "rope", in_float32(mx.fast.rope))
-    policy = deep_policy(folder, 128, bits=bits)
-    with monkeypatch.context() as gpu:
-        gpu.setenv(TREAT_CPU_AS, "gpu")
-        gpu.setattr(mx.fast, "scaled_dot_product_attention", in_float32(mx.fast.scaled_dot_product_attention))
-        rollout = Sampler(policy, 12)
-        assert rollout.slow_paths == [] and any(
-            isinstance(part, DecodingBlock) for part in rollout.fused.model.modules()
-        )
-        groups = sampled_groups(policy, 12)
-    sampled = np.concatenate([c.logps for group in groups for c in group.completions])
-    assert gap(sampled, by_learner(policy, groups)) < 0.01
-
-
-@pytest.mark.usefixtures("without_compiler")
-@pytest.mark.proof
-@pytest.mark.parametrize(("dtype", "most"), [("float16", 0.003), ("float32", 1e-5)])
-def test_finer_types_agree_better(folder: Path, dtype: str, most: float) -> None:
-    policy = deep_policy(folder, 128, dtype=dtype)
-    assert policy.split_model.dtype == getattr(mx, dtype)
-    groups = sampled_groups(policy, 8)
-    assert gap(by_sampler(policy, groups), by_learner(policy, groups)) < most
-
-
-@pytest.mark.usefixtures("without_compiler")
-def test_four_bit_weights_agree_exactly_with_float32_activations(folder: Path) -> None:
-    policy = deep_policy(folder, 64, layers=2, bits=4, dtype="float32")
-    groups = sampled_groups(policy, 6)
-    assert gap(by_sampler(policy, groups), by_learner(policy, groups)) < 1e-5
 
 
 @pytest.mark.usefixtures("without_compiler")
@@ -152,9 +98,6 @@ def test_small_updates_reach_the_sampler(
     assert all(np.median(found) >= 0.99 for found in own.values())
 
 
-# ── adapters ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 @pytest.mark.usefixtures("without_compiler")
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16], ids=str)
 def test_the_gradient_of_an_adapter_is_summed_in_float32(dtype: mx.Dtype) -> None:
@@ -179,22 +122,6 @@ def test_the_gradient_of_an_adapter_is_summed_in_float32(dtype: mx.Dtype) -> Non
         assert float(mx.linalg.norm(mine.astype(mx.float32) - other) / mx.linalg.norm(other)) < 5e-3
 
 
-@pytest.mark.usefixtures("without_compiler")
-@pytest.mark.parametrize(
-    "settings", [pytest.param({}, marks=pytest.mark.proof), {"train_type": "dora", "bits": 4}], ids=str
-)
-def test_an_adapter_in_16_bits_is_that_of_float32_within_rounding(folder: Path, settings: dict[str, Any]) -> None:
-    exact, coarse = (
-        deep_policy(folder, 64, layers=2, noise=0.03, dtype=dtype, **settings) for dtype in ("float32", "float16")
-    )
-    tokens = mx.array([[5, 70, 200, 9]])
-    a, b = (policy.model(tokens).astype(mx.float32) for policy in (exact, coarse))  # pyright: ignore
-    assert float(mx.linalg.norm(a - b) / mx.linalg.norm(a)) < 0.01
-
-
-# ── dtype ────────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def float_types(policy: Any) -> set[mx.Dtype]:
     arrays = dict(tree_flatten(policy.model.parameters()))
     return {x.dtype for name, x in arrays.items() if mx.issubdtype(x.dtype, mx.floating) and "lora_" not in name}
@@ -214,15 +141,6 @@ def test_a_model_computes_in_the_type_that_the_settings_give(folder: Path, dtype
     expected = mx.bfloat16 if dtype == "auto" else getattr(mx, dtype)  # as it comes
     assert float_types(policy) == {expected} and policy.split_model.dtype == expected
     assert {x.dtype for x in policy.trainable().values()} == {mx.float32}
-
-
-@pytest.mark.usefixtures("without_compiler")
-def test_a_type_that_an_operation_does_not_take_is_refused(tmp_path: Path) -> None:
-    """mlx multiplies with experts in float32 alone on a CPU; it was a traceback."""
-    model = tiny_model(tmp_path / "model", "qwen3_moe", own=tiny_config("qwen3_moe"))
-    with pytest.raises(UserError) as error:
-        load_policy(parse({"model": str(model), "data": "none", "dtype": "bfloat16"}))
-    assert error.value.faults[0].setting == "dtype" and "bfloat16" in error.value.faults[0].sentence
 
 
 @pytest.mark.usefixtures("without_compiler")
@@ -249,9 +167,6 @@ def test_full_fine_tuning_in_bfloat16_keeps_float32_masters(tmp_path: Path) -> N
     again.assign(saved)
     tokens = mx.array([[5, 70, 200, 9]])
     assert mx.array_equal(again.model(tokens), policy.model(tokens))  # pyright: ignore
-
-
-# ── the gap, and its correction ──────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.usefixtures("without_compiler")
@@ -326,33 +241,6 @@ def test_the_first_pass_corrects_as_a_pass_of_its_own(
     assert metrics["sampling/importance_sampling_ratio/mean"] < 0.99
     assert all(np.allclose(own[name], x, atol=1e-6) for name, x in weights.items())
     assert not all(np.array_equal(own[name], x) for name, x in filtered.start.items())
-
-
-@pytest.mark.usefixtures("without_compiler")
-@pytest.mark.parametrize(
-    ("settings", "top_p"),
-    [
-        ({}, 1.0),
-        ({"num_iterations": 2}, 0.8),
-        ({"ratio_against": "reference", "beta": 0.1}, 0.8),
-        *(
-            pytest.param(*case, marks=pytest.mark.proof)
-            for case in (
-                ({}, 0.8),
-                ({"sampling_correction": "none"}, 1.0),
-                ({"sampling_correction": "none"}, 0.8),
-                ({"num_iterations": 2}, 1.0),
-                ({"ratio_against": "reference", "beta": 0.1}, 1.0),
-            )
-        ),
-    ],
-    ids=str,
-)
-def test_the_gap_is_rounding_whatever_the_filters(filtered: Filtered, settings: dict[str, Any], top_p: float) -> None:
-    metrics = filtered.learn({"beta": 0} | settings, top_p)
-    assert 0 <= metrics["sampling/logp_gap/mean"] < 1e-5
-    assert metrics["sampling/logp_gap/max"] < 1e-4
-    assert (metrics["sampling/sampling_logp_difference/mean"] > 1e-3) == (top_p < 1)
 
 
 @pytest.mark.usefixtures("without_compiler")

@@ -90,27 +90,6 @@ def test_logps_of_masked_tokens_change_nothing(model: Path) -> None:
     assert all(np.array_equal(x, same_changes[name]) for name, x in changes.items())
 
 
-@pytest.mark.parametrize("loss", ["grpo", "dapo", "dr_grpo", "luspo", "vespo"])
-def test_masked_tokens_after_the_last_trained_token_change_nothing(model: Path, loss: str) -> None:
-    """Weights, KL, entropy, threshold, bonus and importance correction divide by trained tokens alone."""
-    settings = {"grpo_loss_type": loss, "importance_sampling_level": "sequence" if loss == "luspo" else "token"}
-    groups = random_groups(model)
-    changes, metrics = learnt(model, groups, **settings)
-    for problem in groups:
-        for completion in problem.completions:
-            completion.mask = [1] * len(completion.tokens) + [0, 0]
-            completion.tokens, completion.logps, completion.log_kept = (
-                [*completion.tokens, 7, 8],
-                completion.logps + [-1.0] * 2,
-                completion.log_kept + [0.0] * 2,
-            )
-    padded_changes, padded_metrics = learnt(model, groups, **settings)
-    assert padded_metrics == pytest.approx(metrics, rel=1e-4, abs=1e-6, nan_ok=True)
-    largest = max(np.abs(x).max() for x in changes.values())
-    assert largest > 1e-4
-    assert all(np.abs(x - padded_changes[name]).max() < 1e-4 * largest for name, x in changes.items())
-
-
 def test_the_mask_reaches_the_batch_beside_padding_and_truncation() -> None:
     def completion(stop: Any, mask: list[int]) -> Completion:
         return Completion([5, 6, 7], [-1.0] * 3, "", stop, mask=mask)
@@ -126,9 +105,3 @@ def test_the_mask_reaches_the_batch_beside_padding_and_truncation() -> None:
     counts = completion_metrics(groups)
     assert counts["num_tokens"] == 4 * 2 + 2 + 2 + 0 + 1
     assert (counts["completions/max_length"], counts["completions/min_length"]) == (2, 0)
-
-
-def test_a_mask_of_the_wrong_length_is_an_error_that_says_so() -> None:
-    completion = Completion([5, 6], [-1.0, -1.0], "", "eos", mask=[1, 1, 0])
-    with pytest.raises(ValueError, match=r"A completion of group 0 has 2 tokens, 3 mask entries\."):
-        pack([Group(Problem(0, "", [], [1], ""), [completion])], pad_id=0)
