@@ -1,16 +1,15 @@
 """`Collectives` over mlx's own engine (`mlx.core.distributed`: ring, MPI, JACCL, NCCL), in a thread of its own.
 
-A collective of mlx cannot be given up: with a peer that is lost it raises at best, and hangs at worst. So the calls are made by one
-communication thread of the process, and the thread that asked waits in short turns, between which `check` may raise what is known of the
-ranks by another way. The process must end with `os._exit` then: its communication thread may never return.
+A collective of mlx cannot be given up: with a lost peer it raises at best, and hangs at worst. So one communication thread of the process
+makes the calls, and the thread that asked waits in short turns, between which `check` may raise what is known of the ranks by another way.
+The process must end with `os._exit` then: its communication thread may never return.
 
-On the CPU's stream, on arrays that are evaluated: Metal ends a command buffer that waits 5 s for another rank (mlx#4475). NCCL alone has
-no sums on a CPU.
+The calls run on the CPU's stream, on evaluated arrays: Metal ends a command buffer that waits 5 s for another rank (mlx#4475). NCCL alone
+has no sums on a CPU.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import queue
@@ -29,22 +28,32 @@ from backend.utils.errors import UserError
 POLL_S = 0.1
 """Seconds between two calls of `check` while a collective is under way."""
 TOLD_WITHIN_S = 30.0
-"""How long a collective that failed waits for `check` to say which machine it was."""
+"""How long a failed collective waits for `check` to say which machine it was."""
 FIRST_BYTES = 1016
 """Bytes of a gathered value that travel with its length; a longer one takes a second round."""
 
 
+def do_nothing(*_: object) -> None: ...
+
+
 class FlatCollectives(Collectives):
-    """Collectives of any shape on top of two of flat vectors, which a subclass makes."""
+    """Collectives of any shape on top of two of flat vectors, which a subclass makes.
+
+    The heartbeats report `entered` and `left`, the collectives that this rank has begun and ended, and `failure`, mlx's words for one
+    that broke. `pending_bytes` is the size of the one under way, `bandwidth` the most bytes a second that one has moved.
+    """
+
+    entered = left = pending_bytes = 0
+    failure, bandwidth = "", 0.0
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
         self.waiting: Callable[[float], None] = do_nothing
-        """Called while a collective is waited for, with the seconds that it has taken; may raise to give the run up."""
+        """Called during a collective with the seconds that it has taken; may raise to give the run up."""
         self.waited_s = 0.0
-        """Seconds in `gather`, `concatenate` and `barrier` so far: what they carry is small, so it is the wait for slower ranks."""
+        """Seconds in `gather`, `concatenate` and `barrier`: what they carry is small, so it is the wait for slower ranks."""
         self.summed_s = 0.0
-        """Seconds in `sum` and `broadcast` so far. A `gather` comes before each, so it is the time of the transfer."""
+        """Seconds in `sum` and `broadcast`. A `gather` comes before each, so it is the time of the transfer."""
 
     def all_sum(self, x_N: mx.array) -> mx.array:
         """The sum over the ranks, evaluated."""
@@ -54,10 +63,13 @@ class FlatCollectives(Collectives):
         """Every rank's vector of the same length, one behind the other, evaluated."""
         raise NotImplementedError
 
+    def pulse(self) -> dict[str, Any]:
+        """This rank's part of a heartbeat."""
+        return {"entered": self.entered, "left": self.left, "failure": self.failure}
+
     def sum(self, arrays: Sequence[mx.array]) -> list[mx.array]:
         began = time.perf_counter()
-        flat = mx.concatenate([x.astype(mx.float32).reshape(-1) for x in arrays])
-        total = self.all_sum(flat)
+        total = self.all_sum(mx.concatenate([x.astype(mx.float32).reshape(-1) for x in arrays]))
         self.summed_s += time.perf_counter() - began
         return _split(total, [x.shape for x in arrays])
 
@@ -72,16 +84,20 @@ class FlatCollectives(Collectives):
         return [part.view(x.dtype).reshape(x.shape) for part, x in zip(parts, arrays, strict=True)]
 
     def gather(self, value: Any) -> list[Any]:
-        began = time.perf_counter()
-        try:
-            return [json.loads(data) for data in self._gather_bytes(json.dumps(value).encode())]
-        finally:
-            self.waited_s += time.perf_counter() - began
+        began, own = time.perf_counter(), json.dumps(value).encode()
+        length = np.array([len(own)], np.uint64).tobytes()
+        first = self._gather_equal(length + own[:FIRST_BYTES].ljust(FIRST_BYTES, b"\0"))
+        lengths = [int(np.frombuffer(each[:8], np.uint64)[0]) for each in first]
+        parts = [each[8:] for each in first]
+        if (rest := max(lengths) - FIRST_BYTES) > 0:
+            tails = self._gather_equal(own[FIRST_BYTES:].ljust(rest, b"\0"))
+            parts = [head + tail for head, tail in zip(parts, tails, strict=True)]
+        self.waited_s += time.perf_counter() - began
+        return [json.loads(part[:length]) for part, length in zip(parts, lengths, strict=True)]
 
     def concatenate(self, x_N: mx.array) -> mx.array:
         lengths: list[int] = self.gather(x_N.size)
-        longest = max(lengths)
-        if not longest:
+        if not (longest := max(lengths)):
             return mx.zeros(0)
         began = time.perf_counter()
         rows = self.all_gather(mx.pad(x_N.astype(mx.float32), (0, longest - x_N.size))).reshape(self.size, longest)
@@ -90,17 +106,6 @@ class FlatCollectives(Collectives):
 
     def barrier(self) -> None:
         self.gather(None)
-
-    def _gather_bytes(self, own: bytes) -> list[bytes]:
-        length = np.array([len(own)], np.uint64).tobytes()
-        first = self._gather_equal(length + own[:FIRST_BYTES].ljust(FIRST_BYTES, b"\0"))
-        lengths = [int(np.frombuffer(each[:8], np.uint64)[0]) for each in first]
-        heads = [each[8 : 8 + min(length, FIRST_BYTES)] for each, length in zip(first, lengths, strict=True)]
-        rest = max(lengths) - FIRST_BYTES
-        if rest <= 0:
-            return heads
-        tails = self._gather_equal(own[FIRST_BYTES:].ljust(rest, b"\0"))
-        return [(head + tail)[:length] for head, tail, length in zip(heads, tails, lengths, strict=True)]
 
     def _gather_equal(self, own: bytes) -> list[bytes]:
         gathered = np.array(self.all_gather(mx.array(np.frombuffer(own, np.uint8)))).tobytes()
@@ -121,25 +126,15 @@ def _split(flat: mx.array, shapes: Sequence[tuple[int, ...]]) -> list[mx.array]:
     return parts
 
 
-def do_nothing(*_: object) -> None: ...
-
-
 class MlxCollectives(FlatCollectives):
-    """Over a group of mlx. What the heartbeats tell of it: `entered` and `left` count the collectives that this rank has begun and that
-    have returned, `pending_bytes` is the size of the one under way, and `bandwidth` the most bytes a second that one has moved."""
+    """Over a group of mlx."""
 
     def __init__(self, group: mx.distributed.Group, device: mx.DeviceType = mx.cpu) -> None:
         super().__init__(group.rank(), group.size())
         self.check: Callable[[], None] = do_nothing
         """Called while a collective is waited for; raises what is known of a lost rank."""
-        self.entered = 0
-        self.left = 0
-        self.failure = ""
-        """What MLX said of a collective that broke."""
-        self.pending_bytes = 0
-        self.bandwidth = 0.0
         self.group = group
-        """mlx's own: a model that is divided sums over it inside its passes, never while a call of this object is under way."""
+        """mlx's own: a sharded model sums over it inside its passes, never while a call of this object is under way."""
         self._device = device
         self._calls: queue.SimpleQueue[tuple[Callable[[], mx.array], Future[mx.array]]] = queue.SimpleQueue()
         threading.Thread(target=self._communicate, name="collectives", daemon=True).start()
@@ -157,20 +152,16 @@ class MlxCollectives(FlatCollectives):
         self._calls.put((operation, result))
         began = time.monotonic()
         while True:
-            with contextlib.suppress(TimeoutError):
-                if (error := result.exception(POLL_S)) is None:
-                    return result.result()
-                raise self._told(error) from error
-            self.check()
-            self.waiting(time.monotonic() - began)
-
-    def _told(self, error: BaseException) -> BaseException:
-        """What is known of the peer whose link has failed. A worker is not told: its leader, or the loss of it, ends its process."""
-        ends = time.monotonic() + TOLD_WITHIN_S
-        while time.monotonic() < ends:
-            self.check()
-            time.sleep(POLL_S)
-        return UserError("hosts", f"The ranks' link has failed: {error}")
+            try:
+                error = result.exception(POLL_S)
+            except TimeoutError:
+                self.check()
+                self.waiting(time.monotonic() - began)
+                continue
+            if error is None:
+                return result.result()
+            wait_for_reason(self.check, TOLD_WITHIN_S)  # a worker is told nothing: its leader ends its process
+            raise UserError("hosts", f"The ranks' link has failed: {error}") from error
 
     def _communicate(self) -> None:
         while True:
@@ -187,6 +178,14 @@ class MlxCollectives(FlatCollectives):
             self.bandwidth = max(self.bandwidth, self.pending_bytes / max(time.perf_counter() - began, 1e-9))
             self.left += 1
             result.set_result(value)
+
+
+def wait_for_reason(check: Callable[[], None], within_s: float) -> None:
+    """Let `check` raise what becomes known of the rank whose link has failed."""
+    ends = time.monotonic() + within_s
+    while time.monotonic() < ends:
+        check()
+        time.sleep(POLL_S)
 
 
 def init_collectives(backend: str) -> MlxCollectives:

@@ -5,31 +5,28 @@
                {"ssh": "mac-b",     "ips": ["192.168.0.2"], "rdma": ["rdma_en2", null],
                 "program": "~/.local/bin/grpo-studio-backend", "folder": "~/grpo-studio"}]}
 
-or the list of hosts alone. The first entry is the machine that the run is started on; a machine that is listed twice gets two processes.
-`program` and `folder` say where GRPO Studio is on a machine where it is not in the same place as here. Nothing here contacts a machine.
+or the list of hosts alone. The first entry is the machine that starts the run; a machine listed twice gets two processes. `program` and
+`folder` say where GRPO Studio is on a machine that has it in another place. Nothing here contacts a machine.
 """
 
 from __future__ import annotations
 
+import hashlib
 import ipaddress
 import json
 import re
-import shlex
 import socket
-import sys
-from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from backend.rewards.catalogue.catalog import nearest
-from backend.utils.command import BUNDLED_PROGRAM, backend_command, is_bundled
+from backend.rewards.trust_record import TrustRecord
 from backend.utils.documents import parse_json
 from backend.utils.errors import ConfigProblem, UserError
-from backend.utils.files import read_text, user_path
-from backend.utils.places import project_root
+from backend.utils.files import read_bytes, read_text, resolved, user_path
 from backend.utils.text import quote
 from backend.utils.whole_file import save_as
 
@@ -39,23 +36,27 @@ MOST_HOSTS = 64
 MOST_ADDRESSES = 16
 """Addresses of one host, and RDMA devices between two."""
 MOST_VARIABLES = 100
-LONGEST_WORD = 1_000
+LONGEST_TEXT = 1_000
 """Characters of a variable or a path."""
 
 BACKENDS = ("ring", "mpi", "nccl", "jaccl", "jaccl-ring")
-"""What `mlx.launch` knows."""
+"""The backends of `mlx.launch`."""
+AUTO = "auto"
+WANTED = (AUTO, "ring", "mpi", "jaccl", "nccl")
+"""Values of the setting `distributed_backend`; only a hosts file names jaccl-ring."""
+LARGEST_SOUND_RING = 2
+"""With three ranks or more, 3 to 4 % of the ring's sums on the CPU never end (mlx#4475)."""
 HERE = ("127.0.0.1", "localhost")
 """Names of this machine."""
 
-_FILE_KEYS = ("backend", "envs", "hosts")
-_HOST_KEYS = ("ssh", "ips", "rdma", "program", "folder")
 # A name for ssh never begins with a hyphen: ssh would take it for an option, and some of its options run programs.
 _SSH_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@:%-]{0,252}")
 _DEVICE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}=[^\0\n\r]*")
-# They are set here too, and a hosts file may be somebody else's: variables such as PYTHONPATH, LD_PRELOAD or MLX_MPI_LIBNAME load code.
+# A hosts file may be somebody else's, and variables such as PYTHONPATH, LD_PRELOAD or MLX_MPI_LIBNAME load code.
 _SETTABLE = re.compile(
-    r"(MLX|NCCL|OMP)_(?!.*(LIB|PLUGIN|PATH|FILE|CONF))\w+|OMPI_MCA_(btl|oob)_tcp_\w+|OMPI_MCA_coll_\w+|HF_HOME|HF_HUB_CACHE|HF_HUB_OFFLINE"
+    r"(MLX|NCCL|OMP)_(?!.*(LIB|PLUGIN|PATH|FILE|CONF))\w+|OMPI_MCA_(btl|oob)_tcp_\w+|OMPI_MCA_coll_\w+"
+    r"|HF_HOME|HF_HUB_CACHE|HF_HUB_OFFLINE"
 )
 
 
@@ -64,18 +65,18 @@ class Host:
     """One process of a run, and the machine that it runs on."""
 
     ssh: str
-    """The name or address that ssh takes, with or without a user: mac-b, anna@mac-b.local. 127.0.0.1 is this machine."""
+    """Name or address for ssh, with or without a user: mac-b, anna@mac-b.local. 127.0.0.1 is this machine."""
     ips: tuple[str, ...] = ()
     """IPv4 addresses at which the other machines reach it; over several cables, one each."""
     rdma: tuple[str | tuple[str, ...] | None, ...] = ()
     """For each host of the file, in its order, the RDMA device that leads there; None for itself."""
     program: str = ""
-    """What runs GRPO Studio there: a Python that has it, or grpo-studio-backend. Empty: as here, at the same path."""
+    """Program that runs GRPO Studio there: a Python that has it, or grpo-studio-backend. Empty: as here."""
     folder: str = ""
-    """The folder of a checkout there. Empty: as here, at the same path."""
+    """Folder of a checkout there. Empty: as here."""
 
     def to_json(self) -> dict[str, Any]:
-        """As the file has it, empty keys of ours left out."""
+        """The entry of the file, empty keys of ours left out."""
         rdma = [list(device) if isinstance(device, tuple) else device for device in self.rdma]
         ours = {key: value for key in ("program", "folder") if (value := getattr(self, key))}
         return {"ssh": self.ssh, "ips": list(self.ips), "rdma": rdma} | ours
@@ -92,11 +93,11 @@ class HostsFile:
     """NAME=value for the environment of every process."""
 
     def is_here(self, rank: int) -> bool:
-        """Whether a rank runs on this machine, and so needs no ssh. The first always does."""
+        """True for a rank on this machine, which needs no ssh. The first always is."""
         return rank == 0 or self.hosts[rank].ssh in (*HERE, self.hosts[0].ssh)
 
     def label(self, rank: int) -> str:
-        """A machine's name in a sentence."""
+        """A machine's name in a message."""
         ssh = self.hosts[rank].ssh
         name = "this machine" if self.is_here(rank) else quote(ssh, 40)
         shared = sum(host.ssh == ssh for host in self.hosts) > 1
@@ -106,27 +107,24 @@ class HostsFile:
         return {"backend": self.backend, "envs": list(self.envs), "hosts": [host.to_json() for host in self.hosts]}
 
 
-# ── reading and writing ──────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def read_hosts(path: str | Path, setting: str = "hosts") -> HostsFile:
-    """The machines of a file. Raises UserError with every fault, each naming the file and the entry."""
+    """The machines of a file. Raises UserError with every problem, each naming the file and the entry."""
     file = user_path(str(path), setting)
     return parse_hosts(parse_json(read_text(file, setting, HOSTS_LIMIT), quote(file), setting), file.name, setting)
 
 
 def parse_hosts(raw: object, what: str, setting: str = "hosts") -> HostsFile:
-    """The machines of a JSON value; `what` names it in sentences. Raises UserError with every fault."""
+    """The machines of a JSON value; `what` names it in messages. Raises UserError with every problem."""
     return _Reader(quote(what, 40), setting).read(raw)
 
 
 def write_hosts(path: Path, hosts: HostsFile) -> None:
-    """Write the file anew, for `mlx.launch` too. Raises DiskError; the old content stays then."""
+    """Write the file, for `mlx.launch` too. Raises DiskError and keeps the old content then."""
     save_as(path, json.dumps(hosts.to_json(), indent=2, ensure_ascii=False) + "\n")
 
 
-def fault_of_first(hosts: HostsFile, what: str, setting: str = "hosts") -> ConfigProblem | None:
-    """The fault of a file whose first entry is another machine than this one, as far as its addresses tell."""
+def first_host_problem(hosts: HostsFile, what: str, setting: str = "hosts") -> ConfigProblem | None:
+    """The problem of a file whose first entry is another machine than this one, as far as its addresses show."""
     first = hosts.hosts[0]
     if not first.ips or first.ssh in HERE or any(_is_own_address(address) for address in first.ips):
         return None
@@ -137,158 +135,152 @@ def fault_of_first(hosts: HostsFile, what: str, setting: str = "hosts") -> Confi
     )
 
 
-def hosts_faults(path: str) -> list[ConfigProblem]:
-    """Everything that keeps a run from using the hosts file of its settings, as far as this machine alone can tell; none for no file."""
+def hosts_problems(path: str) -> list[ConfigProblem]:
+    """Everything that this machine alone can find wrong with the hosts file of a run's settings; none for no file."""
     if not path.strip():
         return []
     try:
-        hosts = read_hosts(path)
-    except UserError as mistake:
-        return mistake.faults
-    fault = fault_of_first(hosts, Path(path).name)
-    return [fault] if fault is not None else []
+        problem = first_host_problem(read_hosts(path), Path(path).name)
+    except UserError as error:
+        return error.faults
+    return [problem] if problem is not None else []
 
 
 def _is_own_address(address: str) -> bool:
-    """Whether an interface of this machine has an IPv4 address: only then a socket can be bound to it."""
     with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.bind((address, 0))
+        probe.bind((address, 0))  # only an address of an interface of this machine can be bound
         return True
     return False
 
 
 class _Reader:
-    """Reads one file; collects its faults."""
+    """Reads one file and collects its problems."""
 
     def __init__(self, what: str, setting: str) -> None:
-        self._what, self._setting, self._faults = what, setting, list[ConfigProblem]()
+        self._what, self._setting, self._problems = what, setting, list[ConfigProblem]()
 
-    def read(self, raw: object) -> HostsFile:
-        values = cast("dict[str, Any]", raw) if isinstance(raw, dict) else {"hosts": raw}
-        entries = values.get("hosts")
+    def read(self, raw: Any) -> HostsFile:
+        values: dict[str, Any] = raw if isinstance(raw, dict) else {"hosts": raw}
+        entries: Any = values.get("hosts")
         if not isinstance(entries, list) or not entries:
-            self._fault('it must list at least one host, as in [{"ssh": "127.0.0.1"}, {"ssh": "mac-b"}]')
-        elif len(cast("list[Any]", entries)) > MOST_HOSTS:
-            self._fault(f"it lists {len(cast('list[Any]', entries)):,} hosts; at most {MOST_HOSTS} can train one run")
-        if self._faults:
-            raise UserError(self._faults)
-        self._unknown_keys(values, _FILE_KEYS, "")
-        items = cast("list[Any]", entries)
-        hosts = tuple(self._host(item, number, len(items)) for number, item in enumerate(items, 1))
-        self._no_program_here(hosts)
-        file = HostsFile(hosts, self._backend(values.get("backend")), self._variables(values.get("envs")))
-        if self._faults:
-            raise UserError(self._faults)
-        return file
+            self._problem('it must list at least one host, as in [{"ssh": "127.0.0.1"}, {"ssh": "mac-b"}]')
+        elif len(entries) > MOST_HOSTS:  # pyright: ignore[reportUnknownArgumentType]
+            self._problem(f"it lists {len(entries):,} hosts; at most {MOST_HOSTS} can train one run")  # pyright: ignore[reportUnknownArgumentType]
+        self._raise_problems()
+        self._check_keys(values, ("backend", "envs", "hosts"), "")
+        hosts = HostsFile(tuple(self._host(entry, number, len(entries)) for number, entry in enumerate(entries, 1)))
+        for rank, host in enumerate(hosts.hosts):  # this machine runs the program that reads the file, and no other
+            if (host.program or host.folder) and hosts.is_here(rank):
+                self._problem(f"host {rank + 1} is this machine, so it can have no program and no folder of its own")
+        backend = values.get("backend") or ""
+        if backend and backend not in BACKENDS:
+            self._problem(f"the backend must be one of {', '.join(BACKENDS)}, not {quote(backend, 40)}")
+        variables = self._variables(values.get("envs"))
+        self._raise_problems()
+        return HostsFile(hosts.hosts, backend, variables)
 
-    def _host(self, raw: object, number: int, count: int) -> Host:
+    def _host(self, entry: Any, number: int, count: int) -> Host:
         where = f"host {number}"
-        if not isinstance(raw, Mapping):
-            self._fault(f'{where} must be a mapping such as {{"ssh": "mac-b"}}, not {quote(raw, 40)}')
+        if not isinstance(entry, dict):
+            self._problem(f'{where} must be a mapping such as {{"ssh": "mac-b"}}, not {quote(entry, 40)}')
             return Host("")
-        entry = cast("Mapping[str, Any]", raw)
-        self._unknown_keys(entry, _HOST_KEYS, f"{where}: ")
-        ssh = entry.get("ssh")
+        self._check_keys(entry, ("ssh", "ips", "rdma", "program", "folder"), f"{where}: ")
+        ssh: Any = entry.get("ssh")
         if not isinstance(ssh, str) or not _SSH_NAME.fullmatch(ssh):
-            problem = "has no ssh" if ssh in (None, "") else f"has {quote(ssh, 40)} as ssh"
-            self._fault(f"{where} {problem}, which must be a machine's name or address as ssh takes it")
+            found = "has no ssh" if ssh in (None, "") else f"has {quote(ssh, 40)} as ssh"
+            self._problem(f"{where} {found}, which must be a machine's name or address as ssh takes it")
             ssh = ""
         elif count > 1 or entry.get("ips"):
             where = f"host {number} ({quote(ssh, 40)})"
         return Host(
-            ssh, self._addresses(entry.get("ips"), ssh, where), self._devices(entry.get("rdma"), number, count, where),
-            self._text(entry.get("program"), f"program of {where}"), self._text(entry.get("folder"), f"folder of {where}"),
-        )  # fmt: skip
+            ssh,
+            self._addresses(entry.get("ips"), ssh, where),
+            self._devices(entry.get("rdma"), number, count, where),
+            self._path(entry.get("program"), f"program of {where}"),
+            self._path(entry.get("folder"), f"folder of {where}"),
+        )
 
-    def _no_program_here(self, hosts: tuple[Host, ...]) -> None:
-        """What runs on this machine is the program that reads the file, and never one that the file names."""
-        for rank, host in enumerate(hosts):
-            if (host.program or host.folder) and HostsFile(hosts).is_here(rank):
-                self._fault(f"host {rank + 1} is this machine, so it can have no program and no folder of its own")
-
-    def _addresses(self, raw: object, ssh: str, where: str) -> tuple[str, ...]:
+    def _addresses(self, raw: Any, ssh: str, where: str) -> tuple[str, ...]:
         """Where the file has none, the name for ssh if that is an address, as `mlx.launch --hosts` takes it."""
         if raw in (None, []):
             return (ssh,) if _is_ipv4(ssh) else ()
-        addresses = self._words(raw, f"the ips of {where}", MOST_ADDRESSES)
+        addresses = self._texts(raw, f"the ips of {where}", MOST_ADDRESSES)
         for address in addresses:
             if not _is_ipv4(address):
-                self._fault(f"the ips of {where} must be IPv4 addresses such as 192.168.0.2, not {quote(address, 40)}")
+                self._problem(
+                    f"the ips of {where} must be IPv4 addresses such as 192.168.0.2, not {quote(address, 40)}"
+                )
         return addresses
 
-    def _devices(self, raw: object, number: int, count: int, where: str) -> tuple[str | tuple[str, ...] | None, ...]:
+    def _devices(self, raw: Any, number: int, count: int, where: str) -> tuple[str | tuple[str, ...] | None, ...]:
         if raw in (None, []):
             return ()
-        if not isinstance(raw, list) or len(cast("list[Any]", raw)) != count:
-            self._fault(f"the rdma of {where} must have one entry for each of the {count} hosts")
+        if not isinstance(raw, list) or len(raw) != count:  # pyright: ignore[reportUnknownArgumentType]
+            self._problem(f"the rdma of {where} must have one entry for each of the {count} hosts")
             return ()
-        devices = cast("list[Any]", raw)
-        if devices[number - 1] is not None:
-            self._fault(f"the rdma of {where} must be null at its own place, the {number}. of {count}")
-        return tuple(None if device is None else self._device(device, where) for device in devices)
+        if raw[number - 1] is not None:
+            self._problem(f"the rdma of {where} must be null at its own place, the {number}. of {count}")
+        devices: list[str | tuple[str, ...] | None] = []
+        for entry in raw:  # pyright: ignore[reportUnknownVariableType]
+            if entry is None:
+                devices.append(None)
+                continue
+            names = self._texts([entry] if isinstance(entry, str) else entry, f"an rdma entry of {where}", MOST_ADDRESSES)
+            for name in names:
+                if not _DEVICE.fullmatch(name):
+                    self._problem(f"the rdma of {where} must name devices such as rdma_en2, not {quote(name, 40)}")
+            devices.append(names[0] if isinstance(entry, str) and names else names)
+        return tuple(devices)
 
-    def _device(self, raw: object, where: str) -> str | tuple[str, ...]:
-        names = self._words([raw] if isinstance(raw, str) else raw, f"an rdma entry of {where}", MOST_ADDRESSES)
-        for name in names:
-            if not _DEVICE.fullmatch(name):
-                self._fault(f"the rdma of {where} must name devices such as rdma_en2, not {quote(name, 40)}")
-        return names[0] if isinstance(raw, str) and names else names
-
-    def _backend(self, raw: object) -> str:
-        if raw in (None, ""):
-            return ""
-        if raw not in BACKENDS:
-            self._fault(f"the backend must be one of {', '.join(BACKENDS)}, not {quote(raw, 40)}")
-            return ""
-        return str(raw)
-
-    def _variables(self, raw: object) -> tuple[str, ...]:
-        variables = self._words(raw, "envs", MOST_VARIABLES) if raw else ()
+    def _variables(self, raw: Any) -> tuple[str, ...]:
+        variables = self._texts(raw, "envs", MOST_VARIABLES) if raw else ()
         for variable in variables:
-            name = variable.partition("=")[0]  # without its value, which may be a secret
+            name = quote(variable.partition("=")[0], 40)  # without its value, which may be a secret
             if not _VARIABLE.fullmatch(variable):
-                self._fault(f"envs must have entries such as NAME=value, on one line, not {quote(name, 40)}")
-            elif not _SETTABLE.fullmatch(name):
-                self._fault(
-                    f"envs cannot set {quote(name, 40)}, only how MLX, NCCL and Open MPI communicate, and where models are"
+                self._problem(f"envs must have entries such as NAME=value, on one line, not {name}")
+            elif not _SETTABLE.fullmatch(variable.partition("=")[0]):
+                self._problem(
+                    f"envs cannot set {name}, only how MLX, NCCL and Open MPI communicate, and where models are"
                 )
         return variables
 
-    def _words(self, raw: object, of: str, most: int) -> tuple[str, ...]:
-        """A list of texts."""
-        words = cast("list[Any]", raw) if isinstance(raw, list) else []
-        texts = tuple(word for word in words if isinstance(word, str) and 0 < len(word) <= LONGEST_WORD)
-        if not texts or len(texts) < len(words):
-            self._fault(f"{of} must be a list of texts, not {quote(cast('object', raw), 40)}")
+    def _texts(self, raw: Any, of: str, most: int) -> tuple[str, ...]:
+        entries: list[Any] = raw if isinstance(raw, list) else []
+        texts = tuple(entry for entry in entries if isinstance(entry, str) and 0 < len(entry) <= LONGEST_TEXT)
+        if not texts or len(texts) < len(entries):
+            self._problem(f"{of} must be a list of texts, not {quote(raw, 40)}")
             return ()
         if len(texts) > most:
-            self._fault(f"{of} has {len(texts):,} entries; at most {most} are read")
+            self._problem(f"{of} has {len(texts):,} entries; at most {most} are read")
             return ()
         return texts
 
-    def _text(self, raw: object, of: str) -> str:
+    def _path(self, raw: Any, of: str) -> str:
         if raw in (None, ""):
             return ""
-        if not isinstance(raw, str) or len(raw) > LONGEST_WORD or not raw.isprintable():
-            self._fault(f"the {of} must be a path, not {quote(raw, 40)}")
+        if not isinstance(raw, str) or len(raw) > LONGEST_TEXT or not raw.isprintable():
+            self._problem(f"the {of} must be a path, not {quote(raw, 40)}")
             return ""
         return raw
 
-    def _unknown_keys(self, values: Mapping[str, Any], known: tuple[str, ...], where: str) -> None:
+    def _check_keys(self, values: Mapping[str, Any], known: tuple[str, ...], where: str) -> None:
         for key in values:
             if key not in known:
                 near = nearest(str(key), list(known))
                 hint = f"; did you mean {near}?" if near else f"; the keys are {', '.join(known)}"
-                self._fault(f"{where}there is no key {quote(key, 40)}{hint}")
+                self._problem(f"{where}there is no key {quote(key, 40)}{hint}")
 
-    def _fault(self, sentence: str) -> None:
-        self._faults.append(
-            ConfigProblem(self._setting, f"{self._what}: {sentence}{'' if sentence.endswith('?') else '.'}")
-        )
+    def _problem(self, text: str) -> None:
+        end = "" if text.endswith("?") else "."
+        self._problems.append(ConfigProblem(self._setting, f"{self._what}: {text}{end}"))
+
+    def _raise_problems(self) -> None:
+        if self._problems:
+            raise UserError(self._problems)
 
 
 def _is_ipv4(text: str) -> bool:
-    """MLX reads host and port of an address apart at its first colon, so it reads no IPv6."""
+    """MLX splits host and port at the first colon, so it reads no IPv6."""
     try:
         ipaddress.IPv4Address(text)
     except ValueError:
@@ -296,125 +288,140 @@ def _is_ipv4(text: str) -> bool:
     return True
 
 
-# ── command ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-# The commands of a run on several machines: a rank's program on its machine, and the line to start all by hand.
-
-CONNECT_S = 8
-"""Seconds that ssh may take to connect."""
-SSH_OPTIONS = (
-    "-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_S}", "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3",
-    "-o", "LogLevel=ERROR",
-)  # fmt: skip
-
-MPI_OPTIONS = (
-    "--enable-recovery", "--mca", "mpi_yield_when_idle", "1", "--mca", "plm_rsh_args", "-o BatchMode=yes",
-    "--mca", "coll_tuned_use_dynamic_rules", "1", "--mca", "coll_tuned_allreduce_algorithm", "4",
-)  # fmt: skip
-"""Of mpirun: rank 0 outlives another rank, to save; a rank that waits leaves its core to others; and large sums go round a ring, which
-over a wire takes half the time of what Open MPI chooses itself (3 ranks, 4 MB, 100 Mb/s: 0.50 s and 1.14 s)."""
+@dataclass(frozen=True, slots=True)
+class BackendChoice:
+    backend: str
+    """One of BACKENDS."""
+    why: str
+    """The reason, for the event log."""
 
 
-def rank_program(host: Host, verb: str, *arguments: str) -> list[str]:
-    """Program and arguments of `python -m backend VERB …` on a machine; its `program` in place of ours, where it has one."""
-    if Path(host.program).name == BUNDLED_PROGRAM:
-        return [host.program, verb, *arguments]
-    if not host.program and (is_bundled() or not host.folder):
-        return backend_command(verb, *arguments)
-    module = "backend" if host.folder or _is_checkout() else "grpo_studio.backend"
-    return [host.program or sys.executable, "-P", "-m", module, verb, *arguments]
+def choose_backend(hosts: HostsFile, wanted: str = AUTO, *, has_mpi: bool, has_cuda: bool = False) -> BackendChoice:
+    """The backend for these machines. `wanted` is the setting `distributed_backend`; `auto` takes the file's, or what suits the machines.
+
+    Raises UserError("distributed_backend", …) where the file or this machine lacks something the backend needs.
+    """
+    count = len(hosts.hosts)
+    if wanted != AUTO:
+        backend, why = wanted, f"over {wanted}, as the settings say"
+    elif hosts.backend:
+        backend, why = hosts.backend, f"over {hosts.backend}, as the hosts file says"
+    elif has_cuda:
+        backend, why = "nccl", "over nccl, since MLX computes on CUDA here"
+    elif not _without_device(hosts):
+        backend, why = "jaccl", "over jaccl, since the hosts file has RDMA devices for all"
+    elif count <= LARGEST_SOUND_RING:
+        backend, why = "ring", "over a ring, which suits two ranks without RDMA devices"
+    elif has_mpi:
+        backend, why = "mpi", f"over mpi: with {count} ranks some of the ring's sums never end (mlx#4475)"
+    else:
+        raise UserError(
+            "distributed_backend",
+            f"{count} ranks need MPI, since with more than two some of the ring's sums never end (mlx#4475), and mpirun "
+            "is not installed here. Install Open MPI, or choose ring.",
+        )
+    if count > 1 and (lack := _lack(hosts, backend, has_mpi, has_cuda)):
+        raise UserError("distributed_backend", lack)
+    return BackendChoice(backend, f"The machines communicate {why}.")
 
 
-def rank_environment(host: Host) -> dict[str, str]:
-    """What Python needs on that machine to find our packages: a checkout's folder; nothing where they are installed."""
-    is_program = is_bundled() if not host.program else Path(host.program).name == BUNDLED_PROGRAM
-    if is_program or not (host.folder or _is_checkout()):
-        return {}
-    return {"PYTHONPATH": host.folder or str(project_root())}
+def _lack(hosts: HostsFile, backend: str, has_mpi: bool, has_cuda: bool) -> str:
+    """What the file or this machine lacks for this backend; "" if nothing."""
+    without_address = [rank for rank, host in enumerate(hosts.hosts) if not host.ips]
+    if backend == "ring" and without_address:
+        return f"The ring needs an address of every host, and host {without_address[0] + 1} of the hosts file has no ips."
+    if backend in ("jaccl", "jaccl-ring", "nccl") and 0 in without_address:
+        return f"{backend} needs an address of the first host, at which the others reach it; it has no ips."
+    if backend.startswith("jaccl") and (missing := _without_device(hosts, ring=backend == "jaccl-ring")):
+        here, there = missing[0]
+        pair = f"from host {here + 1} to host {there + 1}"
+        return f"{backend} needs an RDMA device between machines, and the hosts file names none {pair}."
+    if backend == "mpi" and not has_mpi:
+        return "MPI was chosen, and mpirun is not installed here. Install Open MPI, or choose another backend."
+    if backend == "nccl" and not has_cuda:
+        return "NCCL was chosen, and MLX computes on no CUDA device here. Choose another backend."
+    return ""
 
 
-def ssh_command(host: Host, program: list[str], variables: Mapping[str, str]) -> list[str]:
-    """What runs a program on another machine. It asks nothing (a password, an unknown host's key), and ends where the connection is lost."""
-    words = [*(f"{name}={value}" for name, value in variables.items()), *program]
-    return ["ssh", *SSH_OPTIONS, host.ssh, f"exec env {shell_words(words)}"]
+def _without_device(hosts: HostsFile, ring: bool = False) -> list[tuple[int, int]]:
+    """Pairs of ranks with no RDMA device from the first to the second; of a ring, neighbours only."""
+    count = len(hosts.hosts)
+    devices = [host.rdma or (None,) * count for host in hosts.hosts]
+    pairs = [
+        (rank, other)
+        for rank in range(count)
+        for other in (dict.fromkeys(((rank - 1) % count, (rank + 1) % count)) if ring else range(count))
+        if rank != other
+    ]
+    return [(rank, other) for rank, other in pairs if not devices[rank][other]]
 
 
-def launch_command(hosts: HostsFile, file: Path, backend: str, run: Path) -> list[str]:
-    """What starts all ranks of a prepared run by hand: `mlx.launch`; for MPI mpirun itself, since mlx.launch gives it an option that
-    Open MPI 4 refuses. The same program runs on every machine, at the same path: it cannot carry `program` and `folder` of a host."""
-    alike = Host("")
-    variables = [f"{name}={value}" for name, value in rank_environment(alike).items()]
-    program = rank_program(alike, "rank", "--run", str(run))
-    if backend == "mpi":
-        slots = Counter(host.ssh for host in hosts.hosts)
-        of_mpi = [part for variable in [*variables, *hosts.envs] for part in ("-x", variable)]
-        machines = ",".join(f"{name}:{count}" for name, count in slots.items())
-        return ["mpirun", "-np", str(len(hosts.hosts)), "--host", machines, *MPI_OPTIONS, *of_mpi, *program]
-    of_mlx = [part for variable in variables for part in ("--env", variable)]
-    return [_mlx_launch(), "--hostfile", str(file), "--backend", backend, *of_mlx, "--", *program]
+# A run on several machines opens connections with the user's ssh keys and starts programs there, so a person has to allow the hosts
+# file: in the window, or on the command line by naming it. A run folder may name a file of somebody else.
 
-
-def shell_words(words: list[str]) -> str:
-    """Words for a POSIX shell; a path that begins with ~/ begins with the home folder of that shell's user."""
-    return " ".join(
-        f'"$HOME"/{shlex.quote(word[2:])}' if word.startswith("~/") else shlex.quote(word) for word in words
-    )
-
-
-def _mlx_launch() -> str:
-    """mlx's script, beside our Python where that has it."""
-    script = Path(sys.executable).with_name("mlx.launch")
-    return str(script) if script.exists() else script.name
-
-
-def _is_checkout() -> bool:
-    return not (project_root() / "__init__.py").exists()
-
-
-# ── backend environment ──────────────────────────────────────────────────────────────────────────────────────────────
-
-# The environment in which MLX's backends find the other ranks: what `mlx.launch` sets, for the process of one rank.
-
-FIRST_PORT, PORTS = 20_000, 10_000
-"""The ports that a run chooses from: below those that systems hand out by themselves (from 32768 on Linux, 49152 on macOS)."""
+_ENTRY = "hosts"
+"""The key in the trust record that holds all hosts files; a reward file's key is an absolute path."""
 
 
 @dataclass(frozen=True, slots=True)
-class RankEnvironment:
-    variables: dict[str, str]
-    files: dict[str, str]
-    """Name of a variable → the content of the file that it names. The file is made on the rank's machine."""
+class HostsToAllow:
+    """A hosts file that may not be used yet. `changed`: earlier contents of it were allowed."""
+
+    path: Path
+    fingerprint: str
+    hosts: HostsFile
+    changed: bool
+
+    @property
+    def others(self) -> list[Host]:
+        """The machines besides this one, each once."""
+        away = (host for rank, host in enumerate(self.hosts.hosts) if not self.hosts.is_here(rank))
+        return list({host.ssh: host for host in away}.values())
 
 
-def rank_environment_of(hosts: HostsFile, backend: str, rank: int, port: int) -> RankEnvironment:
-    """`port`: the first of the ports that the ranks listen on; the ring takes one for each address, the others one on the first host."""
-    variables = {name: value for name, _, value in (entry.partition("=") for entry in hosts.envs)}
-    if backend != "mpi":
-        variables["MLX_RANK"] = str(rank)
-    first = hosts.hosts[0].ips[0] if hosts.hosts[0].ips else "127.0.0.1"
-    if backend == "ring":
-        return RankEnvironment(variables, {"MLX_HOSTFILE": json.dumps(_ring_addresses(hosts, port))})
-    if backend in ("jaccl", "jaccl-ring"):
-        devices = json.dumps([host.to_json()["rdma"] for host in hosts.hosts])
-        ring = {"MLX_JACCL_RING": "1"} if backend == "jaccl-ring" else {}
-        of_jaccl = {"MLX_JACCL_COORDINATOR": f"{first}:{port}"} | ring
-        return RankEnvironment(variables | of_jaccl, {"MLX_IBV_DEVICES": devices})
-    if backend == "nccl":
-        before = sum(host.ssh == hosts.hosts[rank].ssh for host in hosts.hosts[:rank])
-        of_nccl = {
-            "NCCL_HOST_IP": first,
-            "NCCL_PORT": str(port),
-            "MLX_WORLD_SIZE": str(len(hosts.hosts)),
-            "CUDA_VISIBLE_DEVICES": str(before),
-        }
-        return RankEnvironment(variables | of_nccl, {})
-    return RankEnvironment(variables, {})
+class AllowedHosts:
+    """The hosts files that a person has allowed: path → SHA-256 of the contents, in `TrustRecord`."""
+
+    def __init__(self, file: Path | None = None) -> None:
+        self._record = TrustRecord(file)
+
+    def missing(self, name: str) -> HostsToAllow | None:
+        """The hosts file of this name if its present contents are not allowed. None for "", and for a file that cannot be used at all."""
+        if not name.strip():
+            return None
+        try:
+            path = resolved(user_path(name, "hosts"))
+            fingerprint = hashlib.sha256(read_bytes(path, "hosts", HOSTS_LIMIT)).hexdigest()
+            hosts = read_hosts(path)
+        except UserError:  # the run says why
+            return None
+        known = self._fingerprints().get(str(path))
+        return None if known == fingerprint else HostsToAllow(path, fingerprint, hosts, changed=known is not None)
+
+    def allow(self, asked: HostsToAllow) -> None:
+        self._record.add({_ENTRY: self._fingerprints() | {str(asked.path): asked.fingerprint}})
+
+    def _fingerprints(self) -> dict[str, str]:
+        kept: Any = self._record.read().get(_ENTRY)
+        return {path: str(digest) for path, digest in kept.items()} if isinstance(kept, dict) else {}
 
 
-def _ring_addresses(hosts: HostsFile, port: int) -> list[list[str]]:
-    """Of each rank, the addresses that it listens on; the ports are different also where ranks share a machine."""
-    rows: list[list[str]] = []
-    for host in hosts.hosts:
-        rows.append([f"{address}:{port + index}" for index, address in enumerate(host.ips)])
-        port += len(host.ips)
-    return rows
+def allow_hosts(name: str) -> None:
+    """Allow a hosts file that a person has named on the command line."""
+    record = AllowedHosts()
+    if (asked := record.missing(name)) is not None:
+        record.allow(asked)
+
+
+def require_hosts(name: str) -> None:
+    """Raise UserError for the hosts file of a run folder that was never allowed here.
+
+    On the command line a file that was allowed once may have been edited since, as with reward files; the window asks again.
+    """
+    asked = AllowedHosts().missing(name)
+    if asked is not None and not asked.changed:
+        raise UserError(
+            "hosts",
+            f"The hosts file {quote(asked.path, 66)} was never allowed on this machine. Read it; the verb machines checks "
+            "and allows it, and --hosts none trains here alone.",
+        )

@@ -1,45 +1,103 @@
-"""What a launcher has told this process of its rank, and what the process tells of itself."""
+"""The surroundings of one rank's process: its launcher's orders, its environment, and the signals that it gets."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
-import platform
+import signal
 import socket
+import threading
+import time
 from collections.abc import Mapping
 from contextlib import suppress
-from importlib.metadata import version
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
 
 import psutil
 
-from backend.distributed.rank_info import RankInfo
-from backend.utils.machine import chip
+from backend.trainer import stop_signals
 
-MACHINE_VARIABLE = "GRPO_STUDIO_MACHINE"
-"""Environment variable with the name of this machine in the hosts file."""
+ORDERS_VARIABLE = "GRPO_STUDIO_LAUNCH"
+"""Environment variable of rank 0 with the folder of its orders."""
+WATCH_VARIABLE = "GRPO_STUDIO_WATCH_STDIN"
+"""Environment variable that makes a rank end itself at the end of its stdin, which its launcher holds open."""
 BACKEND_VARIABLE = "GRPO_STUDIO_BACKEND"
-"""Environment variable with the backend of MLX over which the ranks meet; without it this process is alone, unless MLX's own say more."""
+"""Environment variable with the backend of MLX over which the ranks meet."""
+ADDRESSES_VARIABLE = "GRPO_STUDIO_ADDRESSES"
+"""Environment variable of rank 0 with its addresses in the hosts file, separated by commas."""
 OWN_FILES_VARIABLE = "GRPO_STUDIO_OWN_FILES"
 """Environment variable with the names of those that name a file made for this process alone."""
-LOG_VARIABLE = "GRPO_STUDIO_RANK_LOG"
-"""Environment variable that says where this process's output goes, for a person."""
+
+RESTART_RANKS = 75
+"""Exit code of a rank 0 that asks for a new start of all ranks; its run is saved and its event log has no ending."""
+LEADER_LOST = 74
+"""Exit code of a worker that has lost its leader."""
+STOPPED = 3
+"""Exit code of a worker that was stopped alone."""
+STOP_PATIENCE_S = 30.0
+"""How long rank 0 may take to stop and save."""
+
+_REPORTING = threading.Lock()
 
 
-def delete_own_files(environment: Mapping[str, str] = os.environ) -> None:
-    """Delete the files that were made on this machine for MLX to read; it has read them."""
-    for name in environment.get(OWN_FILES_VARIABLE, "").split():
-        with suppress(OSError):
-            os.unlink(environment[name])
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """What the launcher tells rank 0 beside its run folder."""
+
+    command: str
+    """The command line of the launcher, for the event log."""
+    is_checked: bool = False
+    """Settings and files were checked already."""
+    goes_on: bool = False
+    """The ranks are started again without one that was lost, so its loss does not end the run."""
+    notes: list[str] = field(default_factory=list)
+    """Messages for the event log."""
+    warnings: list[str] = field(default_factory=list)
+    """Warnings for the event log."""
 
 
-def backend_of(environment: Mapping[str, str] = os.environ) -> str:
-    """The backend over which this process is to meet the other ranks: of our launcher, or what the variables that `mlx.launch` or
-    `mpirun` sets are for; "" where this process is the only one."""
-    if named := environment.get(BACKEND_VARIABLE):
-        return named
-    return next((backend for name, backend in _VARIABLES.items() if environment.get(name)), "")
+@dataclass(frozen=True, slots=True)
+class OrdersFolder:
+    """A private folder of the launcher's machine: its orders, and what rank 0 reports: its `pid`, `met` (all ranks are connected),
+    `lost` ([rank, sentence]) and `exit_code`. A rank that was started by hand, by `mlx.launch` or `mpirun`, has none."""
+
+    path: Path
+
+    def give(self, orders: Orders) -> None:
+        """Before the ranks are started; deletes the reports of an earlier rank 0."""
+        (self.path / "report.json").unlink(missing_ok=True)
+        _write(self.path / "orders.json", asdict(orders))
+
+    def orders(self) -> Orders:
+        return Orders(**json.loads((self.path / "orders.json").read_text(encoding="utf-8")))
+
+    def report(self, **news: Any) -> None:
+        """Add to rank 0's report, from any thread. Raises OSError."""
+        with _REPORTING:
+            _write(self.path / "report.json", self.reported() | news)
+
+    def reported(self) -> dict[str, Any]:
+        try:
+            return json.loads((self.path / "report.json").read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return {}
 
 
-_VARIABLES = {
+def _write(path: Path, value: Any) -> None:
+    half = path.with_suffix(".half")
+    half.write_text(json.dumps(value), encoding="utf-8")
+    half.rename(path)  # whole or not at all, for a reader that comes at any moment
+
+
+def given_orders() -> OrdersFolder | None:
+    """The folder of the launcher that started this process; None without a launcher, and on another machine."""
+    named = os.environ.get(ORDERS_VARIABLE, "")
+    return OrdersFolder(Path(named)) if named and Path(named, "orders.json").is_file() else None
+
+
+_BACKENDS = {
     "MLX_JACCL_COORDINATOR": "jaccl",
     "NCCL_HOST_IP": "nccl",
     "MLX_HOSTFILE": "ring",
@@ -50,15 +108,77 @@ _VARIABLES = {
 """Environment variable → the backend whose ranks have it."""
 
 
-def own_info(rank: int) -> RankInfo:
-    """This process, of rank `rank`."""
-    return RankInfo(
-        rank,
-        os.environ.get(MACHINE_VARIABLE) or socket.gethostname(),
-        pid=os.getpid(),
-        chip=chip() or platform.machine(),
-        memory_gb=round(psutil.virtual_memory().total / 1e9, 1),
-        mlx=version("mlx"),
-        python=platform.python_version(),
-        log=os.environ.get(LOG_VARIABLE, ""),
+def backend_of(environment: Mapping[str, str] = os.environ) -> str:
+    """The backend over which this process meets the other ranks, from our launcher, `mlx.launch` or `mpirun`; "" if it is alone."""
+    if named := environment.get(BACKEND_VARIABLE):
+        return named
+    return next((backend for name, backend in _BACKENDS.items() if environment.get(name)), "")
+
+
+def own_addresses(environment: Mapping[str, str] = os.environ) -> list[str]:
+    """Addresses of this machine at which the other ranks may reach rank 0, the likeliest first.
+
+    Those of the hosts file, from our launcher or `mlx.launch`. Where neither names any, as under `mpirun`, every address of an
+    interface that is up, the local ones last; link-local IPv6 needs the other machine's name of the interface and is left out.
+    """
+    named = environment.get(ADDRESSES_VARIABLE, "").split(",")
+    if not any(named):
+        with suppress(OSError, ValueError, KeyError, IndexError, TypeError):
+            ring = json.loads(Path(environment["MLX_HOSTFILE"]).read_text(encoding="utf-8"))
+            named = [entry.rpartition(":")[0] for entry in ring[0]]
+    if not any(named):
+        named = [environment.get("MLX_JACCL_COORDINATOR", "").rpartition(":")[0] or environment.get("NCCL_HOST_IP", "")]
+    if any(named):
+        return [address for address in named if address]
+    up = {name for name, about in psutil.net_if_stats().items() if about.isup}
+    entries = [entry for name, entries in psutil.net_if_addrs().items() if name in up for entry in entries]
+    found = dict.fromkeys(
+        entry.address
+        for entry in entries
+        if entry.family in (socket.AF_INET, socket.AF_INET6)
+        and "%" not in entry.address
+        and not entry.address.startswith("fe80:")
     )
+    return sorted(found, key=lambda address: address == "::1" or address.startswith("127."))
+
+
+def delete_own_files(environment: Mapping[str, str] = os.environ) -> None:
+    """Delete the files that the launcher made on this machine for MLX, which has read them."""
+    for name in environment.get(OWN_FILES_VARIABLE, "").split():
+        with suppress(OSError):
+            os.unlink(environment[name])
+
+
+def end_with_launcher() -> None:
+    """End this process once its stdin ends, if its launcher holds that open. Over ssh it ends with the connection."""
+
+    def watch() -> None:
+        with contextlib.suppress(OSError):
+            while os.read(0, 4096):
+                pass
+            os.write(2, b"the launcher is gone; this process ends.\n")
+        os._exit(LEADER_LOST)
+
+    if os.environ.get(WATCH_VARIABLE):
+        threading.Thread(target=watch, daemon=True, name="launcher watch").start()
+
+
+def leave_stops_to_leader(patience_s: float = STOP_PATIENCE_S) -> None:
+    """Make a worker ignore stop signals, in its main thread: Ctrl-C under `mlx.launch`, `mpirun` and a batch system signal every
+    process of a run, and rank 0 needs this one until it is saved. A worker that was meant alone ends after `patience_s`."""
+    woken, wake = os.pipe()
+    os.set_blocking(wake, False)
+    # The main thread may be in a sum of MLX that never returns, where no Python handler runs: the C part writes to this pipe at once.
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    stop_signals.handle(lambda number, frame: None)
+    for number in stop_signals.STOP_SIGNALS:
+        signal.siginterrupt(number, False)  # MLX's sockets take an interrupted call for a lost rank
+
+    def end_late() -> None:
+        os.read(woken, 1)
+        time.sleep(patience_s)
+        with contextlib.suppress(OSError):
+            os.write(2, b"a stop signal came, and rank 0 goes on; this process ends.\n")
+        os._exit(STOPPED)
+
+    threading.Thread(target=end_late, daemon=True, name="stop signals").start()

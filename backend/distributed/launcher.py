@@ -1,0 +1,424 @@
+"""Starts the ranks of a run, waits for rank 0, and leaves nothing running on any machine.
+
+Rank 0 is the trainer: it writes the folder, obeys the window, and ends the run. The launcher passes stop signals on to it, ends the other
+processes after it, writes the event log's last line where rank 0 was killed, and starts all ranks again where rank 0 asks for that: after
+an error of a GPU, or without a machine that was lost (`on_lost_rank: go_on`).
+
+`mlx.launch` cannot do this: it ends every rank as soon as one fails, before rank 0 has saved. Ctrl-C reaches the launcher alone, since every
+process has a session of its own. Workers end themselves when their stdin ends, however the launcher has ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO, Any, Literal
+
+from backend.distributed.commands import (
+    MPI_OPTIONS,
+    mlx_environment,
+    mpi_variables,
+    mpirun,
+    program_environment,
+    rank_program,
+    ssh_command,
+)
+from backend.distributed.hosts_file import HostsFile
+from backend.distributed.rank_process import (
+    ADDRESSES_VARIABLE,
+    BACKEND_VARIABLE,
+    LEADER_LOST,
+    ORDERS_VARIABLE,
+    RESTART_RANKS,
+    WATCH_VARIABLE,
+    Orders,
+    OrdersFolder,
+)
+from backend.distributed.ranks import LOG_VARIABLE, MACHINE_VARIABLE
+from backend.runs.events import ENDINGS, EventLog, first_and_last_events
+from backend.runs.run_folder import RunFolder
+from backend.runs.run_lock import hold_lock
+from backend.trainer import stop_signals
+from backend.trainer.machine.gpu_timeout import VARIABLE as TIMEOUT_VARIABLE
+from backend.utils.command import backend_environment
+from backend.utils.disk_faults import writing
+from backend.utils.errors import UserError
+from backend.utils.private_files import make_private_folder
+from backend.utils.text import quote
+
+POLL_S = 0.2
+MEETING_S = 120.0
+"""How long the ranks may take until all are connected: each machine loads Python and MLX."""
+ENDING_S = 25.0
+"""How long rank 0 may take to save and end once a machine is lost; then it is killed."""
+EXITING_S = 10.0
+"""How long the process of rank 0 may take to end once it has reported its exit code."""
+LEAVING_S = {True: 8.0, False: 1.0}
+"""How long workers may take to end by themselves after rank 0: after a run that went well, and after one that did not."""
+MPI_PATIENCE_S = 3.0
+"""How long mpirun may take to end its ranks."""
+FIRST_PORT, PORTS = 20_000, 10_000
+"""The ports that a run chooses from: below those that systems hand out by themselves (from 32768 on Linux, 49152 on macOS)."""
+TAIL_BYTES = 4_096
+
+RESUMED = "The run goes on from its last checkpoint when it is resumed."
+
+_REMOTE = """
+while [ "$1" != -- ]; do
+  f=$(mktemp) || exit 1; printf %s "$2" > "$f"; export "$1=$f" "GRPO_STUDIO_OWN_FILES=$GRPO_STUDIO_OWN_FILES $1"; shift 2
+done; shift; exec "$@"
+"""
+"""For sh on another machine: arguments are pairs of a variable and the content of the file that it names, then --, then the program."""
+
+_UNDER_MPI = """
+rank=${OMPI_COMM_WORLD_RANK:-${PMIX_RANK:-$PMI_RANK}}; logs=$1; name=$2; shift 2
+if [ "$rank" != 0 ]; then
+  if [ -d "$logs" ]; then log=$logs/rank-$rank.log; export GRPO_STUDIO_RANK_LOG="${logs##*/}/rank-$rank.log in the run folder"
+  else log=${TMPDIR:-/tmp}/$name-rank-$rank.log; export GRPO_STUDIO_RANK_LOG=$log; fi
+  exec > "$log" 2>&1 < /dev/null
+fi
+exec 2>&1 "$@"
+"""
+"""For sh under mpirun, which mixes the output of all ranks: a worker's goes to a file of its own. Arguments: the folder of logs on rank
+0's machine, the run's name, then the program."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A run and its machines. `orders` are those of its first start; `options` are of the verb `rank`."""
+
+    run: RunFolder
+    hosts: HostsFile
+    backend: str
+    orders: Orders
+    options: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchEnd:
+    """How one start of the ranks has ended. `sentence` says why, where rank 0 has not said it itself."""
+
+    kind: Literal["finished", "stopped", "failed", "restart"]
+    exit_code: int
+    sentence: str = ""
+    lost_rank: int | None = None
+
+
+def run_ranks(launch: Launch) -> LaunchEnd:
+    """Start the ranks, as often as it takes, until the run has ended. A stop signal makes rank 0 save and stop. Raises DiskError."""
+    folder = Path(tempfile.mkdtemp(prefix="grpo-studio-launch-"))
+    requests: list[int] = []
+    try:
+        with stop_signals.handlers_restored() as afterwards:
+            stop_signals.handle(lambda number, frame: requests.append(number))
+            stop_signals.unblock()
+            while True:
+                end = _Start(launch, folder, requests).run()
+                if end.kind != "restart":
+                    break
+                if requests:
+                    name = signal.Signals(requests[0]).name
+                    end = LaunchEnd("stopped", 3, f"Stopped at its last checkpoint because {name} was received.")
+                    break
+                # The run has begun: its event log needs nothing but the reason of the new start.
+                orders, hosts = replace(launch.orders, is_checked=True, notes=[], warnings=[]), launch.hosts
+                if end.lost_rank is not None:
+                    hosts = without(hosts, end.lost_rank)
+                    orders = replace(orders, warnings=[f"{end.sentence} The run goes on without it."])
+                launch = replace(launch, hosts=hosts, orders=orders)
+            afterwards.process_ends = True
+            if end.sentence:
+                write_late_ending(launch.run, end.kind, end.sentence)
+            return end
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def without(hosts: HostsFile, rank: int) -> HostsFile:
+    """The machines but for one, and without the RDMA devices that lead to it."""
+    kept = [host for other, host in enumerate(hosts.hosts) if other != rank]
+    return replace(
+        hosts, hosts=tuple(replace(host, rdma=host.rdma[:rank] + host.rdma[rank + 1 :]) for host in kept)
+    )  # fmt: skip
+
+
+def write_late_ending(run: RunFolder, kind: str, sentence: str) -> bool:
+    """End the event log of a trainer that could not, unless it has an ending or another process trains the run. → true if it was written."""
+    try:
+        lock = hold_lock(run)
+    except UserError:
+        return False
+    try:
+        _, last = first_and_last_events(run.events)
+        if last and last[-1]["kind"] in ENDINGS:
+            return False
+        step = max((int(event["step"]) for event in last if event["kind"] == "step"), default=0)
+        event_log = EventLog(run.events)
+        event_log.write(kind, step=step, reason=kind, sentence=sentence)
+        event_log.close()
+        return True
+    finally:
+        os.close(lock)
+
+
+class _Start:
+    """One start of the ranks, until rank 0 has ended. `requests`: stop signals that have come, in their order."""
+
+    def __init__(self, launch: Launch, folder: Path, requests: Sequence[int]) -> None:
+        self._launch, self._hosts, self._requests = launch, launch.hosts, requests
+        self._size = len(self._hosts.hosts)
+        self._orders = OrdersFolder(folder)
+        self._logs = launch.run.path / "ranks"
+        self._by_mpi = launch.backend == "mpi" and self._size > 1
+        self._port = free_port(self._hosts)
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        """Of each rank the process, or its ssh; under mpirun only mpirun's, as rank 0's."""
+        self._ended: set[int] = set()
+        self._passed_on = 0
+        self._deadline: float | None = None
+        """When rank 0 is killed (monotonic): a machine is lost, and it has not ended."""
+        self._why = ""
+        """What is wrong, as far as the launcher knows."""
+
+    def run(self) -> LaunchEnd:
+        self._orders.give(self._launch.orders)
+        with writing(self._logs):
+            make_private_folder(self._logs)
+        went_well = False
+        try:
+            try:
+                if self._by_mpi:
+                    self._start_mpi()
+                else:
+                    for rank in range(self._size):
+                        (self._start_here if self._hosts.is_here(rank) else self._start_there)(rank)
+            except OSError as error:
+                return LaunchEnd("failed", 2, f"The ranks could not be started: {error.strerror or error}.")
+            self._wait()
+            end = self._end()
+            went_well = end.exit_code == 0
+            return end
+        finally:
+            self._end_processes(LEAVING_S[went_well])
+
+    def _log(self, rank: int) -> Path:
+        return self._logs / f"rank-{rank}.log"
+
+    def _program(self, rank: int) -> list[str]:
+        run = str(self._launch.run.path)
+        return rank_program(self._hosts.hosts[rank], "rank", "--run", run, *self._launch.options)
+
+    def _variables(self, rank: int) -> tuple[dict[str, str], dict[str, str]]:
+        """Variables and files of a rank, as `mlx_environment` has them; a single process meets nobody."""
+        backend = self._launch.backend if self._size > 1 else "mpi"
+        variables, files = mlx_environment(self._hosts, backend, rank, self._port)
+        variables = program_environment(self._hosts.hosts[rank]) | variables
+        if self._size > 1:
+            variables[BACKEND_VARIABLE] = self._launch.backend
+        if rank == 0:
+            variables[ORDERS_VARIABLE] = str(self._orders.path)
+            if self._hosts.hosts[0].ips:
+                variables[ADDRESSES_VARIABLE] = ",".join(self._hosts.hosts[0].ips)
+        else:
+            variables |= {WATCH_VARIABLE: "1", LOG_VARIABLE: f"ranks/rank-{rank}.log in the run folder"}
+        return variables, files
+
+    def _start_here(self, rank: int) -> None:
+        variables, files = self._variables(rank)
+        for name, content in files.items():
+            file = self._orders.path / f"{name.lower()}.json"
+            file.write_text(content, encoding="utf-8")
+            variables[name] = str(file)
+        self._start(rank, self._program(rank), backend_environment() | variables)
+
+    def _start_there(self, rank: int) -> None:
+        host, (variables, files) = self._hosts.hosts[rank], self._variables(rank)
+        variables |= {MACHINE_VARIABLE: host.ssh} | _python_variables()
+        pairs = [part for pair in files.items() for part in pair]
+        words = ["/bin/sh", "-c", _REMOTE, "rank", *pairs, "--", *self._program(rank)]
+        self._start(rank, ssh_command(host, words, variables), dict(os.environ))
+
+    def _start_mpi(self) -> None:
+        """All ranks at once; what mpirun itself says goes to a file. Every rank has rank 0's variables."""
+        variables = self._variables(0)[0] | _python_variables() | mpi_variables()
+        slots = Counter(
+            "localhost" if self._hosts.is_here(rank) else host.ssh for rank, host in enumerate(self._hosts.hosts)
+        )
+        machines = ",".join(f"{name}:{count}" for name, count in slots.items())
+        exported = [part for name, value in variables.items() for part in ("-x", f"{name}={value}")]
+        shell = ["/bin/sh", "-c", _UNDER_MPI, "rank", str(self._logs), self._launch.run.name, *self._program(0)]
+        command = [mpirun() or "mpirun", "-np", str(self._size), "--host", machines, "--quiet", *MPI_OPTIONS]
+        with (self._logs / "mpirun.log").open("wb") as log:
+            self._processes[0] = _popen([*command, *exported, *shell], backend_environment(), subprocess.DEVNULL, None, log)
+
+    def _start(self, rank: int, command: list[str], environment: dict[str, str]) -> None:
+        if rank == 0:
+            self._processes[0] = _popen(command, environment, subprocess.DEVNULL, None, None)
+            return
+        with self._log(rank).open("wb") as log:
+            self._processes[rank] = _popen(command, environment, subprocess.PIPE, log, subprocess.STDOUT)
+
+    def _wait(self) -> None:
+        """Until rank 0 has ended, or can be waited for no longer."""
+        meets_until = time.monotonic() + MEETING_S
+        while self._processes[0].poll() is None:
+            report = self._orders.reported()
+            has_met = report.get("met", False)
+            for rank, process in self._processes.items():
+                if rank not in self._ended and process.poll() is not None:
+                    self._ended.add(rank)
+                    if process.returncode:
+                        self._on_ended_worker(rank, process.returncode, has_met)
+            new, self._passed_on = self._requests[self._passed_on :], len(self._requests)
+            if new and not has_met:
+                return
+            for number in new:
+                self._signal_leader(number)
+            if not has_met and (self._why or time.monotonic() > meets_until):
+                self._why = self._why or f"The ranks did not connect within {MEETING_S:.0f} seconds{self._last_words()}."
+                return
+            if "exit_code" in report:  # all is written: nothing is lost if it hangs now
+                self._expect_end("", EXITING_S)
+            elif "lost" in report:
+                self._expect_end(report["lost"][1])
+            if self._deadline is not None and time.monotonic() > self._deadline:
+                return
+            time.sleep(POLL_S)
+
+    def _on_ended_worker(self, rank: int, code: int, has_met: bool) -> None:
+        """Rank 0 finds it out by itself, unless it has not got so far, or was stopped in the middle of something."""
+        name = self._hosts.label(rank)
+        if not has_met:
+            words = last_line(self._log(rank))
+            how = f": {quote(words, 120)}" if words else f" (exit code {code})."
+            self._why = f"{name} ended before the run began{how}"
+            return
+        lost_leader = code == LEADER_LOST
+        self._expect_end(
+            "Rank 0 did not answer the other machines, and was ended."
+            if lost_leader
+            else f"The process on {name} ended (exit code {code})."
+        )
+        self._signal_leader(signal.SIGCONT)  # a stopped process can then save and end by itself
+
+    def _expect_end(self, why: str, within_s: float | None = None) -> None:
+        if self._deadline is None:
+            self._deadline, self._why = time.monotonic() + (within_s or ENDING_S), why
+
+    def _leader_pid(self) -> int | None:
+        return self._orders.reported().get("pid") if self._by_mpi else self._processes[0].pid
+
+    def _signal_leader(self, number: int) -> None:
+        if (pid := self._leader_pid()) is not None and self._processes[0].poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def _last_words(self) -> str:
+        logs = [(self._hosts.label(rank), self._log(rank)) for rank in range(1, self._size)]
+        for name, log in [*logs, ("mpirun", self._logs / "mpirun.log")]:
+            if words := last_line(log):
+                return f"; {name} says: {quote(words, 100)}"
+        return ""
+
+    def _end(self) -> LaunchEnd:
+        report = self._orders.reported()
+        rank, sentence = report.get("lost", (None, ""))
+        # mpirun's own exit code says nothing of rank 0's.
+        code: int | None = report.get("exit_code", None if self._by_mpi else self._processes[0].returncode)
+        if code == RESTART_RANKS:
+            return LaunchEnd("restart", code, sentence, rank)
+        if code is not None and code >= 0:
+            return LaunchEnd("finished" if code == 0 else "stopped" if code == 3 else "failed", code)
+        if self._requests:
+            name = signal.Signals(self._requests[0]).name
+            return LaunchEnd("stopped", 3, f"Stopped before it had begun, because {name} was received.")
+        if self._processes[0].poll() is None:  # it is killed now, and this is why
+            return LaunchEnd("failed", 2, f"{self._why} {RESUMED}", rank)
+        if self._by_mpi and not report.get("met"):
+            return LaunchEnd("failed", 2, f"mpirun ended before the run began{self._last_words()}.")
+        how = f" (signal {-code})" if code is not None else ""
+        return LaunchEnd("failed", 2, f"The process of rank 0, on this machine, was killed{how}. {RESUMED}")
+
+    def _end_processes(self, patience_s: float) -> None:
+        """Wait so long for the processes to end by themselves, then end them. What runs on other machines ends with its ssh or mpirun."""
+        until = time.monotonic() + patience_s
+        for process in self._processes.values():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, until - time.monotonic()))
+        if self._by_mpi and self._processes and self._processes[0].poll() is None:
+            self._processes[0].terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._processes[0].wait(MPI_PATIENCE_S)
+            if (pid := self._leader_pid()) is not None:
+                _kill_group(pid)
+        for process in self._processes.values():
+            if process.poll() is None:
+                _kill_group(process.pid)
+            process.wait()
+            if process.stdin is not None:
+                process.stdin.close()
+
+
+def _python_variables() -> dict[str, str]:
+    """What a rank on another machine gets of this process's environment."""
+    relaxed = os.environ.get(TIMEOUT_VARIABLE)
+    return {"PYTHONUNBUFFERED": "1", "PYTHONIOENCODING": "utf-8"} | ({TIMEOUT_VARIABLE: relaxed} if relaxed else {})
+
+
+def _popen(
+    command: list[str], environment: dict[str, str], stdin: int, stdout: IO[Any] | None, stderr: IO[Any] | int | None
+) -> subprocess.Popen[bytes]:
+    sys.stdout.flush()
+    return subprocess.Popen(
+        command, env=environment, stdin=stdin, stdout=stdout, stderr=stderr, start_new_session=True
+    )
+
+
+def _kill_group(pid: int) -> None:
+    """SIGKILL to a process and what it has started in its session; a stopped one too."""
+    for kill in (os.killpg, os.kill):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            kill(pid, signal.SIGKILL)
+
+
+def last_line(log: Path) -> str:
+    """The last line that is not empty; "" where there is none."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return ""
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")
+
+
+def free_port(hosts: HostsFile) -> int:
+    """The first of a row of ports that are free on this machine, one for each address in the hosts file; on the others nothing else
+    is expected in this range. Raises OSError."""
+    count = max(1, sum(len(host.ips) for host in hosts.hosts))
+    for _ in range(100):
+        port = random.randrange(FIRST_PORT, FIRST_PORT + PORTS - count)
+        if all(_is_free(port + index) for index in range(count)):
+            return port
+    raise OSError("no ports are free on this machine")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        try:
+            probe.bind(("", port))
+        except OSError:
+            return False
+    return True

@@ -1,0 +1,406 @@
+"""One connection between two ranks: how it is admitted, its messages, and the heartbeats of its two ends.
+
+Before a connection is admitted both ends prove that they know the secret of the run's start. Each answers the other's fresh random challenge
+with an HMAC over both challenges, the rank and its own role, so that neither can be reflected or replayed; until then a fixed number of
+bytes is read and none is interpreted. What follows is not encrypted: the connection is for a network of one's own, as are MLX's
+(`docs/machines.md`). It is JSON and arrays, never pickles.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import errno
+import hmac
+import itertools
+import json
+import math
+import queue
+import secrets
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import date, datetime
+from datetime import time as clock_time
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+
+CHALLENGE = 32
+"""Bytes."""
+RANK = struct.Struct("<I")
+PROOF_PATIENCE_S = 10.0
+"""How long one whole proof may take, however its bytes arrive."""
+CONNECT_PATIENCE_S = (1.0, 3.0, 10.0)
+"""How long the first, second and every later attempt to reach an address may take: one of another network never answers."""
+MOST_STRANGERS = 128
+"""Connections whose proof is awaited at one time. One more takes the place of the oldest: a proof takes one round trip, so who merely
+waits loses the place. Below the 256 open files that macOS allows a process."""
+
+PREFIX = struct.Struct("<4sIQ")
+"""MAGIC, bytes of the header, bytes of the arrays."""
+MAGIC = b"GRS2"
+LONGEST_HEADER = 256 << 20
+"""Bytes. Problems are sent whole, with their prompts and rows."""
+LONGEST_ARRAYS = 16 << 30
+"""Bytes. The tokens and log-probabilities of a step are some MB."""
+PIECE = 1 << 20
+"""Bytes read at once."""
+DTYPES = frozenset(
+    ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64")
+)
+
+LOST_AFTER_S = 12.0
+"""Seconds of silence after which the other end counts as lost."""
+HEARTBEAT_S = 1.0
+"""Seconds between two heartbeats, and between two checks for silence."""
+CLOSING_PATIENCE_S = 3.0
+"""How long a connection that is closed may take to send its last messages."""
+
+HEARTBEAT, GOODBYE = "heartbeat", "goodbye"
+ENDED = "hung up: its process has ended"
+"""Why a connection is lost that was closed without a goodbye."""
+
+Arrays = Mapping[str, np.ndarray]
+Message = tuple[str, dict[str, Any], dict[str, np.ndarray]]
+"""Kind, body, arrays."""
+Frame = list[bytes | memoryview]
+
+
+class HandshakeError(Exception):
+    """The other end does not know the secret, or hung up."""
+
+
+class ConnectionLostError(Exception):
+    """The other end has closed the connection, is silent, or sends garbage. The text says which, after its name."""
+
+
+def listen(addresses: Sequence[str]) -> list[socket.socket]:
+    """Listen on a free port at each of these addresses that this machine has. Raises OSError if it has none of them."""
+    sockets: list[socket.socket] = []
+    why: OSError = OSError(errno.EADDRNOTAVAIL, "this machine has no address to listen at")
+    for address in dict.fromkeys(addresses):
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        try:
+            sockets.append(socket.create_server((address, 0), family=family, backlog=MOST_STRANGERS))
+        except OSError as error:
+            why = error
+    if not sockets:
+        raise why
+    return sockets
+
+
+def accept(listeners: Sequence[socket.socket], secret: bytes, ranks: set[int], deadline: float) -> dict[int, socket.socket]:
+    """The proven connection of each of `ranks`; those that did not come by `deadline` (monotonic) are missing. Closes the listeners.
+
+    Each connection is proven in a thread of its own, so a silent stranger holds up nobody.
+    """
+    proven: dict[int, socket.socket] = {}
+    strangers: dict[socket.socket, None] = {}  # the oldest first
+    changed, done = threading.Condition(), threading.Event()
+
+    def take(rank: int, connection: socket.socket) -> None:
+        """Raises HandshakeError for a rank that is not awaited."""
+        with changed:
+            if rank not in ranks or rank in proven or connection not in strangers:
+                raise HandshakeError
+            del strangers[connection]
+            proven[rank] = connection
+            changed.notify_all()
+
+    def prove(connection: socket.socket) -> None:
+        try:
+            admit(connection, secret, lambda rank: take(rank, connection))
+        except (OSError, HandshakeError):
+            with changed:
+                strangers.pop(connection, None)
+            connection.close()
+
+    def receive(listener: socket.socket) -> None:
+        listener.settimeout(0.2)
+        while not done.is_set():
+            try:
+                connection, _ = listener.accept()
+            except OSError:  # nobody, or gone again
+                continue
+            with changed:
+                if len(strangers) >= MOST_STRANGERS:
+                    oldest = next(iter(strangers))
+                    del strangers[oldest]
+                    hang_up(oldest)
+                strangers[connection] = None
+            threading.Thread(target=prove, args=(connection,), daemon=True, name="handshake").start()
+
+    threads = [threading.Thread(target=receive, args=(each,), daemon=True, name="listener") for each in listeners]
+    for thread in threads:
+        thread.start()
+    with changed:
+        changed.wait_for(lambda: len(proven) == len(ranks), max(0.0, deadline - time.monotonic()))
+        waiting, found = [*strangers], dict(proven)
+        strangers.clear()
+    done.set()
+    for thread in threads:
+        thread.join()
+    for each in [*listeners, *waiting]:
+        hang_up(each)
+    return found
+
+
+def hang_up(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)  # wakes a thread that waits for it
+    connection.close()
+
+
+def admit(connection: socket.socket, secret: bytes, take: Callable[[int], None]) -> None:
+    """Rank 0's side of a handshake: call `take` with the proven rank, then prove itself. Raises HandshakeError or OSError."""
+    ends = time.monotonic() + PROOF_PATIENCE_S
+    mine = secrets.token_bytes(CHALLENGE)
+    connection.sendall(mine)
+    answer = _read_by(connection, RANK.size + 2 * CHALLENGE, ends)
+    rank, theirs, proof = answer[: RANK.size], answer[RANK.size : -CHALLENGE], answer[-CHALLENGE:]
+    if not hmac.compare_digest(proof, _proof(secret, b"worker", mine, theirs, rank)):
+        raise HandshakeError
+    take(RANK.unpack(rank)[0])
+    connection.sendall(_proof(secret, b"leader", theirs, mine, rank))
+
+
+def introduce(connection: socket.socket, secret: bytes, rank: int) -> None:
+    """A worker's side. Raises HandshakeError where rank 0 does not know the secret, or OSError."""
+    ends = time.monotonic() + PROOF_PATIENCE_S
+    mine, own_rank = secrets.token_bytes(CHALLENGE), RANK.pack(rank)
+    theirs = _read_by(connection, CHALLENGE, ends)
+    connection.sendall(own_rank + mine + _proof(secret, b"worker", theirs, mine, own_rank))
+    proof = _read_by(connection, CHALLENGE, ends)
+    if not hmac.compare_digest(proof, _proof(secret, b"leader", mine, theirs, own_rank)):
+        raise HandshakeError
+
+
+def _proof(secret: bytes, role: bytes, challenge: bytes, own: bytes, rank: bytes) -> bytes:
+    return hmac.digest(secret, role + challenge + own + rank, "sha256")
+
+
+def _read_by(connection: socket.socket, count: int, ends: float) -> bytes:
+    """That many bytes, all of them by `ends` (monotonic)."""
+    data = bytearray()
+    while len(data) < count:
+        if (left := ends - time.monotonic()) <= 0:
+            raise TimeoutError("the proof took too long")
+        connection.settimeout(left)
+        piece = connection.recv(count - len(data))
+        if not piece:
+            raise HandshakeError
+        data += piece
+    return bytes(data)
+
+
+def connect(addresses: Sequence[tuple[str, int]], secret: bytes, rank: int, deadline: float) -> socket.socket:
+    """A worker's proven connection to rank 0, at the first of its addresses that answers. Raises OSError where none does by `deadline`."""
+    why: Exception = OSError("it named no address")
+    for longest in itertools.chain(CONNECT_PATIENCE_S, itertools.repeat(CONNECT_PATIENCE_S[-1])):
+        for address in addresses:
+            patience = min(longest, max(0.1, deadline - time.monotonic()))
+            try:
+                connection = socket.create_connection(address, timeout=patience)
+            except OSError as error:
+                why = error
+                continue
+            try:
+                introduce(connection, secret, rank)
+                return connection
+            except (OSError, HandshakeError) as error:  # another program's port, or an address that several machines have
+                connection.close()
+                why = error
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.1)
+    raise OSError(errno.ETIMEDOUT, f"rank 0 cannot be reached: {str(why) or 'another program answers there'}")
+
+
+TYPE, VALUE = "\0type", "\0value"
+"""Keys of a mapping that stands for a value that JSON lacks. No column of a dataset has a name that begins with a zero byte."""
+_READ: dict[str, Callable[[str], Any]] = {
+    "bytes": base64.b64decode,
+    "datetime": datetime.fromisoformat,
+    "date": date.fromisoformat,
+    "time": clock_time.fromisoformat,
+    "Decimal": Decimal,
+}
+
+
+def _pack(value: Any) -> dict[str, str]:
+    """A value of a dataset's row that JSON lacks. Raises TypeError that names its type."""
+    kind = type(value).__name__
+    if isinstance(value, bytes):
+        return {TYPE: kind, VALUE: base64.b64encode(value).decode()}
+    if isinstance(value, (date, clock_time)):  # a datetime is a date
+        return {TYPE: kind, VALUE: value.isoformat()}
+    if isinstance(value, Decimal):
+        return {TYPE: kind, VALUE: str(value)}
+    raise TypeError(f"a {kind}")
+
+
+def to_json(value: Any) -> str:
+    """JSON with the common types of a dataset's rows. Raises TypeError ("a set") or ValueError."""
+    return json.dumps(value, ensure_ascii=False, default=_pack)
+
+
+def from_json(text: str) -> Any:
+    return json.loads(text, object_hook=lambda found: _READ[found[TYPE]](found[VALUE]) if TYPE in found else found)
+
+
+def encode(kind: str, body: Mapping[str, Any], arrays: Arrays) -> Frame:
+    """The parts of a message, to be sent one after the other. Raises TypeError or ValueError for what cannot be sent."""
+    about: list[Any] = []
+    values: list[memoryview] = []
+    for name, array in arrays.items():
+        if array.dtype.name not in DTYPES:
+            raise TypeError(f"{name} is an array of {array.dtype}")
+        about.append((name, array.dtype.name, array.shape))
+        values.append(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    header = to_json({"kind": kind, "body": body, "arrays": about}).encode(errors="surrogatepass")
+    size = sum(value.nbytes for value in values)
+    if len(header) > LONGEST_HEADER or size > LONGEST_ARRAYS:
+        raise ValueError(f"a message of {len(header):,} and {size:,} bytes is too long")
+    return [PREFIX.pack(MAGIC, len(header), size) + header, *values]
+
+
+def decode(read: Callable[[int], bytearray]) -> Message:
+    """The next message; its arrays may be written to. `read` returns exactly as many bytes as it is asked for, and takes memory only as
+    they arrive, so no announced length is trusted. Raises ConnectionLostError."""
+    magic, header_bytes, array_bytes = PREFIX.unpack(read(PREFIX.size))
+    if magic != MAGIC or header_bytes > LONGEST_HEADER or array_bytes > LONGEST_ARRAYS:
+        raise ConnectionLostError("sent what is no message")
+    raw = read(header_bytes)
+    try:
+        header = from_json(raw.decode(errors="surrogatepass"))
+        layout = [(str(name), np.dtype(dtype), tuple(map(int, shape))) for name, dtype, shape in header["arrays"]]
+        if not {dtype.name for _, dtype, _ in layout} <= DTYPES or any(min(shape, default=0) < 0 for *_, shape in layout):
+            raise ValueError("an array that cannot be")
+        sizes = [dtype.itemsize * math.prod(shape) for _, dtype, shape in layout]
+        if sum(sizes) != array_bytes:
+            raise ValueError("arrays of another length")
+        kind, body = str(header["kind"]), dict(header["body"])
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise ConnectionLostError(f"sent what is no message ({error})") from error
+    values, arrays, offset = read(array_bytes), dict[str, np.ndarray](), 0
+    for (name, dtype, shape), size in zip(layout, sizes, strict=True):
+        arrays[name] = np.ndarray(shape, dtype, values, offset) if size else np.empty(shape, dtype)
+        offset += size
+    return kind, body, arrays
+
+
+class Connection:
+    """A proven connection with a thread that reads and one that writes. Its messages go to `take`, in the reading thread. `lost` is called
+    there once, with why the other end is gone; not after its goodbye. `pulse` returns the body of each heartbeat.
+
+    Every received byte is a sign of life. Silence is counted in seconds during which this process has itself been listening: one that
+    was asleep or stopped finds on waking what has arrived meanwhile, and does not take its own absence for the other's.
+    """
+
+    def __init__(
+        self,
+        connection: socket.socket,
+        take: Callable[[str, dict[str, Any], dict[str, np.ndarray]], None],
+        lost: Callable[[str], None],
+        pulse: Callable[[], Mapping[str, Any]] = dict,
+    ) -> None:
+        self._socket = connection
+        self._take, self._lost, self._pulse = take, lost, pulse
+        self._outbox: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
+        self._is_closed = threading.Event()
+        connection.settimeout(HEARTBEAT_S)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._reader = threading.Thread(target=self._read, daemon=True, name="channel reader")
+        self._writer = threading.Thread(target=self._write, daemon=True, name="channel writer")
+
+    def start(self) -> None:
+        self._reader.start()
+        self._writer.start()
+
+    @property
+    def peer(self) -> str:
+        """The address of the other end."""
+        with contextlib.suppress(OSError):
+            return str(self._socket.getpeername()[0])
+        return ""
+
+    def send(self, frame: Frame) -> None:
+        """Queue an encoded message and return at once; its arrays must not be written to from then on."""
+        self._outbox.put(frame)
+
+    def close(self) -> None:
+        """Send what is waiting and a goodbye, for CLOSING_PATIENCE_S at most, and hang up."""
+        if not self._is_closed.is_set():
+            self.send(encode(GOODBYE, {}, {}))
+            self._outbox.put(None)
+            self._writer.join(CLOSING_PATIENCE_S)
+        self.hang_up()
+
+    def hang_up(self) -> None:
+        self._is_closed.set()
+        hang_up(self._socket)
+        self._outbox.put(None)
+
+    def _read(self) -> None:
+        try:
+            while True:
+                kind, body, arrays = decode(self._read_exactly)
+                self._take(kind, body, arrays)
+                if kind == GOODBYE:
+                    return
+        except ConnectionLostError as error:
+            why = str(error)
+        except (ConnectionResetError, BrokenPipeError):  # it ended before it had read everything
+            why = ENDED
+        except (OSError, ValueError) as error:  # a ValueError where this end is closed already
+            why = f"broke the connection ({getattr(error, 'strerror', None) or error})"
+        except MemoryError:
+            why = "sent a message for which there is no memory"
+        if not self._is_closed.is_set():
+            self._lost(why)
+
+    def _read_exactly(self, count: int) -> bytearray:
+        data = bytearray()
+        silent_s = 0.0
+        while len(data) < count:
+            try:
+                piece = self._socket.recv(min(PIECE, count - len(data)))
+            except TimeoutError:
+                silent_s += HEARTBEAT_S
+                if silent_s >= LOST_AFTER_S:
+                    raise ConnectionLostError(f"has not answered for {LOST_AFTER_S:g} seconds") from None
+                continue
+            if not piece:
+                raise ConnectionLostError(ENDED)
+            silent_s = 0.0
+            data += piece
+        return data
+
+    def _write(self) -> None:
+        next_beat = time.monotonic()
+        while not self._is_closed.is_set():
+            if (wait := next_beat - time.monotonic()) > 0:
+                try:
+                    frame = self._outbox.get(timeout=wait)
+                except queue.Empty:
+                    continue
+                if frame is None:
+                    return
+            else:
+                next_beat = time.monotonic() + HEARTBEAT_S
+                frame = encode(HEARTBEAT, self._pulse(), {})
+            try:
+                for part in frame:
+                    self._send_all(memoryview(part))
+            except (OSError, ValueError):
+                return  # the reader finds out why
+
+    def _send_all(self, data: memoryview) -> None:
+        """However long it takes: the reader judges whether the other end is lost."""
+        while data and not self._is_closed.is_set():
+            with contextlib.suppress(TimeoutError):
+                data = data[self._socket.send(data[:PIECE]) :]
