@@ -45,7 +45,7 @@ from app.widgets.export_panel import ExportPanel
 from app.widgets.form.field import UndoKeys
 from app.widgets.menu_dialogs import PreferencesDialog
 from app.widgets.window_frame import DropOverlay, Sidebar, StatusStrip
-from backend.distributed.allowed_hosts import HostsToAllow
+from backend.distributed.hosts_file import HostsToAllow
 from backend.rewards.catalogue.allowed_code import CodeToAllow
 from backend.runs.run_folder import RunFolder
 from backend.utils.errors import UserError

@@ -11,7 +11,7 @@ import typer
 
 from backend.cli import completions
 from backend.cli.common import MISTAKE, force_utf8, print_faults
-from backend.distributed.check import machine_verbs
+from backend.distributed import PROBE, RECEIVE
 from backend.engine.cpu import blas
 from backend.models import template_limits, transformers_scan
 from backend.rewards.functions import math_equality
@@ -143,18 +143,10 @@ def main() -> int | None:
         from backend.models import template_child
 
         return template_child.main()
-    if sys.argv[1:] == [machine_verbs.PROBE]:
-        from backend.distributed.check import probe
+    if sys.argv[1:] in ([PROBE], [RECEIVE]):
+        from backend.distributed import machine_probe
 
-        return probe.main()
-    if sys.argv[1:] == [machine_verbs.LINK]:
-        from backend.distributed.check import link
-
-        return link.main()
-    if sys.argv[1:] == [machine_verbs.RECEIVE]:
-        from backend.distributed.check import model_copy
-
-        return model_copy.main()
+        return machine_probe.main(sys.argv[1])
     if completions.is_asked(sys.argv):  # before the engine is prepared: a person has pressed Tab
         return complete()
     # mlx binds to the BLAS that is loaded first, so this comes before anything that may import mlx.

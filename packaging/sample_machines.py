@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from backend.distributed.hosts_file import Host, HostsFile, write_hosts
-from backend.distributed.machine_findings import findings_of
-from backend.distributed.machine_report import CheckedMachine, LinkSpeed, MachineFacts, MachineReport
+from backend.distributed.machine_report import CheckedMachine, LinkSpeed, MachineFacts, MachineReport, findings_of
 
 HERE, THERE = "127.0.0.1", "studio.local"
 MODEL = "mlx-community/Qwen3-0.6B-4bit"
@@ -26,7 +25,7 @@ def report() -> MachineReport:
         CheckedMachine(0, HERE, "this machine", "10.0.0.1", is_here=True, facts=first),
         CheckedMachine(1, THERE, THERE, "10.0.0.2", facts=second),
     ]
-    found = MachineReport("ring", machines, LinkSpeed(0.0003, 1.1e9, ((0, 1, 1.2e9), (1, 0, 1.1e9))))
+    found = MachineReport("ring", machines, LinkSpeed(0.0003, 1.1e9))
     found.findings = findings_of(found, MODEL, model_is_hub_id=True)
     return found
 

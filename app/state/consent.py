@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from backend.config import config
-from backend.distributed.allowed_hosts import AllowedHosts, HostsToAllow
+from backend.distributed.hosts_file import AllowedHosts, HostsToAllow
 from backend.rewards.catalogue.allowed_code import AllowedCode, CodeFile, CodeToAllow, Rights
 from backend.runs.run_folder import RunFolder
 

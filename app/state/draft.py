@@ -24,7 +24,7 @@ from backend.config.model_and_data_names import source_faults
 from backend.config.other_programs.translation import Translation, read_words, translate
 from backend.config.setting import Kind, Setting
 from backend.config.updates import without_program_faults
-from backend.distributed.hosts_file import hosts_faults
+from backend.distributed.hosts_file import hosts_problems
 from backend.rewards.catalogue import catalog
 from backend.rewards.catalogue.catalog import RewardEntry
 from backend.runs.saved_weights import adapter_settings, find_adapter
@@ -211,7 +211,7 @@ class Draft(QObject):
             *config.problems(self._values),
             *self._reward_faults(),
             *source_faults(sound),
-            *hosts_faults(sound.hosts),
+            *hosts_problems(sound.hosts),
             *without_program_faults(sound),
         ]
         if not any(fault.setting == "model" for fault in faults):

@@ -17,8 +17,8 @@ from PySide6.QtCore import QObject, Signal
 from app.state.consent import Consent
 from app.state.draft import Draft
 from app.state.processes import Service
-from backend.distributed.backend_choice import choose_backend
-from backend.distributed.hosts_file import Host, HostsFile, launch_command, parse_hosts, read_hosts, write_hosts
+from backend.distributed.commands import launch_command
+from backend.distributed.hosts_file import Host, HostsFile, choose_backend, parse_hosts, read_hosts, write_hosts
 from backend.distributed.machine_report import CheckedMachine, MachineReport
 from backend.utils.command import shell_line
 from backend.utils.errors import ConfigProblem, UserError

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeGuard, cast
 import numpy as np
 
 from backend.distributed.hosts_file import MOST_HOSTS
-from backend.distributed.rank_info import RankInfo
+from backend.distributed.ranks import RankInfo
 from backend.runs import archive
 from backend.runs.archive import WorkClock
 from backend.runs.events import ENDINGS, KINDS, Event

@@ -17,8 +17,7 @@ from app import theme
 from app.widgets.basic.dialogs import open_path
 from app.widgets.basic.labels import button, label
 from app.widgets.basic.number_format import figure
-from backend.distributed.allowed_hosts import HostsToAllow
-from backend.distributed.hosts_file import Host
+from backend.distributed.hosts_file import Host, HostsToAllow
 from backend.rewards.catalogue.allowed_code import CodeToAllow
 from backend.utils.text import quote
 

@@ -45,10 +45,10 @@ class NetworkLink:
     bytes_per_second: float
 
     @classmethod
-    def of(cls, speed: LinkSpeed, ranks: int) -> NetworkLink:
-        """From what sums over `ranks` ranks were measured to take."""
-        messages = 2 * (ranks - 1)
-        return cls(speed.latency_s / messages, speed.bytes_per_second * messages / ranks)
+    def of(cls, speed: LinkSpeed) -> NetworkLink:
+        """From what sums were measured to take."""
+        messages = 2 * (speed.ranks - 1)
+        return cls(speed.latency_s / messages, speed.bytes_per_second * messages / speed.ranks)
 
     def sum_s(self, size: int, ranks: int) -> float:
         """Seconds of the sum of `size` bytes over the ranks."""
@@ -128,8 +128,8 @@ def network_cost(traffic: StepTraffic, link: NetworkLink) -> NetworkCost:
 
 def measured_cost(config: Config, shape: ModelShape, file: Path) -> NetworkCost:
     """Of a step of these settings on the machines of a hosts file. Raises UserError where they cannot train together."""
-    from backend.distributed.check.machine_check import Wanted, check_machines
     from backend.distributed.hosts_file import read_hosts
+    from backend.distributed.machine_check import Wanted, check_machines
 
     hosts = read_hosts(file)
     ranks = len(hosts.hosts)
@@ -139,7 +139,7 @@ def measured_cost(config: Config, shape: ModelShape, file: Path) -> NetworkCost:
     if report.refusals or report.link is None:
         told = [finding.sentence for finding in report.refusals] or ["The machines' connection could not be measured."]
         raise UserError([ConfigProblem("hosts", sentence) for sentence in dict.fromkeys(told)])
-    return network_cost(step_traffic(config, shape, ranks), NetworkLink.of(report.link, ranks))
+    return network_cost(step_traffic(config, shape, ranks), NetworkLink.of(report.link))
 
 
 def sentences(cost: NetworkCost) -> str:

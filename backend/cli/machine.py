@@ -79,10 +79,8 @@ def machines(
 
     Ends with 2 where something would keep a run from starting. Leaves no process on any machine. Runs that name the file may use it afterwards.
     """
-    from backend.distributed.allowed_hosts import allow_hosts
-    from backend.distributed.backend_choice import WANTED
-    from backend.distributed.check.machine_check import CheckProgress, Wanted, check_machines
-    from backend.distributed.hosts_file import read_hosts
+    from backend.distributed.hosts_file import WANTED, allow_hosts, read_hosts
+    from backend.distributed.machine_check import CheckProgress, Wanted, check_machines
 
     if backend not in WANTED:
         raise UserError("backend", f"--backend must be one of {', '.join(WANTED)}.")

@@ -65,7 +65,7 @@ def add(
     """Let a new run wait, whose settings are checked first, or one that was stopped, crashed or cloned; prints its folder."""
     from backend.cli.training import apply_changes, new_run
     from backend.config.config import read
-    from backend.distributed.allowed_hosts import require_hosts
+    from backend.distributed.hosts_file import require_hosts
     from backend.rewards.catalogue.allowed_code import require_allowed
     from backend.runs.run_folder import find_run
     from backend.runs.steering import run_config

@@ -16,11 +16,16 @@ import typer
 from backend.cli.common import BUG, FINISHED, MISTAKE, Live, Stream, ignore_sighup, print_faults, verb
 from backend.cli.training import PreparedRun, SharedWork, prepared_run, train_or_exit
 from backend.config.config import load, read
-from backend.distributed.faults import LostRank
-from backend.distributed.launching.late_ending import write_late_ending
-from backend.distributed.orders import Orders, OrdersFolder, given_orders
-from backend.distributed.rank_process import backend_of, delete_own_files
-from backend.distributed.worker_signals import leave_stops_to_leader
+from backend.distributed.launcher import write_late_ending
+from backend.distributed.rank_process import (
+    Orders,
+    OrdersFolder,
+    backend_of,
+    delete_own_files,
+    given_orders,
+    leave_stops_to_leader,
+)
+from backend.distributed.ranks import LostRankError
 from backend.engine.cpu import kernel_folder
 from backend.rewards.catalogue.allowed_code import require_allowed
 from backend.runs.events import check_format
@@ -45,7 +50,7 @@ def rank(
     Started on each of them by train --hosts, or by hand: mlx.launch --hostfile FILE -- PYTHON -m backend rank --run RUN
     """
 
-    from backend.distributed.launching.launcher_watch import end_with_launcher
+    from backend.distributed.rank_process import end_with_launcher
 
     end_with_launcher()
     end_process(rank_session(run, stream, progress))
@@ -64,7 +69,7 @@ def end_process(code: int) -> None:
 def rank_session(run: Path, stream: bool, progress: bool | None) -> int:
     """Join the other ranks and work until the run has ended. → the exit code."""
     folder = given_orders()
-    orders = folder.read() if folder is not None else Orders(shell_line([*sys.argv]))
+    orders = folder.orders() if folder is not None else Orders(shell_line([*sys.argv]))
     backend = backend_of()
     if not backend:
         return _told(folder, lambda: _train(run, orders, stream, progress, None))
@@ -76,11 +81,11 @@ def rank_session(run: Path, stream: bool, progress: bool | None) -> int:
     try:
         collectives = init_collectives(backend)
         delete_own_files()
-        if (
-            collectives.rank
-        ):  # before anything is compiled; rank 0 shares its folder with the other programs of this machine
+        if collectives.rank:  # before anything is compiled; rank 0 shares its folder with other programs
             kernel_folder.use_own_folder()
             leave_stops_to_leader()
+        elif folder is not None:
+            folder.report(pid=os.getpid())
         channel = open_channel(collectives)
     except (UserError, OSError) as error:
         mistake = (
@@ -107,7 +112,7 @@ def _told(folder: OrdersFolder | None, work: Callable[[], int]) -> int:
         traceback.print_exc()
     if folder is not None:
         with suppress(OSError):
-            folder.tell_end(code)
+            folder.report(exit_code=code)
     return code
 
 
@@ -119,8 +124,8 @@ def _lead(
 
     collectives.check = channel.check
     if folder is not None:
-        channel.on_failure = lambda failure: _tell_lost(folder, failure)
-        folder.tell_met(channel.machines)
+        channel.on_failure = lambda failure: _report_lost(folder, failure)
+        folder.report(met=True)
     leader = Leader(channel, collectives, backend)
 
     def load_context(config: Any, note: Callable[[str], None], *rest: Any) -> Any:
@@ -134,10 +139,10 @@ def _lead(
         channel.close()
 
 
-def _tell_lost(folder: OrdersFolder, failure: UserError) -> None:
-    if isinstance(failure, LostRank):
+def _report_lost(folder: OrdersFolder, failure: UserError) -> None:
+    if isinstance(failure, LostRankError):
         with suppress(OSError):
-            folder.tell_lost(failure.rank, failure.faults[0].sentence)
+            folder.report(lost=[failure.rank, failure.faults[0].sentence])
 
 
 def _train(run: Path, orders: Orders, stream: bool, progress: bool | None, shared: SharedWork | None) -> int:

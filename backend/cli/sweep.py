@@ -130,7 +130,7 @@ def _checked(plan: SweepPlan) -> SweepInputs:
     """What the runs read before their model. Raises UserError with every fault of what the settings point to."""
     base = parse(plan.base)
     relax_gpu_timeout(base)  # before the imports below, which import mlx
-    from backend.distributed.check.machine_check import require_one_machine
+    from backend.distributed.machine_check import require_one_machine
 
     require_one_machine(base, "A sweep")
     from backend.runs.sweeps.member import SweepInputs

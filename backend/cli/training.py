@@ -20,9 +20,9 @@ from backend.cli.common import FINISHED, STOPPED, tell, tell_json
 from backend.config.changeable import AT_RESUME
 from backend.config.config import SETTINGS, TEXTS, Config, dump, parse, read, resolve_paths
 from backend.config.other_programs.translation import with_changes
-from backend.distributed.allowed_hosts import allow_hosts, require_hosts
-from backend.distributed.hosts_file import launch_command
-from backend.distributed.orders import RESTART_RANKS, Orders
+from backend.distributed.commands import launch_command
+from backend.distributed.hosts_file import allow_hosts, require_hosts
+from backend.distributed.rank_process import RESTART_RANKS, Orders
 from backend.rewards.catalogue.allowed_code import allow_named, require_allowed
 from backend.runs.events import EventLog, write_all
 from backend.runs.run_folder import RunFolder, default_run_name, make_run_folder
@@ -40,7 +40,7 @@ from backend.utils.text import quote
 from backend.utils.whole_file import replace_file
 
 if TYPE_CHECKING:
-    from backend.distributed.launching.launcher import Launch
+    from backend.distributed.launcher import Launch
     from backend.trainer.run_context import LoadContext
     from backend.trainer.run_inputs import RunInputs
 
@@ -314,7 +314,7 @@ def machine_settings(run: PreparedRun) -> Config:
 def launch_and_exit(run: PreparedRun, config: Config, stream: bool, progress: bool | None) -> NoReturn:
     """Train on the machines of `config`, the settings of `machine_settings`; exit with the run's code. Raises UserError for a run that another
     process trains, and for machines that cannot train it."""
-    from backend.distributed.launching.launcher import run_ranks
+    from backend.distributed.launcher import run_ranks
 
     if run.inputs is not None:
         run.inputs.scorer.close()  # rank 0 reads them again
@@ -329,7 +329,7 @@ def launch_and_exit(run: PreparedRun, config: Config, stream: bool, progress: bo
 
 def _prepared_launch(run: PreparedRun, config: Config, stream: bool, progress: bool | None) -> Launch:
     """`_launch`, whose UserError ends the event log too: the window sees nothing but the folder."""
-    from backend.distributed.launching.late_ending import write_late_ending
+    from backend.distributed.launcher import write_late_ending
 
     # mpirun gives rank 0 a terminal of its own, whatever there is here.
     is_live = sys.stdout.isatty() if progress is None else progress
@@ -344,8 +344,8 @@ def _prepared_launch(run: PreparedRun, config: Config, stream: bool, progress: b
 
 def _launch(run: PreparedRun, config: Config, options: Sequence[str]) -> Launch:
     """What is to be started. Raises UserError for machines that cannot train it, and for a hosts file that was never allowed here."""
-    from backend.distributed.check.machine_check import check_machines_answer, plan_machines
-    from backend.distributed.launching.launcher import Launch
+    from backend.distributed.launcher import Launch
+    from backend.distributed.machine_check import check_machines_answer, plan_machines
     from backend.trainer.run_process import record_changes
 
     if run.changes.get("hosts"):  # named on the command line; the run folder's own may be somebody else's

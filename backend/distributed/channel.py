@@ -26,7 +26,7 @@ from backend.distributed.collectives import FlatCollectives
 from backend.distributed.rank_process import LEADER_LOST, own_addresses
 from backend.distributed.ranks import LostRankError, RankInfo, WorkerError
 from backend.distributed.wire import GOODBYE, Arrays, Connection, encode
-from backend.trainer.machine.gpu_retries import gpu_error
+from backend.trainer.machine import gpu_error
 from backend.utils.errors import UserError
 
 MEETING_PATIENCE_S = 60.0

@@ -76,7 +76,9 @@ def launch_command(hosts: HostsFile, file: Path, backend: str, run: Path) -> lis
 
 def shell_words(words: list[str]) -> str:
     """Words for a POSIX shell; a path that begins with ~/ begins with the home folder of that shell's user."""
-    return " ".join(f'"$HOME"/{shlex.quote(word[2:])}' if word.startswith("~/") else shlex.quote(word) for word in words)
+    return " ".join(
+        f'"$HOME"/{shlex.quote(word[2:])}' if word.startswith("~/") else shlex.quote(word) for word in words
+    )
 
 
 def _is_checkout() -> bool:

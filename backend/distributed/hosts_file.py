@@ -225,7 +225,9 @@ class _Reader:
             if entry is None:
                 devices.append(None)
                 continue
-            names = self._texts([entry] if isinstance(entry, str) else entry, f"an rdma entry of {where}", MOST_ADDRESSES)
+            names = self._texts(
+                [entry] if isinstance(entry, str) else entry, f"an rdma entry of {where}", MOST_ADDRESSES
+            )
             for name in names:
                 if not _DEVICE.fullmatch(name):
                     self._problem(f"the rdma of {where} must name devices such as rdma_en2, not {quote(name, 40)}")
@@ -329,7 +331,9 @@ def _lack(hosts: HostsFile, backend: str, has_mpi: bool, has_cuda: bool) -> str:
     """What the file or this machine lacks for this backend; "" if nothing."""
     without_address = [rank for rank, host in enumerate(hosts.hosts) if not host.ips]
     if backend == "ring" and without_address:
-        return f"The ring needs an address of every host, and host {without_address[0] + 1} of the hosts file has no ips."
+        return (
+            f"The ring needs an address of every host, and host {without_address[0] + 1} of the hosts file has no ips."
+        )
     if backend in ("jaccl", "jaccl-ring", "nccl") and 0 in without_address:
         return f"{backend} needs an address of the first host, at which the others reach it; it has no ips."
     if backend.startswith("jaccl") and (missing := _without_device(hosts, ring=backend == "jaccl-ring")):

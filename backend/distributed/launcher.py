@@ -50,8 +50,8 @@ from backend.distributed.ranks import LOG_VARIABLE, MACHINE_VARIABLE
 from backend.runs.events import ENDINGS, EventLog, first_and_last_events
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_lock import hold_lock
-from backend.trainer import stop_signals
-from backend.trainer.machine.gpu_timeout import VARIABLE as TIMEOUT_VARIABLE
+from backend.trainer import control
+from backend.trainer.machine import GPU_TIMEOUT_VARIABLE as TIMEOUT_VARIABLE
 from backend.utils.command import backend_environment
 from backend.utils.disk_faults import writing
 from backend.utils.errors import UserError
@@ -121,9 +121,9 @@ def run_ranks(launch: Launch) -> LaunchEnd:
     folder = Path(tempfile.mkdtemp(prefix="grpo-studio-launch-"))
     requests: list[int] = []
     try:
-        with stop_signals.handlers_restored() as afterwards:
-            stop_signals.handle(lambda number, frame: requests.append(number))
-            stop_signals.unblock()
+        with control.handlers_restored() as afterwards:
+            control.on_stop_signals(lambda number, frame: requests.append(number))
+            control.unblock_stop_signals()
             while True:
                 end = _Start(launch, folder, requests).run()
                 if end.kind != "restart":
@@ -261,7 +261,9 @@ class _Start:
         shell = ["/bin/sh", "-c", _UNDER_MPI, "rank", str(self._logs), self._launch.run.name, *self._program(0)]
         command = [mpirun() or "mpirun", "-np", str(self._size), "--host", machines, "--quiet", *MPI_OPTIONS]
         with (self._logs / "mpirun.log").open("wb") as log:
-            self._processes[0] = _popen([*command, *exported, *shell], backend_environment(), subprocess.DEVNULL, None, log)
+            self._processes[0] = _popen(
+                [*command, *exported, *shell], backend_environment(), subprocess.DEVNULL, None, log
+            )
 
     def _start(self, rank: int, command: list[str], environment: dict[str, str]) -> None:
         if rank == 0:
@@ -287,7 +289,9 @@ class _Start:
             for number in new:
                 self._signal_leader(number)
             if not has_met and (self._why or time.monotonic() > meets_until):
-                self._why = self._why or f"The ranks did not connect within {MEETING_S:.0f} seconds{self._last_words()}."
+                self._why = (
+                    self._why or f"The ranks did not connect within {MEETING_S:.0f} seconds{self._last_words()}."
+                )
                 return
             if "exit_code" in report:  # all is written: nothing is lost if it hangs now
                 self._expect_end("", EXITING_S)
@@ -381,9 +385,7 @@ def _popen(
     command: list[str], environment: dict[str, str], stdin: int, stdout: IO[Any] | None, stderr: IO[Any] | int | None
 ) -> subprocess.Popen[bytes]:
     sys.stdout.flush()
-    return subprocess.Popen(
-        command, env=environment, stdin=stdin, stdout=stdout, stderr=stderr, start_new_session=True
-    )
+    return subprocess.Popen(command, env=environment, stdin=stdin, stdout=stdout, stderr=stderr, start_new_session=True)
 
 
 def _kill_group(pid: int) -> None:

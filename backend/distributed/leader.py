@@ -1,4 +1,4 @@
-"""Rank 0 of a run on several ranks: the ordinary trainer, with parts that share their work with the workers (`worker`).
+"""Rank 0 of a run on several ranks: the ordinary trainer, with a context that shares its work with the workers (`worker`).
 
 It alone has the dataset, the run's folder and the event log. Every decision is made here, between two polls, as in a run of one process. The
 workers do what messages say, in their order, so all ranks are at the same step with the same settings.
@@ -16,23 +16,20 @@ from typing import Any
 import mlx.core as mx
 
 from backend.config.config import Config
-from backend.distributed import group_wire, reward_code
+from backend.distributed.channel import LeaderChannel
 from backend.distributed.collectives import FlatCollectives, MlxCollectives, do_nothing
-from backend.distributed.hand_out import PromptScheduler, RankPaces
-from backend.distributed.kept_state import StepSnapshot
-from backend.distributed.sharded.leading import LeadingEngine, ShardedParts, load_sharded_parts
-from backend.distributed.step_shares import (
-    LearningReport,
+from backend.distributed.messages import (
     SampledRound,
     SamplingOrder,
-    StepShares,
+    pack_groups,
+    pack_problems,
+    reward_code,
     sample_round,
     score_round,
-    timed_learning,
-    unpacked_round,
 )
-from backend.distributed.worker import check_same_base, follow_leader, keep_together
-from backend.distributed.workers import Workers
+from backend.distributed.scheduling import LearningReport, PromptScheduler, RankPaces, StepShares, timed_learning
+from backend.distributed.tensor_parallel import LeadingEngine, ShardedContext
+from backend.distributed.weights import StepSnapshot, check_same_base, follow_leader, keep_together
 from backend.runs.steering import stage_configs
 from backend.trainer.evaluation.evaluate import EVAL_SEED
 from backend.trainer.machine import StepSize
@@ -42,54 +39,41 @@ from backend.trainer.run_inputs import RunInputs
 from backend.training.not_finite import check_sampled, check_scores
 from backend.types import Group, Problem
 
-# How long a rank that answers may take for its work before it counts as hung: by what such work has taken so far.
-
 LEAST_S = 120.0
-"""What any work may take, such as kernels that are compiled first."""
+"""The least time that a rank which answers may take for any work, such as kernels that are compiled first, before it counts as hung."""
 TIMES = 10.0
 """How many times as long as usual work may take besides."""
 UNSEEN_TIMES = 30.0
 """The same of a rank that has done none yet: what is usual is then that of the others."""
-
-
-def limit_s(usual_s: float, *, is_seen: bool = True) -> float:
-    """Seconds that work may take which usually takes `usual_s`."""
-    return LEAST_S + (TIMES if is_seen else UNSEEN_TIMES) * usual_s
+SERVING_S = 0.02
+"""Seconds that the leader waits for a message before it looks at its own work again."""
+WAIT_S = 1.0
+"""Seconds between two checks of how long the others have been waiting for a rank."""
 
 
 class HangDetector:
-    """Of the updates of a step, or of a measurement without them. Before the first nothing is usual, and there is no limit."""
+    """Time limit for the updates of a step, or for a measurement without them. Before the first there is no limit."""
 
     def __init__(self) -> None:
         self._longest_s = 0.0
 
     def observe(self, seconds: float) -> None:
-        """A step was learned from, or measured."""
         self._longest_s = max(self._longest_s, seconds)
 
     def overdue(self, waited_s: float) -> str:
         """Why a rank that the others have waited for so long counts as hung, to follow its name; "" as long as it does not."""
-        if not self._longest_s or waited_s <= limit_s(self._longest_s):
+        if not self._longest_s or waited_s <= LEAST_S + TIMES * self._longest_s:
             return ""
         return f"answers, but the others have waited {waited_s:.0f} s for it to compute; a step took {self._longest_s:.1f} s"
 
 
-# ── leader ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-# The prompts of a step, or of an evaluation, sampled and scored by all ranks; the leader's side.
-
-SERVING_S = 0.02
-"""Seconds that the leader waits for a message before it looks at its own work again."""
-
-
 class SharedSampling:
-    """One sampling. After `run`: `groups` in the order of the problems, every round, the metrics that reward functions logged (means over
-    the rounds by their completions), and `took_s`, the seconds that it took on `clock`."""
+    """The prompts of a step, or of an evaluation, sampled and scored by all ranks. After `run`: every round, and `took_s`."""
 
     def __init__(
         self,
         parts: StepContext,
-        workers: Workers,
+        workers: LeaderChannel,
         paces: RankPaces,
         problems: Sequence[Problem],
         order: SamplingOrder,
@@ -97,11 +81,11 @@ class SharedSampling:
         scoring_limit_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`notes` takes sentences of the workers for the user. `scoring_limit_s`: how long the reward functions of a round may take."""
+        """`notes` takes the workers' messages for the user. `scoring_limit_s`: how long the reward functions of a round may take."""
         self._parts, self._workers, self._paces, self._problems, self._order = parts, workers, paces, problems, order
         self._notes, self._scoring_limit_s, self._clock = notes, scoring_limit_s, clock
         size = len(workers.machines)
-        self._hand_out = PromptScheduler(len(problems), order.group_size, paces, size)
+        self._scheduler = PromptScheduler(len(problems), order.group_size, paces, size)
         self._idle = set(range(1, size))
         self._given: dict[int, tuple[int, float]] = {}
         """Rank → (completions of the round that it works on, when it got them)."""
@@ -110,37 +94,38 @@ class SharedSampling:
 
     @property
     def groups(self) -> list[Group]:
+        """In the order of the problems."""
         return [group for each in sorted(self.rounds, key=lambda each: each.start) for group in each.groups]
 
     @property
     def logged(self) -> dict[str, float]:
-        totals: dict[str, float] = {}
-        counts: dict[str, int] = {}
+        """The metrics that reward functions logged: means over the rounds by their completions."""
+        totals: dict[str, tuple[float, int]] = {}
         for each in self.rounds:
             for name, value in (each.logged or {}).items():
-                totals[name] = totals.get(name, 0.0) + value * each.completions
-                counts[name] = counts.get(name, 0) + each.completions
-        return {name: total / counts[name] for name, total in totals.items()}
+                total, count = totals.get(name, (0.0, 0))
+                totals[name] = (total + value * each.completions, count + each.completions)
+        return {name: total / count for name, (total, count) in totals.items()}
 
     def run(self, poll: Callable[[float], None]) -> None:
         """`poll` is called with the share that is done, and may raise to stop."""
         began = self._clock()
+        done = 0
 
         def serve_and_poll(wait_s: float = 0.0) -> None:
+            nonlocal done
             self._serve(wait_s)
-            poll(self._done / len(self._problems))
+            done = sum(len(each.groups) for each in self.rounds)
+            poll(done / len(self._problems))
 
         self._give()
-        while self._done < len(self._problems):
-            if own := self._hand_out.take(0, self._clock()):
+        while done < len(self._problems):
+            if own := self._scheduler.take(0, self._clock()):
                 self._sample_here(own, serve_and_poll)
+                done = sum(len(each.groups) for each in self.rounds)
             else:
                 serve_and_poll(SERVING_S)
         self.took_s = self._clock() - began
-
-    @property
-    def _done(self) -> int:
-        return sum(len(each.groups) for each in self.rounds)
 
     def _sample_here(self, places: range, serve_and_poll: Callable[[], None]) -> None:
         problems = self._problems[places.start : places.stop]
@@ -153,53 +138,44 @@ class SharedSampling:
         self._take(own)
 
     def _serve(self, wait_s: float) -> None:
-        """Take what workers have done, and give them more. Waits up to `wait_s` for a first message."""
+        """Take what workers have done, and give them more. Waits up to `wait_s` for a first message. Raises LostRankError for a
+        worker that answers, and whose round takes many times as long as its rounds do."""
         while (message := self._workers.receive(wait_s)) is not None:
             wait_s = 0.0
-            assert message.kind == "sampled", message.kind
-            machine = self._workers.machines[message.rank].called
+            machine = self._workers.machines[message.rank]
             self._notes += [f"{machine}: {note}" for note in message.body["notes"]]
             self._idle.add(message.rank)
             del self._given[message.rank]
-            self._take(unpacked_round(message.rank, message.body, message.arrays, self._problems))
+            self._take(SampledRound.unpacked(message.rank, message.body, message.arrays, self._problems))
             self._give()
-        self._give_up_hung()
-
-    def _give_up_hung(self) -> None:
-        """Raise LostRank for a worker that answers, and whose round takes many times as long as its rounds do."""
         for rank, (count, since) in self._given.items():
-            took_s, usual = self._clock() - since, self._paces.usual_s(rank, count)
-            if usual is not None and took_s > limit_s(usual[0], is_seen=usual[1]) + self._scoring_limit_s:
-                why = f"answers, but has worked on {count:,} completions for {took_s:.0f} s; {usual[0]:.1f} s are usual"
+            took_s, usual_s = self._clock() - since, self._paces.usual_s(rank, count)
+            times = TIMES if self._paces.is_known(rank) else UNSEEN_TIMES
+            if usual_s is not None and took_s > LEAST_S + times * usual_s + self._scoring_limit_s:
+                why = f"answers, but has worked on {count:,} completions for {took_s:.0f} s; {usual_s:.1f} s are usual"
                 self._workers.give_up(rank, why)
 
     def _take(self, done: SampledRound) -> None:
         self.rounds.append(done)
         self._paces.observe(done.rank, done.completions, done.seconds)
-        self._hand_out.is_free(done.rank, self._clock())
+        self._scheduler.is_free(done.rank, self._clock())
 
     def _give(self) -> None:
         """A round to every worker that should have one now."""
         for rank in sorted(self._idle):
-            if places := self._hand_out.take(rank, self._clock()):
+            if places := self._scheduler.take(rank, self._clock()):
                 self._idle.remove(rank)
-                problems = group_wire.packed_problems(self._problems[places.start : places.stop])
-                order = {"order": self._order.to_dict(), "start": places.start, "problems": problems}
+                problems = pack_problems(self._problems[places.start : places.stop])
+                order = {"order": asdict(self._order), "start": places.start, "problems": problems}
                 self._workers.send(rank, "sample", order)
                 self._given[rank] = (len(places) * self._order.group_size, self._clock())
 
 
-# ── leader ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-WAIT_S = 1.0
-"""Seconds between two looks at how long the others have been waiting for a rank."""
-
-
 @dataclass(slots=True)
 class Leader:
-    """What rank 0 has beside the parts of a run. `backend`: over what the ranks add up, for the event log."""
+    """Rank 0's end of the run. `backend`: over what the ranks add up, for the event log."""
 
-    workers: Workers
+    workers: LeaderChannel
     ranks: FlatCollectives
     backend: str
     paces: RankPaces = field(init=False)
@@ -218,33 +194,33 @@ class Leader:
         most: StepSize = WHOLE_STEP,
         shared: SharedResources | None = None,
         stages: Sequence[Config] = (),
-    ) -> LeaderParts | ShardedParts:
-        """As `backend.trainer.run_context.load_context`, while the workers load theirs. Raises UserError, and what the channel raises."""
+    ) -> RunContext:
+        """As `backend.trainer.run_context.load_context`, while the workers load theirs. Raises UserError, and the channel's errors."""
         assert shared is None, "runs that share a process have no ranks of their own"
         stages = stages or stage_configs(config)
         if config.parallelism == "tensor":
             assert isinstance(self.ranks, MlxCollectives)
             engine = LeadingEngine(self.workers, self.ranks, self.backend)
-            return load_sharded_parts(config, note, inputs, most, stages, engine)
-        self.workers.send_to_all("load", {
-            "config": config.model_dump(mode="json"), "stages": [each.model_dump(mode="json") for each in stages],
-            "code": reward_code.code_of(config), "names": reward_code.named_files(config),
-        })  # fmt: skip
-        parts = load_context(config, note, inputs, most, None, stages)
-        parts.learner.forward.ranks = self.ranks
-        built = {"steps": parts.steps, "longest_prompts": parts.longest_prompts, "most": asdict(most)}
+            own = load_context(config, note, inputs, most, None, stages, engine)
+            return ShardedContext(**_fields(own), engine=engine, config=config)
+        configs = {
+            "config": config.model_dump(mode="json"),
+            "stages": [each.model_dump(mode="json") for each in stages],
+        }
+        self.workers.send_to_all("load", configs | {"code": reward_code(config)})
+        own = load_context(config, note, inputs, most, None, stages)
+        own.learner.forward.ranks = self.ranks
+        built = {"steps": own.steps, "longest_prompts": own.longest_prompts, "most": asdict(most)}
         self.workers.send_to_all("build", built)
-        check_same_base(parts, config, self.ranks, self.workers.machines)
-        return LeaderParts(
-            **{each.name: getattr(parts, each.name) for each in fields(parts)}, leader=self, config=config
-        )
+        check_same_base(own, config, self.ranks, self.workers.machines)
+        return LeaderContext(**_fields(own), leader=self, config=config)
 
     @contextmanager
-    def detect_hangs(self, patience: HangDetector) -> Generator[None]:
-        """Raise LostRank for a worker that answers, and that the others wait for in a collective many times as long as such work took."""
+    def detect_hangs(self, limit: HangDetector) -> Generator[None]:
+        """Raise LostRankError for a worker that answers, and that the others wait for in a collective many times as long as usual."""
 
         def look(waited_s: float) -> None:
-            if (why := patience.overdue(waited_s)) and (behind := self.workers.behind()):
+            if (why := limit.overdue(waited_s)) and (behind := self.workers.behind()):
                 self.workers.give_up(behind[0], why)
 
         self.ranks.waiting = look
@@ -259,7 +235,6 @@ class Leader:
         while missing:
             message = self.workers.receive(WAIT_S)
             if message is not None:
-                assert message.kind == "learned", message
                 reports.append(LearningReport(**message.body))
                 self.shares.add_learning(message.rank, reports[-1])
                 missing.remove(message.rank)
@@ -268,55 +243,56 @@ class Leader:
         return reports
 
 
+def _fields(context: RunContext) -> dict[str, Any]:
+    return {each.name: getattr(context, each.name) for each in fields(context)}
+
+
 @dataclass(slots=True)
-class LeaderParts(RunContext):
-    """The leader's parts: what they compute, they compute together with the workers."""
+class LeaderContext(RunContext):
+    """The context of a run whose work the workers share."""
 
     leader: Leader
     config: Config
     """The settings that the workers have."""
     notes: list[str] = field(default_factory=list)
-    """Sentences of workers for the user, not told yet."""
+    """New messages of workers for the user."""
     kept: StepSnapshot | None = None
-    """What the step that is being learned from began with."""
+    """The state that the present step's updates began with."""
 
     def begin(self) -> None:
         learner = self.learner
-        self.leader.workers.send_to_all("follow", {
-            "updates": learner.updates, "algorithm": learner.algorithm.state(), "scoring": self.scoring.state(),
-        })  # fmt: skip
+        state = {"updates": learner.updates, "algorithm": learner.algorithm.state(), "scoring": self.scoring.state()}
+        self.leader.workers.send_to_all("follow", state)
         follow_leader(self, self.config, self.leader.ranks)
 
     def change(self, config: Config, keys: Collection[str], step: int) -> None:
         about = {"config": config.model_dump(mode="json"), "keys": [*keys], "step": step}
         self.leader.workers.send_to_all("change", about)
-        super(LeaderParts, self).change(config, keys, step)
+        super(LeaderContext, self).change(config, keys, step)
         self.config = config
 
     def rest(self) -> None:
         self.leader.workers.send_to_all("rest")
-        super(LeaderParts, self).rest()
+        super(LeaderContext, self).rest()
 
     def of_ranks(self) -> dict[str, Any]:
-        machines = [asdict(machine) for machine in self.leader.workers.machines]
+        machines = [machine.to_dict() for machine in self.leader.workers.machines]
         return {"ranks": self.leader.ranks.size, "machines": machines, "distributed_backend": self.leader.backend}
 
     def new_notes(self) -> list[str]:
-        told, self.notes[:] = [*self.notes], []
-        return super(LeaderParts, self).new_notes() + told
-
-    # ── sampling ─────────────────────────────────────────────────────────────────────────────────────────────────────
+        own, self.notes[:] = [*self.notes], []
+        return super(LeaderContext, self).new_notes() + own
 
     def sample_and_score(
         self, problems: list[Problem], position: int, step: int, config: Config, work: SamplingContext
     ) -> dict[str, float]:
-        order = self._order(step, config.seed, position, config.group_size)
+        leader, order = self.leader, self._order(step, config.seed, position, config.group_size)
         with work.timer.phase("rollout"):
             sampling = self._sampling(problems, order, work.timer.elapsed)
             sampling.run(lambda share: work.poll("sampling", share))
-            self.leader.shares.add_sampling(sampling.rounds, sampling.took_s, mx.get_peak_memory() / 1e9)
-        for rank in set(range(self.leader.ranks.size)) - {each.rank for each in sampling.rounds}:
-            self.leader.paces.assume_faster(rank)
+            leader.shares.add_sampling(sampling.rounds, sampling.took_s, mx.get_peak_memory() / 1e9)
+        for rank in set(range(leader.ranks.size)) - {each.rank for each in sampling.rounds}:
+            leader.paces.assume_faster(rank)
         work.timer.count_as("reward", sum(each.scoring_s for each in sampling.rounds if each.rank == 0))
         work.groups.extend(sampling.groups)
         check_sampled(sampling.groups)
@@ -335,19 +311,15 @@ class LeaderParts(RunContext):
         return SamplingOrder(step, self.prompt_stream.epoch, seed, position, group_size, self.scoring.state())
 
     def _sampling(self, problems: list[Problem], order: SamplingOrder, *clock: Callable[[], float]) -> SharedSampling:
-        scoring_limit_s = self.config.reward_timeout * len(self.config.reward_functions)
-        return SharedSampling(
-            self, self.leader.workers, self.leader.paces, problems, order, self.notes, scoring_limit_s, *clock
-        )
-
-    # ── learning ─────────────────────────────────────────────────────────────────────────────────────────────────────
+        limit_s = self.config.reward_timeout * len(self.config.reward_functions)
+        workers, paces = self.leader.workers, self.leader.paces
+        return SharedSampling(self, workers, paces, problems, order, self.notes, limit_s, *clock)
 
     def learn(self, groups: list[Group], config: Config, poll: Callable[[], None]) -> dict[str, float]:
         leader, forward = self.leader, self.learner.forward
         self.kept = StepSnapshot.of(self, config)
         forward.speeds = leader.shares.speeds(leader.paces.speeds())
-        self._send_groups("learn", groups, {"speeds": forward.speeds})
-
+        self._send_groups("learn", groups)
         paused_s = 0.0
 
         def timed_poll() -> None:
@@ -358,7 +330,7 @@ class LeaderParts(RunContext):
 
         def learn() -> dict[str, float]:
             keep_together(self, config, leader.ranks)
-            return super(LeaderParts, self).learn(groups, config, timed_poll)
+            return super(LeaderContext, self).learn(groups, config, timed_poll)
 
         with leader.detect_hangs(leader.learning):
             metrics, own = timed_learning(self, leader.ranks, learn)
@@ -370,23 +342,22 @@ class LeaderParts(RunContext):
 
     def take_back(self) -> None:
         if self.kept is not None:
-            self.kept.put_back(self)
+            self.kept.restore(self)
             self.kept = None
 
     def held_out_metrics(self, groups: list[Group], config: Config, poll: Callable[[], None]) -> dict[str, float]:
-        self._send_groups("measure", groups, {"speeds": self.learner.forward.speeds})
+        self._send_groups("measure", groups)
         began = time.perf_counter()
         with self.leader.detect_hangs(self.leader.measuring):
-            metrics = super(LeaderParts, self).held_out_metrics(groups, config, poll)
+            metrics = super(LeaderContext, self).held_out_metrics(groups, config, poll)
         self.leader.measuring.observe(time.perf_counter() - began)
         return metrics
 
     def test_metrics(self, step: int, config: Config, poll: Callable[[float], None]) -> dict[str, float]:
         self.begin()  # the weights may be those of the best checkpoint now
-        return super(LeaderParts, self).test_metrics(step, config, poll)
+        return super(LeaderContext, self).test_metrics(step, config, poll)
 
-    def _send_groups(self, kind: str, groups: list[Group], about: dict[str, Any]) -> None:
-        """What learning needs of every group; no text."""
-        body, arrays = group_wire.packed_completions(groups)
-        lengths, arrays["prompts"] = group_wire.packed_prompts(groups)
-        self.leader.workers.send_to_all(kind, body | about | {"prompt_lengths": lengths}, arrays)
+    def _send_groups(self, kind: str, groups: list[Group]) -> None:
+        """To learn from, without texts."""
+        body, arrays = pack_groups(groups)
+        self.leader.workers.send_to_all(kind, body | {"speeds": self.learner.forward.speeds}, arrays)

@@ -17,7 +17,7 @@ from typing import Any
 
 import psutil
 
-from backend.trainer import stop_signals
+from backend.trainer import control
 
 ORDERS_VARIABLE = "GRPO_STUDIO_LAUNCH"
 """Environment variable of rank 0 with the folder of its orders."""
@@ -170,8 +170,8 @@ def leave_stops_to_leader(patience_s: float = STOP_PATIENCE_S) -> None:
     os.set_blocking(wake, False)
     # The main thread may be in a sum of MLX that never returns, where no Python handler runs: the C part writes to this pipe at once.
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-    stop_signals.handle(lambda number, frame: None)
-    for number in stop_signals.STOP_SIGNALS:
+    control.on_stop_signals(lambda number, frame: None)
+    for number in control.STOP_SIGNALS:
         signal.siginterrupt(number, False)  # MLX's sockets take an interrupted call for a lost rank
 
     def end_late() -> None:

@@ -93,7 +93,9 @@ def listen(addresses: Sequence[str]) -> list[socket.socket]:
     return sockets
 
 
-def accept(listeners: Sequence[socket.socket], secret: bytes, ranks: set[int], deadline: float) -> dict[int, socket.socket]:
+def accept(
+    listeners: Sequence[socket.socket], secret: bytes, ranks: set[int], deadline: float
+) -> dict[int, socket.socket]:
     """The proven connection of each of `ranks`; those that did not come by `deadline` (monotonic) are missing. Closes the listeners.
 
     Each connection is proven in a thread of its own, so a silent stranger holds up nobody.
@@ -211,7 +213,10 @@ def connect(addresses: Sequence[tuple[str, int]], secret: bytes, rank: int, dead
             try:
                 introduce(connection, secret, rank)
                 return connection
-            except (OSError, HandshakeError) as error:  # another program's port, or an address that several machines have
+            except (
+                OSError,
+                HandshakeError,
+            ) as error:  # another program's port, or an address that several machines have
                 connection.close()
                 why = error
         if time.monotonic() > deadline:
@@ -278,7 +283,9 @@ def decode(read: Callable[[int], bytearray]) -> Message:
     try:
         header = from_json(raw.decode(errors="surrogatepass"))
         layout = [(str(name), np.dtype(dtype), tuple(map(int, shape))) for name, dtype, shape in header["arrays"]]
-        if not {dtype.name for _, dtype, _ in layout} <= DTYPES or any(min(shape, default=0) < 0 for *_, shape in layout):
+        if not {dtype.name for _, dtype, _ in layout} <= DTYPES or any(
+            min(shape, default=0) < 0 for *_, shape in layout
+        ):
             raise ValueError("an array that cannot be")
         sizes = [dtype.itemsize * math.prod(shape) for _, dtype, shape in layout]
         if sum(sizes) != array_bytes:

@@ -1,6 +1,6 @@
 """The small file of what a person has allowed on this machine: code that may run, and hosts files whose machines may be contacted.
 
-`backend.rewards.catalogue.allowed_code` and `backend.distributed.allowed_hosts` say what its entries mean.
+`backend.rewards.catalogue.allowed_code` and `backend.distributed.hosts_file` say what its entries mean.
 """
 
 from __future__ import annotations

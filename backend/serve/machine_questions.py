@@ -1,4 +1,4 @@
-"""Handler of the check of several machines, by means of `backend.distributed.check.machine_check`."""
+"""Handler of the check of several machines, by means of `backend.distributed.machine_check`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def check_machines(request: dict[str, Any], call: QuestionCall) -> dict[str, Any
 
     Reports {rank, stage, share}. A cancelled check leaves no process on any machine, and of a copy what has arrived.
     """
-    from backend.distributed.check.machine_check import CheckProgress, Wanted, check_machines
+    from backend.distributed.machine_check import CheckProgress, Wanted, check_machines
 
     name = str(request["name"])
     hosts = parse_hosts(request["hosts"], name)

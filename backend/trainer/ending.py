@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from backend.distributed.faults import LostRank, WorkerFault
+from backend.distributed.ranks import LostRankError, WorkerError
 from backend.runs.events import EventLog
 from backend.trainer.control import Stopped
 from backend.trainer.machine import GpuError, gpu_error
@@ -57,9 +57,9 @@ def ending_of(work: Callable[[], Ending], last_step: Callable[[], int]) -> Endin
     except Stopped as stop:
         step = last_step()
         return Ending("stopped", step, f"Stopped at step {step} because {stop}; everything is saved.", 3)
-    except LostRank as lost:
+    except LostRankError as lost:
         return Ending("failed", last_step(), str(lost), 2, lost_rank=lost.rank)
-    except WorkerFault as fault:  # as if it had gone wrong here, but with the machine's name
+    except WorkerError as fault:  # as if it had gone wrong here, but with the machine's name
         gpu = gpu_error(RuntimeError(fault.gpu_text)) if fault.gpu_text else None
         return Ending(
             "failed",

@@ -16,8 +16,8 @@ from backend.config.model_and_data_names import check_reference, check_weights, 
 from backend.config.updates import require_no_program
 from backend.data.problems import PromptFormat, check_prompts
 from backend.data.rows import SPLITS, Splits, check_columns
-from backend.distributed.check.machine_check import plan_machines
 from backend.distributed.hosts_file import read_hosts
+from backend.distributed.machine_check import plan_machines
 from backend.engine import device
 from backend.engine.shared_weights import copy_sharing_arrays
 from backend.export.final_export import exports

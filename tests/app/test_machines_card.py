@@ -17,8 +17,7 @@ from app.pages.train.machines import ADDRESS, COLUMNS, FIELDS, NAME, MachinesPar
 from app.state.consent import Consent
 from app.state.draft import Draft
 from app.state.machines import ALONE, Machines
-from backend.distributed.allowed_hosts import HostsToAllow
-from backend.distributed.hosts_file import Host, read_hosts
+from backend.distributed.hosts_file import Host, HostsToAllow, read_hosts
 from backend.distributed.machine_report import CheckedMachine, LinkSpeed, MachineFacts, MachineFinding, MachineReport
 from backend.utils.errors import ConfigProblem, UserError
 
@@ -273,6 +272,7 @@ class MachinesHolder:
 
 def test_the_question_of_the_helper_process_checks_and_reports(monkeypatch: pytest.MonkeyPatch):
     from backend.distributed.check import machine_check
+
     from backend.serve.machine_questions import check_machines
     from backend.serve.question_call import Cancelled, QuestionCall
 

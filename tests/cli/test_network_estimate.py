@@ -18,7 +18,7 @@ REPORT = MachineReport("ring", link=LinkSpeed(latency_s=0.002, bytes_per_second=
 
 
 def estimate(monkeypatch: pytest.MonkeyPatch, folder: Path, report: MachineReport, hosts: int = 2, *more: str) -> Any:
-    monkeypatch.setattr("backend.distributed.check.machine_check.check_machines", lambda *about: report)
+    monkeypatch.setattr("backend.distributed.machine_check.check_machines", lambda *about: report)
     file = folder / "hosts.json"
     file.write_text(json.dumps([{"ssh": "127.0.0.1", "ips": ["127.0.0.1"]}] * hosts))
     return CliRunner().invoke(VERBS, ["estimate", str(demo_config()), "--hosts", str(file), *more])

@@ -10,18 +10,23 @@ from typing import Any
 import pytest
 from mlx._distributed_utils.common import Hostfile
 
-from backend.distributed import hosts_file
-from backend.distributed.backend_choice import choose_backend
+from backend.distributed import commands, hosts_file
+from backend.distributed.commands import (
+    LIBRARY_VARIABLE,
+    launch_command,
+    mpi_variables,
+    mpirun,
+    program_environment,
+    rank_program,
+    shell_words,
+)
 from backend.distributed.hosts_file import (
     Host,
     HostsFile,
-    fault_of_first,
-    launch_command,
+    choose_backend,
+    first_host_problem,
     parse_hosts,
-    rank_environment,
-    rank_program,
     read_hosts,
-    shell_words,
     write_hosts,
 )
 from backend.utils.errors import UserError
@@ -136,10 +141,10 @@ def test_a_file_that_cannot_be_read_is_a_mistake_that_names_it(tmp_path: Path):
 
 def test_the_first_host_must_be_this_machine():
     there = parse_hosts([{"ssh": "mac-a", "ips": ["192.0.2.7"]}, {"ssh": "mac-b"}], "f")
-    fault = fault_of_first(there, "f")
+    fault = first_host_problem(there, "f")
     assert fault is not None and "192.0.2.7 is not an address of it" in fault.sentence
     for first in ({"ssh": "mac-a"}, {"ssh": "mac-a", "ips": ["127.0.0.1"]}, {"ssh": "127.0.0.1", "ips": ["192.0.2.7"]}):
-        assert fault_of_first(parse_hosts([first, {"ssh": "mac-b"}], "f"), "f") is None
+        assert first_host_problem(parse_hosts([first, {"ssh": "mac-b"}], "f"), "f") is None
 
 
 def test_ranks_of_this_machine_need_no_ssh():
@@ -190,12 +195,12 @@ def test_what_a_backend_lacks_is_a_mistake(hosts: HostsFile, wanted: str, says: 
 
 def test_a_rank_s_program_is_that_of_its_machine():
     here, root = [sys.executable, "-P", "-m", "backend", "rank"], str(project_root())
-    assert (rank_program(Host("b"), "rank"), rank_environment(Host("b"))) == (here, {"PYTHONPATH": root})
+    assert (rank_program(Host("b"), "rank"), program_environment(Host("b"))) == (here, {"PYTHONPATH": root})
     tool = Host("b", program="~/.local/bin/grpo-studio-backend")
-    assert (rank_program(tool, "rank"), rank_environment(tool)) == ([tool.program, "rank"], {})
+    assert (rank_program(tool, "rank"), program_environment(tool)) == ([tool.program, "rank"], {})
     checkout = Host("b", program="/opt/py", folder="/opt/grpo")
     assert rank_program(checkout, "rank") == ["/opt/py", "-P", "-m", "backend", "rank"]
-    assert rank_environment(checkout) == {"PYTHONPATH": "/opt/grpo"}
+    assert program_environment(checkout) == {"PYTHONPATH": "/opt/grpo"}
     assert shell_words(["~/my bin/x", "--run", "~"]) == """"$HOME"/'my bin/x' --run '~'"""
 
 
@@ -208,3 +213,28 @@ def test_the_command_to_copy_starts_every_rank():
     mpi = launch_command(hosts, Path("h.json"), "mpi", Path("/runs/one"))
     assert mpi[:5] == ["mpirun", "-np", "3", "--host", "127.0.0.1:2,anna@mac-b.local:1"]
     assert "MLX_A=b" in mpi and mpi[-2:] == ["--run", "/runs/one"]
+
+
+@pytest.fixture
+def homebrew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for file in ("bin/mpirun", "lib/libmpi.40.dylib", "lib/libmpi.dylib", "lib/libmpi_mpifh.dylib"):
+        path = tmp_path / "homebrew" / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv(LIBRARY_VARIABLE, raising=False)
+    monkeypatch.setattr(commands, "_USUAL_FOLDERS", (str(tmp_path / "homebrew" / "bin"),))
+    return tmp_path / "homebrew"
+
+
+def test_it_is_found_off_the_path(homebrew: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert mpirun() == str(homebrew / "bin" / "mpirun")
+    monkeypatch.setattr(commands, "_USUAL_FOLDERS", ())
+    assert mpirun() is None
+
+
+def test_a_mac_is_told_the_path_of_the_library(homebrew: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert mpi_variables() == {LIBRARY_VARIABLE: str(homebrew / "lib" / "libmpi.dylib")}
+    monkeypatch.setenv(LIBRARY_VARIABLE, "/my/libmpi.dylib")
+    assert mpi_variables() == {LIBRARY_VARIABLE: "/my/libmpi.dylib"}

@@ -12,11 +12,10 @@ import pytest
 
 from backend.cli.training import PreparedRun, hosts_setting, machine_settings
 from backend.config.config import load, parse
-from backend.distributed.check.machine_check import plan_machines, require_one_machine
-from backend.distributed.faults import LostRank, WorkerFault
-from backend.distributed.kept_state import StepSnapshot
-from backend.distributed.launching.late_ending import write_late_ending
-from backend.distributed.rank_info import RankInfo
+from backend.distributed.launcher import write_late_ending
+from backend.distributed.machine_check import plan_machines, require_one_machine
+from backend.distributed.ranks import LostRankError, RankInfo, WorkerError
+from backend.distributed.weights import StepSnapshot
 from backend.runs.checkpoints import checkpoint
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
@@ -30,7 +29,7 @@ from backend.utils.errors import UserError
 from tests.support import small_run
 
 MAC = RankInfo(1, "mac-b", log="ranks/rank-1.log in the run folder")
-LOST = LostRank.of(MAC, "hung up: its process has ended")
+LOST = LostRankError(MAC, "hung up: its process has ended")
 
 
 class LosingParts:
@@ -46,7 +45,7 @@ class LosingParts:
 
         class Parts(RunContext):
             def take_back(self) -> None:
-                own.kept[-1].put_back(self)
+                own.kept[-1].restore(self)
 
             def learn(self, groups: Any, config: Any, poll: Callable[[], None]) -> dict[str, float]:
                 own.kept.append(StepSnapshot.of(self, config))
@@ -119,7 +118,7 @@ def test_a_run_that_goes_on_without_a_machine_has_no_ending_and_is_saved(raw: di
 def test_a_gpu_error_of_another_machine_is_retried_with_half_the_step(raw: dict[str, Any], tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "run")
     text = "[METAL] Command buffer execution failed: Insufficient Memory"
-    fault = WorkerFault(MAC, "There was not enough memory.", gpu_text=text)
+    fault = WorkerError(MAC, "There was not enough memory.", gpu_text=text)
     assert trained(raw, run, LosingParts(2, failure=fault)).kind == RESTART
     (note,) = [
         event
@@ -131,7 +130,7 @@ def test_a_gpu_error_of_another_machine_is_retried_with_half_the_step(raw: dict[
 
 
 def test_a_bug_on_another_machine_is_told_with_its_traceback() -> None:
-    fault = WorkerFault(MAC, "KeyError: 'x'", exit_code=1, traceback="Traceback …")
+    fault = WorkerError(MAC, "KeyError: 'x'", exit_code=1, traceback="Traceback …")
 
     def work() -> Ending:
         raise fault

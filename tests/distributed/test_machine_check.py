@@ -1,12 +1,13 @@
-"""The check of several machines: what each says, how ssh's and a program's failures are told, a model's copy, and nothing left running."""
+"""The check of several machines: what each says and what that means, how ssh's and a program's failures are told, a model's copy, and nothing left running."""
 
 from __future__ import annotations
 
 import io
 import json
 import shutil
+import tarfile
 import time
-from hashlib import sha256
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,18 @@ import pytest
 from typer.testing import CliRunner
 
 from backend.__main__ import app
-from backend.distributed.check import machine_check, machine_probes, model_copy
-from backend.distributed.check.machine_check import CheckProgress, Wanted, check_machines, require_machines
-from backend.distributed.check.model_files import digest_of
+from backend.distributed import machine_check, machine_probe
 from backend.distributed.hosts_file import HostsFile, parse_hosts
-from backend.distributed.machine_report import MachineReport
+from backend.distributed.machine_check import CheckProgress, Wanted, check_machines, require_machines
+from backend.distributed.machine_probe import digest_of
+from backend.distributed.machine_report import (
+    COPY_LIMIT,
+    CheckedMachine,
+    LinkSpeed,
+    MachineFacts,
+    MachineReport,
+    findings_of,
+)
 from backend.utils.errors import UserError
 from backend.utils.places import demo_folder
 from tests.support.fake_hosts import FakeHosts
@@ -52,8 +60,7 @@ def test_two_machines_are_compared_a_model_is_copied_and_their_sums_are_measured
     assert (here.mlx, here.code, here.memory) == (there.mlx, there.code, there.memory)
     assert report.backend == "ring" and report.link is not None
     assert 0 < report.link.latency_s < 1 and report.link.bytes_per_second > 1e6
-    assert {(of, to) for of, to, _ in report.link.neighbours} == {(0, 1), (1, 0)}
-    assert "Over ring, a sum of one number takes" in report.link_sentence()
+    assert report.link.ranks == 2 and "A sum of one number takes" in report.link_sentence()
     copied = home / "huggingface" / "hub" / "models--demo--adder"
     assert (copied / "refs" / "main").read_text() == "abc123"
     for path in revision.iterdir():
@@ -100,7 +107,7 @@ def test_every_machine_that_fails_is_named_and_one_machine_is_asked_once(hosts: 
 def test_a_machine_that_never_answers_costs_no_more_than_the_limit(hosts: FakeHosts, monkeypatch: pytest.MonkeyPatch):
     hosts.add("mac-b", hang="")
     monkeypatch.setattr(machine_check, "FACTS_S", 0.3)
-    monkeypatch.setattr(machine_probes, "GRACE_S", 0.1)
+    monkeypatch.setattr(machine_check, "GRACE_S", 0.1)
     began = time.monotonic()
     with pytest.raises(UserError, match="mac-b has not answered for 0 s"):
         require_machines(_file({"ssh": "mac-b"}), "hosts.json", Wanted())
@@ -111,7 +118,7 @@ def test_a_machine_that_never_answers_costs_no_more_than_the_limit(hosts: FakeHo
 def test_a_check_that_is_given_up_ends_at_once_and_leaves_nothing(hosts: FakeHosts, monkeypatch: pytest.MonkeyPatch):
     hosts.add("mac-b", hang="")
     hosts.add("mac-c", hang="")
-    monkeypatch.setattr(machine_probes, "GRACE_S", 0.1)
+    monkeypatch.setattr(machine_check, "GRACE_S", 0.1)
 
     class GivenUp(Exception):
         pass
@@ -134,9 +141,14 @@ def test_a_check_that_is_given_up_ends_at_once_and_leaves_nothing(hosts: FakeHos
 
 
 def _stream(model: str, files: dict[str, bytes], revision: str = "", cut: int = 0) -> io.BytesIO:
-    header = {"model": model, "revision": revision, "files": [[name, len(content)] for name, content in files.items()]}
-    content = b"".join(files.values())
-    whole = json.dumps(header).encode() + b"\n" + content + sha256(content).digest()
+    header = {"model": model, "revision": revision, "names": [*files], "bytes": sum(map(len, files.values()))}
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w|") as archive:
+        for name, content in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    whole = json.dumps(header).encode() + b"\n" + out.getvalue().rstrip(b"\0")
     return io.BytesIO(whole[: len(whole) - cut])
 
 
@@ -144,7 +156,7 @@ MODEL = {"model.safetensors": b"w" * 5000, "tokenizer.json": b"{}", "config.json
 
 
 def test_a_folder_arrives_under_its_path(tmp_path: Path):
-    model_copy.receive(_stream(str(tmp_path / "m"), MODEL))
+    machine_probe.receive(_stream(str(tmp_path / "m"), MODEL))
     assert {path.name: path.read_bytes() for path in (tmp_path / "m").iterdir()} == MODEL
     assert digest_of(str(tmp_path / "m"))
 
@@ -153,16 +165,16 @@ def test_a_folder_arrives_under_its_path(tmp_path: Path):
 def test_a_copy_that_was_cut_off_or_damaged_leaves_nothing_that_looks_like_a_model(tmp_path: Path, cut: int):
     folder = str(tmp_path / "m")
     with pytest.raises(UserError):
-        model_copy.receive(_stream(folder, MODEL, cut=cut))
+        machine_probe.receive(_stream(folder, MODEL, cut=cut))
     assert not digest_of(folder) and not (tmp_path / "m" / "config.json").exists()
-    model_copy.receive(_stream(folder, MODEL))  # and the next attempt takes its place
+    machine_probe.receive(_stream(folder, MODEL))  # and the next attempt takes its place
     assert digest_of(folder)
 
 
 @pytest.mark.parametrize("name", ["../evil", "/evil", "a/../../evil", "", "a//b"])
 def test_no_file_leaves_the_folder(tmp_path: Path, name: str):
     with pytest.raises(UserError, match="cannot be a file of a model"):
-        model_copy.receive(_stream(str(tmp_path / "in" / "m"), {name: b"x", **MODEL}))
+        machine_probe.receive(_stream(str(tmp_path / "in" / "m"), {name: b"x", **MODEL}))
     assert not list(tmp_path.rglob("*evil*"))
 
 
@@ -171,26 +183,117 @@ def test_a_folder_of_the_users_is_never_overwritten(tmp_path: Path):
     folder.mkdir()
     (folder / "chapter.txt").write_text("precious")
     with pytest.raises(UserError, match="There is another folder"):
-        model_copy.receive(_stream(str(folder), MODEL))
+        machine_probe.receive(_stream(str(folder), MODEL))
     assert [path.name for path in folder.iterdir()] == ["chapter.txt"]
 
 
 def test_a_model_that_is_not_here_or_too_large_is_not_copied(monkeypatch: pytest.MonkeyPatch, hosts: FakeHosts):
     host = _file({"ssh": "mac-b"}).hosts[1]
     with pytest.raises(UserError, match="is not on this machine"):
-        model_copy.copy_model("no/such", host, "mac-b", lambda share: None, lambda: None)
-    monkeypatch.setattr(model_copy, "COPY_LIMIT", 1000)
+        machine_check.copy_model("no/such", host, "mac-b", lambda share: None, lambda: None)
+    monkeypatch.setattr(machine_check, "COPY_LIMIT", 1000)
     with pytest.raises(UserError, match="larger than the 1,000 bytes"):
-        model_copy.copy_model(str(demo_folder("model")), host, "mac-b", lambda share: None, lambda: None)
+        machine_check.copy_model(str(demo_folder("model")), host, "mac-b", lambda share: None, lambda: None)
 
 
 def test_a_receiver_that_fails_or_stalls_is_told(hosts: FakeHosts, monkeypatch: pytest.MonkeyPatch):
     hosts.add("mac-b", refusal="Permission denied\n")
     hosts.add("mac-c", hang="")
-    monkeypatch.setattr(model_copy, "STALLED_S", 0.5)
+    monkeypatch.setattr(machine_check, "STALLED_S", 0.5)
     _, second, third = _file({"ssh": "mac-b"}, {"ssh": "mac-c"}).hosts
     with pytest.raises(UserError, match="mac-b could not take the model: Permission denied"):
-        model_copy.copy_model(str(demo_folder("model")), second, "mac-b", lambda share: None, lambda: None)
+        machine_check.copy_model(str(demo_folder("model")), second, "mac-b", lambda share: None, lambda: None)
     with pytest.raises(UserError, match="stalled"):
-        model_copy.copy_model(str(demo_folder("model")), third, "mac-c", lambda share: None, lambda: None)
+        machine_check.copy_model(str(demo_folder("model")), third, "mac-c", lambda share: None, lambda: None)
     assert not hosts.processes()
+
+
+MAC = MachineFacts(
+    machine="mac-a.local", system="macOS 26.2", chip="Apple M4 Max", device="gpu", memory=64 << 30, memory_free=50 << 30,
+    memory_usable=45 << 30, disk_free=10**12, python="3.12.4", grpo_studio="0.1.0", code="abc", mlx="0.32.4", mlx_lm="0.32.2",
+    has_mpi=True, rdma_devices=("rdma_en2",), model="d1", model_bytes=10**9,
+)  # fmt: skip
+
+
+def report_of(*others: MachineFacts, **about: Any) -> MachineReport:
+    machines = [CheckedMachine(0, "127.0.0.1", "this machine", is_here=True, facts=MAC)]
+    machines += [
+        CheckedMachine(rank, f"mac-{rank}", f"mac-{rank}", facts=facts) for rank, facts in enumerate(others, 1)
+    ]
+    return MachineReport("ring", machines, **about)
+
+
+def test_equal_machines_on_a_fast_connection_have_no_findings():
+    assert findings_of(report_of(MAC, MAC, link=LinkSpeed(0.0002, 1e9)), "owner/name") == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "level", "says"),
+    [
+        ({"grpo_studio": "0.0.9"}, "refuse", "has GRPO Studio 0.0.9, here is 0.1.0. Install the same version on both."),
+        ({"code": "xyz"}, "warn", "the same version of GRPO Studio, but other source files"),
+        ({"mlx": "0.31.0"}, "warn", "has mlx 0.31.0, here is 0.32.4"),
+        ({"mlx_lm": "0.31.0"}, "warn", "has mlx-lm 0.31.0"),
+        ({"python": "3.11.2"}, "info", "has Python 3.11.2"),
+        ({"python": "3.12.9"}, None, ""),
+        ({"system": "macOS 15.1"}, "info", "runs macOS 15.1, this machine macOS 26.2"),
+        ({"chip": "Apple M1"}, "info", "another chip (Apple M1, here Apple M4 Max)"),
+        ({"device": "cpu"}, "warn", "computes on the CPU, this machine on the GPU"),
+        ({"memory": 48 << 30}, "info", "so mac-1 sets the limit"),
+        ({"memory": 16 << 30}, "warn", "has 17.2 GB of memory, this machine 68.7 GB"),
+        ({"memory": 128 << 30}, "info", "so this machine sets the limit"),
+        ({"model": ""}, "warn", "will download it (1 GB) when the run starts. It can be copied from here (1 GB)."),
+        ({"model": "d2"}, "refuse", "has other files of owner/name than this machine"),
+        ({"model": "", "disk_free": 10**9}, "refuse", "lacks the model and the room for it: 1 GB are free, 3 GB needed"),
+        ({"has_reward_file": False}, "info", "has no reward file, and needs none"),
+    ],
+)  # fmt: skip
+def test_a_difference_is_one_sentence_with_its_level(changes: dict[str, Any], level: str | None, says: str):
+    found = findings_of(report_of(replace(MAC, **changes)), "owner/name", model_is_hub_id=True)
+    assert [(finding.level, finding.rank) for finding in found] == ([(level, 1)] if level else [])
+    assert all(says in finding.sentence and len(finding.sentence) <= 200 for finding in found)
+
+
+def test_what_the_backend_needs_must_be_on_every_machine():
+    bare = replace(MAC, has_mpi=False, rdma_devices=())
+    for backend, says in (("mpi", "has no mpirun"), ("jaccl", "shows no RDMA devices"), ("ring", "")):
+        report = report_of(bare)
+        report.backend = backend
+        assert [says in finding.sentence for finding in findings_of(report)] == [True] * bool(says)
+
+
+def test_a_large_model_is_not_copied_and_a_missing_folder_refused():
+    report = report_of(replace(MAC, model=""))
+    report.machines[0].facts = replace(MAC, model_bytes=COPY_LIMIT + 1)
+    assert report.without_model == []
+    (found,) = findings_of(report, "/models/large")
+    assert (
+        found.level == "refuse"
+        and "has no folder /models/large. With 8 GB it is above the 8 GB that are copied" in found.sentence
+    )
+    assert report_of(replace(MAC, model="")).without_model == [1]
+
+
+def test_a_slow_connection_is_a_warning_with_its_seconds():
+    wifi = findings_of(report_of(MAC, link=LinkSpeed(0.03, 8e6)))
+    assert [finding.level for finding in wifi] == ["warn", "warn"]
+    assert "20 MB, takes 2.53 s to sum" in wifi[0].sentence and "30 ms" in wifi[1].sentence
+
+
+def test_ranks_that_share_a_machine_are_told_once_and_compared_with_nothing():
+    report = report_of()
+    report.machines.append(
+        CheckedMachine(1, "127.0.0.1", "this machine (rank 1)", is_here=True, facts=replace(MAC, memory=1))
+    )
+    (found,) = findings_of(report)
+    assert found.level == "info" and "This machine is listed 2 times" in found.sentence
+
+
+def test_the_gravest_come_first_and_a_report_survives_json():
+    report = report_of(replace(MAC, python="3.9", mlx="0.1", grpo_studio="0"), link=LinkSpeed(0.001, 1e8))
+    report.findings = findings_of(report)
+    assert [finding.level for finding in report.findings] == ["refuse", "warn", "info"]
+    assert MachineReport.from_dict(report.to_dict()) == report
+    assert report.link_sentence() == (
+        "A sum of one number takes 1 ms; large sums run at 100 MB/s; the gradient of a LoRA adapter (20 MB) takes 0.2 s."
+    )

@@ -166,8 +166,6 @@ def test_two_ranks_make_the_run_of_one(tmp_path: Path) -> None:
     ]
     for step in steps:
         assert step["ranks/0/prompts"] + step["ranks/1/prompts"] == 4
-        # Their paces are not known in the first step. Later the time that a thread takes is the other's as well.
-        assert step["step"] > 1 or min(step["ranks/0/prompts"], step["ranks/1/prompts"]) >= 1
         assert 0 <= step["waiting_share"] <= 1 and step["time/gradient_sum"] > 0
         for rank in (0, 1):
             assert step[f"ranks/{rank}/memory"] > 0 and step[f"ranks/{rank}/waiting"] >= 0

@@ -11,13 +11,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from backend.distributed.worker_signals import STOPPED
+from backend.distributed.rank_process import STOPPED
 from backend.utils.command import backend_environment
 from tests.support.rank_runs import RankRuns, processes_of
 
 WORKER = """
 import time
-from backend.distributed.worker_signals import leave_stops_to_leader
+from backend.distributed.rank_process import leave_stops_to_leader
 leave_stops_to_leader(0.5)
 print("ready", flush=True)
 time.sleep(60)

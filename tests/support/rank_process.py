@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from backend.config.config import load
-from backend.distributed import hand_out
+from backend.distributed import scheduling
 from backend.distributed.channel import LeaderChannel, open_channel
 from backend.distributed.collectives import init_collectives
 from backend.distributed.leader import Leader
-from backend.distributed.step_shares import StepShares
+from backend.distributed.scheduling import StepShares
 from backend.distributed.worker import work
 from backend.runs.run_folder import RunFolder
 from backend.sampling.rollout import Sampler
@@ -52,9 +52,9 @@ def slow_down(token_s: float) -> None:
 
 def split_equally() -> None:
     """Everything at once, and as much to each rank."""
-    hand_out.RankPaces.__getitem__ = lambda self, rank: hand_out.Pace(0.0, 1.0)
-    hand_out.RankPaces.speeds = lambda self: [1.0] * len(self._rounds)
-    hand_out.FIRST_SHARE = hand_out.UNKNOWN_SHARE = 1.0
+    scheduling.RankPaces.__getitem__ = lambda self, rank: scheduling.Pace(0.0, 1.0)
+    scheduling.RankPaces.speeds = lambda self: [1.0] * len(self._rounds)
+    scheduling.FIRST_SHARE = scheduling.UNKNOWN_SHARE = 1.0
     StepShares.speeds = lambda self, of_sampling: list(of_sampling)
 
 

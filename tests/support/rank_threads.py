@@ -5,7 +5,6 @@ What is exchanged goes through the same code as between processes, but for the t
 
 from __future__ import annotations
 
-import json
 import queue
 import threading
 import time
@@ -15,10 +14,10 @@ from typing import Any, NoReturn, TypeVar
 import mlx.core as mx
 import numpy as np
 
-from backend.distributed.channel import GOODBYE, ChannelMessage
+from backend.distributed.channel import ChannelMessage
 from backend.distributed.collectives import FlatCollectives
-from backend.distributed.faults import LostRank
-from backend.distributed.rank_info import RankInfo
+from backend.distributed.ranks import LostRankError, RankInfo
+from backend.distributed.wire import GOODBYE, from_json, to_json
 
 T = TypeVar("T")
 LOST_S = 60.0
@@ -121,7 +120,7 @@ class ThreadLink:
     def _put(
         self, rank: int, kind: str, body: Mapping[str, Any] | None, arrays: Mapping[str, np.ndarray] | None
     ) -> None:
-        sent = json.loads(json.dumps(body or {}))
+        sent = from_json(to_json(body or {}))
         copies = {name: array.copy() for name, array in (arrays or {}).items()}
         self._inboxes[rank].put(ChannelMessage(self._ranks.rank, kind, sent, copies))
 
@@ -136,7 +135,7 @@ class ThreadWorkers(ThreadLink):
         return []
 
     def give_up(self, rank: int, why: str) -> NoReturn:
-        raise LostRank(rank, f"thread-{rank}", why)
+        raise LostRankError(self.machines[rank], why)
 
     def send(
         self,

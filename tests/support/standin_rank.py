@@ -14,11 +14,12 @@ import time
 from pathlib import Path
 from typing import Any, NoReturn
 
-from backend.distributed.channel import GOODBYE, LeaderChannel, WorkerChannel, open_channel
-from backend.distributed.faults import LostRank, WorkerFault
-from backend.distributed.launching.late_ending import write_late_ending
-from backend.distributed.launching.launcher_watch import end_with_launcher
-from backend.distributed.orders import RESTART_RANKS, Orders, OrdersFolder, given_orders
+from backend.distributed.channel import LeaderChannel, WorkerChannel, open_channel
+from backend.distributed.collectives import FlatCollectives
+from backend.distributed.launcher import write_late_ending
+from backend.distributed.rank_process import RESTART_RANKS, Orders, OrdersFolder, end_with_launcher, given_orders
+from backend.distributed.ranks import LostRankError, WorkerError
+from backend.distributed.wire import GOODBYE
 from backend.runs.events import EventLog, read_events
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_lock import hold_lock
@@ -27,14 +28,11 @@ from backend.utils.errors import UserError
 STEP_S = 0.05
 
 
-class FileGroup:
+class FileGroup(FlatCollectives):
     """The collectives that a channel asks for, over files; `token` tells one start of the ranks from another."""
 
-    entered = left = pending_bytes = 0
-    failure, bandwidth = "", 0.0
-
     def __init__(self, run: Path, rank: int, size: int, token: str) -> None:
-        self.rank, self.size = rank, size
+        super().__init__(rank, size)
         self._folder = run / f"meeting-{token}"
         self._folder.mkdir(exist_ok=True)
 
@@ -55,6 +53,8 @@ def main() -> NoReturn:
     misbehave(wrong, "before")
     end_with_launcher()
     orders = given_orders()
+    if orders and rank == 0:
+        orders.report(pid=os.getpid())
     if size == 1:
         lead(run, orders, None, wrong)
     try:
@@ -90,22 +90,23 @@ def work(channel: WorkerChannel, wrong: str) -> NoReturn:
     if wrong == "fault":
         channel.fault(UserError("reward_functions", "The reward function broke."))
         os._exit(2)
-    while (message := channel.receive()) is not None:
-        if message.kind == GOODBYE:
-            if wrong == "stay":
-                time.sleep(600)
-            channel.close()
-            os._exit(0)
-    os._exit(1)
+    while channel.receive().kind != GOODBYE:
+        pass
+    if wrong == "stay":
+        time.sleep(600)
+    channel.close()
+    os._exit(0)
 
 
 def lead(run: RunFolder, orders: OrdersFolder | None, channel: LeaderChannel | None, wrong: str) -> NoReturn:
-    given = orders.read() if orders else Orders("by hand")
+    given = orders.orders() if orders else Orders("by hand")
     if orders and channel:
         channel.on_failure = lambda failure: (
-            orders.tell_lost(failure.rank, failure.faults[0].sentence) if isinstance(failure, LostRank) else None
+            orders.report(lost=[failure.rank, failure.faults[0].sentence])
+            if isinstance(failure, LostRankError)
+            else None
         )
-        orders.tell_met(channel.machines)
+        orders.report(met=True)
     hold_lock(run)
     stops: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: stops.append(number))
@@ -121,7 +122,7 @@ def lead(run: RunFolder, orders: OrdersFolder | None, channel: LeaderChannel | N
     if channel:
         channel.close()
     if orders:
-        orders.tell_end(code)
+        orders.report(exit_code=code)
     print("rank 0 has ended", flush=True)
     if wrong == "hang at the end":
         time.sleep(600)
@@ -144,10 +145,10 @@ def _steps(event_log: EventLog, given: Orders, channel: LeaderChannel | None, st
             if wrong == "restart once" and not any(event["kind"] == "note" for event in read_events(event_log.path)):
                 event_log.write("note", level="warning", sentence="A GPU error.")
                 return RESTART_RANKS
-    except (LostRank, WorkerFault) as failure:
+    except (LostRankError, WorkerError) as failure:
         if wrong == "hang when lost":
             time.sleep(600)
-        if isinstance(failure, LostRank) and given.goes_on:
+        if isinstance(failure, LostRankError) and given.goes_on:
             return RESTART_RANKS
         event_log.write("failed", step=step, reason="failed", sentence=str(failure))
         return 2

@@ -12,8 +12,8 @@ import pytest
 
 from backend.config.config import parse
 from backend.config.other_programs.into_trl import LeftOut
-from backend.distributed.check.model_copy import copy_model
 from backend.distributed.hosts_file import Host
+from backend.distributed.machine_check import copy_model
 from backend.export.model_files import kept_files
 from backend.export.trl.folder import Requirements, export_trl, readme
 from backend.models.peft.settings import _matching

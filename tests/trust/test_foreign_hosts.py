@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from backend.__main__ import app
-from backend.distributed.allowed_hosts import AllowedHosts, allow_hosts, require_hosts
+from backend.distributed.hosts_file import AllowedHosts, allow_hosts, require_hosts
 from backend.runs.run_folder import RunFolder
 from backend.utils.errors import UserError
 from tests.support import small_run

@@ -22,7 +22,7 @@ from app.message_boxes import QuestionBox
 from app.widgets.basic.labels import label, plain_tip
 from backend.cli.training import logging_to
 from backend.config.checks import cross_setting_faults
-from backend.distributed.handshake import Listeners, connect
+from backend.distributed import wire
 from backend.export.destinations import safe_name
 from backend.runs import disk_use
 from backend.runs.run_lock import hold_lock
@@ -224,7 +224,7 @@ def test_the_warm_process_listens_on_nothing(tmp_path: Path) -> None:
         process.communicate()
 
 
-OPENS_PORTS = ROOT / "backend" / "distributed" / "handshake.py"
+OPENS_PORTS = ROOT / "backend" / "distributed" / "wire.py"
 """Where rank 0 of a run on several machines listens."""
 
 
@@ -241,18 +241,18 @@ def test_one_module_opens_ports() -> None:
 
 def test_rank_0_listens_at_its_addresses_until_the_others_have_come() -> None:
     """Not at every address of the machine, and not a moment longer."""
-    listeners = Listeners.at(["127.0.0.1"])
-    (address,) = listeners.addresses
-    assert address.host == "127.0.0.1" and address.port > 0
+    listeners = wire.listen(["127.0.0.1"])
+    address = listeners[0].getsockname()
+    assert address[0] == "127.0.0.1" and address[1] > 0
     secret, came = secrets.token_bytes(32), time.monotonic() + 10
-    worker = threading.Thread(target=lambda: connect([address], secret, 1, came).close())
+    worker = threading.Thread(target=lambda: wire.connect([address], secret, 1, came).close())
     worker.start()
-    proven = listeners.accept(secret, {1}, came)
+    proven = wire.accept(listeners, secret, {1}, came)
     worker.join()
     assert list(proven) == [1]
     proven[1].close()
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection((address.host, address.port), timeout=5)
+        socket.create_connection(address, timeout=5)
 
 
 def test_updates_are_looked_for_only_where_that_was_chosen() -> None:

@@ -227,7 +227,7 @@ class MemoryModel:
 
     def kept(self) -> int:
         """Bytes of what a run on several machines keeps of a step's beginning, to take the step back where one is lost between updates
-        (`backend.distributed.kept_state`): trained arrays, optimizer state, and a reference that follows. Rank 0 keeps it; it is counted for all."""
+        (`backend.distributed.weights`): trained arrays, optimizer state, and a reference that follows. Rank 0 keeps it; it is counted for all."""
         if not self.config.hosts:
             return 0
         return (

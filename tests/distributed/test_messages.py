@@ -13,15 +13,14 @@ import numpy as np
 import pytest
 
 from backend.config.config import parse
-from backend.distributed import group_wire, reward_code
-from backend.distributed.frames import decode, encode
+from backend.distributed import messages, wire
 from backend.types import Completion, Group, Problem
 from backend.utils.errors import UserError
 
 
-def sent(body: Any, arrays: group_wire.Arrays | None = None) -> tuple[Any, group_wire.Arrays]:
+def sent(body: Any, arrays: dict[str, np.ndarray] | None = None) -> tuple[Any, dict[str, np.ndarray]]:
     """Through the frames of the control channel."""
-    whole = b"".join(bytes(part) for part in encode("a test", {"it": body}, arrays or {}))
+    whole = b"".join(bytes(part) for part in wire.encode("a test", {"it": body}, arrays or {}))
     place = 0
 
     def read(count: int) -> bytearray:
@@ -29,26 +28,26 @@ def sent(body: Any, arrays: group_wire.Arrays | None = None) -> tuple[Any, group
         place += count
         return bytearray(whole[place - count : place])
 
-    _, received, of_frame = decode(read)
+    _, received, of_frame = wire.decode(read)
     return received["it"], of_frame
 
 
 ROW = {
     "text": "é\udce9\0", "none": None, "big": 2**80, "nan": 0.1, "list": [1, [True, {"a": b"\0\xff"}]], "when": datetime(2026, 1, 2, tzinfo=UTC),
-    "day": date(2026, 1, 2), "price": Decimal("1.10"), "pair": (1, (2,)), "messages": [{"role": "user", "content": "x"}],
+    "day": date(2026, 1, 2), "price": Decimal("1.10"), "messages": [{"role": "user", "content": "x"}],
 }  # fmt: skip
 
 
-def test_a_problem_keeps_every_column_with_its_type() -> None:
+def test_problem_keeps_every_column_with_its_type() -> None:
     problem = Problem(7, "What?", [{"role": "user", "content": "What?"}], [5, 6], "42", "sum", ROW)
-    (received,) = group_wire.unpacked_problems(sent(group_wire.packed_problems([problem]))[0])
+    received = Problem(**sent(messages.pack_problems([problem]))[0][0])
     assert received == problem
     assert [type(x) for x in received.row.values()] == [type(x) for x in ROW.values()]
 
 
-def test_a_column_that_cannot_travel_is_named() -> None:
+def test_column_that_cannot_travel_is_named() -> None:
     with pytest.raises(UserError, match="column picture holds a set"):
-        group_wire.packed_problems([Problem(0, "", [], [], "", row={"picture": [{1}]})])
+        messages.pack_problems([Problem(0, "", [], [], "", row={"picture": [{1}]})])
 
 
 def groups() -> list[Group]:
@@ -65,17 +64,16 @@ def groups() -> list[Group]:
 
 
 def test_scored_groups_arrive_as_they_were() -> None:
-    body, arrays = sent(*group_wire.packed_scored(groups()))
-    received = group_wire.unpacked_scored(body, arrays, [group.problem for group in groups()])
+    received = messages.unpack_groups(
+        *sent(*messages.pack_groups(groups(), is_scored=True)), [group.problem for group in groups()]
+    )
     assert repr([asdict(group) for group in received]) == repr([asdict(group) for group in groups()])
 
 
 def test_learning_needs_no_text() -> None:
-    body, arrays = group_wire.packed_completions(groups())
+    body, arrays = messages.pack_groups(groups())
     assert "abc" not in json.dumps(body)
-    lengths, tokens = group_wire.packed_prompts(groups())
-    problems = group_wire.unpacked_prompts(lengths, tokens)
-    received = group_wire.unpacked_completions(*sent(body, arrays), problems)
+    received = messages.unpack_groups(*sent(body, arrays))
     assert [group.problem.tokens for group in received] == [[1, 2], []]
     for group, own in zip(received, groups(), strict=True):
         for one, other in zip(group.completions, own.completions, strict=True):
@@ -87,17 +85,15 @@ def test_reward_files_move_to_the_worker(tmp_path: Path) -> None:
     """Two files of one name from two folders, in the setting of the file, in entries, and in a stage."""
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
-        (tmp_path / folder / "own.py").write_text(
-            f"# {folder}\r\ndef f(completions, **_):\n    return [0.0]\n", newline=""
-        )
+        source = f"# {folder}\r\ndef f(completions, **_):\n    return [0.0]\n"
+        (tmp_path / folder / "own.py").write_text(source, newline="")
     entry, file = f"{tmp_path}/a/own.py::f(name=first)", f"{tmp_path}/b/own.py"
     config = parse({
         "model": "m", "data": "d", "reward_functions": [entry, "r1_int"], "reward_functions_file": file,
         "stages": [{"iters": 1, "reward_functions": [f"{file}::f"]}, {"iters": 1}],
     })  # fmt: skip
-    code = sent(reward_code.code_of(config))[0]
-    files = reward_code.write_code(code, tmp_path / "worker")
-    moved = reward_code.with_code(config, {name: files[path] for name, path in reward_code.named_files(config).items()})
+    files = messages.write_reward_code(sent(messages.reward_code(config))[0], tmp_path / "worker")
+    moved = messages.with_reward_files(config, files)
     first, second = moved.reward_functions[0].removesuffix("::f(name=first)"), moved.reward_functions_file
     assert Path(first).read_bytes().startswith(b"# a\r\n") and Path(second).read_bytes().startswith(b"# b\r\n")
     assert moved.reward_functions[1] == "r1_int"

@@ -1,1 +1,0 @@
-"""How a run's ranks are started, watched and ended, on this machine and on others."""

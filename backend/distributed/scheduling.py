@@ -1,0 +1,248 @@
+"""Splits the work of a step among the ranks by their measured speeds, and measures how long each waits for the others.
+
+Decoding a round takes a fixed time (every token of the longest completion is a pass over the weights) and a time that grows with its
+completions, so a rank's pace is a line fitted to its last rounds. A free rank gets three quarters of what would let all ranks end
+together, and the rest later, when lengths are known that nobody could foresee; all of it at once where another round would cost more than
+it evens out; and nothing where it would be the last to end (guided self-scheduling, Polychronopoulos and Kuck 1987).
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from backend.distributed.collectives import FlatCollectives
+from backend.distributed.messages import SampledRound
+from backend.trainer.run_context import StepContext
+
+FIRST_SHARE = 0.75
+"""Share of its even part that a rank gets in one round."""
+UNKNOWN_SHARE = 0.5
+"""The same while the pace of some rank is not known yet."""
+ROUNDS = 24
+"""Rounds of a rank that its pace is fitted to."""
+FADING = 0.9
+"""Weight of a round, against the one after it."""
+IDLE_GAIN = 0.9
+"""A rank's seconds are multiplied by this for each step in which it gets nothing, so that a slow one is tried again in time."""
+NEW_SPEED = 0.5
+"""Weight of a step's speed of learning, against the mean of those before."""
+UNSEEN_GAIN = 1.1
+"""The learning speed of a rank that had no rows is multiplied by this: it could not show that it has become faster."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """A round of n completions takes `fixed_s` + `each_s` · n seconds."""
+
+    fixed_s: float
+    each_s: float
+
+    def seconds(self, completions: int) -> float:
+        return self.fixed_s + self.each_s * completions
+
+
+class RankPaces:
+    """The sampling paces of the ranks, over the steps of a run."""
+
+    def __init__(self, size: int) -> None:
+        self._rounds = [deque[tuple[int, float]](maxlen=ROUNDS) for _ in range(size)]
+
+    def observe(self, rank: int, completions: int, seconds: float) -> None:
+        """A round is sampled and scored."""
+        self._rounds[rank].append((completions, max(seconds, 1e-9)))
+
+    def assume_faster(self, rank: int) -> None:
+        """It got nothing to do."""
+        self._rounds[rank] = deque([(n, IDLE_GAIN * s) for n, s in self._rounds[rank]], ROUNDS)
+
+    def is_known(self, rank: int) -> bool:
+        return bool(self._rounds[rank])
+
+    @property
+    def are_known(self) -> bool:
+        return all(self._rounds)
+
+    def usual_s(self, rank: int, completions: int) -> float | None:
+        """Seconds that a round of so many completions takes this rank; None while no rank has done one."""
+        return self[rank].seconds(completions) if any(self._rounds) else None
+
+    def __getitem__(self, rank: int) -> Pace:
+        """Of a rank without a round: the mean of the others."""
+        if self._rounds[rank]:
+            return _fitted(self._rounds[rank])
+        known = [_fitted(rounds) for rounds in self._rounds if rounds] or [Pace(0.0, 1.0)]
+        return Pace(sum(p.fixed_s for p in known) / len(known), sum(p.each_s for p in known) / len(known))
+
+    def speeds(self) -> list[float]:
+        """Completions a second of each rank, the fixed time left out."""
+        return [1 / self[rank].each_s for rank in range(len(self._rounds))]
+
+
+def _fitted(rounds: Sequence[tuple[int, float]]) -> Pace:
+    """The line through the rounds by weighted least squares; through the origin where a line would fall, or begin below 0."""
+    weighted = [(FADING**age, n, s) for age, (n, s) in enumerate(reversed(rounds))]
+    total = sum(w for w, _, _ in weighted)
+    mean_n, mean_s = sum(w * n for w, n, _ in weighted) / total, sum(w * s for w, _, s in weighted) / total
+    spread = sum(w * (n - mean_n) ** 2 for w, n, _ in weighted)
+    slope = sum(w * (n - mean_n) * (s - mean_s) for w, n, s in weighted) / spread if spread > 0 else 0.0
+    fixed = mean_s - slope * mean_n
+    return Pace(fixed, slope) if slope > 0 and fixed > 0 else Pace(0.0, mean_s / mean_n)
+
+
+class PromptScheduler:
+    """The prompts of one step, each handed out once. `take` is called for every free rank, and again later for one that got nothing."""
+
+    def __init__(self, prompts: int, completions_each: int, paces: RankPaces, size: int) -> None:
+        self.prompts, self._each, self._paces, self._size = prompts, completions_each, paces, size
+        self._next = 0
+        self._free_at = [0.0] * size
+        """When each rank should be done with its round, in seconds on the caller's clock."""
+
+    @property
+    def left(self) -> int:
+        return self.prompts - self._next
+
+    def take(self, rank: int, now: float) -> range:
+        """The next prompts for a rank that is free now; empty where it should have none."""
+        count = self._count(rank, now)
+        taken = range(self._next, self._next + count)
+        if count:
+            self._next += count
+            self._free_at[rank] = now + self._seconds(rank, count)
+        return taken
+
+    def is_free(self, rank: int, now: float) -> None:
+        """The rank is done with its round, earlier than expected or not."""
+        self._free_at[rank] = now
+
+    def _count(self, rank: int, now: float) -> int:
+        if not self.left:
+            return 0
+        self._free_at[rank] = now
+        free_at = [max(at, now) for at in self._free_at]
+        even = self._even_part(rank, free_at)
+        count = round(even)
+        if not count:  # a single one may be better off here all the same, if nobody would end it earlier
+            ends = [at + self._seconds(other, 1) for other, at in enumerate(free_at)]
+            return int(min(range(self._size), key=lambda other: (ends[other], other)) == rank)
+        share = FIRST_SHARE if self._paces.are_known else UNKNOWN_SHARE
+        later, pace = (1 - share) * even, self._paces[rank]
+        # Another round would last longer by more than it would even out: it pays the fixed time again, and its longest completion.
+        if later < 1 or later * self._each * pace.each_s < pace.fixed_s:
+            return min(count, self.left)
+        return min(max(1, int(share * even)), self.left)
+
+    def _even_part(self, rank: int, free_at: Sequence[float]) -> float:
+        """How many of the prompts that are left this rank would have if all ended together."""
+        paces = [self._paces[other] for other in range(self._size)]
+
+        def done_by(end: float, other: int) -> float:
+            pace = paces[other]
+            return max(0.0, end - free_at[other] - pace.fixed_s) / (pace.each_s * self._each)
+
+        # By bisection: what the ranks get done until a time grows with it.
+        low = min(free_at)
+        high = max(at + self._seconds(other, self.left) for other, at in enumerate(free_at))
+        for _ in range(50):
+            end = (low + high) / 2
+            done = sum(done_by(end, other) for other in range(self._size))
+            low, high = (end, high) if done < self.left else (low, end)
+        return done_by(high, rank)
+
+    def _seconds(self, rank: int, prompts: int) -> float:
+        return self._paces[rank].seconds(self._each * prompts)
+
+
+@dataclass(frozen=True, slots=True)
+class LearningReport:
+    """A rank's part of a step's updates. `tokens` of its own rows; `seconds` in all, of which it waited for others, and summed."""
+
+    tokens: int
+    seconds: float
+    waited_s: float
+    summed_s: float
+    peak_gb: float
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds in which it computed."""
+        return max(self.seconds - self.waited_s - self.summed_s, 1e-9)
+
+
+def timed_learning(
+    parts: StepContext, ranks: FlatCollectives, learn: Callable[[], dict[str, float]]
+) -> tuple[dict[str, float], LearningReport]:
+    """The metrics that `learn` returns, and its report."""
+    forward = parts.learner.forward
+    began, tokens, waited, summed = time.perf_counter(), forward.own_tokens, ranks.waited_s, ranks.summed_s
+    metrics = learn()
+    return metrics, LearningReport(
+        tokens=forward.own_tokens - tokens,
+        seconds=time.perf_counter() - began,
+        waited_s=ranks.waited_s - waited,
+        summed_s=ranks.summed_s - summed,
+        peak_gb=mx.get_peak_memory() / 1e9,
+    )
+
+
+class StepShares:
+    """The work of each rank in a step, and the speeds by which the next rows are split. `metrics` ends a step."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._speeds: list[float] | None = None
+        self._begin()
+
+    def _begin(self) -> None:
+        self._rounds: list[SampledRound] = []
+        self._sampling_s, self._peak_gb = 0.0, 0.0
+        self._learning: dict[int, LearningReport] = {}
+
+    def add_sampling(self, rounds: Sequence[SampledRound], took_s: float, peak_gb: float) -> None:
+        """With dynamic sampling a step has several. `peak_gb`: the leader's."""
+        self._rounds += rounds
+        self._sampling_s += took_s
+        self._peak_gb = max(self._peak_gb, peak_gb)
+
+    def add_learning(self, rank: int, report: LearningReport) -> None:
+        self._learning[rank] = report
+
+    def speeds(self, of_sampling: Sequence[float]) -> list[float]:
+        """By which the rows of the next update are split: tokens a second of learning; before the first, `of_sampling`."""
+        return self._speeds or list(of_sampling)
+
+    def metrics(self) -> dict[str, float]:
+        """The metrics of the step, once all reports are there."""
+        step_s = self._sampling_s + self._learning[0].seconds
+        metrics = {"waiting_share": 0.0, "time/gradient_sum": self._learning[0].summed_s}
+        for rank in range(self._size):
+            rounds, learning = [each for each in self._rounds if each.rank == rank], self._learning[rank]
+            sampling_s = sum(each.sampling_s for each in rounds)
+            idle_s = max(0.0, self._sampling_s - sum(each.seconds for each in rounds))
+            metrics |= {
+                f"ranks/{rank}/prompts": float(sum(len(each.groups) for each in rounds)),
+                f"ranks/{rank}/learn_tokens_per_second": learning.tokens / learning.busy_s,
+                f"ranks/{rank}/waiting": idle_s + learning.waited_s,
+                f"ranks/{rank}/memory": learning.peak_gb if rank else max(learning.peak_gb, self._peak_gb),
+            }
+            metrics["waiting_share"] += (idle_s + learning.waited_s) / self._size / max(step_s, 1e-9)
+            if sampling_s:
+                metrics[f"ranks/{rank}/tokens_per_second"] = sum(each.tokens for each in rounds) / sampling_s
+        self._observe_speeds([self._learning[rank] for rank in range(self._size)])
+        self._begin()
+        return metrics
+
+    def _observe_speeds(self, reports: Sequence[LearningReport]) -> None:
+        if self._speeds is None and not all(report.tokens for report in reports):
+            return  # a rank without rows has shown no speed
+        speeds = [report.tokens / report.busy_s for report in reports]
+        before = self._speeds or speeds
+        self._speeds = [
+            NEW_SPEED * new + (1 - NEW_SPEED) * old if new else UNSEEN_GAIN * old
+            for new, old in zip(speeds, before, strict=True)
+        ]

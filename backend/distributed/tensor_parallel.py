@@ -1,0 +1,390 @@
+"""A run whose model is sharded among its ranks: all of them compute every pass together.
+
+Rank 0 is the ordinary trainer, with prompts, rewards, event log and files. It announces each call of the model to the others, which make the
+same call: the same passes in the same order. A rank that waits inside a pass waits in a sum, and Metal kills the GPU's work after 5 s of
+that (mlx#4475). So all ranks meet on the control channel before a call begins, and wherever the trainer looks up from its work, between two
+chunks of decoding steps or two micro-batches: a pause or a slow disk costs time there.
+
+Arrays that every rank computes alike are rank 0's by right: sampled tokens by `Policy.broadcast_from_rank0`, gradients by one sum, adapters
+by a broadcast when they differ in a bit.
+"""
+
+from __future__ import annotations
+
+import queue
+import re
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import asdict, dataclass, fields
+from typing import Any, TypeVar
+
+import mlx.core as mx
+import numpy as np
+from mlx.utils import tree_unflatten
+
+from backend.config.config import Config
+from backend.distributed.channel import ChannelMessage, LeaderChannel, WorkerChannel
+from backend.distributed.collectives import MlxCollectives, wait_for_reason
+from backend.distributed.weights import StepSnapshot, follow_leader, keep_together
+from backend.distributed.wire import Arrays
+from backend.engine.memory import release_cached_buffers
+from backend.engine.penalties import Penalties
+from backend.models.policy import Base, Policy
+from backend.models.sharded_policy import load_sharded_policy
+from backend.sampling.grammar import Grammar
+from backend.sampling.rollout import Poll, Sampler, decode_costs
+from backend.sampling.row_costs import RowCosts
+from backend.sampling.sampler import Sampling
+from backend.trainer.run_context import LEARNERS, Engine, RunContext, StepLimits
+from backend.training.batch import Batch
+from backend.training.learner import Learner
+from backend.training.not_finite import NotFiniteError
+from backend.types import Group, Problem
+from backend.utils.errors import UserError
+
+T = TypeVar("T")
+
+CALLS = tuple(f"sharded: {call}" for call in ("load", "build", "begin", "change", "sample", "learn", "held out", "end"))
+LOAD, BUILD, BEGIN, CHANGE, SAMPLE, LEARN, HELD_OUT, END = CALLS
+"""Kinds of announcement. LOAD is the first one of a run."""
+HERE, GO, GIVE_UP = "sharded: here", "sharded: go", "sharded: give up"
+"""Messages of a meeting."""
+POLL_S = 0.1
+"""Seconds between two checks of the other ranks."""
+TOLD_WITHIN_S = 20.0
+"""How long a pass whose link failed waits for the channel to say which machine it was."""
+_OF_LINK = re.compile(r"\[(ring|mpi|jaccl|nccl|distributed)\]|peer|communicat", re.IGNORECASE)
+"""mlx's words for a link that has failed."""
+
+
+class CallGivenUpError(Exception):
+    """Rank 0 has given a call up; `then` is what it announced instead, if that came at once."""
+
+    def __init__(self, then: ChannelMessage | None = None) -> None:
+        super().__init__("rank 0 has given the call up")
+        self.then = then
+
+
+@dataclass(slots=True)
+class ModelParts:
+    """Everything of a rank that computes with the model."""
+
+    policy: Policy
+    learner: Learner
+    rollout: Sampler
+
+    def decisions(self) -> dict[str, Any]:
+        """What ranks that compute a model together must have decided alike."""
+        policy, model = self.policy, self.policy.split_model
+        return {
+            "eos_ids": policy.eos_ids,
+            "vocabulary": model.vocab_size,
+            "shares prompts": model.prefix_layers,
+            "has a reference": policy.reference is not None,
+            "decodes together": self.rollout.has_continuous_batching,
+            "fused layers": len(self.rollout.fused.fused_linears),
+            "micro-batch": self.learner.forward.micro_batch_tokens,
+            "adapters": sorted(policy.trainable()),
+            "slow paths": [*model.slow_paths, *self.rollout.slow_paths],
+        }
+
+
+def pack_batch(batch: Batch) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    arrays = {field.name: getattr(batch, field.name) for field in fields(batch)}
+    return {"pad_id": arrays.pop("pad_id")}, {name: np.array(x) for name, x in arrays.items() if x is not None}
+
+
+def unpack_batch(body: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Batch:
+    return Batch(pad_id=int(body["pad_id"]), **{name: mx.array(x) for name, x in arrays.items()})
+
+
+class ComputeThread:
+    """A thread in which rank 0 computes with the model, while its main thread watches the other ranks: the sums of a pass hang for ever
+    when a rank is lost. The main thread then ends the run and saves; the process must end with `os._exit`, since this thread may
+    never return. All of the model's work is this thread's, because mlx ties graphs to threads."""
+
+    def __init__(self, check: Callable[[], None]) -> None:
+        """`check` raises what is known of a lost rank."""
+        self._check = check
+        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name="sharded model", daemon=True)
+        self._thread.start()
+
+    def run(self, call: Callable[[], T]) -> T:
+        """What `call` returns or raises, made in the thread. Raises what `check` raises as soon as it does."""
+        if threading.current_thread() is self._thread:
+            return call()
+        result: Future[T] = Future()
+        self._calls.put((call, result))
+        while True:
+            try:
+                error = result.exception(POLL_S)
+                break
+            except TimeoutError:
+                self._check()
+        if isinstance(error, RuntimeError) and _OF_LINK.search(str(error)):
+            wait_for_reason(self._check, TOLD_WITHIN_S)
+        return result.result()
+
+    def _work(self) -> None:
+        while True:
+            call, result = self._calls.get()
+            try:
+                value = call()
+            except BaseException as error:
+                result.set_exception(error)
+            else:
+                result.set_result(value)
+                del value
+            del call, result  # they hold arrays
+
+
+class LeadingEngine(Engine):
+    """Computes with the other ranks. Its methods announce a call, and make it once all ranks have begun it."""
+
+    def __init__(self, workers: LeaderChannel, ranks: MlxCollectives, backend: str) -> None:
+        """`backend`: over what the ranks add up, for the event log."""
+        self.workers, self.ranks, self.backend = workers, ranks, backend
+        self.thread = ComputeThread(workers.check)
+        self.parts: ModelParts
+
+    def together(self, kind: str, body: Mapping[str, Any], call: Callable[[], T], arrays: Arrays | None = None) -> T:
+        """What `call` returns or raises, made in the thread that computes while the other ranks make the same call."""
+
+        def met() -> T:
+            mx.synchronize()  # nothing of an earlier call may be under way: the ranks' sums have one order
+            self.workers.send_to_all(kind, body, arrays)
+            self.meet()
+            return call()
+
+        return self.thread.run(met)
+
+    def meet(self, own: Callable[[], None] = lambda: None) -> None:
+        """Within a call, do what the trainer does when it looks up, and wait for the others. What `own` raises gives the call up."""
+        try:
+            own()
+        except BaseException:
+            self.workers.send_to_all(GIVE_UP)
+            raise
+        absent = len(self.workers.machines) - 1
+        while absent:
+            message = self.workers.receive()
+            absent -= message is not None and message.kind == HERE
+        self.workers.send_to_all(GO)
+
+    def load(self, config: Config, note: Callable[[str], None], base: Base | None = None) -> Policy:
+        assert base is None, "a sweep's runs share a model that is whole"
+        body = {"config": config.model_dump(mode="json")}
+        add_up = lambda x: self.ranks.sum([x])[0]  # noqa: E731
+        return self.together(LOAD, body, lambda: load_sharded_policy(config, self.ranks.group, note, add_up))
+
+    def build(self, policy: Policy, config: Config, steps: int, limits: StepLimits) -> tuple[Learner, Sampler]:
+        costs = decode_costs(policy.model)
+        of_rollout = limits.rollout | {"stop": config.stop, "merge": True}
+        body = {"steps": steps, "learner": limits.learner, "rollout": of_rollout, "costs": asdict(costs)}
+
+        def build() -> tuple[Learner, Sampler]:
+            learner = LEARNERS[config.train_mode](policy, config, steps, **limits.learner)
+            rollout = LeadingSampler(self, config, policy, config.max_completion_length, **of_rollout, costs=costs)
+            self.parts = ModelParts(policy, learner, rollout)
+            self._check_alike(self.ranks.gather(self.parts.decisions()))
+            mx.eval(learner.optimizer.state)  # in this thread, whose graph it is: checkpoints are another's
+            return learner, rollout
+
+        return self.together(BUILD, body, build)
+
+    def _check_alike(self, decisions: Sequence[dict[str, Any]]) -> None:
+        for machine, other in zip(self.workers.machines, decisions, strict=True):
+            different = [name for name in decisions[0] if other.get(name) != decisions[0][name]]
+            if different:
+                raise UserError(
+                    "hosts",
+                    f"{machine} computes this model in another way than here ({', '.join(different)}): a sharded model "
+                    "needs the same mlx and the same files on all machines.",
+                )
+
+
+class LeadingSampler(Sampler):
+    """Samples with the other ranks, which draw what this one draws."""
+
+    def __init__(self, engine: LeadingEngine, config: Config, policy: Policy, max_tokens: int, **limits: Any) -> None:
+        super().__init__(policy, max_tokens, **limits)
+        self._engine, self._config = engine, config
+
+    def sample(
+        self,
+        problems: Sequence[Problem],
+        group_size: int,
+        sampling: Sampling,
+        seed: int,
+        first_number: int,
+        poll: Poll = lambda token_count: None,
+    ) -> list[Group]:
+        engine = self._engine
+        body = {
+            "prompts": [problem.tokens for problem in problems],
+            "group_size": group_size,
+            "sampling": asdict(sampling),
+            "seed": seed,
+            "first_number": first_number,
+            "max_tokens": self.max_tokens,
+        }
+
+        def sample() -> list[Group]:
+            keep_together(engine.parts, self._config, engine.ranks)
+            return super(LeadingSampler, self).sample(
+                problems, group_size, sampling, seed, first_number, lambda count: engine.meet(lambda: poll(count))
+            )
+
+        return engine.together(SAMPLE, body, sample)
+
+
+@dataclass(slots=True)
+class ShardedContext(RunContext):
+    """The context of a run whose model is sharded among the ranks of `engine`."""
+
+    engine: LeadingEngine
+    config: Config
+    """The settings of the present step."""
+    kept: StepSnapshot | None = None
+    """The state that the present step's updates began with."""
+
+    def begin(self) -> None:
+        """The other ranks take over the adapters and the optimizer's state, from a checkpoint or another adapter."""
+        mx.eval(self.learner.optimizer.state)  # this thread's, from a checkpoint
+        body = {"updates": self.learner.updates, "algorithm": self.learner.algorithm.state()}
+        self.engine.together(BEGIN, body, lambda: follow_leader(self.engine.parts, self.config, self.engine.ranks))
+
+    def of_ranks(self) -> dict[str, Any]:
+        engine = self.engine
+        machines = [machine.to_dict() for machine in engine.workers.machines]
+        about = {"ranks": engine.ranks.size, "machines": machines, "distributed_backend": engine.backend}
+        return about | {"parallelism": "tensor"}
+
+    def change(self, config: Config, keys: Collection[str], step: int) -> None:
+        self.config = config
+        body = {"config": config.model_dump(mode="json"), "keys": sorted(keys), "steps": self.steps_of(config)}
+        self.engine.together(CHANGE, body, lambda: super(ShardedContext, self).change(config, keys, step))
+
+    def learn(self, groups: list[Group], config: Config, poll: Callable[[], None]) -> dict[str, float]:
+        def learn(batch: Batch) -> dict[str, float]:
+            keep_together(self.engine.parts, config, self.engine.ranks)
+            metrics = self.learner.learn(batch, lambda: self.engine.meet(poll))
+            mx.synchronize()
+            release_cached_buffers()
+            return metrics
+
+        self.kept = StepSnapshot.of(self, config)
+        metrics = self._with_batch(LEARN, groups, config, learn)
+        self.kept = None
+        return metrics
+
+    def take_back(self) -> None:
+        """As it was kept, without asking mlx for anything: a pass may be hanging. Good for saving; the model's own layers stay as they are."""
+        if self.kept is not None:
+            self.policy.masters = tree_unflatten([*self.kept.trained.items()])
+            self.learner.restore(self.kept.moments, self.kept.updates, self.kept.algorithm)
+            self.learner.is_whole = True
+            self.kept = None
+
+    def held_out_metrics(self, groups: list[Group], config: Config, poll: Callable[[], None]) -> dict[str, float]:
+        measure = self.learner.held_out_metrics
+        return self._with_batch(HELD_OUT, groups, config, lambda batch: measure(batch, lambda: self.engine.meet(poll)))
+
+    def _with_batch(self, kind: str, groups: list[Group], config: Config, call: Callable[[Batch], T]) -> T:
+        batch = self.engine.thread.run(lambda: self.packed(groups, config))
+        body, arrays = self.engine.thread.run(lambda: pack_batch(batch))
+        return self.engine.together(kind, body, lambda: call(batch), arrays)
+
+    def close(self) -> None:
+        self.engine.workers.send_to_all(END)
+        super(ShardedContext, self).close()
+
+
+def follow(leader: WorkerChannel, ranks: MlxCollectives, first: ChannelMessage) -> ChannelMessage:
+    """A worker's side: make rank 0's calls; `first` is its first announcement. → the first message that is none of them, such as a
+    goodbye. Raises what goes wrong on this machine alone."""
+    follower: _Follower | None = None
+    message = first
+    while message.kind in CALLS:
+        then = None
+        if message.kind == END:
+            follower = None  # the memory is given back: rank 0 may export for long
+            release_cached_buffers()
+        else:
+            follower = follower or _Follower(leader, ranks)
+            then = follower.take(message)
+        message = then or leader.receive()
+    return message
+
+
+class _Follower:
+    """Makes the calls that rank 0 announces, and keeps nothing of its own."""
+
+    def __init__(self, leader: WorkerChannel, ranks: MlxCollectives) -> None:
+        self.leader, self.ranks = leader, ranks
+        self.config: Config
+        self.policy: Policy
+        self.parts: ModelParts
+
+    def take(self, message: ChannelMessage) -> ChannelMessage | None:
+        """Make one call. → what rank 0 announced instead of ending it, where it gave the call up."""
+        mx.synchronize()
+        try:
+            self._meet()
+            self._call(message.kind, message.body, message.arrays)
+        except CallGivenUpError as error:
+            return error.then
+        except NotFiniteError:  # rank 0 has found the same, and ends the run
+            pass
+        return None
+
+    def _meet(self) -> None:
+        """Tell rank 0 that this rank has come so far, and wait until it lets all go on."""
+        self.leader.send(HERE)
+        message = self.leader.receive()
+        if message.kind == GIVE_UP:
+            raise CallGivenUpError
+        if message.kind != GO:  # rank 0's call has failed between two meetings
+            raise CallGivenUpError(message)
+
+    def _call(self, kind: str, body: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
+        if kind == LOAD:
+            self.config = Config.model_validate(body["config"])
+            add_up = lambda x: self.ranks.sum([x])[0]  # noqa: E731
+            self.policy = load_sharded_policy(self.config, self.ranks.group, add_up=add_up)
+        elif kind == BUILD:
+            learner = LEARNERS[self.config.train_mode](self.policy, self.config, body["steps"], **body["learner"])
+            costs = RowCosts(tuple((int(rows), time) for rows, time in body["costs"]["measured"]))
+            rollout = Sampler(self.policy, self.config.max_completion_length, **body["rollout"], costs=costs)
+            self.parts = ModelParts(self.policy, learner, rollout)
+            self.ranks.gather(self.parts.decisions())
+        elif kind == BEGIN:
+            follow_leader(self.parts, self.config, self.ranks)
+            self.parts.learner.restore(None, body["updates"], body["algorithm"])
+        elif kind == CHANGE:
+            self.config = Config.model_validate(body["config"])
+            self.policy.use_reference(self.config)
+            self.parts.learner.change(self.config, body["steps"], body["keys"])
+        elif kind == SAMPLE:
+            self._sample(body)
+        elif kind == LEARN:
+            keep_together(self.parts, self.config, self.ranks)
+            self.parts.learner.learn(unpack_batch(body, arrays), self._meet)
+            mx.synchronize()
+            release_cached_buffers()
+        else:
+            self.parts.learner.held_out_metrics(unpack_batch(body, arrays), self._meet)
+
+    def _sample(self, body: dict[str, Any]) -> None:
+        keep_together(self.parts, self.config, self.ranks)
+        values = dict(body["sampling"])
+        penalties, grammar = Penalties(**values.pop("penalties")), values.pop("grammar")
+        sampling = Sampling(**values, penalties=penalties, grammar=Grammar(**grammar) if grammar else None)
+        problems = [Problem(0, "", [], tokens, "") for tokens in body["prompts"]]  # their texts are rank 0's alone
+        rollout = self.parts.rollout
+        rollout.max_tokens = body["max_tokens"]
+        rollout.sample(
+            problems, body["group_size"], sampling, body["seed"], body["first_number"], lambda tokens: self._meet()
+        )

@@ -1,0 +1,266 @@
+"""How a step is shared out among ranks of unequal speed, what each waits, and when a rank that answers counts as hung."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, NoReturn
+
+import pytest
+
+from backend.distributed import leader as leader_module
+from backend.distributed.leader import LEAST_S, TIMES, UNSEEN_TIMES, HangDetector, Leader, SharedSampling
+from backend.distributed.messages import SampledRound, SamplingOrder
+from backend.distributed.ranks import LostRankError, RankInfo
+from backend.distributed.scheduling import LearningReport, Pace, PromptScheduler, RankPaces, StepShares
+from backend.types import Completion, Group, Problem
+
+
+def simulated(
+    seconds: Callable[[int, int], float], size: int, paces: RankPaces, prompts: int, group: int = 8
+) -> tuple[list[list[int]], float]:
+    """The rounds of each rank, and the share of the time that the ranks waited; `seconds(rank, completions)` is what a round takes."""
+    hand_out, now, idle = PromptScheduler(prompts, group, paces, size), 0.0, set(range(size))
+    rounds: list[list[int]] = [[] for _ in range(size)]
+    busy, ends = 0.0, list[tuple[float, int, int]]()
+    handed = []
+    while hand_out.left or ends:
+        for rank in sorted(idle):
+            if places := hand_out.take(rank, now):
+                idle.remove(rank)
+                handed += places
+                rounds[rank].append(len(places))
+                took = seconds(rank, len(places) * group)
+                busy += took
+                heapq.heappush(ends, (now + took, rank, len(places)))
+        assert ends, "prompts are left, and nobody takes them"
+        now, rank, count = heapq.heappop(ends)
+        paces.observe(rank, count * group, seconds(rank, count * group))
+        hand_out.is_free(rank, now)
+        idle.add(rank)
+    assert handed == list(range(prompts))
+    return rounds, 1 - busy / (size * now)
+
+
+def steps(
+    seconds: Callable[[int, int], float], size: int, prompts: int, count: int = 6
+) -> tuple[list[list[int]], float]:
+    """The last of several steps, after which the paces are known."""
+    paces = RankPaces(size)
+    return [simulated(seconds, size, paces, prompts) for _ in range(count)][-1]
+
+
+@pytest.mark.parametrize("prompts", [16, 32, 64])
+def test_a_rank_three_times_slower_waits_for_nobody_and_nobody_for_it(prompts: int) -> None:
+    """An equal split would let the faster one wait for two thirds of its time."""
+    noise = random.Random(prompts)
+    rounds, waiting = steps(lambda rank, n: n * (3.0 if rank else 1.0) * noise.uniform(0.9, 1.1), 2, prompts)
+    assert waiting <= 0.1
+    assert 2.0 < sum(rounds[0]) / sum(rounds[1]) < 4.5
+
+
+def test_the_first_step_finds_out_who_is_slow() -> None:
+    _, waiting = simulated(lambda rank, n: n * (3.0 if rank else 1.0), 2, RankPaces(2), 64)
+    assert waiting <= 0.1
+
+
+def test_everything_is_handed_out_at_once_where_a_round_costs_more_than_it_evens_out() -> None:
+    """Decoding where the time is that of reading the weights: one completion takes as long as many."""
+    rounds, waiting = steps(lambda rank, n: 10.0 + 0.01 * n, 2, 16)
+    assert rounds == [[8], [8]] and waiting < 0.01
+
+
+def test_a_rank_that_would_be_the_last_to_end_gets_nothing() -> None:
+    """One pass over the weights takes the second machine longer than all of the step takes the first."""
+    rounds, _ = steps(lambda rank, n: (50.0 if rank else 1.0) + 0.1 * n, 2, 8, count=3)
+    assert rounds[1] == []
+
+
+def test_few_prompts_are_not_cut_into_rounds_of_one() -> None:
+    """Each round pays for its longest completion, so two rounds of one prompt take longer than one of two."""
+    rounds, _ = steps(lambda rank, n: float(n), 8, 16)
+    assert rounds == [[2]] * 8
+
+
+def test_a_rank_that_was_slow_for_a_while_is_asked_again() -> None:
+    paces, slow = RankPaces(2), 100.0
+    for _ in range(3):
+        simulated(lambda rank, n: n * (slow if rank else 1.0), 2, paces, 16)
+    slow, given = 1.0, 0
+    for _ in range(60):
+        rounds, _ = simulated(lambda rank, n: n * (slow if rank else 1.0), 2, paces, 16)
+        given = sum(rounds[1])
+        if not given:
+            paces.assume_faster(1)
+    assert given == 8
+
+
+def test_fewer_prompts_than_ranks() -> None:
+    rounds, _ = steps(lambda rank, n: float(n), 4, 2)
+    assert sorted(map(sum, rounds)) == [0, 0, 1, 1]
+
+
+def test_a_pace_is_the_line_through_the_rounds() -> None:
+    paces = RankPaces(2)
+    assert not paces.are_known
+    for n in (8, 16, 40, 8):
+        paces.observe(0, n, 2.0 + 0.5 * n)
+    assert (paces[0].fixed_s, paces[0].each_s) == pytest.approx((2.0, 0.5))
+    assert paces[1] == paces[0], "of a rank that has done nothing yet the mean of the others is assumed"
+    paces.observe(1, 8, 4.0)
+    assert paces[1] == Pace(0.0, 0.5) and paces.are_known
+    falling = RankPaces(1)
+    for n, seconds in ((8, 9.0), (16, 8.0)):  # more in less time: chance, so no line
+        falling.observe(0, n, seconds)
+    assert falling[0].fixed_s == 0.0 and falling[0].each_s > 0
+
+
+def sampled(rank: int, tokens: int, sampling_s: float, scoring_s: float) -> SampledRound:
+    group = Group(Problem(0, "", [], [1], ""), [Completion([1] * tokens, [0.0] * tokens, "", "eos")])
+    return SampledRound(rank, 0, [group], sampling_s, scoring_s)
+
+
+def a_step(shares: StepShares, learned: tuple[int, int] = (300, 100)) -> dict[str, float]:
+    """10 s of sampling, in which rank 0 is busy for 9 and rank 1 for 6; 5 s of learning, with 1 s and 2 s of waiting and 1 s of summing."""
+    shares.add_sampling([sampled(0, 40, 4.0, 1.0), sampled(1, 30, 5.0, 1.0), sampled(0, 40, 4.0, 0.0)], 10.0, 3.0)
+    shares.add_learning(1, LearningReport(learned[1], 5.0, 2.0, 1.0, 2.0))
+    shares.add_learning(0, LearningReport(learned[0], 5.0, 1.0, 1.0, 1.0))
+    return shares.metrics()
+
+
+def test_the_wait_of_each_rank_is_what_it_was_not_busy() -> None:
+    metrics = a_step(StepShares(2))
+    assert metrics == pytest.approx({
+        "waiting_share": (2 + 6) / 2 / 15, "time/gradient_sum": 1.0,
+        "ranks/0/prompts": 2, "ranks/0/tokens_per_second": 10.0, "ranks/0/learn_tokens_per_second": 100.0, "ranks/0/waiting": 2.0,
+        "ranks/0/memory": 3.0,
+        "ranks/1/prompts": 1, "ranks/1/tokens_per_second": 6.0, "ranks/1/learn_tokens_per_second": 50.0, "ranks/1/waiting": 6.0,
+        "ranks/1/memory": 2.0,
+    })  # fmt: skip
+
+
+def test_rows_are_split_by_the_speeds_of_learning_once_they_are_known() -> None:
+    shares = StepShares(2)
+    assert shares.speeds([1.0, 2.0]) == [1.0, 2.0], "before the first update those of sampling"
+    a_step(shares)
+    assert shares.speeds([1.0, 2.0]) == [100.0, 50.0]
+    a_step(shares, (600, 100))
+    assert shares.speeds([1.0, 2.0]) == [150.0, 50.0]
+    a_step(shares, (600, 0))
+    assert shares.speeds([1.0, 2.0]) == pytest.approx([175.0, 55.0]), "a rank without rows may have become faster"
+    shares = StepShares(2)
+    a_step(shares, (600, 0))
+    assert shares.speeds([1.0, 2.0]) == [1.0, 2.0]
+
+
+class SilentWorkers:
+    """Workers that answer nothing; `late` are those that have not begun a collective."""
+
+    def __init__(self, size: int, late: tuple[int, ...] = ()) -> None:
+        self.machines = [RankInfo(rank, f"mac-{rank}") for rank in range(size)]
+        self.late = late
+
+    def send(self, *_: Any) -> None: ...
+
+    send_to_all = send
+
+    def receive(self, timeout: float | None = None) -> None:
+        return None
+
+    def check(self) -> None: ...
+
+    def behind(self) -> list[int]:
+        return [*self.late]
+
+    def give_up(self, rank: int, why: str) -> NoReturn:
+        raise LostRankError(self.machines[rank], why)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def sampling(paces: RankPaces, clock: Clock, scoring_s: float = 0.0) -> SharedSampling:
+    problems = [Problem(number, "", [], [1], "") for number in range(8)]
+    order = SamplingOrder(1, 0, 0, 0, 4, {})
+    return SharedSampling(SimpleNamespace(), SilentWorkers(2), paces, problems, order, [], scoring_s, clock)  # pyright: ignore
+
+
+@pytest.mark.parametrize(("seen", "times"), [((1,), TIMES), ((0,), UNSEEN_TIMES)])
+def test_a_round_that_never_ends_is_that_of_a_rank_that_hangs(seen: tuple[int, ...], times: float) -> None:
+    paces, clock = RankPaces(2), Clock()
+    for rank in seen:
+        paces.observe(rank, 16, 8.0)
+    work = sampling(paces, clock, scoring_s=60.0)
+    work._give()
+    (count, _), usual_s = work._given[1], work._given[1][0] / 2
+    for clock.now in (0.0, LEAST_S, LEAST_S + times * usual_s + 59):
+        work._serve(0.0)
+    clock.now = LEAST_S + times * usual_s + 61
+    with pytest.raises(
+        LostRankError,
+        match=rf"mac-1 \(rank 1\) answers, but has worked on {count} completions for \d+ s; {usual_s:.1f} s are usual",
+    ) as lost:
+        work._serve(0.0)
+    assert lost.value.rank == 1 and len(lost.value.faults[0].sentence) <= 200
+
+
+def test_while_nobodys_pace_is_known_nobody_is_late() -> None:
+    clock = Clock()
+    work = sampling(RankPaces(2), clock)
+    work._give()
+    clock.now = 1e6
+    work._serve(0.0)
+
+
+def test_a_rank_that_does_not_come_to_an_update_is_given_up_and_one_that_sums_is_not() -> None:
+    ranks = SimpleNamespace(rank=0, size=3, waiting=None)
+    for late in ((), (2,)):
+        leader = Leader(SilentWorkers(3, late), ranks, "ring")  # pyright: ignore[reportArgumentType]
+        with leader.detect_hangs(leader.learning):
+            ranks.waiting(1e6)  # the first step: nothing is usual
+        leader.learning.observe(2.0)
+        with leader.detect_hangs(leader.learning):
+            ranks.waiting(LEAST_S + TIMES * 2 - 1)
+            if not late:
+                ranks.waiting(1e6)  # all have begun the sum: `the channel` judges that
+                continue
+            with pytest.raises(
+                LostRankError,
+                match=r"mac-2 \(rank 2\) answers, but the others have waited 141 s for it to compute; a step took 2.0 s",
+            ) as lost:
+                ranks.waiting(LEAST_S + TIMES * 2 + 1)
+            assert len(lost.value.faults[0].sentence) <= 200
+    ranks.waiting(1e6)  # outside of a step that is learned, nobody is judged
+
+
+def test_a_worker_that_does_not_tell_of_its_last_update_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(leader_module, "time", SimpleNamespace(monotonic=clock, perf_counter=clock))
+    leader = Leader(SilentWorkers(2), SimpleNamespace(rank=0, size=2), "ring")  # pyright: ignore[reportArgumentType]
+    leader.learning.observe(1.0)
+    looked = iter([0.0, 100.0, 129.0, 131.0])
+
+    def receive(timeout: float | None = None) -> None:
+        clock.now = next(looked)
+
+    monkeypatch.setattr(leader.workers, "receive", receive)
+    with pytest.raises(LostRankError, match=r"mac-1 \(rank 1\) answers"):
+        leader.learned_by_workers()
+    assert clock.now == 131.0
+
+
+def test_the_longest_step_is_what_is_usual() -> None:
+    patience = HangDetector()
+    assert not patience.overdue(1e9)
+    for seconds in (3.0, 30.0, 4.0):
+        patience.observe(seconds)
+    assert not patience.overdue(LEAST_S + TIMES * 30) and patience.overdue(LEAST_S + TIMES * 30 + 1)
+    report = LearningReport(tokens=1, seconds=9.0, waited_s=4.0, summed_s=2.0, peak_gb=0.0)
+    assert report.busy_s == pytest.approx(3.0)
