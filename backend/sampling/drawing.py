@@ -17,7 +17,7 @@ from backend.sampling.grammar import GrammarState
 from backend.sampling.sampler import Sampled, SampledTokens, Sampling, sample_tokens
 
 Agree = Callable[[Sequence[mx.array]], Sequence[mx.array]]
-"""Where several ranks compute one model: what all of them go on with of arrays that each has computed (`Policy.agreed`)."""
+"""Where several ranks compute one model: what all of them go on with of arrays that each has computed (`Policy.broadcast_from_rank0`)."""
 
 
 def alone(arrays: Sequence[mx.array]) -> Sequence[mx.array]:

@@ -71,7 +71,7 @@ class Sampler:
         costs: RowCosts | None = None,
     ) -> None:
         self.policy = policy
-        self.agree: Agree = getattr(policy, "agreed", alone)
+        self.agree: Agree = getattr(policy, "broadcast_from_rank0", alone)
         self.max_tokens = max_tokens
         self.stop = tuple(stop)
         self.prefill_chunk = prefill_chunk

@@ -251,7 +251,7 @@ def test_the_card_shows_one_line_then_the_list_and_what_was_found(
     assert texts[3:] == ["Answered", "Apple M4 Max", "40.0 of 64.0\u00a0GB", "1000\u00a0GB", "No"]
     assert _free_of(replace(FACTS, memory_free=640 * 10**6)) == "640\u00a0MB of 64.0\u00a0GB"
     shown = [child.text() for child in panel.findChildren(type(panel.summary))]
-    assert "Warning: mac-b has no copy of the model." in shown and any("Over ring" in text for text in shown)
+    assert "Warning: mac-b has no copy of the model." in shown and any("A sum of one number" in text for text in shown)
     assert panel.copy_model.isVisible() and not panel.copy_command.isVisible()
     panel.save.click()
     panel.copy_command.click()
@@ -271,7 +271,7 @@ class MachinesHolder:
 
 
 def test_the_question_of_the_helper_process_checks_and_reports(monkeypatch: pytest.MonkeyPatch):
-    from backend.distributed.check import machine_check
+    from backend.distributed import machine_check
 
     from backend.serve.machine_questions import check_machines
     from backend.serve.question_call import Cancelled, QuestionCall

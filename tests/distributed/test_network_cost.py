@@ -26,8 +26,8 @@ def test_a_sum_is_a_ring_of_messages() -> None:
 
 
 def test_a_link_from_measured_sums_gives_them_back() -> None:
-    speed = LinkSpeed(latency_s=0.006, bytes_per_second=50e6)
-    link = NetworkLink.of(speed, 4)
+    speed = LinkSpeed(latency_s=0.006, bytes_per_second=50e6, ranks=4)
+    link = NetworkLink.of(speed)
     assert link.sum_s(0, 4) == pytest.approx(0.006)
     assert link.sum_s(100_000_000, 4) == pytest.approx(0.006 + 2.0)
 
