@@ -55,7 +55,7 @@ from backend.trainer.machine import GPU_TIMEOUT_VARIABLE as TIMEOUT_VARIABLE
 from backend.utils.command import backend_environment
 from backend.utils.disk_faults import writing
 from backend.utils.errors import UserError
-from backend.utils.private_files import make_private_folder
+from backend.utils.files import make_private_folder
 from backend.utils.text import quote
 
 POLL_S = 0.2

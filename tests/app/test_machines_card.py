@@ -272,7 +272,6 @@ class MachinesHolder:
 
 def test_the_question_of_the_helper_process_checks_and_reports(monkeypatch: pytest.MonkeyPatch):
     from backend.distributed import machine_check
-
     from backend.serve.machine_questions import check_machines
     from backend.serve.question_call import Cancelled, QuestionCall
 
