@@ -227,7 +227,7 @@ def train(
         calls = CallbackCalls(callbacks, folder.path)
         settings = parse(raw)
         _prepare_engine(settings)
-        from backend.distributed.check.machine_check import require_one_machine
+        from backend.distributed.machine_check import require_one_machine
         from backend.trainer.library.own_updates import GivenUpdates
         from backend.trainer.preflight import preflight
 
