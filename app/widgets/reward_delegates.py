@@ -1,52 +1,54 @@
-"""Delegates of the editable cells of the reward table: the check box, painted in the theme's colours, and the weight."""
+"""Delegates of the reward tables: the check box, painted in the theme's colours, and the weight."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from PySide6.QtCore import QEvent, QModelIndex, QPersistentModelIndex, QRect, QRectF, QRegularExpression, Qt
+from PySide6.QtCore import QEvent, QRect, QRectF, QRegularExpression, Qt
 from PySide6.QtGui import QKeyEvent, QPainter, QPen, QRegularExpressionValidator
 from PySide6.QtWidgets import QStyle, QStyledItemDelegate, QStyleOptionViewItem, QWidget
 
 from app import theme
 from app.widgets.basic.controls import NumberEdit, check_box_side, draw_check_box
-from app.widgets.form import value_text
+from app.widgets.basic.tables import Index
+from app.widgets.form.value_text import number_text
 
-Index = QModelIndex | QPersistentModelIndex
-USE, LABEL, FUNCTION, SCORES, SOURCE, MEAN, WEIGHT = range(7)
-"""The table's columns."""
-_FRAME = (2.5, 5.5, -1.5, -5.5)
-"""From a cell to the frame of its weight: lower than the cell, so that it does not touch those above and below."""
 DECIMALS = 3
 """Decimals of a weight."""
-NUMBER = QRegularExpression(r"[-−]?\d{0,3}(\.\d{0,3})?")
 
 
 class TickDelegate(QStyledItemDelegate):
-    """A centred check box in the theme's colours; a click anywhere in the cell toggles it.
-
-    Qt's own delegate paints the style's indicator at the left edge, and toggles it only there.
-    """
+    """A centred check box in the theme's colours; a click anywhere in the cell toggles it."""
 
     def paint(self, painter: QPainter, option: Any, index: Index) -> None:
         box = QRect(0, 0, check_box_side(), check_box_side())
         box.moveCenter(option.rect.center())
-        painter.save()  # the view paints every cell with this painter: a pen or hint left behind would show in the next
+        painter.save()
         if option.state & QStyle.StateFlag.State_Selected:
             painter.fillRect(option.rect, theme.palette().selection)
-        draw_check_box(painter, box, index.data(Qt.ItemDataRole.CheckStateRole) == Qt.CheckState.Checked)
+        draw_check_box(painter, box, is_ticked(index))
         painter.restore()
 
     def editorEvent(self, event: QEvent, model: Any, option: Any, index: Index) -> bool:
         if event.type() == QEvent.Type.MouseButtonRelease:
-            toggle_tick(model, index.row())
+            toggle_tick(model, index)
             return True
-        # Presses and double clicks count as handled too, or the view would start editing or dragging the row.
+        # Presses and double clicks are handled too, or the view would edit or drag the row.
         return event.type() in (QEvent.Type.MouseButtonPress, QEvent.Type.MouseButtonDblClick)
 
 
+def is_ticked(index: Index) -> bool:
+    return index.data(Qt.ItemDataRole.CheckStateRole) == Qt.CheckState.Checked
+
+
+def toggle_tick(model: Any, index: Index) -> None:
+    """Tick the cell, or untick it."""
+    state = Qt.CheckState.Unchecked if is_ticked(index) else Qt.CheckState.Checked
+    model.setData(index, state, Qt.ItemDataRole.CheckStateRole)
+
+
 class WeightEdit(NumberEdit):
-    """A line edit for a weight; Up and Down change it by 0.1. (The cell is too small for a spin box's buttons.)"""
+    """A line edit for a weight; Up and Down change it by 0.1."""
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
         by = {Qt.Key.Key_Up: 0.1, Qt.Key.Key_Down: -0.1}.get(Qt.Key(event.key()))
@@ -54,7 +56,7 @@ class WeightEdit(NumberEdit):
         if by is None or weight is None:
             super().keyPressEvent(event)
         else:
-            self.setText(value_text.number_text(round(weight + by, DECIMALS)))
+            self.setText(number_text(round(weight + by, DECIMALS)))
             self.selectAll()
 
     def weight(self) -> float | None:
@@ -66,48 +68,37 @@ class WeightEdit(NumberEdit):
 
 
 class WeightDelegate(QStyledItemDelegate):
-    """Edits a weight in place; text that is not a number leaves it unchanged. The weight of a ticked row is framed like a field: else
-    nothing shows that it can be edited."""
+    """Edits a weight in place. The weight of a row that is ticked in the first column is framed like a field."""
 
     def paint(self, painter: QPainter, option: Any, index: Index) -> None:
-        ticked = index.model().index(index.row(), USE).data(Qt.ItemDataRole.CheckStateRole)
         super().paint(painter, option, index)
-        if ticked == Qt.CheckState.Checked:
+        if is_ticked(index.sibling(index.row(), 0)):
             painter.save()
             painter.setRenderHint(QPainter.RenderHint.Antialiasing)
             painter.setPen(QPen(theme.palette().outline, 1))
-            painter.drawRoundedRect(QRectF(option.rect).adjusted(*_FRAME), 5, 5)
+            painter.drawRoundedRect(QRectF(option.rect).adjusted(2.5, 5.5, -1.5, -5.5), 5, 5)
             painter.restore()
 
     def createEditor(self, parent: QWidget, option: QStyleOptionViewItem, index: Index) -> QWidget:
         edit = WeightEdit(parent=parent)
-        edit.setMinimumWidth(0)  # that of a NumberEdit in a form is wider than the column
-        edit.setValidator(QRegularExpressionValidator(NUMBER, edit))
+        edit.setMinimumWidth(0)
+        edit.setValidator(QRegularExpressionValidator(QRegularExpression(r"[-−]?\d{0,3}(\.\d{0,3})?"), edit))
         edit.setAlignment(Qt.AlignmentFlag.AlignRight)
-        edit.setAccessibleName(f"Weight of {index.model().index(index.row(), LABEL).data()}")
+        edit.setAccessibleName(f"Weight of {index.data(Qt.ItemDataRole.AccessibleDescriptionRole)}")
         return edit
 
     def updateEditorGeometry(self, editor: QWidget, option: Any, index: Index) -> None:
-        # Lower than the cell, so that its frame does not touch those of the rows above and below.
-        editor.setGeometry(option.rect.adjusted(2, 5, -1, -5))
+        gap = 5 if option.rect.height() > theme.scaled(32) else 1
+        editor.setGeometry(option.rect.adjusted(2, gap, -1, -gap))
 
     def setEditorData(self, editor: QWidget, index: Index) -> None:
         assert isinstance(editor, WeightEdit)
         weight = index.data(Qt.ItemDataRole.EditRole)
-        editor.setText(value_text.number_text(1.0 if weight is None else weight))
+        editor.setText(number_text(1.0 if weight is None else weight))
         editor.selectAll()
 
     def setModelData(self, editor: QWidget, model: Any, index: Index) -> None:
         assert isinstance(editor, WeightEdit)
         weight = editor.weight()
-        # Leaving a cell unchanged must not reach the draft: it would be an empty step of undo.
-        if weight is not None and weight != index.data(Qt.ItemDataRole.EditRole):
+        if weight is not None and weight != index.data(Qt.ItemDataRole.EditRole):  # no empty step of undo
             model.setData(index, weight, Qt.ItemDataRole.EditRole)
-
-
-def toggle_tick(model: Any, row: int) -> None:
-    """Tick the row, or untick it."""
-    index = model.index(row, USE)
-    ticked = index.data(Qt.ItemDataRole.CheckStateRole) == Qt.CheckState.Checked
-    toggled = Qt.CheckState.Unchecked if ticked else Qt.CheckState.Checked
-    model.setData(index, toggled, Qt.ItemDataRole.CheckStateRole)

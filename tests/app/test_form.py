@@ -16,6 +16,7 @@ from PySide6.QtWidgets import QApplication
 from app.pages.train import train_page
 from app.pages.train.form import SettingsCard
 from app.pages.train.launch_column import MemoryBar
+from app.pages.train.reward_panel import LABEL, USE, WEIGHT
 from app.pages.train.train_page import BASIC_FIELDS, REWARD_FIELDS, TrainPage
 from app.state.draft import Draft
 from app.state.memory import MemoryPart, MemoryParts
@@ -24,9 +25,9 @@ from app.state.presets import presets
 from app.state.session import Session
 from app.widgets.basic import controls, dialogs
 from app.widgets.form import fields, value_text
-from app.widgets.form.field import HINTS, LONGEST, WHEN_EMPTY
+from app.widgets.form.field import HINTS, WHEN_EMPTY
 from app.widgets.form.setting_search import SettingSearch
-from app.widgets.reward_delegates import LABEL, USE, WEIGHT, WeightEdit
+from app.widgets.reward_delegates import WeightEdit
 from app.window import Window
 from backend.config import config
 from backend.config.config import SETTINGS, dump, parse
@@ -309,8 +310,8 @@ def test_a_config_and_a_reward_file_of_mlx_lm_lora_open_unchanged(page: TrainPag
     assert fields["importance_sampling_level"].value() == "sequence"
     banner = page.translated_file
     assert banner.sentence.text() == (
-        "mlx_lm_lora_grpo.yaml is a file for mlx-lm-lora; what it leaves out has GRPO Studio's defaults. "
-        "1 word of it was translated. Left out: train (every run here trains)."
+        "mlx_lm_lora_grpo.yaml is a file for mlx-lm-lora; settings that it leaves out have GRPO Studio's defaults. "
+        "1 setting converted. Ignored: train (every run here trains)."
     )
     assert banner.isVisible() and banner.show_button.isVisible(), "the word that was translated is behind the button"
     banner.close_button.click()
@@ -333,8 +334,8 @@ def test_a_config_for_trl_opens_translated_and_says_what_was_made_of_each_word(p
         50,
     )
     assert banner.sentence.text() == (
-        "trl.yaml is a file for TRL; what it leaves out has GRPO Studio's defaults. 6 words of it were translated. "
-        "Left out: use_vllm (completions are sampled in batches in the run's own process)."
+        "trl.yaml is a file for TRL; settings that it leaves out have GRPO Studio's defaults. 6 settings converted. "
+        "Ignored: use_vllm (completions are sampled in batches in the run's own process)."
     )
     banner.show_button.click()
     assert banner.translated.isVisible() and "max_steps → iters: 50" in banner.translated.text()
@@ -508,7 +509,7 @@ def test_a_decimal_comma_is_no_thousand(typed: str):
 
 def test_hints_belong_to_settings_and_fit_beside_their_labels() -> None:
     assert set(HINTS) <= set(SETTINGS)
-    assert not [hint for hint in HINTS.values() if len(hint) > LONGEST or hint.endswith(".")]
+    assert not [hint for hint in HINTS.values() if len(hint) > 26 or hint.endswith(".")]
 
 
 def test_every_editor_that_may_be_empty_says_what_empty_stands_for(page: TrainPage) -> None:
@@ -659,7 +660,7 @@ def test_unticking_every_function_means_the_defaults_and_says_so(page: TrainPage
     assert page.draft.value("reward_functions") == [] and page.form.fields["reward_functions"].control.text() == ""
     assert page.draft.problems() == [] and page.draft.config().reward_functions == list(DEFAULT_REWARDS)
     assert page.rewards.none_ticked.isVisible() and "the five defaults score" in page.rewards.none_ticked.text()
-    assert page.rewards._count.text() == "the 5 defaults used"
+    assert page.rewards.count.text() == "the 5 defaults used"
     assert "Scored by 5 reward functions" in plain_text(page.launch.details.text())
     page.rewards.use_defaults.click()
     assert page.draft.value("reward_functions") == list(DEFAULT_REWARDS)
@@ -757,7 +758,7 @@ def test_arguments_of_a_function_are_typed_into_fields_of_their_own(page: TrainP
     choose_reward(page, "keyword")
     fields = page.rewards.arguments.fields
     assert page.rewards.arguments.minimumSizeHint().width() < 400, "it fits the narrowest window"
-    assert list(fields) == ["word", "case"] and fields["word"].placeholderText() == "must be given"
+    assert list(fields) == ["word", "case"] and fields["word"].placeholderText() == "required"
     assert fields["case"].currentText() == "Default (no)"
     fields["word"].setFocus()
     QTest.keyClicks(fields["word"], "four")
@@ -783,7 +784,7 @@ def test_a_number_among_the_arguments_is_written_as_one(page: TrainPage):
     line.editingFinished.emit()
     assert page.draft.value("reward_functions")[-1] == "length_target(target=1000)"
     choose_reward(page, "r1_count_xml")
-    assert not page.rewards.arguments.fields and "four tags" in page.rewards.arguments._about.text()
+    assert not page.rewards.arguments.fields and "four tags" in page.rewards.arguments.about.text()
 
 
 # The column that stays

@@ -13,7 +13,7 @@ from PySide6.QtCore import QObject, Qt
 from PySide6.QtGui import QGuiApplication
 from pytestqt.qtbot import QtBot
 
-from app.pages.train.machines import ADDRESS, COLUMNS, FIELDS, NAME, MachinesPart, _free_of
+from app.pages.train.machines import ADDRESS, COLUMNS, FIELDS, NAME, MachinesPart, free_memory
 from app.state.consent import Consent
 from app.state.draft import Draft
 from app.state.machines import ALONE, Machines
@@ -249,7 +249,7 @@ def test_the_card_shows_one_line_then_the_list_and_what_was_found(
     service.on_answer(REPORT.to_dict())
     texts = [model.index(1, column).data() for column in range(len(COLUMNS))]
     assert texts[3:] == ["Answered", "Apple M4 Max", "40.0 of 64.0\u00a0GB", "1000\u00a0GB", "No"]
-    assert _free_of(replace(FACTS, memory_free=640 * 10**6)) == "640\u00a0MB of 64.0\u00a0GB"
+    assert free_memory(replace(FACTS, memory_free=640 * 10**6)) == "640\u00a0MB of 64.0\u00a0GB"
     shown = [child.text() for child in panel.findChildren(type(panel.summary))]
     assert "Warning: mac-b has no copy of the model." in shown and any("A sum of one number" in text for text in shown)
     assert panel.copy_model.isVisible() and not panel.copy_command.isVisible()

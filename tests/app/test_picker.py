@@ -15,7 +15,7 @@ from pytestqt.qtbot import QtBot
 
 from app.pages.train import source_picking
 from app.pages.train.picker import CHANGED, NAME, SIZE, STAR, WHERE, Picker, PickerEntry, PickerLine, display_path
-from app.pages.train.source_picking import suggested_entries
+from app.pages.train.source_picking import suggested_models
 from app.pages.train.train_page import TrainPage
 from app.state.jobs import Download, Downloads
 from app.state.prefs import Prefs
@@ -180,7 +180,7 @@ def test_the_hub_is_searched_on_request(picker: Picker):
     assert row_texts(picker) == ["[On this machine]", "a/small-4bit", "[On Hugging Face]", "b/new-4bit", "b/bad"]
     picker.choose_id("b/new-4bit")
     assert picker.take.text().replace("\u202f", " ") == "Download 968 MB"
-    assert cell(picker, "b/new-4bit", WHERE) == "41.2k downloads"
+    assert cell(picker, "b/new-4bit", WHERE) == "41,230 downloads"
     press(picker, Qt.Key.Key_Return)
     assert recorded.downloads == ["b/new-4bit"]
 
@@ -199,7 +199,7 @@ def test_the_empty_and_the_loading_state_have_a_text(qtbot: QtBot):
     picker = Picker("dataset")
     qtbot.addWidget(picker)
     picker.open_with_recent([])
-    assert "Looking" in picker.message.text() and picker._stack.currentIndex() == 1
+    assert "Searching" in picker.message.text() and picker._stack.currentIndex() == 1
     picker.show_local([], set())
     assert "such as gsm8k to search Hugging Face" in picker.message.text() and not picker.take.isEnabled()
     assert picker.file.isVisibleTo(picker)
@@ -212,11 +212,11 @@ def test_suggested_models_say_what_they_are_good_for_and_whether_they_fit(
     monkeypatch.setattr("backend.utils.machine.machine_bytes", lambda: 2_000_000_000)
     picker = Picker("model")
     qtbot.addWidget(picker)
-    entries = suggested_entries()
+    entries = suggested_models()
     picker.open_with_recent([], entries)
     here = {"id": entries[1].id, "name": entries[1].id, "where": "cache"}
     picker.show_local([here], set())
-    assert row_texts(picker)[:3] == ["[On this machine]", entries[1].id, "[Good to begin with, to download]"]
+    assert row_texts(picker)[:3] == ["[On this machine]", entries[1].id, "[Suggested downloads]"]
     assert row_texts(picker).count(entries[1].id) == 1, "what is here is not offered once more"
     assert [cell(picker, entry.id, WHERE) for entry in (entries[0], entries[-1])] == ["Fits", "Too large"]
     picker.choose_id(entries[0].id)
@@ -226,7 +226,7 @@ def test_suggested_models_say_what_they_are_good_for_and_whether_they_fit(
     press(picker, Qt.Key.Key_Return)
     assert recorded.downloads == [entries[0].id]
     QTest.keyClicks(picker.search, "llama")
-    assert row_texts(picker)[:2] == ["[Good to begin with, to download]", "mlx-community/Llama-3.2-1B-Instruct-4bit"]
+    assert row_texts(picker)[:2] == ["[Suggested downloads]", "mlx-community/Llama-3.2-1B-Instruct-4bit"]
 
 
 def test_every_control_has_a_name(picker: Picker):
@@ -373,7 +373,7 @@ def test_a_hub_model_is_searched_downloaded_and_used_with_the_keyboard_alone(
     # “There are no models on this machine yet”, it said, although the bundled one is on every machine.
     qtbot.waitUntil(lambda: "Bundled demo/model" in row_texts(picker))
     assert cell(picker, "Bundled demo/model", WHERE) == "Bundled"
-    assert "[Good to begin with, to download]" in row_texts(picker)
+    assert "[Suggested downloads]" in row_texts(picker)
     QTest.keyClicks(picker.search, "tiny")
     press(picker, Qt.Key.Key_Return)
     qtbot.waitUntil(lambda: "someone/tiny-4bit" in row_texts(picker))

@@ -10,9 +10,9 @@ from PySide6.QtGui import QGuiApplication
 from PySide6.QtTest import QTest
 
 from app import theme
-from app.pages.train.reward_panel import NOT_FOUND, RewardPanel
+from app.pages.train.reward_panel import LABEL, MEAN, NOT_FOUND, SCORES, SOURCE, USE, WEIGHT, RewardPanel
 from app.state.draft import Draft
-from app.widgets.reward_delegates import LABEL, MEAN, SCORES, SOURCE, USE, WEIGHT, WeightEdit
+from app.widgets.reward_delegates import WeightEdit
 from backend.rewards.catalogue.catalog import DEFAULT_REWARDS
 from backend.utils.text import shorten
 
@@ -98,7 +98,7 @@ def test_alt_with_an_arrow_key_moves_the_current_row(panel: RewardPanel, draft: 
 
 def test_means_of_the_bench_are_shown_beside_the_weights(panel: RewardPanel, draft: Draft) -> None:
     assert panel.table.isColumnHidden(MEAN), "until there are some"
-    panel.show_means({A: 0.8125, "says_so": 0.25})
+    panel.table.show_means({A: 0.8125, "says_so": 0.25})
     draft.set("reward_functions", [A, "keyword(word=so, name=says_so)"])
     assert not panel.table.isColumnHidden(MEAN)
     shown = {row.entry.name: panel.model.index(place, MEAN).data() for place, row in enumerate(panel.model.rows)}

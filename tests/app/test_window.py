@@ -27,7 +27,7 @@ from app.state.run import RunControl
 from app.state.run_state import LIVE
 from app.state.session import Session
 from app.widgets.basic import dialogs
-from app.widgets.basic.layout import FRAME
+from app.widgets.basic.layout import WINDOW_FRAME
 from app.widgets.menu_dialogs import PresetPanel
 from app.widgets.run_header import STATE_LABELS, STATE_ROLES
 from app.window import FIRST_SIZE, LEAST_PAGE, NARROW, Window
@@ -734,7 +734,10 @@ def test_the_first_window_fits_the_screen(session: Session, qtbot):
     room = window.screen().availableSize()
     assert room.width() < FIRST_SIZE[0] or room.height() < FIRST_SIZE[1]
     for size in (window.size(), window.minimumSize()):
-        assert size.width() + FRAME[0] <= room.width() and size.height() + FRAME[1] <= room.height()
+        assert (
+            size.width() + WINDOW_FRAME.width() <= room.width()
+            and size.height() + WINDOW_FRAME.height() <= room.height()
+        )
     window.show()
     assert window.strip.geometry().bottom() <= window.height()
 

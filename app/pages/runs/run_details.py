@@ -126,7 +126,7 @@ class RunDetails(TabArea):
         for edit in (self.title, self.tags):
             edit.textEdited.connect(lambda _text: self._save_timer.start())
             edit.editingFinished.connect(self.save)
-        self.note.edited.connect(self._on_note)
+        self.note.textChanged.connect(self._on_note)
         self.note.installEventFilter(self)
         self.folder = ElidedLabel(Qt.TextElideMode.ElideMiddle)
         self.chip, self.when = StateChip(), label(role="muted")

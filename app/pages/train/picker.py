@@ -1,67 +1,53 @@
-"""The rows of the picker, their model and their table view: entries of this machine and of the Hub under headings, and
-lines in between that offer a search or report its state.
+"""The picker: a dialog to choose a model or dataset on this machine, or to find one on Hugging Face and download it.
+
+Typing filters, the arrow keys move the selection, Enter takes it. It shows the answers passed to it and emits signals;
+it uses neither disk nor network.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from PySide6.QtCore import QAbstractTableModel, QEvent, QModelIndex, QObject, QPersistentModelIndex, Qt, Signal
-from PySide6.QtGui import QKeyEvent, QResizeEvent
-from PySide6.QtWidgets import (
-    QAbstractItemView,
-    QDialog,
-    QGridLayout,
-    QHBoxLayout,
-    QHeaderView,
-    QLineEdit,
-    QProgressBar,
-    QVBoxLayout,
-    QWidget,
-)
+from PySide6.QtCore import QEvent, QModelIndex, QObject, Qt, Signal
+from PySide6.QtGui import QFont, QKeyEvent, QResizeEvent
+from PySide6.QtWidgets import QAbstractItemView, QDialog, QGridLayout, QHeaderView, QProgressBar, QVBoxLayout, QWidget
 
 from app import theme
 from app.widgets.basic import icons
+from app.widgets.basic.controls import SearchEdit
 from app.widgets.basic.icons import IconButton
 from app.widgets.basic.labels import button, label, plain_tip
-from app.widgets.basic.layout import NestedStack, on_screen
-from app.widgets.basic.number_format import DASH, THIN, duration, figure, moment
-from app.widgets.basic.tables import BaseTable
+from app.widgets.basic.layout import NestedStack, column, holder, on_screen, row, set_style_property
+from app.widgets.basic.number_format import DASH, duration, figure, file_size, moment
+from app.widgets.basic.tables import BaseTable, Column, Index, RowsModel
 
-Index = QModelIndex | QPersistentModelIndex
-RIGHT = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
-LEFT = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
 PLACE_LABELS = {
-    "cache": "HF cache", "lmstudio": "LM Studio", "run": "Earlier run", "folder": "Folder", "hub": "Hugging Face",
+    "cache": "HF cache",
+    "lmstudio": "LM Studio",
+    "run": "Earlier run",
+    "folder": "Folder",
+    "hub": "Hugging Face",
     "bundled": "Bundled",
-}  # fmt: skip
-NAME_LEAST = 200
+}
 STAR, NAME, KIND, PRECISION, SIZE, CHANGED, WHERE = range(7)
-_SIZES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
-
-
-def size_text(size: object) -> str:
-    """A size in bytes with a decimal unit: 4.29 GB."""
-    if not isinstance(size, (int, float)) or size <= 0:
-        return DASH
-    scale, unit = next(((scale, unit) for scale, unit in _SIZES if size >= scale * 0.9995), (1.0, "B"))
-    return figure(size / scale, unit)
-
-
-def display_path(place: str) -> str:
-    """A path with ~ for the home folder, and without the snapshot's hash if it is in the Hugging Face cache."""
-    home = f"{Path.home()}/"
-    return f"~/{place.removeprefix(home)}".partition("/snapshots/")[0] if place.startswith(home) else place
+BAR_STEPS = 1000
+"""Resolution of the progress bar, which cannot count bytes in 32 bits."""
+_PHASES = {"asking": "Asking the Hub", "checking": "Checking", "linking": "Almost there"}
+_EXAMPLES = {"model": "Qwen3 4bit", "dataset": "gsm8k"}
+_MOVES = {Qt.Key.Key_Down: 1, Qt.Key.Key_Up: -1, Qt.Key.Key_PageDown: 10, Qt.Key.Key_PageUp: -10}
+_ENTER = (Qt.Key.Key_Return, Qt.Key.Key_Enter)
 
 
 @dataclass(frozen=True, slots=True)
 class PickerEntry:
-    """One model or dataset. `id` is the value for the form's field; `size` and `partial` (downloaded so far) in bytes,
-    `changed` in unix seconds; `refusal` says why it cannot be used; `fits` whether training a suggested model fits in this machine's
-    memory, in two words."""
+    """One model or dataset.
+
+    `id` is the value for the form's field; `size` and `partial` (downloaded so far) are in bytes, `changed` in unix
+    seconds; `refusal` says why it cannot be used; `fits` says in two words if training it fits in memory.
+    """
 
     id: str
     name: str
@@ -83,8 +69,25 @@ class PickerEntry:
     def is_here(self) -> bool:
         return self.where != "hub" and not self.partial
 
+    @property
+    def status(self) -> str:
+        """Where it is; or that it cannot be used, or fits, or its number of downloads."""
+        if self.refusal:
+            return "Unfinished" if self.partial else "Cannot be used"
+        if not self.fits and self.where == "hub" and self.downloads is not None:
+            return f"{figure(self.downloads)} downloads"
+        return self.fits or PLACE_LABELS[self.where]
+
+    @property
+    def details(self) -> str:
+        """The text below the table: problems and remarks, then the path or id."""
+        partial = f"{file_size(self.partial)} downloaded so far." if self.partial else ""
+        gate = "Gated: accept its conditions on its page first." if self.gated else ""
+        remarks = " ".join(filter(None, [self.refusal, partial, gate, *self.remarks]))
+        return "\n".join(filter(None, [remarks, display_path(self.place) or f"{self.id} on Hugging Face"]))
+
     def matches(self, words: Sequence[str]) -> bool:
-        """Whether every one of the lower-case words occurs in its name, id, type, precision or location."""
+        """True if every lower-case word occurs in its name, id, type, precision or location."""
         text = f"{self.name} {self.id} {self.kind} {self.precision} {PLACE_LABELS[self.where]}".lower()
         return all(word in text for word in words)
 
@@ -107,19 +110,36 @@ class PickerLine:
 PickerRow = PickerEntry | PickerLine
 
 
+def size_text(size: object) -> str:
+    """A size in bytes, a dash where it is unknown or 0."""
+    return file_size(size) if size else DASH
+
+
+def display_path(place: str) -> str:
+    """A path with ~ for the home folder, and without the snapshot's hash if it is in the Hugging Face cache."""
+    home = f"{Path.home()}/"
+    return f"~/{place.removeprefix(home)}".partition("/snapshots/")[0] if place.startswith(home) else place
+
+
+def is_hub_id(name: str) -> bool:
+    """True for owner/name, False for a path."""
+    return name.count("/") == 1 and not name.startswith(("/", "~", "."))
+
+
 @dataclass(slots=True)
 class PickerContents:
-    """Everything the picker can show; `rows` filters and groups it for the words that were typed."""
+    """Everything the picker can show; `rows` filters and groups it.
+
+    `suggested` are entries on the Hub for a first run; `hub` is the result for `hub_words`, and `hub_line` stands in
+    its place while a search is under way, failed, or found nothing.
+    """
 
     local: list[PickerEntry] = field(default_factory=list)
     hub: list[PickerEntry] = field(default_factory=list)
     suggested: list[PickerEntry] = field(default_factory=list)
-    """Entries on the Hub to begin with; one that is on this machine is not shown among them."""
     recent: list[str] = field(default_factory=list)
     hub_words: str = ""
-    """The words that `hub` is the result for."""
     hub_line: PickerLine | None = None
-    """A line in place of Hub results: a search is under way, failed, or found nothing."""
 
     def set_starred(self, id_: str, *, starred: bool) -> None:
         for entries in (self.local, self.hub, self.suggested):
@@ -132,98 +152,80 @@ class PickerContents:
         favourites = [entry for entry in matching if entry.starred]
         recent = [entry for id_ in self.recent for entry in matching if entry.id == id_ and not entry.starred]
         others = [entry for entry in matching if entry not in favourites and entry not in recent]
-        others.sort(key=lambda entry: bool(entry.refusal))  # unusable ones last; stable, so each half is newest first
-        rows: list[PickerRow] = []
-        for heading, entries in (("Favourites", favourites), ("Recent", recent), ("On this machine", others)):
-            rows += [PickerLine(heading, "heading"), *entries] if entries else []
+        others.sort(key=lambda entry: bool(entry.refusal))  # unusable ones last, each half newest first
         local_ids = {entry.id for entry in self.local}
         suggested = [entry for entry in self.suggested if entry.matches(words) and entry.id not in local_ids]
-        rows += [PickerLine("Good to begin with, to download", "heading"), *suggested] if suggested else []
-        return rows + self._hub_rows(typed.strip())
-
-    def _hub_rows(self, typed: str) -> list[PickerRow]:
-        local_ids = {entry.id for entry in self.local}
+        groups = {
+            "Favourites": favourites,
+            "Recent": recent,
+            "On this machine": others,
+            "Suggested downloads": suggested,
+        }
+        rows: list[PickerRow] = []
+        for heading, entries in groups.items():
+            rows += [PickerLine(heading, "heading"), *entries] if entries else []
+        typed = typed.strip()
         if typed and typed == self.hub_words:
+            known_ids = local_ids | {entry.id for entry in suggested}
             state = [self.hub_line] if self.hub_line else []
-            known_ids = local_ids | {entry.id for entry in self.suggested if entry.matches(typed.lower().split())}
             remote = [entry for entry in self.hub if entry.id not in known_ids]
-            return [PickerLine("On Hugging Face", "heading"), *state, *remote]
-        return [PickerLine(f"Search Hugging Face for “{typed}”", "offer")] if typed else []
+            rows += [PickerLine("On Hugging Face", "heading"), *state, *remote]
+        elif typed:
+            rows.append(PickerLine(f"Search Hugging Face for “{typed}”", "offer"))
+        return rows
 
 
-@dataclass(frozen=True, slots=True)
-class _PickerColumn:
-    head: str
-    text: Callable[[PickerEntry], str]
-    width: int
-    right: bool = False
+class PickerModel(RowsModel):
+    """Entries and lines as rows."""
 
-
-COLUMNS = (
-    _PickerColumn("", lambda entry: "", 28),
-    _PickerColumn("Name", lambda entry: entry.name, 0),
-    _PickerColumn("Type", lambda entry: entry.kind or DASH, 108),
-    _PickerColumn("Weights", lambda entry: entry.precision or DASH, 68),
-    _PickerColumn("Size", lambda entry: size_text(entry.size), 76, True),
-    _PickerColumn("Changed", lambda entry: moment(entry.changed or None), 134, True),
-    _PickerColumn("Where", lambda entry: _where(entry), 136),
-)
-
-
-class PickerModel(QAbstractTableModel):
-    """A table model of entries and lines.
-
-    Attributes:
-        rows – in the order shown.
-    """
-
-    def __init__(self, parent: QObject | None = None) -> None:
-        super().__init__(parent)
-        self.rows: list[PickerRow] = []
-
-    def show_rows(self, rows: Iterable[PickerRow]) -> None:
-        self.beginResetModel()
-        self.rows = list(rows)
-        self.endResetModel()
-
-    def rowCount(self, parent: Index = QModelIndex()) -> int:
-        return 0 if parent.isValid() else len(self.rows)
-
-    def columnCount(self, parent: Index = QModelIndex()) -> int:
-        return 0 if parent.isValid() else len(COLUMNS)
+    columns = (
+        Column("", 28),
+        Column("Name"),
+        Column("Type", 108),
+        Column("Weights", 68),
+        Column("Size", 76, is_figure=True),
+        Column("Changed", 134, is_figure=True),
+        Column("Where", 136),
+    )
 
     def flags(self, index: Index) -> Qt.ItemFlag:
         row = self.rows[index.row()]
         is_text = isinstance(row, PickerLine) and row.role != "offer"
         return Qt.ItemFlag.ItemIsEnabled if is_text else Qt.ItemFlag.ItemIsEnabled | Qt.ItemFlag.ItemIsSelectable
 
-    def headerData(self, section: int, orientation: Qt.Orientation, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
-        if orientation != Qt.Orientation.Horizontal:
-            return None
-        if role == Qt.ItemDataRole.TextAlignmentRole:
-            return RIGHT if COLUMNS[section].right else LEFT
-        return COLUMNS[section].head if role == Qt.ItemDataRole.DisplayRole else None
-
-    def data(self, index: Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
-        row, place = self.rows[index.row()], index.column()
+    def text(self, row: PickerRow, column: int) -> str:
         if isinstance(row, PickerLine):
-            return _line_data(row, role) if place == STAR else None
-        if role == Qt.ItemDataRole.DisplayRole:
-            return COLUMNS[place].text(row)
-        if role == Qt.ItemDataRole.TextAlignmentRole:
-            return RIGHT if COLUMNS[place].right else LEFT
-        if role == Qt.ItemDataRole.FontRole:
-            return theme.figures_font()
-        if role == Qt.ItemDataRole.ToolTipRole:
-            return plain_tip(row.refusal or row.place or row.id)
-        if role == Qt.ItemDataRole.DecorationRole and place == STAR:
+            return row.text if column == STAR else ""
+        changed = moment(row.changed or None)
+        texts = ("", row.name, row.kind or DASH, row.precision or DASH, size_text(row.size), changed, row.status)
+        return texts[column]
+
+    def colour(self, row: PickerRow, column: int) -> Any:
+        colours = theme.palette()
+        if isinstance(row, PickerLine):
+            return {"offer": colours.accent, "trouble": colours.warning}.get(row.role, colours.muted)
+        if row.refusal:
+            return colours.warning if column == WHERE else colours.muted
+        return colours.text if column in (NAME, SIZE) else colours.muted
+
+    def font(self, row: PickerRow, column: int) -> QFont:
+        if isinstance(row, PickerLine):
+            return theme.caption_font() if row.role == "heading" else theme.body_font()
+        return theme.figures_font()
+
+    def tip(self, row: PickerRow, column: int) -> str | None:
+        return plain_tip(row.refusal or row.place or row.id) if isinstance(row, PickerEntry) else None
+
+    def extra(self, row: PickerRow, index: Index, role: int) -> Any:
+        if isinstance(row, PickerLine) or index.column() != STAR:
+            return None
+        if role == Qt.ItemDataRole.AccessibleTextRole:
+            return "favourite" if row.starred else "not a favourite"
+        if role == Qt.ItemDataRole.DecorationRole:
             colours = theme.palette()
-            return icons.icon(
-                "star-filled" if row.starred else "star", colours.clip if row.starred else colours.placeholder, 16
-            )
-        if role == Qt.ItemDataRole.AccessibleTextRole and place == STAR:
-            return "favourite" if row.starred else "no favourite"
-        return _colour(row, place) if role == Qt.ItemDataRole.ForegroundRole else None
+            name, colour = ("star-filled", colours.clip) if row.starred else ("star", colours.placeholder)
+            return icons.icon(name, colour, 16)
+        return None
 
 
 class PickerTable(BaseTable):
@@ -237,104 +239,61 @@ class PickerTable(BaseTable):
 
     def __init__(self, model: PickerModel, *, precision: bool) -> None:
         super().__init__()
+        self._model = model
         self.setModel(model)
         self.setSelectionMode(QAbstractItemView.SelectionMode.SingleSelection)
-        self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
         self.setTextElideMode(Qt.TextElideMode.ElideMiddle)  # names of models differ at the end
         self.horizontalHeader().setSectionResizeMode(QHeaderView.ResizeMode.Fixed)
-        for place, column in enumerate(COLUMNS):
-            self.setColumnWidth(place, theme.scaled(column.width))
+        for place, each in enumerate(model.columns):
+            self.setColumnWidth(place, theme.scaled(each.width))  # pyright: ignore[reportAttributeAccessIssue]
         self.setColumnHidden(PRECISION, not precision)
         self.clicked.connect(lambda index: index.column() == STAR and self.star_pressed.emit(index.row()))
+        model.modelReset.connect(self._span_lines)
 
-    def span_lines(self, rows: Sequence[PickerEntry | PickerLine]) -> None:
-        """Span the lines over all columns; spans belong to the view and are lost when the model is reset."""
+    def _span_lines(self) -> None:
         self.clearSpans()
-        for place, row in enumerate(rows):
-            if isinstance(row, PickerLine):
-                self.setSpan(place, 0, 1, len(COLUMNS))
+        for place, each in enumerate(self._model.rows):
+            if isinstance(each, PickerLine):
+                self.setSpan(place, 0, 1, len(self._model.columns))
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
-        places = [place for place in range(len(COLUMNS)) if place != NAME and not self.isColumnHidden(place)]
-        taken = sum(self.columnWidth(place) for place in places)
-        self.setColumnWidth(NAME, max(theme.scaled(NAME_LEAST), self.viewport().width() - taken))
-
-
-def _where(entry: PickerEntry) -> str:
-    """Where an entry is; instead, that it cannot be used, or on the Hub whether it fits, else its number of downloads."""
-    if entry.refusal:
-        return "Unfinished" if entry.partial else "Cannot be used"
-    if entry.fits:
-        return entry.fits
-    if entry.where == "hub" and entry.downloads is not None:
-        return f"{_short(entry.downloads)} downloads"
-    return PLACE_LABELS[entry.where]
-
-
-def _short(count: int) -> str:
-    """41,230 as 41.2k."""
-    scale, letter = next(((scale, letter) for scale, letter in ((1e6, "M"), (1e3, "k")) if count >= scale), (1, ""))
-    return f"{figure(count / scale)}{letter}"
-
-
-def _line_data(line: PickerLine, role: int) -> Any:
-    colours = theme.palette()
-    if role == Qt.ItemDataRole.DisplayRole:
-        return line.text
-    if role == Qt.ItemDataRole.FontRole:
-        return theme.caption_font() if line.role == "heading" else theme.body_font()
-    if role == Qt.ItemDataRole.ForegroundRole:
-        return {"offer": colours.accent, "trouble": colours.warning}.get(line.role, colours.muted)
-    return None
-
-
-def _colour(row: PickerEntry, place: int) -> Any:
-    colours = theme.palette()
-    if row.refusal:
-        return colours.warning if place == WHERE else colours.muted
-    return colours.text if place in (NAME, SIZE) else colours.muted
-
-
-# A row for one download: name, progress, and buttons to pause, resume and cancel.
-
-BAR_STEPS = 1000
-"""Resolution of the progress bar. Its range cannot be in bytes: QProgressBar counts in 32-bit integers."""
-_PHASES = {"asking": "Asking the Hub", "checking": "Checking", "linking": "Almost there"}
+        others = [i for i in range(len(self._model.columns)) if i != NAME and not self.isColumnHidden(i)]
+        taken = sum(self.columnWidth(place) for place in others)
+        self.setColumnWidth(NAME, max(theme.scaled(200), self.viewport().width() - taken))
 
 
 class DownloadRow(QWidget):
-    """A download.
+    """A download: name, progress, and buttons to pause, resume and cancel.
 
     Attributes:
-        name, status, bar, trouble – labels and progress bar; `trouble` says why it failed.
+        status, bar, trouble – what has arrived, and why the download failed.
         pause, cancel – the buttons; `pause` resumes a download that is not running.
 
     Signals:
-        paused, resumed, given_up – the button was clicked.
+        paused, resumed, discarded – the button was clicked.
     """
 
     paused = Signal()
     resumed = Signal()
-    given_up = Signal()
+    discarded = Signal()
 
     def __init__(self, name: str, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self._running = False
-        self.name = label(name)
+        self._name, self._running = name, False
         self.status = label(font=theme.figures_font(theme.CAPTION), role="muted", align=Qt.AlignmentFlag.AlignRight)
         self.bar = QProgressBar(textVisible=False, maximum=BAR_STEPS)
         self.bar.setAccessibleName(f"Download of {name}")
         self.trouble = label(font=theme.caption_font(), role="problem", wrap=True, selectable=True)
         self.pause = IconButton("pause", tip=f"Pause the download of {name}")
-        self.cancel = IconButton("stop", tip=f"Cancel the download of {name} and throw away what is unfinished")
+        self.cancel = IconButton("stop", tip=f"Cancel the download of {name} and delete its unfinished files")
         self.pause.clicked.connect(lambda: (self.paused if self._running else self.resumed).emit())
-        self.cancel.clicked.connect(self.given_up)
+        self.cancel.clicked.connect(self.discarded)
         grid = QGridLayout(self)
         grid.setContentsMargins(0, 0, 0, 0)
         grid.setHorizontalSpacing(theme.SPACE)
         grid.setVerticalSpacing(4)
-        grid.addWidget(self.name, 0, 0)
+        grid.addWidget(label(name), 0, 0)
         grid.addWidget(self.status, 0, 1)
         grid.addWidget(self.bar, 1, 0, 1, 2)
         grid.addWidget(self.trouble, 2, 0, 1, 2)
@@ -353,40 +312,23 @@ class DownloadRow(QWidget):
         remaining_s: float | None,
         sentence: str,
     ) -> None:
-        """`state` is running, paused or failed; sizes in bytes, speed in bytes per second; `sentence` says what failed."""
+        """`state` is running, paused or failed; sizes in bytes, speed in bytes per second; `sentence` is the error."""
         self._running = state == "running"
         self.bar.setValue(round(BAR_STEPS * done / total) if total else 0)
-        self.status.setText(_status(state, phase, done, total, speed, remaining_s))
+        parts = [f"{file_size(done)} of {file_size(total)}"] if total else []
+        if self._running:
+            parts += [_PHASES[phase]] if phase in _PHASES else []
+            parts += [f"{file_size(speed)}/s"] if speed else []
+            parts += [f"{duration(remaining_s)} left"] if remaining_s is not None else []
+        else:
+            parts.append({"failed": "stopped"}.get(state, state))
+        self.status.setText("  ·  ".join(parts))
         self.trouble.setText(sentence)
         self.trouble.setVisible(bool(sentence))
         self.pause.set_icon("pause" if self._running else "play")
-        tip = f"{'Pause' if self._running else 'Resume'} the download of {self.name.text()}"
+        tip = f"{'Pause' if self._running else 'Resume'} the download of {self._name}"
         self.pause.setToolTip(plain_tip(tip))
         self.pause.setAccessibleName(tip)
-
-
-def _status(
-    state: str, phase: str, done: int, total: int | None, speed: float | None, remaining_s: float | None
-) -> str:
-    """“1.24 GB of 4.29 GB · 48.1 MB/s · 1 min 04 s left”, as far as it is known."""
-    parts = [f"{size_text(done) if done else f'0{THIN}B'} of {size_text(total)}"] if total else []
-    if state == "running":
-        parts += [_PHASES[phase]] if phase in _PHASES else []
-        parts += [f"{size_text(speed)}/s"] if speed else []
-        parts += [f"{duration(remaining_s)} left"] if remaining_s is not None else []
-    else:
-        parts.append({"paused": "paused", "failed": "stopped"}.get(state, state))
-    return "  ·  ".join(parts)
-
-
-# ── picker ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-WIDTH, HEIGHT = 940, 580
-_WORDS = {
-    "model": ("model", "models", "Qwen3 4bit"),
-    "dataset": ("dataset", "datasets", "gsm8k"),
-}
-_MOVES = {Qt.Key.Key_Down: 1, Qt.Key.Key_Up: -1, Qt.Key.Key_PageDown: 10, Qt.Key.Key_PageUp: -10}
 
 
 class Picker(QDialog):
@@ -398,7 +340,7 @@ class Picker(QDialog):
     Signals:
         chosen(id) – the user chose it; the value for the form's field.
         search_requested(words) – search the Hub; answer with `show_hub` or `show_trouble`.
-        star_changed(id, whether it is a favourite now).
+        star_changed(id, is a favourite now).
         download_requested(id).
         folder_requested, file_requested – open the desktop's own file dialog.
     """
@@ -414,81 +356,44 @@ class Picker(QDialog):
         super().__init__(parent)
         self.repo_type = repo_type
         self.contents, self.model = PickerContents(), PickerModel(self)
-        self._one, self._many, self._example = _WORDS[repo_type]
         self._loading = True
         self._rows: dict[str, DownloadRow] = {}
-        self.setWindowTitle(f"Choose a {self._one}")
-        self.resize(on_screen(self, WIDTH, HEIGHT))
-        self._create_widgets()
-        self._lay_out()
-        self._connect()
-        self._show()
-
-    # Composition
-
-    def _create_widgets(self) -> None:
-        self.search = QLineEdit(placeholderText=f"Find a {self._one} here or on Hugging Face")
-        self.search.setAccessibleName(f"Find a {self._one}")
-        self.search.setClearButtonEnabled(True)
-        self.search.setProperty("role", "search")
-        self._icon_action = self.search.addAction(icons.icon("search"), QLineEdit.ActionPosition.LeadingPosition)
-        self.table = PickerTable(self.model, precision=self.repo_type == "model")
-        self.table.setAccessibleName(self._many.capitalize())
-        middle = Qt.AlignmentFlag.AlignCenter
-        self.message = label(role="muted", wrap=True, align=middle)
-        self.detail = label(font=theme.caption_font(), role="muted", wrap=True, selectable=True)
+        self.setWindowTitle(f"Choose a {repo_type}")
+        self.resize(on_screen(self, 940, 580))
+        self.search = SearchEdit(f"Find a {repo_type} here or on Hugging Face", f"Find a {repo_type}")
+        self.table = PickerTable(self.model, precision=repo_type == "model")
+        self.table.setAccessibleName(f"{repo_type.capitalize()}s")
+        self.message = label(role="muted", wrap=True, align=Qt.AlignmentFlag.AlignCenter)
+        top_left = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignTop
+        self.detail = label(font=theme.caption_font(), role="muted", wrap=True, selectable=True, align=top_left)
         self.detail.setMinimumHeight(2 * self.detail.fontMetrics().lineSpacing())
-        self.detail.setAlignment(Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignTop)
-        self.folder = button("Folder…", self.folder_requested.emit, tip=f"Choose a folder that holds a {self._one}")
+        self.folder = button("Folder…", self.folder_requested.emit, tip=f"Choose a folder that holds a {repo_type}")
         self.file = button("File…", self.file_requested.emit, tip="Choose a jsonl, json, csv or parquet file")
-        self.file.setVisible(self.repo_type == "dataset")
+        self.file.setVisible(repo_type == "dataset")
         self.star = button("Star", self._toggle_star, tip="Keep this one on top (Ctrl+D)")
         self.leave = button("Close", self.reject)
         self.take = button("Use", self._take, primary=True)
         for secondary in (self.folder, self.file, self.star, self.leave):
             secondary.setAutoDefault(False)  # a focused button with autoDefault would take Enter from Use
         self.take.setDefault(True)
-
-    def _lay_out(self) -> None:
-        card = self.table.in_card()
-        empty = QWidget()
-        QVBoxLayout(empty).addWidget(self.message)
         self._stack = NestedStack(self)
-        self._stack.addWidget(card)
-        self._stack.addWidget(empty)
+        self._stack.addWidget(self.table.in_card())
+        self._stack.addWidget(holder(column(self.message, margins=theme.SPACE)))
         self.downloads = QVBoxLayout()
         self.downloads.setSpacing(12)
-        buttons = QHBoxLayout()
-        buttons.setSpacing(theme.SPACE)
-        for widget in (self.folder, self.file, self.star):
-            buttons.addWidget(widget)
-        buttons.addStretch(1)
-        buttons.addWidget(self.leave)
-        buttons.addWidget(self.take)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(*(theme.GUTTER,) * 4)
-        column.setSpacing(12)
-        column.addWidget(self.search)
-        column.addLayout(self._stack, 1)
-        column.addWidget(self.detail)
-        column.addLayout(self.downloads)
-        column.addLayout(buttons)
-
-    def _connect(self) -> None:
+        buttons = row(self.folder, self.file, self.star, None, self.leave, self.take)
+        parts = (self.search, (self._stack, 1), self.detail, self.downloads, buttons)
+        column(*parts, into=self, spacing=12, margins=theme.GUTTER)
         self.search.textChanged.connect(lambda _: self._show())
         self.search.installEventFilter(self)
         self.table.installEventFilter(self)
         self.table.activated.connect(lambda _: self._take())
         self.table.star_pressed.connect(lambda _: self._toggle_star())
         self.table.selectionModel().currentRowChanged.connect(self._show_detail)
-        theme.signals.changed.connect(self._update_icon)
-        self._update_icon()
-
-    # Showing
+        self._show()
 
     def open_with_recent(self, recent: Sequence[str], suggested: Sequence[PickerEntry] = ()) -> None:
-        """Open the dialog in its loading state; `show_local` ends it. `recent` are ids, the newest first; `suggested` are entries of
-        the Hub that are good to begin with."""
+        """Open the dialog in its loading state, which `show_local` ends. `recent` are ids, the newest first."""
         self.contents.recent, self._loading = list(recent), True
         self.contents.suggested = list(suggested)
         self.search.clear()
@@ -500,7 +405,7 @@ class Picker(QDialog):
         """Show the entries on this machine, and favourites that are not here any more, to be downloaded again."""
         local_ids = {item["id"] for item in items}
         self.contents.local = [entry_from(item, starred=item["id"] in favourites) for item in items]
-        missing = sorted(id_ for id_ in favourites if id_ not in local_ids and _is_hub_id(id_))
+        missing = sorted(id_ for id_ in favourites if id_ not in local_ids and is_hub_id(id_))
         self.contents.local += [PickerEntry(id_, id_, "hub", starred=True) for id_ in missing]
         self._loading = False
         self._show()
@@ -509,18 +414,19 @@ class Picker(QDialog):
         """Show the Hub's entries for these words; an answer to an earlier search is ignored."""
         if words == self.contents.hub_words:
             self.contents.hub = [entry_from(item, starred=item["id"] in favourites) for item in items]
-            nothing = PickerLine(f"Hugging Face has no {self._one} for “{words}”.", "note")
+            nothing = PickerLine(f"Hugging Face has no {self.repo_type} for “{words}”.", "note")
             self.contents.hub_line = None if items else nothing
             self._show()
 
     def show_trouble(self, words: str, sentence: str) -> None:
-        """Show why the search for `words` failed, or, with no words, why this machine could not be searched."""
+        """Show why the search for `words` failed or, without words, why this machine could not be searched."""
         if not words:
             self._loading = False
-            self.detail.setText(sentence)
         elif words == self.contents.hub_words:
             self.contents.hub, self.contents.hub_line = [], PickerLine(sentence, "trouble")
         self._show()
+        if not words:
+            self.detail.setText(sentence)
 
     def download_row(self, id_: str) -> DownloadRow:
         """The row of a download, created on the first call."""
@@ -533,109 +439,96 @@ class Picker(QDialog):
         return id_ in self._rows
 
     def drop_download(self, id_: str) -> None:
-        if row := self._rows.pop(id_, None):
-            self.downloads.removeWidget(row)
-            row.hide()
-            row.deleteLater()
+        if download := self._rows.pop(id_, None):
+            self.downloads.removeWidget(download)
+            download.hide()
+            download.deleteLater()
 
-    def current(self) -> PickerEntry | PickerLine | None:
+    def current(self) -> PickerRow | None:
         """The selected row, if any."""
-        row = self.table.currentIndex().row()
-        return self.model.rows[row] if 0 <= row < len(self.model.rows) and self.table.selected_rows() else None
+        place = self.table.currentIndex().row()
+        return self.model.rows[place] if 0 <= place < len(self.model.rows) and self.table.selected_rows() else None
 
     def choose_id(self, id_: str) -> None:
         """Select this entry, if it is shown."""
-        for number, row in enumerate(self.model.rows):
-            if isinstance(row, PickerEntry) and row.id == id_:
-                self.table.selectRow(number)
+        for place, each in enumerate(self.model.rows):
+            if isinstance(each, PickerEntry) and each.id == id_:
+                self.table.selectRow(place)
 
     def _show(self) -> None:
         selected = self.current()
         rows = [] if self._loading else self.contents.rows(self.search.text())
-        self.model.show_rows(rows)
-        self.table.span_lines(rows)
+        self.model.set_rows(rows)
         self._stack.setCurrentIndex(0 if rows else 1)
-        self.message.setText(self._empty_text())
-        self._restore_selection(selected.id if isinstance(selected, PickerEntry) else "")
+        example = _EXAMPLES[self.repo_type]
+        self.message.setText(
+            "Searching this machine…"
+            if self._loading
+            else f"Type a name such as {example} to search Hugging Face, or choose a folder."
+        )
+        if selectable := self._selectable_rows():
+            self.table.selectRow(selectable[0])
+        if isinstance(selected, PickerEntry):
+            self.choose_id(selected.id)
         self._show_detail()
 
-    def _restore_selection(self, id_: str) -> None:
-        """Select the entry with this id, else the first row that can be selected."""
-        rows = self._selectable_rows()
-        same = [i for i in rows if isinstance(row := self.model.rows[i], PickerEntry) and row.id == id_]
-        for i in (same or rows)[:1]:
-            self.table.selectRow(i)
-
-    def _empty_text(self) -> str:
-        if self._loading:
-            return "Looking at what is on this machine…"
-        return f"Type a name such as {self._example} to search Hugging Face, or choose a folder."
-
     def _show_detail(self, *_: object) -> None:
-        row = self.current()
-        entry = row if isinstance(row, PickerEntry) else None
-        is_unusable = bool(entry and entry.refusal and not entry.partial)
-        self.detail.setText(_detail_text(entry) if entry else "")
-        self.detail.setProperty("role", "problem" if entry and entry.refusal else "muted")
-        self.detail.style().polish(self.detail)
+        current = self.current()
+        entry = current if isinstance(current, PickerEntry) else None
+        self.detail.setText(entry.details if entry else "")
+        set_style_property(self.detail, "role", "problem" if entry and entry.refusal else "muted")
         self.star.setEnabled(entry is not None)
         self.star.setText("Remove star" if entry and entry.starred else "Star")
-        self.take.setText(_button_text(row))
-        self.take.setEnabled(
-            row is not None and not is_unusable and not (isinstance(row, PickerLine) and row.role != "offer")
-        )
-
-    def _update_icon(self) -> None:
-        self._icon_action.setIcon(icons.icon("search", theme.palette().muted, 16))
-        self.table.viewport().update()
-
-    # Actions
+        can_search = isinstance(current, PickerLine) and current.role == "offer"
+        if can_search:
+            text = "Search"
+        elif entry is None or entry.is_here:
+            text = "Use"
+        else:
+            size = f" {file_size(entry.size)}" if entry.size else ""
+            text = "Resume" if entry.partial else f"Download{size}"
+        self.take.setText(text)
+        self.take.setEnabled(can_search or (entry is not None and (not entry.refusal or bool(entry.partial))))
 
     def _take(self) -> None:
         """Do what the primary button says: take the selected entry, download it, or search the Hub."""
-        row = self.current()
-        if not self.take.isEnabled() or row is None:
+        current = self.current()
+        if not self.take.isEnabled() or current is None:
             return
-        if isinstance(row, PickerLine):
+        if isinstance(current, PickerLine):
             self._search_hub()
-        elif row.is_here:
-            self.chosen.emit(row.id)
+        elif current.is_here:
+            self.chosen.emit(current.id)
             self.accept()
         else:
-            self.download_requested.emit(row.id)
+            self.download_requested.emit(current.id)
 
     def _search_hub(self) -> None:
-        words = self.search.text().strip()
-        if words:
+        if words := self.search.text().strip():
             self.contents.hub, self.contents.hub_words = [], words
             self.contents.hub_line = PickerLine("Searching…", "note")
             self.search_requested.emit(words)
             self._show()
 
     def _toggle_star(self) -> None:
-        row = self.current()
-        if isinstance(row, PickerEntry):
-            self.contents.set_starred(row.id, starred=not row.starred)
-            self.star_changed.emit(row.id, not row.starred)
+        current = self.current()
+        if isinstance(current, PickerEntry):
+            self.contents.set_starred(current.id, starred=not current.starred)
+            self.star_changed.emit(current.id, not current.starred)
             self._show()
-            self.choose_id(row.id)
-
-    # The keyboard
+            self.choose_id(current.id)
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
-        """Let the arrow keys move in the table while the line edit has the focus, and letters typed in the table go to
-        the line edit."""
+        """Arrow keys in the line edit move in the table, and letters typed in the table go to the line edit."""
         if event.type() != QEvent.Type.KeyPress or not isinstance(event, QKeyEvent):
             return super().eventFilter(watched, event)
         command = event.modifiers() & Qt.KeyboardModifier.ControlModifier
         if command and event.key() == Qt.Key.Key_D:
             self._toggle_star()
-        elif command and event.key() in (Qt.Key.Key_Return, Qt.Key.Key_Enter):
-            self._search_hub()
+        elif event.key() in _ENTER:
+            self._search_hub() if command else self._take()
         elif event.key() in _MOVES:
             self._step(_MOVES[Qt.Key(event.key())])
-        elif event.key() in (Qt.Key.Key_Return, Qt.Key.Key_Enter):
-            self._take()
         elif watched is self.table and event.text().isprintable() and event.text() and not command:
             self.search.setFocus(Qt.FocusReason.OtherFocusReason)
             self.search.insert(event.text())
@@ -648,8 +541,7 @@ class Picker(QDialog):
 
     def _step(self, by: int) -> None:
         """Move the selection by `by` selectable rows; headings and notes are skipped."""
-        rows = self._selectable_rows()
-        if rows:
+        if rows := self._selectable_rows():
             current = self.table.currentIndex().row()
             position = rows.index(current) if current in rows else -1
             target = rows[max(0, min(len(rows) - 1, position + by))]
@@ -658,29 +550,5 @@ class Picker(QDialog):
             self.table.scrollTo(self.model.index(above if by < 0 else target, NAME))
 
     def done(self, result: int) -> None:
-        self.table.setCurrentIndex(
-            QModelIndex()
-        )  # the dialog is kept: the next opening must not start with this selection
+        self.table.setCurrentIndex(QModelIndex())  # the dialog is kept: the next opening starts without a selection
         super().done(result)
-
-
-def _is_hub_id(id_: str) -> bool:
-    """Whether an id names a repository, and not a path on this machine."""
-    return "/" in id_ and not id_.startswith(("/", "~", "."))
-
-
-def _detail_text(entry: PickerEntry) -> str:
-    """The text below the table: problems and remarks, then where the entry is."""
-    partial = f"{size_text(entry.partial)} of it have arrived." if entry.partial else ""
-    gate = "It is gated: its conditions must be accepted on its page." if entry.gated else ""
-    remarks = " ".join(filter(None, [entry.refusal, partial, gate, *entry.remarks]))
-    path = display_path(entry.place) or f"{entry.id} on Hugging Face"
-    return f"{remarks}\n{path}" if remarks else path
-
-
-def _button_text(row: PickerEntry | PickerLine | None) -> str:
-    if isinstance(row, PickerLine):
-        return "Search" if row.role == "offer" else "Use"
-    if row is None or row.is_here:
-        return "Use"
-    return "Resume" if row.partial else f"Download {size_text(row.size)}" if row.size else "Download"

@@ -1,7 +1,4 @@
-"""Pickers for the model and dataset fields of a page: what is on this machine, Hub search, downloads, facts about a model.
-
-Connects the fields to the picker dialog, the service and the downloads. A field still takes typed text.
-"""
+"""Connects the model and dataset fields to the picker, the service and the downloads, and shows facts about a model."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from typing import Any
 from PySide6.QtCore import QObject, QTimer
 from PySide6.QtWidgets import QWidget
 
-from app.pages.train.picker import PLACE_LABELS, Picker, PickerEntry, size_text
+from app.pages.train.picker import PLACE_LABELS, Picker, PickerEntry, is_hub_id, size_text
 from app.state.jobs import Download
 from app.state.memory import amount, memory_parts_of_shape
 from app.state.presets import preset
@@ -20,58 +17,47 @@ from app.state.session import Session
 from app.widgets.form.field import Field
 from app.widgets.form.fields import PathField
 from backend.config import config, first_choices
-from backend.config.config import Config
-from backend.models.suggested_models import SUGGESTED_MODELS, SuggestedModel, suggested
+from backend.models.suggested_models import SUGGESTED_MODELS, suggested
 from backend.utils import places
-
-# The suggested models and dataset as entries of the picker, with what they are good for and whether training the
-# models fits in this machine.
 
 FITS = {"fits": "Fits", "tight": "May not fit", "over": "Too large"}
 """Verdict on the memory → words for the column “Where”."""
-QUICK = "fast_try.yaml"
-"""The preset with which the memory of a suggestion is estimated: what the form holds may be meant for another model."""
-
-
-def suggested_entries() -> list[PickerEntry]:
-    """An entry for each suggested model, the smallest first."""
-    quick = preset(places.resources() / "presets" / QUICK)
-    base = config.parse({**quick.values, "model": SUGGESTED_MODELS[0].id, "data": "-"})
-    return [_entry(model, base, quick.title) for model in SUGGESTED_MODELS]
-
-
-def suggested_dataset() -> PickerEntry:
-    """The entry of the dataset to begin with."""
-    name = first_choices.DATASET
-    return PickerEntry(
-        id=name, name=name, where="hub", kind="2,000 rows", remarks=(first_choices.DATASET_ABOUT.capitalize() + ".",)
-    )
-
-
-def _entry(model: SuggestedModel, base: Config, title: str) -> PickerEntry:
-    memory = memory_parts_of_shape(base.model_copy(update={"model": model.id}), model.shape)
-    need = f"Training with the preset {title} needs about {amount(memory.total)} of {amount(memory.limit)}."
-    return PickerEntry(
-        id=model.id,
-        name=model.id,
-        where="hub",
-        size=round(model.download_bytes),
-        kind=model.shape.kind,
-        precision="4-bit",
-        remarks=(model.good_for, need),
-        fits=FITS[memory.verdict],
-    )
-
-
-# ── source picking ───────────────────────────────────────────────────────────────────────────────────────────────────
-
 SETTLE_MS = 400
-"""How long typing must rest before a model is looked up."""
+"""Pause in typing before a model is looked up."""
 QUESTIONS = {"model": "models", "dataset": "datasets"}
 
 
+def suggested_models() -> list[PickerEntry]:
+    """An entry for each suggested model, the smallest first, with its memory under the preset for a quick try."""
+    quick = preset(places.resources() / "presets" / "fast_try.yaml")
+    base = config.parse({**quick.values, "model": SUGGESTED_MODELS[0].id, "data": "-"})
+    entries = []
+    for model in SUGGESTED_MODELS:
+        memory = memory_parts_of_shape(base.model_copy(update={"model": model.id}), model.shape)
+        need = f"Training with the preset {quick.title} needs about {amount(memory.total)} of {amount(memory.limit)}."
+        entries.append(
+            PickerEntry(
+                id=model.id,
+                name=model.id,
+                where="hub",
+                size=round(model.download_bytes),
+                kind=model.shape.kind,
+                precision="4-bit",
+                remarks=(model.good_for, need),
+                fits=FITS[memory.verdict],
+            )
+        )
+    return entries
+
+
+def suggested_dataset() -> PickerEntry:
+    """The dataset for a first run."""
+    name, about = first_choices.DATASET, f"{first_choices.DATASET_ABOUT.capitalize()}."
+    return PickerEntry(id=name, name=name, where="hub", kind="2,000 rows", remarks=(about,))
+
+
 class Picking(QObject):
-    """The pickers of a page, a dialog each for models and datasets. Fields of other kinds are ignored.
+    """The pickers of a page, one dialog each for models and datasets. Fields of other kinds are ignored.
 
     Attributes:
         session, prefs – the state shared with the pages.
@@ -87,32 +73,25 @@ class Picking(QObject):
             for field in fields
             if isinstance(field, PathField) and field.setting.kind in QUESTIONS
         }
-        self._rest_timers = {
-            key: self._timer(field) for key, field in self._fields.items() if field.setting.kind == "model"
-        }
-        for field in self._fields.values():
+        self._rest_timers: dict[str, QTimer] = {}
+        for key, field in self._fields.items():
             field.offer_list()
             field.pick_requested.connect(lambda field=field: self.open(field))
+            if field.setting.kind == "model":
+                timer = self._rest_timers[key] = QTimer(self, singleShot=True, interval=SETTLE_MS)
+                timer.timeout.connect(lambda field=field: self._look_up(field))
         session.draft.changed.connect(self._on_changed)
         session.field_requested.connect(self._on_changed)  # Run was refused: the problem may have been fixed on disk
-        self._on_changed("")
         session.run_changed.connect(self._remember_run)
-
-    def _timer(self, field: PathField) -> QTimer:
-        timer = QTimer(self, singleShot=True, interval=SETTLE_MS)
-        timer.timeout.connect(lambda: self._look_up(field))
-        return timer
-
-    # The picker
+        self._on_changed("")
 
     def open(self, field: PathField) -> None:
         """Show the picker for this field, and request the models or datasets on this machine."""
         self._field = field
         kind = field.setting.kind
         picker = self._pickers.get(kind) or self._create_picker(kind)
-        picker.open_with_recent(
-            self.prefs.used(kind), suggested_entries() if kind == "model" else [suggested_dataset()]
-        )
+        suggestions = suggested_models() if kind == "model" else [suggested_dataset()]
+        picker.open_with_recent(self.prefs.used(kind), suggestions)
         for download in self.session.downloads.of(kind):
             self._show_download(download)
         self._refresh(kind)
@@ -131,16 +110,14 @@ class Picking(QObject):
 
     def _refresh(self, kind: str) -> None:
         picker = self._pickers[kind]
-        in_form = [
-            str(field.value()) for field in self._fields.values() if field.setting.kind == kind and field.value()
-        ]
-        used = [*self.prefs.used(kind), *self.prefs.favourites(kind), *in_form]
+        fields = (field for field in self._fields.values() if field.setting.kind == kind)
+        names = [*self.prefs.used(kind), *self.prefs.favourites(kind), *(str(field.value() or "") for field in fields)]
         self.session.service.ask(
             QUESTIONS[kind],
             lambda answer: picker.show_local(answer["found"], self.prefs.favourites(kind)),
             on_refused=lambda faults: picker.show_trouble("", faults[0].sentence),
             owner=picker,
-            paths=[name for name in dict.fromkeys(used) if _is_path(name)],
+            paths=[name for name in dict.fromkeys(names) if name and _is_path(name)],
         )
 
     def _search(self, kind: str, words: str) -> None:
@@ -168,15 +145,13 @@ class Picking(QObject):
             self.prefs.remember_used(self._field.setting.kind, str(self._field.value()))
             picker.accept()
 
-    # Downloads
-
     def _download(self, kind: str, id_: str) -> None:
         """Start a download. The field gets the id now: a run that starts earlier downloads the rest itself."""
         self._take(id_)
         self.session.downloads.start(kind, id_)
 
     def _show_download(self, download: Download) -> None:
-        picker = self._pickers.get(download.repo_type)
+        picker, downloads = self._pickers.get(download.repo_type), self.session.downloads
         if picker is None:
             return
         if download.state == "done":
@@ -185,9 +160,9 @@ class Picking(QObject):
         is_new = not picker.has_download(download.id)
         row = picker.download_row(download.id)
         if is_new:
-            row.paused.connect(lambda: self.session.downloads.pause(download))
-            row.resumed.connect(lambda: self.session.downloads.start(download.repo_type, download.id))
-            row.given_up.connect(lambda: self.session.downloads.discard(download))
+            row.paused.connect(lambda: downloads.pause(download))
+            row.resumed.connect(lambda: downloads.start(download.repo_type, download.id))
+            row.discarded.connect(lambda: downloads.discard(download))
         row.show_progress(
             download.state,
             download.phase,
@@ -200,13 +175,12 @@ class Picking(QObject):
 
     def _on_finished(self, download: Download) -> None:
         self.session.message.emit(f"{download.id} is on this machine now.")
-        if download.repo_type in self._pickers and self._pickers[download.repo_type].isVisible():
+        picker = self._pickers.get(download.repo_type)
+        if picker is not None and picker.isVisible():
             self._refresh(download.repo_type)
         for key, timer in self._rest_timers.items():
             if self._fields[key].value() == download.id:
                 timer.start()
-
-    # Facts about the model in a field
 
     def _on_changed(self, key: str) -> None:
         """Look a model up once typing rests; after all settings changed (`key` empty), all models."""
@@ -215,8 +189,7 @@ class Picking(QObject):
             self._rest_timers[changed].start()
 
     def _look_up(self, field: PathField) -> None:
-        name = str(self.session.draft.value(field.setting.key) or "").strip()
-        if name:
+        if name := self._name_in(field):
             self.session.service.ask(
                 "model_facts",
                 lambda facts: self._show_facts(field, name, facts),
@@ -225,32 +198,28 @@ class Picking(QObject):
                 name=name,
             )
 
+    def _name_in(self, field: PathField) -> str:
+        return str(self.session.draft.value(field.setting.key) or "").strip()
+
     def _show_facts(self, field: PathField, name: str, facts: dict[str, Any] | None) -> None:
         is_base = field.setting.key == "model"
-        if str(self.session.draft.value(field.setting.key)).strip() != name or (
-            facts is None and not _could_be_id(name)
-        ):
+        if self._name_in(field) != name or (facts is None and not is_hub_id(name)):
             return
         if is_base:
             self.session.draft.refuse_model(name, facts["refusal"] if facts else "")
         if facts is None:
             known = suggested(name)
-            what = f"about {size_text(known.download_bytes)} " if known is not None else "it "
-            field.show_note(f"Not on this machine: {what}will be downloaded when the run starts.")
+            size = f"{size_text(known.download_bytes)} " if known is not None else "it "
+            field.show_note(
+                f"Not on this machine: {'about ' if known else ''}{size}will be downloaded when the run starts."
+            )
         elif facts["refusal"] and not is_base and (Path(name).expanduser() / "adapter_config.json").is_file():
             field.show_note("An adapter of the base model.")
-        elif facts["refusal"]:
-            # The base model's refusal is among the form's problems already, which are shown below the same field.
+        elif facts["refusal"]:  # the base model's refusal is among the form's problems already
             field.show_note("" if is_base else facts["refusal"], wrong=True)
         else:
-            parts = [
-                facts["kind"],
-                facts["precision"],
-                size_text(facts["size"]),
-                PLACE_LABELS[facts["where"]],
-                *facts["remarks"],
-            ]
-            field.show_note("  ·  ".join(filter(None, parts)))
+            parts = [facts["kind"], facts["precision"], size_text(facts["size"]), PLACE_LABELS[facts["where"]]]
+            field.show_note("  ·  ".join(filter(None, [*parts, *facts["remarks"]])))
 
     def _remember_run(self) -> None:
         """Remember the model and data of a run that was started as recently used."""
@@ -262,7 +231,3 @@ class Picking(QObject):
 
 def _is_path(name: str) -> bool:
     return name.startswith(("/", "~", ".")) or Path(name).exists()
-
-
-def _could_be_id(name: str) -> bool:
-    return name.count("/") == 1 and not name.startswith(("/", "~", "."))

@@ -1,18 +1,18 @@
-"""Basic input widgets: a number with its unit, a combo box that ignores the wheel, a switch, a check box, a path line.
-
-They know values and the theme; settings and fields are in `app.widgets.form`.
-"""
+"""Basic input widgets: number, combo box, switch, check box, path, search, link, segments. They know values and the theme."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from PySide6.QtCore import QPoint, QPointF, QRect, QRectF, QSize, Qt, Signal
+from PySide6.QtCore import QPoint, QPointF, QRect, QRectF, QSize, Qt, QTimer, Signal
 from PySide6.QtGui import (
     QDragEnterEvent,
     QDropEvent,
+    QFont,
     QFontMetrics,
+    QGuiApplication,
+    QIcon,
     QPainter,
     QPaintEvent,
     QPen,
@@ -23,7 +23,6 @@ from PySide6.QtWidgets import (
     QButtonGroup,
     QCheckBox,
     QComboBox,
-    QHBoxLayout,
     QLabel,
     QLineEdit,
     QPlainTextEdit,
@@ -34,11 +33,7 @@ from PySide6.QtWidgets import (
 
 from app import theme
 from app.widgets.basic import icons
-
-
-def check_box_side() -> int:
-    """Side length of a check box, in pixels."""
-    return theme.scaled(16)
+from app.widgets.basic.layout import row
 
 
 class NumberEdit(QLineEdit):
@@ -49,7 +44,6 @@ class NumberEdit(QLineEdit):
         self._unit = unit
         font = theme.figures_font()
         self.setFont(font)
-        # The margin keeps typed text off the unit, which QLineEdit knows nothing of.
         self.setTextMargins(0, 0, QFontMetrics(font).horizontalAdvance(unit) + 8 if unit else 0, 0)
         self.setMinimumWidth(theme.scaled(72))
 
@@ -62,21 +56,40 @@ class NumberEdit(QLineEdit):
             painter.drawText(self.rect().adjusted(0, 0, -9, 0), right, self._unit)
 
 
+class SearchEdit(QLineEdit):
+    """A line edit with a magnifying glass and a button that clears it."""
+
+    def __init__(self, placeholder: str, name: str = "", parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setPlaceholderText(placeholder)
+        self.setAccessibleName(name or placeholder)
+        self.setClearButtonEnabled(True)
+        self.setProperty("role", "search")
+        self._glass = self.addAction(QIcon(), QLineEdit.ActionPosition.LeadingPosition)
+        self._recolour()
+        theme.signals.changed.connect(self._recolour)
+
+    def _recolour(self) -> None:
+        self._glass.setIcon(icons.icon("search", theme.palette().muted, 16))
+
+
 class ComboBox(QComboBox):
     """A combo box. The wheel scrolls the page below the pointer and never changes the value."""
 
-    def __init__(self, parent: QWidget | None = None) -> None:
+    def __init__(self, parent: QWidget | None = None, *, name: str = "", length: int = 6) -> None:
+        """`length`: the minimum width, in characters; by default Qt would take the width of the longest item."""
         super().__init__(parent)
-        self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)  # the default, WheelFocus, would take the focus while scrolling
-        # The default makes the longest item the minimum width, and one long id then widens the page.
+        self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)  # not WheelFocus, which takes the focus while scrolling
         self.setSizeAdjustPolicy(QComboBox.SizeAdjustPolicy.AdjustToMinimumContentsLengthWithIcon)
-        self.setMinimumContentsLength(6)
+        self.setMinimumContentsLength(length)
+        if name:
+            self.setAccessibleName(name)
 
     def wheelEvent(self, event: QWheelEvent) -> None:
-        event.ignore()  # Qt then offers the event to the parent, and so to the scroll area of the page
+        event.ignore()  # Qt then offers the event to the scroll area of the page
 
     def choose(self, value: str) -> None:
-        """Select the item with this value. An unknown value gets an item of its own, so showing a form never changes it."""
+        """Select the item with this value; an unknown value is added, so that showing a form never changes it."""
         index = self.findData(value)
         if index < 0:
             self.addItem(f"{value} (unknown)", value)
@@ -116,12 +129,16 @@ class Switch(QAbstractButton):
         painter.drawText(text_rect, Qt.AlignmentFlag.AlignVCenter, "On" if is_on else "Off")
 
 
+def check_box_side() -> int:
+    return theme.scaled(16)
+
+
 class CheckBox(QCheckBox):
-    """A check box painted in the theme's colours: a style sheet can replace the mark by an image but not recolour it."""
+    """A check box painted in the theme's colours, which a style sheet cannot give to the mark."""
 
     def __init__(self, text: str, parent: QWidget | None = None) -> None:
         super().__init__(text, parent)
-        self.setAttribute(Qt.WidgetAttribute.WA_Hover)  # Qt repaints it when the pointer enters or leaves
+        self.setAttribute(Qt.WidgetAttribute.WA_Hover)
 
     def sizeHint(self) -> QSize:
         text, side = self.fontMetrics().size(0, self.text()), check_box_side()
@@ -130,7 +147,7 @@ class CheckBox(QCheckBox):
     minimumSizeHint = sizeHint
 
     def hitButton(self, pos: QPoint) -> bool:
-        return self.rect().contains(pos)  # QCheckBox asks the style, which would put box and text elsewhere
+        return self.rect().contains(pos)
 
     def paintEvent(self, event: QPaintEvent) -> None:
         colours, painter, side = theme.palette(), QPainter(self), check_box_side()
@@ -141,7 +158,7 @@ class CheckBox(QCheckBox):
 
 
 def draw_check_box(painter: QPainter, box: QRect, ticked: bool, *, focused: bool = False) -> None:
-    """Paint a check box into `box`. Its edge is darker than a field's: of an unticked box only the edge is visible."""
+    """Paint a check box into `box`."""
     colours = theme.palette()
     painter.setRenderHint(QPainter.RenderHint.Antialiasing)
     edge = colours.text if focused else colours.accent if ticked else colours.muted
@@ -161,66 +178,92 @@ class PathEdit(QLineEdit):
         self.setAcceptDrops(True)
 
     def dragEnterEvent(self, event: QDragEnterEvent) -> None:
-        if self._accepted_path(event):
-            event.acceptProposedAction()
-        elif _dropped_path(event):
-            event.ignore()  # QLineEdit would accept it and insert the URL as text
-        else:
+        path = dropped_file(event)
+        if path is None:
             super().dragEnterEvent(event)
-
-    def _accepted_path(self, event: QDropEvent) -> str:
-        path = _dropped_path(event)
-        return path if path and self._accepts(Path(path)) else ""
+        elif self._accepts(path):
+            event.acceptProposedAction()
+        else:
+            event.ignore()  # QLineEdit would insert the URL as text
 
     def dropEvent(self, event: QDropEvent) -> None:
-        path = self._accepted_path(event)
-        if path:
-            self.setText(path)
-            self.setFocus(Qt.FocusReason.OtherFocusReason)
-            self.textEdited.emit(path)
-            event.acceptProposedAction()
-        else:
+        path = dropped_file(event)
+        if path is None or not self._accepts(path):
             super().dropEvent(event)
+            return
+        self.setText(str(path))
+        self.setFocus(Qt.FocusReason.OtherFocusReason)
+        self.textEdited.emit(str(path))
+        event.acceptProposedAction()
+
+
+def dropped_file(event: QDropEvent) -> Path | None:
+    """The one local file or folder that is dragged; None for anything else."""
+    urls = event.mimeData().urls()
+    return Path(urls[0].toLocalFile()) if len(urls) == 1 and urls[0].isLocalFile() else None
 
 
 class ProseEdit(QPlainTextEdit):
-    """A plain text edit of a fixed number of lines; Tab leaves it, as in every other field.
-
-    Signals:
-        edited – the text changed, by the user or by `setPlainText`.
-    """
-
-    edited = Signal()
+    """A plain text edit of a fixed number of lines; Tab leaves it, as in every other field."""
 
     def __init__(self, lines: int, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.setTabChangesFocus(True)
         self.setFixedHeight(self.fontMetrics().lineSpacing() * lines + 18)
-        self.textChanged.connect(self.edited)
 
 
 class LinkButton(QPushButton):
-    """A button that looks like a link: for navigation, not for changes."""
+    """A button that looks like a link; `name` is its accessible name where the text alone would not do."""
 
-    def __init__(self, text: str, parent: QWidget | None = None) -> None:
+    def __init__(
+        self,
+        text: str,
+        parent: QWidget | None = None,
+        *,
+        on_click: Callable[[], object] | None = None,
+        tip: str = "",
+        name: str = "",
+    ) -> None:
         super().__init__(text, parent)
         self.setProperty("role", "link")
         self.setFlat(True)
         self.setCursor(Qt.CursorShape.PointingHandCursor)
+        self.setToolTip(tip)
+        self.setAccessibleName(name)
+        if on_click is not None:
+            self.clicked.connect(lambda _checked=False: on_click())
+
+
+class CopyLink(LinkButton):
+    """A link that copies `content` and says so for a moment."""
+
+    def __init__(self, name: str, tip: str = "") -> None:
+        super().__init__("Copy", on_click=self.copy, tip=tip, name=name)
+        self.content = ""
+
+    def copy(self) -> None:
+        QGuiApplication.clipboard().setText(self.content)
+        self.setText("Copied")
+        QTimer.singleShot(1500, self, lambda: self.setText("Copy"))
 
 
 class ElidedLabel(QLabel):
     """One line of grey text, elided where it does not fit; `text()` stays complete."""
 
     def __init__(
-        self, elide_mode: Qt.TextElideMode = Qt.TextElideMode.ElideRight, parent: QWidget | None = None
+        self,
+        elide_mode: Qt.TextElideMode = Qt.TextElideMode.ElideRight,
+        parent: QWidget | None = None,
+        *,
+        font: QFont | None = None,
     ) -> None:
         super().__init__(parent)
         self._elide_mode = elide_mode
+        if font is not None:
+            self.setFont(font)
 
     def sizeHint(self) -> QSize:
-        # QLabel's hint is the width of its text, which would make it the minimum width of the window.
-        return QSize(40, super().sizeHint().height())
+        return QSize(40, super().sizeHint().height())  # QLabel's hint would widen the window to the text
 
     minimumSizeHint = sizeHint
 
@@ -231,13 +274,8 @@ class ElidedLabel(QLabel):
         painter.drawText(self.rect(), self.alignment(), text)
 
 
-def _dropped_path(event: QDropEvent) -> str:
-    urls = event.mimeData().urls()
-    return urls[0].toLocalFile() if len(urls) == 1 and urls[0].isLocalFile() else ""
-
-
 class Segments(QWidget):
-    """Segmented control over `labels` (key → text); the first one is checked at the start.
+    """Exclusive buttons in a row over `labels` (key → text); the first one is checked at the start.
 
     Attributes:
         buttons – key → button.
@@ -250,23 +288,17 @@ class Segments(QWidget):
 
     def __init__(self, labels: Mapping[str, str], name: str, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self.buttons: dict[str, QToolButton] = {}
-        self._group = QButtonGroup(self)
-        row = QHBoxLayout(self)
-        row.setContentsMargins(0, 0, 0, 0)
-        row.setSpacing(2)
         self.setAccessibleName(name)
-        for key, text in labels.items():
-            button = QToolButton()
-            button.setText(text)
+        self._group = QButtonGroup(self)
+        self.buttons = {key: QToolButton() for key in labels}
+        for key, button in self.buttons.items():
             button.setCheckable(True)
             button.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
-            button.setAccessibleName(f"{name}: {text}")
             button.clicked.connect(lambda _checked=False, key=key: self.choose(key))
             self._group.addButton(button)
-            self.buttons[key] = button
-            row.addWidget(button)
+            self.show_word(key, labels[key])
         next(iter(self.buttons.values())).setChecked(True)
+        row(*self.buttons.values(), into=self, spacing=2)
 
     @property
     def key(self) -> str:
@@ -279,6 +311,7 @@ class Segments(QWidget):
         self.chosen.emit(key)
 
     def show_word(self, key: str, word: str) -> None:
+        """Change the text of a segment."""
         self.buttons[key].setText(word)
         self.buttons[key].setAccessibleName(f"{self.accessibleName()}: {word}")
 

@@ -1,7 +1,6 @@
-"""The desktop's dialogs for files and folders. Each kind of thing (a config, a dataset, a model, …) begins in the folder where one was
-last chosen, at first in Documents: never in the folder that the app happens to run in.
+"""The desktop's file dialogs, and opening files and links in other programs.
 
-Every dialog of the window is opened here.
+A dialog begins in the folder where a file of its kind was last chosen, at first in Documents.
 """
 
 from __future__ import annotations
@@ -15,12 +14,9 @@ from PySide6.QtWidgets import QFileDialog, QWidget
 
 
 class FolderMemory(Protocol):
-    """Where the folders are kept between launches; `app.state.prefs.Prefs` is one."""
+    """Keeps folders between launches; `app.state.prefs.Prefs` is one."""
 
-    def folder_of(self, kind: str) -> Path | None:
-        """The folder in which a thing of this kind was last chosen."""
-        ...
-
+    def folder_of(self, kind: str) -> Path | None: ...
     def remember_folder(self, kind: str, folder: Path) -> None: ...
 
 
@@ -28,12 +24,12 @@ _memory: list[FolderMemory] = []
 
 
 def keep_folders_in(memory: FolderMemory) -> None:
-    """Keep the folders there from now on."""
+    """Remember the folders there from now on."""
     _memory[:] = [memory]
 
 
 def first_folder(kind: str) -> Path:
-    """Where a dialog for this kind of thing begins."""
+    """The folder in which a dialog for this kind of file begins."""
     remembered = _memory[0].folder_of(kind) if _memory else None
     if remembered is not None and remembered.is_dir():
         return remembered
@@ -42,28 +38,25 @@ def first_folder(kind: str) -> Path:
 
 
 def open_file(parent: QWidget, kind: str, title: str, pattern: str, near: Path | None = None) -> Path | None:
-    """Have the user choose a file; None where that is cancelled. `near`: the file chosen now, whose folder goes before the last one."""
-    chosen, _ = QFileDialog.getOpenFileName(parent, title, str(_beginning(kind, near)), pattern)
-    return _remembered(kind, chosen)
+    """Ask for a file; None when cancelled. The dialog begins beside `near` if that is given."""
+    return _remember(kind, QFileDialog.getOpenFileName(parent, title, str(_begin(kind, near)), pattern)[0])
 
 
 def save_file(parent: QWidget, kind: str, title: str, name: str, pattern: str, near: Path | None = None) -> Path | None:
-    """Have the user choose where to save; `name` is proposed."""
-    chosen, _ = QFileDialog.getSaveFileName(parent, title, str(_beginning(kind, near) / name), pattern)
-    return _remembered(kind, chosen)
+    """Ask where to save; `name` is the proposed file name."""
+    return _remember(kind, QFileDialog.getSaveFileName(parent, title, str(_begin(kind, near) / name), pattern)[0])
 
 
 def open_folder(parent: QWidget, kind: str, title: str, near: Path | None = None) -> Path | None:
-    """Have the user choose a folder."""
-    return _remembered(kind, QFileDialog.getExistingDirectory(parent, title, str(_beginning(kind, near))))
+    """Ask for a folder."""
+    return _remember(kind, QFileDialog.getExistingDirectory(parent, title, str(_begin(kind, near))))
 
 
-def _beginning(kind: str, near: Path | None) -> Path:
+def _begin(kind: str, near: Path | None) -> Path:
     return near.parent if near is not None and near.parent.is_dir() else first_folder(kind)
 
 
-def _remembered(kind: str, chosen: str) -> Path | None:
-    """The path that was chosen; its folder is where the next dialog of this kind begins."""
+def _remember(kind: str, chosen: str) -> Path | None:
     if not chosen:
         return None
     if _memory:
@@ -72,10 +65,10 @@ def _remembered(kind: str, chosen: str) -> Path | None:
 
 
 def open_path(path: Path) -> None:
-    """Open a file or folder in the program that the desktop associates with it."""
+    """Open a file or folder in the desktop's program for it."""
     QDesktopServices.openUrl(QUrl.fromLocalFile(str(path)))
 
 
 def open_link(link: str) -> bool:
-    """Hand a link over to the program that is registered for it; whether there is one."""
+    """Open a link in the program that is registered for it; False if there is none."""
     return QDesktopServices.openUrl(QUrl(link))

@@ -1,7 +1,4 @@
-"""Our line icons (resources/icons, monochrome SVG) as QIcon and QPixmap in a colour of the palette.
-
-The files say `currentColor`, which is replaced by the colour before rendering.
-"""
+"""Our line icons (resources/icons, SVG with `currentColor`) as QIcon and QPixmap in a colour of the palette."""
 
 from __future__ import annotations
 
@@ -21,10 +18,8 @@ SIZE = 18
 def icon(name: str, colour: QColor | None = None, size: int = SIZE) -> QIcon:
     """The icon in `colour` (default: the text colour), faint when disabled. It keeps its colour when the theme changes."""
     made = QIcon()
-    for mode, tint in (
-        (QIcon.Mode.Normal, colour or theme.palette().text),
-        (QIcon.Mode.Disabled, theme.palette().faint),
-    ):
+    tints = {QIcon.Mode.Normal: colour or theme.palette().text, QIcon.Mode.Disabled: theme.palette().faint}
+    for mode, tint in tints.items():
         for ratio in (1, 2):
             made.addPixmap(pixmap(name, tint, theme.scaled(size), ratio), mode)
     return made
@@ -37,8 +32,9 @@ def pixmap(name: str, colour: QColor, size: int = SIZE, ratio: float = 2) -> QPi
 
 @lru_cache(maxsize=512)
 def _render(name: str, tint: str, size: int, ratio: float) -> QPixmap:
-    """`pixmap`, cached: a form shows the same few icons many times. The colour is text, as QColor has no hash."""
-    svg = _source(name).replace("currentColor", QColor(tint).name())
+    """`pixmap`, cached. The colour is text, as QColor has no hash."""
+    source = (places.resources() / "icons" / f"{name}.svg").read_text(encoding="utf-8")
+    svg = source.replace("currentColor", QColor(tint).name())
     made = QPixmap(round(size * ratio), round(size * ratio))
     made.fill(Qt.GlobalColor.transparent)
     painter = QPainter(made)
@@ -50,7 +46,7 @@ def _render(name: str, tint: str, size: int, ratio: float) -> QPixmap:
 
 
 def app_icon() -> QIcon:
-    """The app's own icon, in every size that was drawn (packaging/icon.py)."""
+    """The app's own icon in all its sizes (packaging/icon.py)."""
     made = QIcon()
     for file in (places.resources() / "icons" / "app").glob("*.png"):
         made.addFile(str(file))
@@ -77,8 +73,3 @@ class IconButton(QToolButton):
 
     def _draw(self) -> None:
         self.setIcon(icon(self._name))
-
-
-@lru_cache
-def _source(name: str) -> str:
-    return (places.resources() / "icons" / f"{name}.svg").read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Keys as this platform has and writes them: ⌘G and ⌘⌫ on macOS, Ctrl+G and Delete elsewhere."""
+"""Labels, buttons, tool tips and key names in our fonts and style sheet roles, and the empty state of a page."""
 
 from __future__ import annotations
 
@@ -10,37 +10,37 @@ from typing import Any
 
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QCursor, QFont, QKeySequence
-from PySide6.QtWidgets import QLabel, QMenu, QPushButton, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QLabel, QMenu, QPushButton, QWidget
 
 from app import theme
+from app.widgets.basic.layout import column
 
 REMOVE_KEYS = "Ctrl+Backspace" if sys.platform == "darwin" else "Delete"
-"""Removes what is selected. A Mac's keyboard has no Delete key: the one labelled so is Backspace, and the Finder's keys are ⌘⌫."""
+"""Removes the selection. A Mac keyboard has no Delete key, and its Finder uses ⌘⌫."""
 _KEYS = re.compile(r"\b(?:(?:Ctrl|Alt|Shift|Meta)\+)+[^\s),;]+")
 
 
 def key_name(keys: QKeySequence) -> str:
-    """What the platform's menus call these keys."""
+    """The name of these keys in the platform's menus."""
     return keys.toString(QKeySequence.SequenceFormat.NativeText)
 
 
 def with_key_names(text: str) -> str:
-    """The text, in which keys are portable (“Shows the next one (Ctrl+G)”), with the platform's names for them."""
+    """Replace portable keys in a text (“Ctrl+G”) by the platform's names (⌘G)."""
     return _KEYS.sub(lambda found: key_name(QKeySequence(found[0])), text)
-
-
-class PlainLabel(QLabel):
-    """A label whose text is never taken for HTML. Names, titles, sentences and texts may come from somebody else's run, model or rows, and
-    rich text could show pictures from this disk, hide what it says, or pass for a part of the window."""
-
-    def __init__(self, *arguments: Any, **properties: Any) -> None:
-        super().__init__(*arguments, **properties)
-        self.setTextFormat(Qt.TextFormat.PlainText)
 
 
 def plain_tip(text: str) -> str:
     """A tool tip that shows this text as it is: Qt takes one with a tag in it for HTML."""
     return f"<p>{escape(text)}</p>".replace("\n", "<br>") if "<" in text else text
+
+
+class PlainLabel(QLabel):
+    """A label that never renders HTML: names and texts may come from another person's run, model or dataset."""
+
+    def __init__(self, *arguments: Any, **properties: Any) -> None:
+        super().__init__(*arguments, **properties)
+        self.setTextFormat(Qt.TextFormat.PlainText)
 
 
 def label(
@@ -67,7 +67,7 @@ def label(
 
 
 def button(text: str, on_click: Callable[[], object], *, primary: bool = False, tip: str = "") -> QPushButton:
-    """A button that calls `on_click()`; `primary` is the one that stands out on its page; keys in `tip` are portable (“Ctrl+G”)."""
+    """A button that calls `on_click()`; `primary` gives it the accent colour; keys in `tip` are portable (“Ctrl+G”)."""
     widget = QPushButton(text)
     widget.setToolTip(with_key_names(tip))
     if primary:
@@ -77,11 +77,7 @@ def button(text: str, on_click: Callable[[], object], *, primary: bool = False, 
 
 
 def give_menu(button: QPushButton, menu: QMenu) -> None:
-    """Have a button open a menu.
-
-    While a menu is open it has the mouse, so Qt never tells the button that the pointer has left it: it stayed in its hover colour
-    until the pointer came back.
-    """
+    """Have a button open a menu. The hover state is updated by hand: an open menu takes the mouse from the button."""
     button.setMenu(menu)
     button.setProperty("menu", True)
 
@@ -94,7 +90,7 @@ def give_menu(button: QPushButton, menu: QMenu) -> None:
 
 
 class EmptyState(QWidget):
-    """A title, a sentence and a button in the middle of the page.
+    """A title, a sentence and a button in the middle of an empty page.
 
     Signals:
         button_clicked – the button was pressed.
@@ -105,27 +101,27 @@ class EmptyState(QWidget):
     def __init__(self, title: str, sentence: str, button_text: str) -> None:
         super().__init__()
         centre = Qt.AlignmentFlag.AlignCenter
-        column = QVBoxLayout(self)
-        column.setSpacing(theme.SPACE * 2)
-        column.addStretch(2)
-        column.addWidget(label(title, theme.title_font(), align=centre))
-        column.addWidget(label(sentence, role="muted", align=centre, wrap=True))
-        column.addWidget(button(button_text, self.button_clicked.emit, primary=True), 0, centre)
-        column.addStretch(3)
-
-
-PROPERTY = "guide"
+        column(
+            (None, 2),
+            label(title, theme.title_font(), align=centre),
+            label(sentence, role="muted", align=centre, wrap=True),
+            (button(button_text, self.button_clicked.emit, primary=True), 0, centre),
+            (None, 3),
+            into=self,
+            spacing=2 * theme.SPACE,
+            margins=theme.SPACE,
+        )
 
 
 def explain_at(widget: QWidget, place: str) -> None:
-    """Say that the guide explains this widget there."""
-    widget.setProperty(PROPERTY, place)
+    """Set the place of the guide that F1 opens in this widget and its children."""
+    widget.setProperty("guide", place)
 
 
 def place_about(widget: QWidget | None) -> str:
-    """The place about the widget, or about the nearest one that it is in; "" where there is none."""
+    """The place of the guide about the widget or its nearest ancestor; "" without one."""
     while widget is not None:
-        if place := widget.property(PROPERTY):
+        if place := widget.property("guide"):
             return str(place)
         widget = widget.parentWidget()
     return ""

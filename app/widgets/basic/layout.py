@@ -1,4 +1,4 @@
-"""Layout and style helpers: sizes of windows, cards, margins beside scroll bars, visibility, style sheet properties, emptying a layout."""
+"""Layouts in one expression, cards, scroll areas, and helpers for visibility and style sheet properties."""
 
 from __future__ import annotations
 
@@ -22,98 +22,12 @@ from PySide6.QtWidgets import (
 
 from app import theme
 
-FRAME = (8, 40)
-"""Room for what a desktop adds around a window: its borders and its title bar."""
-
-
-class NestedStack(QStackedLayout):
-    """Pages, one of which is shown, for a place within another layout of `owner`.
-
-    Qt shows the first page as it is added. One that has no parent yet is a window on the screen for that moment: it flashes, and the
-    keyboard is the main window's no more.
-    """
-
-    def __init__(self, owner: QWidget) -> None:
-        super().__init__()
-        self._owner = owner
-
-    def addWidget(self, w: QWidget) -> int:
-        if w.parentWidget() is None:
-            w.setParent(self._owner)
-        return super().addWidget(w)
-
-
-def on_screen(window: QWidget, width: int, height: int) -> QSize:
-    """A window's size for text of the usual size: as large as the text is here, and never larger than the screen has room for."""
-    screen = window.screen().availableSize() - QSize(*FRAME)
-    return theme.scaled_size(QSize(width, height)).boundedTo(screen)
-
-
-def wrap_in_card(view: QWidget) -> QFrame:
-    """A card that holds one table or list."""
-    card = QFrame()
-    card.setProperty("role", "card")
-    column = QVBoxLayout(card)
-    column.setContentsMargins(4, 4, 4, 4)
-    column.addWidget(view)
-    return card
-
-
-def set_shown(widget: QWidget, shown: bool) -> None:
-    """`setVisible`, but only where that changes something.
-
-    While the window is not on the screen yet, every `setVisible(True)` polishes and lays out the widget with all its
-    children, and the window's own show event does it once more.
-    """
-    if widget.isHidden() == shown:
-        widget.setVisible(shown)
-
-
-def settle_layouts() -> None:
-    """Lay out now what has changed.
-
-    Left to the event loop, the layouts of nested widgets settle in several rounds, and Qt paints the whole window after each of them
-    before it looks at a timer or the mouse: with six charts that is a tenth of a second.
-    """
-    QCoreApplication.sendPostedEvents(None, QEvent.Type.LayoutRequest)
-
-
-def reserve_gutter(area: QAbstractScrollArea, content: QLayout) -> None:
-    """End `content` one gutter before the right edge of its scroll area, with a vertical scroll bar or without.
-
-    A scroll bar takes its width from the viewport, so it is subtracted from the margin: the right edges line up with
-    what is above the area. Call it from the area's `resizeEvent`.
-    """
-    scroll_bar = area.width() - area.viewport().width()
-    margins = content.contentsMargins()
-    content.setContentsMargins(margins.left(), margins.top(), max(0, theme.GUTTER - scroll_bar), margins.bottom())
-
-
-def set_style_property(widget: QWidget, name: str, value: object) -> None:
-    """Set a dynamic property that the style sheet selects on, and apply the rules again if it changed.
-
-    Qt evaluates such selectors when a widget is polished, and does not notice a later `setProperty`.
-    """
-    if widget.property(name) != value:
-        widget.setProperty(name, value)
-        widget.style().unpolish(widget)
-        widget.style().polish(widget)
-
-
-def clear_layout(layout: QLayout) -> None:
-    """Remove and delete every widget and stretch of `layout`.
-
-    Widgets are hidden now but deleted later: a click on one of them may be what is being handled.
-    """
-    while (item := layout.takeAt(0)) is not None:
-        widget = item.widget()
-        if widget is not None:
-            widget.hide()
-            widget.deleteLater()
-
+WINDOW_FRAME = QSize(8, 40)
+"""The borders and title bar that a desktop adds to a window."""
+BY_KEYBOARD = (Qt.FocusReason.TabFocusReason, Qt.FocusReason.BacktabFocusReason, Qt.FocusReason.ShortcutFocusReason)
 
 Part = QWidget | QLayout | int | None
-"""What a row or column is made of: a widget, a layout, a gap in pixels, or None for a stretch."""
+"""A part of a row or column: a widget, a layout, a gap in pixels, or None for a stretch."""
 Placed = Part | tuple[Part, int] | tuple[Part, int, Qt.AlignmentFlag]
 """A part, with its stretch and alignment where it has any."""
 Margins = int | tuple[int, int, int, int]
@@ -150,13 +64,75 @@ def _fill_box(layout: QBoxLayout, parts: Sequence[Placed], spacing: int, margins
             layout.addWidget(part, stretch, *alignment)
 
 
+def holder(layout: QLayout) -> QWidget:
+    """A widget with this layout."""
+    widget = QWidget()
+    widget.setLayout(layout)
+    return widget
+
+
+def card(layout: QLayout | None = None, role: str = "card") -> QFrame:
+    """A framed card (or banner) with this layout."""
+    frame = QFrame()
+    frame.setProperty("role", role)
+    if layout is not None:
+        frame.setLayout(layout)
+    return frame
+
+
+def wrap_in_card(view: QWidget) -> QFrame:
+    """A card that holds one table or list."""
+    return card(column(view, margins=4))
+
+
+class NestedStack(QStackedLayout):
+    """A stacked layout inside another layout of `owner`.
+
+    Qt shows the first page as it is added; without a parent it would flash as a window and take the keyboard.
+    """
+
+    def __init__(self, owner: QWidget) -> None:
+        super().__init__()
+        self._owner = owner
+
+    def addWidget(self, w: QWidget) -> int:
+        if w.parentWidget() is None:
+            w.setParent(self._owner)
+        return super().addWidget(w)
+
+
+class TabArea(QScrollArea):
+    """A scroll area without a frame that takes no focus itself and scrolls to the widget that gets it.
+
+    Qt scrolls when Tab moves within such an area, but not when Tab enters it.
+    """
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setWidgetResizable(True)
+        self.setFrameShape(QFrame.Shape.NoFrame)
+        self.setFocusPolicy(Qt.FocusPolicy.NoFocus)
+        app = QApplication.instance()
+        assert isinstance(app, QApplication)
+        app.focusChanged.connect(self.follow_focus)
+
+    def follow_focus(self) -> None:
+        """Scroll to the focused widget, unless it fills half of the view."""
+        # The slot ignores the signal's arguments: PySide must not wrap a widget that is half destroyed.
+        widget, page = QApplication.focusWidget(), self.widget()
+        if widget is None or page is None or not page.isAncestorOf(widget):
+            return
+        if widget.height() < self.viewport().height() // 2:
+            self.ensureWidgetVisible(widget, 0, theme.SPACE)
+
+
 class FlowLayout(QLayout):
-    """Left to right, then down; its height follows from its width."""
+    """Widgets from left to right in as many lines as the width needs."""
 
     def __init__(
         self, parent: QWidget | None = None, spacing: int = theme.SPACE, line_spacing: int | None = None
     ) -> None:
-        """`spacing` between widgets of a line, in pixels, and between lines unless these have another."""
+        """`spacing` in pixels between the widgets of a line, and between lines unless `line_spacing` is given."""
         super().__init__(parent)
         self._items: list[QLayoutItem] = []
         self._line_spacing = spacing if line_spacing is None else line_spacing
@@ -189,18 +165,17 @@ class FlowLayout(QLayout):
         self._place(rect, move=True)
 
     def sizeHint(self) -> QSize:
-        return self.minimumSize()
-
-    def minimumSize(self) -> QSize:
         size = QSize()
         for item in self._items:
             size = size.expandedTo(item.minimumSize())
         return size
 
+    minimumSize = sizeHint
+
     def _place(self, rect: QRect, *, move: bool) -> int:
         """Put the items into lines; returns the height of all lines."""
         x, y, line_height = rect.x(), rect.y(), 0
-        for item in (item for item in self._items if not item.isEmpty()):  # a hidden widget takes no room
+        for item in (item for item in self._items if not item.isEmpty()):
             size = item.sizeHint().boundedTo(QSize(max(rect.width(), 1), item.sizeHint().height()))
             if x > rect.x() and x + size.width() > rect.right() + 1:
                 x, y, line_height = rect.x(), y + line_height + self._line_spacing, 0
@@ -211,38 +186,56 @@ class FlowLayout(QLayout):
         return y + line_height - rect.y()
 
 
-class TabArea(QScrollArea):
-    """Without a frame, as wide as its content is made. Qt scrolls to what Tab reaches from within such an area, and not when Tab or
-    Shift+Tab enters it."""
-
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
-        self.setWidgetResizable(True)
-        self.setFrameShape(QFrame.Shape.NoFrame)
-        self.setFocusPolicy(Qt.FocusPolicy.NoFocus)
-        app = QApplication.instance()
-        assert isinstance(app, QApplication)
-        app.focusChanged.connect(self.follow_focus)
-
-    def follow_focus(self) -> None:
-        """Scroll to what has the focus, unless it fills half of the view: that is read from where the user has scrolled to."""
-        # A slot that takes none of the signal's arguments: the widget that lost the focus may be half destroyed, and PySide must not wrap
-        # it in a Python object.
-        widget, page = QApplication.focusWidget(), self.widget()
-        if widget is None or page is None or not page.isAncestorOf(widget):
-            return
-        if widget.height() < self.viewport().height() // 2:
-            self.ensureWidgetVisible(widget, 0, theme.SPACE)
+def on_screen(window: QWidget, width: int, height: int) -> QSize:
+    """The size of a window, scaled with the text and no larger than the screen."""
+    screen = window.screen().availableSize() - WINDOW_FRAME
+    return theme.scaled_size(QSize(width, height)).boundedTo(screen)
 
 
-BY_KEYBOARD = (Qt.FocusReason.TabFocusReason, Qt.FocusReason.BacktabFocusReason, Qt.FocusReason.ShortcutFocusReason)
-WIDTH = 2
-"""Of its line, in pixels."""
+def set_shown(widget: QWidget, shown: bool) -> None:
+    """`setVisible` only where that changes something: each call polishes and lays out the widget with all its children."""
+    if widget.isHidden() == shown:
+        widget.setVisible(shown)
+
+
+def set_style_property(widget: QWidget, name: str, value: object) -> None:
+    """Set a property that the style sheet selects on, and polish the widget again if it changed."""
+    if widget.property(name) != value:
+        widget.setProperty(name, value)
+        widget.style().unpolish(widget)
+        widget.style().polish(widget)
+
+
+def clear_layout(layout: QLayout) -> None:
+    """Remove and delete every widget and stretch of `layout`.
+
+    Widgets are hidden now but deleted later: one of them may be handling a click.
+    """
+    while (item := layout.takeAt(0)) is not None:
+        widget = item.widget()
+        if widget is not None:
+            widget.hide()
+            widget.deleteLater()
+
+
+def settle_layouts() -> None:
+    """Lay out now. In the event loop nested layouts settle in several rounds, each of which paints the whole window."""
+    QCoreApplication.sendPostedEvents(None, QEvent.Type.LayoutRequest)
+
+
+def reserve_gutter(area: QAbstractScrollArea, content: QLayout) -> None:
+    """End `content` one gutter before the right edge of its scroll area, with or without a vertical scroll bar.
+
+    Call it from the area's `resizeEvent`.
+    """
+    scroll_bar = area.width() - area.viewport().width()
+    margins = content.contentsMargins()
+    content.setContentsMargins(margins.left(), margins.top(), max(0, theme.GUTTER - scroll_bar), margins.bottom())
 
 
 def paint_ring(widget: QWidget, radius: float) -> None:
-    """Paint the ring along the edge of `widget`, in its `paintEvent`."""
+    """Paint the focus ring along the edge of `widget`, in its `paintEvent`."""
     painter = QPainter(widget)
     painter.setRenderHint(QPainter.RenderHint.Antialiasing)
-    painter.setPen(QPen(theme.palette().accent, WIDTH))
+    painter.setPen(QPen(theme.palette().accent, 2))
     painter.drawRoundedRect(QRectF(widget.rect()).adjusted(1, 1, -1, -1), radius, radius)

@@ -20,14 +20,14 @@ _SCALES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 def figure(x: object, unit: str = "") -> str:
     """`x` with three significant digits and its unit; integers below 100,000 keep all their digits.
 
-    The unit `share` (0 to 1) is shown in percent, and less than 0.1 GB in MB. Anything but a finite number is a dash
-    without a unit.
+    The unit `share` (0 to 1) is shown in percent, and less than 0.1 GB in MB. Anything but a finite number is a dash.
     """
     number = finite(x)
     if number is None:
         return DASH
     factor, shown_unit = display_unit(unit, number)
-    text = _integer(x) if factor == 1 and isinstance(x, int) and abs(x) < 100_000 else _digits(number * factor)
+    is_short_integer = factor == 1 and isinstance(x, int) and abs(x) < 100_000
+    text = f"{x:,}".replace("-", MINUS) if is_short_integer else _digits(number * factor)
     return f"{text}{THIN}{shown_unit}" if shown_unit else text
 
 
@@ -39,13 +39,13 @@ def display_unit(unit: str, number: float) -> tuple[int, str]:
 
 
 def signed(x: object, unit: str = "") -> str:
-    """A difference: as `figure`, but always with a sign; 0 has none. A difference of shares is in percentage points."""
+    """A difference: as `figure`, with a sign unless it is 0. A difference of shares is in percentage points."""
     number = finite(x)
     if number is None or number == 0:
         return figure(x, unit)
-    if unit == "share":
-        return f"{_with_sign(number * 100)}{THIN}points"
-    return f"{_with_sign(number)}{THIN}{unit}" if unit else _with_sign(number)
+    factor, shown_unit = (100, "points") if unit == "share" else (1, unit)
+    text = f"{'+' if number > 0 else MINUS}{_digits(abs(number * factor))}"
+    return f"{text}{THIN}{shown_unit}" if shown_unit else text
 
 
 def duration(seconds: object) -> str:
@@ -67,15 +67,22 @@ def duration(seconds: object) -> str:
     return f"{hours // 24}{THIN}d {hours % 24}{THIN}h"
 
 
+def short_duration(seconds: float) -> str:
+    """A duration of at most some seconds: <1 ms, 23 ms, 4.56 s."""
+    if seconds < 0.0005:
+        return f"<{THIN}1{THIN}ms"
+    return f"{round(seconds * 1000)}{THIN}ms" if seconds < 1 else figure(seconds, "s")
+
+
 def file_size(size: object) -> str:
     """Bytes in the largest decimal unit, as file managers show them: 740 bytes, 12.3 kB, 4.56 GB."""
     number = finite(size)
     if number is None:
         return DASH
-    scale, unit = next(
-        ((s, u) for s, u in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")) if number >= s * 0.9995), (1, "bytes")
-    )
-    return f"{_digits(number / scale)}{THIN}{unit}" if scale > 1 else f"{int(number)}{THIN}{unit}"
+    for scale, letter in _SCALES:
+        if number >= scale * 0.9995:
+            return f"{_digits(number / scale)}{THIN}{letter}B"
+    return f"{int(number)}{THIN}bytes"
 
 
 def moment(t: object, now: datetime | None = None) -> str:
@@ -85,10 +92,8 @@ def moment(t: object, now: datetime | None = None) -> str:
         return DASH
     then, now = datetime.fromtimestamp(number), now or datetime.now()
     days = (now.date() - then.date()) / timedelta(days=1)
-    if days == 0:
-        return f"today {then:%H:%M}"
-    if days == 1:
-        return f"yesterday {then:%H:%M}"
+    if days in (0, 1):
+        return f"{'yesterday' if days else 'today'} {then:%H:%M}"
     return f"{then.day} {then:%b %H:%M}" if then.year == now.year else f"{then.day} {then:%b %Y}"
 
 
@@ -96,14 +101,9 @@ def ticks(values: Sequence[float]) -> list[str]:
     """Tick labels of an axis: short, all on one scale (4k, 8k, 12k; 2e−5, 4e−5), with a typographic minus."""
     largest = max((abs(value) for value in values), default=0.0)
     if 0 < largest < 1e-3:
-        return [_scientific(value) for value in values]
+        return [_scientific(value, strip=True) if value else "0" for value in values]
     scale, letter = next(((s, c) for s, c in _SCALES if largest >= max(s, 10_000)), (1.0, ""))
     return ["0" if value == 0 else f"{value / scale:.4g}{letter}".replace("-", MINUS) for value in values]
-
-
-def _scientific(value: float) -> str:
-    mantissa, _, exponent = f"{value:.2e}".partition("e")
-    return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}".replace("-", MINUS) if value else "0"
 
 
 def finite(x: object) -> float | None:
@@ -117,32 +117,26 @@ def finite(x: object) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _integer(x: int) -> str:
-    return f"{x:,}".replace("-", MINUS)
-
-
-def _with_sign(number: float) -> str:
-    return f"{'+' if number > 0 else MINUS}{_digits(abs(number))}"
+def _scientific(number: float, *, strip: bool = False) -> str:
+    mantissa, _, exponent = f"{number:.2e}".partition("e")
+    mantissa = mantissa.rstrip("0").rstrip(".") if strip else mantissa
+    return f"{mantissa}e{int(exponent)}".replace("-", MINUS)
 
 
 def _digits(number: float) -> str:
     """Three significant digits; from 1,000 on all integer digits, from 100,000 on with a letter for the scale."""
+    size = abs(number)
     if number == 0:
         return "0"
-    size = abs(number)
     if size < 1e-4:
-        mantissa, _, exponent = f"{number:.2e}".partition("e")
-        return f"{mantissa}e{int(exponent)}".replace("-", MINUS)
+        return _scientific(number)
+    letter = ""
     if size >= 99_999.5:
-        # 0.9995: what rounds to 1000 of a scale is shown as 1.00 of the next.
+        # 0.9995: a number that rounds to 1000 of a scale is shown as 1.00 of the next.
         scale, letter = next(((s, c) for s, c in _SCALES if size >= s * 0.9995), (1.0, ""))
-        return f"{_decimal(number / scale)}{letter}"
-    return _integer(round(number)) if size >= 999.5 else _decimal(number)
-
-
-def _decimal(number: float) -> str:
-    """Three significant digits of a number below a thousand, without an exponent."""
-    size = abs(number)
-    # Rounded before the logarithm: 9.999 becomes 10.0, with two digits before the point and not one.
-    integer_digits = 0 if size == 0 else math.floor(math.log10(float(f"{size:.2e}"))) + 1
-    return f"{number:,.{max(0, 3 - integer_digits)}f}".replace("-", MINUS)
+        number, size = number / scale, size / scale
+    elif size >= 999.5:
+        return f"{round(number):,}".replace("-", MINUS)
+    # Rounded before the logarithm: 9.999 becomes 10.0, with two digits before the point.
+    integer_digits = math.floor(math.log10(float(f"{size:.2e}"))) + 1
+    return f"{number:,.{max(0, 3 - integer_digits)}f}{letter}".replace("-", MINUS)

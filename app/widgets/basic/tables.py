@@ -1,22 +1,26 @@
-"""The base class of our tables: plain headers, rows of one height, no grid, copying with the standard shortcut."""
+"""Our tables: a model over a list of rows, and a view with plain headers whose rows can be copied."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from PySide6.QtCore import QAbstractTableModel, QItemSelectionModel, QMimeData, QModelIndex, QPersistentModelIndex, Qt
-from PySide6.QtGui import QGuiApplication, QKeyEvent, QKeySequence
+from PySide6.QtGui import QFont, QGuiApplication, QKeyEvent, QKeySequence
 from PySide6.QtWidgets import QAbstractItemView, QFrame, QTableView, QWidget
 
 from app import theme
 from app.widgets.basic.layout import wrap_in_card
 
+Index = QModelIndex | QPersistentModelIndex
 ROW_HEIGHT = 28
+RIGHT = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
+LEFT = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
 
 
 class TableColumn(Protocol):
-    """A column of a table: its header, what the header's tip says, and whether it holds figures, which stand on the right."""
+    """A column of a table: its header, the tool tip of the header, and whether it holds numbers, which are right-aligned."""
 
     @property
     def title(self) -> str: ...
@@ -26,13 +30,22 @@ class TableColumn(Protocol):
     def is_figure(self) -> bool: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A TableColumn; `width` in pixels before scaling, 0 to stretch."""
+
+    title: str
+    width: int = 0
+    is_figure: bool = False
+    tip: str = ""
+
+
 def alignment_of(column: TableColumn) -> Qt.AlignmentFlag:
-    side = Qt.AlignmentFlag.AlignRight if column.is_figure else Qt.AlignmentFlag.AlignLeft
-    return side | Qt.AlignmentFlag.AlignVCenter
+    return RIGHT if column.is_figure else LEFT
 
 
 def header_data(column: TableColumn, role: int) -> Any:
-    """What a model's `headerData` answers for a column."""
+    """The answer of a model's `headerData` for a column."""
     if role == Qt.ItemDataRole.TextAlignmentRole:
         return alignment_of(column)
     if role == Qt.ItemDataRole.ToolTipRole:
@@ -40,78 +53,74 @@ def header_data(column: TableColumn, role: int) -> Any:
     return column.title if role == Qt.ItemDataRole.DisplayRole else None
 
 
-class BaseTable(QTableView):
-    """A table view whose selected rows are copied as tab-separated text, headers first."""
+class RowsModel(QAbstractTableModel):
+    """A list of rows under fixed columns. Subclasses implement `text`, and `colour`, `font`, `tip` and `extra` where they differ.
 
-    def __init__(self, parent: QWidget | None = None) -> None:
+    Attributes:
+        rows – the rows, in the order shown.
+    """
+
+    columns: Sequence[TableColumn] = ()
+
+    def __init__(self, parent: Any = None) -> None:
         super().__init__(parent)
-        self.setShowGrid(False)
-        self.setWordWrap(False)
-        self.setSelectionBehavior(QAbstractItemView.SelectionBehavior.SelectRows)
-        self.setEditTriggers(QAbstractItemView.EditTrigger.NoEditTriggers)
-        self.setHorizontalScrollMode(QAbstractItemView.ScrollMode.ScrollPerPixel)
-        self.setTabKeyNavigation(False)
-        self.setProperty("role", "table")
-        self.verticalHeader().hide()
-        self.verticalHeader().setDefaultSectionSize(theme.scaled(ROW_HEIGHT))
-        self.horizontalHeader().setHighlightSections(False)
-        self.horizontalHeader().setFont(theme.caption_font())
+        self.rows: Sequence[Any] = []
+        theme.signals.changed.connect(self.repaint)
 
-    def in_card(self) -> QFrame:
-        """The table in a card of its own."""
-        return wrap_in_card(self)
+    def set_rows(self, rows: Sequence[Any]) -> None:
+        """Replace all rows."""
+        self.beginResetModel()
+        self.rows = list(rows)
+        self.endResetModel()
 
-    def selected_rows(self) -> list[int]:
-        """Row numbers of the selection, ascending."""
-        return sorted(index.row() for index in self.selectionModel().selectedRows()) if self.selectionModel() else []
+    def repaint(self) -> None:
+        """Have views read every cell again."""
+        if self.rows:
+            self.dataChanged.emit(self.index(0, 0), self.index(len(self.rows) - 1, self.columnCount() - 1))
 
-    def selectRow(self, row: int) -> None:
-        """Select this row: alone, or with the others where the table is in multi-selection.
+    def text(self, row: Any, column: int) -> str | None:
+        raise NotImplementedError
 
-        Qt's own takes the keys that are held down into account: while a shortcut that opens a page is, nothing or a range is selected.
-        """
-        flags, modes = QItemSelectionModel.SelectionFlag, QAbstractItemView.SelectionMode
-        command = flags.Select if self.selectionMode() == modes.MultiSelection else flags.ClearAndSelect
-        column = max(
-            self.horizontalHeader().logicalIndexAt(0), 0
-        )  # the leftmost in view, so that nothing is scrolled sideways
-        self.selectionModel().setCurrentIndex(self.model().index(row, column), command | flags.Rows)
+    def colour(self, row: Any, column: int) -> Any:
+        return theme.palette().text
 
-    def as_text(self, rows: list[int]) -> str:
-        """These rows as tab-separated text with a header line; each cell is its display text."""
-        model, columns = self.model(), range(self.model().columnCount())
-        header = [_single_line(model.headerData(column, Qt.Orientation.Horizontal)) for column in columns]
-        lines = [[self._cell_text(model.index(row, column)) for column in columns] for row in rows]
-        return "\n".join("\t".join(cells) for cells in [header, *lines])
+    def font(self, row: Any, column: int) -> QFont | None:
+        return theme.figures_font()
 
-    def copy(self) -> None:
-        """Put the selected rows on the clipboard."""
-        QGuiApplication.clipboard().setText(self.as_text(self.selected_rows()))
+    def tip(self, row: Any, column: int) -> str | None:
+        return None
 
-    def keyPressEvent(self, event: QKeyEvent) -> None:
-        if event.matches(QKeySequence.StandardKey.Copy):
-            self.copy()
-        elif event.key() in (Qt.Key.Key_Return, Qt.Key.Key_Enter) and self.currentIndex().isValid():
-            # Qt leaves it to the platform whether Enter activates: on macOS it starts editing.
-            self.activated.emit(self.currentIndex())
-        else:
-            super().keyPressEvent(event)
+    def extra(self, row: Any, index: Index, role: int) -> Any:
+        """The data of any other role."""
+        return None
 
-    @staticmethod
-    def _cell_text(index: QModelIndex) -> str:
-        check_state = index.data(Qt.ItemDataRole.CheckStateRole)
-        if check_state is not None:
-            return "yes" if check_state == Qt.CheckState.Checked else "no"
-        return _single_line(index.data())
+    def rowCount(self, parent: Index = QModelIndex()) -> int:
+        return 0 if parent.isValid() else len(self.rows)
+
+    def columnCount(self, parent: Index = QModelIndex()) -> int:
+        return 0 if parent.isValid() else len(self.columns)
+
+    def headerData(self, section: int, orientation: Qt.Orientation, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
+        return header_data(self.columns[section], role) if orientation == Qt.Orientation.Horizontal else None
+
+    def data(self, index: Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
+        row, column = self.rows[index.row()], index.column()
+        match role:
+            case Qt.ItemDataRole.DisplayRole:
+                return self.text(row, column)
+            case Qt.ItemDataRole.ForegroundRole:
+                return self.colour(row, column)
+            case Qt.ItemDataRole.FontRole:
+                return self.font(row, column)
+            case Qt.ItemDataRole.TextAlignmentRole:
+                return alignment_of(self.columns[column])
+            case Qt.ItemDataRole.ToolTipRole:
+                return self.tip(row, column)
+        return self.extra(row, index, role)
 
 
-def _single_line(value: object) -> str:
-    """`value` as text on one line with single spaces: a tab or a newline would break the table apart where it is pasted."""
-    return " ".join(str(value or "").split())
-
-
-class DraggedRowsModel(QAbstractTableModel):
-    """`DRAG_TYPE` is the MIME type under which a row's number travels: rows of other tables are refused by it."""
+class DraggedRowsModel(RowsModel):
+    """Rows can be dragged to another place in the same table. `DRAG_TYPE` is the MIME type of a dragged row's number."""
 
     DRAG_TYPE = ""
 
@@ -130,11 +139,75 @@ class DraggedRowsModel(QAbstractTableModel):
         data.setData(self.DRAG_TYPE, str(indexes[0].row()).encode())
         return data
 
-    def dropMimeData(
-        self, data: QMimeData, action: Qt.DropAction, row: int, column: int, parent: QModelIndex | QPersistentModelIndex
-    ) -> bool:
-        if not data.hasFormat(self.DRAG_TYPE):
-            return False
-        target = row if row >= 0 else parent.row() if parent.isValid() else self.rowCount()
-        self.drop_row(int(bytes(data.data(self.DRAG_TYPE).data())), target)
+    def dropMimeData(self, data: QMimeData, action: Qt.DropAction, row: int, column: int, parent: Index) -> bool:
+        if data.hasFormat(self.DRAG_TYPE):
+            target = row if row >= 0 else parent.row() if parent.isValid() else self.rowCount()
+            self.drop_row(int(bytes(data.data(self.DRAG_TYPE).data())), target)
         return False  # on True the view would delete the row that was dragged
+
+
+class BaseTable(QTableView):
+    """A table view whose selected rows are copied as tab-separated text, headers first."""
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setShowGrid(False)
+        self.setWordWrap(False)
+        self.setSelectionBehavior(QAbstractItemView.SelectionBehavior.SelectRows)
+        self.setEditTriggers(QAbstractItemView.EditTrigger.NoEditTriggers)
+        self.setHorizontalScrollMode(QAbstractItemView.ScrollMode.ScrollPerPixel)
+        self.setTabKeyNavigation(False)
+        self.setProperty("role", "table")
+        self.verticalHeader().hide()
+        self.verticalHeader().setDefaultSectionSize(theme.scaled(ROW_HEIGHT))
+        self.horizontalHeader().setHighlightSections(False)
+        self.horizontalHeader().setMinimumSectionSize(theme.scaled(28))
+        self.horizontalHeader().setFont(theme.caption_font())
+
+    def in_card(self) -> QFrame:
+        """The table inside a card."""
+        return wrap_in_card(self)
+
+    def selected_rows(self) -> list[int]:
+        """Row numbers of the selection, ascending."""
+        return sorted(index.row() for index in self.selectionModel().selectedRows()) if self.selectionModel() else []
+
+    def selectRow(self, row: int) -> None:
+        """Select this row: alone, or with the others where the table is in multi-selection.
+
+        Qt's own selects nothing or a range while a modifier key is held, such as in the shortcut that opens a page.
+        """
+        flags, modes = QItemSelectionModel.SelectionFlag, QAbstractItemView.SelectionMode
+        command = flags.Select if self.selectionMode() == modes.MultiSelection else flags.ClearAndSelect
+        column = max(self.horizontalHeader().logicalIndexAt(0), 0)  # the leftmost in view: nothing scrolls sideways
+        self.selectionModel().setCurrentIndex(self.model().index(row, column), command | flags.Rows)
+
+    def as_text(self, rows: list[int]) -> str:
+        """These rows as tab-separated text with a header line; each cell is its display text."""
+        model, columns = self.model(), range(self.model().columnCount())
+        header = [_single_line(model.headerData(column, Qt.Orientation.Horizontal)) for column in columns]
+        lines = [[_cell_text(model.index(row, column)) for column in columns] for row in rows]
+        return "\n".join("\t".join(cells) for cells in [header, *lines])
+
+    def copy(self) -> None:
+        """Put the selected rows on the clipboard."""
+        QGuiApplication.clipboard().setText(self.as_text(self.selected_rows()))
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        if event.matches(QKeySequence.StandardKey.Copy):
+            self.copy()
+        elif event.key() in (Qt.Key.Key_Return, Qt.Key.Key_Enter) and self.currentIndex().isValid():
+            self.activated.emit(self.currentIndex())  # on macOS Qt would start editing
+        else:
+            super().keyPressEvent(event)
+
+
+def _cell_text(index: QModelIndex) -> str:
+    check_state = index.data(Qt.ItemDataRole.CheckStateRole)
+    if check_state is not None:
+        return "yes" if check_state == Qt.CheckState.Checked else "no"
+    return _single_line(index.data())
+
+
+def _single_line(value: object) -> str:
+    return " ".join(str(value or "").split())

@@ -1,6 +1,6 @@
-"""The base class of the editors of settings: a label above, the control, and a problem below if there is one.
+"""The base class of the editors of settings: a label above, the control, and notes and problems below.
 
-A field shows a raw value and emits what was typed; it holds no config and checks nothing.
+A field shows a raw value and emits what was typed; it checks nothing.
 """
 
 from __future__ import annotations
@@ -9,17 +9,15 @@ from typing import Any
 
 from PySide6.QtCore import QEvent, QKeyCombination, QObject, Qt, Signal
 from PySide6.QtGui import QKeyEvent, QKeySequence
-from PySide6.QtWidgets import QApplication, QHBoxLayout, QLabel, QLineEdit, QPlainTextEdit, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QApplication, QLabel, QLineEdit, QPlainTextEdit, QVBoxLayout, QWidget
 
 from app import theme
 from app.widgets.basic.controls import ElidedLabel, LinkButton, PathEdit
 from app.widgets.basic.labels import PlainLabel
-from app.widgets.basic.layout import set_style_property
+from app.widgets.basic.layout import row, set_style_property
 from app.widgets.form.value_text import limits_text
 from backend.config.config import SETTINGS
 from backend.config.setting import Setting
-
-# Short hints for fields of the form: next to a terse label, and inside an empty editor.
 
 HINTS: dict[str, str] = {
     "num_layers": "counted from the last",
@@ -56,7 +54,7 @@ HINTS: dict[str, str] = {
     "epsilon_high": "upper clip range",
     "importance_sampling_level": "ratio per token/sequence",
     "advantage_baseline": "subtracted from rewards",
-    "adam_epsilon": "added to the root",
+    "adam_epsilon": "added to the denominator",
     "eval_batch_size": "prompts at a time",
     "eval_delay": "steps before the first",
     "lora_alpha": "scale × rank",
@@ -71,29 +69,27 @@ HINTS: dict[str, str] = {
     "streaming": "read rows as needed",
     "validation_split": "of the train rows",
 }
-"""Setting → the words."""
-LONGEST = 26
-"""Characters that fit beside a label in the narrowest column."""
+"""Setting → a few words beside its label."""
 
 WHEN_EMPTY: dict[str, str] = {
     "answer_pattern": "such as #### (.*)",
     "best_metric": "reward",
     "chat_template_kwargs": "such as enable_thinking: false",
-    "data_seed": "as Seed",
+    "data_seed": "same as Seed",
     "dataset_config": "the default one",
     "delta": "off",
-    "epsilon_high": "as Epsilon",
-    "eval_batch_size": "as Batch",
-    "eval_data": "one dataset a line, such as gsm8k: openai/gsm8k",
+    "epsilon_high": "same as Epsilon",
+    "eval_batch_size": "same as Batch",
+    "eval_data": "one dataset per line, such as gsm8k: openai/gsm8k",
     "lm_studio_name": "not exported",
-    "lora_alpha": "by Scale",
+    "lora_alpha": "from Scale",
     "lora_keys": "all that can have adapters; or names such as q_proj, v_proj",
     "lr_final": "a fifth of the rate",
-    "lr_warmup_ratio": "by Warm-up",
+    "lr_warmup_ratio": "from Warm-up",
     "map_function": "none",
     "max_prompt_length": "no limit",
     "modules_to_save": "none; or names such as lm_head, embed_tokens",
-    "num_generations_eval": "as Group",
+    "num_generations_eval": "same as Group",
     "off_policy_mask_threshold": "off",
     "output_regex": "free; or a regular expression such as <answer>[0-9]+</answer>",
     "output_schema": "free; or a JSON schema, or the path of a file with one",
@@ -101,24 +97,21 @@ WHEN_EMPTY: dict[str, str] = {
     "reference_model_path": "the base model as it was before training",
     "report_to": "none; or csv, tensorboard, trackio, wandb",
     "reward_weights_final": "the weights at the last step, such as 1, 0.5",
-    "run_name": "by model and date",
+    "run_name": "from model and date",
     "sampling_correction_min": "none",
     "stop": "none; or texts such as </answer>",
     "stop_when": "never; or conditions such as kl > 0.8, reward >= 2.5",
     "system_prompt": "none",
     "test_data": "the dataset's own test split",
-    "own_optimizer": "a program writes it",
-    "own_schedule": "a program writes it",
+    "own_optimizer": "set by the calling program",
+    "own_schedule": "set by the calling program",
     "tokenizer": "the model's own",
     "hosts": "this machine alone",
     "tracker_project": "grpo-studio",
-    "tracker_run_name": "as the run folder",
+    "tracker_run_name": "same as the run folder",
     "valid_data": "the dataset's own valid split",
 }
-"""Setting → what an empty editor stands for, shown in it in grey."""
-
-
-# ── field ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+"""Setting → the placeholder of an empty editor."""
 
 
 class Field(QWidget):
@@ -127,7 +120,7 @@ class Field(QWidget):
     Attributes:
         setting – the setting that is edited.
         control – the widget that takes the focus.
-        wide – whether the field takes a row of the form for itself.
+        wide – the field takes a row of the form for itself.
 
     Signals:
         edited(key, raw value) – the user changed the value; not emitted by `show_value`.
@@ -149,28 +142,39 @@ class Field(QWidget):
         self._column.setAlignment(Qt.AlignmentFlag.AlignTop)
         self.label = PlainLabel(setting.label, self)
         self.label.setProperty("role", "muted")
-        self.hint = ElidedLabel(parent=self)
-        self.hint.setFont(theme.caption_font())
+        self.hint = ElidedLabel(parent=self, font=theme.caption_font())
         self.hint.setText(HINTS.get(setting.key, ""))
-        self.hint.setVisible(bool(self.hint.text()))  # an empty one would widen its column, and that one alone
-        across = QHBoxLayout()
-        across.setSpacing(6)
-        across.addWidget(self.label)
-        across.addWidget(self.hint, 1)
-        if self.hint.isHidden():
-            across.addStretch()
-        self._column.addLayout(across)
+        self.hint.setVisible(bool(self.hint.text()))  # an empty one would widen its column
+        stretch = [None] if self.hint.isHidden() else []
+        self._column.addLayout(row(self.label, (self.hint, 1), *stretch, spacing=6))
         self._column.addWidget(self.build())
         if setting.key in WHEN_EMPTY and isinstance(self.control, QLineEdit | QPlainTextEdit):
             self.control.setPlaceholderText(WHEN_EMPTY[setting.key])
-        self._explain()
+        self.label.setBuddy(self.control)
+        description = " ".join([setting.help, limits_text(setting)]).strip()
+        self.control.setAccessibleName(setting.label)
+        self.control.setAccessibleDescription(description)
+        for widget in (self.label, self.control):
+            widget.setToolTip(f"<p>{description}</p>")  # rich text wraps; plain text would be one long line
+        if not isinstance(self.control, PathEdit):
+            self.control.setAcceptDrops(False)  # the window handles dropped files
         if setting.note:
             self.show_note(setting.note)
-        if setting.stays_visible:
-            self._add_remedy()
+        if setting.stays_visible and setting.when is not None:
+            key, values = setting.when
+            self._remedy = LinkButton(
+                f"Turn on {SETTINGS[key].label}",
+                self,
+                on_click=lambda: self.edited.emit(key, values[0]),
+                tip=f"<p>{setting.label} is used while {SETTINGS[key].label} is on.</p>",
+                name=f"Turn on {SETTINGS[key].label}, which {setting.label} belongs to",
+            )
+            self._remedy.setFont(theme.caption_font())
+            self._remedy.hide()
+            self._column.addWidget(self._remedy, 0, Qt.AlignmentFlag.AlignLeft)
 
     def build(self) -> QWidget:
-        """Create `control`; returns the widget for the form: the control, or a widget that contains it."""
+        """Create `control`; returns the control or a widget that contains it."""
         raise NotImplementedError
 
     def tab_stops(self) -> list[QWidget]:
@@ -181,81 +185,50 @@ class Field(QWidget):
         """The raw value that the control shows."""
         raise NotImplementedError
 
-    def show_value(self, raw: Any) -> None:
-        """Show `raw`, unless it is shown already: setting the text again would move the cursor while the user types."""
-        # The types too: 1 == 1.0 == True, and the text "1" is not the number.
-        if not (type(self.value()) is type(raw) and self.value() == raw):
-            self.set_control_value(raw)
-
     def set_control_value(self, raw: Any) -> None:
         """Put `raw` into the control."""
         raise NotImplementedError
 
+    def show_value(self, raw: Any) -> None:
+        """Show `raw`, unless it is shown already: setting the same text would move the cursor while the user types."""
+        # The types too: 1 == 1.0 == True, and the text "1" is not the number.
+        if not (type(self.value()) is type(raw) and self.value() == raw):
+            self.set_control_value(raw)
+
     def show_note(self, sentence: str, *, wrong: bool = False) -> None:
-        """Show a caption below the field: what is to be known about it, or (`wrong`) why its value cannot be used; "" hides it."""
-        if self._note is None:
-            self._note = PlainLabel(wordWrap=True)
-            self._note.setFont(theme.caption_font())
-            self._column.addWidget(self._note)
-        self._note.setText(sentence)
-        set_style_property(self._note, "role", "problem" if wrong else "muted")
-        self._note.setVisible(bool(sentence))
+        """Show a caption below the field; `wrong` gives it the colour of problems, "" hides it."""
+        self._note = self._show_caption(self._note, sentence, "problem" if wrong else "muted")
+
+    def show_problem(self, sentence: str) -> None:
+        """Show a problem below the control and mark the control; "" removes both."""
+        self._problem = self._show_caption(self._problem, sentence, "problem")
+        set_style_property(self.control, "problem", bool(sentence))
+
+    def show_warning(self, sentence: str) -> None:
+        """Show a remark on a valid value below the control, unless there is a problem."""
+        if not self.control.property("problem"):
+            self._problem = self._show_caption(self._problem, sentence, "muted")
 
     def show_idle(self, is_idle: bool) -> None:
-        """Of a setting that stays visible: whether another one leaves it without effect. It is disabled then, with a link that sets
-        the other."""
+        """Disable the control while another setting leaves it without effect, and show the link that turns that on."""
         self.control.setEnabled(not is_idle)
         if self._remedy is not None:
             self._remedy.setVisible(is_idle)
 
-    def _add_remedy(self) -> None:
-        assert self.setting.when is not None
-        key, values = self.setting.when
-        self._remedy = LinkButton(f"Turn on {SETTINGS[key].label}", self)
-        self._remedy.setAccessibleName(f"Turn on {SETTINGS[key].label}, which {self.setting.label} belongs to")
-        self._remedy.setToolTip(f"<p>{self.setting.label} is used while {SETTINGS[key].label} is on.</p>")
-        self._remedy.setFont(theme.caption_font())
-        self._remedy.clicked.connect(lambda: self.edited.emit(key, values[0]))
-        self._remedy.hide()
-        self._column.addWidget(self._remedy, 0, Qt.AlignmentFlag.AlignLeft)
-
-    def show_problem(self, sentence: str) -> None:
-        """Show the sentence below the control and mark the control; "" removes both."""
-        self._show_below(sentence, "problem")
-        self._mark(bool(sentence))
-
-    def show_warning(self, sentence: str) -> None:
-        """Show below the control what is remarkable about a value that can be used; no warning while there is a problem."""
-        if not self.control.property("problem"):
-            self._show_below(sentence, "muted")
-
-    def _show_below(self, sentence: str, role: str) -> None:
-        if self._problem is None and sentence:
-            self._problem = PlainLabel()
-            self._problem.setFont(theme.caption_font())
-            self._problem.setWordWrap(True)
-            self._column.addWidget(self._problem)
-        if self._problem is not None:
-            self._problem.setText(sentence)
-            self._problem.setVisible(bool(sentence))
-            set_style_property(self._problem, "role", role)
+    def _show_caption(self, caption: QLabel | None, sentence: str, role: str) -> QLabel | None:
+        """Show a sentence in a label that is created on the first use."""
+        if caption is None and sentence:
+            caption = PlainLabel(wordWrap=True)
+            caption.setFont(theme.caption_font())
+            self._column.addWidget(caption)
+        if caption is not None:
+            caption.setText(sentence)
+            set_style_property(caption, "role", role)
+            caption.setVisible(bool(sentence))
+        return caption
 
     def emit_edited(self, *_: object) -> None:
         self.edited.emit(self.setting.key, self.value())
-
-    def _explain(self) -> None:
-        self.label.setBuddy(self.control)
-        description = " ".join([self.setting.help, limits_text(self.setting)]).strip()
-        self.control.setAccessibleName(self.setting.label)
-        self.control.setAccessibleDescription(description)
-        for widget in (self.label, self.control):
-            widget.setToolTip(f"<p>{description}</p>")  # rich text wraps; plain text would be one long line
-        if not isinstance(self.control, PathEdit):
-            self.control.setAcceptDrops(False)  # the event goes on to the window, which knows where a file belongs
-
-    def _mark(self, wrong: bool) -> None:
-        """Colour the control's border by the style sheet's `problem` property."""
-        set_style_property(self.control, "problem", wrong)
 
 
 class LineField(Field):
@@ -276,7 +249,7 @@ class LineField(Field):
 
     def set_control_value(self, raw: Any) -> None:
         self.control.setText(self.text_of(raw))
-        self.control.setCursorPosition(0)  # else a long text would be scrolled to its end
+        self.control.setCursorPosition(0)  # else a long text is scrolled to its end
 
     def text_of(self, raw: Any) -> str:
         return "" if raw is None else str(raw)
@@ -285,8 +258,8 @@ class LineField(Field):
 class UndoKeys(QObject):
     """Gives the undo and redo shortcuts to the window's menu while a field has the focus.
 
-    A line edit claims them for its own history of typed characters, by accepting ShortcutOverride. This event filter
-    answers that event in its place; it is installed on whichever control of a field gets the focus.
+    A line edit claims them for its own history by accepting ShortcutOverride. This event filter, installed on the
+    focused control of a field, answers that event in its place.
     """
 
     REDO = QKeyCombination(Qt.KeyboardModifier.ControlModifier | Qt.KeyboardModifier.ShiftModifier, Qt.Key.Key_Z)
@@ -299,10 +272,10 @@ class UndoKeys(QObject):
         app.focusChanged.connect(self._follow)
 
     def _follow(self) -> None:
-        # The slot takes none of the signal's arguments: the widget that lost the focus may be half destroyed, and PySide
-        # must not wrap it in a Python object.
+        # The slot ignores the signal's arguments: PySide must not wrap a widget that is half destroyed.
         focused = QApplication.focusWidget()
-        if focused is not None and _is_control_of_a_field(focused):
+        field = field_of(focused)
+        if focused is not None and field is not None and field.control is focused:
             focused.installEventFilter(self)
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
@@ -319,8 +292,3 @@ def field_of(widget: QWidget | None) -> Field | None:
     while widget is not None and not isinstance(widget, Field):
         widget = widget.parentWidget()
     return widget
-
-
-def _is_control_of_a_field(widget: QWidget) -> bool:
-    field = field_of(widget)
-    return field is not None and field.control is widget

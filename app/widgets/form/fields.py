@@ -8,13 +8,14 @@ from typing import Any
 
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QIcon, QKeySequence, QShortcut
-from PySide6.QtWidgets import QHBoxLayout, QLineEdit, QMenu, QPushButton, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QLineEdit, QMenu, QPushButton, QWidget
 
 from app import theme
 from app.widgets.basic import icons
 from app.widgets.basic.controls import ComboBox, LinkButton, NumberEdit, PathEdit, ProseEdit, Switch
 from app.widgets.basic.dialogs import open_file, open_folder
-from app.widgets.basic.labels import PlainLabel, give_menu, key_name
+from app.widgets.basic.labels import give_menu, key_name, label
+from app.widgets.basic.layout import column, holder, row
 from app.widgets.form import value_text
 from app.widgets.form.field import Field, LineField
 from backend.config import first_choices
@@ -22,7 +23,7 @@ from backend.config.setting import Choice, Setting
 from backend.rewards.catalogue.catalog import split_names
 from backend.runs import saved_weights
 from backend.runs.run_folder import find_run
-from backend.runs.saved_weights import END, peft_folder, runs_with_adapters
+from backend.runs.saved_weights import peft_folder, runs_with_adapters
 from backend.utils import places
 from backend.utils.errors import UserError
 from backend.utils.files import possible_path
@@ -94,10 +95,6 @@ class NumbersField(LineField):
         return value_text.numbers_text(raw)
 
 
-_SUGGESTIONS = {"system_prompt": first_choices.SYSTEM_PROMPT}
-"""Setting → a text that is offered while the field is empty."""
-
-
 class MenuField(Field):
     """A choice from a combo box; each item's sentence is its tool tip."""
 
@@ -108,7 +105,7 @@ class MenuField(Field):
         for choice in self._entries():
             if not choice.is_written:
                 self._add(choice)
-        self.control.activated.connect(self.emit_edited)  # not currentIndexChanged: `activated` is the user's alone
+        self.control.activated.connect(self.emit_edited)
         return self.control
 
     def _add(self, choice: Choice) -> None:
@@ -116,13 +113,12 @@ class MenuField(Field):
         self.control.setItemData(self.control.count() - 1, choice.sentence, Qt.ItemDataRole.ToolTipRole)
 
     def _entries(self) -> list[Choice]:
-        """The choices, and before them an entry for the default where there is one. Both have its value, so picking either stays as it
-        is picked, and a file that names the value shows the first."""
-        choices, label = list(self.setting.choices), self.setting.default_entry
-        if not label:
+        """The choices, after an entry for the default where there is one, which has the same value as its choice."""
+        choices, default_label = list(self.setting.choices), self.setting.default_entry
+        if not default_label:
             return choices
         default = next(choice for choice in choices if choice.value == self.setting.default)
-        return [Choice(default.value, f"{label} ({default.label})", default.sentence), *choices]
+        return [Choice(default.value, f"{default_label} ({default.label})", default.sentence), *choices]
 
     def value(self) -> Any:
         return self.control.currentData()
@@ -140,14 +136,8 @@ class ExplainedMenuField(MenuField):
     wide = True
 
     def build(self) -> QWidget:
-        row, help = QWidget(self), PlainLabel(self.setting.help, wordWrap=True)
-        help.setProperty("role", "muted")
-        across = QHBoxLayout(row)
-        across.setContentsMargins(0, 0, 0, 0)
-        across.setSpacing(2 * theme.SPACE)
-        across.addWidget(super().build(), 1, Qt.AlignmentFlag.AlignTop)
-        across.addWidget(help, 3)
-        return row
+        explanation = label(self.setting.help, role="muted", wrap=True)
+        return holder(row((super().build(), 1, Qt.AlignmentFlag.AlignTop), (explanation, 3), spacing=2 * theme.SPACE))
 
 
 class SwitchField(Field):
@@ -168,10 +158,10 @@ class SwitchField(Field):
 
 
 class ProseField(Field):
-    """Text of several lines, with a suggestion for some settings.
+    """Text of several lines; the system prompt has a link that fills in a suggestion while the field is empty.
 
     Attributes:
-        suggestion – a link that fills in the suggested text; hidden unless there is one and the field is empty.
+        suggestion – that link.
     """
 
     control: ProseEdit
@@ -182,28 +172,30 @@ class ProseField(Field):
         self._is_setting_text = False
         self.control = ProseEdit(self.lines, self)
         self.control.setUndoRedoEnabled(False)  # undo is the form's
-        self.control.edited.connect(self._emit_typed)
-        self.suggestion = LinkButton("Use the suggested text")
-        self.suggestion.setAccessibleName(f"Use the suggested text for {self.setting.label}")
-        self.suggestion.clicked.connect(self._take_suggestion)
-        self.control.textChanged.connect(self._offer_suggestion)
-        holder = QWidget(self)
-        column = QVBoxLayout(holder)
-        column.setContentsMargins(0, 0, 0, 0)
-        column.setSpacing(0)
-        column.addWidget(self.control)
-        column.addWidget(self.suggestion, 0, Qt.AlignmentFlag.AlignLeft)
-        self._offer_suggestion()  # only now that it has a parent: before, it would be shown as a window for a moment
-        return holder
+        self.suggestion = LinkButton(
+            "Use the suggested text",
+            self,
+            on_click=self._take_suggestion,
+            name=f"Use the suggested text for {self.setting.label}",
+        )
+        self.control.textChanged.connect(self._on_text)
+        self._offer_suggestion()
+        return holder(column(self.control, (self.suggestion, 0, Qt.AlignmentFlag.AlignLeft), spacing=0))
 
     def tab_stops(self) -> list[QWidget]:
         return [self.control, self.suggestion]
 
+    def _on_text(self) -> None:
+        self._offer_suggestion()
+        if not self._is_setting_text:
+            self.emit_edited()
+
     def _offer_suggestion(self) -> None:
-        self.suggestion.setVisible(self.setting.key in _SUGGESTIONS and not self.control.toPlainText().strip())
+        is_empty = not self.control.toPlainText().strip()
+        self.suggestion.setVisible(self.setting.key == "system_prompt" and is_empty)
 
     def _take_suggestion(self) -> None:
-        self.set_control_value(_SUGGESTIONS[self.setting.key])
+        self.set_control_value(first_choices.SYSTEM_PROMPT)
         self.emit_edited()
         self.control.setFocus()
 
@@ -211,17 +203,12 @@ class ProseField(Field):
         return self.control.toPlainText()
 
     def set_control_value(self, raw: Any) -> None:
-        # QPlainTextEdit has no signal like QLineEdit's textEdited, for the user's changes alone.
-        self._is_setting_text = True
+        self._is_setting_text = True  # QPlainTextEdit has no signal for the user's changes alone
         self.control.setPlainText(self.text_of(raw))
         self._is_setting_text = False
 
     def text_of(self, raw: Any) -> str:
         return str(raw or "")
-
-    def _emit_typed(self) -> None:
-        if not self._is_setting_text:
-            self.emit_edited()
 
 
 class MappingField(ProseField):
@@ -242,12 +229,12 @@ class StagesField(ProseField):
     lines = 3
 
     def build(self) -> QWidget:
-        holder = super().build()
+        built = super().build()
         self.control.setPlaceholderText(
-            'One stage a line, such as {"iters": 100, "max_completion_length": 256}\n'
+            'One stage per line, such as {"iters": 100, "max_completion_length": 256}\n'
             '{"iters": 300, "max_completion_length": 1024, "learning_rate": 5e-6}'
         )
-        return holder
+        return built
 
     def value(self) -> Any:
         return value_text.stages_value(self.control.toPlainText())
@@ -263,7 +250,7 @@ _ACCEPTS: dict[str, Callable[[Path], bool]] = {
     "file": lambda path: path.suffix.lower() in (".py", ".txt"),
     "hosts": lambda path: path.suffix.lower() == ".json",
 }
-"""Kind of setting → whether a dropped path is accepted. A dataset is always left to the window, which sets its columns too."""
+"""Kind of setting → accepts a dropped path. A dataset is left to the window, which sets its columns too."""
 _PLACEHOLDERS = {
     "model": f"such as {first_choices.MODEL}, or drop a folder here",
     "data": f"such as {first_choices.DATASET}, or drop a file here",
@@ -271,12 +258,16 @@ _PLACEHOLDERS = {
     "reward_functions_file": "drop a Python file here",
     "hosts": "none: this machine alone",
 }
-_BROWSE_LABELS = {"reward_functions_file": "Import…"}
-"""Setting → the button's label, where it is another than Browse."""
+_FILE_PATTERNS = {
+    "file": "Python (*.py *.txt)",
+    "hosts": "Hosts (*.json)",
+    "dataset": "Data (*.jsonl *.json *.csv *.parquet)",
+    "adapter": "Adapters (*.safetensors)",
+}
 
 
 class PathField(LineField):
-    """A line edit with a Browse button.
+    """A path or a Hugging Face id: typed, dropped, or chosen with Browse.
 
     Attributes:
         hand_over – if set, it is called with a chosen value, and sets the field and whatever belongs to the value.
@@ -287,6 +278,7 @@ class PathField(LineField):
 
     pick_requested = Signal()
     wide = True
+    hand_over: Callable[[str], object] | None = None
 
     def line(self) -> QLineEdit:
         line = PathEdit(_ACCEPTS[self.setting.kind])
@@ -300,35 +292,25 @@ class PathField(LineField):
         return value_text.path_text(raw)
 
     def build(self) -> QWidget:
-        row = QWidget(self)
-        across = QHBoxLayout(row)
-        across.setContentsMargins(0, 0, 0, 0)
-        across.setSpacing(theme.SPACE)
-        across.addWidget(super().build(), 1)
-        self.browse = QPushButton(_BROWSE_LABELS.get(self.setting.key, "Browse…"))
-        self.browse.setMinimumWidth(
-            theme.scaled(116)
-        )  # with and without a menu's arrow alike, so that the fields align
+        self.browse = QPushButton("Import…" if self.setting.key == "reward_functions_file" else "Browse…")
+        self.browse.setMinimumWidth(theme.scaled(116))  # with and without a menu's arrow, so that the fields align
         self.browse.setAccessibleName(f"Browse for {self.setting.label}")
-        across.addWidget(self.browse)
-        self._wire_browse()
-        return row
+        self.connect_browse()
+        return holder(row((super().build(), 1), self.browse))
 
     def tab_stops(self) -> list[QWidget]:
         return [self.control, self.browse]
 
-    hand_over: Callable[[str], object] | None = None
-
-    def take(self, path: str) -> None:
+    def take(self, path: Path | str | None) -> None:
         """Set the path as if it had been typed; an empty one (a cancelled dialog) changes nothing."""
         if path and self.hand_over is not None:
-            self.hand_over(path)
+            self.hand_over(str(path))
         elif path:
-            self.set_control_value(path)
+            self.set_control_value(str(path))
             self.emit_edited()
 
     def offer_list(self) -> None:
-        """Add an arrow to the line that emits `pick_requested`, as the Down key does then."""
+        """Add an arrow to the line that emits `pick_requested`, as the Down key does."""
         self._arrow = self.control.addAction(QIcon(), QLineEdit.ActionPosition.TrailingPosition)
         self._arrow.setToolTip(f"Choose from a list ({key_name(QKeySequence(Qt.Key.Key_Down))})")
         self._arrow.triggered.connect(self.pick_requested)
@@ -340,46 +322,34 @@ class PathField(LineField):
     def _draw_arrow(self) -> None:
         self._arrow.setIcon(icons.icon("chevron-down", theme.palette().muted, 16))
 
-    def _wire_browse(self) -> None:
+    def connect_browse(self) -> None:
         if self.setting.kind == "dataset":
             menu = QMenu(self.browse)
             menu.addAction("File…", self.choose_file)
             menu.addAction("Folder…", self.choose_folder)
             give_menu(self.browse, menu)
         else:
-            self.browse.clicked.connect(self.choose_folder if self.setting.kind == "model" else self.choose_file)
+            choose = self.choose_folder if self.setting.kind == "model" else self.choose_file
+            self.browse.clicked.connect(lambda _checked=False: choose())
 
     def choose_file(self) -> None:
-        kinds = {
-            "file": "Python (*.py *.txt)",
-            "hosts": "Hosts (*.json)",
-            "dataset": "Data (*.jsonl *.json *.csv *.parquet)",
-        }
-        self.take(
-            str(open_file(self, self.setting.key, self.setting.label, kinds[self.setting.kind], self._near()) or "")
-        )
+        pattern = _FILE_PATTERNS[self.setting.kind]
+        self.take(open_file(self, self.setting.key, self.setting.label, pattern, self._near()))
 
     def choose_folder(self) -> None:
-        self.take(str(open_folder(self, self.setting.key, self.setting.label, self._near()) or ""))
+        self.take(open_folder(self, self.setting.key, self.setting.label, self._near()))
 
     def _near(self) -> Path | None:
-        """The path in the field, if it is the user's own: what is bundled lies in the app's folder, where nobody keeps files."""
+        """The path in the field, unless it is bundled with the app."""
         path = possible_path(self.value())
         return path if path is not None and path.is_absolute() and not path.is_relative_to(places.resources()) else None
 
 
-# ── adapter field ────────────────────────────────────────────────────────────────────────────────────────────────────
-
-# The field for trained adapters to start from: a folder, a file, or a run of the user's at its end or at a
-# checkpoint.
-
-
 class AdapterField(PathField):
-    """A path field whose Browse menu also lists the user's runs, and of each its end, its best checkpoint and the others. For an adapter of
-    peft it shows a button that asks to import it.
+    """Trained adapters to start from: a folder, a file, or a checkpoint of a run. An adapter of peft can be imported.
 
     Signals:
-        import_requested(folder) – the user wants the adapter of peft in this folder as one of mlx-lm's.
+        import_requested(folder) – import the peft adapter in this folder for mlx-lm.
     """
 
     import_requested = Signal(str)
@@ -387,25 +357,20 @@ class AdapterField(PathField):
     def build(self) -> QWidget:
         self.import_button = QPushButton("Import for this model")
         self.import_button.setToolTip(
-            "<p>It is written anew in mlx-lm's format, beside its folder, and compared by logits with what peft makes of it.</p>"
+            "<p>Converts it to mlx-lm's format beside its folder, and compares the logits.</p>"
         )
         self.import_button.setAccessibleName("Import the adapter of peft for the model of this run")
-        self.import_button.clicked.connect(self._request_import)
+        self.import_button.clicked.connect(lambda: self.import_requested.emit(str(peft_folder(str(self.value())))))
         self.import_button.hide()
-        both = QWidget(self)
-        column = QVBoxLayout(both)
-        column.setContentsMargins(0, 0, 0, 0)
-        column.setSpacing(theme.SPACE)
-        column.addWidget(super().build())
-        column.addWidget(self.import_button, 0, Qt.AlignmentFlag.AlignLeft)
+        built = holder(column(super().build(), (self.import_button, 0, Qt.AlignmentFlag.AlignLeft)))
         self.control.textChanged.connect(self._offer_import)
-        return both
+        return built
 
     def tab_stops(self) -> list[QWidget]:
         return [*super().tab_stops(), self.import_button]
 
     def show_importing(self, sentence: str) -> None:
-        """Show what the import is doing; "" when it has ended."""
+        """Show the progress of the import; "" when it has ended."""
         self.import_button.setEnabled(not sentence)
         self.show_note(sentence)
 
@@ -414,18 +379,10 @@ class AdapterField(PathField):
         self.import_button.setVisible(is_peft)
         self.show_note("An adapter of peft, as TRL and others train them." if is_peft else "")
 
-    def _request_import(self) -> None:
-        if (folder := peft_folder(str(self.value()))) is not None:
-            self.import_requested.emit(str(folder))
-
-    def _wire_browse(self) -> None:
+    def connect_browse(self) -> None:
         menu = QMenu(self.browse)
         menu.aboutToShow.connect(lambda: self._fill(menu))
         give_menu(self.browse, menu)
-
-    def choose_file(self) -> None:
-        kinds = "Adapters (*.safetensors)"
-        self.take(str(open_file(self, self.setting.key, self.setting.label, kinds, self._near()) or ""))
 
     def _fill(self, menu: QMenu) -> None:
         menu.clear()
@@ -447,7 +404,7 @@ class AdapterField(PathField):
         except UserError:  # deleted since the menu was opened
             found = []
         for choice in found:
-            text = name if choice.key == END else f"{name}@{choice.key}"
+            text = name if choice.key == saved_weights.END else f"{name}@{choice.key}"
             menu.addAction(choice.label, lambda text=text: self.take(text))
 
 

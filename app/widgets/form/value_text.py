@@ -1,7 +1,4 @@
-"""Raw values of settings as text for a line edit, and back.
-
-Nothing is checked here: text that cannot be parsed stays text, and the draft reports the problem.
-"""
+"""Raw values of settings as text for a line edit, and back. Text that cannot be parsed stays text."""
 
 from __future__ import annotations
 
@@ -14,10 +11,11 @@ from typing import Any
 from backend.config.setting import Setting
 from backend.utils import places
 
-_BETWEEN = ",_ \u00a0\u2009\u202f'’"
-"""What people and programs put between thousands."""
-_GROUPED = re.compile(rf"[-+]?[1-9]\d{{0,2}}(?P<mark>[{_BETWEEN}])\d{{3}}((?P=mark)\d{{3}})*(\.\d*)?")
-_ESCAPES = (("\\", "\\\\"), ("\n", "\\n"), ("\t", "\\t"))
+_SEPARATORS = ",_ \u00a0\u2009\u202f'’"
+"""Accepted between thousands."""
+_GROUPED = re.compile(rf"[-+]?[1-9]\d{{0,2}}(?P<mark>[{_SEPARATORS}])\d{{3}}((?P=mark)\d{{3}})*(\.\d*)?")
+_ESCAPES = {"\\": "\\\\", "\n": "\\n", "\t": "\\t"}
+_PLAIN = {shown: plain for plain, shown in _ESCAPES.items()}
 
 
 def number_text(value: Any) -> str:
@@ -31,9 +29,13 @@ def number_text(value: Any) -> str:
 
 
 def number_value(text: str, is_integer: bool) -> float | str:
-    """Parse a number, an integer if `is_integer`; its thousands may be apart, as in 1,000 or 1_000 or 1 000. Scientific notation stays
-    text, so that 1e-5 is kept as typed; so does anything that is not such a number."""
-    text = _without_groups(text.strip().replace("−", "-"))
+    """Parse a number, an integer if `is_integer`; thousands may be grouped, as in 1,000 or 1_000 or 1 000.
+
+    Scientific notation stays text, so that 1e-5 is kept as typed; so does anything that is not a number.
+    """
+    text = text.strip().replace("−", "-")
+    if _GROUPED.fullmatch(text):
+        text = re.sub(f"[{_SEPARATORS}]", "", text)
     if "e" in text.lower():
         return text
     for kind in (int,) if is_integer else (int, float):
@@ -45,19 +47,13 @@ def number_value(text: str, is_integer: bool) -> float | str:
     return text
 
 
-def _without_groups(text: str) -> str:
-    """The number without what stands between its thousands. 0,001 is none: it is a decimal fraction elsewhere, and no thousand here."""
-    return re.sub(f"[{_BETWEEN}]", "", text) if _GROUPED.fullmatch(text) else text
-
-
 def limits_text(setting: Setting) -> str:
     """A setting's limits in words, “At least 1, at most 4096.”; "" if it has none."""
-    low, high = (None if limit is None else _limit_text(float(limit)) for limit in (setting.low, setting.high))
     parts: list[str] = []
-    if low is not None:
-        parts.append(f"{'above' if setting.low_open else 'at least'} {low}")
-    if high is not None:
-        parts.append(f"{'below' if setting.high_open else 'at most'} {high}")
+    if setting.low is not None:
+        parts.append(f"{'above' if setting.low_open else 'at least'} {_limit_text(float(setting.low))}")
+    if setting.high is not None:
+        parts.append(f"{'below' if setting.high_open else 'at most'} {_limit_text(float(setting.high))}")
     return f"{', '.join(parts).capitalize()}." if parts else ""
 
 
@@ -78,69 +74,30 @@ def list_text(value: Any) -> str:
     """Items joined by commas, quoted if they contain a comma or begin or end with a space; line breaks as \\n."""
     if not isinstance(value, list):
         return str(value or "")
-    return ", ".join(_quoted(_escaped(str(item))) for item in value)
+    return ", ".join(_quoted("".join(_ESCAPES.get(char, char) for char in str(item))) for item in value)
+
+
+def _quoted(text: str) -> str:
+    if text == text.strip() and not set(text) & {",", '"'}:
+        return text
+    return '"' + text.replace('"', '""') + '"'
 
 
 def list_value(text: str) -> list[str]:
     items = next(csv.reader([text], skipinitialspace=True), [])
     if '"' not in text:
         items = [item.strip() for item in items]
-    return [_unescaped(item) for item in items if item]
+    return [re.sub(r"\\[\\nt]", lambda found: _PLAIN[found[0]], item) for item in items if item]
 
 
 def numbers_text(value: Any) -> str:
-    if not isinstance(value, list):
-        return str(value or "")
-    return ", ".join(number_text(item) for item in value)
+    return ", ".join(map(number_text, value)) if isinstance(value, list) else str(value or "")
 
 
 def numbers_value(text: str) -> list[Any]:
     """Floats; parts that are not numbers stay text."""
     parts = [part.strip().replace("−", "-") for part in text.strip().strip("[]").split(",")]
     return [_float(part) for part in parts if part]
-
-
-def mapping_text(value: Any) -> str:
-    """One `key: value` a line."""
-    if not isinstance(value, dict):
-        return str(value or "")
-    return "\n".join(f"{key}: {item if _bare(item) else json.dumps(item)}" for key, item in value.items())
-
-
-def mapping_value(text: str) -> dict[str, Any] | str:
-    """The mapping, or the text itself if a line has no colon."""
-    lines = [line for line in text.splitlines() if line.strip()]
-    if any(":" not in line for line in lines):
-        return text
-    pairs = (line.split(":", 1) for line in lines)
-    return {key.strip(): _scalar(item.strip()) for key, item in pairs}
-
-
-def stages_text(value: Any) -> str:
-    """One stage a line, as a JSON object."""
-    return (
-        "\n".join(json.dumps(stage, ensure_ascii=False) for stage in value) if isinstance(value, list) else str(value)
-    )
-
-
-def stages_value(text: str) -> list[Any] | str:
-    """The stages, or the text itself if a line is not JSON."""
-    try:
-        return [json.loads(line) for line in text.splitlines() if line.strip()]
-    except (ValueError, RecursionError):
-        return text
-
-
-def _bare(item: Any) -> bool:
-    """Whether an item is a text that is read back as the same text without quotes."""
-    return isinstance(item, str) and _scalar(item.strip()) == item
-
-
-def _scalar(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text
 
 
 def _float(text: str) -> float | str:
@@ -150,22 +107,39 @@ def _float(text: str) -> float | str:
         return text
 
 
-def _quoted(text: str) -> str:
-    if text == text.strip() and not set(text) & {",", '"'}:
+def mapping_text(value: Any) -> str:
+    """One `key: value` per line; a text that would be read back as something else is quoted."""
+    if not isinstance(value, dict):
+        return str(value or "")
+    bare = {key: isinstance(item, str) and _scalar(item.strip()) == item for key, item in value.items()}
+    return "\n".join(f"{key}: {item if bare[key] else json.dumps(item)}" for key, item in value.items())
+
+
+def mapping_value(text: str) -> dict[str, Any] | str:
+    """The mapping, or the text itself if a line has no colon."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    if any(":" not in line for line in lines):
         return text
-    return '"' + text.replace('"', '""') + '"'
+    return {key.strip(): _scalar(item.strip()) for key, item in (line.split(":", 1) for line in lines)}
 
 
-def _escaped(text: str) -> str:
-    for plain, shown in _ESCAPES:
-        text = text.replace(plain, shown)
-    return text
+def _scalar(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
 
 
-def _unescaped(text: str) -> str:
-    out, rest = "", text
-    while rest:
-        known = next((plain for plain, shown in _ESCAPES if rest.startswith(shown)), None)
-        out += known or rest[0]
-        rest = rest[2:] if known else rest[1:]
-    return out
+def stages_text(value: Any) -> str:
+    """One stage per line, as a JSON object."""
+    if not isinstance(value, list):
+        return str(value)
+    return "\n".join(json.dumps(stage, ensure_ascii=False) for stage in value)
+
+
+def stages_value(text: str) -> list[Any] | str:
+    """The stages, or the text itself if a line is not JSON."""
+    try:
+        return [json.loads(line) for line in text.splitlines() if line.strip()]
+    except (ValueError, RecursionError):
+        return text
