@@ -267,7 +267,7 @@ def test_a_run_that_trains_gets_the_memory_and_the_chat_comes_back_after_it(page
     handle = os.open(RunFolder(made / "first").lock, os.O_RDWR | os.O_CREAT)
     fcntl.flock(handle, fcntl.LOCK_EX)
     try:
-        page._look_for_live_run()
+        page._check_live_run()
         assert service.retired and page.chat.state == "empty"
         assert (
             page.notice.title.text() == "A run is training"
@@ -279,7 +279,7 @@ def test_a_run_that_trains_gets_the_memory_and_the_chat_comes_back_after_it(page
     finally:
         os.close(handle)
         RunFolder(made / "first").lock.unlink()
-    page._look_for_live_run()
+    page._check_live_run()
     assert page.bar.load.isEnabled() and page.notice.title.text() == "first"
 
 
@@ -419,6 +419,6 @@ def test_a_real_model_is_loaded_asked_stopped_and_unloaded(qtbot, page: ChatPage
     probe.check()
     process = service._process
     assert process is not None
-    with qtbot.waitSignal(process.finished):
+    with qtbot.waitSignal(process.ended):
         page.chat.unload()
     assert page.chat.state == "empty"

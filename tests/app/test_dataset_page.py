@@ -547,7 +547,7 @@ def test_every_row_is_in_one_bar_of_the_histogram(qapp) -> None:
     bars.resize(200, 80)
     for lengths, room in (([(5, 3), (120, 2), (4000, 1)], 100), ([(7, 4)], 2000), ([(0, 2)], 10)):
         bars.show_lengths(lengths, room)
-        assert sum(rows for _, rows in bars.bins()) == sum(rows for _, rows in lengths)
+        assert sum(bars.bins()[1]) == sum(rows for _, rows in lengths)
         bars.grab()
     bars.show_lengths([(3, 1), (9, 2)], 100)
     assert bars.tool_tip_at(199) == "9 tokens: 2 rows"

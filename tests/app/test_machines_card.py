@@ -228,7 +228,7 @@ def test_the_card_shows_one_line_then_the_list_and_what_was_found(
 
     session = Session()
     session.consent.ask_hosts = lambda _: True
-    monkeypatch.setattr(session, "_service", service)
+    session.service = service  # pyright: ignore[reportAttributeAccessIssue]
     holder = MachinesHolder(session)
     part, panel = holder.part, holder.part.panel
     qtbot.addWidget(part.card)

@@ -1,4 +1,4 @@
-"""One answer: who gave it, its text as it was sampled, with long thinking folded away, how the rewards scored it, how long it took."""
+"""The conversation: prompts, and below each the answers side by side with their scores and times."""
 
 from __future__ import annotations
 
@@ -7,61 +7,24 @@ from dataclasses import dataclass
 
 from PySide6.QtCore import QSizeF, Qt, Signal
 from PySide6.QtGui import QFont, QKeyEvent, QTextCursor, QTextOption
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QPlainTextEdit, QScrollArea, QTextEdit, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QPlainTextEdit, QScrollArea, QTextEdit, QWidget
 
 from app import theme
 from app.widgets.basic.controls import LinkButton
 from app.widgets.basic.labels import label
-from app.widgets.basic.layout import clear_layout, set_shown
+from app.widgets.basic.layout import card, clear_layout, column, holder, row, set_shown
 from app.widgets.basic.number_format import figure
 from app.widgets.completions.completion_detail import TagHighlighter, scores_html
 
-# Read-only text as high as its content, and the box that a prompt is typed in.
-
 FEWEST_LINES, MOST_LINES = 3, 8
 """Height of the prompt box: it grows with its text between these."""
-_MARGINS = 18
-"""What the frame of a text edit takes in height, in pixels."""
-
-
-class GrowingText(QTextEdit):
-    """Selectable plain text without a frame, as high as what it holds. Text is appended without setting the rest again, so a long answer
-    that is being written costs no more than a short one, and a selection stays."""
-
-    def __init__(self, name: str, font: QFont, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
-        self.setAccessibleName(name)
-        self.setProperty("role", "plain")
-        self.setFrameShape(QFrame.Shape.NoFrame)
-        self.setReadOnly(True)
-        self.setTabChangesFocus(True)
-        self.setFont(font)
-        self.setAcceptRichText(False)
-        self.setWordWrapMode(QTextOption.WrapMode.WrapAtWordBoundaryOrAnywhere)
-        self.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
-        self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
-        self.document().setDocumentMargin(0)
-        self.document().documentLayout().documentSizeChanged.connect(self._fit)
-        self._fit(self.document().size())
-
-    def show_text(self, text: str) -> None:
-        """Show `text`; where it begins with what is shown, only the rest is appended."""
-        shown = self.toPlainText()
-        if text == shown:
-            return
-        if shown and text.startswith(shown):
-            cursor = QTextCursor(self.document())
-            cursor.movePosition(QTextCursor.MoveOperation.End)
-            cursor.insertText(text[len(shown) :])
-        else:
-            self.setPlainText(text)
-
-    def _fit(self, size: QSizeF) -> None:
-        self.setFixedHeight(max(self.fontMetrics().lineSpacing(), round(size.height())) + 1)
+SHORT = 240
+"""Characters of thinking that stay unfolded."""
+TITLES = {"base": "Base", "tuned": "Tuned"}
 
 
 class PromptBox(QPlainTextEdit):
-    """Enter sends, Shift+Enter begins a line, Escape stops.
+    """The box for a prompt. Enter sends, Shift+Enter begins a line, Escape stops.
 
     Signals:
         sent – Enter was pressed.
@@ -90,15 +53,40 @@ class PromptBox(QPlainTextEdit):
     def _fit(self) -> None:
         # A plain text edit's document counts its height in lines, wrapped ones included.
         lines = min(MOST_LINES, max(FEWEST_LINES, round(self.document().size().height())))
-        self.setFixedHeight(lines * self.fontMetrics().lineSpacing() + _MARGINS)
+        self.setFixedHeight(lines * self.fontMetrics().lineSpacing() + 18)
 
 
-# ── answer view ──────────────────────────────────────────────────────────────────────────────────────────────────────
+class GrowingText(QTextEdit):
+    """Selectable plain text without a frame, as high as its content. Text can be appended cheaply."""
 
-OPEN_TAG, CLOSE_TAG = "<think>", "</think>"
-SHORT = 240
-"""Characters of thinking that stay unfolded."""
-TITLES = {"base": "Base", "tuned": "Tuned"}
+    def __init__(self, name: str, font: QFont, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setAccessibleName(name)
+        self.setProperty("role", "plain")
+        self.setFrameShape(QFrame.Shape.NoFrame)
+        self.setReadOnly(True)
+        self.setTabChangesFocus(True)
+        self.setFont(font)
+        self.setAcceptRichText(False)
+        self.setWordWrapMode(QTextOption.WrapMode.WrapAtWordBoundaryOrAnywhere)
+        self.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        self.document().setDocumentMargin(0)
+        self.document().documentLayout().documentSizeChanged.connect(self._fit)
+        self._fit(self.document().size())
+
+    def show_text(self, text: str) -> None:
+        """Show `text`; if it begins with the text shown, only the rest is appended, and a selection stays."""
+        shown = self.toPlainText()
+        if shown and text.startswith(shown):
+            cursor = QTextCursor(self.document())
+            cursor.movePosition(QTextCursor.MoveOperation.End)
+            cursor.insertText(text[len(shown) :])
+        else:
+            self.setPlainText(text)
+
+    def _fit(self, size: QSizeF) -> None:
+        self.setFixedHeight(max(self.fontMetrics().lineSpacing(), round(size.height())) + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,10 +100,9 @@ class ShownScore:
 
 @dataclass(frozen=True, slots=True)
 class ShownAnswer:
-    """`status` is a line below the text (“23 tokens, ended, 0.2 s”, “Stopped”), `problem` a sentence about what went wrong."""
+    """`status` is a line below the text (“23 tokens, ended, 0.2 s”, “Stopped”), `problem` an error message."""
 
     text: str
-    is_writing: bool = False
     status: str = ""
     reward: float | None = None
     scores: Sequence[ShownScore] = ()
@@ -124,7 +111,7 @@ class ShownAnswer:
 
 
 class AnswerView(QFrame):
-    """A card.
+    """A card with one answer; long thinking is folded away.
 
     Attributes:
         side – base or tuned.
@@ -140,101 +127,69 @@ class AnswerView(QFrame):
         super().__init__(parent)
         self.setProperty("role", "card")
         self.side = side
-        self._shown: ShownAnswer | None = None
+        self._shown = ShownAnswer("")
+        self._folds: bool | None = None
+        """The user's choice to fold the thinking away; None before the first click."""
         self._is_folded = False
-        self._chosen: bool | None = None
-        """Whether the user has folded the thinking away; None before the first click."""
-        name = f"{TITLES[side]}, answer {number}"
-        self.fold = LinkButton("")
-        self.fold.clicked.connect(lambda _checked=False: self._turn_fold())
-        self.text = GrowingText(name, theme.mono_font())
+        self.fold = LinkButton("", on_click=self._turn_fold)
+        self.text = GrowingText(f"{TITLES[side]}, answer {number}", theme.mono_font())
         self._highlighter = TagHighlighter(self.text)
         self.scores = label(font=theme.figures_font(12), role="muted", wrap=True, selectable=True)
         self.scores.setTextFormat(Qt.TextFormat.RichText)
         self.problem = label(role="problem", wrap=True, selectable=True)
         self.status = label(font=theme.figures_font(theme.CAPTION), role="caption", wrap=True)
-        self.keep = LinkButton("Keep as case")
-        self.keep.setToolTip(
-            "With the scores that the run's reward file gives it now, to be checked at every later scoring"
-        )
-        self.keep.clicked.connect(lambda _checked=False: self.keep_requested.emit())
-        self._lay_out()
-        self.show_answer(ShownAnswer(""))
+        keep_tip = "Keeps its current scores by the run's reward file, to be checked at every later scoring"
+        self.keep = LinkButton("Keep as case", on_click=lambda: self.keep_requested.emit(), tip=keep_tip)
+        bottom = Qt.AlignmentFlag.AlignBottom
+        foot = row((self.status, 1), (self.fold, 0, bottom), (self.keep, 0, bottom), spacing=2 * theme.SPACE)
+        title = label(TITLES[side], theme.heading_font())
+        parts = (title, self.text, self.scores, self.problem, None, foot)
+        column(*parts, into=self, spacing=6, margins=(12, theme.SPACE, 12, theme.SPACE))
+        self.show_answer(self._shown)
         theme.signals.changed.connect(self._recolour)
-
-    def _lay_out(self) -> None:
-        foot = QHBoxLayout()
-        foot.setSpacing(2 * theme.SPACE)
-        foot.addWidget(self.status, 1)
-        for link in (self.fold, self.keep):
-            foot.addWidget(link, 0, Qt.AlignmentFlag.AlignBottom)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(12, theme.SPACE, 12, theme.SPACE)
-        column.setSpacing(6)
-        column.addWidget(label(TITLES[self.side], theme.heading_font()))
-        for part in (self.text, self.scores, self.problem):
-            column.addWidget(part)
-        column.addStretch(1)  # beside a longer answer the foot stays at the bottom
-        column.addLayout(foot)
 
     def show_answer(self, shown: ShownAnswer) -> None:
         self._shown = shown
         thinking, answer = split_thinking(shown.text)
-        # In sight while it is being written, and as long as it is short.
-        self._is_folded = bool(answer) and len(thinking) > SHORT if self._chosen is None else self._chosen
+        is_long = bool(answer) and len(thinking) > SHORT  # shown while it is being written, or short
+        self._is_folded = is_long if self._folds is None else self._folds
         self.text.show_text(answer if self._is_folded else shown.text)
-        self.fold.setText(
-            f"Show thinking ({figure(len(thinking.split()))} words)" if self._is_folded else "Hide thinking"
-        )
-        set_shown(self.fold, bool(answer) and len(thinking) > SHORT)
-        self.scores.setText(self._scores_html(shown))
-        set_shown(self.scores, bool(shown.scores))
+        words = figure(len(thinking.split()))
+        self.fold.setText(f"Show thinking ({words} words)" if self._is_folded else "Hide thinking")
+        labels, scores = [each.label for each in shown.scores], [each.score for each in shown.scores]
+        chips = scores_html(labels, scores, [each.colour for each in shown.scores])
+        self.scores.setText(f"<b>Reward {figure(shown.reward)}</b> &nbsp;&nbsp; {chips}")
         self.problem.setText(shown.problem)
-        set_shown(self.problem, bool(shown.problem))
         self.status.setText(shown.status)
+        set_shown(self.fold, is_long)
+        set_shown(self.scores, bool(shown.scores))
+        set_shown(self.problem, bool(shown.problem))
         set_shown(self.keep, shown.can_keep)
 
-    def _scores_html(self, shown: ShownAnswer) -> str:
-        chips = scores_html(
-            [score.label for score in shown.scores],
-            [score.score for score in shown.scores],
-            [score.colour for score in shown.scores],
-        )
-        return f"<b>Reward {figure(shown.reward)}</b> &nbsp;&nbsp; {chips}"
-
     def _turn_fold(self) -> None:
-        self._chosen = not self._is_folded
-        if self._shown is not None:
-            self.show_answer(self._shown)
+        self._folds = not self._is_folded
+        self.show_answer(self._shown)
 
     def _recolour(self) -> None:
-        # Colours are written into the rich text and the formats, which do not follow a change of the palette.
         self._highlighter.rehighlight()
-        if self._shown is not None:
-            self.show_answer(self._shown)
+        self.show_answer(self._shown)
 
 
 def split_thinking(text: str) -> tuple[str, str]:
-    """(the thinking, what follows it); ("", text) without thinking, (the thinking so far, "") while it is being written.
+    """(thinking, answer); ("", text) without thinking, (thinking so far, "") while it is being written.
 
     The opening tag may be missing: some chat templates end the prompt with it.
     """
-    before, tag, after = text.partition(CLOSE_TAG)
-    head, opening, thinking = before.partition(OPEN_TAG)
+    before, tag, after = text.partition("</think>")
+    head, opening, thinking = before.partition("<think>")
     thinking = thinking if opening else head if tag else ""
     if not thinking.strip():
         return "", text
     return thinking.strip(), after.lstrip("\n") if tag else ""
 
 
-# ── transcript ───────────────────────────────────────────────────────────────────────────────────────────────────────
-
-# The conversation: each prompt across the page, and below it the answers side by side, so that the same turn is at
-# the same height.
-
-
 class Transcript(QScrollArea):
-    """Keeps the end in sight while answers grow, unless the user has scrolled away from it.
+    """The turns of the conversation. It stays scrolled to the end unless the user has scrolled away from it.
 
     Attributes:
         answers – by turn, side → its view.
@@ -252,43 +207,35 @@ class Transcript(QScrollArea):
         self.setFrameShape(QFrame.Shape.NoFrame)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.setAccessibleName("Conversation")
-        content = QWidget()
+        self._turns = column(spacing=2 * theme.SPACE)
+        content = holder(column(self._turns, None, margins=(0, 0, theme.SPACE, 0)))
         content.setObjectName("page")
-        self._turns = QVBoxLayout()
-        self._turns.setSpacing(2 * theme.SPACE)
-        column = QVBoxLayout(content)
-        column.setContentsMargins(0, 0, theme.SPACE, 0)
-        column.addLayout(self._turns)
-        column.addStretch(1)
         self.setWidget(content)
         self._follows = True
-        bar = self.verticalScrollBar()
-        bar.rangeChanged.connect(self._follow)
-        bar.actionTriggered.connect(lambda _: self._note_place())
+        self.verticalScrollBar().rangeChanged.connect(self._follow)
+        self.verticalScrollBar().actionTriggered.connect(lambda _: self._note_place())
 
     def clear(self) -> None:
         clear_layout(self._turns)
         self.answers, self._follows = [], True
 
     def add_turn(self, prompt: str, expected: str, sides: Sequence[str], *, is_first: bool) -> None:
-        """A prompt, with an empty answer for each side; `is_first` in a conversation, it is set apart from what stands above."""
-        number, views = len(self.answers) + 1, dict[str, AnswerView]()
-        turn, beside = QWidget(), QHBoxLayout()
+        """Add a prompt, with an empty answer for each side; `is_first` in a new conversation."""
+        number = len(self.answers) + 1
+        views = {side: AnswerView(side, number) for side in sides}
+        beside = QHBoxLayout()
         beside.setSpacing(12)
-        for side in sides:
-            view = views[side] = AnswerView(side, number)
+        for side, view in views.items():
             view.keep_requested.connect(lambda side=side: self.keep_requested.emit(number - 1, side))
             beside.addWidget(view, 1)
-        column = QVBoxLayout(turn)
-        column.setContentsMargins(0, 0, 0, 0)
-        column.setSpacing(theme.SPACE)
-        if is_first and self.answers:
-            column.addWidget(
-                label("New conversation", theme.caption_font(), "caption", align=Qt.AlignmentFlag.AlignCenter)
-            )
-        column.addWidget(_prompt(prompt, expected, number))
-        column.addLayout(beside)
-        self._turns.addWidget(turn)
+        shown = GrowingText(f"Prompt {number}", theme.mono_font())
+        shown.show_text(prompt)
+        top = Qt.AlignmentFlag.AlignTop
+        answer = label(f"Answer: {expected}", theme.figures_font(12), "muted", selectable=True)
+        answers = [(answer, 0, top)] if expected else []
+        block = card(row((shown, 1), *answers, spacing=6, margins=(12, theme.SPACE, 12, theme.SPACE)), "banner")
+        new = label("New conversation", theme.caption_font(), "caption", align=Qt.AlignmentFlag.AlignCenter)
+        self._turns.addWidget(holder(column(*([new] if is_first and self.answers else []), block, beside)))
         self.answers.append(views)
         self._follows = True
 
@@ -299,17 +246,3 @@ class Transcript(QScrollArea):
     def _follow(self) -> None:
         if self._follows:
             self.verticalScrollBar().setValue(self.verticalScrollBar().maximum())
-
-
-def _prompt(text: str, expected: str, number: int) -> QFrame:
-    block = QFrame()
-    block.setProperty("role", "banner")
-    row = QHBoxLayout(block)
-    row.setContentsMargins(12, theme.SPACE, 12, theme.SPACE)
-    shown = GrowingText(f"Prompt {number}", theme.mono_font())
-    shown.show_text(text)
-    row.addWidget(shown, 1)
-    if expected:
-        answer = label(f"Answer: {expected}", theme.figures_font(12), "muted", selectable=True)
-        row.addWidget(answer, 0, Qt.AlignmentFlag.AlignTop)
-    return block

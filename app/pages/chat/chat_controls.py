@@ -1,33 +1,36 @@
-"""The head of the Chat page: which run at which checkpoint, or which model; load or unload it."""
+"""The parts around the conversation: choice of the model, rows of the dataset, sampling settings, and the notice."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from PySide6.QtCore import Qt, Signal
-from PySide6.QtWidgets import QCheckBox, QFrame, QGridLayout, QHBoxLayout, QToolButton, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QCheckBox, QFrame, QGridLayout, QLineEdit, QProgressBar, QToolButton, QWidget
 
 from app import theme
-from app.widgets.basic.controls import ComboBox, LinkButton, NumberEdit, ProseEdit
+from app.widgets.basic.controls import ComboBox, ElidedLabel, LinkButton, NumberEdit, ProseEdit
 from app.widgets.basic.labels import button, label, plain_tip, with_key_names
-from app.widgets.basic.layout import set_shown, set_style_property
+from app.widgets.basic.layout import column, holder, row, set_shown, set_style_property
+from app.widgets.basic.number_format import figure
 
 BROWSE = "browse"
-"""The value of the entry that asks for a folder."""
+"""The value of the menu entry that asks for a folder."""
 Entry = tuple[str, str]
 """(label, value)."""
 
 
 class ModelBar(QWidget):
-    """Attributes:
+    """The head of the page: a run and its checkpoint, or a model; load and unload.
+
+    Attributes:
         models, checkpoints – the menus.
         settings – the button that shows the sampling settings.
 
     Signals:
-        model_chosen(str) – another entry was chosen by the user.
-        checkpoint_chosen(str) – another checkpoint was.
+        model_chosen(str), checkpoint_chosen(str) – the user chose another entry.
         browse_requested – the user wants a folder that is not listed.
         load_requested, unload_requested, reset_requested – buttons.
         settings_toggled(bool) – show the sampling settings.
@@ -43,11 +46,9 @@ class ModelBar(QWidget):
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self.models, self.checkpoints = ComboBox(), ComboBox()
-        self.models.setAccessibleName("Run or model")
-        self.models.setMinimumContentsLength(16)
-        self.checkpoints.setAccessibleName("Checkpoint")
-        self.checkpoints.setMinimumContentsLength(12)
+        self._is_loaded = False
+        self.models = ComboBox(name="Run or model", length=16)
+        self.checkpoints = ComboBox(name="Checkpoint", length=12)
         self.load = button("Load", self._request, primary=True)
         self.reset = button("New conversation", self.reset_requested.emit, tip="Ctrl+Alt+C")
         self.settings = QToolButton()
@@ -58,18 +59,17 @@ class ModelBar(QWidget):
         self.settings.toggled.connect(self.settings_toggled)
         self.models.activated.connect(self._on_model)
         self.checkpoints.activated.connect(lambda _: self.checkpoint_chosen.emit(self.checkpoint))
-        self._is_loaded = False
-        row = QHBoxLayout(self)
-        row.setContentsMargins(0, 0, 0, 0)
-        row.setSpacing(theme.SPACE)
-        row.addWidget(label("Chat", theme.title_font()))
-        row.addSpacing(2 * theme.SPACE)
-        row.addWidget(self.models, 3)
-        row.addWidget(self.checkpoints, 1)
-        row.addWidget(self.load)
-        row.addStretch(1)
-        row.addWidget(self.reset)
-        row.addWidget(self.settings)
+        menus = ((self.models, 3), (self.checkpoints, 1))
+        row(
+            label("Chat", theme.title_font()),
+            theme.SPACE,
+            *menus,
+            self.load,
+            None,
+            self.reset,
+            self.settings,
+            into=self,
+        )
 
     @property
     def checkpoint(self) -> str:
@@ -79,20 +79,15 @@ class ModelBar(QWidget):
     def show_models(self, runs: Sequence[Entry], models: Sequence[Entry], chosen: str) -> None:
         """List runs, then models, then the entry that asks for a folder; `chosen` is the value to select."""
         self.models.clear()
-        for text, value in runs:
-            self._add(text, value)
-        if runs and models:
-            self.models.insertSeparator(self.models.count())
-        for text, value in models:
-            self._add(text, value)
-        if runs or models:
-            self.models.insertSeparator(self.models.count())
+        for entries in (runs, models):
+            for text, value in entries:
+                self.models.addItem(text, value)
+                tip = plain_tip(str(value))
+                self.models.setItemData(self.models.count() - 1, tip, Qt.ItemDataRole.ToolTipRole)
+            if entries:
+                self.models.insertSeparator(self.models.count())
         self.models.addItem("Another model…", BROWSE)
         self.models.setCurrentIndex(max(0, self.models.findData(chosen)) if chosen else 0)
-
-    def _add(self, text: str, value: str) -> None:
-        self.models.addItem(text, value)
-        self.models.setItemData(self.models.count() - 1, plain_tip(str(value)), Qt.ItemDataRole.ToolTipRole)
 
     def show_checkpoints(self, entries: Sequence[Entry], chosen: str) -> None:
         """List a run's checkpoints; a model has none, and then the menu is hidden."""
@@ -103,7 +98,7 @@ class ModelBar(QWidget):
         self.checkpoints.setVisible(bool(entries))
 
     def show_state(self, *, loaded: bool, can_load: bool, can_reset: bool) -> None:
-        """`loaded`: the chosen model is the one that is loaded, and the button unloads it."""
+        """`loaded`: the chosen model is loaded, and the button unloads it."""
         self._is_loaded = loaded
         self.load.setText("Unload" if loaded else "Load")
         set_style_property(self.load, "role", "" if loaded else "primary")
@@ -119,12 +114,88 @@ class ModelBar(QWidget):
         self.browse_requested.emit() if value == BROWSE else self.model_chosen.emit(value)
 
 
-WIDTH = 200
+class RowStrip(QWidget):
+    """Prompts of the run's held-out split, and the expected answer.
+
+    Attributes:
+        expected – the line with the expected answer.
+
+    Signals:
+        row_requested(int) – show this row, from 0; −1 is the last.
+    """
+
+    row_requested = Signal(int)
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._row, self._of = -1, 0
+        request = self.row_requested.emit
+        self.previous = button("Previous", lambda: request(max(-1, self._row - 1)), tip="The row before")
+        self.next = button("Next", lambda: request(self._row + 1), tip="The row after")
+        # Before the first row the number of rows is unknown; the page takes a large number modulo it.
+        self.random = button("Random", lambda: request(random.randrange(self._of or 1 << 30)), tip="Any row")
+        self.about = ElidedLabel(font=theme.figures_font())
+        self.expected = QLineEdit()
+        self.expected.setPlaceholderText("unknown")
+        self.expected.setAccessibleName("Expected answer")
+        self.expected.setToolTip("Given to the reward functions; without it those that need an answer are skipped.")
+        self.expected.setFixedWidth(theme.scaled(150))
+        caption = label("Expected answer", role="muted")
+        caption.setBuddy(self.expected)
+        self._rows = holder(row(label("Prompts of the dataset", role="muted"), self.previous, self.next, self.random))
+        row(self._rows, (self.about, 1), caption, self.expected, into=self)
+
+    def show_row(self, number: int, of: int, answer: str, source: str) -> None:
+        self._row, self._of = number, of
+        self.about.setText(f"Row {figure(number + 1)} of {figure(of)}")
+        self.about.setToolTip(plain_tip(source))
+        self.expected.setText(answer)
+
+    def forget(self, *, has_rows: bool) -> None:
+        """Show no row; without `has_rows` there are none to choose from, as with a model that is not a run."""
+        self._row, self._of = -1, 0
+        self.about.setText("")
+        self.expected.clear()
+        self._rows.setVisible(has_rows)
+
+
+class Notice(QWidget):
+    """A title, a sentence, a moving bar and a button, in place of a conversation.
+
+    Signals:
+        button_clicked – the button was pressed.
+    """
+
+    button_clicked = Signal()
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        centre = Qt.AlignmentFlag.AlignCenter
+        self.title = label(font=theme.title_font(), align=centre, wrap=True)
+        self.sentence = label(role="muted", align=centre, wrap=True, selectable=True)
+        self.bar = QProgressBar(textVisible=False, minimum=0, maximum=0)
+        self.bar.setFixedWidth(theme.scaled(240))
+        self.bar.setAccessibleName("Loading")
+        self.button = button("", self.button_clicked.emit, primary=True)
+        # A widget of fixed width: an aligned label does not get the height that its wrapped lines need.
+        across = Qt.AlignmentFlag.AlignHCenter
+        parts = ((None, 2), self.title, self.sentence, (self.bar, 0, across), (self.button, 0, across), (None, 3))
+        middle = holder(column(*parts, spacing=2 * theme.SPACE, margins=theme.SPACE))
+        middle.setFixedWidth(theme.scaled(520))
+        row(middle, into=self)
+
+    def show_notice(self, title: str, sentence: str, button_text: str = "", *, busy: bool = False) -> None:
+        """`busy` shows a bar that moves; without `button_text` there is no button."""
+        self.title.setText(title)
+        self.sentence.setText(sentence)
+        self.button.setText(button_text)
+        set_shown(self.bar, busy)
+        set_shown(self.button, bool(button_text))
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingField:
-    """A number: its key, label, whether it is whole, its range, and a sentence for its tip."""
+    """A number with its range; `whole` for an integer."""
 
     key: str
     title: str
@@ -133,59 +204,61 @@ class SamplingField:
     high: float
     tip: str
 
+    def number(self, text: str) -> float | int | None:
+        """The number in a line; None if it is not one, or out of range."""
+        try:
+            number = int(text) if self.whole else float(text.replace(",", "."))
+        except ValueError:
+            return None
+        is_inside = self.low <= number <= self.high and not (self.key == "top_p" and number == 0)
+        return number if is_inside else None
+
+    @property
+    def problem(self) -> str:
+        kind, to = "a whole number" if self.whole else "a number", " to 1" if self.high <= 1 else ""
+        return f"{self.title} is {kind} from {self.low:g}{to}."
+
 
 FIELDS = (
     SamplingField("temperature", "Temperature", False, 0, 100, "0 always takes the likeliest token."),
     SamplingField("top_p", "Top-p", False, 0, 1, "Keeps the likeliest tokens that make up this share; 1 keeps all."),
     SamplingField("top_k", "Top-k", True, 0, 1e6, "Keeps that many of the likeliest tokens; 0 keeps all."),
-    SamplingField(
-        "min_p", "Min-p", False, 0, 1, "Drops tokens less likely than this share of the likeliest; 0 keeps all."
-    ),
-    SamplingField("max_tokens", "Max tokens", True, 1, 1e6, "An answer that is not done by then is cut off."),
-    SamplingField(
-        "seed",
-        "Seed",
-        True,
-        0,
-        2**63 - 1,
-        "Both sides get the same random numbers; the same seed gives the same answers.",
-    ),
+    SamplingField("min_p", "Min-p", False, 0, 1, "Drops tokens below this share of the likeliest; 0 keeps all."),
+    SamplingField("max_tokens", "Max tokens", True, 1, 1e6, "A longer answer is cut off."),
+    SamplingField("seed", "Seed", True, 0, 2**63 - 1, "The same seed gives the same answers; both sides share it."),
 )
 
 
 class SamplingPanel(QFrame):
-    """Attributes:
-    fields – key → its line.
-    free_output – whether what the run held its output to is left out; hidden where it held nothing.
-    system – the system message.
+    """A slim column of sampling settings, and the system message.
+
+    Attributes:
+        fields – key → its line.
+        free_output – turns off the run's constrained decoding; hidden if the run has none.
+        system – the system message.
     """
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.setProperty("role", "card")
-        self.setFixedWidth(theme.scaled(WIDTH))
+        self.setFixedWidth(theme.scaled(200))
         self.fields: dict[str, NumberEdit] = {}
         self._defaults: dict[str, Any] = {}
         self._system_default = ""
         self.system = ProseEdit(6)
         self.system.setAccessibleName("System message")
         self.system.setPlaceholderText("None")
+        self.system.textChanged.connect(self._check)
         self.free_output = QCheckBox("Free output")
-        self.free_output.setToolTip("Does not hold answers to the regular expression or JSON schema of the run.")
+        self.free_output.setToolTip("Ignores the run's regular expression or JSON schema.")
         self.free_output.toggled.connect(lambda _: self._check())
-        self.restore = LinkButton("Back to the run's")
-        self.restore.clicked.connect(lambda _checked=False: self.show_defaults(self._defaults, self._system_default))
+        self.restore = LinkButton("Reset", on_click=lambda: self.show_defaults(self._defaults, self._system_default))
         self.problem = label(role="problem", wrap=True)
-        self._lay_out()
-        self.system.edited.connect(self._check)
-        self._check()
-
-    def _lay_out(self) -> None:
         grid = QGridLayout()
         grid.setHorizontalSpacing(theme.SPACE)
         grid.setVerticalSpacing(6)
         grid.setColumnStretch(0, 1)
-        for row, entry in enumerate(FIELDS):
+        for place, entry in enumerate(FIELDS):
             line = self.fields[entry.key] = NumberEdit()
             line.setAccessibleName(entry.title)
             line.setToolTip(entry.tip)
@@ -196,23 +269,16 @@ class SamplingPanel(QFrame):
             caption = label(entry.title, role="muted")
             caption.setBuddy(line)
             caption.setToolTip(entry.tip)
-            grid.addWidget(caption, row, 0)
-            grid.addWidget(line, row, 1)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(12, 10, 12, 12)
-        column.setSpacing(theme.SPACE)
-        column.addWidget(label("Sampling", theme.heading_font()))
-        column.addLayout(grid)
-        column.addWidget(self.free_output)
-        column.addWidget(self.problem)
-        column.addSpacing(theme.SPACE)
-        column.addWidget(label("System message", theme.heading_font()))
-        column.addWidget(self.system)
-        column.addWidget(self.restore)
-        column.addStretch(1)
+            grid.addWidget(caption, place, 0)
+            grid.addWidget(line, place, 1)
+        heading = theme.heading_font()
+        numbers = (label("Sampling", heading), grid, self.free_output, self.problem)
+        system = (label("System message", heading), self.system, self.restore)
+        column(*numbers, theme.SPACE, *system, None, into=self, margins=(12, 10, 12, 12))
+        self._check()
 
     def show_defaults(self, values: Mapping[str, Any], system: str) -> None:
-        """Fill in these values; “Back to the run's” returns to them."""
+        """Fill in these values, to which Reset returns."""
         self._defaults, self._system_default = dict(values), system
         for key, line in self.fields.items():
             line.setText(_text(values.get(key)))
@@ -225,42 +291,25 @@ class SamplingPanel(QFrame):
         return not self.problem.text()
 
     def values(self) -> dict[str, Any]:
-        """Key → number, and whether output is free. Call it only while `is_valid`."""
-        numbers = {entry.key: _number(entry, self.fields[entry.key].text()) for entry in FIELDS}
+        """Key → number, and `free_output`. Call it only while `is_valid`."""
+        numbers = {entry.key: entry.number(self.fields[entry.key].text()) for entry in FIELDS}
         return {**numbers, "free_output": self.free_output.isChecked()}
 
     def system_message(self) -> str | None:
-        """What replaces the run's system message; None where it is unchanged."""
+        """The text that replaces the run's system message; None where it is unchanged."""
         text = self.system.toPlainText()
         return None if text == self._system_default else text
 
     def _check(self) -> None:
-        wrong = [entry for entry in FIELDS if _number(entry, self.fields[entry.key].text()) is None]
+        """Show the first invalid number, and enable Reset if anything differs from the defaults."""
+        wrong = [entry for entry in FIELDS if entry.number(self.fields[entry.key].text()) is None and self._defaults]
         for entry in FIELDS:
-            set_style_property(self.fields[entry.key], "problem", entry in wrong and bool(self._defaults))
-        self.problem.setText(_problem(wrong[0]) if wrong and self._defaults else "")
-        set_shown(self.problem, bool(self.problem.text()))
-        texts = {key: line.text() for key, line in self.fields.items()}
-        defaults = {key: _text(self._defaults.get(key)) for key in self.fields}
+            set_style_property(self.fields[entry.key], "problem", entry in wrong)
+        self.problem.setText(wrong[0].problem if wrong else "")
+        set_shown(self.problem, bool(wrong))
+        is_changed = any(line.text() != _text(self._defaults.get(key)) for key, line in self.fields.items())
         is_free = bool(self._defaults.get("free_output")) != self.free_output.isChecked()
-        self.restore.setEnabled(texts != defaults or is_free or self.system_message() is not None)
-
-
-def _number(entry: SamplingField, text: str) -> float | int | None:
-    """The number in a line; None where it is none, or out of range."""
-    try:
-        number = int(text) if entry.whole else float(text.replace(",", "."))
-    except ValueError:
-        return None
-    is_inside = entry.low <= number <= entry.high and not (entry.key == "top_p" and number == 0)
-    return number if is_inside else None
-
-
-def _problem(entry: SamplingField) -> str:
-    kind = "a whole number" if entry.whole else "a number"
-    if entry.high <= 1:
-        return f"{entry.title} is {kind} from 0 to 1."
-    return f"{entry.title} is {kind} from {entry.low:g}."
+        self.restore.setEnabled(is_changed or is_free or self.system_message() is not None)
 
 
 def _text(value: Any) -> str:

@@ -1,6 +1,4 @@
-"""The use of splits and columns: a combo box for each, the problems of the choice, and a suggestion where columns can be
-recognised by name.
-"""
+"""The use of splits and columns: a combo box for each, the problems of the choice, and a suggestion by column names."""
 
 from __future__ import annotations
 
@@ -9,19 +7,20 @@ from pathlib import PurePath
 from typing import Any
 
 from PySide6.QtCore import Qt, Signal
-from PySide6.QtWidgets import QFrame, QGridLayout, QHBoxLayout, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QFrame, QGridLayout, QWidget
 
 from app import theme
 from app.widgets.basic.controls import ComboBox
 from app.widgets.basic.labels import button, label
-from app.widgets.basic.layout import set_style_property
+from app.widgets.basic.layout import card, column, row, set_style_property
 from app.widgets.form.field import Field
 from backend.config.config import SETTINGS
 from backend.utils.errors import ConfigProblem
 
-# Combo boxes of what a dataset has: a column for each part of a problem, a split for each use, a configuration.
-
 NONE = "None"
+SPLIT_KEYS = ("train_split", "valid_split", "test_split")
+COLUMNS = 4
+"""Fields in a row."""
 
 
 class NameMenuField(Field):
@@ -30,9 +29,8 @@ class NameMenuField(Field):
     control: ComboBox
 
     def build(self) -> QWidget:
-        self.control = ComboBox()
-        self.control.setMinimumContentsLength(3)  # four of them fit side by side in a small window
-        self.hint.hide()  # beside names to choose from it would be cut off, and says nothing more
+        self.control = ComboBox(length=3)  # four of them fit side by side in a small window
+        self.hint.hide()
         self.control.activated.connect(self.emit_edited)
         return self.control
 
@@ -63,48 +61,25 @@ class NameMenuField(Field):
             self.control.setItemData(i, (tips or {}).get(value, ""), Qt.ItemDataRole.ToolTipRole)
         self.set_control_value(default_value if current is None else current)
 
-    def mark(self, wrong: bool) -> None:
-        """Colour the field as wrong or right; the sentence is shown in full width below the fields."""
-        if bool(self.control.property("problem")) != wrong:
-            self._mark(wrong)
+    def offer_splits(self, names: Sequence[str], form: str, used: Mapping[str, Any] | None) -> None:
+        """Offer the dataset's splits; the default is labelled with the split that it stands for.
 
-
-class ColumnField(NameMenuField):
-    """The column that holds the prompt, the answer, …; all but the prompt are optional."""
-
-    def offer_columns(self, columns: Sequence[Mapping[str, str]]) -> None:
-        """Offer the dataset's columns: name, kind and example of each."""
-        tips = {column["name"]: f"{column['kind']}: {column['example']}" for column in columns}
-        names = [column["name"] for column in columns]
-        self.offer(names, None if self.setting.key == "prompt_feature" else NONE, tips)
-
-
-class SplitField(NameMenuField):
-    """The split that is used for training, validation or test."""
-
-    def offer_splits(self, names: Sequence[str], form: str, used: Mapping[str, Any] | None, raw: Any) -> None:
-        """Offer the dataset's splits.
-
-        `form` is file, folder or hub; `used` describes the split that was read for this use, None if there is none;
-        `raw` is the setting's value. The default value is labelled with the split that it was resolved to.
+        `form` is file, folder or hub; `used` describes the split that was read for this use, None if there is none.
         """
-        source = used["source"] if used else ""
+        raw, source = self.value(), used["source"] if used else ""
         name = source.rpartition(", ")[2] if form == "hub" else PurePath(source).stem
-        if raw != self.setting.default:
-            label = "Default"
+        if raw not in (None, self.setting.default):
+            default = "Default"
         elif form == "file" and source:
-            label = "Whole file"
+            default = "Whole file"
         else:
-            label = name or ("Held out of train" if used else NONE)
-        self.offer([split for split in names if split != name or raw == split], label)
+            default = name or ("Held out of train" if used else NONE)
+        self.offer([split for split in names if split != name or raw == split], default)
         self.control.setEnabled(form != "file")
 
-
-# ── column mapping ───────────────────────────────────────────────────────────────────────────────────────────────────
-
-SPLIT_KEYS = ("train_split", "valid_split", "test_split")
-COLUMNS = 4
-"""Fields in a row."""
+    def mark(self, wrong: bool) -> None:
+        """Colour the field as wrong or right; the sentence is shown in full width below the fields."""
+        set_style_property(self.control, "problem", wrong)
 
 
 class ColumnMapping(QFrame):
@@ -123,43 +98,28 @@ class ColumnMapping(QFrame):
     accepted = Signal()
 
     def __init__(self, uses: Mapping[str, str], parent: QWidget | None = None) -> None:
-        """`uses` maps each setting that names a column to what the column is for."""
+        """`uses` maps each setting that names a column to the use of that column."""
         super().__init__(parent)
         self.setProperty("role", "card")
         self._uses = uses
         self.config = NameMenuField(SETTINGS["dataset_config"])
-        self.splits = {key: SplitField(SETTINGS[key]) for key in SPLIT_KEYS}
-        self.columns = {key: ColumnField(SETTINGS[key]) for key in uses}
+        self.splits = {key: NameMenuField(SETTINGS[key]) for key in SPLIT_KEYS}
+        self.columns = {key: NameMenuField(SETTINGS[key]) for key in uses}
         self.fields: dict[str, NameMenuField] = {"dataset_config": self.config, **self.splits, **self.columns}
-        self.problem = label(font=theme.caption_font(), role="problem", wrap=True, selectable=True)
-        self.verdict = label(font=theme.caption_font(), wrap=True, selectable=True)
-        self.offer = QFrame()
-        self.offer.setProperty("role", "banner")
+        caption = theme.caption_font()
+        self.problem = label(font=caption, role="problem", wrap=True, selectable=True)
+        self.verdict = label(font=caption, wrap=True, selectable=True)
         self.offered = label(wrap=True)
         self.use = button("Use them", self.accepted.emit, primary=True)
-        for field in self.fields.values():
-            field.edited.connect(self.edited)
-        self._lay_out()
-
-    def _lay_out(self) -> None:
+        self.offer = card(row((self.offered, 1), self.use, margins=(12, 6, 6, 6)), "banner")
         grid = QGridLayout()
         grid.setHorizontalSpacing(theme.SPACE)
         grid.setVerticalSpacing(theme.SPACE)
         for i, field in enumerate(self.fields.values()):
+            field.edited.connect(self.edited)
             grid.addWidget(field, i // COLUMNS, i % COLUMNS, Qt.AlignmentFlag.AlignTop)
             grid.setColumnStretch(i % COLUMNS, 1)
-        across = QHBoxLayout(self.offer)
-        across.setContentsMargins(12, 6, 6, 6)
-        across.addWidget(self.offered, 1)
-        across.addWidget(self.use)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(12, 8, 12, 12)
-        column.setSpacing(theme.SPACE)
-        column.addLayout(grid)
-        column.addWidget(self.problem)
-        column.addWidget(self.offer)
-        column.addWidget(self.verdict)
-        column.addStretch(1)
+        column(grid, self.problem, self.offer, self.verdict, None, into=self, margins=(12, 8, 12, 12))
 
     def tab_stops(self) -> list[QWidget]:
         """The widgets that Tab visits, in order."""
@@ -171,41 +131,33 @@ class ColumnMapping(QFrame):
             field.show_value(values[key])
 
     def offer_columns(self, columns: Sequence[Mapping[str, str]]) -> None:
-        """Offer the dataset's columns: name, kind and example of each."""
-        for field in self.columns.values():
-            field.offer_columns(columns)
+        """Offer the dataset's columns: name, kind and example of each. All uses but the prompt are optional."""
+        names = [each["name"] for each in columns]
+        tips = {each["name"]: f"{each['kind']}: {each['example']}" for each in columns}
+        for key, field in self.columns.items():
+            field.offer(names, None if key == "prompt_feature" else NONE, tips)
             field.control.setEnabled(bool(columns))
 
-    def offer_splits(
-        self,
-        form: str,
-        names: Sequence[str],
-        configs: Sequence[str],
-        used: Mapping[str, Any],
-        values: Mapping[str, Any],
-    ) -> None:
-        """Offer the dataset's splits and configurations.
-
-        `form` is file, folder or hub; `names` are the splits, `used` describes the one read for each use.
-        """
-        self.config.offer(configs, "Default" if form == "hub" else "None")
+    def offer_splits(self, form: str, names: Sequence[str], configs: Sequence[str], used: Mapping[str, Any]) -> None:
+        """Offer the dataset's splits and configurations; the arguments are those of the field's `offer_splits`."""
+        self.config.offer(configs, "Default" if form == "hub" else NONE)
         self.config.setEnabled(form == "hub")
         for key, field in self.splits.items():
-            field.offer_splits(names, form, used.get(key.removesuffix("_split")), values[key])
+            field.offer_splits(names, form, used.get(key.removesuffix("_split")))
 
-    def show_faults(self, faults: Sequence[ConfigProblem]) -> None:
-        """Show the faults of its fields below them, in full width, each after its setting's label."""
-        own = [fault for fault in faults if fault.setting in self.fields]
-        self.problem.setText("\n".join(f"{SETTINGS[fault.setting].label}: {fault.sentence}" for fault in own))
+    def show_problems(self, problems: Sequence[ConfigProblem]) -> None:
+        """Show the problems of its fields below them, in full width, each after its setting's label."""
+        own = [problem for problem in problems if problem.setting in self.fields]
+        self.problem.setText("\n".join(f"{SETTINGS[each.setting].label}: {each.sentence}" for each in own))
         self.problem.setVisible(bool(own))
-        wrong = {fault.setting for fault in own}
+        wrong = {problem.setting for problem in own}
         for key, field in self.fields.items():
             field.mark(key in wrong)
 
     def show_likely(self, likely: Mapping[str, str]) -> None:
         """Suggest columns (setting → name) for settings whose own column does not exist."""
         clauses = [
-            f"{name} {'looks ' * (not i)}like the {self._uses[key]}" for i, (key, name) in enumerate(likely.items())
+            f"{name} {'' if i else 'looks '}like the {self._uses[key]}" for i, (key, name) in enumerate(likely.items())
         ]
         self.offered.setText(f"{', '.join(clauses)}.")
         self.offer.setVisible(bool(likely))

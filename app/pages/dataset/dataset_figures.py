@@ -1,4 +1,4 @@
-"""Counts of a dataset: rows, prompts that are too long, missing answers, duplicates; and either a histogram of prompt lengths, or their variety."""
+"""Counts of a dataset, and below them a histogram of prompt lengths or figures on the variety of the prompts."""
 
 from __future__ import annotations
 
@@ -7,219 +7,39 @@ from collections.abc import Sequence
 
 from PySide6.QtCore import QEvent, QRectF, QSize, Qt, Signal
 from PySide6.QtGui import QHelpEvent, QPainter, QPaintEvent, QPen
-from PySide6.QtWidgets import (
-    QFrame,
-    QGridLayout,
-    QHBoxLayout,
-    QLabel,
-    QProgressBar,
-    QSizePolicy,
-    QToolTip,
-    QVBoxLayout,
-    QWidget,
-)
+from PySide6.QtWidgets import QFrame, QGridLayout, QLabel, QProgressBar, QSizePolicy, QToolTip, QWidget
 
 from app import theme
 from app.widgets.basic.controls import ElidedLabel, LinkButton
 from app.widgets.basic.labels import label, plain_tip
-from app.widgets.basic.layout import NestedStack, set_style_property
+from app.widgets.basic.layout import NestedStack, column, holder, row, set_style_property
 from app.widgets.basic.number_format import DASH, ticks
-
-# A histogram of prompt lengths in tokens, with a line at the longest prompt that leaves space for a completion.
+from app.widgets.basic.tables import LEFT, RIGHT
 
 BAR_PITCH = 7
-"""Pixels from one bar to the next."""
-
-
-class Histogram(QWidget):
-    """Shows pairs (tokens, rows), ascending in tokens, which it adds up into bins."""
-
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
-        self._lengths: Sequence[tuple[int, int]] = ()
-        self._prompt_limit, self._placeholder = 0, ""
-        self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Expanding)
-        self.setAccessibleName("Lengths of the prompts")
-        theme.signals.changed.connect(self.update)
-
-    def show_lengths(self, lengths: Sequence[tuple[int, int]], prompt_limit: int, placeholder: str = "") -> None:
-        """`prompt_limit`: most tokens of a prompt; `placeholder`: the text while there are no lengths."""
-        self._lengths, self._prompt_limit, self._placeholder = lengths, prompt_limit, placeholder
-        longest = lengths[-1][0] if lengths else 0
-        self.setAccessibleDescription(
-            f"From {lengths[0][0]} to {longest} tokens; {prompt_limit} fit." if lengths else placeholder
-        )
-        self.update()
-
-    def sizeHint(self) -> QSize:
-        return theme.scaled_size(QSize(200, 88))
-
-    def minimumSizeHint(self) -> QSize:
-        return theme.scaled_size(QSize(120, 64))
-
-    @property
-    def _line(self) -> int:
-        """Height of the line of labels below the bars, and of the one above them."""
-        return theme.scaled(16)
-
-    # Bins
-
-    def bins(self) -> list[tuple[int, int]]:
-        """(shortest length, rows) of each bar."""
-        step, count = self._binning()
-        rows = [0] * count
-        for tokens, number in self._lengths:
-            rows[min(count - 1, tokens // step)] += number
-        return [(i * step, number) for i, number in enumerate(rows)]
-
-    def _binning(self) -> tuple[int, int]:
-        """(tokens per bar, number of bars), up to the longest prompt, or up to the limit if that is less than twice as far."""
-        longest = self._lengths[-1][0] if self._lengths else 1
-        reach = max(longest, self._prompt_limit if self._prompt_limit < 2 * longest else 0) + 1
-        step = max(1, math.ceil(reach / max(8, self.width() // BAR_PITCH)))
-        return step, math.ceil(reach / step)
-
-    # Drawing
-
-    def paintEvent(self, event: QPaintEvent) -> None:
-        painter, colours = QPainter(self), theme.palette()
-        floor = self.height() - self._line
-        if not self._lengths:
-            painter.setPen(colours.muted)
-            flags = Qt.AlignmentFlag.AlignCenter | Qt.TextFlag.TextWordWrap
-            painter.drawText(self.rect().adjusted(8, 0, -8, 0), flags, self._placeholder)
-            return
-        painter.fillRect(QRectF(0, floor, self.width(), 1), colours.hairline)
-        bins = self.bins()
-        highest, width = max(rows for _, rows in bins), self.width() / len(bins)
-        for i, (first, rows) in enumerate(bins):
-            if rows:  # at least two pixels: a single long prompt among thousands must be visible
-                height = max(2.0, (floor - self._line) * rows / highest)
-                colour = colours.warning if first > self._prompt_limit else colours.length
-                painter.fillRect(QRectF(i * width, floor - height, max(1.0, width - 1), height), colour)
-        self._draw_axis(painter, floor, len(bins) * self._binning()[0])
-
-    def _draw_axis(self, painter: QPainter, floor: int, reach: int) -> None:
-        colours = theme.palette()
-        painter.setFont(theme.figures_font(theme.CAPTION))
-        painter.setPen(colours.muted)
-        left, right = ticks([0, reach])
-        below = QRectF(0, floor + 1, self.width(), self._line)
-        painter.drawText(below, Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter, left)
-        painter.drawText(below, Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter, f"{right} tokens")
-        if 0 < self._prompt_limit < reach:
-            self._draw_limit(painter, floor, self.width() * self._prompt_limit / reach)
-
-    def _draw_limit(self, painter: QPainter, floor: int, x: float) -> None:
-        """Draw the limit as a dashed line, and its label on the side with more space."""
-        painter.setPen(QPen(theme.palette().text, 1, Qt.PenStyle.DashLine))
-        painter.drawLine(int(x), 0, int(x), floor)
-        side = Qt.AlignmentFlag.AlignRight if x > self.width() / 2 else Qt.AlignmentFlag.AlignLeft
-        beside = (
-            QRectF(0, 0, x - 5, self._line)
-            if x > self.width() / 2
-            else QRectF(x + 5, 0, self.width() - x - 5, self._line)
-        )
-        painter.setPen(theme.palette().text)
-        painter.drawText(beside, side | Qt.AlignmentFlag.AlignTop, f"{self._prompt_limit:,} fit")
-
-    def event(self, event: QEvent) -> bool:
-        if event.type() == QEvent.Type.ToolTip and self._lengths and isinstance(event, QHelpEvent):
-            QToolTip.showText(event.globalPos(), self.tool_tip_at(event.pos().x()), self)
-            return True
-        return super().event(event)
-
-    def tool_tip_at(self, x: int) -> str:
-        """“120 to 127 tokens: 31 rows”, for the bar at `x` in pixels."""
-        bins, step = self.bins(), self._binning()[0]
-        first, rows = bins[max(0, min(len(bins) - 1, x * len(bins) // max(1, self.width())))]
-        span = f"{first:,}" if step == 1 else f"{first:,} to {first + step - 1:,}"
-        return f"{span} tokens: {rows:,} {'row' if rows == 1 else 'rows'}"
-
-
-# ── variety figures ──────────────────────────────────────────────────────────────────────────────────────────────────
-
-# What is known of the variety of a dataset's prompts: figures in two columns, names and values.
-
-COLUMNS = 2
-"""Figures in a line."""
-
-
-class VarietyFigures(QWidget):
-    """Shows (name, value, help) of each figure; a placeholder while there are none."""
-
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
-        self.setAccessibleName("Variety of the prompts")
-        self._grid = QGridLayout(self)
-        self._grid.setContentsMargins(0, 0, 0, 0)
-        self._grid.setHorizontalSpacing(theme.SPACE)
-        self._grid.setVerticalSpacing(0)
-        self._cells: list[tuple[QLabel, ElidedLabel]] = []
-        self._instead = label(font=theme.caption_font(), role="muted", wrap=True, align=Qt.AlignmentFlag.AlignCenter)
-        self._grid.addWidget(self._instead, 0, 0, 1, 2 * COLUMNS)
-        for column in range(COLUMNS):
-            self._grid.setColumnStretch(2 * column + 1, 1)
-
-    def show_figures(self, figures: Sequence[tuple[str, str, str]], placeholder: str = "") -> None:
-        """Show these instead of those before. `placeholder`: the text where there are none."""
-        self._instead.setText(placeholder)
-        self._instead.setVisible(not figures)
-        for _ in range(len(self._cells), len(figures)):
-            self._add()
-        for place, cells in enumerate(self._cells):
-            for widget in cells:
-                widget.setVisible(place < len(figures))
-        for (named, shown), (name, value, tip) in zip(self._cells, figures, strict=False):
-            named.setText(name)
-            shown.setText(value)
-            shown.setAccessibleName(f"{name}: {value}")
-            for widget in (named, shown):
-                widget.setToolTip(plain_tip(f"{value}\n{tip}"))
-
-    def _add(self) -> None:
-        named, shown = label(font=theme.caption_font(), role="caption"), ElidedLabel()
-        shown.setFont(theme.figures_font(theme.CAPTION))
-        line, column = divmod(len(self._cells), COLUMNS)
-        for offset, widget in enumerate((named, shown)):
-            self._grid.addWidget(widget, line, 2 * column + offset)
-        self._cells.append((named, shown))
-
-
-# ── dataset figures ──────────────────────────────────────────────────────────────────────────────────────────────────
-
+"""Pixels from one bar of the histogram to the next."""
 FIGURES = {
-    "rows": ("Rows", "Rows of this split. Of a large file the first are shown and counted, and ~ is an estimate."),
-    "too_long": (
-        "Too long",
-        "Prompts that leave no room for the completion under Max Seq, or are above Max prompt. Training leaves them out, or cuts them.",
-    ),
-    "unanswered": (
-        "No answer",
-        "Rows whose answer is missing or empty: rewards that compare find nothing right there.",
-    ),
-    "repeated": ("Repeated", "Rows whose prompt stood in an earlier row already."),
-    "refused": (
-        "Unusable",
-        "Rows without a prompt that can be used. Training refuses the dataset until they are mended.",
-    ),
-}
-
+    "rows": ("Rows", "Rows of this split. Of a large file only the first are shown and counted, and ~ is an estimate."),
+    "too_long": ("Too long", "Prompts above Max prompt, or that leave no room for the completion under Max Seq. Training leaves them out, or cuts them."),
+    "unanswered": ("No answer", "Rows whose answer is missing or empty: rewards that compare give them nothing."),
+    "repeated": ("Repeated", "Rows whose prompt is the same as that of an earlier row."),
+    "refused": ("Unusable", "Rows without a usable prompt. Training refuses the dataset until they are fixed."),
+}  # fmt: skip
 LENGTHS, VARIETY = "Lengths", "Variety"
 
 
 class DatasetFigures(QFrame):
-    """Counts above a histogram or the figures on variety. An unknown count is a dash; a count extrapolated from a sample has a “~”.
+    """Counts above a histogram or the figures on variety. An unknown count is a dash; an estimate has a “~”.
 
     Attributes:
-        other – the link to the one that is not shown.
+        other – the link to the view that is not shown.
         histogram – of prompt lengths in tokens.
         variety – how varied the prompts are.
         about – a caption below it.
-        progress – how many prompts were tokenized.
+        progress – the share of prompts that were tokenized.
 
     Signals:
-        turned – the other of the two is shown.
+        turned – the other view is shown.
     """
 
     turned = Signal()
@@ -227,36 +47,30 @@ class DatasetFigures(QFrame):
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.setProperty("role", "card")
-        self.other = LinkButton(VARIETY)
-        self.other.setToolTip(
-            plain_tip("What repeats, how prompts are worded, and whether one answer prevails; or how long they are.")
+        self.other = LinkButton(
+            VARIETY,
+            on_click=lambda: self.show_variety(not self.shows_variety),
+            tip="Repetitions, wording and balance of the answers; or the lengths of the prompts.",
         )
         self.histogram, self.variety = Histogram(), VarietyFigures()
         self._shown = NestedStack(self)
         self._shown.addWidget(self.histogram)
         self._shown.addWidget(self.variety)
-        self.other.clicked.connect(lambda: self.show_variety(not self.shows_variety))
-        self.about = ElidedLabel()
-        self.about.setFont(theme.figures_font(theme.CAPTION))
+        self.about = ElidedLabel(font=theme.figures_font(theme.CAPTION))
         self.progress = QProgressBar(textVisible=False)
         self.progress.setAccessibleName("Prompts counted")
         self.progress.setFixedWidth(64)
-        self._figures = {key: _Figure(word, tip) for key, (word, tip) in FIGURES.items()}
-        figures = QHBoxLayout()
-        figures.setSpacing(12)
-        for widget in self._figures.values():
-            figures.addWidget(widget)
-        figures.addStretch(1)
-        foot = QHBoxLayout()
-        foot.addWidget(self.about, 1)
-        foot.addWidget(self.progress, 0, Qt.AlignmentFlag.AlignVCenter)
-        foot.addWidget(self.other)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(12, 8, 12, 8)
-        column.setSpacing(4)
-        column.addLayout(figures)
-        column.addLayout(self._shown, 1)
-        column.addLayout(foot)
+        self._numbers = {key: label(DASH, theme.figures_font(15)) for key in FIGURES}
+        self._figures = {key: self._figure(key) for key in FIGURES}
+        figures = row(*self._figures.values(), None, spacing=12)
+        foot = row((self.about, 1), (self.progress, 0, Qt.AlignmentFlag.AlignVCenter), self.other, spacing=6)
+        column(figures, (self._shown, 1), foot, into=self, spacing=4, margins=(12, 8, 12, 8))
+
+    def _figure(self, key: str) -> QWidget:
+        word, tip = FIGURES[key]
+        figure = holder(column(label(word, theme.caption_font(), "caption"), self._numbers[key], spacing=0))
+        figure.setToolTip(plain_tip(tip))
+        return figure
 
     @property
     def shows_variety(self) -> bool:
@@ -270,13 +84,17 @@ class DatasetFigures(QFrame):
 
     def show_figure(self, key: str, number: int | None, *, sample: bool = False) -> None:
         """Show one of FIGURES; None is unknown. Counts of bad rows above 0 are in the colour of problems."""
-        self._figures[key].show_number(number, warn=key not in ("rows", "repeated"), sample=sample)
+        text = DASH if number is None else f"{'~' if sample and number else ''}{number:,}"
+        self._numbers[key].setText(text)
+        self._figures[key].setAccessibleName(f"{FIGURES[key][0]}: {text}")
+        is_bad = key not in ("rows", "repeated") and bool(number)
+        set_style_property(self._numbers[key], "role", "problem" if is_bad else "")
         if key == "refused":  # rare, and more important than duplicates, which it replaces
             self._figures["refused"].setVisible(bool(number))
             self._figures["repeated"].setVisible(not number)
 
     def figure(self, key: str) -> str:
-        return self._figures[key].number.text()
+        return self._numbers[key].text()
 
     def show_progress(self, seen: int, rows: int) -> None:
         """Show how many prompts were tokenized; the bar is hidden once all are."""
@@ -285,19 +103,116 @@ class DatasetFigures(QFrame):
         self.progress.setValue(seen)
 
 
-class _Figure(QWidget):
-    def __init__(self, word: str, tip: str) -> None:
-        super().__init__()
-        self._word = word
-        self.setToolTip(plain_tip(tip))
-        self.number = label(DASH, theme.figures_font(15))
-        column = QVBoxLayout(self)
-        column.setContentsMargins(0, 0, 0, 0)
-        column.setSpacing(0)
-        column.addWidget(label(word, theme.caption_font(), "caption"))
-        column.addWidget(self.number)
+class Histogram(QWidget):
+    """Prompt lengths in tokens as bars, with a line at the longest prompt that leaves space for a completion."""
 
-    def show_number(self, number: int | None, *, warn: bool, sample: bool) -> None:
-        self.number.setText(DASH if number is None else f"{'~' * (sample and number > 0)}{number:,}")
-        self.setAccessibleName(f"{self._word}: {self.number.text()}")
-        set_style_property(self.number, "role", "problem" if warn and number else "")
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._lengths: Sequence[tuple[int, int]] = ()
+        self._prompt_limit, self._placeholder = 0, ""
+        self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Expanding)
+        self.setMinimumSize(theme.scaled_size(QSize(120, 64)))
+        self.setAccessibleName("Lengths of the prompts")
+        theme.signals.changed.connect(self.update)
+
+    def sizeHint(self) -> QSize:
+        return theme.scaled_size(QSize(200, 88))
+
+    def show_lengths(self, lengths: Sequence[tuple[int, int]], prompt_limit: int, placeholder: str = "") -> None:
+        """Show (tokens, rows), ascending. `prompt_limit`: most tokens of a prompt; `placeholder`: text without lengths."""
+        self._lengths, self._prompt_limit, self._placeholder = lengths, prompt_limit, placeholder
+        described = f"From {lengths[0][0]} to {lengths[-1][0]} tokens; {prompt_limit} fit." if lengths else placeholder
+        self.setAccessibleDescription(described)
+        self.update()
+
+    def bins(self) -> tuple[int, list[int]]:
+        """(tokens per bar, rows of each bar), up to the longest prompt, or to the limit if that is not far beyond it."""
+        longest = self._lengths[-1][0] if self._lengths else 1
+        reach = max(longest, self._prompt_limit if self._prompt_limit < 2 * longest else 0) + 1
+        step = max(1, math.ceil(reach / max(8, self.width() // BAR_PITCH)))
+        rows = [0] * math.ceil(reach / step)
+        for tokens, number in self._lengths:
+            rows[min(len(rows) - 1, tokens // step)] += number
+        return step, rows
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        painter, colours, line = QPainter(self), theme.palette(), theme.scaled(16)
+        painter.setPen(colours.muted)
+        if not self._lengths:
+            flags = Qt.AlignmentFlag.AlignCenter | Qt.TextFlag.TextWordWrap
+            painter.drawText(self.rect().adjusted(8, 0, -8, 0), flags, self._placeholder)
+            return
+        full, floor = self.width(), self.height() - line
+        painter.fillRect(QRectF(0, floor, full, 1), colours.hairline)
+        step, bins = self.bins()
+        width, reach = full / len(bins), step * len(bins)
+        for i, rows in enumerate(bins):
+            if rows:  # at least two pixels: a single long prompt among thousands must be visible
+                height = max(2.0, (floor - line) * rows / max(bins))
+                colour = colours.warning if i * step > self._prompt_limit else colours.length
+                painter.fillRect(QRectF(i * width, floor - height, max(1.0, width - 1), height), colour)
+        painter.setFont(theme.figures_font(theme.CAPTION))
+        left, right = ticks([0, reach])
+        below = QRectF(0, floor + 1, full, line)
+        painter.drawText(below, LEFT, left)
+        painter.drawText(below, RIGHT, f"{right} tokens")
+        if 0 < self._prompt_limit < reach:
+            x = full * self._prompt_limit / reach
+            painter.setPen(QPen(colours.text, 1, Qt.PenStyle.DashLine))
+            painter.drawLine(int(x), 0, int(x), floor)
+            beside = QRectF(0, 0, x - 5, line) if x > full / 2 else QRectF(x + 5, 0, full - x - 5, line)
+            painter.drawText(beside, RIGHT if x > full / 2 else LEFT, f"{self._prompt_limit:,} fit")
+
+    def event(self, event: QEvent) -> bool:
+        if event.type() == QEvent.Type.ToolTip and self._lengths and isinstance(event, QHelpEvent):
+            QToolTip.showText(event.globalPos(), self.tool_tip_at(event.pos().x()), self)
+            return True
+        return super().event(event)
+
+    def tool_tip_at(self, x: int) -> str:
+        """“120 to 127 tokens: 31 rows”, for the bar at `x` in pixels."""
+        step, bins = self.bins()
+        place = max(0, min(len(bins) - 1, x * len(bins) // max(1, self.width())))
+        span = f"{place:,}" if step == 1 else f"{place * step:,} to {place * step + step - 1:,}"
+        return f"{span} tokens: {bins[place]:,} {'row' if bins[place] == 1 else 'rows'}"
+
+
+class VarietyFigures(QWidget):
+    """Names and values of figures in two columns; a placeholder while there are none."""
+
+    COLUMNS = 2
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setAccessibleName("Variety of the prompts")
+        self._grid = QGridLayout(self)
+        self._grid.setContentsMargins(0, 0, 0, 0)
+        self._grid.setHorizontalSpacing(theme.SPACE)
+        self._grid.setVerticalSpacing(0)
+        self._cells: list[tuple[QLabel, ElidedLabel]] = []
+        self._instead = label(font=theme.caption_font(), role="muted", wrap=True, align=Qt.AlignmentFlag.AlignCenter)
+        self._grid.addWidget(self._instead, 0, 0, 1, 2 * self.COLUMNS)
+        for i in range(self.COLUMNS):
+            self._grid.setColumnStretch(2 * i + 1, 1)
+
+    def show_figures(self, figures: Sequence[tuple[str, str, str]], placeholder: str = "") -> None:
+        """Show (name, value, help) of each figure, or the placeholder without any."""
+        self._instead.setText(placeholder)
+        self._instead.setVisible(not figures)
+        while len(self._cells) < len(figures):
+            named = label(font=theme.caption_font(), role="caption")
+            shown = ElidedLabel(font=theme.figures_font(theme.CAPTION))
+            line, place = divmod(len(self._cells), self.COLUMNS)
+            self._grid.addWidget(named, line, 2 * place)
+            self._grid.addWidget(shown, line, 2 * place + 1)
+            self._cells.append((named, shown))
+        for i, (named, shown) in enumerate(self._cells):
+            named.setVisible(i < len(figures))
+            shown.setVisible(i < len(figures))
+            if i < len(figures):
+                name, value, tip = figures[i]
+                named.setText(name)
+                shown.setText(value)
+                shown.setAccessibleName(f"{name}: {value}")
+                for widget in (named, shown):
+                    widget.setToolTip(plain_tip(f"{value}\n{tip}"))

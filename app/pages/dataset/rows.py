@@ -1,4 +1,4 @@
-"""The rows of a dataset as a table with a lazy model: chunks of rows are requested as they scroll into view."""
+"""The rows of a dataset: a table that requests chunks of rows as they scroll into view, and one row in full."""
 
 from __future__ import annotations
 
@@ -7,32 +7,33 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from PySide6.QtCore import QAbstractTableModel, QModelIndex, QObject, QPersistentModelIndex, Qt, QTimer, Signal
+from PySide6.QtCore import QAbstractTableModel, QModelIndex, QObject, Qt, QTimer, Signal
 from PySide6.QtGui import QColor, QPainter, QPaintEvent, QResizeEvent, QTextCharFormat, QTextCursor
-from PySide6.QtWidgets import QAbstractItemView, QFrame, QHBoxLayout, QHeaderView, QTextEdit, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QAbstractItemView, QFrame, QHeaderView, QTextEdit, QWidget
 
 from app import theme
 from app.theme import CELL_PADDING
 from app.widgets.basic.controls import ElidedLabel, Segments
 from app.widgets.basic.labels import label, plain_tip
-from app.widgets.basic.tables import BaseTable
+from app.widgets.basic.layout import column, row
+from app.widgets.basic.tables import LEFT, RIGHT, BaseTable, Index
 
-Index = QModelIndex | QPersistentModelIndex
 CHUNK = 100
 """Rows of a chunk: more than a screen of them."""
 MAX_REQUESTS = 2
-"""Chunks requested at a time: the view covers two at most, and those that were scrolled past are not needed."""
+"""Chunks requested at a time: the view covers two at most."""
 MAX_CHUNKS = 60
 """Chunks that are kept; the least recently used is dropped first."""
 PLACEHOLDER = "…"
-_RIGHT = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
-_LEFT = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
 MIN_WIDE_WIDTH, MIN_WIDTH, MAX_WIDTH = 160, 56, 200
-"""Width in pixels: least of the widest column (a narrow table scrolls sideways), least and most of the others."""
+"""Width in pixels: least of the widest column, least and most of the others."""
 MEASURED_ROWS, MEASURED_CHARS = 30, 200
-"""Rows, and leading characters of each, that decide how wide a column is."""
+"""Rows, and leading characters of each, that decide the width of a column."""
 ROW, TOKENS, FIRST = 0, 1, 2
 """Columns: the row's number, the tokens of its prompt, then the dataset's own."""
+VIEWS = {"prompt": "Prompt", "ids": "Ids", "columns": "Columns"}
+LOADING = "The tokenizer is being loaded; until then these are the messages."
+NO_TEMPLATE = "This model has no chat template: the messages are joined as plain text."
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +47,13 @@ class ColumnHeading:
 
 
 class RowModel(QAbstractTableModel):
-    """A table model that holds the chunks of rows that were last visible.
+    """Holds the chunks of rows that were last visible.
 
     Attributes:
         headings – the dataset's columns.
 
     Signals:
-        chunk_requested(first row) – rows are visible that the model does not have; answer with `add_chunk` or `release`.
+        chunk_requested(first row) – missing rows are visible; answer with `add_chunk` or `release`.
     """
 
     chunk_requested = Signal(int)
@@ -64,8 +65,7 @@ class RowModel(QAbstractTableModel):
         self._chunks: OrderedDict[int, tuple[Sequence[Mapping[str, str]], Sequence[int | None]]] = OrderedDict()
         self._missing: list[int] = []
         self._requested: set[int] = set()
-        # Requested after a pause, when the view has painted: while the scroll bar is dragged through the whole table,
-        # only the chunk where it comes to rest is needed.
+        # Requested after a pause: while the scroll bar is dragged, only the chunk where it comes to rest is needed.
         self._request_timer = QTimer(self, singleShot=True, interval=20)
         self._request_timer.timeout.connect(self._request)
         theme.signals.changed.connect(self._repaint)
@@ -84,9 +84,8 @@ class RowModel(QAbstractTableModel):
         self._repaint()
 
     def forget(self) -> None:
-        """Request the visible chunks again (their tokens can be counted now); their rows stay until the answer comes."""
-        # The most recently used chunks are those on screen. Dropping these too would make the table flash placeholders.
-        for start in list(self._chunks)[:-MAX_REQUESTS]:
+        """Request the visible chunks again, to get their tokens; their rows stay until the answer comes."""
+        for start in list(self._chunks)[:-MAX_REQUESTS]:  # the most recently used chunks are those on screen
             del self._chunks[start]
         for start in self._chunks:
             self._schedule(start)
@@ -98,7 +97,7 @@ class RowModel(QAbstractTableModel):
         self._chunks.move_to_end(start)
         while len(self._chunks) > MAX_CHUNKS:
             self._chunks.popitem(last=False)
-        if self._count:  # one signal for the chunk: the view repaints what it shows of it
+        if self._count:
             last = min(start + CHUNK, self._count) - 1
             self.dataChanged.emit(self.index(start, 0), self.index(last, self.columnCount() - 1))
         self._request()
@@ -109,12 +108,9 @@ class RowModel(QAbstractTableModel):
         self._request()
 
     def _schedule(self, start: int) -> None:
-        """Schedule the request of a visible chunk; of more than MAX_REQUESTS, only the newest are kept.
-
-        A running timer is not restarted: during constant scrolling it would never fire.
-        """
+        """Schedule the request of a visible chunk; of more than MAX_REQUESTS, only the newest are kept."""
         self._missing = [*(other for other in self._missing if other != start), start][-MAX_REQUESTS:]
-        if not self._request_timer.isActive():
+        if not self._request_timer.isActive():  # restarted, it would never fire during constant scrolling
             self._request_timer.start()
 
     def _request(self) -> None:
@@ -124,23 +120,46 @@ class RowModel(QAbstractTableModel):
                 self._requested.add(start)
                 self.chunk_requested.emit(start)
 
-    def _row(self, row: int) -> tuple[Mapping[str, str], int | None] | None:
-        """(cells, tokens) of a row; None if the model does not have it, and then its chunk is requested."""
-        start = row - row % CHUNK
-        chunk = self._chunks.get(start)
-        if chunk is None:
-            if start not in self._requested:
-                self._schedule(start)
-            return None  # the view is painting and cannot wait; `add_chunk` makes it paint the row again
-        self._chunks.move_to_end(start)
-        rows, tokens = chunk
-        return (rows[row - start], tokens[row - start]) if row - start < len(rows) else ({}, None)
-
     def _repaint(self) -> None:
         if self._count:
             self.dataChanged.emit(self.index(0, 0), self.index(self._count - 1, self.columnCount() - 1))
 
-    # QAbstractTableModel
+    def _held(self, row: int) -> tuple[Mapping[str, str], int | None] | None:
+        """(cells, tokens) of a row, None if the model does not have it."""
+        start = row - row % CHUNK
+        if start not in self._chunks:
+            return None
+        rows, tokens = self._chunks[start]
+        return (rows[row - start], tokens[row - start]) if row - start < len(rows) else ({}, None)
+
+    def text_of(self, row: int, column: int) -> str:
+        """The text of a cell of the dataset's own columns, "" if the model does not have it; requests nothing."""
+        held = self._held(row)
+        return held[0].get(self.headings[column - FIRST].name, "") if held else ""
+
+    def _text(self, row: int, column: int) -> str:
+        if column == ROW:
+            return f"{row + 1:,}"
+        start, held = row - row % CHUNK, self._held(row)
+        if held is None:
+            if start not in self._requested:
+                self._schedule(start)
+            return PLACEHOLDER
+        self._chunks.move_to_end(start)
+        if column == TOKENS:
+            return f"{held[1]:,}" if held[1] is not None else ""
+        return " ".join(held[0].get(self.headings[column - FIRST].name, "").split())
+
+    def _colour(self, row: int, column: int) -> QColor:
+        colours = theme.palette()
+        if column == TOKENS:
+            held = self._held(row)
+            is_long = held is not None and held[1] is not None and held[1] > self._prompt_limit
+            return colours.warning if is_long else colours.muted
+        return colours.text if column >= FIRST and self.headings[column - FIRST].use else colours.muted
+
+    def _is_figure(self, column: int) -> bool:
+        return column < FIRST or self.headings[column - FIRST].right
 
     def rowCount(self, parent: Index = QModelIndex()) -> int:
         return 0 if parent.isValid() else self._count
@@ -151,53 +170,27 @@ class RowModel(QAbstractTableModel):
     def headerData(self, section: int, orientation: Qt.Orientation, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
         if orientation != Qt.Orientation.Horizontal or section >= self.columnCount():
             return None
-        heading = self.headings[section - FIRST] if section >= FIRST else None
-        if role == Qt.ItemDataRole.DisplayRole:
-            if heading is None:
-                return ("Row", "Tokens")[section]
-            return f"{heading.name} → {heading.use}" if heading.use not in ("", heading.name) else heading.name
         if role == Qt.ItemDataRole.TextAlignmentRole:
-            return _RIGHT if heading is None or heading.right else _LEFT
-        return None
+            return RIGHT if self._is_figure(section) else LEFT
+        if role != Qt.ItemDataRole.DisplayRole:
+            return None
+        if section < FIRST:
+            return ("Row", "Tokens")[section]
+        heading = self.headings[section - FIRST]
+        return f"{heading.name} → {heading.use}" if heading.use not in ("", heading.name) else heading.name
 
     def data(self, index: Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
-        column = index.column()
-        if role == Qt.ItemDataRole.DisplayRole:
-            return self._text(index.row(), column)
-        if role == Qt.ItemDataRole.ForegroundRole:
-            return self._colour(index.row(), column)
-        heading = self.headings[column - FIRST] if column >= FIRST else None
-        if role == Qt.ItemDataRole.TextAlignmentRole:
-            return _RIGHT if heading is None or heading.right else _LEFT
-        if role == Qt.ItemDataRole.FontRole and (heading is None or heading.right):
-            return theme.figures_font()
+        row, column = index.row(), index.column()
+        match role:
+            case Qt.ItemDataRole.DisplayRole:
+                return self._text(row, column)
+            case Qt.ItemDataRole.ForegroundRole:
+                return self._colour(row, column)
+            case Qt.ItemDataRole.TextAlignmentRole:
+                return RIGHT if self._is_figure(column) else LEFT
+            case Qt.ItemDataRole.FontRole if self._is_figure(column):
+                return theme.figures_font()
         return None
-
-    def text_of(self, row: int, column: int) -> str:
-        """The text of a cell of the dataset's own columns, "" if the model does not have it; requests nothing."""
-        chunk = self._chunks.get(row - row % CHUNK)
-        rows = chunk[0] if chunk else ()
-        return rows[row % CHUNK].get(self.headings[column - FIRST].name, "") if row % CHUNK < len(rows) else ""
-
-    def _text(self, row: int, column: int) -> str:
-        if column == ROW:
-            return f"{row + 1:,}"
-        cells_and_tokens = self._row(row)
-        if cells_and_tokens is None:
-            return PLACEHOLDER
-        cells, tokens = cells_and_tokens
-        if column == TOKENS:
-            return f"{tokens:,}" if tokens is not None else ""
-        return " ".join(cells.get(self.headings[column - FIRST].name, "").split())
-
-    def _colour(self, row: int, column: int) -> QColor:
-        colours = theme.palette()
-        if column == TOKENS:
-            # Read past `_row`: the text of this cell has requested the chunk already, a colour need not.
-            chunk = self._chunks.get(row - row % CHUNK)
-            length = chunk[1][row % CHUNK] if chunk and row % CHUNK < len(chunk[1]) else None
-            return colours.warning if length is not None and length > self._prompt_limit else colours.muted
-        return colours.text if column >= FIRST and self.headings[column - FIRST].use else colours.muted
 
 
 class RowTable(BaseTable):
@@ -219,23 +212,22 @@ class RowTable(BaseTable):
         self.setAccessibleName("Rows of the dataset")
         self.setTextElideMode(Qt.TextElideMode.ElideRight)
         self.setCornerWidget(QWidget())  # else there is a square of another colour between the scroll bars
-        header = self.horizontalHeader()
-        # Not ResizeToContents: to measure cells, Qt would read up to 1,000 rows and so request chunks that are not visible.
-        header.setSectionResizeMode(QHeaderView.ResizeMode.Interactive)
-        header.setMinimumSectionSize(48)
+        # Not ResizeToContents, which would read up to 1,000 rows and so request chunks that are not visible.
+        self.horizontalHeader().setSectionResizeMode(QHeaderView.ResizeMode.Interactive)
+        self.horizontalHeader().setMinimumSectionSize(48)
         self.selectionModel().currentRowChanged.connect(lambda now, _: now.isValid() and self.chosen.emit(now.row()))
         self.selectionModel().selectionChanged.connect(lambda *_: self.selected.emit())
-        model.dataChanged.connect(self._on_rows)
+        model.dataChanged.connect(lambda first, _: first.row() == 0 and self._resize_columns())
 
     def reset_view(self, placeholder: str = "") -> None:
-        """After `show_rows`: size the columns, select the first row; `placeholder` is the text if there is none."""
+        """After `show_rows`: size the columns, select the first row; `placeholder` is the text without rows."""
         self.set_placeholder(placeholder)
         self._resize_columns()
         if self._rows.rowCount():
             self.selectRow(0)
 
     def selected_ranges(self) -> list[range]:
-        """The selected rows as ascending ranges: all rows of a large dataset are one range, not a list of a million."""
+        """The selected rows as ascending ranges: all rows of a large dataset are one range."""
         selection: Any = self.selectionModel().selection()  # PySide's stub does not say that it can be iterated over
         return sorted((range(part.top(), part.bottom() + 1) for part in selection), key=lambda part: part.start)
 
@@ -253,33 +245,26 @@ class RowTable(BaseTable):
     def paintEvent(self, event: QPaintEvent) -> None:
         super().paintEvent(event)
         if self._placeholder and not self._rows.rowCount():
-            painter = QPainter(self.viewport())  # a scroll area's paint event is its viewport's
+            painter = QPainter(self.viewport())
             painter.setPen(theme.palette().muted)
             painter.setFont(theme.body_font())
             flags = Qt.AlignmentFlag.AlignCenter | Qt.TextFlag.TextWordWrap
             painter.drawText(self.viewport().rect().adjusted(24, 8, -24, -8), flags, self._placeholder)
 
-    def _on_rows(self, first: QModelIndex, _last: QModelIndex) -> None:
-        """Size the columns again when the first rows have come: their texts decide the widths."""
-        if first.row() == 0:
-            self._resize_columns()
-
     def _resize_columns(self) -> None:
-        """Size the columns by heading and first rows, within limits; the wide one (the prompt) gets the remaining width."""
+        """Size the columns by heading and first rows, within limits; the wide one (the prompt) gets the spare width."""
         headings = self._rows.headings
         if not headings:
             return
         digits = self.fontMetrics().horizontalAdvance(f"{self._rows.rowCount():,}") + 2 * CELL_PADDING + 6
-        self.setColumnWidth(ROW, max(theme.scaled(52), digits))
-        tokens = theme.scaled(68)
-        self.setColumnWidth(TOKENS, tokens)
-        widths = {column: self._text_width(column) for column in range(FIRST, FIRST + len(headings))}
-        wide = next((column for column in widths if headings[column - FIRST].wide), FIRST)
-        others = sum(width for column, width in widths.items() if column != wide)
+        widths = {ROW: max(theme.scaled(52), digits), TOKENS: theme.scaled(68)}
+        widths |= {place: self._text_width(place) for place in range(FIRST, FIRST + len(headings))}
+        wide = next((place for place in widths if place >= FIRST and headings[place - FIRST].wide), FIRST)
+        others = sum(width for place, width in widths.items() if place != wide)
         least = min(theme.scaled(MIN_WIDE_WIDTH), widths[wide])
-        widths[wide] = max(least, self.viewport().width() - self.columnWidth(ROW) - tokens - others)
-        for column, width in widths.items():
-            self.setColumnWidth(column, width)
+        widths[wide] = max(least, self.viewport().width() - others)
+        for place, width in widths.items():
+            self.setColumnWidth(place, width)
 
     def _text_width(self, column: int) -> int:
         heading = str(self._rows.headerData(column, Qt.Orientation.Horizontal))
@@ -290,13 +275,8 @@ class RowTable(BaseTable):
         return max(least, min(most, max(heading_width, cell_width) + 2 * CELL_PADDING + 10))
 
 
-VIEWS = {"prompt": "Prompt", "ids": "Ids", "columns": "Columns"}
-LOADING = "The tokenizer is being loaded; until then these are the messages."
-NO_TEMPLATE = "This model has no chat template: the messages are put together as plain text."
-
-
 class RowDetail(QFrame):
-    """Shows the answer of the service's `preview_row`: messages, pieces of the rendered prompt, token ids, cells."""
+    """One row in full, from the service's `preview_row`: the prompt with special tokens marked, its ids, or the columns."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -304,8 +284,7 @@ class RowDetail(QFrame):
         self._preview: Mapping[str, Any] | None = None
         self._prompt_limit = 0
         self.title = label(font=theme.heading_font())
-        self.about = ElidedLabel()
-        self.about.setFont(theme.figures_font(12))
+        self.about = ElidedLabel(font=theme.figures_font(12))
         self.note = label(font=theme.caption_font(), role="problem", wrap=True, selectable=True)
         self.pane = QTextEdit(readOnly=True, acceptRichText=False)
         self.pane.setFont(theme.mono_font())
@@ -313,25 +292,10 @@ class RowDetail(QFrame):
         self.pane.setTabChangesFocus(True)
         self.views = Segments(VIEWS, "Show the row as")
         self.views.chosen.connect(lambda _: self._draw())
-        self._lay_out()
+        head = row(self.title, None, self.views, spacing=2)
+        column(head, self.about, self.note, (self.pane, 1), into=self, spacing=6, margins=(12, 8, 12, 12))
         self._draw()
         theme.signals.changed.connect(self._draw)
-
-    def _lay_out(self) -> None:
-        head = QHBoxLayout()
-        head.setSpacing(2)
-        head.addWidget(self.title)
-        head.addStretch(1)
-        head.addWidget(self.views)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(12, 8, 12, 12)
-        column.setSpacing(6)
-        column.addLayout(head)
-        column.addWidget(self.about)
-        column.addWidget(self.note)
-        column.addWidget(self.pane, 1)
-
-    # Showing
 
     def show_nothing(self) -> None:
         """Show no row."""
@@ -349,70 +313,67 @@ class RowDetail(QFrame):
         self._prompt_limit = prompt_limit
         self._show_facts()
 
-    def _draw(self) -> None:
-        self._show_facts()
-        self.pane.clear()
-        if self._preview is None:
-            return
-        cursor = QTextCursor(self.pane.document())
-        cursor.beginEditBlock()
-        has_prompt = bool(self._preview["messages"])  # a row that cannot be used shows its columns
-        writers = {"prompt": self._write_prompt, "ids": self._write_ids}
-        writers.get(self.views.key if has_prompt else "", self._write_columns)(cursor, self._preview)
-        cursor.endEditBlock()
-        self.pane.moveCursor(QTextCursor.MoveOperation.Start)
-
     def _show_facts(self) -> None:
-        """Length, answer and type above the text; faults and notes below them."""
-        preview = self._preview or {}
+        """Length, answer and type above the text; problems and notes below them."""
+        preview, limit = self._preview or {}, self._prompt_limit
         tokens = preview.get("tokens")
-        parts = [] if tokens is None else [_length_text(tokens, self._prompt_limit)]
-        labels = (("Answer", "answer"), ("Type", "type"))
-        parts += [f"{name}: {preview[key]}" for name, key in labels if preview.get(key)]
+        parts = [] if tokens is None else [f"{tokens:,} {'token' if tokens == 1 else 'tokens'} of {max(0, limit):,}"]
+        parts += [f"{key.capitalize()}: {preview[key]}" for key in ("answer", "type") if preview.get(key)]
         self.about.setText("   ".join(parts))
         self.about.setToolTip(plain_tip(self.about.text()[:400]))
         self.about.setVisible(bool(parts))
         self.views.setEnabled(bool(preview))
         notes = [fault["sentence"] for fault in preview.get("faults", ())]
-        if tokens is not None and tokens > self._prompt_limit:
+        if tokens is not None and tokens > limit:
             kept = preview.get("kept")
-            notes.append(cut(tokens, kept) if kept else too_long(tokens, self._prompt_limit))
+            notes.append(cut(tokens, kept) if kept else too_long(tokens, limit))
         notes += [LOADING] if preview.get("loading") and not notes else []
         notes += [] if preview.get("has_template", True) else [NO_TEMPLATE]
         self.note.setText("\n".join(notes))
         self.note.setVisible(bool(notes))
 
-    def _write_prompt(self, cursor: QTextCursor, preview: Mapping[str, Any]) -> None:
-        for piece in preview["pieces"]:
-            cursor.insertText(piece["text"], _special() if piece["special"] else _plain())
-        if preview["tokens"] is None:  # there is no tokenizer, or it is still being loaded
-            for i, message in enumerate(preview["messages"]):
-                cursor.insertText("\n\n" * bool(i) + message["role"], _muted())
-                cursor.insertText(f"\n{message['content']}", _plain())
-        self._write_remainder(cursor, preview)
+    def _draw(self) -> None:
+        self._show_facts()
+        self.pane.clear()
+        if (preview := self._preview) is None:
+            return
+        colours = theme.palette()
+        plain, muted, special = _format(colours.text), _format(colours.muted), _format(colours.accent)
+        special.setBackground(colours.selection)
+        cursor = QTextCursor(self.pane.document())
+        cursor.beginEditBlock()
+        view = self.views.key if preview["messages"] else "columns"  # a row that cannot be used shows its columns
+        if view == "columns":
+            _write_sections(cursor, [(cell["name"], cell["text"]) for cell in preview["cells"]], muted, plain)
+        else:
+            for i, piece in enumerate(preview["pieces"]):
+                if view == "ids":
+                    cursor.insertText(" " * bool(i), plain)
+                text = piece["text"] if view == "prompt" else " ".join(map(str, piece["ids"]))
+                cursor.insertText(text, special if piece["special"] else plain)
+            if view == "prompt" and preview["tokens"] is None:  # no tokenizer, or it is still being loaded
+                messages = [(message["role"], message["content"]) for message in preview["messages"]]
+                _write_sections(cursor, messages, muted, plain)
+            shown = sum(len(piece["ids"]) for piece in preview["pieces"])
+            missing = (preview.get("kept") or preview["tokens"] or 0) - shown
+            if missing > 0:  # the service shortens a very long prompt
+                cursor.insertText(f"\n… and {missing:,} more tokens", muted)
+        cursor.endEditBlock()
+        self.pane.moveCursor(QTextCursor.MoveOperation.Start)
 
-    def _write_ids(self, cursor: QTextCursor, preview: Mapping[str, Any]) -> None:
-        for i, piece in enumerate(preview["pieces"]):
-            cursor.insertText(" " * bool(i), _plain())
-            cursor.insertText(" ".join(map(str, piece["ids"])), _special() if piece["special"] else _plain())
-        self._write_remainder(cursor, preview)
 
-    def _write_remainder(self, cursor: QTextCursor, preview: Mapping[str, Any]) -> None:
-        """Append how many tokens of a very long prompt the service has left out of its answer."""
-        missing = (preview.get("kept") or preview["tokens"] or 0) - sum(
-            len(piece["ids"]) for piece in preview["pieces"]
-        )
-        if missing > 0:
-            cursor.insertText(f"\n… and {missing:,} more tokens", _muted())
-
-    def _write_columns(self, cursor: QTextCursor, preview: Mapping[str, Any]) -> None:
-        for i, cell in enumerate(preview["cells"]):
-            cursor.insertText("\n\n" * bool(i) + cell["name"], _muted())
-            cursor.insertText(f"\n{cell['text']}", _plain())
+def _write_sections(
+    cursor: QTextCursor, sections: Sequence[tuple[str, str]], muted: QTextCharFormat, plain: QTextCharFormat
+) -> None:
+    for i, (title, text) in enumerate(sections):
+        cursor.insertText("\n\n" * bool(i) + title, muted)
+        cursor.insertText(f"\n{text}", plain)
 
 
-def _length_text(tokens: int, prompt_limit: int) -> str:
-    return f"{tokens:,} {'token' if tokens == 1 else 'tokens'} of {max(0, prompt_limit):,}"
+def _format(colour: QColor) -> QTextCharFormat:
+    made = QTextCharFormat()
+    made.setForeground(colour)
+    return made
 
 
 def too_long(tokens: int, prompt_limit: int) -> str:
@@ -420,23 +381,4 @@ def too_long(tokens: int, prompt_limit: int) -> str:
 
 
 def cut(tokens: int, kept: int) -> str:
-    return f"Too long: the beginning of its last user message is cut off. {kept:,} of {tokens:,} tokens are left, shown here."
-
-
-def _special() -> QTextCharFormat:
-    made = QTextCharFormat()
-    made.setBackground(theme.palette().selection)
-    made.setForeground(theme.palette().accent)
-    return made
-
-
-def _plain() -> QTextCharFormat:
-    made = QTextCharFormat()
-    made.setForeground(theme.palette().text)
-    return made
-
-
-def _muted() -> QTextCharFormat:
-    made = QTextCharFormat()
-    made.setForeground(theme.palette().muted)
-    return made
+    return f"Too long: the beginning of its last user message is cut off, leaving {kept:,} of {tokens:,} tokens."

@@ -1,6 +1,6 @@
-"""The Evaluate page: did training help on prompts that it never saw? Before and after with intervals, and the rows behind them.
+"""The Evaluate page: held-out figures before and after training with intervals, and the rows behind them.
 
-Shows an evaluation of the run that Monitor shows, and starts a new one. It computes nothing: figures and intervals are in the file.
+It shows an evaluation of the run that Monitor shows, and starts a new one. All figures come from the evaluation's file.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QIntValidator, QResizeEvent, QShowEvent
-from PySide6.QtWidgets import QHBoxLayout, QProgressBar, QSizePolicy, QSplitter, QStackedLayout, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QProgressBar, QSizePolicy, QSplitter, QStackedLayout, QWidget
 
 from app import theme
 from app.pages.evaluate.tables import FigureModel, FiguresTable, PromptRowModel, PromptRowTable, RowLine, figure_lines
@@ -18,21 +18,27 @@ from app.state.evaluations import EvaluationRequest, Evaluations, Listed, checkp
 from app.state.session import Session
 from app.widgets.basic.controls import ComboBox, ElidedLabel, NumberEdit, Segments
 from app.widgets.basic.labels import EmptyState, button, label, plain_tip
-from app.widgets.basic.layout import NestedStack, TabArea
+from app.widgets.basic.layout import NestedStack, TabArea, column, holder, row
 from app.widgets.basic.number_format import duration, moment
 from app.widgets.run_header import BeforeAfter, ResultCard
 from app.widgets.side_by_side import TITLES, SideBySide
 from backend.trainer.evaluation.evaluation_rows import Decoding, DecodingName
 
-# What to evaluate: the split, the checkpoint, completions of each prompt, how many prompts; and the button that
-# begins or stops.
-
 SPLITS = {"test": "Test", "valid": "Validation", "train": "Training"}
-_BAR_STEPS = 1000
+KINDS = {"all": "All", "better": "Better", "worse": "Worse", "unchanged": "Same"}
+BAR_STEPS = 1000
+LEAST_TABLES, LEAST_DETAIL, DETAIL = 236, 150, 180
+"""Heights in pixels: least of the tables and the completions, and of the completions at first."""
+FIGURES_SHARE = 0.55
+"""Share of the width that the figures have beside the prompts."""
+NOT_YET = (
+    "The model as it was before training and as it is now answer the same prompts.\n"
+    "The result says how far apart the two are, and how sure that is."
+)
 
 
 class EvaluationForm(QWidget):
-    """A row of fields, below it the progress of an evaluation that is being made, or why the last one failed.
+    """A row of fields, and below it the progress of an evaluation or the error of the last one.
 
     Signals:
         started, stopped – the button was pressed.
@@ -53,101 +59,79 @@ class EvaluationForm(QWidget):
             field.setPlaceholderText(placeholder)
             field.setAlignment(Qt.AlignmentFlag.AlignRight)
             field.returnPressed.connect(self._press)
-        self.completions.setToolTip("Sampled completions of each prompt, beside the greedy one.")
+        self.completions.setToolTip("Sampled completions of each prompt, in addition to the greedy one.")
         self.limit.setToolTip("Only the first prompts of the split.")
         self.button = button("Evaluate", self._press, primary=True)
-        self.bar = QProgressBar(textVisible=False, maximum=_BAR_STEPS)
+        self.bar = QProgressBar(textVisible=False, maximum=BAR_STEPS)
         self.bar.setAccessibleName("Progress of the evaluation")
-        self.status = ElidedLabel()
-        self.status.setFont(theme.figures_font())
+        self.status = ElidedLabel(font=theme.figures_font())
         self.problem = label(role="problem", wrap=True, selectable=True)
-        self._lay_out()
-        self.show_idle("")
-
-    def _lay_out(self) -> None:
-        fields = QHBoxLayout()
-        fields.setSpacing(theme.SPACE)
-        widths = {"Split": 110, "Checkpoint": 130, "Completions": 104, "Prompts": 64}
-        for (name, width), field in zip(
-            widths.items(), (self.split, self.checkpoint, self.completions, self.limit), strict=True
-        ):
+        self._fields = {
+            "Split": (self.split, 110),
+            "Checkpoint": (self.checkpoint, 130),
+            "Completions": (self.completions, 104),
+            "Prompts": (self.limit, 64),
+        }
+        fields = row()
+        for name, (field, width) in self._fields.items():
             caption = label(name, role="muted")
             caption.setBuddy(field)
             field.setAccessibleName(name)
-            field.setMinimumWidth(theme.scaled(min(width, 64)))
+            field.setMinimumWidth(theme.scaled(64))
             field.setMaximumWidth(theme.scaled(width))
             fields.addWidget(caption)
             fields.addWidget(field, 1)
             fields.addSpacing(theme.SPACE)
         fields.addStretch(1)
         fields.addWidget(self.button)
-        progress = QHBoxLayout()
-        progress.setSpacing(2 * theme.SPACE)
-        progress.addWidget(self.bar, 1)
-        progress.addWidget(self.status, 1)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(0, 0, 0, 0)
-        column.setSpacing(theme.SPACE)
-        column.addLayout(fields)
-        column.addLayout(progress)
-        column.addWidget(self.problem)
+        column(fields, row((self.bar, 1), (self.status, 1), spacing=2 * theme.SPACE), self.problem, into=self)
+        self.show_idle("")
 
     def set_checkpoints(self, steps: Sequence[int]) -> None:
         """Offer the newest, the best and every step; the choice stays where it still exists."""
-        items = [("End", "end"), ("Best", "best"), *((f"Step {step:,}", str(step)) for step in steps)]
-        if [self.checkpoint.itemData(i) for i in range(self.checkpoint.count())] == [key for _, key in items]:
+        items = {"end": "End", "best": "Best", **{str(step): f"Step {step:,}" for step in steps}}
+        if [self.checkpoint.itemData(i) for i in range(self.checkpoint.count())] == list(items):
             return
         chosen = self.checkpoint.currentData()
         self.checkpoint.clear()
-        for title, key in items:
+        for key, title in items.items():
             self.checkpoint.addItem(title, key)
         self.checkpoint.setCurrentIndex(max(0, self.checkpoint.findData(chosen)))
 
     def show_idle(self, problem: str, obstacle: str = "") -> None:
-        """Nothing is running. `problem`: why the last one failed; `obstacle`: why none can begin."""
-        self._is_running = False
-        self._set_running_shown(False)
-        self.button.setText("Evaluate")
+        """Nothing is running. `problem`: the error of the last evaluation; `obstacle`: why none can begin."""
+        self._show_running(False)
         self.button.setEnabled(not obstacle)
         self.problem.setText(obstacle or problem)
         self.problem.setVisible(bool(obstacle or problem))
 
     def show_running(self, phase: str, done: float | None, left_s: float | None) -> None:
-        self._is_running = True
-        self._set_running_shown(True)
-        self.button.setText("Stop")
+        self._show_running(True)
         self.button.setEnabled(True)
         self.problem.hide()
-        self.bar.setValue(round(_BAR_STEPS * (done or 0.0)))
+        self.bar.setValue(round(BAR_STEPS * (done or 0.0)))
         self.status.setText(f"{phase}, {duration(left_s)} left" if left_s is not None else f"{phase}…")
 
-    def _set_running_shown(self, shown: bool) -> None:
-        for part in (self.bar, self.status):
-            part.setVisible(shown)
-        for field in (self.split, self.checkpoint, self.completions, self.limit):
-            field.setEnabled(not shown)
+    def _show_running(self, running: bool) -> None:
+        self._is_running = running
+        self.button.setText("Stop" if running else "Evaluate")
+        self.bar.setVisible(running)
+        self.status.setVisible(running)
+        for field, _ in self._fields.values():
+            field.setEnabled(not running)
 
     def _press(self) -> None:
         if self.button.isEnabled():
             (self.stopped if self._is_running else self.started).emit()
 
-    @staticmethod
-    def number(field: NumberEdit) -> int | None:
-        """The number in a field; None where it is empty, which leaves the choice to the evaluation."""
-        return int(field.text()) if field.hasAcceptableInput() else None
-
-
-# ── evaluate page ────────────────────────────────────────────────────────────────────────────────────────────────────
-
-LEAST_TABLES, LEAST_DETAIL, DETAIL = 236, 150, 180
-"""Heights in pixels that tables and completions have at least, where the page would rather scroll, and that of the completions at first."""
-FIGURES_SHARE = 0.55
-"""Share of the width that the figures have beside the prompts."""
-NOT_YET = (
-    "The model as it was before training and as it is now answer the same prompts.\n"
-    "The result says how far apart the two are, and how sure that is."
-)
-KINDS = {"all": "All", "better": "Better", "worse": "Worse", "unchanged": "Same"}
+    def request(self) -> EvaluationRequest:
+        """The evaluation that the fields describe; an empty number leaves the choice to the evaluation."""
+        return EvaluationRequest(
+            split=self.split.currentData(),
+            checkpoint=self.checkpoint.currentData() or "end",
+            completions=int(self.completions.text()) if self.completions.hasAcceptableInput() else None,
+            limit=int(self.limit.text()) if self.limit.hasAcceptableInput() else None,
+        )
 
 
 class EvaluatePage(QWidget):
@@ -162,70 +146,44 @@ class EvaluatePage(QWidget):
         super().__init__(parent)
         self.session = session
         self.evaluations: Evaluations = session.evaluations
-        self._lines: list[RowLine] = []
-        self._shown_row = -1
-        self._compose()
-        self._lay_out()
+        self._build()
         self._connect()
         self._on_run_changed()
 
-    # ── composition ─────────────────────────────────────────────────────────────────────────────
-
-    def _compose(self) -> None:
-        self.nothing = EmptyState(
-            "No run to evaluate",
-            "Once a run has trained, its model answers prompts that it has never seen.",
-            "Go to Train",
-        )
-        self.not_yet = label("Not evaluated yet", theme.title_font(), align=Qt.AlignmentFlag.AlignCenter)
+    def _build(self) -> None:
+        sentence = "Once a run has trained, its model answers prompts that it has never seen."
+        self.nothing = EmptyState("No run to evaluate", sentence, "Go to Train")
         self.about = ElidedLabel(Qt.TextElideMode.ElideMiddle)
-        self.picker = ComboBox()
-        self.picker.setAccessibleName("Evaluation")
-        self.picker.setMinimumContentsLength(34)
-        self.form = EvaluationForm()
-        self.card = ResultCard()
+        self.picker = ComboBox(name="Evaluation", length=34)
+        self.form, self.card, self.detail = EvaluationForm(), ResultCard(), SideBySide()
         self.decoding = Segments({"greedy": "Greedy", "sampled": "Sampled"}, "Decoding")
         self.how = ElidedLabel()
         self.kind = Segments(KINDS, "Prompts")
         self.figures_model, self.row_model = FigureModel(self), PromptRowModel(self)
         self.figures, self.rows = FiguresTable(self.figures_model), PromptRowTable(self.row_model)
-        self.detail = SideBySide()
-
-    def _lay_out(self) -> None:
-        head = QHBoxLayout()
-        head.setSpacing(theme.SPACE)
-        head.addWidget(label("Evaluate", theme.title_font()))
-        head.addWidget(self.about, 1)
-        head.addWidget(self.picker)
         self.tables = QSplitter(childrenCollapsible=False, handleWidth=theme.SPACE)
-        self.tables.addWidget(_headed(self.decoding, self.figures.in_card(), self.how))
-        self.tables.addWidget(_headed(self.kind, self.rows.in_card()))
+        above_figures, above_rows = row(self.decoding, (self.how, 1)), row(self.kind, None)
+        self.tables.addWidget(holder(column(above_figures, (self.figures.in_card(), 1), spacing=6)))
+        self.tables.addWidget(holder(column(above_rows, (self.rows.in_card(), 1), spacing=6)))
+        self.tables.setMinimumHeight(theme.scaled(LEAST_TABLES))
+        self.detail.setMinimumHeight(theme.scaled(LEAST_DETAIL))
         self.parts = QSplitter(Qt.Orientation.Vertical, childrenCollapsible=False, handleWidth=theme.SPACE)
         self.parts.addWidget(self.tables)
         self.parts.addWidget(self.detail)
-        self.tables.setMinimumHeight(theme.scaled(LEAST_TABLES))
-        self.detail.setMinimumHeight(theme.scaled(LEAST_DETAIL))
-        # Else their wishes would count as the page's least height, for labels that wrap make it ask for one by its width.
+        # Labels that wrap ask for more height the narrower they are; the page must not take that for its least height.
         self.parts.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Ignored)
         self.parts.setMinimumHeight(theme.scaled(LEAST_TABLES + LEAST_DETAIL) + theme.SPACE)
         self.parts.setStretchFactor(0, 3)
         self.parts.setStretchFactor(1, 2)
-        result = QWidget()
-        results = QVBoxLayout(result)
-        results.setContentsMargins(0, 0, 0, 0)
-        results.setSpacing(12)
-        results.addWidget(self.card)
-        results.addWidget(self.parts, 1)
         content = QWidget()
-        column = QVBoxLayout(content)
-        column.setContentsMargins(*(2 * theme.SPACE,) * 4)
-        column.setSpacing(12)
-        column.addLayout(head)
-        column.addWidget(self.form)
+        centre = Qt.AlignmentFlag.AlignCenter
+        self.not_yet = label("Not evaluated yet", theme.title_font(), align=centre)
+        explanation = label(NOT_YET, role="muted", align=centre, wrap=True)
         self._result = NestedStack(content)
-        self._result.addWidget(_in_the_middle(self.not_yet, NOT_YET))
-        self._result.addWidget(result)
-        column.addLayout(self._result, 1)
+        self._result.addWidget(holder(column((None, 2), self.not_yet, explanation, (None, 3), spacing=2 * theme.SPACE)))
+        self._result.addWidget(holder(column(self.card, (self.parts, 1), spacing=12)))
+        head = row(label("Evaluate", theme.title_font()), (self.about, 1), self.picker)
+        column(head, self.form, (self._result, 1), into=content, spacing=12, margins=theme.GUTTER)
         scrolled = TabArea()
         scrolled.setWidget(content)
         self._stack = QStackedLayout(self)
@@ -256,7 +214,7 @@ class EvaluatePage(QWidget):
         super().showEvent(event)
         self._on_run_changed()
 
-    # ── the run and its evaluations ─────────────────────────────────────────────────────────────
+    # The run and its evaluations
 
     def _on_run_changed(self) -> None:
         run = self.session.run
@@ -270,26 +228,17 @@ class EvaluatePage(QWidget):
         self._show_running()
 
     def start(self) -> None:
-        """Evaluate the run as the form says."""
-        if self.session.run is None or self._obstacle():
-            return
-        form = self.form
-        self.evaluations.start(
-            EvaluationRequest(
-                split=form.split.currentData(),
-                checkpoint=form.checkpoint.currentData() or "end",
-                completions=form.number(form.completions),
-                limit=form.number(form.limit),
-            )
-        )
+        """Start the evaluation that the form describes."""
+        if self.session.run is not None and not self._obstacle():
+            self.evaluations.start(self.form.request())
 
     def _obstacle(self) -> str:
-        """Why no evaluation can begin now; "" where one can."""
+        """Why no evaluation can begin now, or ""."""
         if self.session.is_training:
             return "A run is training and needs the memory; evaluate once it has ended."
         run = self.session.run
         if run is not None and not checkpoint_steps(run.folder):
-            return "This run has no checkpoint yet, so there is nothing to evaluate."
+            return "This run has no checkpoint yet."
         return ""
 
     def _show_running(self) -> None:
@@ -303,11 +252,11 @@ class EvaluatePage(QWidget):
         self.form.show_running(phase, running.done, running.left_s)
 
     def _show_listed(self) -> None:
+        shown, listed = self.evaluations.shown, self.evaluations.listed
         self.picker.clear()
-        for entry in self.evaluations.listed:
+        for entry in listed:
             self.picker.addItem(_title(entry), entry.path)
-        shown = self.evaluations.shown
-        self.picker.setVisible(len(self.evaluations.listed) > 0)
+        self.picker.setVisible(bool(listed))
         self._result.setCurrentIndex(0 if shown is None else 1)
         if shown is None:
             return
@@ -315,31 +264,31 @@ class EvaluatePage(QWidget):
         names = [function.name for function in shown.evaluation.functions]
         self.detail.set_rewards(names, [charts.label_of(name) for name in names])
         available = [decoding.name for decoding in shown.evaluation.decodings]
-        for key in ("greedy", "sampled"):
+        for key in self.decoding.buttons:
             self.decoding.set_shown(key, key in available)
         self.decoding.buttons[self.decoding.key if self.decoding.key in available else available[0]].setChecked(True)
         self._show_decoding()
 
-    # ── one evaluation ──────────────────────────────────────────────────────────────────────────
-
-    @property
-    def _decoding(self) -> Decoding | None:
-        shown = self.evaluations.shown
-        if shown is None:
-            return None
-        decodings = {decoding.name: decoding for decoding in shown.evaluation.decodings}
-        return decodings.get(self._decoding_name) or shown.evaluation.headline
+    # One evaluation
 
     @property
     def _decoding_name(self) -> DecodingName:
         return "sampled" if self.decoding.key == "sampled" else "greedy"
 
     def _show_decoding(self) -> None:
-        shown, decoding = self.evaluations.shown, self._decoding
-        if shown is None or decoding is None:
+        shown = self.evaluations.shown
+        if shown is None:
+            return
+        decodings = {decoding.name: decoding for decoding in shown.evaluation.decodings}
+        decoding = decodings.get(self._decoding_name) or shown.evaluation.headline
+        if decoding is None:
             return
         self._show_card(shown, decoding)
-        self.how.setText(_how(decoding))
+        if decoding.name == "greedy":
+            self.how.setText("the likeliest token at every step")
+        else:
+            count = f"{decoding.completions} completions" if decoding.completions > 1 else "one completion"
+            self.how.setText(f"{count} of each prompt at temperature {decoding.temperature:g}")
         rule = shown.evaluation.pass_rule
         self.figures.setToolTip(plain_tip(rule.sentence() if rule is not None else ""))
         labels = {function.name: charts.label_of(function.name) for function in shown.evaluation.functions}
@@ -348,63 +297,37 @@ class EvaluatePage(QWidget):
         self._show_rows()
 
     def _show_card(self, shown: Listed, decoding: Decoding) -> None:
-        evaluation, change = shown.evaluation, decoding.difference
-        title, role = _verdict(decoding, evaluation.data.split)
-        advice = " ".join(evaluation.notes)
+        evaluation = shown.evaluation
         last = (decoding.sides.get("tuned") or next(iter(decoding.sides.values()))).figures
-        first = decoding.sides["base"].figures if change is not None else None
+        first = decoding.sides["base"].figures if decoding.difference is not None else None
         changes = [BeforeAfter("Reward", first.reward.value if first else None, last.reward.value)]
-        for k in list(last.pass_at)[:1] + list(last.pass_at)[1:][-1:]:
+        for k in dict.fromkeys([*list(last.pass_at)[:1], *list(last.pass_at)[-1:]]):
             before = first.pass_at[k].value if first else None
             changes.append(BeforeAfter(f"Pass@{k}", before, last.pass_at[k].value, "share"))
         changes.append(BeforeAfter("Tokens", first.tokens.value if first else None, last.tokens.value))
-        self.card.show_result(title, role, evaluation.sentence(decoding), advice, changes)
+        title, role = _verdict(decoding, evaluation.data.split)
+        self.card.show_result(title, role, evaluation.sentence(decoding), " ".join(evaluation.notes), changes)
 
     def _show_rows(self) -> None:
-        """Fill the table of prompts; the words of the filter say how many there are of each kind."""
-        name, lines = self._decoding_name, list[RowLine]()
-        for place, row in enumerate(self.evaluations.rows):
-            if name in row.means:
-                before, after = row.means[name]
-                lines.append(RowLine(place, row.index + 1, row.prompt, before, after))
+        """Fill the table of prompts; the filter shows the number of each kind."""
+        name = self._decoding_name
+        lines = [
+            RowLine(place, each.index + 1, each.prompt, *each.means[name])
+            for place, each in enumerate(self.evaluations.rows)
+            if name in each.means
+        ]
+        has_both = any(line.before is not None for line in lines) or not lines
         for key, word in KINDS.items():
-            count = len(lines) if key == "all" else sum(line.kind == key for line in lines)
+            count = sum(key in ("all", line.kind) for line in lines)
             self.kind.show_word(key, f"{word} {count:,}" if lines else word)
-            self.kind.set_shown(key, key == "all" or any(line.before is not None for line in lines) or not lines)
-        kind = self.kind.key
-        self.row_model.show_lines(lines, kind)  # pyright: ignore[reportArgumentType]
+            self.kind.set_shown(key, key == "all" or has_both)
+        self.row_model.show_lines(lines, self.kind.key)
 
     def _show_row(self, place: int) -> None:
         rows = self.evaluations.rows
-        row = self.evaluations.row(rows[place]) if 0 <= place < len(rows) else None
-        sides = (row[self._decoding_name] or {}) if row is not None else {}
-        self.detail.show_row(row, dict(sides))  # pyright: ignore[reportArgumentType]
-
-
-def _in_the_middle(title: QWidget, sentence: str) -> QWidget:
-    made = QWidget()
-    column = QVBoxLayout(made)
-    column.setSpacing(2 * theme.SPACE)
-    column.addStretch(2)
-    column.addWidget(title)
-    column.addWidget(label(sentence, role="muted", align=Qt.AlignmentFlag.AlignCenter, wrap=True))
-    column.addStretch(3)
-    return made
-
-
-def _headed(head: QWidget, body: QWidget, note: QWidget | None = None) -> QWidget:
-    """A widget with a row of choices above it, and a note beside them."""
-    made = QWidget()
-    row = QHBoxLayout()
-    row.setSpacing(theme.SPACE)
-    row.addWidget(head)
-    row.addWidget(note or QWidget(), 1)
-    column = QVBoxLayout(made)
-    column.setContentsMargins(0, 0, 0, 0)
-    column.setSpacing(6)
-    column.addLayout(row)
-    column.addWidget(body, 1)
-    return made
+        shown = self.evaluations.row(rows[place]) if 0 <= place < len(rows) else None
+        sides = (shown[self._decoding_name] or {}) if shown is not None else {}
+        self.detail.show_row(shown, dict(sides))  # pyright: ignore[reportArgumentType]
 
 
 def _title(entry: Listed) -> str:
@@ -413,26 +336,12 @@ def _title(entry: Listed) -> str:
     return f"{evaluation.data.split}{step}, {evaluation.data.rows:,} prompts, {moment(evaluation.created)}"
 
 
-def _how(decoding: Decoding) -> str:
-    """How completions were decoded, beside the word for it."""
-    if decoding.name == "greedy":
-        return "the likeliest token at every step"
-    count = (
-        f"{decoding.completions} completions of each prompt"
-        if decoding.completions > 1
-        else "one completion of each prompt"
-    )
-    return f"{count} at temperature {decoding.temperature:g}"
-
-
 def _verdict(decoding: Decoding, split: str) -> tuple[str, str]:
     """The title of the result and the role of its colour."""
     if decoding.difference is None:
         return "Evaluated", "accent"
     change = decoding.difference.reward
-    prompts = "the prompts that it trained on" if split == "train" else "prompts that training never saw"
+    prompts = "the prompts of training" if split == "train" else "prompts not seen in training"
     if not change.excludes_zero:
-        return f"No difference on {prompts} that could not be chance", "muted"
-    if (change.value or 0) > 0:
-        return f"Better on {prompts}", "good"
-    return f"Worse on {prompts}", "bad"
+        return f"No significant difference on {prompts}", "muted"
+    return (f"Better on {prompts}", "good") if (change.value or 0) > 0 else (f"Worse on {prompts}", "bad")

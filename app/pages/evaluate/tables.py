@@ -1,4 +1,4 @@
-"""The figures of an evaluation as a table, with a forest plot in one of its columns: the interval of every difference on one axis."""
+"""The tables of an evaluation: its figures with a forest plot of the differences, and its prompts with their rewards."""
 
 from __future__ import annotations
 
@@ -7,46 +7,33 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from PySide6.QtCore import (
-    QAbstractTableModel,
-    QModelIndex,
-    QObject,
-    QPersistentModelIndex,
-    QPointF,
-    QRect,
-    QRectF,
-    Qt,
-    Signal,
-)
+from PySide6.QtCore import QModelIndex, QPointF, QRect, QRectF, Qt, Signal
 from PySide6.QtGui import QColor, QFont, QPainter, QPen, QResizeEvent
 from PySide6.QtWidgets import QAbstractItemView, QHeaderView, QStyledItemDelegate, QStyleOptionViewItem
 
 from app import theme
 from app.theme import CELL_PADDING
 from app.widgets.basic.number_format import DASH, MINUS, figure, signed
-from app.widgets.basic.tables import BaseTable
+from app.widgets.basic.tables import BaseTable, Column, Index, RowsModel
 from app.widgets.completions.completion_model import advantage_colour, one_line, reward_dot
-from backend.trainer.evaluation.evaluation_rows import SAME, Decoding, Figures, MeanWithInterval
+from backend.trainer.evaluation.evaluation_rows import SAME, Decoding, MeanWithInterval
 
-Index = QModelIndex | QPersistentModelIndex
-_RIGHT = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
-_LEFT = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
-_NAME, _BEFORE, _AFTER, _FOREST, _CHANGE, _INTERVAL = range(6)
-_WIDTHS = {_BEFORE: 64, _AFTER: 64, _CHANGE: 72, _INTERVAL: 152}
-_MIN_FOREST, _MIN_NAME, _MAX_NAME = 80, 104, 200
+NAME, BEFORE, AFTER, FOREST, CHANGE, INTERVAL = range(6)
+MIN_FOREST, MIN_NAME, MAX_NAME = 80, 104, 200
+"""Widths in pixels."""
 INTERVAL_ROLE = Qt.ItemDataRole.UserRole
 """Item role: (low, value, high) as places from 0 to 1 on the axis, the place of zero, and the colour."""
-_TIPS = {
-    _FOREST: "How far the mean moved, with the interval that covers the true difference in 95 of 100 cases. The line is zero.",
-    _CHANGE: "Tuned minus base; of shares, in percentage points.",
-    _INTERVAL: "95 % bootstrap interval over prompts.",
-}
+ROW, PROMPT, ROW_BEFORE, ROW_AFTER, ROW_CHANGE = range(5)
+Kind = Literal["all", "better", "worse", "unchanged"]
 
 
 @dataclass(frozen=True, slots=True)
 class FigureLine:
-    """A line: a figure of both sides and its difference; of a single side, `after` alone. `interval` is what the axis shows, None for
-    a figure in another unit. `reward`: index of the reward function, −1 for none. `better`: 1 where more is better, −1 where less is, 0 where neither."""
+    """A figure of both sides and its difference; of a single side, `after` alone.
+
+    `reward` is the index of the reward function, −1 for none. `on_axis` is False for a figure in another unit.
+    `better` is 1 where more is better, −1 where less is, 0 where neither.
+    """
 
     name: str
     before: MeanWithInterval | None
@@ -63,8 +50,10 @@ class FigureLine:
         return self.after if self.difference is None else self.difference
 
     def fixed(self, value: float | None) -> str:
-        """A difference, or an end of an interval, with as many decimals as the largest mean of the line has with three digits: more
-        would be noise. Shares in percent; a difference with its sign."""
+        """A difference, or an end of an interval, with as many decimals as the line's largest mean has with three digits.
+
+        Shares are in percent; a difference has a sign.
+        """
         if value is None:
             return DASH
         factor = 100 if self.unit == "share" else 1
@@ -74,13 +63,11 @@ class FigureLine:
         text = f"{abs(value) * factor:.{min(decimals, 6)}f}"
         if not float(text):
             return "0"
-        sign = MINUS if value < 0 else "+" if self.difference is not None else ""
-        return f"{sign}{text}"
+        return f"{MINUS if value < 0 else '+' if self.difference is not None else ''}{text}"
 
 
 def figure_lines(decoding: Decoding, labels: Mapping[str, str]) -> list[FigureLine]:
-    """The lines of a decoding: reward, every function by its label, pass@k, tokens, share cut off; of several completions a prompt, how much
-    their rewards and texts differ."""
+    """Reward, every function by its label, pass@k, tokens, share cut off; with several completions also their spread."""
     after = (decoding.sides.get("tuned") or next(iter(decoding.sides.values()))).figures
     before = decoding.sides["base"].figures if decoding.difference is not None else None
     change = decoding.difference
@@ -93,7 +80,7 @@ def figure_lines(decoding: Decoding, labels: Mapping[str, str]) -> list[FigureLi
         lines.append(line(labels.get(name, name), lambda figures, name=name: figures.rewards[name], reward=index))
     for k in after.pass_at:
         lines.append(line(f"Pass@{k}", lambda figures, k=k: figures.pass_at[k], unit="share"))
-    lines.append(line("Tokens", _tokens, on_axis=False))
+    lines.append(line("Tokens", lambda figures: figures.tokens, on_axis=False))
     lines.append(line("Cut off", lambda figures: figures.cut_off, unit="share", better=-1))
     if all(side.figures.spread is not None for side in decoding.sides.values()):
         lines.append(line("Spread of a prompt", lambda figures: figures.spread, better=0))
@@ -101,112 +88,78 @@ def figure_lines(decoding: Decoding, labels: Mapping[str, str]) -> list[FigureLi
     return lines
 
 
-def _tokens(figures: Figures) -> MeanWithInterval:
-    return figures.tokens
+class FigureModel(RowsModel):
+    """Lines as rows: name, before, after, forest, difference, interval."""
 
+    rows: Sequence[FigureLine]
 
-class FigureModel(QAbstractTableModel):
-    """Columns: name, before, after, forest, difference, interval.
-
-    Attributes:
-        lines – the table's lines.
-    """
-
-    def __init__(self, parent: QObject | None = None) -> None:
+    def __init__(self, parent: Any = None) -> None:
         super().__init__(parent)
-        self.lines: list[FigureLine] = []
         self._axis = (0.0, 1.0)
-        self._after = "Tuned"
-        theme.signals.changed.connect(self._recolour)
+        self._set_columns("Tuned")
+
+    def _set_columns(self, after: str) -> None:
+        plot = "Difference" if self.has_difference else ""
+        plot_tip = "Change of the mean with its 95 % interval. The line is zero."
+        self.columns = (
+            Column(""),
+            Column("Base", 64, is_figure=True),
+            Column(after, 64, is_figure=True),
+            Column(plot, tip=plot_tip),
+            Column("Change", 72, is_figure=True, tip="Tuned minus base; of shares, in percentage points."),
+            Column("95 % interval", 152, is_figure=True, tip="95 % bootstrap interval over prompts."),
+        )
 
     @property
     def has_difference(self) -> bool:
-        return any(line.difference is not None for line in self.lines)
+        return any(line.difference is not None for line in self.rows)
 
-    def show_lines(self, lines: list[FigureLine], after: str) -> None:
+    def show_lines(self, lines: Sequence[FigureLine], after: str) -> None:
         """`after` heads the column of the later side, or of the only one."""
-        self.beginResetModel()
-        self.lines, self._after = lines, after
-        ends = [0.0]
-        for line in lines:
-            if line.on_axis:
-                interval = line.interval
-                ends += [end for end in (interval.low, interval.value, interval.high) if end is not None]
-        margin = 0.04 * (max(ends) - min(ends) or 1.0)
-        self._axis = (min(ends) - margin, max(ends) + margin)
-        self.endResetModel()
+        intervals = [line.interval for line in lines if line.on_axis]
+        ends = [end for each in intervals for end in (each.low, each.value, each.high) if end is not None]
+        low, high = min([0.0, *ends]), max([0.0, *ends])
+        margin = 0.04 * (high - low or 1.0)
+        self._axis = (low - margin, high + margin)
+        self.rows = lines
+        self._set_columns(after)
+        self.set_rows(lines)
 
-    def _recolour(self) -> None:
-        if self.lines:
-            self.dataChanged.emit(self.index(0, 0), self.index(len(self.lines) - 1, _INTERVAL))
+    def text(self, row: FigureLine, column: int) -> str:
+        interval = row.interval
+        has_interval = interval.low is not None and interval.high is not None
+        texts = {
+            NAME: row.name,
+            BEFORE: figure(row.before.value, row.unit) if row.before is not None else "",
+            AFTER: figure(row.after.value, row.unit),
+            CHANGE: row.fixed(row.difference.value) if row.difference is not None else "",
+            INTERVAL: f"{row.fixed(interval.low)} to {row.fixed(interval.high)}" if has_interval else DASH,
+        }
+        return texts.get(column, "")
 
-    def rowCount(self, parent: Index = QModelIndex()) -> int:
-        return 0 if parent.isValid() else len(self.lines)
-
-    def columnCount(self, parent: Index = QModelIndex()) -> int:
-        return 0 if parent.isValid() else 6
-
-    def headerData(self, section: int, orientation: Qt.Orientation, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
-        if orientation != Qt.Orientation.Horizontal:
-            return None
-        if role == Qt.ItemDataRole.DisplayRole:
-            plot = "Difference" if self.has_difference else ""
-            return ("", "Base", self._after, plot, "Change", "95 % interval")[section]
-        if role == Qt.ItemDataRole.TextAlignmentRole:
-            return _LEFT if section in (_NAME, _FOREST) else _RIGHT
-        return _TIPS.get(section) if role == Qt.ItemDataRole.ToolTipRole else None
-
-    def data(self, index: Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
-        line, column = self.lines[index.row()], index.column()
-        if role == Qt.ItemDataRole.DisplayRole:
-            return self._text(line, column)
-        if role == Qt.ItemDataRole.DecorationRole and column == _NAME and line.reward >= 0:
-            return reward_dot(line.reward)
-        if role == Qt.ItemDataRole.ForegroundRole:
-            return self._colour(line, column)
-        if role == Qt.ItemDataRole.FontRole:
-            weight = QFont.Weight.DemiBold if line.is_total else QFont.Weight.Normal
-            return theme.figures_font(theme.BODY, weight)
-        if role == Qt.ItemDataRole.TextAlignmentRole:
-            return _LEFT if column == _NAME else _RIGHT
-        return self._interval(line) if role == INTERVAL_ROLE and column == _FOREST else None
-
-    def _text(self, line: FigureLine, column: int) -> str:
-        interval = line.interval
-        if column == _NAME:
-            return line.name
-        if column == _BEFORE:
-            return figure(line.before.value, line.unit) if line.before is not None else ""
-        if column == _AFTER:
-            return figure(line.after.value, line.unit)
-        if column == _CHANGE:
-            return line.fixed(line.difference.value) if line.difference is not None else ""
-        if column == _INTERVAL and interval.low is not None and interval.high is not None:
-            return f"{line.fixed(interval.low)} to {line.fixed(interval.high)}"
-        return DASH if column == _INTERVAL else ""
-
-    def _colour(self, line: FigureLine, column: int) -> QColor:
+    def colour(self, row: FigureLine, column: int) -> QColor:
         colours = theme.palette()
-        if column == _CHANGE and line.difference is not None and line.difference.excludes_zero and line.on_axis:
-            rise = (line.difference.value or 0) * line.better
+        if column == CHANGE and row.difference is not None and row.difference.excludes_zero and row.on_axis:
+            rise = (row.difference.value or 0) * row.better
             return colours.good if rise > 0 else colours.bad if rise < 0 else colours.text
-        return colours.muted if column in (_BEFORE, _INTERVAL) else colours.text
+        return colours.muted if column in (BEFORE, INTERVAL) else colours.text
 
-    def _interval(self, line: FigureLine) -> tuple[float, float, float, float, QColor] | None:
-        interval = line.interval
-        if not line.on_axis or interval.value is None:
+    def font(self, row: FigureLine, column: int) -> QFont:
+        return theme.figures_font(theme.BODY, QFont.Weight.DemiBold if row.is_total else QFont.Weight.Normal)
+
+    def extra(self, row: FigureLine, index: Index, role: int) -> Any:
+        if role == Qt.ItemDataRole.DecorationRole and index.column() == NAME and row.reward >= 0:
+            return reward_dot(row.reward)
+        if role != INTERVAL_ROLE or index.column() != FOREST or not row.on_axis or row.interval.value is None:
             return None
-        low = interval.value if interval.low is None else interval.low
-        high = interval.value if interval.high is None else interval.high
-        colours = theme.palette()
-        colour = (
-            theme.reward_colour(line.reward) if line.reward >= 0 else colours.accent if line.is_total else colours.muted
-        )
-        return self._place(low), self._place(interval.value), self._place(high), self._place(0.0), colour
-
-    def _place(self, value: float) -> float:
+        value, colours = row.interval.value, theme.palette()
+        low = value if row.interval.low is None else row.interval.low
+        high = value if row.interval.high is None else row.interval.high
         left, right = self._axis
-        return (value - left) / (right - left)
+        places = tuple((place - left) / (right - left) for place in (low, value, high, 0.0))
+        if row.reward >= 0:
+            return (*places, theme.reward_colour(row.reward))
+        return (*places, colours.accent if row.is_total else colours.muted)
 
 
 class ForestDelegate(QStyledItemDelegate):
@@ -237,17 +190,16 @@ class ForestDelegate(QStyledItemDelegate):
 
 
 class FiguresTable(BaseTable):
-    """The view. A narrow one leaves out the interval as text, then the sides: the plot stays."""
+    """The table of figures. A narrow one leaves out the interval as text, then the sides: the plot stays."""
 
     def __init__(self, model: FigureModel) -> None:
         super().__init__()
         self._figures = model
         self.setModel(model)
-        self.setItemDelegateForColumn(_FOREST, ForestDelegate(self))
+        self.setItemDelegateForColumn(FOREST, ForestDelegate(self))
         self.setSelectionMode(QAbstractItemView.SelectionMode.ExtendedSelection)
         self.setAccessibleName("Figures with intervals")
         self.horizontalHeader().setSectionResizeMode(QHeaderView.ResizeMode.Fixed)
-        self.horizontalHeader().setMinimumSectionSize(40)
         model.modelReset.connect(self._fit_columns)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
@@ -255,33 +207,25 @@ class FiguresTable(BaseTable):
         self._fit_columns()
 
     def _fit_columns(self) -> None:
-        has_difference, available = self._figures.has_difference, self.viewport().width()
-        metrics = self.fontMetrics()
-        longest = max((metrics.horizontalAdvance(line.name) for line in self._figures.lines), default=0)
-        name = max(theme.scaled(_MIN_NAME), min(theme.scaled(_MAX_NAME), longest + theme.scaled(36)))
-        shown = [_BEFORE, _AFTER, _CHANGE, _INTERVAL] if has_difference else [_AFTER, _INTERVAL]
-        for dropped in (_INTERVAL, _BEFORE, _AFTER):
-            if name + sum(theme.scaled(_WIDTHS[column]) for column in shown) + theme.scaled(_MIN_FOREST) <= available:
+        model, available, least = self._figures, self.viewport().width(), theme.scaled(MIN_FOREST)
+        widths = {place: theme.scaled(each.width) for place, each in enumerate(model.columns) if each.width}
+        longest = max((self.fontMetrics().horizontalAdvance(line.name) for line in model.rows), default=0)
+        name = max(theme.scaled(MIN_NAME), min(theme.scaled(MAX_NAME), longest + theme.scaled(36)))
+        shown = [BEFORE, AFTER, CHANGE, INTERVAL] if model.has_difference else [AFTER, INTERVAL]
+        for dropped in (INTERVAL, BEFORE, AFTER):
+            if name + sum(widths[place] for place in shown) + least <= available:
                 break
-            shown = [column for column in shown if column != dropped]
-        for column, width in _WIDTHS.items():
-            self.setColumnHidden(column, column not in shown)
-            self.setColumnWidth(column, theme.scaled(width))
-        self.setColumnWidth(_NAME, name)
-        used = name + sum(theme.scaled(_WIDTHS[column]) for column in shown)
-        self.setColumnWidth(_FOREST, max(theme.scaled(_MIN_FOREST), available - used))
-
-
-_HEADERS = ("Row", "Prompt", "Base", "Tuned", "Change")
-_ROW, _PROMPT, _ROW_BEFORE, _ROW_AFTER, _ROW_CHANGE = range(5)
-_ROW_WIDTHS = {_ROW: 48, _ROW_BEFORE: 62, _ROW_AFTER: 62, _ROW_CHANGE: 74}
-
-Kind = Literal["all", "better", "worse", "unchanged"]
+            shown = [place for place in shown if place != dropped]
+        for place, width in widths.items():
+            self.setColumnHidden(place, place not in shown)
+            self.setColumnWidth(place, width)
+        self.setColumnWidth(NAME, name)
+        self.setColumnWidth(FOREST, max(least, available - name - sum(widths[place] for place in shown)))
 
 
 @dataclass(frozen=True, slots=True)
 class RowLine:
-    """A line: the place of its row among those that were read, its number in the split from 1, its text and its means."""
+    """A prompt: its place among the rows that were read, its number in the split from 1, its text and its means."""
 
     place: int
     number: int
@@ -301,75 +245,45 @@ class RowLine:
         return None if change is None else "better" if change > 0 else "worse" if change < 0 else "unchanged"
 
 
-class PromptRowModel(QAbstractTableModel):
-    """Attributes:
-    lines – those of the chosen kind: better ones by the largest gain, worse ones by the largest loss, else in the split's order.
-    """
+class PromptRowModel(RowsModel):
+    """The prompts of one kind: better ones by the largest gain, worse ones by the largest loss, else in split order."""
 
-    def __init__(self, parent: QObject | None = None) -> None:
-        super().__init__(parent)
-        self.lines: list[RowLine] = []
-        self._all: Sequence[RowLine] = ()
-        self._kind: Kind = "all"
-        theme.signals.changed.connect(self._recolour)
+    rows: Sequence[RowLine]
+    has_both_sides = False
 
-    @property
-    def has_both_sides(self) -> bool:
-        return any(line.before is not None for line in self._all)
-
-    def show_lines(self, lines: Sequence[RowLine], kind: Kind) -> None:
-        self.beginResetModel()
-        self._all, self._kind = lines, kind
+    def show_lines(self, lines: Sequence[RowLine], kind: str) -> None:
+        self.has_both_sides = any(line.before is not None for line in lines)
+        tip = "Mean reward of the prompt's completions."
+        self.columns = (
+            Column("Row", 48, is_figure=True),
+            Column("Prompt"),
+            Column("Base", 62, is_figure=True, tip=tip),
+            Column("Tuned" if self.has_both_sides else "Reward", 62, is_figure=True, tip=tip),
+            Column("Change", 74, is_figure=True),
+        )
         chosen = [line for line in lines if kind in ("all", line.kind)]
         if kind in ("better", "worse"):
             chosen.sort(key=lambda line: -abs(line.change or 0.0))
-        self.lines = chosen
-        self.endResetModel()
+        self.set_rows(chosen)
 
-    def _recolour(self) -> None:
-        if self.lines:
-            self.dataChanged.emit(self.index(0, 0), self.index(len(self.lines) - 1, _ROW_CHANGE))
+    def text(self, row: RowLine, column: int) -> str:
+        prompt = one_line(row.prompt)
+        return (str(row.number), prompt, figure(row.before), figure(row.after), signed(row.change))[column]
 
-    def rowCount(self, parent: Index = QModelIndex()) -> int:
-        return 0 if parent.isValid() else len(self.lines)
+    def colour(self, row: RowLine, column: int) -> Any:
+        if column == ROW_CHANGE:
+            return advantage_colour(row.change)
+        return theme.palette().text if column in (PROMPT, ROW_AFTER) else theme.palette().muted
 
-    def columnCount(self, parent: Index = QModelIndex()) -> int:
-        return 0 if parent.isValid() else len(_HEADERS)
-
-    def headerData(self, section: int, orientation: Qt.Orientation, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
-        if orientation != Qt.Orientation.Horizontal:
-            return None
-        if role == Qt.ItemDataRole.DisplayRole:
-            return _HEADERS[section] if self.has_both_sides or section != _ROW_AFTER else "Reward"
-        if role == Qt.ItemDataRole.ToolTipRole and section in (_ROW_BEFORE, _ROW_AFTER):
-            return "Mean reward of the prompt's completions."
-        return (_LEFT if section == _PROMPT else _RIGHT) if role == Qt.ItemDataRole.TextAlignmentRole else None
-
-    def data(self, index: Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
-        line, column = self.lines[index.row()], index.column()
-        if role == Qt.ItemDataRole.DisplayRole:
-            texts = (
-                str(line.number),
-                one_line(line.prompt),
-                figure(line.before),
-                figure(line.after),
-                signed(line.change),
-            )
-            return texts[column]
-        if role == Qt.ItemDataRole.ForegroundRole:
-            if column == _ROW_CHANGE:
-                return advantage_colour(line.change)
-            return theme.palette().text if column in (_PROMPT, _ROW_AFTER) else theme.palette().muted
-        if role == Qt.ItemDataRole.FontRole:
-            return theme.mono_font() if column == _PROMPT else theme.figures_font()
-        if role == Qt.ItemDataRole.TextAlignmentRole:
-            return _LEFT if column == _PROMPT else _RIGHT
-        return None
+    def font(self, row: RowLine, column: int) -> QFont:
+        return theme.mono_font() if column == PROMPT else theme.figures_font()
 
 
 class PromptRowTable(BaseTable):
-    """Signals:
-    chosen(int) – the place of the row that is selected now; −1 for none.
+    """The table of prompts.
+
+    Signals:
+        chosen(int) – the place of the selected row, −1 for none.
     """
 
     chosen = Signal(int)
@@ -377,33 +291,25 @@ class PromptRowTable(BaseTable):
     def __init__(self, model: PromptRowModel) -> None:
         super().__init__()
         self._rows = model
+        model.show_lines([], "all")
         self.setModel(model)
         self.setSelectionMode(QAbstractItemView.SelectionMode.ExtendedSelection)
         self.setAccessibleName("Prompts")
-        header = self.horizontalHeader()
-        header.setSectionResizeMode(QHeaderView.ResizeMode.Fixed)
-        header.setSectionResizeMode(_PROMPT, QHeaderView.ResizeMode.Stretch)
-        header.setMinimumSectionSize(40)
+        self.horizontalHeader().setSectionResizeMode(QHeaderView.ResizeMode.Fixed)
+        self.horizontalHeader().setSectionResizeMode(PROMPT, QHeaderView.ResizeMode.Stretch)
+        for place, each in enumerate(model.columns):
+            self.setColumnWidth(place, theme.scaled(each.width))
         self.selectionModel().currentRowChanged.connect(lambda current, _: self._emit_chosen(current))
         model.modelReset.connect(self._on_reset)
 
     def _on_reset(self) -> None:
-        self._fit_columns()
-        if self._rows.lines:
+        for place in (ROW_BEFORE, ROW_CHANGE):
+            self.setColumnHidden(place, not self._rows.has_both_sides)
+        if self._rows.rows:
             self.selectRow(0)
         else:
             self.chosen.emit(-1)
 
-    def resizeEvent(self, event: QResizeEvent) -> None:
-        super().resizeEvent(event)
-        self._fit_columns()
-
-    def _fit_columns(self) -> None:
-        for column, width in _ROW_WIDTHS.items():
-            self.setColumnWidth(column, theme.scaled(width))
-        for column in (_ROW_BEFORE, _ROW_CHANGE):
-            self.setColumnHidden(column, not self._rows.has_both_sides)
-
     def _emit_chosen(self, current: QModelIndex) -> None:
-        if current.isValid() and current.row() < len(self._rows.lines):
-            self.chosen.emit(self._rows.lines[current.row()].place)
+        if current.isValid() and current.row() < len(self._rows.rows):
+            self.chosen.emit(self._rows.rows[current.row()].place)

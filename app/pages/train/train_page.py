@@ -55,6 +55,8 @@ DEMO = (
     "The demo is loaded: a small bundled model learns, from rewards alone, to work sums out instead of guessing them. "
     "It takes about a minute and downloads nothing. To train on your own questions, drop a csv or jsonl file anywhere."
 )
+WAIT_MS = 400
+"""Time that the dataset line is visible before it asks for the dataset: not while the window is still opening."""
 FEW = 6
 """Ignored settings of another program that the banner lists; more are counted, and listed on request."""
 
@@ -367,7 +369,7 @@ class DatasetLine(LinkButton):
         super().__init__("", parent, on_click=lambda: self.page_requested.emit())
         self._dataset = dataset
         self.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Fixed)
-        self._delay = QTimer(self, singleShot=True, interval=400)  # not while the window is still opening
+        self._delay = QTimer(self, singleShot=True, interval=WAIT_MS)
         self._delay.timeout.connect(lambda: dataset.watch(self, count_all=False))
         for signal in (dataset.changed, dataset.counts_changed):
             signal.connect(self.refresh)

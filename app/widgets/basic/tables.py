@@ -60,7 +60,7 @@ class RowsModel(QAbstractTableModel):
         rows – the rows, in the order shown.
     """
 
-    columns: Sequence[TableColumn] = ()
+    columns: Sequence[Any] = ()
 
     def __init__(self, parent: Any = None) -> None:
         super().__init__(parent)
