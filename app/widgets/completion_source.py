@@ -1,7 +1,4 @@
-"""The source of the completions on the bench: the model, an earlier run, or a file; and the progress while it is busy.
-
-It emits the user's requests; the page passes them to the bench.
-"""
+"""The source of the completions on the bench: sampled from the model, out of a run, from a file or the clipboard."""
 
 from __future__ import annotations
 
@@ -11,24 +8,15 @@ from pathlib import Path
 
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QIntValidator
-from PySide6.QtWidgets import (
-    QApplication,
-    QFrame,
-    QHBoxLayout,
-    QLineEdit,
-    QProgressBar,
-    QSizePolicy,
-    QVBoxLayout,
-    QWidget,
-)
+from PySide6.QtWidgets import QApplication, QFrame, QLineEdit, QProgressBar, QSizePolicy, QWidget
 
 from app import theme
 from app.widgets.basic.controls import ComboBox, ElidedLabel, NumberEdit, Segments
-from app.widgets.basic.labels import button, label, plain_tip
-from app.widgets.basic.layout import NestedStack
+from app.widgets.basic.labels import button, label
+from app.widgets.basic.layout import NestedStack, column, holder, row
 
 SOURCES = {"model": "Model", "run": "Run", "file": "File"}
-ROW_CHOICES = (("random", "Random rows"), ("first", "First rows"), ("numbers", "These rows"))
+ROW_CHOICES = {"random": "Random rows", "first": "First rows", "numbers": "These rows"}
 MAX_ROWS = 1000
 """Most rows that can be sampled in one request."""
 _RANGES = re.compile(r"\s*\d+\s*(-\s*\d+\s*)?(,\s*\d+\s*(-\s*\d+\s*)?)*")
@@ -58,100 +46,58 @@ class CompletionSource(QFrame):
         super().__init__(parent)
         self.setProperty("role", "card")
         self.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Fixed)
-        self._choosing = QWidget(self)
-        self.sources = Segments(SOURCES, "Completions from", self._choosing)
-        self._pages = NestedStack(self._choosing)
-        self._pages.setContentsMargins(0, 0, 0, 0)
-        for page in (self._model_page(), self._run_page(), self._file_page()):
-            self._pages.addWidget(page)
-        self.sources.chosen.connect(lambda key: self._pages.setCurrentIndex(list(SOURCES).index(key)))
-        self._working = self._progress_page()
-        row = QHBoxLayout(self._choosing)
-        row.setContentsMargins(0, 0, 0, 0)
-        row.setSpacing(2 * theme.SPACE)
-        row.addWidget(self.sources)
-        row.addLayout(self._pages, 1)
-        around = QVBoxLayout(self)
-        around.setContentsMargins(6, 6, theme.SPACE, 6)
-        self._stack = NestedStack(self)
-        around.addLayout(self._stack)
-        self._stack.addWidget(self._choosing)
-        self._stack.addWidget(self._working)
-
-    # The sources
-
-    def _model_page(self) -> QWidget:
-        self.how = ComboBox()
-        for key, text in ROW_CHOICES:
+        self.how = ComboBox(name="Which rows", length=12)
+        for key, text in ROW_CHOICES.items():
             self.how.addItem(text, key)
-        self.how.setMinimumContentsLength(12)
-        self.how.setAccessibleName("Which rows")
         self.rows, self.group_size = _count_edit("8", "Rows"), _count_edit("8", "Completions of each row")
-        self.numbers = QLineEdit()
-        self.numbers.setPlaceholderText("1-4, 17")
+        self.numbers = QLineEdit(placeholderText="1-4, 17")
         self.numbers.setAccessibleName("Row numbers")
         self.numbers.hide()
-        self.sample = button(
-            "Sample", self._request_sample, primary=True, tip="Draw completions from the chosen model (Ctrl+D)"
-        )
+        sample_tip = "Sample completions from the chosen model (Ctrl+D)"
+        self.sample = button("Sample", self._request_sample, primary=True, tip=sample_tip)
         self.how.currentIndexChanged.connect(lambda _: self._show_rows())
         for line in (self.rows, self.numbers, self.group_size):
             line.returnPressed.connect(self._request_sample)
-        return _row(
-            [
-                self.how,
-                self.rows,
-                self.numbers,
-                label("×", role="muted"),
-                self.group_size,
-                label("completions", role="muted"),
-                self.sample,
-            ]
-        )
+        times, completions = label("×", role="muted"), label("completions", role="muted")
+        of_model = row(self.how, self.rows, self.numbers, times, self.group_size, completions, self.sample, None)
 
-    def _run_page(self) -> QWidget:
-        self.runs = ComboBox()
-        self.runs.setMinimumContentsLength(14)
-        self.runs.setAccessibleName("Run")
+        self.runs = ComboBox(name="Run", length=14)
         self.step = _count_edit("", "Step")
         self.step.setPlaceholderText("newest")
         self.step.setFixedWidth(theme.scaled(72))
-        self.load = button("Load", self._request_run, primary=True)
         self.step.returnPressed.connect(self._request_run)
-        return _row([self.runs, label("Step", role="muted"), self.step, self.load])
+        self.load = button("Load", self._request_run, primary=True)
+        of_run = row(self.runs, label("Step", role="muted"), self.step, self.load, None)
 
-    def _file_page(self) -> QWidget:
-        self.open = button(
-            "Open…",
-            self.file_requested.emit,
-            tip="JSON lines: prompt, completion, answer; or a run's completions.jsonl",
-        )
-        self.paste = button(
-            "Paste", self.paste_requested.emit, tip="JSON lines from the clipboard, or plain text as one completion"
-        )
-        return _row([self.open, self.paste])
+        file_tip = "JSON lines: prompt, completion, answer; or a run's completions.jsonl"
+        self.open = button("Open…", self.file_requested.emit, tip=file_tip)
+        paste_tip = "JSON lines from the clipboard, or plain text as one completion"
+        self.paste = button("Paste", self.paste_requested.emit, tip=paste_tip)
+        of_file = row(self.open, self.paste, None)
 
-    def _progress_page(self) -> QWidget:
+        self._choosing = QWidget(self)
+        self.sources = Segments(SOURCES, "Completions from", self._choosing)
+        pages = NestedStack(self._choosing)
+        for page in (of_model, of_run, of_file):
+            pages.addWidget(holder(page))
+        self.sources.chosen.connect(lambda key: pages.setCurrentIndex(list(SOURCES).index(key)))
+        row(self.sources, (pages, 1), into=self._choosing, spacing=2 * theme.SPACE)
+
         self.doing, self.bar = ElidedLabel(), QProgressBar(textVisible=False)
         self.doing.setMinimumWidth(theme.scaled(160))
         self.bar.setMaximumWidth(theme.scaled(220))
         self.bar.setAccessibleName("Progress")
         self.cancel = button("Cancel", self.cancelled.emit)
-        working = QWidget()
-        row = QHBoxLayout(working)
-        row.setContentsMargins(4, 0, 0, 0)
-        row.setSpacing(12)
-        row.addWidget(self.doing, 1)
-        row.addWidget(self.bar, 1)
-        row.addWidget(self.cancel)
-        return working
+        self._working = holder(row((self.doing, 1), (self.bar, 1), self.cancel, spacing=12, margins=(4, 0, 0, 0)))
+        self._stack = NestedStack(self)
+        self._stack.addWidget(self._choosing)
+        self._stack.addWidget(self._working)
+        column(self._stack, into=self, margins=(6, 6, theme.SPACE, 6))
 
     def choose_rows(self, numbers: Sequence[int]) -> None:
         """Enter these row numbers, as if they had been typed."""
         self.how.setCurrentIndex(self.how.findData("numbers"))
         self.numbers.setText(rows_text(numbers))
-
-    # Showing
 
     def show_runs(self, runs: Sequence[Path]) -> None:
         """Offer these runs, the newest first; the selected one stays selected."""
@@ -168,14 +114,13 @@ class CompletionSource(QFrame):
             self.group_size.setText(str(size))
 
     def show_busy(self, what: str) -> None:
-        """Show what is being done in place of the inputs; "" brings them back."""
+        """Show the current work in place of the inputs; "" brings them back."""
         self.doing.setText(f"{what}…" if what else "")
         self.bar.setRange(0, 0)
-        # The application's focus: `self.focusWidget()` is what had it here last, even while the user types on another page.
-        focused = QApplication.focusWidget()
+        focused = QApplication.focusWidget()  # not `self.focusWidget()`, which may be on another page
         had_focus = focused is not None and self.isAncestorOf(focused)
         self._stack.setCurrentWidget(self._working if what else self._choosing)
-        if had_focus:  # the focused widget is hidden now, and Qt would move the focus to any widget after it
+        if had_focus:  # the focused widget is hidden now
             begin = {"model": self.sample, "run": self.load, "file": self.open}[self.sources.key]
             (self.cancel if what else begin).setFocus()
 
@@ -183,22 +128,18 @@ class CompletionSource(QFrame):
         self.bar.setRange(0, of)
         self.bar.setValue(done)
 
-    # Requests
-
     def _show_rows(self) -> None:
         named = self.how.currentData() == "numbers"
         self.rows.setVisible(not named)
         self.numbers.setVisible(named)
 
     def _request_sample(self) -> None:
-        how, numbers = self.how.currentData(), row_numbers(self.numbers.text())
+        how, size = self.how.currentData(), max(1, int(self.group_size.text() or 8))
+        numbers = row_numbers(self.numbers.text()) if how == "numbers" else []
         if how == "numbers" and not numbers:
-            self.refused.emit("Row numbers are written as 1-4, 17.")
+            self.refused.emit("Write row numbers as 1-4, 17.")
             return
-        count = len(numbers) if how == "numbers" else int(self.rows.text() or 8)
-        self.sample_requested.emit(
-            how, count, numbers if how == "numbers" else [], max(1, int(self.group_size.text() or 8))
-        )
+        self.sample_requested.emit(how, len(numbers) or int(self.rows.text() or 8), numbers, size)
 
     def _request_run(self) -> None:
         if self.runs.currentData():
@@ -238,16 +179,5 @@ def _count_edit(text: str, name: str) -> NumberEdit:
     line.setFixedWidth(theme.scaled(48))
     line.setAlignment(Qt.AlignmentFlag.AlignRight)
     line.setAccessibleName(name)
-    line.setToolTip(plain_tip(name))
+    line.setToolTip(name)
     return line
-
-
-def _row(parts: Sequence[QWidget]) -> QWidget:
-    page = QWidget()
-    row = QHBoxLayout(page)
-    row.setContentsMargins(0, 0, 0, 0)
-    row.setSpacing(theme.SPACE)
-    for part in parts:
-        row.addWidget(part)
-    row.addStretch(1)
-    return page

@@ -124,7 +124,7 @@ def test_the_result_comes_first(qtbot, page: EvaluatePage, run: RunFolder) -> No
     assert page.card.isVisible() and not page.not_yet.isVisible()
     evaluation = page.evaluations.shown.evaluation
     change = evaluation.headline.difference.reward
-    assert change.excludes_zero and page.card.title.text() == "Better on prompts that training never saw"
+    assert change.excludes_zero and page.card.title.text() == "Better on prompts not seen in training"
     assert page.card.sentence.text() == evaluation.sentence()
     cells = figures(page)
     assert list(cells) == ["Reward", "Accuracy", "Integer Answer", "Pass@1", "Tokens", "Cut off"]
@@ -160,7 +160,7 @@ def test_rows_are_filtered_and_shown_side_by_side(qtbot, page: EvaluatePage, run
         qtbot.mouseClick(page.kind.buttons[kind], Qt.MouseButton.LeftButton)
         assert page.row_model.rowCount() == count and f"{count}" in page.kind.buttons[kind].text()
     page.kind.choose("worse")
-    worst = page.row_model.lines[0]
+    worst = page.row_model.rows[0]
     assert worst.change == -1.0
     left, right = (pane.text.toPlainText() for pane in page.detail.panes)
     assert (left, right) == (f"base {worst.number - 1}", f"tuned {worst.number - 1}")

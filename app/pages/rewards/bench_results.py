@@ -5,144 +5,127 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from PySide6.QtCore import (
-    QAbstractTableModel,
-    QModelIndex,
-    QObject,
-    QPersistentModelIndex,
-    QPointF,
-    QRect,
-    QRectF,
-    QSize,
-    Qt,
-    Signal,
-)
-from PySide6.QtGui import QColor, QPainter, QPaintEvent
+from PySide6.QtCore import QModelIndex, QPointF, QRect, QRectF, QSize, Qt, Signal
+from PySide6.QtGui import QColor, QFont, QPainter, QPaintEvent
 from PySide6.QtWidgets import (
     QAbstractItemView,
     QFrame,
-    QHBoxLayout,
     QHeaderView,
     QSizePolicy,
     QStackedLayout,
     QStyledItemDelegate,
     QStyleOptionViewItem,
-    QVBoxLayout,
     QWidget,
 )
 
 from app import theme
 from app.theme import CELL_PADDING
 from app.widgets.basic.labels import label
-from app.widgets.basic.layout import clear_layout
-from app.widgets.basic.number_format import DASH, THIN, figure
-from app.widgets.basic.tables import ROW_HEIGHT, BaseTable
+from app.widgets.basic.layout import card, clear_layout, column, holder, row
+from app.widgets.basic.number_format import DASH, figure, short_duration
+from app.widgets.basic.tables import LEFT, ROW_HEIGHT, BaseTable, Column, Index, RowsModel
 from app.widgets.completions.completion_model import CompletionModel, reward_dot
 from app.widgets.completions.completion_table import CompletionTable
 from app.widgets.form.value_text import number_text
 from app.widgets.reward_delegates import WeightDelegate
 
-# The reward functions on the bench: for each a histogram of its scores, their mean, its weight, its time, or its
-# error.
-
-Index = QModelIndex | QPersistentModelIndex
-HEADS = ("Reward", "Scores", "Mean", "Weight", "Time")
 REWARD, SCORES, MEAN, WEIGHT, TIME = range(5)
 HISTOGRAM_ROLE = Qt.ItemDataRole.UserRole
 """Item role of the Scores column: (scores, colour)."""
 BINS, MAX_BAR_WIDTH = 24, 16
 """Bars of a histogram, and the largest width of one in pixels."""
-_RIGHT = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
-_LEFT = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
+SHORT, TALL = 560, 760
+"""Heights of the page, in pixels, below which fewer findings and functions are shown."""
+LEVEL_ROLES = {"error": "bad", "warning": "warning", "note": "muted", "good": "good"}
+"""Level of a finding → role of the palette."""
+STALE = {
+    "level": "note",
+    "sentence": "Settings or files have changed since these scores.",
+    "advice": "Press Score again.",
+}
+NOT_RUN_ADVICE = "A run would stop before its first step."
 
 
-class BenchFunctionModel(QAbstractTableModel):
-    """Functions as rows.
+class BenchState(Protocol):
+    """The attributes of the bench that are shown; `app.state.reward_bench.RewardBench` has them."""
 
-    Attributes:
-        rows – the functions, in order.
+    groups: list[dict[str, Any]]
+    findings: list[dict[str, str]]
+    functions: list[dict[str, Any]]
+    failed: dict[str, Any] | None
+    stale: bool
+
+
+class BenchFunctionModel(RowsModel):
+    """The functions with their scores, means, weights and times.
 
     Signals:
         weighed(all weights) – the user changed a weight.
     """
 
+    columns = (
+        Column("Reward", 148),
+        Column("Scores"),
+        Column("Mean", 64, is_figure=True),
+        Column("Weight", 60, is_figure=True),
+        Column("Time", 72, is_figure=True),
+    )
     weighed = Signal(list)
+    rows: list[Mapping[str, Any]]
 
-    def __init__(self, parent: QObject | None = None) -> None:
+    def __init__(self, parent: Any = None) -> None:
         super().__init__(parent)
-        self.rows: list[Mapping[str, Any]] = []
         self._scores: dict[str, list[float]] = {}
-        theme.signals.changed.connect(self._recolour)
 
     def show_functions(self, functions: Sequence[Mapping[str, Any]], groups: Sequence[Mapping[str, Any]]) -> None:
-        self.beginResetModel()
-        self.rows = list(functions)
         scores = [completion.get("rewards") or {} for group in groups for completion in group["completions"]]
         names = [function["name"] for function in functions]
-        self._scores = {name: [row[name] for row in scores if row.get(name) is not None] for name in names}
-        self.endResetModel()
-
-    def _recolour(self) -> None:
-        if self.rows:
-            self.dataChanged.emit(self.index(0, 0), self.index(len(self.rows) - 1, len(HEADS) - 1))
-
-    def rowCount(self, parent: Index = QModelIndex()) -> int:
-        return 0 if parent.isValid() else len(self.rows)
-
-    def columnCount(self, parent: Index = QModelIndex()) -> int:
-        return 0 if parent.isValid() else len(HEADS)
-
-    def headerData(self, section: int, orientation: Qt.Orientation, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
-        if orientation != Qt.Orientation.Horizontal:
-            return None
-        if role == Qt.ItemDataRole.DisplayRole:
-            return HEADS[section]
-        return (_RIGHT if section > SCORES else _LEFT) if role == Qt.ItemDataRole.TextAlignmentRole else None
+        self._scores = {name: [each[name] for each in scores if each.get(name) is not None] for name in names}
+        self.set_rows([{**function, "place": place} for place, function in enumerate(functions)])
 
     def flags(self, index: Index) -> Qt.ItemFlag:
-        usual = Qt.ItemFlag.ItemIsEnabled | Qt.ItemFlag.ItemIsSelectable
-        return usual | Qt.ItemFlag.ItemIsEditable if index.column() == WEIGHT else usual
+        flags = Qt.ItemFlag.ItemIsEnabled | Qt.ItemFlag.ItemIsSelectable
+        return flags | Qt.ItemFlag.ItemIsEditable if index.column() == WEIGHT else flags
 
     def setData(self, index: Index, value: Any, role: int = Qt.ItemDataRole.EditRole) -> bool:
-        if index.column() != WEIGHT or role != Qt.ItemDataRole.EditRole:
-            return False
         self.rows[index.row()] = {**self.rows[index.row()], "weight": float(value)}
-        self.dataChanged.emit(index, index)
-        self.weighed.emit([float(row["weight"]) for row in self.rows])
+        self.repaint()
+        self.weighed.emit([float(each["weight"]) for each in self.rows])
         return True
 
-    def data(self, index: Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
-        row, column = self.rows[index.row()], index.column()
-        match role:
-            case Qt.ItemDataRole.DisplayRole:
-                return self._text(row, column)
-            case Qt.ItemDataRole.EditRole if column == WEIGHT:
-                return float(row["weight"])
-            case Qt.ItemDataRole.DecorationRole if column == REWARD:
-                return reward_dot(index.row())
-            case Qt.ItemDataRole.ForegroundRole:
-                return _colour(row, column)
-            case Qt.ItemDataRole.FontRole:
-                return theme.caption_font() if column == SCORES else theme.figures_font()
-            case Qt.ItemDataRole.TextAlignmentRole:
-                return _RIGHT if column > SCORES else _LEFT
-            case Qt.ItemDataRole.ToolTipRole:
-                return _tip(row)
-            case _ if role == HISTOGRAM_ROLE and column == SCORES and not row["error"]:
-                return self._scores.get(row["name"], []), theme.reward_colour(index.row())
-        return None
+    def text(self, row: Mapping[str, Any], column: int) -> str:
+        error, scores = row["error"], self._scores.get(row["name"])
+        if column == SCORES and error:
+            return f"failed on line {error['line']}" if error["line"] else "failed"
+        mean = figure(sum(scores) / len(scores)) if scores and not error else DASH
+        time = DASH if error else short_duration(row["seconds"])
+        return (row["label"], "" if scores else "no opinion", mean, number_text(float(row["weight"])), time)[column]
 
-    def _text(self, row: Mapping[str, Any], column: int) -> str:
-        if column == REWARD:
-            return row["label"]
-        if column == SCORES:
-            return _failure(row["error"]) if row["error"] else "" if self._scores.get(row["name"]) else "no opinion"
-        if column == WEIGHT:
-            return number_text(float(row["weight"]))
+    def colour(self, row: Mapping[str, Any], column: int) -> QColor:
+        colours = theme.palette()
         if row["error"]:
-            return DASH
-        scores = self._scores.get(row["name"])
-        return _took(row["seconds"]) if column == TIME else figure(sum(scores) / len(scores)) if scores else DASH
+            return colours.bad if column in (REWARD, SCORES) else colours.muted
+        return colours.text if column in (REWARD, MEAN) else colours.muted
+
+    def font(self, row: Mapping[str, Any], column: int) -> QFont:
+        return theme.caption_font() if column == SCORES else theme.figures_font()
+
+    def tip(self, row: Mapping[str, Any], column: int) -> str:
+        if row["error"]:
+            return row["error"]["sentence"]
+        return f"{row['name']}\n\nIt printed:\n{row['printed'].rstrip()}" if row.get("printed") else row["name"]
+
+    def extra(self, row: Mapping[str, Any], index: Index, role: int) -> Any:
+        match role, index.column():
+            case Qt.ItemDataRole.EditRole, 3:
+                return float(row["weight"])
+            case Qt.ItemDataRole.AccessibleDescriptionRole, 3:
+                return row["label"]
+            case Qt.ItemDataRole.DecorationRole, 0:
+                return reward_dot(row["place"])
+            case _, 1 if role == HISTOGRAM_ROLE and not row["error"]:
+                return self._scores.get(row["name"], []), theme.reward_colour(row["place"])
+        return None
 
 
 class ScoreHistogramDelegate(QStyledItemDelegate):
@@ -150,40 +133,36 @@ class ScoreHistogramDelegate(QStyledItemDelegate):
 
     def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: Index) -> None:
         super().paint(painter, option, index)
-        histogram = index.data(HISTOGRAM_ROLE)
-        if not histogram or not histogram[0]:
+        scores, colour = index.data(HISTOGRAM_ROLE) or ([], None)
+        if not scores:
             return
-        scores, colour = histogram
         rect: QRect = option.rect.adjusted(CELL_PADDING, 4, -CELL_PADDING, -4)  # pyright: ignore
+        low, high = min(scores), max(scores)
         painter.save()
         painter.setFont(theme.figures_font(theme.CAPTION))
         painter.setPen(theme.palette().muted)
-        low, high = figure(min(scores)), figure(max(scores))
-        metrics = painter.fontMetrics()
-        edge = metrics.horizontalAdvance("−0.000") + 4  # the same in every row, so that the bars line up
+        edge = painter.fontMetrics().horizontalAdvance("−0.000") + 4  # the same in every row, so that the bars line up
         bars = rect.adjusted(edge, 0, -edge, 0)
         bars.setWidth(min(bars.width(), BINS * MAX_BAR_WIDTH))
-        painter.drawText(rect, _LEFT, low)
+        painter.drawText(rect, LEFT, figure(low))
         if low != high:
-            painter.drawText(QRect(bars.right() + 6, rect.top(), edge, rect.height()), _LEFT, high)
-        _draw_bars(painter, bars, scores, colour)
+            painter.drawText(QRect(bars.right() + 6, rect.top(), edge, rect.height()), LEFT, figure(high))
+        counts = [0] * BINS
+        for score in scores:
+            counts[min(BINS - 1, int((score - low) / (high - low) * BINS)) if high > low else 0] += 1
+        width = bars.width() / BINS
+        painter.fillRect(QRectF(bars.left(), bars.bottom(), bars.width(), 1), theme.palette().hairline)
+        for i, count in enumerate(counts):
+            if count:  # at least three pixels: one outlier among a thousand scores must be visible
+                height = max(3.0, bars.height() * count / max(counts))
+                painter.fillRect(
+                    QRectF(bars.left() + i * width, bars.bottom() - height, max(width - 1, 2), height), colour
+                )
         painter.restore()
 
 
-class BenchWeightDelegate(WeightDelegate):
-    """Edits a weight on the bench, where its effect on the rewards is visible."""
-
-    def createEditor(self, parent: QWidget, option: QStyleOptionViewItem, index: Index) -> QWidget:
-        edit = super().createEditor(parent, option, index)
-        edit.setAccessibleName(f"Weight of {index.model().index(index.row(), REWARD).data()}")
-        return edit
-
-    def updateEditorGeometry(self, editor: QWidget, option: Any, index: Index) -> None:
-        editor.setGeometry(option.rect.adjusted(2, 1, -1, -1))
-
-
 class BenchFunctionTable(BaseTable):
-    """The table view; the weights can be edited.
+    """The table of functions, as high as its rows; the weights can be edited.
 
     Signals:
         error_requested(function's row) – the row of a function that failed was clicked.
@@ -193,108 +172,52 @@ class BenchFunctionTable(BaseTable):
 
     def __init__(self, model: BenchFunctionModel) -> None:
         super().__init__()
-        self._board = model
+        self._model, self._max_rows = model, 6
         self.setModel(model)
         self.setItemDelegateForColumn(SCORES, ScoreHistogramDelegate(self))
-        self.setItemDelegateForColumn(WEIGHT, BenchWeightDelegate(self))
-        triggers = QAbstractItemView.EditTrigger
-        self.setEditTriggers(triggers.SelectedClicked | triggers.DoubleClicked | triggers.EditKeyPressed)
+        self.setItemDelegateForColumn(WEIGHT, WeightDelegate(self))
+        edit = QAbstractItemView.EditTrigger
+        self.setEditTriggers(edit.SelectedClicked | edit.DoubleClicked | edit.EditKeyPressed)
         self.setAccessibleName("Reward functions and their scores")
         self.setSelectionMode(QAbstractItemView.SelectionMode.ExtendedSelection)
-        head = self.horizontalHeader()
-        head.setMinimumSectionSize(40)
-        for column, width in ((REWARD, 148), (MEAN, 64), (WEIGHT, 60), (TIME, 72)):
-            head.setSectionResizeMode(column, QHeaderView.ResizeMode.Fixed)
-            self.setColumnWidth(column, theme.scaled(width))
-        head.setSectionResizeMode(SCORES, QHeaderView.ResizeMode.Stretch)
+        for place, each in enumerate(model.columns):
+            self.horizontalHeader().setSectionResizeMode(place, QHeaderView.ResizeMode.Fixed)
+            self.setColumnWidth(place, theme.scaled(each.width))
+        self.horizontalHeader().setSectionResizeMode(SCORES, QHeaderView.ResizeMode.Stretch)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
-        model.modelReset.connect(self.fit)
+        model.modelReset.connect(self._fit)
         self.clicked.connect(self._show_error)
         self.activated.connect(self._show_error)
-        self._max_rows = 6
-        self.fit()
+        self._fit()
 
     def show_at_most(self, rows: int) -> None:
         """Limit the height to this number of rows; beyond it the table scrolls."""
         self._max_rows = rows
-        self.fit()
+        self._fit()
 
-    def fit(self) -> None:
-        """Make the table as high as its rows, up to the limit."""
-        rows = min(self.model().rowCount(), self._max_rows)
-        self.setFixedHeight(self.horizontalHeader().sizeHint().height() + max(rows, 1) * theme.scaled(ROW_HEIGHT) + 1)
+    def _fit(self) -> None:
+        rows = max(1, min(len(self._model.rows), self._max_rows))
+        self.setFixedHeight(self.horizontalHeader().sizeHint().height() + rows * theme.scaled(ROW_HEIGHT) + 1)
 
     def _show_error(self, index: QModelIndex) -> None:
-        row = self._board.rows[index.row()]
-        if row["error"]:
-            self.error_requested.emit(row)
-
-
-def _draw_bars(painter: QPainter, rect: QRect, scores: Sequence[float], colour: QColor) -> None:
-    low, high = min(scores), max(scores)
-    counts = [0] * BINS
-    for score in scores:
-        counts[min(BINS - 1, int((score - low) / (high - low) * BINS)) if high > low else 0] += 1
-    width, most = min(rect.width() / BINS, MAX_BAR_WIDTH), max(counts)
-    painter.setPen(Qt.PenStyle.NoPen)
-    painter.setBrush(theme.palette().hairline)
-    painter.drawRect(QRectF(rect.left(), rect.bottom(), min(rect.width(), BINS * MAX_BAR_WIDTH), 1))
-    painter.setBrush(colour)
-    for i, count in enumerate(counts):
-        if count:  # at least three pixels: one outlier among a thousand scores must be visible
-            height = max(3.0, rect.height() * count / most)
-            painter.drawRect(QRectF(rect.left() + i * width, rect.bottom() - height, max(width - 1, 2), height))
-
-
-def _failure(error: Mapping[str, Any]) -> str:
-    """What failed, in short; the full sentence is in the tool tip and in the findings."""
-    return f"failed on line {error['line']}" if error["line"] else "failed"
-
-
-def _took(seconds: float) -> str:
-    if seconds < 0.0005:
-        return f"<{THIN}1{THIN}ms"
-    return f"{round(seconds * 1000)}{THIN}ms" if seconds < 1 else f"{figure(seconds)}{THIN}s"
-
-
-def _colour(row: Mapping[str, Any], column: int) -> QColor:
-    colours = theme.palette()
-    if row["error"]:
-        return colours.bad if column in (REWARD, SCORES) else colours.muted
-    return colours.text if column in (REWARD, MEAN) else colours.muted
-
-
-def _tip(row: Mapping[str, Any]) -> str:
-    if row["error"]:
-        return row["error"]["sentence"]
-    printed = f"\n\nIt printed:\n{row['printed'].rstrip()}" if row.get("printed") else ""
-    return f"{row['name']}{printed}"
-
-
-# ── findings card ────────────────────────────────────────────────────────────────────────────────────────────────────
-
-# The findings of the bench in words: the first one as headline, each with a dot in the colour of its level.
-
-LEVEL_ROLES = {"error": "bad", "warning": "warning", "note": "muted", "good": "good"}
-"""Level of a finding → role of the palette."""
+        if self._model.rows[index.row()]["error"]:
+            self.error_requested.emit(self._model.rows[index.row()])
 
 
 class FindingsCard(QFrame):
-    """A card of findings; hidden while there are none."""
+    """The findings, each with a dot in the colour of its level, the first one as headline; hidden without any."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.setProperty("role", "card")
         self.setAccessibleName("Verdict")
         self.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Maximum)
-        self._column = QVBoxLayout(self)
-        self._column.setContentsMargins(12, 10, 12, 10)
-        self._column.setSpacing(6)
+        self._column = column(into=self, spacing=6, margins=(12, 10, 12, 10))
         self._findings: Sequence[Mapping[str, str]] = ()
         self._max_count = 99
 
     def show_findings(self, findings: Sequence[Mapping[str, str]]) -> None:
-        """Show findings {"level", "sentence", "advice"} in their order; the first one is the headline."""
+        """Show findings {"level", "sentence", "advice"} in their order."""
         self._findings = findings
         self._show()
 
@@ -311,26 +234,13 @@ class FindingsCard(QFrame):
     def _show(self) -> None:
         clear_layout(self._column)
         for i, finding in enumerate(self._findings[: self._max_count]):
-            self._column.addWidget(_FindingRow(finding, first=i == 0))
+            font = theme.heading_font() if i == 0 and finding["level"] != "error" else None
+            texts = [label(finding["sentence"], font, wrap=True, selectable=True)]
+            if finding["advice"]:
+                texts.append(label(finding["advice"], role="muted", wrap=True, selectable=True))
+            dot = _LevelDot(LEVEL_ROLES.get(finding["level"], "muted"))
+            self._column.addWidget(holder(row((dot, 0, Qt.AlignmentFlag.AlignTop), (column(*texts, spacing=0), 1))))
         self.setVisible(bool(self._findings))
-
-
-class _FindingRow(QWidget):
-    """A dot, the sentence, and the advice below it."""
-
-    def __init__(self, finding: Mapping[str, str], *, first: bool) -> None:
-        super().__init__()
-        row = QHBoxLayout(self)
-        row.setContentsMargins(0, 0, 0, 0)
-        row.setSpacing(theme.SPACE)
-        row.addWidget(_LevelDot(LEVEL_ROLES.get(finding["level"], "muted")), 0, Qt.AlignmentFlag.AlignTop)
-        text = QVBoxLayout()
-        text.setSpacing(0)
-        font = theme.heading_font() if first and finding["level"] != "error" else None
-        text.addWidget(label(finding["sentence"], font, wrap=True, selectable=True))
-        if finding["advice"]:
-            text.addWidget(label(finding["advice"], role="muted", wrap=True, selectable=True))
-        row.addLayout(text, 1)
 
 
 class _LevelDot(QWidget):
@@ -350,15 +260,6 @@ class _LevelDot(QWidget):
         painter.drawEllipse(QPointF(across / 2, self.height() / 2), 0.4 * across, 0.4 * across)
 
 
-# ── bench completion table ───────────────────────────────────────────────────────────────────────────────────────────
-
-# The completions on the bench: the completions table with narrow columns of scores, each headed by its function's
-# dot.
-
-NARROW, TEXT = 54, 150
-"""Width of a column of scores, and least width of the text, in pixels."""
-
-
 class BenchCompletionModel(CompletionModel):
     """Headers of scores are dots without text; `label` has the text."""
 
@@ -376,40 +277,19 @@ class BenchCompletionModel(CompletionModel):
 
 
 class BenchCompletionTable(CompletionTable):
-    """The table view; copied rows have the functions' labels in their header line."""
+    """The table of completions; copied rows have the functions' labels in their header line."""
 
     def __init__(self, model: BenchCompletionModel) -> None:
-        super().__init__(model, max_score_width=NARROW, min_text_width=TEXT)
+        super().__init__(model, max_score_width=54, min_text_width=150)
         self._scores = model
 
     def as_text(self, rows: list[int]) -> str:
-        headers = [self._scores.label(column) for column in range(self._scores.columnCount())]
+        headers = [self._scores.label(place) for place in range(self._scores.columnCount())]
         return "\n".join(["\t".join(headers), *BaseTable.as_text(self, rows).split("\n")[1:]])
 
 
-# ── bench results ────────────────────────────────────────────────────────────────────────────────────────────────────
-
-SHORT, TALL = 560, 760
-"""Heights of the page, in pixels, below which fewer findings and functions are shown."""
-STALE = {
-    "level": "note",
-    "sentence": "Settings or files have changed since these scores.",
-    "advice": "Press Score again.",
-}
-
-
-class BenchState(Protocol):
-    """The attributes of the bench that are shown; `app.state.reward_bench.RewardBench` has them."""
-
-    groups: list[dict[str, Any]]
-    findings: list[dict[str, str]]
-    functions: list[dict[str, Any]]
-    failed: dict[str, Any] | None
-    stale: bool
-
-
 class BenchResults(QWidget):
-    """Findings, functions and completions; before there are any, what the page is for.
+    """Findings, functions and completions; without any, the purpose of the page.
 
     Attributes:
         verdict – the findings.
@@ -421,18 +301,15 @@ class BenchResults(QWidget):
         super().__init__(parent)
         shown = QWidget(self)
         self.verdict = FindingsCard(shown)
-        self.functions = BenchFunctionModel(self)
-        self.board = BenchFunctionTable(self.functions)
-        self.completions = BenchCompletionModel(self)
-        self.table = BenchCompletionTable(self.completions)
-        column = QVBoxLayout(shown)
-        column.setContentsMargins(0, 0, 0, 0)
-        column.setSpacing(12)
-        column.addWidget(self.verdict)
-        column.addWidget(self.board.in_card())
-        column.addWidget(self.table.in_card(), 1)
+        self.functions, self.completions = BenchFunctionModel(self), BenchCompletionModel(self)
+        self.board, self.table = BenchFunctionTable(self.functions), BenchCompletionTable(self.completions)
+        column(self.verdict, self.board.in_card(), (self.table.in_card(), 1), into=shown, spacing=12)
+        centre = Qt.AlignmentFlag.AlignCenter
+        title = label("Try the rewards before training", theme.heading_font(), align=centre)
+        text = "Sample a few completions to see the scores of each function and how much the groups differ."
+        sentence = label(text, role="muted", wrap=True, align=centre)
         self._stack = QStackedLayout(self)
-        self._stack.addWidget(_empty_card())
+        self._stack.addWidget(card(column((None, 2), title, sentence, (None, 3), spacing=12, margins=3 * theme.SPACE)))
         self._stack.addWidget(shown)
 
     def fit(self, height: int) -> None:
@@ -444,34 +321,15 @@ class BenchResults(QWidget):
     def show_bench(self, bench: BenchState) -> None:
         """Show the bench's state; the current line of the completions stays current."""
         self._stack.setCurrentIndex(1 if bench.groups or bench.failed else 0)
-        findings = [_failed(bench.failed)] if bench.failed else bench.findings
-        self.verdict.show_findings(([STALE] if bench.stale and not bench.failed else []) + list(findings))
+        if bench.failed:
+            findings = [{"level": "error", "sentence": bench.failed["sentence"], "advice": NOT_RUN_ADVICE}]
+        else:
+            findings = [*([STALE] if bench.stale else []), *bench.findings]
+        self.verdict.show_findings(findings)
         self.functions.show_functions(bench.functions, bench.groups)
         names, labels = ([function[key] for function in bench.functions] for key in ("name", "label"))
-        row = max(self.table.currentIndex().row(), 0)
+        current = max(self.table.currentIndex().row(), 0)
         self.completions.show_groups(bench.groups, names, labels)
         self.table.reset_view()
-        if 0 < row < self.completions.rowCount():
-            self.table.selectRow(row)
-
-
-def _failed(error: dict[str, Any]) -> dict[str, str]:
-    return {"level": "error", "sentence": error["sentence"], "advice": "A run would stop before its first step."}
-
-
-def _empty_card() -> QFrame:
-    card = QFrame()
-    card.setProperty("role", "card")
-    column = QVBoxLayout(card)
-    column.setContentsMargins(*(3 * theme.SPACE,) * 4)
-    column.setSpacing(12)
-    centre = Qt.AlignmentFlag.AlignCenter
-    column.addStretch(2)
-    column.addWidget(label("Try the rewards before training", theme.heading_font(), align=centre))
-    sentence = (
-        "Sample a few completions, and see what each function gives them, where the groups differ, and whether there is "
-        "anything to learn from."
-    )
-    column.addWidget(label(sentence, role="muted", wrap=True, align=centre))
-    column.addStretch(3)
-    return card
+        if 0 < current < self.completions.rowCount():
+            self.table.selectRow(current)
