@@ -1,4 +1,4 @@
-"""The sentences of the status strip. A message belongs to a cause, and is withdrawn when it is no longer true.
+"""The messages of the status strip. Each belongs to a cause, and is withdrawn when it is no longer true.
 
 The newest message that still holds is shown; when it goes, an older one that still holds is shown again.
 """
@@ -20,7 +20,7 @@ NOTICE = "notice"
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A link beside a message: its text, and what it does."""
+    """A link beside a message: its text, and the function it calls."""
 
     text: str
     take: Callable[[], object]
@@ -28,8 +28,7 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One sentence. `cause` is its key: a later message of the same cause replaces it. `holds()` says whether it is still true;
-    without it, it stays until it is withdrawn, or for NOTICE_S where its cause is NOTICE."""
+    """One sentence. `cause` is its key; it stays while `holds()`, until it is withdrawn, or NOTICE_S for a NOTICE."""
 
     sentence: str
     cause: str = NOTICE
@@ -66,41 +65,33 @@ class Messages(QObject):
         self.say(sentence)
 
     def say(
-        self,
-        sentence: str,
-        cause: str = NOTICE,
-        holds: Callable[[], bool] | None = None,
-        offer: Offer | None = None,
+        self, sentence: str, cause: str = NOTICE, holds: Callable[[], bool] | None = None, offer: Offer | None = None
     ) -> None:
         """Show a message in place of the earlier one of this cause; an empty sentence only withdraws that."""
-        before = self.current
-        self._messages = [message for message in self._messages if message.cause != cause]
+        kept = [message for message in self._messages if message.cause != cause]
         if sentence:
-            self._messages.append(Message(sentence, cause, holds, offer))
+            kept.append(Message(sentence, cause, holds, offer))
             self.said.emit(sentence)
             if cause == NOTICE:
                 self._notice_timer.start()
-        self._tell_since(before)
+        self._replace(kept)
 
     def withdraw(self, *causes: str) -> None:
         """Remove the messages of these causes, if there are any."""
-        self._keep(lambda message: message.cause not in causes)
+        self._replace([message for message in self._messages if message.cause not in causes])
 
     def review(self) -> None:
         """Remove the messages that are no longer true."""
         self._review_timer.stop()
-        self._keep(lambda message: message.holds is None or message.holds())
+        self._replace([message for message in self._messages if message.holds is None or message.holds()])
 
     def review_soon(self) -> None:
         """Review once the form and the run have rested; costs nothing while no message depends on them."""
         if any(message.holds is not None for message in self._messages):
             self._review_timer.start()
 
-    def _keep(self, is_kept: Callable[[Message], bool]) -> None:
+    def _replace(self, messages: list[Message]) -> None:
         before = self.current
-        self._messages = [message for message in self._messages if is_kept(message)]
-        self._tell_since(before)
-
-    def _tell_since(self, before: Message | None) -> None:
+        self._messages = messages
         if self.current is not before:
             self.changed.emit()

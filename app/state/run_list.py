@@ -1,8 +1,4 @@
-"""The runs folder as records, read in short slices on the event loop, and only where a file has changed since.
-
-Records are kept over launches in a file of the preferences, so that a thousand runs are listed without reading them again. The file
-holds nothing that is not in the runs: deleting it costs one slower start.
-"""
+"""The runs folder as the window sees it: records for the table, read in short slices, and the queue of runs that wait."""
 
 from __future__ import annotations
 
@@ -30,15 +26,22 @@ SLICE_S = 0.010
 """How long one turn of the event loop may read."""
 CHANGING = ("starting", "running", "queued")
 """States that may change without a change of a file of the run."""
-_FORMAT = [[field.name for field in fields(part)] for part in (RunRecord, Summary, RunNotes)]
+CACHE_FORMAT = [[field.name for field in fields(part)] for part in (RunRecord, Summary, RunNotes)]
 """The cache of a version with other fields is not read."""
+POLL_MS = 1000
+LAUNCH_S = 15.0
+"""How long a queue runner may take from its start to its lock: it imports first."""
 
 
 class RunList(QObject):
-    """Signals:
-    listed(set of paths) – the runs that exist now; records of others are gone.
-    read(list of RunRecord) – records that are new or have changed.
-    settled – everything listed has been read.
+    """Records of all runs, read on the event loop and only where a file has changed since.
+
+    Unchanged records come from a cache file of the preferences; deleting it costs one slower start.
+
+    Signals:
+        listed(set of paths) – the runs that exist now; records of others are gone.
+        read(list of RunRecord) – records that are new or have changed.
+        settled – everything listed has been read.
     """
 
     listed = Signal(set)
@@ -67,7 +70,7 @@ class RunList(QObject):
         return self._timer.isActive()
 
     def refresh(self) -> None:
-        """List the folder, and begin to read what has changed. A refresh during a refresh starts over; nothing is read twice."""
+        """List the folder, and begin to read what has changed. A refresh during a refresh starts over."""
         if self._lines is None:
             self._lines = _cached_lines(self._cache)
         folders = list(all_runs())
@@ -91,7 +94,7 @@ class RunList(QObject):
         self._timer.stop()
 
     def family_of(self, path: Path) -> dict[str, list[str]]:
-        """Run → its clones by name, for the oldest ancestor of a run and all that descend from it; empty for a run without family."""
+        """Run → its clones by name, from its oldest ancestor down; empty for a run without family."""
         parents = {record.summary.name: record.parent for record in self.records.values() if record.parent}
         root, seen = path.name, {path.name}
         while (parent := parents.get(root)) and parent not in seen:
@@ -104,21 +107,21 @@ class RunList(QObject):
         unvisited = deque([root])
         while unvisited:
             name = unvisited.popleft()
-            if name in family:
-                continue
-            family[name] = children.get(name, [])
-            unvisited.extend(family[name])
+            if name not in family:
+                family[name] = children.get(name, [])
+                unvisited.extend(family[name])
         return family if len(family) > 1 else {}
 
     def _read_slice(self) -> None:
         deadline, fresh = time.perf_counter() + SLICE_S, list[RunRecord]()
         while self._waiting and time.perf_counter() < deadline:
             folder = self._waiting.popleft()
-            now = stamp(folder)
-            if self._is_current(folder, now):
+            now, known = stamp(folder), self.records.get(folder.path)
+            is_settled = known is not None and known.summary.state not in CHANGING
+            if is_settled and self._stamps.get(folder.path) == now and not folder.is_locked():
                 continue
-            cached = self._from_cache(folder, now)
-            fresh.append(cached if cached is not None else self._take(folder, now))
+            cached = self._from_cache(folder, now) if known is None else None
+            fresh.append(cached or self._take(folder, now))
         if fresh:
             self.read.emit(fresh)
         if not self._waiting:
@@ -126,19 +129,10 @@ class RunList(QObject):
             self._write_cache()
             self.settled.emit()
 
-    def _is_current(self, folder: RunFolder, now: list[int]) -> bool:
-        record = self.records.get(folder.path)
-        return (
-            record is not None
-            and record.summary.state not in CHANGING
-            and self._stamps.get(folder.path) == now
-            and not folder.is_locked()
-        )
-
     def _from_cache(self, folder: RunFolder, now: list[int]) -> RunRecord | None:
         """The record of an earlier launch, if the run has not changed since."""
         line = (self._lines or {}).get(folder.path)
-        if line is None or folder.path in self.records or folder.is_locked():
+        if line is None or folder.is_locked():
             return None
         try:
             then, values = json.loads(line)
@@ -159,20 +153,19 @@ class RunList(QObject):
         return record
 
     def _write_cache(self) -> None:
-        """Replace the file by a rename; without it (a full disk) the next launch reads the runs again."""
         if not self._is_cache_stale or self._lines is None:
             return
         self._is_cache_stale = False
         lines = (f"{json.dumps(str(path))}\t{line}\n" for path, line in self._lines.items())
-        with suppress(DiskError):
-            replace_file(self._cache, json.dumps(_FORMAT) + "\n" + "".join(lines))
+        with suppress(DiskError):  # the next launch reads the runs again
+            replace_file(self._cache, json.dumps(CACHE_FORMAT) + "\n" + "".join(lines))
 
 
 def _cached_lines(path: Path) -> dict[Path, str]:
     """Path of a run → its line of the cache, which is parsed when the run is listed."""
     try:
         first, *lines = path.read_text(encoding="utf-8").split("\n")
-        if json.loads(first) != _FORMAT:
+        if json.loads(first) != CACHE_FORMAT:
             return {}
         pairs = (line.partition("\t") for line in lines if line)
         return {Path(json.loads(name)): text for name, _, text in pairs}
@@ -180,19 +173,13 @@ def _cached_lines(path: Path) -> dict[Path, str]:
         return {}
 
 
-POLL_MS = 1000
-LAUNCH_S = 15.0
-"""How long a runner may take from its start to its lock: it imports first."""
-
-
 class RunQueue(QObject):
-    """The queue of the runs folder, read once a second. A change that is not possible is one sentence of `refused`, and changes nothing.
+    """The queue of the runs folder, read once a second. Its runs are started by a detached process, `queue run`.
 
     Attributes:
-        file – the file.
-        now – what it says.
-        has_runner – whether a process starts the waiting runs.
-        problem – why the file cannot be read, one sentence; empty where it can.
+        now – the queue as its file has it.
+        has_runner – a process starts the waiting runs.
+        problem – why the file cannot be read, or "".
         edited – the waiting run whose settings are in the form, or None.
 
     Signals:
@@ -212,7 +199,7 @@ class RunQueue(QObject):
         self.has_runner = False
         self.problem = ""
         self.edited: RunFolder | None = None
-        self._launched_until: float | None = None
+        self._launched_until = 0.0
         self._timer = QTimer(self, interval=POLL_MS)
         self._timer.timeout.connect(self.refresh)
         self._timer.start()
@@ -224,24 +211,24 @@ class RunQueue(QObject):
 
     @property
     def is_active(self) -> bool:
-        """Whether a run of the queue is being trained, or the next begins by itself."""
+        """A run of the queue is being trained, or the next begins by itself."""
         has_runner = self.has_runner or self._is_launching()
         return has_runner and not self.now.is_paused and bool(self.waiting or self.now.starting)
 
     def _is_launching(self) -> bool:
-        """Whether a runner was just started that does not hold its lock yet."""
-        return self._launched_until is not None and time.monotonic() < self._launched_until
+        """A runner was just started that does not hold its lock yet."""
+        return time.monotonic() < self._launched_until
 
     def refresh(self) -> None:
         """Read the file."""
         before, started_before = (self.now, self.has_runner, self.problem), self.now.starting
         try:
             self.now, self.problem = self.file.read(), ""
-        except UserError as mistake:
-            self.now, self.problem = Queue(), mistake.faults[0].sentence
+        except UserError as error:
+            self.now, self.problem = Queue(), error.faults[0].sentence
         self.has_runner = self.file.has_runner()
         if self.has_runner:
-            self._launched_until = None
+            self._launched_until = 0.0
         if self.edited is not None and self.edited not in self.waiting:
             self.stop_editing()
         if (self.now, self.has_runner, self.problem) != before:
@@ -249,17 +236,15 @@ class RunQueue(QObject):
         if self.now.starting is not None and self.now.starting != started_before:
             self.started.emit(self.now.starting)
 
-    # ── changes ─────────────────────────────────────────────────────────────────────────────────
-
     def add(self, run: RunFolder) -> bool:
-        """Let a run wait that is to begin or go on, and see to it that somebody runs the queue; returns whether it waits."""
+        """Queue a run that is to begin or go on, and start a runner; returns whether it waits."""
         return self._change(self.file.add, run) and self.ensure_runner()
 
     def move(self, run: RunFolder, place: int) -> None:
         self._change(self.file.move, run, place)
 
     def remove(self, run: RunFolder) -> None:
-        """Take a run out of the queue. The folder of one that has never begun goes to the desktop's trash; any other is a run."""
+        """Take a run out of the queue. The folder of one that has never begun goes to the trash."""
         is_new = is_fresh(run)
         if self._change(self.file.remove, run) and is_new and not QFile.moveToTrash(str(run.path)):
             self.refused.emit(f"{run.path} could not be moved to the trash.")
@@ -272,27 +257,24 @@ class RunQueue(QObject):
         self._change(self.file.set_pauses_after_failure, pauses)
 
     def ensure_runner(self) -> bool:
-        """Start the process that runs the queue, where runs wait and none is alive. Returns False where it cannot be started."""
-        from app.state.processes import (
-            start_queue_runner,  # as in Session: the window opens without the means to start one
-        )
+        """Start the process that runs the queue, where runs wait and none is alive. False if it cannot be started."""
+        # Imported here, so that the window can open without the means to start a process.
+        from app.state.processes import start_queue_runner
 
         self.refresh()
         if self.has_runner or self._is_launching() or self.now.is_paused or not self.waiting:
             return True
         try:
             start_queue_runner(self.file)
-        except UserError as mistake:
-            self.refused.emit(mistake.faults[0].sentence)
+        except UserError as error:
+            self.refused.emit(error.faults[0].sentence)
             return False
         self._launched_until = time.monotonic() + LAUNCH_S
         self.changed.emit()
         return True
 
-    # ── the settings of a run that waits ────────────────────────────────────────────────────────
-
     def edit(self, run: RunFolder) -> None:
-        """From now on the form holds this run's settings, until they are kept or given up."""
+        """From now on the form holds this run's settings, until they are kept or editing stops."""
         self.edited = run
         self.changed.emit()
 
@@ -311,8 +293,8 @@ class RunQueue(QObject):
     def _change(self, change: Callable[..., object], *arguments: Any) -> bool:
         try:
             change(*arguments)
-        except UserError as mistake:
-            self.refused.emit(mistake.faults[0].sentence)
+        except UserError as error:
+            self.refused.emit(error.faults[0].sentence)
             return False
         finally:
             self.refresh()

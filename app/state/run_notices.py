@@ -1,4 +1,4 @@
-"""What a user who looks elsewhere should hear of a run: that it has ended, or is in trouble. It decides and shows nothing."""
+"""News of a run: notifications for a user who looks elsewhere, and the health findings that Monitor shows."""
 
 from __future__ import annotations
 
@@ -17,46 +17,40 @@ from backend.trainer.health.watch import Episode, reported
 from backend.utils.text import quote
 
 if TYPE_CHECKING:
-    from app.state.run import Run
     from app.state.session import Session
 
-# The reward at the two ends of a run: what the training has changed.
-
-MOST_AVERAGED = 20
+MAX_AVERAGED = 20
 """Rewards kept of each end: at least as many as `first_and_last_means` averages."""
+ENDINGS = ("finished", "stopped", "failed", "crashed")
+TROUBLE = ("warning", "bad")
+"""Levels of a health finding that raise a notification."""
+LONGEST_NOTE = 600
+"""Characters shown of a note: an event log may come from somebody else."""
+LEVELS = ("error", "warning", "info")
+"""The worst first."""
 
 
 def rewards_at_the_ends(run: Run) -> list[float]:
-    """The first and the last rewards of a run that are numbers, as many as `first_and_last_means` may need."""
-    return _ends(_finite_rewards(run))
+    """The first and the last finite rewards of a run, as many as `first_and_last_means` may need."""
+    return _finite_ends(run)[0]
 
 
 def reward_before_and_after(run: Run) -> tuple[float | None, float | None]:
     """Mean reward over the first and over the last few steps; (None, the only one) below two."""
-    rewards = _finite_rewards(run)  # of 100,000 steps only the ends become Python numbers
-    return first_and_last_means(_ends(rewards), len(rewards))
+    return first_and_last_means(*_finite_ends(run))
 
 
-def _finite_rewards(run: Run) -> np.ndarray:
+def _finite_ends(run: Run) -> tuple[list[float], int]:
+    """(rewards at both ends, number of all): of 100,000 steps only the ends become Python numbers."""
     rewards = run.series("reward")[1]
-    return rewards[np.isfinite(rewards)]
-
-
-def _ends(values: np.ndarray) -> list[float]:
-    has_middle = len(values) > 2 * MOST_AVERAGED
-    return (np.concatenate([values[:MOST_AVERAGED], values[-MOST_AVERAGED:]]) if has_middle else values).tolist()
-
-
-# ── run notices ──────────────────────────────────────────────────────────────────────────────────────────────────────
-
-TITLES = {"finished": "finished", "stopped": "stopped", "failed": "failed", "crashed": "crashed"}
-"""A state that ends a run → its word in the title."""
-TROUBLE = ("warning", "bad")
-"""Levels of a health finding that are told."""
+    rewards = rewards[np.isfinite(rewards)]
+    has_middle = len(rewards) > 2 * MAX_AVERAGED
+    ends = np.concatenate([rewards[:MAX_AVERAGED], rewards[-MAX_AVERAGED:]]) if has_middle else rewards
+    return ends.tolist(), len(rewards)
 
 
 class RunNotices(QObject):
-    """Follows the run that is shown, and tells each piece of news once. What was so when the run was opened is no news.
+    """Follows the run that is shown, and raises each piece of news once. What was so when the run was opened is no news.
 
     Signals:
         raised(title, sentence) – something that a notification should say.
@@ -87,9 +81,9 @@ class RunNotices(QObject):
             return
         if run.is_live:
             self._was_live = True
-        elif self._was_live and state in TITLES:
+        elif self._was_live and state in ENDINGS:
             self._was_live = False
-            self.raised.emit(f"{run.folder.name} {TITLES[state]}", run.problem or _result(run))
+            self.raised.emit(f"{run.folder.name} {state}", run.problem or _result(run))
 
     def _on_changed(self) -> None:
         run = self._run
@@ -117,14 +111,8 @@ def _result(run: Run) -> str:
     return f"{steps} Reward {before:.3g} → {after:.3g}." if before is not None and after is not None else steps
 
 
-LONGEST_NOTE = 600
-"""Characters shown of a note; the trainer's are shorter, and an event log may be somebody else's."""
-LEVELS = ("error", "warning", "info")
-"""The worst first."""
-
-
 class Findings:
-    """What is found in one run; findings that were dismissed stay so as long as the run is on show."""
+    """The health findings of the run on show; dismissed ones stay hidden as long as the run is shown."""
 
     def __init__(self) -> None:
         self._dismissed: set[tuple[str, int | None]] = set()
@@ -133,17 +121,18 @@ class Findings:
         self._dismissed.add((episode.code, episode.since))
 
     def of(self, run: Run) -> list[Episode]:
-        """Those that hold, the worst first; then those that no longer do, the newest first. A warning of the trainer counts as one."""
-        warnings = [
-            _warning(event) for event in run.notes if event.get("level") == "warning" and "answers" not in event
-        ]
-        episodes = [episode for episode in (*reported(run.health), *warnings) if self._is_shown(episode)]
-        current = [episode for episode in episodes if episode.until is None]
-        past = [episode for episode in episodes if episode.until is not None]
-        return [*sorted(current, key=_rank), *reversed(past)]
+        """Those that hold, the worst first, the trainer's warnings among them; then past ones, the newest first."""
+        episodes = [*reported(run.health)]
+        for note in run.notes:
+            if note.get("level") == "warning" and "answers" not in note:
+                episodes.append(Episode(note_text(note), "Warning", "warning", note_text(note), "", None))
+        episodes = [episode for episode in episodes if (episode.code, episode.since) not in self._dismissed]
 
-    def _is_shown(self, episode: Episode) -> bool:
-        return (episode.code, episode.since) not in self._dismissed
+        def rank(episode: Episode) -> tuple[int, int]:
+            return LEVELS.index(episode.level) if episode.level in LEVELS else 1, -(episode.since or 0)
+
+        current = sorted((episode for episode in episodes if episode.until is None), key=rank)
+        return [*current, *(episode for episode in reversed(episodes) if episode.until is not None)]
 
 
 def note_text(note: Mapping[str, Any]) -> str:
@@ -152,9 +141,15 @@ def note_text(note: Mapping[str, Any]) -> str:
 
 
 def take_up(session: Session, run: Run | None, settings: Mapping[str, Any]) -> None:
-    """Set what a finding proposes: in the run, if it is live and the settings can change during one, else in the form, with Undo.
-    Raises UserError where the run cannot be asked."""
-    labels = ", ".join(f"{SETTINGS[key].label} {_shown(value)}" for key, value in settings.items())
+    """Apply the settings that a finding proposes: in a live run where they can change, else in the form, with Undo.
+
+    Raises UserError where the run cannot be asked.
+    """
+
+    def shown(value: Any) -> str:
+        return f"{value:g}" if isinstance(value, float) else f"“{value}”" if isinstance(value, str) else str(value)
+
+    labels = ", ".join(f"{SETTINGS[key].label} {shown(value)}" for key, value in settings.items())
     if run is not None and run.state in ("running", "paused") and set(settings) <= set(STEERABLE):
         run.change(settings)
         session.message.emit(f"Asked for {labels}, from the next step on.")
@@ -163,17 +158,3 @@ def take_up(session: Session, run: Run | None, settings: Mapping[str, Any]) -> N
     session.page_requested.emit("train")
     session.field_requested.emit(next(iter(settings)))
     session.message.emit(f"The form has {labels} now; Undo brings back what was there.")
-
-
-def _warning(event: Mapping[str, Any]) -> Episode:
-    sentence = note_text(event)
-    return Episode(sentence, "Warning", "warning", sentence, "", None)
-
-
-def _rank(episode: Episode) -> tuple[int, int]:
-    level = LEVELS.index(episode.level) if episode.level in LEVELS else 1
-    return level, -(episode.since or 0)
-
-
-def _shown(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else f"“{value}”" if isinstance(value, str) else str(value)
