@@ -293,7 +293,7 @@ class Run(QObject):
 
     def groups(self, step: int | None = None) -> list[GroupRow]:
         """The rows of completions.jsonl at a step (the newest by default), in the order written."""
-        return [row for _, row in self._index.placed_rows(step)]
+        return self._index.rows(step)
 
     # Following
 

@@ -143,7 +143,7 @@ def test_text_is_found_whatever_its_case_and_however_json_spells_it(
 def test_a_search_over_many_slices_loses_nothing_at_their_edges(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_completions, "SLICE", 1000)
+    monkeypatch.setattr(run_completions, "READ_BYTES", 1000)
     rows = [row(step, completion(f"number {step};" + "x" * (step * 7 % 1500))) for step in range(1, 200)]
     path = write(tmp_path / "completions.jsonl", rows)
     assert [found(path, f"number {step};") for step in (1, 99, 198, 199)] == [
