@@ -1,7 +1,6 @@
-"""The config being edited: the only holder of setting values in the app.
+"""The config being edited: the only holder of setting values in the app, with undo.
 
-It holds the form's raw values, unvalidated ("1e-" may be half typed), autosaves them, so that they survive quits and crashes, and
-lists their problems. It knows no widget and starts nothing.
+It holds the form's raw values, unvalidated ("1e-" may be half typed), autosaves them and lists their problems.
 """
 
 from __future__ import annotations
@@ -42,338 +41,10 @@ AUTOSAVE_MS = 400
 """How long typing must rest before the form is written to disk."""
 TYPED = frozenset(get_args(Kind)) - {"bool", "choice", "rewards"}
 """Kinds of settings that are typed letter by letter: typing without a pause is one undo step."""
-
-
-class Draft(QObject):
-    """Raw settings by key; every key of SETTINGS is always there.
-
-    Attributes:
-        path – the YAML file it was opened from or saved to, or None.
-        translation – what was made of that file, for one that has words of another program.
-        autosave – where the form is kept between launches, or None.
-
-    Signals:
-        changed(str) – this setting, or "" when all may have changed.
-        edited(FormStep) – a change by the user that can be undone.
-        history_cleared – nothing before this can be undone.
-        problems_changed – `problems` may differ, though no setting was changed.
-        saved – it was written to `path`.
-        save_failed(str) – autosaving failed; a sentence.
-    """
-
-    changed = Signal(str)
-    edited = Signal(object)
-    history_cleared = Signal()
-    problems_changed = Signal()
-    saved = Signal()
-    save_failed = Signal(str)
-
-    def __init__(self, autosave: Path | None = None, parent: QObject | None = None) -> None:
-        super().__init__(parent)
-        self.path: Path | None = None
-        self.translation: Translation | None = None
-        self.autosave = autosave
-        self._refused = ("", "")
-        self._values = defaults()
-        self._on_disk: Mapping[str, Any] = defaults()
-        self._timer = QTimer(self, singleShot=True, interval=AUTOSAVE_MS)
-        self._timer.timeout.connect(self.flush)
-
-    # Values
-
-    def value(self, key: str) -> Any:
-        return self._values[key]
-
-    def values(self) -> Values:
-        return copy.deepcopy(self._values)
-
-    def set(self, key: str, value: Any) -> None:
-        """Set one raw value. Raises KeyError for an unknown key."""
-        self.update({key: value})
-
-    def update(self, values: Mapping[str, Any], what: str = "") -> None:
-        """Set several values in one undo step, all of them before the first `changed` is emitted.
-
-        `what` names the step in the menu; by default it is named after the settings.
-        """
-        new = {key: value for key, value in values.items() if not is_identical(self._values[key], value)}
-        if not new:
-            return
-        before, first = self.state, next(iter(new))
-        self._values = self._values | new
-        typed = first if len(new) == 1 and not what and SETTINGS[first].kind in TYPED else ""
-        self.edited.emit(FormStep(what or run_summary.changed_labels(list(new)), before, self.state, typed))
-        self._emit_changed(list(new))
-
-    def _emit_changed(self, keys: list[str]) -> None:
-        self._timer.start()
-        for key in keys:
-            self.changed.emit(key)
-
-    def reset(self) -> None:
-        """Set every setting to its default, with no file behind the form."""
-        self._replace(defaults(), None, "New config")
-
-    def apply(self, preset: Preset) -> None:
-        """Apply a preset. After one that replaces everything, the form belongs to no file."""
-        if preset.replaces:
-            self._replace(preset.applied(self._values), None, preset.title)
-        else:
-            self.update(preset.applied(self._values), preset.title)
-
-    def start_from(self, values: Mapping[str, Any], what: str) -> None:
-        """Replace the form: these values, defaults for the others, no file behind it."""
-        self._replace(defaults() | dict(values), None, what)
-
-    @property
-    def state(self) -> FormState:
-        """A snapshot. Values are replaced and never changed in place, so it stays valid."""
-        return FormState(dict(self._values), self._on_disk, self.path)
-
-    def restore_state(self, state: FormState, *, with_file: bool = False) -> None:
-        """Undo or redo to a snapshot. The file behind the form stays, as it may have been saved meanwhile, unless `with_file`:
-        the step had changed the file itself."""
-        keys = [key for key in SETTINGS if not is_identical(self._values[key], state.values[key])]
-        self._values = dict(state.values)
-        if with_file:
-            self._on_disk, self.path, self.translation = state.on_disk, state.path, None
-        self._emit_changed([""] if with_file else keys)
-
-    @property
-    def dirty(self) -> bool:
-        """Whether it differs from its file (without one, from the values it started with)."""
-        return not all(is_equivalent(self._values[key], self._on_disk[key]) for key in SETTINGS)
-
-    # Files
-
-    def load(self, path: Path, *, as_preset: bool = False, over: Mapping[str, Any] | None = None) -> None:
-        """Load a YAML file. Raises UserError, and changes nothing, where the file has unknown keys; an invalid value is loaded and
-        becomes a problem. `as_preset`: Save does not write over this file. `over`: values in place of the file's."""
-        raw = config.read(path)
-        values, faults = values_from(raw)
-        if faults:
-            raise UserError(faults)
-        self._replace(
-            values | dict(over or {}), None if as_preset else Path(path), f"Open {Path(path).name}", read_words(raw)
-        )
-
-    def save(self, path: Path) -> None:
-        """Write the YAML file. Raises DiskError; the old one stays then."""
-        save_as(path, self.as_yaml())
-        self.path = path
-        self._on_disk = self.values()
-        self.saved.emit()
-
-    def restore(self, path: Path | None) -> list[ConfigProblem]:
-        """Restore the autosaved form, and the file that it belongs to if that can still be read.
-
-        Raises UserError when the autosaved form cannot be read; returns faults for its keys that are settings no more.
-        """
-        assert self.autosave is not None
-        values, faults = values_from(config.read(self.autosave))
-        self._values, self._on_disk, self.path = values, copy.deepcopy(values), None
-        if path is not None and exists(path):
-            try:
-                self._on_disk, _ = values_from(config.read(path))
-                self.path = path
-            except UserError:  # the file was broken meanwhile: the form is kept as unsaved
-                self._on_disk = defaults()
-        self._emit_changed([""])
-        self.history_cleared.emit()
-        return faults
-
-    def flush(self) -> None:
-        """Autosave now. The unchanged demo is not stored: a later version may ship another one, elsewhere on disk."""
-        self._timer.stop()
-        if self.autosave is None:
-            return
-        if self.is_demo:
-            self.autosave.unlink(missing_ok=True)
-            return
-        try:
-            replace_file(self.autosave, self._raw_yaml())
-        except DiskError as fault:
-            self.save_failed.emit(fault.faults[0].sentence)
-
-    def _replace(self, values: Values, path: Path | None, what: str, translation: Translation | None = None) -> None:
-        before = self.state
-        self._values, self._on_disk, self.path = values, copy.deepcopy(values), path
-        self.translation = translation if translation is not None and translation.words else None
-        self.edited.emit(FormStep(what, before, self.state))
-        self._emit_changed([""])
-
-    # Problems, config and summary
-
-    def problems(self) -> list[ConfigProblem]:
-        """All problems that can be found without the trainer, in the form's order."""
-        sound = self.sound_config()
-        faults = [
-            *config.problems(self._values),
-            *self._reward_faults(),
-            *source_faults(sound),
-            *hosts_problems(sound.hosts),
-            *without_program_faults(sound),
-        ]
-        if not any(fault.setting == "model" for fault in faults):
-            faults += self._refusal()
-        order = list(SETTINGS)
-        return sorted(faults, key=lambda fault: order.index(fault.setting) if fault.setting in order else -1)
-
-    def refuse_model(self, name: str, sentence: str) -> None:
-        """Set the service's sentence on why this model cannot be trained, or "". It is a problem while the form names that
-        model."""
-        if self._refused != (name, sentence):
-            self._refused = (name, sentence)
-            self.problems_changed.emit()
-
-    def _refusal(self) -> list[ConfigProblem]:
-        name, sentence = self._refused
-        if not sentence or str(self._values["model"]).strip() != name:
-            return []
-        return [
-            ConfigProblem("model", f"{name if name.count('/') == 1 else Path(name).name} cannot be trained. {sentence}")
-        ]
-
-    def config(self) -> Config:
-        """The settings as the trainer reads them. Raises UserError where there are problems."""
-        return config.parse(self._values)
-
-    def as_yaml(self) -> str:
-        """The text to save: the resolved settings, or the raw values where there are problems."""
-        try:
-            return config.dump(self.config())
-        except UserError:
-            return self._raw_yaml()
-
-    def _raw_yaml(self) -> str:
-        """All raw values. `dump` drops iters beside epochs, so epochs are dumped apart: the form needs iters again once epochs are
-        back at 0."""
-        rest = {key: value for key, value in self._values.items() if key != "epochs"}
-        return f"{config.dump(rest)}\n{config.dump({'epochs': self._values['epochs']})}"
-
-    def valid_values(self) -> Values:
-        """A value of the right type for every setting: the default where the raw value cannot be converted."""
-        return {key: typed_value(setting, self._values[key]) for key, setting in SETTINGS.items()}
-
-    def sound_config(self) -> Config:
-        """`valid_values` as a Config, for functions that take one. It is not validated: limits and cross-checks may fail."""
-        return Config.model_construct(**self.valid_values())
-
-    def summary(self, seconds: float | None = None, memory: str = "") -> str:
-        """What the run will do, in a sentence. `seconds` per completion and `memory` are included where they are known."""
-        return run_summary.summary(self.sound_config(), seconds, memory)
-
-    def details(self) -> list[str]:
-        """Further facts about the run, in short phrases."""
-        return run_summary.details(self.sound_config())
-
-    def command(self) -> list[str]:
-        """The command that does in a terminal what Run does."""
-        saved = self.path if self.path is not None and not self.dirty else self.autosave
-        file = places.demo_config() if self.is_demo else saved
-        return backend_command("train", str(file or "config.yaml"))
-
-    def command_text(self) -> str:
-        return shell_line(self.command())
-
-    def short_command(self) -> str:
-        """`command_text` with file names in place of paths."""
-        return shell_line([Path(word).name for word in self.command() if word != "-P"])
-
-    @property
-    def is_demo(self) -> bool:
-        """Whether it is the bundled demo, unchanged."""
-        demo = self._demo
-        return demo is not None and all(is_equivalent(self._values[key], demo[key]) for key in SETTINGS)
-
-    @cached_property
-    def _demo(self) -> Values | None:
-        try:
-            return values_from(config.read(places.demo_config()))[0]
-        except UserError:
-            return None
-
-    # Rewards
-
-    def rewards(self) -> list[RewardEntry]:
-        """Every reward function that can be ticked: those of the user's file, the shipped ones, then each entry of the setting that is
-        more than a name (arguments, `file.py::function`), under that entry."""
-        known, names = self._known_rewards(), self._values["reward_functions"]
-        plain = {entry.name for entry in known}
-        called = [text for text in map(str, names if isinstance(names, list) else ()) if text not in plain]
-        entries = (catalog.find_entry(text, known) for text in dict.fromkeys(called))
-        return known + [entry for entry in entries if entry is not None]
-
-    def use_reward_file(self, path: str) -> None:
-        """Set the user's reward file, and tick its functions, before those that are ticked already; ticks of a file before it go."""
-        old = {entry.name for entry in self._user_rewards()[0]}
-        try:
-            own = [entry.name for entry in catalog.rewards_in_file(catalog.locate_reward_file(path))]
-        except UserError:  # it is set all the same, and becomes a problem with its sentence
-            own = []
-        names, weights = self._values["reward_functions"], self._values["reward_weights"]
-        listed = [str(name) for name in names] if isinstance(names, list) else []
-        weighed = dict(zip(listed, weights, strict=False)) if isinstance(weights, list) and weights else {}
-        now = own + [name for name in listed if name not in own and name not in old]
-        change = {"reward_functions_file": path, "reward_functions": now}
-        if weighed:
-            change["reward_weights"] = [weighed.get(name, 1.0) for name in now]
-        self.update(change, f"Reward file {Path(path).name}")
-
-    def use_adapter(self, text: str) -> None:
-        """Start from these adapters, with the settings that belong to them."""
-        try:
-            belonging = adapter_settings(find_adapter(text))
-        except UserError:  # it is set all the same, and becomes a problem with its sentence
-            belonging = {}
-        if str(self._values["model"]).strip():
-            belonging.pop("model", None)  # the same weights may lie in another place here
-        if belonging:
-            belonging = {"lora_keys": [], "modules_to_save": []} | belonging
-        self.update({"adapter": text, **belonging}, f"Adapter {Path(text).name}")
-
-    def _known_rewards(self) -> list[RewardEntry]:
-        own = self._user_rewards()[0]
-        replaced = {entry.name for entry in own}
-        return own + [entry for entry in catalog.builtin_rewards() if entry.name not in replaced]
-
-    def _user_rewards(self) -> tuple[list[RewardEntry], list[ConfigProblem]]:
-        path = self._reward_file()
-        if path is None:
-            return [], []
-        try:
-            return catalog.rewards_in_file(path), []
-        except UserError as mistake:
-            return [], mistake.faults
-
-    def _reward_faults(self) -> list[ConfigProblem]:
-        own, faults = self._user_rewards()
-        path = self._reward_file()
-        if path is not None and not own and not faults and not self._file_computes_names():
-            return [ConfigProblem("reward_functions_file", _no_rewards_sentence(path))]
-        names = self._values["reward_functions"]
-        if faults or not isinstance(names, list) or self._file_computes_names():
-            return faults  # the names that a broken file would register are unknown
-        return catalog.reward_faults([str(name) for name in names], self._known_rewards())
-
-    def _reward_file(self) -> Path | None:
-        text = str(self._values["reward_functions_file"] or "").strip()
-        return catalog.locate_reward_file(text) if text else None
-
-    def _file_computes_names(self) -> bool:
-        path = self._reward_file()
-        return path is not None and catalog.computes_names(path)
-
-
-def _no_rewards_sentence(path: Path) -> str:
-    """The sentence about a reward file that registers no function. Plain functions, as TRL's, must be named one by one."""
-    plain = catalog.plain_rewards_in_file(path)
-    if plain:
-        how = f"name its functions among the reward functions instead, as {path}::{plain[0].name}"
-    else:
-        how = 'put @register_reward_function("name") above each'
-    return f"{path.name} registers no reward function; {how}."
-
+PAUSE_S = 2.0
+"""Seconds that typing may rest before it starts another undo step."""
+KEPT = 200
+"""Steps that can be undone."""
 
 Values = dict[str, Any]
 
@@ -383,7 +54,7 @@ def defaults() -> Values:
 
 
 def values_from(raw: Mapping[str, Any]) -> tuple[Values, list[ConfigProblem]]:
-    """(a value for every setting, faults for the keys of `raw` that are no setting). Aliases of other programs are translated."""
+    """(a value for every setting, problems of unknown keys in `raw`). Aliases of other programs are translated."""
     translated, misread = translate(raw)
     unknown = [fault for fault in config.problems(raw) if fault.setting not in SETTINGS and fault not in misread]
     values = defaults() | {key: value for key, value in translated.items() if key in SETTINGS}
@@ -435,7 +106,7 @@ class FormState:
 
 @dataclass(frozen=True, slots=True)
 class FormStep:
-    """`what` follows the word Undo in the menu; `typed` is the setting that was typed into, "" for any other change."""
+    """An undoable change. `what` follows the word Undo in the menu; `typed` is the setting that was typed into, or ""."""
 
     what: str
     before: FormState
@@ -444,22 +115,326 @@ class FormStep:
 
     @property
     def replaces_file(self) -> bool:
-        """Whether the form belongs to another file afterwards."""
+        """The form belongs to another file afterwards."""
         return self.before.path != self.after.path or self.before.on_disk is not self.after.on_disk
 
+
+class Draft(QObject):
+    """Raw settings by key; every key of SETTINGS is always there.
+
+    Attributes:
+        path – the YAML file it was opened from or saved to, or None.
+        translation – how that file was converted, if it has settings of another program.
+        autosave – where the form is kept between launches, or None.
+
+    Signals:
+        changed(str) – this setting, or "" when all may have changed.
+        edited(FormStep) – a change by the user that can be undone.
+        history_cleared – nothing before this can be undone.
+        problems_changed – `problems` may differ, though no setting was changed.
+        saved – it was written to `path`.
+        save_failed(str) – autosaving failed, and why.
+    """
+
+    changed = Signal(str)
+    edited = Signal(object)
+    history_cleared = Signal()
+    problems_changed = Signal()
+    saved = Signal()
+    save_failed = Signal(str)
+
+    def __init__(self, autosave: Path | None = None, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self.path: Path | None = None
+        self.translation: Translation | None = None
+        self.autosave = autosave
+        self._refused = ("", "")
+        self._values = defaults()
+        self._on_disk: Mapping[str, Any] = defaults()
+        self._timer = QTimer(self, singleShot=True, interval=AUTOSAVE_MS)
+        self._timer.timeout.connect(self.flush)
+
+    # Values
+
+    def value(self, key: str) -> Any:
+        return self._values[key]
+
+    def values(self) -> Values:
+        return copy.deepcopy(self._values)
+
+    def set(self, key: str, value: Any) -> None:
+        """Set one raw value. Raises KeyError for an unknown key."""
+        self.update({key: value})
+
+    def update(self, values: Mapping[str, Any], what: str = "") -> None:
+        """Set several values in one undo step, named `what` or after the settings."""
+        new = {key: value for key, value in values.items() if not is_identical(self._values[key], value)}
+        if not new:
+            return
+        before, first = self.state, next(iter(new))
+        self._values = self._values | new
+        typed = first if len(new) == 1 and not what and SETTINGS[first].kind in TYPED else ""
+        self.edited.emit(FormStep(what or run_summary.changed_labels(list(new)), before, self.state, typed))
+        self._emit_changed(list(new))
+
+    def _emit_changed(self, keys: list[str]) -> None:
+        self._timer.start()
+        for key in keys:
+            self.changed.emit(key)
+
+    def reset(self) -> None:
+        """Set every setting to its default, with no file behind the form."""
+        self._replace(defaults(), None, "New config")
+
+    def apply(self, preset: Preset) -> None:
+        """Apply a preset. After one that replaces everything, the form belongs to no file."""
+        if preset.replaces:
+            self._replace(preset.applied(self._values), None, preset.title)
+        else:
+            self.update(preset.applied(self._values), preset.title)
+
+    def start_from(self, values: Mapping[str, Any], what: str) -> None:
+        """Replace the form: these values, defaults for the others, no file behind it."""
+        self._replace(defaults() | dict(values), None, what)
+
+    def use_reward_file(self, path: str) -> None:
+        """Set the user's reward file and tick its functions before the others; those of an earlier file go."""
+        old = {entry.name for entry in self._user_rewards()[0]}
+        try:
+            own = [entry.name for entry in catalog.rewards_in_file(catalog.locate_reward_file(path))]
+        except UserError:  # it is set all the same, and becomes a problem with its message
+            own = []
+        names, weights = self._values["reward_functions"], self._values["reward_weights"]
+        listed = [str(name) for name in names] if isinstance(names, list) else []
+        now = own + [name for name in listed if name not in own and name not in old]
+        change = {"reward_functions_file": path, "reward_functions": now}
+        if isinstance(weights, list) and weights and listed:
+            weighed = dict(zip(listed, weights, strict=False))
+            change["reward_weights"] = [weighed.get(name, 1.0) for name in now]
+        self.update(change, f"Reward file {Path(path).name}")
+
+    def use_adapter(self, text: str) -> None:
+        """Start from these adapters, with the settings that belong to them."""
+        try:
+            belonging = adapter_settings(find_adapter(text))
+        except UserError:  # it is set all the same, and becomes a problem with its message
+            belonging = {}
+        if str(self._values["model"]).strip():
+            belonging.pop("model", None)  # the same weights may lie in another place here
+        if belonging:
+            belonging = {"lora_keys": [], "modules_to_save": []} | belonging
+        self.update({"adapter": text, **belonging}, f"Adapter {Path(text).name}")
+
+    def _replace(self, values: Values, path: Path | None, what: str, translation: Translation | None = None) -> None:
+        before = self.state
+        self._values, self._on_disk, self.path = values, copy.deepcopy(values), path
+        self.translation = translation if translation is not None and translation.words else None
+        self.edited.emit(FormStep(what, before, self.state))
+        self._emit_changed([""])
+
     @property
-    def is_empty(self) -> bool:
-        return self.before == self.after
+    def state(self) -> FormState:
+        """A snapshot. Values are replaced and never changed in place, so it stays valid."""
+        return FormState(dict(self._values), self._on_disk, self.path)
 
+    def restore_state(self, state: FormState, *, with_file: bool = False) -> None:
+        """Undo or redo to a snapshot. The file behind the form, perhaps saved since, stays unless `with_file`."""
+        keys = [key for key in SETTINGS if not is_identical(self._values[key], state.values[key])]
+        self._values = dict(state.values)
+        if with_file:
+            self._on_disk, self.path, self.translation = state.on_disk, state.path, None
+        self._emit_changed([""] if with_file else keys)
 
-PAUSE_S = 2.0
-"""Seconds that typing may rest before it starts another step."""
-KEPT = 200
-"""Steps that can be undone."""
+    @property
+    def dirty(self) -> bool:
+        """It differs from its file, or without one from the values it started with."""
+        return not all(is_equivalent(self._values[key], self._on_disk[key]) for key in SETTINGS)
+
+    # Files
+
+    def load(self, path: Path, *, as_preset: bool = False, over: Mapping[str, Any] | None = None) -> None:
+        """Load a YAML file, with the values `over` its own. An invalid value is loaded and becomes a problem.
+
+        `as_preset`: Save does not write over this file. Raises UserError, and changes nothing, for unknown keys.
+        """
+        raw = config.read(path)
+        values, faults = values_from(raw)
+        if faults:
+            raise UserError(faults)
+        file = None if as_preset else Path(path)
+        self._replace(values | dict(over or {}), file, f"Open {Path(path).name}", read_words(raw))
+
+    def save(self, path: Path) -> None:
+        """Write the YAML file. Raises DiskError; the old one stays then."""
+        save_as(path, self.as_yaml())
+        self.path = path
+        self._on_disk = self.values()
+        self.saved.emit()
+
+    def restore(self, path: Path | None) -> list[ConfigProblem]:
+        """Restore the autosaved form, and the file that it belongs to if that can still be read.
+
+        Returns problems of keys that are no settings any more. Raises UserError when the form cannot be read.
+        """
+        assert self.autosave is not None
+        values, faults = values_from(config.read(self.autosave))
+        self._values, self._on_disk, self.path = values, copy.deepcopy(values), None
+        if path is not None and exists(path):
+            try:
+                self._on_disk, _ = values_from(config.read(path))
+                self.path = path
+            except UserError:  # the file was broken meanwhile: the form is kept as unsaved
+                self._on_disk = defaults()
+        self._emit_changed([""])
+        self.history_cleared.emit()
+        return faults
+
+    def flush(self) -> None:
+        """Autosave now. The unchanged demo is not stored: a later version may ship another one, elsewhere on disk."""
+        self._timer.stop()
+        if self.autosave is None:
+            return
+        if self.is_demo:
+            self.autosave.unlink(missing_ok=True)
+            return
+        try:
+            replace_file(self.autosave, self._raw_yaml())
+        except DiskError as error:
+            self.save_failed.emit(error.faults[0].sentence)
+
+    # Problems
+
+    def problems(self) -> list[ConfigProblem]:
+        """All problems that can be found without the trainer, in the form's order."""
+        sound = self.sound_config()
+        found = [
+            *config.problems(self._values),
+            *self._reward_problems(),
+            *source_faults(sound),
+            *hosts_problems(sound.hosts),
+            *without_program_faults(sound),
+        ]
+        name, refusal = self._refused
+        is_named = str(self._values["model"]).strip() == name
+        if refusal and is_named and not any(problem.setting == "model" for problem in found):
+            short = name if name.count("/") == 1 else Path(name).name
+            found.append(ConfigProblem("model", f"{short} cannot be trained. {refusal}"))
+        order = list(SETTINGS)
+        return sorted(found, key=lambda problem: order.index(problem.setting) if problem.setting in order else -1)
+
+    def refuse_model(self, name: str, sentence: str) -> None:
+        """Set why this model cannot be trained, or "". It is a problem while the form names that model."""
+        if self._refused != (name, sentence):
+            self._refused = (name, sentence)
+            self.problems_changed.emit()
+
+    def _reward_problems(self) -> list[ConfigProblem]:
+        own, problems = self._user_rewards()
+        path = self._reward_file()
+        if problems:
+            return problems  # the names that a broken file would register are unknown
+        computes_names = path is not None and catalog.computes_names(path)
+        if path is not None and not own and not computes_names:
+            plain = catalog.plain_rewards_in_file(path)  # as TRL's, which must be named one by one
+            how = 'put @register_reward_function("name") above each'
+            if plain:
+                how = f"name its functions among the reward functions instead, as {path}::{plain[0].name}"
+            return [ConfigProblem("reward_functions_file", f"{path.name} registers no reward function; {how}.")]
+        names = self._values["reward_functions"]
+        if computes_names or not isinstance(names, list):
+            return []
+        return catalog.reward_faults([str(name) for name in names], self._known_rewards())
+
+    # As a config, a command and a summary
+
+    def config(self) -> Config:
+        """The settings as the trainer reads them. Raises UserError where there are problems."""
+        return config.parse(self._values)
+
+    def as_yaml(self) -> str:
+        """The text to save: the resolved settings, or the raw values where there are problems."""
+        try:
+            return config.dump(self.config())
+        except UserError:
+            return self._raw_yaml()
+
+    def _raw_yaml(self) -> str:
+        # `dump` drops iters beside epochs, but the form needs iters again once epochs are back at 0.
+        rest = {key: value for key, value in self._values.items() if key != "epochs"}
+        return f"{config.dump(rest)}\n{config.dump({'epochs': self._values['epochs']})}"
+
+    def valid_values(self) -> Values:
+        """A value of the right type for every setting: the default where the raw value cannot be converted."""
+        return {key: typed_value(setting, self._values[key]) for key, setting in SETTINGS.items()}
+
+    def sound_config(self) -> Config:
+        """`valid_values` as a Config, not validated: limits and cross-checks may fail."""
+        return Config.model_construct(**self.valid_values())
+
+    def summary(self, seconds: float | None = None, memory: str = "") -> str:
+        """What the run will do, in a sentence, with `seconds` per completion and `memory` where they are known."""
+        return run_summary.summary(self.sound_config(), seconds, memory)
+
+    def details(self) -> list[str]:
+        """Further facts about the run, in short phrases."""
+        return run_summary.details(self.sound_config())
+
+    def command(self) -> list[str]:
+        """The command that does in a terminal what Run does."""
+        saved = self.path if self.path is not None and not self.dirty else self.autosave
+        file = places.demo_config() if self.is_demo else saved
+        return backend_command("train", str(file or "config.yaml"))
+
+    def command_text(self) -> str:
+        return shell_line(self.command())
+
+    def short_command(self) -> str:
+        """`command_text` with file names in place of paths."""
+        return shell_line([Path(word).name for word in self.command() if word != "-P"])
+
+    @property
+    def is_demo(self) -> bool:
+        """It is the bundled demo, unchanged."""
+        demo = self._demo
+        return demo is not None and all(is_equivalent(self._values[key], demo[key]) for key in SETTINGS)
+
+    @cached_property
+    def _demo(self) -> Values | None:
+        try:
+            return values_from(config.read(places.demo_config()))[0]
+        except UserError:
+            return None
+
+    # Rewards
+
+    def rewards(self) -> list[RewardEntry]:
+        """Every reward function that can be ticked: the user's, the shipped ones, and entries of the setting with
+        arguments or a file of their own."""
+        known, names = self._known_rewards(), self._values["reward_functions"]
+        plain = {entry.name for entry in known}
+        called = [text for text in map(str, names if isinstance(names, list) else ()) if text not in plain]
+        entries = (catalog.find_entry(text, known) for text in dict.fromkeys(called))
+        return known + [entry for entry in entries if entry is not None]
+
+    def _known_rewards(self) -> list[RewardEntry]:
+        own = self._user_rewards()[0]
+        replaced = {entry.name for entry in own}
+        return own + [entry for entry in catalog.builtin_rewards() if entry.name not in replaced]
+
+    def _user_rewards(self) -> tuple[list[RewardEntry], list[ConfigProblem]]:
+        path = self._reward_file()
+        try:
+            return (catalog.rewards_in_file(path) if path is not None else []), []
+        except UserError as error:
+            return [], error.faults
+
+    def _reward_file(self) -> Path | None:
+        text = str(self._values["reward_functions_file"] or "").strip()
+        return catalog.locate_reward_file(text) if text else None
 
 
 class History(QUndoStack):
-    """The undo stack of a draft; `undoText` and `redoText` name the next steps."""
+    """Undo and redo of every change of a draft; `undoText` and `redoText` name the next steps."""
 
     def __init__(
         self, draft: Draft, parent: QObject | None = None, clock: Callable[[], float] = time.monotonic
@@ -501,5 +476,5 @@ class _UndoStep(QUndoCommand):
             return False
         self.step = FormStep(self.step.what, self.step.before, other.step.after, self.step.typed)
         self.at = other.at
-        self.setObsolete(self.step.is_empty)
+        self.setObsolete(self.step.before == self.step.after)
         return True

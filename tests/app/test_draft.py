@@ -314,7 +314,7 @@ def test_summary_and_details_of_a_run(draft: Draft):
     assert "7,680 completions in all" in draft.details()
     draft.update({"adapter": "/runs/first", "output_regex": "[0-9]+"})
     assert "Goes on from the adapter first" in draft.details()
-    assert "Completions are held to a regular expression" in draft.details()
+    assert "Output follows a regular expression" in draft.details()
     draft.update({"adapter": "", "output_regex": ""})
     assert draft.summary(0.625, "9.8 GB").replace("\u00a0", " ") == (
         "8 completions for each of 16 prompts a step, 60 steps, about 1 h 20 min, 9.8 GB."
