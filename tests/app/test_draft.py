@@ -325,7 +325,7 @@ def test_summary_and_details_of_a_run(draft: Draft):
     assert draft.details()[:3] == [
         "LoRA of rank 8 on all layers of model",
         "Scored by 5 reward functions",
-        "Free to leave the reference model (Beta 0)",
+        "No KL penalty",
     ]
 
 
