@@ -1,12 +1,11 @@
-"""The draft's dataset as the helper process reads it: one object per session, shared by all widgets that show it.
+"""The form's dataset as the helper process reads it: one object per session, shared by all widgets that show it.
 
-It asks while a widget watches, cancels its requests when none does, and drops answers to settings that have changed since. It
-reads no file itself and knows no widget.
+It asks while a widget watches, cancels its requests when none does, and drops answers to settings that have changed since.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,9 +17,21 @@ from backend.config.config import keys_used_by
 from backend.config.row_settings import prompt_limit
 from backend.utils.errors import ConfigProblem
 
-# Token counts of a dataset's prompts, and its summary in one line of text.
-
-_LINES = {
+ANSWER_SETTINGS = keys_used_by("rows", "row_view")
+"""Settings that every answer of the helper process depends on."""
+LIMIT_SETTINGS = keys_used_by("prompt_limit")
+"""Settings that decide which prompts are too long; a change of theirs needs no new count."""
+CODE_SETTINGS = ("reward_functions_file", "reward_network", "reward_timeout")
+"""Settings that answers depend on where a map function makes the rows."""
+SETTLE_MS = 250
+"""How long typing must rest before a request is sent."""
+OnAnswer = Callable[[dict[str, Any] | None], None]
+USES = {"prompt_feature": "prompt", "answer_feature": "answer", "system_feature": "system", "type_feature": "type"}
+"""Setting of a column → the role of that column."""
+SPLITS = {"train": "Train", "valid": "Valid", "test": "Test"}
+SAMPLE_SIZE = 2000
+"""Prompts counted for the line on Train, spread over the dataset; for the Dataset page all are counted."""
+STATE_LINES = {
     "none": "",
     "reading": "Reading the dataset…",
     "absent": "This dataset is not on this machine yet",
@@ -52,7 +63,6 @@ class Counts:
 
     @property
     def median(self) -> int:
-        """The median length."""
         return self.percentile(50)
 
     def percentile(self, percent: float) -> int:
@@ -66,49 +76,10 @@ class Counts:
         return 0
 
     def too_long(self, limit: int) -> tuple[int, bool]:
-        """(rows whose prompt has more than `limit` tokens, whether that is exact: from a sample it is extrapolated)."""
+        """(rows whose prompt has more than `limit` tokens, True if exact and not extrapolated from a sample)."""
         counted = sum(rows for tokens, rows in self.lengths if tokens > limit)
         is_exact = self.seen >= self.rows
         return (counted if is_exact else round(counted * self.rows / max(1, self.seen))), is_exact
-
-
-def summary_line(
-    state: str, splits: Mapping[str, Mapping[str, Any]], uses: Mapping[str, str], counts: Counts | None, limit: int
-) -> str:
-    """“2,048 rows · question → prompt, answer → answer · 3 too long”. `uses` maps a column to its
-    role, `counts` are those of the training split, `limit` is how many tokens a prompt may have."""
-    if state in _LINES or "train" not in splits:
-        return _LINES.get(state, "")
-    held = "".join(f" + {about['rows']:,} {split}" for split, about in splits.items() if split != "train")
-    mapped = ", ".join(f"{column} → {use}" for column, use in uses.items())
-    missing = splits["train"]["unanswered"]
-    parts = [f"{splits['train']['rows']:,} rows{held}", mapped, _too_long(counts, limit)]
-    return " · ".join(part for part in [*parts, f"{missing:,} without an answer" if missing else ""] if part)
-
-
-def _too_long(counts: Counts | None, limit: int) -> str:
-    if counts is None or not counts.has_tokens:
-        return ""
-    rows, is_exact = counts.too_long(limit)
-    return f"{'' if is_exact else 'about '}{rows:,} too long" if rows else ""
-
-
-# ── dataset ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-ANSWER_SETTINGS = keys_used_by("rows", "row_view")
-"""Settings that every answer of the helper process depends on."""
-LIMIT_SETTINGS = keys_used_by("prompt_limit")
-"""Settings that decide which prompts are too long; a change of theirs needs no new count."""
-CODE_SETTINGS = ("reward_functions_file", "reward_network", "reward_timeout")
-"""Settings that answers depend on where a map function makes the rows."""
-SETTLE_MS = 250
-"""How long typing must rest before a request is sent."""
-OnAnswer = Callable[[dict[str, Any] | None], None]
-USES = {"prompt_feature": "prompt", "answer_feature": "answer", "system_feature": "system", "type_feature": "type"}
-"""Setting of a column → the role of that column."""
-SPLITS = {"train": "Train", "valid": "Valid", "test": "Test"}
-SAMPLE_SIZE = 2000
-"""Prompts counted for the line on Train, spread over the dataset; for the Dataset page all are counted."""
 
 
 class Dataset(QObject):
@@ -126,8 +97,7 @@ class Dataset(QObject):
 
     Signals:
         changed – any attribute but `counts`.
-        counts_changed – `counts`.
-        variety_changed – `variety`.
+        counts_changed, variety_changed – `counts`; `variety`.
         rows_replaced – the split has other rows now.
     """
 
@@ -144,12 +114,13 @@ class Dataset(QObject):
         self.counts: Counts | None = None
         self.variety: dict[str, Any] = {}
         self.faults: list[ConfigProblem] = []
+        self.download_progress: tuple[int, int | None] = (0, None)
         self._count_faults: list[ConfigProblem] = []
         self._watchers: dict[int, bool] = {}
         self._requested_for: dict[str, Any] | None = None
-        self._reading = self._counting = self._comparing = self._fetching = 0
+        self._pending: dict[str, int] = {}
+        """Question (preview, preview_counts, preview_variety, download) → number of its pending request."""
         self._fetch_failed = False
-        self.download_progress: tuple[int, int | None] = (0, None)
         self._choices_for: tuple[Any, ...] = ()
         self._fetch = False
         # Restarted at every change, so one request is sent for a path that is typed, and none for its beginnings.
@@ -160,7 +131,7 @@ class Dataset(QObject):
     # Watching
 
     def watch(self, watcher: QObject, *, count_all: bool = True) -> None:
-        """Keep the data up to date for a widget that shows it. `count_all`: count every prompt, not only SAMPLE_SIZE of them."""
+        """Keep the data up to date for a widget. `count_all`: count every prompt, not only SAMPLE_SIZE of them."""
         self._watchers[id(watcher)] = count_all
         self.refresh(again=True)
 
@@ -169,14 +140,13 @@ class Dataset(QObject):
         self._watchers.pop(id(watcher), None)
         if not self._watchers:
             self._rest_timer.stop()
-            if self._reading:
-                self._cancel("_reading")
+            if "preview" in self._pending:
+                self._cancel("preview")
                 self._requested_for = None
         if not any(self._watchers.values()):
-            self._cancel("_counting")
-            self._cancel("_comparing")
+            self._cancel("preview_counts", "preview_variety")
 
-    # Requests
+    # Data
 
     def settings(self) -> dict[str, Any]:
         """The settings that every request carries, each of the right type."""
@@ -187,107 +157,8 @@ class Dataset(QObject):
     @property
     def prompt_limit(self) -> int:
         """Tokens that a prompt may have: Max Seq less the completion length, or its own limit."""
-        valid_values = self._draft.valid_values()
-        return prompt_limit(
-            *(valid_values[key] for key in ("max_seq_length", "max_completion_length", "max_prompt_length"))
-        )
-
-    def download(self) -> None:
-        """Download a dataset from the Hub, then read it. It continues without watchers. Choosing another dataset cancels it, and
-        the bytes so far are kept."""
-        self._cancel("_fetching")
-        self.download_progress = (0, None)
-        self._set_state("fetching", {})
-        self._fetching = self._service.ask(
-            "download", lambda _: self._on_downloaded(), on_progress=self._on_download_progress, on_refused=self._on_refused, owner=self,
-            id=self.settings()["data"].strip(), repo_type="dataset",
-        )  # fmt: skip
-
-    def _on_download_progress(self, progress: dict[str, Any]) -> None:
-        self.download_progress = (progress["done"], progress["total"])
-        self.changed.emit()
-
-    def _on_downloaded(self) -> None:
-        self._fetching, self._fetch, self.state = 0, True, "reading"
-        self.refresh()
-
-    def try_again(self) -> None:
-        """Do again what failed: the download, or reading."""
-        (self.download if self._fetch_failed else self.reload)()
-
-    def reload(self) -> None:
-        self.refresh(again=True)
-
-    def refresh(self, again: bool = False) -> None:
-        """Request missing data, if there are watchers. `again`: even if no setting has changed, as files may have."""
-        self._rest_timer.stop()
-        if not self._watchers:
-            return
-        settings = self.settings()
-        if self._requested_for == settings and not self._fetch and not again:
-            self._request_counts()
-            return
-        if self._fetching and self._requested_for and self._requested_for["data"] == settings["data"]:
-            return
-        for question in ("_reading", "_counting", "_comparing", "_fetching"):
-            self._cancel(question)
-        known = self._requested_for == settings
-        self._requested_for = settings
-        if not settings["data"].strip():
-            self._set_state("none", {})
-            return
-        if self.state in ("none", "failed", "absent", "fetching"):
-            self._set_state("reading", {})
-        self._reading = self._service.ask(
-            "preview",
-            lambda answer: self._on_preview(answer, known),
-            on_refused=self._on_refused,
-            owner=self,
-            settings=settings,
-            fetch=self._fetch,
-        )
-        self._fetch = False
-
-    def request_rows(self, start: int, count: int, on_answer: OnAnswer, owner: QObject) -> int:
-        """Request a range of rows of the split; returns the request's number. None is answered where there is nothing to show."""
-        return self._request("preview_rows", on_answer, None, owner, start=start, count=count)
-
-    def request_row(self, index: int, on_answer: OnAnswer, owner: QObject) -> int:
-        """Request one row in full with its rendered prompt. It is answered twice where rendering must load the tokenizer first."""
-        return self._request("preview_row", on_answer, on_answer, owner, index=index)
-
-    def cancel(self, number: int) -> None:
-        self._service.cancel(number)
-
-    def _request(
-        self, question: str, on_answer: OnAnswer, on_progress: OnAnswer | None, owner: QObject, **which: int
-    ) -> int:
-        """Send a question about the split; `on_answer` gets None for a refusal, or if the settings have changed meanwhile."""
-        settings, split = self.settings(), self.split
-
-        def current(callback: OnAnswer) -> OnAnswer:
-            return lambda answer: callback(answer if (self.settings(), self.split) == (settings, split) else None)
-
-        return self._service.ask(
-            question, current(on_answer), on_progress=current(on_progress) if on_progress else None,
-            on_refused=lambda _: on_answer(None), owner=owner,
-            settings=settings, split=split, **which,
-        )  # fmt: skip
-
-    def set_split(self, split: str) -> None:
-        """Show another split."""
-        if split != self.split and split in self.splits:
-            self.split = split
-            self._cancel("_counting")
-            self._cancel("_comparing")
-            self.counts, self._count_faults = None, []
-            self._set_variety({})
-            self._collect_faults()
-            self.changed.emit()
-            self.rows_replaced.emit()
-            self._request_counts()
-
-    # Data
+        values = self._draft.valid_values()
+        return prompt_limit(values["max_seq_length"], values["max_completion_length"], values["max_prompt_length"])
 
     @property
     def splits(self) -> dict[str, dict[str, Any]]:
@@ -312,14 +183,99 @@ class Dataset(QObject):
         return self.choices["splits"] or self.preview.get("names", [])
 
     def summary_line(self) -> tuple[str, bool]:
-        """(a summary in one line, whether it states a problem)."""
+        """(“2,048 rows · question → prompt, answer → answer · 3 too long”, or a problem; True for a problem)."""
         if self.faults:
             return self.faults[0].sentence, True
-        columns, valid_values = self.columns, self._draft.valid_values()
-        return summary_line(self.state, self.splits, {valid_values[key]: use for key, use in USES.items() if valid_values[key] in columns},
-                         self.counts if self.split == "train" else None, self.prompt_limit), False  # fmt: skip
+        if self.state in STATE_LINES or "train" not in self.splits:
+            return STATE_LINES.get(self.state, ""), False
+        values, train = self._draft.valid_values(), self.splits["train"]
+        others = "".join(f" + {about['rows']:,} {name}" for name, about in self.splits.items() if name != "train")
+        columns = {values[key]: use for key, use in USES.items() if values[key] in self.columns}
+        parts = [f"{train['rows']:,} rows{others}", ", ".join(f"{column} → {use}" for column, use in columns.items())]
+        if self.split == "train" and self.counts is not None and self.counts.has_tokens:
+            rows, is_exact = self.counts.too_long(self.prompt_limit)
+            parts.append(f"{'' if is_exact else 'about '}{rows:,} too long" if rows else "")
+        if train["unanswered"]:
+            parts.append(f"{train['unanswered']:,} without an answer")
+        return " · ".join(part for part in parts if part), False
 
-    # Answers
+    def set_split(self, split: str) -> None:
+        """Show another split."""
+        if split != self.split and split in self.splits:
+            self.split = split
+            self._cancel("preview_counts", "preview_variety")
+            self._reset_figures()
+            self._request_counts()
+
+    # Requests
+
+    def refresh(self, again: bool = False) -> None:
+        """Request missing data, if there are watchers. `again`: even if no setting has changed, as files may have."""
+        self._rest_timer.stop()
+        if not self._watchers:
+            return
+        settings = self.settings()
+        if self._requested_for == settings and not self._fetch and not again:
+            self._request_counts()
+            return
+        if "download" in self._pending and self._requested_for and self._requested_for["data"] == settings["data"]:
+            return
+        self._cancel(*self._pending)
+        known = self._requested_for == settings
+        self._requested_for = settings
+        if not settings["data"].strip():
+            self._set_state("none", {})
+            return
+        if self.state in ("none", "failed", "absent", "fetching"):
+            self._set_state("reading", {})
+        self._pending["preview"] = self._service.ask(
+            "preview",
+            lambda answer: self._on_preview(answer, known),
+            on_refused=self._on_refused,
+            owner=self,
+            settings=settings,
+            fetch=self._fetch,
+        )
+        self._fetch = False
+
+    def reload(self) -> None:
+        self.refresh(again=True)
+
+    def request_rows(self, start: int, count: int, on_answer: OnAnswer, owner: QObject) -> int:
+        """Request a range of rows of the split; returns the request's number. The answer is None if there are none."""
+        return self._request("preview_rows", on_answer, None, owner, start=start, count=count)
+
+    def request_row(self, index: int, on_answer: OnAnswer, owner: QObject) -> int:
+        """Request one row with its rendered prompt; answered twice where rendering must load the tokenizer first."""
+        return self._request("preview_row", on_answer, on_answer, owner, index=index)
+
+    def cancel(self, number: int) -> None:
+        self._service.cancel(number)
+
+    def _request(
+        self, question: str, on_answer: OnAnswer, on_progress: OnAnswer | None, owner: QObject, **which: int
+    ) -> int:
+        """Ask about the split; `on_answer` gets None for a refusal, or if the settings have changed meanwhile."""
+        settings, split = self.settings(), self.split
+
+        def current(callback: OnAnswer) -> OnAnswer:
+            return lambda answer: callback(answer if (self.settings(), self.split) == (settings, split) else None)
+
+        return self._service.ask(
+            question,
+            current(on_answer),
+            on_progress=current(on_progress) if on_progress else None,
+            on_refused=lambda _: on_answer(None),
+            owner=owner,
+            settings=settings,
+            split=split,
+            **which,
+        )
+
+    def _cancel(self, *questions: str) -> None:
+        for question in questions:
+            if number := self._pending.pop(question, 0):
+                self._service.cancel(number)
 
     def _on_changed(self, key: str) -> None:
         if not key or key in ANSWER_SETTINGS:
@@ -333,7 +289,7 @@ class Dataset(QObject):
 
     def _on_preview(self, answer: dict[str, Any], known: bool) -> None:
         """`known`: the settings are those of the previous answer, so this one may be equal to it."""
-        self._reading = 0
+        self._pending.pop("preview", None)
         if known and answer == {"absent": False, **self.preview}:
             if self.counts is not None and self.counts.no_tokens:
                 self.counts = replace(self.counts, done=False)  # the model may be on this machine by now
@@ -347,21 +303,26 @@ class Dataset(QObject):
         self._request_counts()
 
     def _on_refused(self, faults: list[ConfigProblem]) -> None:
-        self._fetch_failed = bool(self._fetching)
-        self._reading, self._fetching, self._requested_for = 0, 0, None
+        self._fetch_failed = "download" in self._pending
+        self._pending.pop("preview", None)
+        self._pending.pop("download", None)
+        self._requested_for = None
         self._set_state("failed", {"faults": [fault.to_dict() for fault in faults]})
 
     def _set_state(self, state: str, preview: dict[str, Any]) -> None:
-        self.state, self.preview, self.counts, self._count_faults = state, preview, None, []
-        self._set_variety({})
+        self.state, self.preview = state, preview
         if self.split not in self.splits:
             self.split = next(iter(self.splits), "train")
+        self._reset_figures()
+
+    def _reset_figures(self) -> None:
+        self.counts, self._count_faults = None, []
+        self._set_variety({})
         self._collect_faults()
         self.changed.emit()
         self.rows_replaced.emit()
 
     def _collect_faults(self) -> None:
-        """All faults, without repetitions."""
         of_preview = [ConfigProblem(**fault) for fault in self.preview.get("faults", ())]
         self.faults = list(dict.fromkeys([*of_preview, *self._count_faults]))
 
@@ -369,41 +330,87 @@ class Dataset(QObject):
         """Request the configurations and splits of a dataset on the Hub, once per dataset."""
         settings = self.settings()
         dataset = (settings["data"], settings["dataset_config"]) if form == "hub" else ()
-        if dataset != self._choices_for:
-            self._choices_for, self.choices = dataset, {"configs": [], "splits": []}
-            if dataset:
-                self._service.ask("preview_choices", self._on_choices, owner=self, settings=settings)
+        if dataset == self._choices_for:
+            return
+        self._choices_for, self.choices = dataset, {"configs": [], "splits": []}
 
-    def _on_choices(self, choices: dict[str, list[str]]) -> None:
-        self.choices = choices
+        def on_choices(choices: dict[str, list[str]]) -> None:
+            self.choices = choices
+            self.changed.emit()
+
+        if dataset:
+            self._service.ask("preview_choices", on_choices, owner=self, settings=settings)
+
+    # Download
+
+    def download(self) -> None:
+        """Download a dataset from the Hub, then read it; it continues without watchers.
+
+        Choosing another dataset cancels it, and the bytes so far are kept.
+        """
+        self._cancel("download")
+        self.download_progress = (0, None)
+        self._set_state("fetching", {})
+        self._pending["download"] = self._service.ask(
+            "download",
+            lambda _: self._on_downloaded(),
+            on_progress=self._on_download_progress,
+            on_refused=self._on_refused,
+            owner=self,
+            id=self.settings()["data"].strip(),
+            repo_type="dataset",
+        )
+
+    def try_again(self) -> None:
+        """Repeat what failed: the download, or reading."""
+        (self.download if self._fetch_failed else self.reload)()
+
+    def _on_download_progress(self, progress: dict[str, Any]) -> None:
+        self.download_progress = (progress["done"], progress["total"])
         self.changed.emit()
 
-    # Counting
+    def _on_downloaded(self) -> None:
+        self._pending.pop("download", None)
+        self._fetch, self.state = True, "reading"
+        self.refresh()
 
-    def _request_counts(self) -> None:
-        """Request the token counts of the split's prompts and their variety, unless they are known or requested."""
-        self._request_variety()
-        if self._counting or not self._watchers or not self.can_count:
-            return
-        most = None if any(self._watchers.values()) else SAMPLE_SIZE
-        rows = self.splits[self.split]["rows"]
-        if self.counts is not None and self.counts.done and self.counts.seen >= min(rows, most or rows):
-            return
-        self._counting = self._service.ask(
-            "preview_counts", lambda answer: self._on_counts(answer, done=True), on_progress=self._on_counts,
-            on_refused=self._on_counts_refused, owner=self, settings=self.settings(), split=self.split, most=most,
-        )  # fmt: skip
+    # Counts and variety
 
     @property
     def can_count(self) -> bool:
-        """Whether there are rows and a column of prompts."""
+        """There are rows and a column of prompts."""
         return self.split in self.splits and self._draft.valid_values()["prompt_feature"] in self.columns
+
+    def _request_counts(self) -> None:
+        """Request the token counts of the split's prompts and their variety, unless they are known or requested."""
+        if not self._watchers or not self.can_count:
+            return
+        counts_all = any(self._watchers.values())
+        which = {"settings": self.settings(), "split": self.split}
+        if counts_all and not self.variety and "preview_variety" not in self._pending:
+            self._pending["preview_variety"] = self._service.ask(
+                "preview_variety", self._on_variety, on_refused=lambda _: self._on_variety({}), owner=self, **which
+            )
+        most = None if counts_all else SAMPLE_SIZE
+        rows = self.splits[self.split]["rows"]
+        is_known = self.counts is not None and self.counts.done and self.counts.seen >= min(rows, most or rows)
+        if not is_known and "preview_counts" not in self._pending:
+            self._pending["preview_counts"] = self._service.ask(
+                "preview_counts",
+                lambda answer: self._on_counts(answer, done=True),
+                on_progress=self._on_counts,
+                on_refused=self._on_counts_refused,
+                owner=self,
+                most=most,
+                **which,
+            )
 
     def _on_counts(self, answer: dict[str, Any], done: bool = False) -> None:
         lengths = () if answer["no_tokens"] else tuple((int(tokens), int(rows)) for tokens, rows in answer["lengths"])
         self.counts = Counts(answer["rows"], answer["seen"], answer["refused"], lengths, answer["no_tokens"], done)
-        self._counting = 0 if done else self._counting
         faults = [ConfigProblem(**fault) for fault in answer["faults"]]
+        if done:
+            self._pending.pop("preview_counts", None)
         if faults != self._count_faults:
             self._count_faults = faults
             self._collect_faults()
@@ -413,31 +420,15 @@ class Dataset(QObject):
             self._request_counts()  # a watcher that needs every prompt counted may have been added meanwhile
 
     def _on_counts_refused(self, faults: list[ConfigProblem]) -> None:
-        self._counting, self._count_faults = 0, faults
+        self._pending.pop("preview_counts", None)
+        self._count_faults = faults
         self._collect_faults()
         self.changed.emit()
 
-    # Variety
-
-    def _request_variety(self) -> None:
-        """Request it for a page that shows all there is; a line in passing does without."""
-        if self._comparing or self.variety or not any(self._watchers.values()) or not self.can_count:
-            return
-        self._comparing = self._service.ask(
-            "preview_variety", self._on_variety, on_refused=lambda _: self._on_variety({}), owner=self,
-            settings=self.settings(), split=self.split,
-        )  # fmt: skip
-
     def _on_variety(self, answer: dict[str, Any]) -> None:
-        self._comparing = 0
+        self._pending.pop("preview_variety", None)
         self._set_variety(answer)
 
     def _set_variety(self, variety: dict[str, Any]) -> None:
         self.variety = variety
         self.variety_changed.emit()
-
-    def _cancel(self, question: str) -> None:
-        """Cancel a request, if it is pending."""
-        if number := getattr(self, question):
-            self._service.cancel(number)
-            setattr(self, question, 0)

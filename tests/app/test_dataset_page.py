@@ -119,7 +119,7 @@ def write_rows(folder: Path, count: int = 12, name: str = "rows.jsonl", **more: 
 def show_dataset(qtbot, page: DatasetPage, state: str = "ready", **settings: Any) -> None:
     page.session.draft.update(settings)
     page.show()
-    qtbot.waitUntil(lambda: page.dataset.state == state and page.dataset._reading == 0)
+    qtbot.waitUntil(lambda: page.dataset.state == state and "preview" not in page.dataset._pending)
 
 
 def test_a_pattern_that_is_none_is_said_above_the_rows_that_are_shown_without_it(
@@ -274,7 +274,7 @@ def test_choosing_another_dataset_cancels_a_download(qtbot, page: DatasetPage, t
     show_dataset(qtbot, page, "absent", data="owner/sums")
     service.held["download"] = []
     page.absent.button_clicked.emit()
-    number = page.dataset._fetching
+    number = page.dataset._pending["download"]
     del service.canned["preview"]
     show_dataset(qtbot, page, data=write_rows(tmp_path))
     assert number in service.cancelled
@@ -514,8 +514,8 @@ def test_prompts_longer_than_the_limit_are_counted_without_a_request(
 def test_hiding_the_page_cancels_counting(qtbot, page: DatasetPage, tmp_path: Path) -> None:
     page.session.service.held["preview_counts"] = []
     show_dataset(qtbot, page, data=write_rows(tmp_path), **MAPPED)
-    qtbot.waitUntil(lambda: page.dataset._counting > 0)
-    number = page.dataset._counting
+    qtbot.waitUntil(lambda: "preview_counts" in page.dataset._pending)
+    number = page.dataset._pending["preview_counts"]
     page.hide()
     assert number in page.session.service.cancelled
     before = len(page.session.service.of("preview_counts"))
