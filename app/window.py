@@ -46,7 +46,7 @@ from app.widgets.form.field import UndoKeys
 from app.widgets.menu_dialogs import PreferencesDialog
 from app.widgets.window_frame import DropOverlay, Sidebar, StatusStrip
 from backend.distributed.hosts_file import HostsToAllow
-from backend.rewards.catalogue.allowed_code import CodeToAllow
+from backend.rewards.allowed_code import CodeToAllow
 from backend.runs.run_folder import RunFolder
 from backend.utils.errors import UserError
 

@@ -14,9 +14,7 @@ from backend.cli.common import MISTAKE, force_utf8, print_faults
 from backend.distributed import PROBE, RECEIVE
 from backend.engine.cpu import blas
 from backend.models import template_limits, transformers_scan
-from backend.rewards.functions import math_equality
-from backend.rewards.programs import client as programs
-from backend.rewards.sandbox import wire
+from backend.rewards.registry import REWARD_PROCESSES
 from backend.trainer.trackers import process as tracker_process
 from backend.utils.command import BUNDLED_PROGRAM
 from backend.utils.errors import UserError
@@ -125,18 +123,8 @@ def complete() -> int:
 def main() -> int | None:
     force_utf8()
     # The child processes of a bundled app (`backend.utils.child_process.module_command`); they prepare what they need themselves.
-    if sys.argv[1:] == [math_equality.VERB]:
-        from backend.rewards.functions import math_verify_process
-
-        return math_verify_process.main()
-    if sys.argv[1:] == [programs.VERB]:
-        from backend.rewards.programs import server as program_server
-
-        return program_server.main()
-    if sys.argv[1:2] == [wire.VERB]:
-        from backend.rewards.sandbox import server
-
-        server.main(sys.argv[2:])
+    if module := REWARD_PROCESSES.get("".join(sys.argv[1:2])):
+        return importlib.import_module(module).main(sys.argv[2:])
     if sys.argv[1:2] == [tracker_process.VERB]:
         return tracker_process.main(sys.argv[2:])
     if sys.argv[1:] == [template_limits.VERB]:

@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 from backend.config.config import SETTINGS, needs_reference
-from backend.rewards.catalogue.catalog import builtin_rewards
+from backend.rewards.catalogue import builtin_rewards
 from backend.runs.metric_names import EVALUATION, prefixed, trl_name
 
 

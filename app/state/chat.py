@@ -19,8 +19,8 @@ from app.state.processes import Service
 from app.state.reward_bench import case_of
 from backend.config import config
 from backend.config.config import Config, keys_used_by
-from backend.rewards.catalogue import catalog
-from backend.rewards.catalogue.scorable import scorable
+from backend.rewards import catalogue
+from backend.rewards.catalogue import scorable
 from backend.runs.run_folder import RunFolder, all_runs
 from backend.runs.saved_weights import WeightChoice, choices
 from backend.runs.steering import run_config
@@ -275,7 +275,7 @@ class ChatWithModel(QObject):
     def reward_names(self) -> list[str]:
         """Metric names of the run's reward functions; an index is a colour."""
         names = self.choice.settings.get("reward_functions", []) if self.choice is not None else []
-        return [catalog.metric_name(str(name)) for name in names]
+        return [catalogue.metric_name(str(name)) for name in names]
 
     def _score(self, index: int, side: str) -> None:
         """Score an answer that has ended, by the functions that can without an answer where none is expected."""

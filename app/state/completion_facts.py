@@ -18,8 +18,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from backend.rewards.catalogue.catalog import COMPARING_REWARDS
-from backend.rewards.catalogue.entry import CODE_TESTS
+from backend.rewards.catalogue import CODE_TESTS, COMPARING_REWARDS
 from backend.runs.completion_rows import parse_group_row, token_count
 from backend.utils.disk_faults import cause
 from backend.utils.errors import UserError

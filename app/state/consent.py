@@ -1,6 +1,6 @@
 """Consent to run the user's reward code: asked before a file first runs, and again when its contents have changed.
 
-What was allowed is kept by `backend.rewards.catalogue.allowed_code`, and enforced there too: the processes that the window starts refuse code of a
+What was allowed is kept by `backend.rewards.allowed_code`, and enforced there too: the processes that the window starts refuse code of a
 run folder that is not in that record. Nothing here runs code or knows a widget: the window sets `ask` to its dialog.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from backend.config import config
 from backend.distributed.hosts_file import AllowedHosts, HostsToAllow
-from backend.rewards.catalogue.allowed_code import AllowedCode, CodeFile, CodeToAllow, Rights
+from backend.rewards.allowed_code import AllowedCode, CodeFile, CodeToAllow, Rights
 from backend.runs.run_folder import RunFolder
 
 Ask = Callable[[Sequence[CodeToAllow]], bool]

@@ -24,8 +24,8 @@ from backend.config.other_programs.translation import Translation, read_words, t
 from backend.config.setting import Kind, Setting
 from backend.config.updates import without_program_faults
 from backend.distributed.hosts_file import hosts_problems
-from backend.rewards.catalogue import catalog
-from backend.rewards.catalogue.catalog import RewardEntry
+from backend.rewards import catalogue
+from backend.rewards.catalogue import RewardEntry
 from backend.runs.saved_weights import adapter_settings, find_adapter
 from backend.utils import places
 from backend.utils.command import backend_command, shell_line
@@ -59,7 +59,7 @@ def values_from(raw: Mapping[str, Any]) -> tuple[Values, list[ConfigProblem]]:
     unknown = [fault for fault in config.problems(raw) if fault.setting not in SETTINGS and fault not in misread]
     values = defaults() | {key: value for key, value in translated.items() if key in SETTINGS}
     if isinstance(values["reward_functions"], list):
-        values["reward_functions"] = [catalog.canonical_entry(str(name)) for name in values["reward_functions"]]
+        values["reward_functions"] = [catalogue.canonical_entry(str(name)) for name in values["reward_functions"]]
     return values, [*misread, *unknown]
 
 
@@ -201,7 +201,7 @@ class Draft(QObject):
         """Set the user's reward file and tick its functions before the others; those of an earlier file go."""
         old = {entry.name for entry in self._user_rewards()[0]}
         try:
-            own = [entry.name for entry in catalog.rewards_in_file(catalog.locate_reward_file(path))]
+            own = [entry.name for entry in catalogue.rewards_in_file(catalogue.locate_reward_file(path))]
         except UserError:  # it is set all the same, and becomes a problem with its message
             own = []
         names, weights = self._values["reward_functions"], self._values["reward_weights"]
@@ -333,9 +333,9 @@ class Draft(QObject):
         path = self._reward_file()
         if problems:
             return problems  # the names that a broken file would register are unknown
-        computes_names = path is not None and catalog.computes_names(path)
+        computes_names = path is not None and catalogue.computes_names(path)
         if path is not None and not own and not computes_names:
-            plain = catalog.plain_rewards_in_file(path)  # as TRL's, which must be named one by one
+            plain = catalogue.plain_rewards_in_file(path)  # as TRL's, which must be named one by one
             how = 'put @register_reward_function("name") above each'
             if plain:
                 how = f"name its functions among the reward functions instead, as {path}::{plain[0].name}"
@@ -343,7 +343,7 @@ class Draft(QObject):
         names = self._values["reward_functions"]
         if computes_names or not isinstance(names, list):
             return []
-        return catalog.reward_faults([str(name) for name in names], self._known_rewards())
+        return catalogue.reward_faults([str(name) for name in names], self._known_rewards())
 
     # As a config, a command and a summary
 
@@ -413,24 +413,24 @@ class Draft(QObject):
         known, names = self._known_rewards(), self._values["reward_functions"]
         plain = {entry.name for entry in known}
         called = [text for text in map(str, names if isinstance(names, list) else ()) if text not in plain]
-        entries = (catalog.find_entry(text, known) for text in dict.fromkeys(called))
+        entries = (catalogue.find_entry(text, known) for text in dict.fromkeys(called))
         return known + [entry for entry in entries if entry is not None]
 
     def _known_rewards(self) -> list[RewardEntry]:
         own = self._user_rewards()[0]
         replaced = {entry.name for entry in own}
-        return own + [entry for entry in catalog.builtin_rewards() if entry.name not in replaced]
+        return own + [entry for entry in catalogue.builtin_rewards() if entry.name not in replaced]
 
     def _user_rewards(self) -> tuple[list[RewardEntry], list[ConfigProblem]]:
         path = self._reward_file()
         try:
-            return (catalog.rewards_in_file(path) if path is not None else []), []
+            return (catalogue.rewards_in_file(path) if path is not None else []), []
         except UserError as error:
             return [], error.faults
 
     def _reward_file(self) -> Path | None:
         text = str(self._values["reward_functions_file"] or "").strip()
-        return catalog.locate_reward_file(text) if text else None
+        return catalogue.locate_reward_file(text) if text else None
 
 
 class History(QUndoStack):

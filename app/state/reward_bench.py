@@ -17,7 +17,7 @@ from app.state.consent import Consent
 from app.state.draft import Draft
 from app.state.processes import Service
 from backend.config.config import keys_used_by
-from backend.rewards.catalogue import catalog
+from backend.rewards import catalogue
 from backend.utils.errors import ConfigProblem, UserError
 
 # Which scores of a completion can be kept as a case of the user's reward file: those of the file's own functions.
@@ -35,7 +35,7 @@ class RewardCase:
 def reward_file(settings: Mapping[str, Any]) -> Path | None:
     """The user's reward file, where these settings name one that exists."""
     text = str(settings.get("reward_functions_file") or "").strip()
-    path = catalog.locate_reward_file(text) if text else None
+    path = catalogue.locate_reward_file(text) if text else None
     return path if path is not None and path.is_file() else None
 
 
@@ -44,7 +44,7 @@ def case_of(settings: Mapping[str, Any], scores: Mapping[str, float | None]) -> 
     file = reward_file(settings)
     if file is None or not scores:
         return None
-    calls = {catalog.metric_name(str(entry)): str(entry) for entry in settings["reward_functions"]}
+    calls = {catalogue.metric_name(str(entry)): str(entry) for entry in settings["reward_functions"]}
     own = _names_of_file(file, calls)
     expected = {name: score for name, score in scores.items() if name in own}
     return RewardCase(file, expected, calls) if expected else None
@@ -53,11 +53,11 @@ def case_of(settings: Mapping[str, Any], scores: Mapping[str, float | None]) -> 
 def _names_of_file(file: Path, calls: Mapping[str, str]) -> set[str]:
     """Metric names of the chosen reward functions that are the file's own."""
     try:
-        registered = {entry.name for entry in catalog.rewards_in_file(file)}
+        registered = {entry.name for entry in catalogue.rewards_in_file(file)}
     except UserError:  # the file cannot be read any more, as scoring has said
         return set()
-    shipped = {entry.name for entry in catalog.builtin_rewards()}
-    parsed = {name: catalog.reward_call(entry, shipped | registered) for name, entry in calls.items()}
+    shipped = {entry.name for entry in catalogue.builtin_rewards()}
+    parsed = {name: catalogue.reward_call(entry, shipped | registered) for name, entry in calls.items()}
     # A file may register a function under a shipped name; the name is then the file's.
     return {name for name, call in parsed.items() if call.file or call.function not in shipped - registered}
 

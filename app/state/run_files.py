@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from backend.config.config import SETTINGS, Config, parse
-from backend.rewards.catalogue.catalog import DEFAULT_REWARDS, metric_name, split_names
+from backend.rewards.catalogue import DEFAULT_REWARDS, metric_name, split_names
 from backend.runs.archive import summary
 from backend.runs.events import Event
 from backend.runs.queue import is_fresh

@@ -1,6 +1,6 @@
 """The question before a user's code runs: which file, what is in it, and what it could reach.
 
-The facts come from the source text (`backend.rewards.catalogue.allowed_code`); nothing is run to find them.
+The facts come from the source text (`backend.rewards.allowed_code`); nothing is run to find them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from app.widgets.basic.dialogs import open_path
 from app.widgets.basic.labels import button, label
 from app.widgets.basic.number_format import figure
 from backend.distributed.hosts_file import Host, HostsToAllow
-from backend.rewards.catalogue.allowed_code import CodeToAllow
+from backend.rewards.allowed_code import CodeToAllow
 from backend.utils.text import quote
 
 WIDTH = 520

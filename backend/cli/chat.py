@@ -18,8 +18,8 @@ import typer
 from backend.cli.common import AllowCode, AsJson, ExistingRunsDir, tell, tell_json, verb
 from backend.cli.completions import checkpoints, run_names
 from backend.config.config import SETTINGS, Config, problems
-from backend.rewards.catalogue.allowed_code import require_allowed
-from backend.rewards.catalogue.scorable import scorable
+from backend.rewards.allowed_code import require_allowed
+from backend.rewards.catalogue import scorable
 from backend.utils.documents import written_whole
 from backend.utils.errors import UserError
 from backend.utils.files import TEXT_LIMIT
@@ -284,20 +284,19 @@ def answer(chat: Chat, question: ChatQuestion, sides: Sequence[SideName], printe
 def score(config: Config, replies: Sequence[Reply]) -> list[dict[str, Any]]:
     """{"rewards": {function: score}, "reward"} of each reply, by the run's functions in the sandbox. Functions that need an answer are
     left out where none is known. Raises UserError where a function fails."""
+    from backend.rewards.bench import BenchSettings, RewardBench, score_lines
     from backend.rewards.completion_lines import line_of
-    from backend.rewards.sandbox.client import SandboxClient
-    from backend.rewards.trial_scoring import ScoringSettings, score_lines
 
     has_answer = bool(replies[0].problem.answer)
     names, weights, _ = scorable(config.reward_functions, config.reward_weights, has_answer=has_answer)
     if not names:
         return [{"rewards": {}, "reward": None} for _ in replies]
-    sandbox = SandboxClient()
-    settings = replace(ScoringSettings.of(config), names=names, weights=weights)
+    bench = RewardBench()
+    settings = replace(BenchSettings.of(config), names=names, weights=weights)
     try:
-        scored = score_lines(sandbox, [line_of(reply.group) for reply in replies], settings)
+        scored = score_lines(bench, [line_of(reply.group) for reply in replies], settings)
     finally:
-        sandbox.close()
+        bench.close()
     errors = [function["error"]["sentence"] for function in scored["functions"] if function["error"]]
     if errors:
         raise UserError("reward_functions", " ".join(errors))

@@ -79,7 +79,7 @@ def _values(key: str, start: str) -> Iterator[Offer]:
 
 def _reward_names(key: str, start: str) -> Iterator[Offer]:
     """Names in a list such as [one,two: the last of them is completed."""
-    from backend.rewards.catalogue.catalog import builtin_rewards
+    from backend.rewards.catalogue import builtin_rewards
 
     before, _, last = start.lstrip("[").rpartition(",")
     head = f"{key}=[{before}," if before else f"{key}=["

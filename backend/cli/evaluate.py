@@ -18,7 +18,7 @@ from backend.cli.common import STOPPED, AllowCode, ExistingRunsDir, ignore_sighu
 from backend.cli.completions import checkpoints, run_names
 from backend.cli.consoles import new_console
 from backend.config.config import Config, load
-from backend.rewards.catalogue.allowed_code import require_allowed
+from backend.rewards.allowed_code import require_allowed
 from backend.runs.run_folder import find_run
 from backend.runs.steering import run_config
 from backend.trainer.control import handlers_restored, on_stop_signals

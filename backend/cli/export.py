@@ -15,7 +15,7 @@ from backend.cli.completions import checkpoints, run_names
 from backend.config.config import Config, load, read
 from backend.export.export_choices import settings_of
 from backend.export.exports import DEFAULT_FORMAT, FORMATS, TARGETS
-from backend.rewards.catalogue.allowed_code import require_allowed
+from backend.rewards.allowed_code import require_allowed
 from backend.runs.run_folder import find_run
 from backend.trainer.control import StopRequested, raising_stop
 from backend.utils.errors import UserError

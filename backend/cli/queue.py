@@ -66,7 +66,7 @@ def add(
     from backend.cli.training import apply_changes, new_run
     from backend.config.config import read
     from backend.distributed.hosts_file import require_hosts
-    from backend.rewards.catalogue.allowed_code import require_allowed
+    from backend.rewards.allowed_code import require_allowed
     from backend.runs.run_folder import find_run
     from backend.runs.steering import run_config
     from backend.utils.errors import UserError

@@ -27,7 +27,7 @@ from backend.distributed.rank_process import (
 )
 from backend.distributed.ranks import LostRankError
 from backend.engine.cpu import kernel_folder
-from backend.rewards.catalogue.allowed_code import require_allowed
+from backend.rewards.allowed_code import require_allowed
 from backend.runs.events import check_format
 from backend.runs.run_folder import RunFolder
 from backend.utils.command import shell_line

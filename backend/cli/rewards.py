@@ -26,7 +26,7 @@ def list_rewards(
     """Every reward function there is; a file's are read from its text, which is not run."""
     from dataclasses import asdict
 
-    from backend.rewards.catalogue.catalog import builtin_rewards, locate_reward_file, rewards_in_file
+    from backend.rewards.catalogue import builtin_rewards, locate_reward_file, rewards_in_file
 
     entries = builtin_rewards() + (rewards_in_file(locate_reward_file(file)) if file else [])
     if as_json:
@@ -87,9 +87,9 @@ def rerun_cases(
 ) -> None:
     """Score the cases kept with a reward file again; exit code 2 where one does not get what it should."""
     from backend.config.config import SETTINGS
+    from backend.rewards.bench import RewardBench
     from backend.rewards.cases import cases_file, read_cases, rerun
-    from backend.rewards.catalogue.catalog import locate_reward_file
-    from backend.rewards.sandbox.client import SandboxClient
+    from backend.rewards.catalogue import locate_reward_file
     from backend.utils.files import is_folder
     from backend.utils.text import quote
 
@@ -99,11 +99,11 @@ def rerun_cases(
     cases = read_cases(path)
     if not cases:
         raise UserError("cases", f"No cases are kept in {cases_file(path)}.")
-    sandbox = SandboxClient()
+    bench = RewardBench()
     try:
-        results = rerun(sandbox, path, cases, float(SETTINGS["reward_timeout"].default))
+        results = rerun(bench, path, cases, float(SETTINGS["reward_timeout"].default))
     finally:
-        sandbox.close()
+        bench.close()
     if as_json:
         rows = [
             {"passed": result.passed, "expected": result.case["expected"], "scores": result.scores}
@@ -121,14 +121,13 @@ def rerun_cases(
 
 def _score(settings: Config, lines: Sequence[Any]) -> dict[str, Any]:
     """The result of `score_lines`. Raises UserError where a function fails, because a run would stop there."""
-    from backend.rewards.sandbox.client import SandboxClient
-    from backend.rewards.trial_scoring import ScoringSettings, score_lines
+    from backend.rewards.bench import BenchSettings, RewardBench, score_lines
 
-    sandbox = SandboxClient()
+    bench = RewardBench()
     try:
-        scored = score_lines(sandbox, lines, ScoringSettings.of(settings))
+        scored = score_lines(bench, lines, BenchSettings.of(settings))
     finally:
-        sandbox.close()
+        bench.close()
     errors = [function["error"]["sentence"] for function in scored["functions"] if function["error"]]
     if errors:
         raise UserError([ConfigProblem("reward_functions", sentence) for sentence in errors])

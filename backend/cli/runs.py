@@ -25,7 +25,7 @@ from backend.cli.completions import checkpoints, run_names
 from backend.cli.training import PreparedRun, check_settings, parse_changes
 from backend.config.config import load, read
 from backend.distributed.hosts_file import allow_hosts
-from backend.rewards.catalogue.allowed_code import allow_named, require_allowed
+from backend.rewards.allowed_code import allow_named, require_allowed
 from backend.runs.events import Follower
 from backend.runs.run_folder import RunFolder, find_run
 from backend.runs.steering import changed, request_change, run_config

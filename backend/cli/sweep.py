@@ -16,7 +16,7 @@ from backend.cli.common import AllowCode, AsJson, NewRunsDir, ignore_sighup, tel
 from backend.cli.consoles import new_console
 from backend.cli.training import logging_to, restart
 from backend.config.config import parse
-from backend.rewards.catalogue.allowed_code import allow_named, require_allowed
+from backend.rewards.allowed_code import allow_named, require_allowed
 from backend.runs.sweeps.sweep import SweepPlan, load_sweep, text_of, training_steps
 from backend.runs.sweeps.sweep_results import (
     SweepFolder,

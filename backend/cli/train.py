@@ -24,7 +24,7 @@ from backend.cli.training import (
 from backend.config import updates
 from backend.config.config import load, read
 from backend.config.other_programs.translation import translate
-from backend.rewards.catalogue.allowed_code import require_allowed
+from backend.rewards.allowed_code import require_allowed
 from backend.runs.events import check_format, has_finished
 from backend.runs.run_folder import RunFolder, find_run
 from backend.runs.saved_weights import find_checkpoint

@@ -23,7 +23,7 @@ from backend.config.other_programs.translation import with_changes
 from backend.distributed.commands import launch_command
 from backend.distributed.hosts_file import allow_hosts, require_hosts
 from backend.distributed.rank_process import RESTART_RANKS, Orders
-from backend.rewards.catalogue.allowed_code import allow_named, require_allowed
+from backend.rewards.allowed_code import allow_named, require_allowed
 from backend.runs.events import EventLog, write_all
 from backend.runs.run_folder import RunFolder, default_run_name, make_run_folder
 from backend.runs.run_lock import held_for_launch, hold_lock

@@ -26,7 +26,7 @@ from backend.config.settings.grpo import GrpoFields
 from backend.config.settings.model import ModelFields
 from backend.config.settings.training import TrainingFields
 from backend.config.stages import validated_stages
-from backend.rewards.catalogue.catalog import nearest, split_names, with_absolute_file
+from backend.rewards.catalogue import nearest, split_names, with_absolute_file
 from backend.sampling.output_grammar import is_schema
 from backend.utils.documents import read_yaml, validation_error
 from backend.utils.errors import ConfigProblem, UserError

@@ -28,8 +28,7 @@ from backend.data.row_views import (
     missing_columns,
 )
 from backend.data.sources import Check, Found, Names, Reading, find_splits
-from backend.rewards.catalogue.catalog import COMPARING_REWARDS, metric_name
-from backend.rewards.catalogue.entry import CODE_TESTS, without_tests
+from backend.rewards.catalogue import CODE_TESTS, COMPARING_REWARDS, metric_name, without_tests
 from backend.runs.start_progress import telling
 from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.files import user_path

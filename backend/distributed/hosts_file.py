@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from backend.rewards.catalogue.catalog import nearest
-from backend.rewards.trust_record import TrustRecord
+from backend.rewards.allowed_code import TrustRecord
+from backend.rewards.catalogue import nearest
 from backend.utils.documents import parse_json
 from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.files import read_bytes, read_text, resolved, user_path

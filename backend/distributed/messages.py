@@ -14,8 +14,7 @@ import numpy as np
 
 from backend.config.config import Config
 from backend.distributed.wire import to_json
-from backend.rewards.catalogue.catalog import locate_reward_file
-from backend.rewards.catalogue.entry import read_call
+from backend.rewards.catalogue import locate_reward_file, read_call
 from backend.trainer.run_context import StepContext
 from backend.types import Completion, Group, Problem
 from backend.utils.errors import UserError

@@ -1,10 +1,15 @@
-"""Reward functions: register them, resolve them by name, load a user's own file, score the completions of a step.
+"""Reward functions: registered, read as text for menus, resolved by name, called in a confined process.
 
-    functions/  shipped functions         runner/   call functions: inputs, limits, what they returned
-    sandbox/    do so in a process of its own     scorer   a run's functions, wherever they are called
-    programs/   run a completion's code against tests   catalogue/  read functions as text, for menus
+What the rest of the program imports:
 
-It scores text, imports no mlx, and knows no model and no trainer. A user's file needs one line of it:
+    scorer       a run's functions: load, score, map rows         bench, cases   score outside a run, for the Rewards page
+    catalogue    names, labels and parameters as text, light      allowed_code   which files a person has allowed to run
+    weights      schedules of weights                             errors         RewardError, LoadError
+    registry     FunctionDescription                              inputs         TrainerState
+
+Inside: `resolve` and `user_files` make callables of names, `scoring` and `calls` call them, `worker_process` and `worker`
+are the two ends of the process in which that happens, `confinement/` confines it, `functions/` has the shipped functions,
+`program_runner` and `program` run a completion's code. It imports no mlx. A user's file needs one line of it:
 `from backend.rewards import register_reward_function`.
 """
 

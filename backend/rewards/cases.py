@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from backend.rewards.catalogue.catalog import builtin_rewards, computes_names, reward_call, rewards_in_file
-from backend.rewards.sandbox.client import SandboxClient, SandboxTask
+from backend.rewards.bench import BenchSettings, RewardBench
+from backend.rewards.catalogue import builtin_rewards, computes_names, reward_call, rewards_in_file
 from backend.runs.completion_rows import token_ids
 from backend.utils import documents
 from backend.utils.disk_faults import writing
@@ -115,14 +115,16 @@ def is_same(a: Case, b: Case) -> bool:
 
 
 def rerun(
-    sandbox: SandboxClient, file: Path, cases: Sequence[Case], timeout_s: float, poll: Callable[[], None] = lambda: None
+    bench: RewardBench, file: Path, cases: Sequence[Case], timeout_s: float, poll: Callable[[], None] = lambda: None
 ) -> list[CaseResult]:
     """Score every case with the functions it names. Raises UserError where the file cannot be loaded."""
     entries = {name: (case.get("calls") or {}).get(name, name) for case in cases for name in case["expected"]}
     available = [entry for entry in entries.values() if _may_exist(entry, file)]
     if not available:
         return [check(case, {}) for case in cases]
-    results = sandbox.score(SandboxTask(available, [_line(case) for case in cases], file, timeout_s), poll)
+    results = bench.score(
+        BenchSettings(available, file=file, timeout_s=timeout_s), [_line(case) for case in cases], poll
+    )
     counted = [result for result in results if result.error is None]
     return [check(case, {result.name: result.scores[i] for result in counted}) for i, case in enumerate(cases)]
 

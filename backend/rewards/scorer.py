@@ -1,147 +1,172 @@
-"""The reward functions of one run, wherever they are called: in a process of their own, or in this one.
+"""The reward functions of one run, in the reward worker or in this process (`reward_isolation: thread`).
 
-`reward_isolation` decides. The trainer, evaluations, exports, `check` and the bench know functions by their descriptions only.
+The trainer, evaluations, exports, `check` and the reward bench know functions by their descriptions only.
 """
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from backend.config.setting_groups import RewardSettings
-from backend.rewards.catalogue.allowed_code import code_files
-from backend.rewards.catalogue.catalog import locate_reward_file
-from backend.rewards.mlx_lm_lora_shim import stand_in_library
-from backend.rewards.resolve import FunctionDescription, RewardFunction, resolve_stages
-from backend.rewards.runner import row_mapping
-from backend.rewards.runner.inputs import TrainerState
-from backend.rewards.runner.score import ScoreReport, score
-from backend.rewards.runner.step_calls import CallFailed, CallTimeout, Poll, timeout_words, wait_on
-from backend.rewards.runner.timeout import call_with_timeout
-from backend.rewards.sandbox.process import ScoringProcess
-from backend.rewards.sandbox.process_scorer import ProcessScorer, RewardSource
-from backend.rewards.user_files import RewardFile
-from backend.types import Group
+from backend.rewards.allowed_code import code_files
+from backend.rewards.calls import Poll, ThreadCaller, wait_on
+from backend.rewards.catalogue import locate_reward_file, nearest
+from backend.rewards.errors import Failure, RewardError, reward_error
+from backend.rewards.inputs import TrainerState
+from backend.rewards.registry import FunctionDescription
+from backend.rewards.scoring import FunctionHost, RewardSource, Scored, samples_of, total_reward
+from backend.rewards.worker_process import RewardWorker
+from backend.types import Completion, Group, Problem
+from backend.utils.errors import UserError
+from backend.utils.text import quote
 
 NOT_ISOLATED = (
-    "Reward functions run inside the trainer's own process (reward_isolation: thread): one that crashes, exits or keeps Python's "
-    "lock takes the run with it, and nothing keeps it from the run's files."
+    "Reward functions run inside the trainer's own process (reward_isolation: thread): one that crashes, exits or keeps "
+    "Python's lock takes the run with it, and nothing keeps it from the run's files."
 )
-"""Said by a run that executes a file of the user's."""
+SharedProcesses = Mapping[bool, RewardWorker]
+"""Workers that several runs share: for functions that may use the network (True), and for those that may not."""
+
+_NO_NETWORK = re.compile(
+    r"gaierror|URLError|Connect\w*Error|ConnectTimeout|Connection\w*Error|name resolution"
+    r"|PermissionError: \[Errno 13\] Permission denied(?!:)"  # of a socket: for a file the file's name follows
+)
+_keys = itertools.count(1)
 
 
-class Scorer(Protocol):
-    """The functions of a run, loaded once and kept until `close`."""
+@dataclass(frozen=True, slots=True)
+class ScoreReport:
+    """Results of a step beside the scores: `seconds` of each function, and what functions logged, `columns` with one
+    value for each completion in the order of the groups, and `metrics`."""
 
-    def load(self) -> list[list[FunctionDescription]]:
-        """The functions of each stage. Raises UserError for functions that cannot be used."""
-        ...
-
-    def score(
-        self,
-        groups: list[Group],
-        stage: int,
-        weights: Sequence[float],
-        timeout_s: float,
-        state: TrainerState,
-        poll: Poll = wait_on,
-    ) -> ScoreReport:
-        """Fill in every completion's `scores` and `reward` with the functions of a stage, counted from 0. Raises RewardError, and what `poll`
-        raises; no completion is changed then."""
-        ...
-
-    def map_rows(
-        self, function: str, rows: Sequence[dict[str, Any]], where: Callable[[int], str]
-    ) -> list[dict[str, Any] | None]:
-        """What a map function of the reward functions file makes of each row; `where` names the i-th of them in sentences. Raises UserError."""
-        ...
-
-    def notes(self) -> list[str]:
-        """Sentences on what keeps these functions from the rest of the system, where that does not hold."""
-        ...
-
-    def close(self) -> None:
-        """End the process, if there is one. A scorer that is used again loads its functions again."""
-        ...
+    seconds: dict[str, float]
+    columns: dict[str, list[Any]] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
 
 
-class ThreadScorer:
-    """Calls functions in this process, each in a thread with a time limit."""
+class Scorer:
+    """A run's functions, loaded when first needed and kept until `close`; loaded again in a worker that was replaced."""
 
-    def __init__(self, source: RewardSource, timeout_s: float) -> None:
+    def __init__(self, source: RewardSource, host: RewardWorker | FunctionHost, timeout_s: float) -> None:
+        """`timeout_s`: the limit for executing the files, and for a map function."""
+        self.host = host
+        host.start()  # a worker starts while the caller does something else
         self._source, self._timeout_s = source, timeout_s
-        self._executed: dict[Path, RewardFile] = {}
-        self._stages: list[list[RewardFunction]] | None = None
+        self._key = next(_keys)
+        self._generation = 0
+        """The generation of the host's process that has loaded the functions; 0 for none."""
+        self._stages: list[list[FunctionDescription]] = []
+        self._notes: list[str] = []
 
-    def load(self) -> list[list[FunctionDescription]]:
-        return [[function.description for function in stage] for stage in self._functions()]
-
-    def score(
-        self,
-        groups: list[Group],
-        stage: int,
-        weights: Sequence[float],
-        timeout_s: float,
-        state: TrainerState,
-        poll: Poll = wait_on,
-    ) -> ScoreReport:
-        return score(groups, self._functions()[stage], weights, timeout_s, state, poll)
-
-    def map_rows(
-        self, function: str, rows: Sequence[dict[str, Any]], where: Callable[[int], str]
-    ) -> list[dict[str, Any] | None]:
-        self._functions()
-        file = self._executed.get(self._source.file.resolve()) if self._source.file else None
-        call = file.map_functions.get(function) if file else None
-        if file is None or call is None:
-            raise row_mapping.unknown(function, self._source.file, list(file.map_functions) if file else [])
-        with stand_in_library(file.functions):
-            try:
-                return call_with_timeout(
-                    self._timeout_s, lambda: row_mapping.map_each(call, rows, file.path), lambda mapped: mapped
-                )
-            except CallTimeout:
-                raise row_mapping.failure(
-                    function, timeout_words(self._timeout_s), f"one of the rows from {where(0)} on"
-                ) from None
-            except CallFailed as failed:
-                if not isinstance(failed.__cause__, row_mapping.RowFailed):
-                    raise
-                raise row_mapping.failure(function, failed.__cause__.what, where(failed.__cause__.index)) from None
-
-    def notes(self) -> list[str]:
-        return [NOT_ISOLATED] if self._source.files else []
-
-    def close(self) -> None:
-        """Nothing to end: what was executed in this process stays in it."""
-
-    def _functions(self) -> list[list[RewardFunction]]:
-        if self._stages is None:
-            self._stages = resolve_stages(self._source.stages, self._source.file, self._source.base, self._executed)
+    def load(self, poll: Poll = wait_on) -> list[list[FunctionDescription]]:
+        """The functions of each stage. Raises LoadError."""
+        self.host.start()
+        if self._generation != self.host.generation:
+            loaded = self.host.load(self._key, self._source, self._timeout_s, poll)
+            self._stages, self._notes = loaded.stages, loaded.notes
+            self._generation = self.host.generation
         return self._stages
 
+    def score(
+        self,
+        groups: list[Group],
+        stage: int,
+        weights: Sequence[float],
+        timeout_s: float,
+        state: TrainerState,
+        poll: Poll = wait_on,
+    ) -> ScoreReport:
+        """Fill in every completion's `scores` and `reward` with the functions of a stage, counted from 0.
 
-SharedProcesses = Mapping[bool, ScoringProcess]
-"""Processes that several runs share: for functions that may use the network (True), and for those that may not."""
+        `scores` has None where a function had no opinion; `reward` is Σ w·score over the others, None if there are none.
+        Raises RewardError, and what `poll` raises; no completion is changed then.
+        """
+        samples = samples_of(groups)
+        if not samples:
+            return ScoreReport({})
+        functions = self.load(poll)[stage]
+        scored = self.call(groups, stage, range(len(functions)), timeout_s, state, poll=poll)
+        if scored.failure is not None:
+            raise self.error(functions, scored.failure, samples)
+        names = [function.name for function in functions]
+        for (_, completion), row in zip(samples, zip(*scored.scores, strict=True), strict=True):
+            completion.scores = dict(zip(names, row, strict=True))
+            completion.reward = total_reward(row, weights)
+        return ScoreReport(dict(zip(names, scored.seconds, strict=True)), scored.columns, scored.metrics)
+
+    def call(
+        self,
+        groups: Sequence[Group],
+        stage: int,
+        indices: Sequence[int],
+        timeout_s: float,
+        state: TrainerState,
+        *,
+        captures: bool = False,
+        poll: Poll = wait_on,
+    ) -> Scored:
+        """Call some functions of a stage, without changing the completions. Raises LoadError."""
+        self.load(poll)
+        return self.host.score(self._key, stage, indices, groups, timeout_s, state, captures, poll)
+
+    def error(
+        self, functions: Sequence[FunctionDescription], failure: Failure, samples: Sequence[tuple[Problem, Completion]]
+    ) -> RewardError:
+        """The error that stops a run."""
+        if isinstance(self.host, RewardWorker) and not self.host.network and _NO_NETWORK.search(failure.what):
+            failure = replace(failure, what=f"{failure.what} (reward_network is off)")
+        return reward_error(functions[failure.function], failure, samples[failure.completion])
+
+    def map_rows(
+        self, function: str, rows: Sequence[dict[str, Any]], where: Callable[[int], str]
+    ) -> list[dict[str, Any] | None]:
+        """The row that a map function of the reward functions file makes of each row, None to leave it out.
+
+        `where` names the i-th row in messages. Raises UserError.
+        """
+        self.load()
+        mapped = self.host.map_rows(self._key, function, rows, self._timeout_s)
+        if mapped.known is not None:
+            near = nearest(function, mapped.known)
+            hint = f" Did you mean {quote(near, 40)}?" if near else ""
+            if not mapped.known:
+                hint = ' Put @register_map_function("name") above it.'
+            file = quote(self._source.file.name, 40) if self._source.file else "The reward functions file"
+            raise UserError("map_function", f"{file} registers no map function {quote(function, 40)}.{hint}")
+        if mapped.failure:
+            row = where(mapped.failed_row) if mapped.failed_row >= 0 else f"one of the rows from {where(0)} on"
+            sentence = f"The map function {quote(function, 30)} {quote(mapped.failure, 100)} on {row}."
+            raise UserError("map_function", sentence)
+        return mapped.rows
+
+    def notes(self) -> list[str]:
+        """Messages on what does not confine these functions, where a file of the user's is executed."""
+        return self._notes if self._source.files else []
+
+    def close(self) -> None:
+        """End the worker, unless other scorers use it too."""
+        self._generation = 0
+        self.host.release(self._key)
 
 
 def begin_scorer(settings: RewardSettings, processes: SharedProcesses | None = None) -> Scorer:
-    """A scorer for a run of these settings. Its process begins to start and to load, while the caller does something else; `load`
-    waits for it. `processes`: those that are shared with other runs."""
+    """A scorer for a run of these settings, whose worker starts in the background. `processes`: shared workers."""
     source = reward_source(settings)
     if settings.reward_isolation == "thread":
-        return ThreadScorer(source, settings.reward_timeout)
+        return Scorer(source, FunctionHost(ThreadCaller(), [NOT_ISOLATED]), settings.reward_timeout)
     network = settings.reward_network
-    process = processes[network] if processes else ScoringProcess(network)
-    return ProcessScorer(source, process, settings.reward_timeout)
+    return Scorer(source, processes[network] if processes else RewardWorker(network), settings.reward_timeout)
 
 
 def reward_source(settings: RewardSettings) -> RewardSource:
-    """Which functions a run's stages name, and the files that they are in."""
-    base = Path.cwd()
+    """The functions that a run's stages name, and the files that they are in."""
     stages = [stage.get("reward_functions") or settings.reward_functions for stage in settings.stages]
     named = {"reward_functions": settings.reward_functions, "stages": settings.stages}
     file = locate_reward_file(settings.reward_functions_file) if settings.reward_functions_file else None
     files = code_files(named | {"reward_functions_file": settings.reward_functions_file})
-    return RewardSource(stages or [settings.reward_functions], file, base, tuple(files))
+    return RewardSource(stages or [settings.reward_functions], file, Path.cwd(), tuple(files))

@@ -1,31 +1,44 @@
 """Run a user's reward file once, and keep what it registers in a table of its own.
 
-The file runs as a script does, with the user's rights: asking for consent is left to the window (by content
-hash). It never writes to the table of shipped functions. Where it registers a name that a shipped function has,
-its own function is used in runs with that file, and a note says so. A file written for TRL registers nothing; its
-functions are looked up by name.
+The file runs as a script does, with the process's rights; the callers ask for consent (`backend.rewards.allowed_code`).
+A file written for TRL registers nothing: its functions are looked up by name. A file written for mlx-lm-lora imports
+`mlx_lm_lora.trainer.grpo_reward_functions`, for which `stand_in_library` puts our registry into `sys.modules`.
 """
 
 from __future__ import annotations
 
 import ast
 import sys
-from collections import Counter
+import threading
+from collections import ChainMap, Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from backend.rewards.catalogue.catalog import locate_reward_file, not_in_file, parse_reward_file, rewards_in_file
-from backend.rewards.mlx_lm_lora_shim import stand_in_library
+from backend.rewards import registry
+from backend.rewards.catalogue import (
+    DEFAULT_REWARDS,
+    locate_reward_file,
+    not_in_file,
+    parse_reward_file,
+    rewards_in_file,
+)
+from backend.rewards.errors import describe_error
+from backend.rewards.functions import r1
 from backend.rewards.registry import REWARD_REGISTRY, RewardCallable
-from backend.rewards.runner.error_text import describe_error
 from backend.utils.errors import UserError
 from backend.utils.text import quote
 
-DECORATORS = ("register_reward_function", "register_map_function")
+_DECORATORS = ("register_reward_function", "register_map_function")
+_LIBRARY = "mlx_lm_lora"
+_MODULES = (_LIBRARY, f"{_LIBRARY}.trainer", f"{_LIBRARY}.trainer.grpo_reward_functions")
+
+# sys.modules belongs to the whole process. Reentrant: calls over several files enter one stand-in inside another.
+_lock = threading.RLock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,43 +52,31 @@ class RewardFile:
     map_functions: dict[str, Callable[..., Any]] = field(default_factory=dict)
 
     def module_function(self, name: str) -> RewardCallable:
-        """The module's global `name`, as TRL would import it. Raises UserError on `reward_functions` if there is none."""
+        """The module's global `name`, as TRL would import it. Raises UserError on `reward_functions`."""
         if hasattr(self.module, name):
             return getattr(self.module, name)
-        # Imported names are no suggestions for a misspelt one.
-        defined = [key for key, value in vars(self.module).items() if _is_defined_in(value, self.module)]
-        raise UserError("reward_functions", not_in_file(name, self.path, defined))
+        own = [key for key, value in vars(self.module).items() if _module_of(value) == self.module.__name__]
+        raise UserError("reward_functions", not_in_file(name, self.path, own))
 
 
-def _is_defined_in(value: Any, module: ModuleType) -> bool:
-    return getattr(value, "__module__", "") == module.__name__
+def _module_of(value: Any) -> Any:
+    return getattr(value, "__module__", "")
 
 
-def load_reward_file(path: str | Path, base: Path | None = None) -> RewardFile:
-    """Run a .py or .txt file and collect the reward functions it registers; no module or table remains if that fails.
+def load_reward_file(path: str | Path, base: Path | None = None, *, plain: bool = False) -> RewardFile:
+    """Run a .py or .txt file and collect what it registers. A relative path starts from `base` (working directory).
 
-    `~` is expanded, and a relative path is relative to the folder `base` (default: the working directory). Raises
-    UserError on `reward_functions_file` when the file is missing, is no Python, raises while it runs, or registers
-    nothing.
+    `plain`: its functions are named as `file.py::function`, so it need not register any. Raises UserError, on
+    `reward_functions` for a plain file, else on `reward_functions_file`; no module or table remains then.
     """
-    return _load(locate_reward_file(path, base), "reward_functions_file", must_register=True)
-
-
-def load_plain_file(path: str | Path, base: Path | None = None) -> RewardFile:
-    """Run a file whose functions are named as `file.py::function`; it need not register any.
-
-    Paths as for `load_reward_file`. Raises UserError on `reward_functions`.
-    """
-    return _load(locate_reward_file(path, base), "reward_functions", must_register=False)
-
-
-def _load(path: Path, setting: str, must_register: bool) -> RewardFile:
+    path = locate_reward_file(path, base)
+    setting = "reward_functions" if plain else "reward_functions_file"
     tree = parse_reward_file(path, setting)
     functions: dict[str, RewardCallable] = {}
     maps: dict[str, Callable[..., Any]] = {}
     with stand_in_library(functions, maps), _new_module(path) as module:
         _run(tree, path, module, setting)
-        if must_register and not functions and not maps:
+        if not (plain or functions or maps):
             sentence = f'{path.name} registers no reward function: put @register_reward_function("name") above each.'
             raise UserError(setting, sentence)
     return RewardFile(path, functions, _notes(path, functions), module, maps)
@@ -83,10 +84,9 @@ def _load(path: Path, setting: str, must_register: bool) -> RewardFile:
 
 @contextmanager
 def _new_module(path: Path) -> Iterator[ModuleType]:
-    """An empty module for the file. It stays in `sys.modules` if the block succeeds, else the previous entry is
-    restored.
+    """An empty module for the file, in `sys.modules` because dataclasses and pickle look it up by name.
 
-    It must be there while the file runs: dataclasses and pickle look their module up by name.
+    If the block fails, the previous entry is restored.
     """
     module = ModuleType(f"reward_file_{path.stem}")
     module.__file__ = str(path)
@@ -107,25 +107,70 @@ def _run(tree: ast.Module, path: Path, module: ModuleType, setting: str) -> None
         sys.path.append(str(path.parent))
     try:
         exec(compile(tree, str(path), "exec", dont_inherit=True), vars(module))
-    except BaseException as error:  # whatever a stranger's file raises, it is one that cannot be loaded
-        sentence = f"{quote(path.name, 40)} cannot be loaded: {describe_error(error, path)}."
-        raise UserError(setting, sentence + _advice(error)) from error
-
-
-def _advice(error: BaseException) -> str:
-    """What to add where a decorator of ours was not imported; else nothing."""
-    name = error.name if isinstance(error, NameError) else ""
-    return f" Begin the file with “from backend.rewards import {name}”." if name in DECORATORS else ""
+    except BaseException as error:  # a SystemExit too
+        name = error.name if isinstance(error, NameError) else ""
+        advice = f" Begin the file with “from backend.rewards import {name}”." if name in _DECORATORS else ""
+        sentence = f"{quote(path.name, 40)} cannot be loaded: {describe_error(error, path)}.{advice}"
+        raise UserError(setting, sentence) from error
 
 
 def _notes(path: Path, functions: dict[str, RewardCallable]) -> dict[str, str]:
-    notes = {
-        name: f"{name} of {path.name} takes the place of the built-in function of that name."
-        for name in functions
-        if name in REWARD_REGISTRY
-    }
     times = Counter(entry.name for entry in rewards_in_file(path))
+    notes: dict[str, str] = {}
     for name in functions:
         if times[name] > 1:
             notes[name] = f"{path.name} registers {name} {times[name]} times; the last one counts."
+        elif name in REWARD_REGISTRY:
+            notes[name] = f"{name} of {path.name} takes the place of the built-in function of that name."
     return notes
+
+
+@contextmanager
+def stand_in_library(
+    table: dict[str, RewardCallable], maps: dict[str, Callable[..., Any]] | None = None
+) -> Iterator[None]:
+    """While open, user code may import mlx_lm_lora's registry, and what it registers goes into `table` and `maps`.
+
+    Look-ups read the shipped functions too. The stand-in hides an installed mlx_lm_lora, in which functions would
+    register themselves and be missing in ours; afterwards `sys.modules` is as it was.
+    """
+    overlay = ChainMap(table, REWARD_REGISTRY)
+    contents = {
+        "RewardFunctions": Callable[[list[str], list[str], list[str], list[str] | None], list[float]],
+        "REWARD_REGISTRY": overlay,
+        "register_reward_function": registry.register_reward_function,
+        "register_map_function": registry.register_map_function,
+        "get_reward_function": registry.get_reward_function,
+        "get_default_reward_functions": lambda: [REWARD_REGISTRY[name] for name in DEFAULT_REWARDS],
+        "list_available_reward_functions": registry.list_reward_functions,
+        "r1_extract_xml_answer": r1.extract_answer,
+        **{name: REWARD_REGISTRY[name] for name in DEFAULT_REWARDS},
+    }
+    with _lock, registry.registering_into(overlay, {} if maps is None else maps):
+        before = _remove_library()
+        sys.modules.update(_stand_in_modules(contents))
+        try:
+            yield
+        finally:
+            _remove_library()
+            sys.modules.update(before)
+
+
+def _remove_library() -> dict[str, ModuleType]:
+    # Runs around every call of a user's function, over thousands of names.
+    names = [name for name in sys.modules if name.startswith(_LIBRARY) and name.partition(".")[0] == _LIBRARY]
+    return {name: sys.modules.pop(name) for name in names}
+
+
+def _stand_in_modules(contents: dict[str, object]) -> dict[str, ModuleType]:
+    modules = {
+        name: ModuleType(name, "GRPO Studio's stand-in; see backend/rewards/user_files.py.") for name in _MODULES
+    }
+    for name, module in modules.items():
+        module.__spec__ = ModuleSpec(name, loader=None)
+        parent, _, child = name.rpartition(".")
+        if parent:
+            setattr(modules[parent], child, module)
+            modules[parent].__path__ = []
+    vars(modules[_MODULES[-1]]).update(contents)
+    return modules

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from backend.rewards.catalogue.catalog import metric_name
+from backend.rewards.catalogue import metric_name
 from backend.runs.events import METRICS
 from backend.utils.text import quote
 

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from backend.config.config import SETTINGS
 from backend.config.other_programs.translation import NAMES
-from backend.rewards.catalogue.catalog import nearest
+from backend.rewards.catalogue import nearest
 from backend.runs.events import METRICS
 from backend.runs.metric_names import EVALUATION, our_name
 from backend.runs.run_record import RunRecord

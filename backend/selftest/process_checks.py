@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from backend.rewards.bench import BenchSettings, RewardBench
 from backend.rewards.functions import math_equality
-from backend.rewards.sandbox.client import SandboxClient, SandboxTask
 from backend.selftest.check import Check, CheckFailed, CheckSkipped, Workbench
 from backend.utils.child_process import ChildProcess
 from backend.utils.command import backend_command, backend_environment, window_command
@@ -47,13 +47,13 @@ def score_in_sandbox(bench: Workbench) -> str:
     file = bench.folder / "selftest_rewards.py"
     file.write_text(REWARD_FILE, encoding="utf-8")
     row = {"prompt": "", "answer": "", "completions": ["", "four"]}
-    sandbox = SandboxClient()
+    rewards = RewardBench()
     try:
-        (result,) = sandbox.score(SandboxTask(["selftest_length"], [row], file, timeout_s=PATIENCE_S))
+        (result,) = rewards.score(BenchSettings(["selftest_length"], file=file, timeout_s=PATIENCE_S), [row])
     finally:
-        sandbox.close()
+        rewards.close()
     if result.error is not None:
-        raise CheckFailed(result.error.sentence)
+        raise CheckFailed(result.error["sentence"])
     if result.scores != [0.0, 4.0]:
         raise CheckFailed(f"Two completions of 0 and 4 characters were scored {result.scores}.")
     return "A reward file ran in it, and its scores are right."

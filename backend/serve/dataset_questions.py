@@ -35,8 +35,8 @@ from backend.data.prompt_preview import (
 )
 from backend.data.prompt_variety import prompt_variety
 from backend.data.row_steps import MapRows
-from backend.rewards.catalogue.allowed_code import AllowedCode
-from backend.rewards.catalogue.catalog import locate_reward_file
+from backend.rewards.allowed_code import AllowedCode
+from backend.rewards.catalogue import locate_reward_file
 from backend.rewards.scorer import begin_scorer
 from backend.serve.question_call import QuestionCall
 from backend.utils.errors import ConfigProblem, UserError

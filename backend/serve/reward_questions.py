@@ -13,19 +13,18 @@ from pathlib import Path
 from typing import Any
 
 from backend.config.config import keys_used_by, parse, problems
+from backend.rewards.allowed_code import code_files, read_code
+from backend.rewards.bench import BenchSettings, RewardBench, score_lines
 from backend.rewards.cases import cases_file, is_same, new_case, read_cases, rerun, write_cases
-from backend.rewards.catalogue.allowed_code import code_files, read_code
-from backend.rewards.catalogue.catalog import DEFAULT_REWARDS, locate_reward_file
+from backend.rewards.catalogue import DEFAULT_REWARDS, locate_reward_file
 from backend.rewards.completion_lines import group_of, groups_in, line_of, merge_consecutive, read_groups
-from backend.rewards.runner.user_traceback import LoadError
-from backend.rewards.sandbox.client import SandboxClient
-from backend.rewards.trial_scoring import ScoringSettings, score_lines
+from backend.rewards.errors import LoadError
 from backend.runs.completion_rows import GroupRow, ScoringRow, parse_group_row
 from backend.serve.question_call import QuestionCall
 from backend.utils.errors import UserError
 
-_sandbox = SandboxClient()
-atexit.register(_sandbox.close)
+_bench = RewardBench()
+atexit.register(_bench.close)
 
 _FOR_SCORING = keys_used_by("rewards", "scoring")
 _NOT_FOR_SAMPLING = (*keys_used_by("rewards"), "stages")
@@ -43,23 +42,23 @@ def score(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
     _require_trust(request.get("trusted") or {}, settings)
     try:
         scored = score_lines(
-            _sandbox, request["groups"], settings, call.check, lambda name: call.report({"scoring": name})
+            _bench, request["groups"], settings, call.check, lambda name: call.report({"scoring": name})
         )
         return {**scored, **(_rerun_cases(settings, call) if request.get("with_cases", True) else {})}
     except LoadError as error:
-        return {"failed": error.user_error.to_dict()}
+        return {"failed": error.place}
 
 
-def _scoring_settings(raw: Mapping[str, Any]) -> ScoringSettings:
+def _scoring_settings(raw: Mapping[str, Any]) -> BenchSettings:
     """Raises UserError for faults of the settings that scoring uses; faults of others are reported elsewhere."""
     used = {key: value for key, value in raw.items() if key in _FOR_SCORING}
     faults = [fault for fault in problems({"model": "-", "data": "-", **used}) if fault.setting in _FOR_SCORING]
     if faults:
         raise UserError(faults)
-    return ScoringSettings.of(parse({"model": "-", "data": "-", **used}))
+    return BenchSettings.of(parse({"model": "-", "data": "-", **used}))
 
 
-def _require_trust(trusted: Mapping[str, str], settings: ScoringSettings) -> None:
+def _require_trust(trusted: Mapping[str, str], settings: BenchSettings) -> None:
     """Raises UserError for a file whose present content the user has not allowed to run. `trusted`: SHA-256 by path."""
     names, file = list(settings.names), str(settings.file or "")
     for path in code_files({"reward_functions": names, "reward_functions_file": file}):
@@ -163,10 +162,10 @@ def reward_cases(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
     return {"path": str(cases_file(file)), "cases": cases}
 
 
-def _rerun_cases(settings: ScoringSettings, call: QuestionCall) -> dict[str, Any]:
+def _rerun_cases(settings: BenchSettings, call: QuestionCall) -> dict[str, Any]:
     """{"cases": [{"case", "given": scores, "failures"}]} for the cases beside the reward file; {} without any."""
     cases = read_cases(settings.file) if settings.file else []
     if not cases or settings.file is None:
         return {}
-    results = rerun(_sandbox, settings.file, cases, settings.timeout_s, call.check)
+    results = rerun(_bench, settings.file, cases, settings.timeout_s, call.check)
     return {"cases": [{"case": result.case, "given": result.scores, "failures": result.failures} for result in results]}

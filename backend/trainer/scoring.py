@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from backend.config.config import Config
-from backend.rewards.catalogue.allowed_code import code_files, read_code
-from backend.rewards.resolve import FunctionDescription
-from backend.rewards.runner.inputs import TrainerState
-from backend.rewards.runner.step_calls import Poll, wait_on
+from backend.rewards.allowed_code import code_files, read_code
+from backend.rewards.calls import Poll, wait_on
+from backend.rewards.inputs import TrainerState
+from backend.rewards.registry import FunctionDescription
 from backend.rewards.scorer import Scorer
 from backend.rewards.weights import WeightSchedule
 from backend.training.advantages import advantages

@@ -18,8 +18,8 @@ from backend.data.problems import PromptFormat, messages_of, problem_of
 from backend.data.row_steps import RowSteps
 from backend.data.rows import Splits, hold_out, row_name, stepped
 from backend.data.sources import Found
-from backend.rewards.mlx_lm_lora_shim import stand_in_library
-from backend.rewards.runner.row_mapping import map_each
+from backend.rewards.user_files import stand_in_library
+from backend.rewards.scoring import map_each
 from backend.rewards.user_files import load_reward_file
 from backend.utils.errors import UserError
 

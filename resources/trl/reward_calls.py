@@ -15,10 +15,10 @@ from functools import cache
 from typing import Any
 
 from backend.data.problems import problem_of
-from backend.rewards.mlx_lm_lora_shim import stand_in_library
+from backend.rewards.user_files import stand_in_library
 from backend.rewards.resolve import RewardFunction, resolve
-from backend.rewards.runner.inputs import TrainerState, inputs_for
-from backend.rewards.runner.step_calls import read_scores
+from backend.rewards.inputs import TrainerState, inputs_for
+from backend.rewards.calls import read_scores
 from backend.types import Completion
 from dataset import HERE, prompt_format, settings
 

@@ -32,7 +32,7 @@ from app.widgets.export_panel import ExportPanel
 from app.widgets.menu_dialogs import AboutDialog, GlossaryDialog, PreferencesDialog, PresetPanel, ProblemDialog
 from app.widgets.window_frame import Sidebar
 from app.window import FORM_PAGES, Window
-from backend.rewards.catalogue.allowed_code import CodeToAllow, read_code
+from backend.rewards.allowed_code import CodeToAllow, read_code
 from tests.support import made_up_runs
 from tests.support.tab_walk import unnamed, walk_by_tab
 

@@ -18,7 +18,7 @@ from app.state.session import Session
 from app.widgets.consent_dialog import AllowDialog, ConsentDialog, HostsDialog
 from app.window import Window
 from backend.distributed.hosts_file import AllowedHosts, HostsToAllow
-from backend.rewards.catalogue.allowed_code import CodeToAllow, Rights, code_files, read_code
+from backend.rewards.allowed_code import CodeToAllow, Rights, code_files, read_code
 from backend.runs.run_folder import RunFolder
 from tests.support import small_run
 

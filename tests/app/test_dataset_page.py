@@ -25,7 +25,7 @@ from app.state import dataset as datasets
 from app.state.dataset import Counts
 from app.state.jobs import Download
 from app.state.session import Session
-from backend.rewards.catalogue.allowed_code import Rights
+from backend.rewards.allowed_code import Rights
 from backend.serve.question_call import QuestionCall
 from backend.serve.questions import QUESTIONS
 from backend.utils.errors import ConfigProblem, UserError

@@ -17,7 +17,7 @@ from app.widgets.form.setting_search import matching_settings
 from backend.config import first_choices
 from backend.config.config import SECTIONS, SETTINGS, dump, parse
 from backend.config.form import DOCUMENTED, HEADINGS
-from backend.rewards.catalogue.catalog import builtin_rewards
+from backend.rewards.catalogue import builtin_rewards
 
 LABELS = {
     "Base model": "model", "Dataset": "data", "LM Studio export name": "lm_studio_name",

@@ -12,7 +12,7 @@ from app.widgets.form import value_text
 from backend.config import config
 from backend.config.config import SETTINGS
 from backend.config.other_programs.into_mlx_lm_lora import mlx_lm_lora_yaml
-from backend.rewards.catalogue.catalog import DEFAULT_REWARDS
+from backend.rewards.catalogue import DEFAULT_REWARDS
 from backend.utils import places
 from backend.utils.errors import UserError
 from backend.utils.text import quote

@@ -32,7 +32,7 @@ from app.window import Window
 from backend.config import config
 from backend.config.config import SETTINGS, dump, parse
 from backend.config.notes import unusual
-from backend.rewards.catalogue.catalog import DEFAULT_REWARDS
+from backend.rewards.catalogue import DEFAULT_REWARDS
 from backend.runs.archive import CompletionTime
 from backend.utils import places
 from tests.support.windows import SilentService

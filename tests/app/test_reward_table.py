@@ -13,7 +13,7 @@ from app import theme
 from app.pages.train.reward_panel import LABEL, MEAN, NOT_FOUND, SCORES, SOURCE, USE, WEIGHT, RewardPanel
 from app.state.draft import Draft
 from app.widgets.reward_delegates import WeightEdit
-from backend.rewards.catalogue.catalog import DEFAULT_REWARDS
+from backend.rewards.catalogue import DEFAULT_REWARDS
 from backend.utils.text import shorten
 
 A, B, C, D, E = DEFAULT_REWARDS

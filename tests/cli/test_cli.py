@@ -23,7 +23,7 @@ from typer.testing import CliRunner, Result
 from backend.__main__ import app
 from backend.cli.training import apply_changes, new_run
 from backend.config.config import load, read
-from backend.rewards.catalogue.catalog import DEFAULT_REWARDS
+from backend.rewards.catalogue import DEFAULT_REWARDS
 from backend.runs.events import EventLog, read_events
 from backend.runs.run_folder import RunFolder, all_runs
 from backend.runs.run_lock import hold_lock

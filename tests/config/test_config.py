@@ -29,7 +29,7 @@ from backend.config.config import (
     sections,
 )
 from backend.config.setting import Setting, Use
-from backend.rewards.catalogue.catalog import DEFAULT_REWARDS
+from backend.rewards.catalogue import DEFAULT_REWARDS
 from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.places import demo_config, project_root, resources
 from backend.utils.text import about_path

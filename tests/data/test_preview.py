@@ -494,7 +494,7 @@ def test_a_row_is_shown_as_it_is_cut(ask, tmp_path: Path) -> None:
 
 
 def test_a_map_function_is_previewed_once_its_file_may_run(ask, tmp_path: Path) -> None:
-    from backend.rewards.catalogue.allowed_code import allow_named
+    from backend.rewards.allowed_code import allow_named
     from backend.serve import dataset_questions as preview_mapping
 
     code = tmp_path / "mine.py"

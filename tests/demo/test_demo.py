@@ -17,7 +17,7 @@ from backend.demo import char_tokenizer, demo_model, warmup
 from backend.demo.build import rebuild
 from backend.demo.sums import NUMBERS, Sum, careful, pools, sloppy
 from backend.demo.warmup import encode
-from backend.rewards.catalogue.catalog import DEFAULT_REWARDS
+from backend.rewards.catalogue import DEFAULT_REWARDS
 from backend.rewards.functions import r1
 from backend.utils.places import demo_config, resources
 

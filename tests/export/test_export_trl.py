@@ -21,15 +21,15 @@ from backend.data.rows import Rows, Splits
 from backend.export.trl.code_files import SCRIPTS, carried_code, our_code, script
 from backend.export.trl.folder import export_trl
 from backend.export.trl.module_source import Use, module_source
-from backend.rewards.catalogue.catalog import builtin_rewards
+from backend.rewards.catalogue import builtin_rewards
+from backend.rewards.inputs import TrainerState
 from backend.rewards.resolve import resolve
-from backend.rewards.runner.inputs import TrainerState
-from backend.rewards.runner.score import score
 from backend.rewards.scorer import begin_scorer
 from backend.trainer.run_inputs import read_rows
 from backend.types import Completion, Group
 from backend.utils.errors import UserError
 from backend.utils.places import demo_folder
+from tests.support.scoring import score
 
 PROBE = Path(__file__).parents[1] / "support" / "trl_folder_probe.py"
 USERS_FILE = '''
@@ -266,7 +266,7 @@ def test_a_users_file_that_needs_more_of_ours_is_refused(tmp_path: Path) -> None
 def test_a_call_that_registers_is_carried_with_what_it_speaks_of() -> None:
     code = carried_code([Use("backend.rewards.functions.math_equality", "correct")])
     assert "atexit.register(_math_verify.close)" in code["backend/rewards/functions/math_equality.py"]
-    assert 'if __name__ == "__main__":' in code["backend/rewards/functions/math_verify_process.py"]
+    assert 'if __name__ == "__main__":' in code["backend/rewards/functions/math_equality.py"]
     with pytest.raises(LookupError):
         carried_code([Use("backend.rewards.registry", "nothing")])
 

@@ -28,9 +28,8 @@ from backend.export.trained_weights import AdapterFiles, TrainedWeights
 from backend.export.trl.folder import export_trl
 from backend.models.peft.importing import import_adapter
 from backend.models.tokenizers import load_tokenizer
+from backend.rewards.inputs import TrainerState
 from backend.rewards.resolve import resolve
-from backend.rewards.runner.inputs import TrainerState
-from backend.rewards.runner.score import score
 from backend.trainer.run_inputs import read_inputs
 from backend.training.advantages import advantage_values
 from backend.training.grpo import loss_settings
@@ -40,6 +39,7 @@ from backend.types import Completion, Group
 from tests.support.random_models import tiny_tokenizer
 from tests.support.random_runs import PROMPT, furthest
 from tests.support.random_settings import random_config
+from tests.support.scoring import score
 from tests.support.torch_process import Torch
 
 REFERENCE = Path(__file__).parents[1] / "support" / "trl_reference.py"

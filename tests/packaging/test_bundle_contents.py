@@ -21,7 +21,7 @@ from app.help_menu import DOCUMENTS
 from app.state import guide
 from app.state.guide import GLOSSARY
 from backend.config import loss_menu
-from backend.rewards.catalogue import catalog
+from backend.rewards import catalogue
 from backend.utils import about
 
 ROOT = Path(__file__).parents[2]
@@ -91,7 +91,7 @@ def test_reward_files_may_import_the_standard_library() -> None:
 
 def test_sources_that_menus_read_are_in_the_bundle() -> None:
     inside = {file for pattern in contents.READ_AS_TEXT for file in ROOT.glob(pattern)}
-    read = {loss_menu._SOURCE, *(catalog._REWARDS_FOLDER / f"{name}.py" for name in catalog._REWARD_MODULES)}
+    read = {loss_menu._SOURCE, *(catalogue._REWARDS_FOLDER / f"{name}.py" for name in catalogue._REWARD_MODULES)}
     assert read <= inside
 
 

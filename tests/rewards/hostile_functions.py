@@ -156,7 +156,7 @@ _VALUES = [
 _DESCRIPTORS = [
     ("all closed", "os.closerange(0, 4096)", PIPE),
     ("all closed one by one", "for fd in range(256):\n    try: os.close(fd)\n    except OSError: pass", PIPE),
-    ("all redirected", "null = os.open('/dev/null', os.O_RDWR)\nfor fd in range(3, 64):\n    if fd != null: os.dup2(null, fd)", f"{PIPE}|{STILL_RUNNING}"),
+    ("all redirected", "null = os.open('/dev/null', os.O_RDWR)\nfor fd in range(3, 64):\n    if fd != null: os.dup2(null, fd)", f"{PIPE}|{STILL_RUNNING}|exit code 0"),
     ("garbage in every one", "for fd in range(3, 64):\n    try: os.write(fd, b'{\"scores\": [[1, 1]]}\\n')\n    except OSError: pass", PIPE),
     ("garbage without end", "for fd in range(3, 64):\n    try:\n        os.set_blocking(fd, False)\n        while os.write(fd, b'x' * 65536): pass\n    except OSError: pass", f"{PIPE}|{STILL_RUNNING}|returned more than"),
     ("its requests read", "for fd in range(0, 16):\n    try:\n        os.set_blocking(fd, False); os.read(fd, 9)\n    except OSError: pass", None),
@@ -175,7 +175,6 @@ _PATCHES = [
     ("time", "time.monotonic = time.time = time.perf_counter = lambda: 1e18", None),
     ("time that raises", "time.perf_counter = time.monotonic = None", SPOILED),
     ("math", "import math; math.isfinite = lambda x: True; return [float('nan')] * 2", SPOILED),
-    ("our own modules", "import backend.rewards.sandbox.server as s, backend.rewards.runner.step_calls as r\nr.read_scores = lambda *a: ['x', {}]; s.ScoringServer.answer = lambda *a: {'scores': 'x'}", None),
     ("tracing", "sys.settrace(lambda *a: time.sleep(9)); sys.setprofile(lambda *a: None)\n(lambda: 1)()", STILL_RUNNING),
     ("an audit hook that raises", "sys.addaudithook(lambda *a: (_ for _ in ()).throw(OSError('no')))", SPOILED),
     ("collection", "gc.disable(); gc.set_threshold(0); gc.freeze()", None),

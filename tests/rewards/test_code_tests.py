@@ -13,16 +13,16 @@ import pytest
 
 from backend.config.config import parse
 from backend.data.rows import check_columns
+from backend.rewards.errors import RewardError
 from backend.rewards.functions import code
 from backend.rewards.functions.code import same_output
-from backend.rewards.programs.assertions import ExpectedValue
-from backend.rewards.programs.client import runner
-from backend.rewards.programs.program import NotPlain, decoded, encoded
-from backend.rewards.programs.row_tests import UnusableTests, row_tests
-from backend.rewards.runner.inputs import TrainerState
-from backend.rewards.runner.reward_errors import RewardError
-from backend.rewards.sandbox.process import ScoringProcess
-from backend.rewards.sandbox.process_scorer import ProcessScorer, RewardSource
+from backend.rewards.inputs import TrainerState
+from backend.rewards.program import NotPlain, decoded, encoded
+from backend.rewards.program_runner import runner
+from backend.rewards.program_tests import ExpectedValue, UnusableTests, row_tests
+from backend.rewards.scorer import Scorer
+from backend.rewards.scoring import RewardSource
+from backend.rewards.worker_process import RewardWorker
 from tests.support.scoring import make_group, report_of
 
 ADD = "def add(a, b):\n    return a + b\n"
@@ -210,7 +210,7 @@ def test_programs_that_get_no_turn_have_no_score_and_are_counted(monkeypatch: py
 
 def test_a_process_that_is_lost_is_no_score_and_the_next_call_has_another() -> None:
     assert scores([ADD], tests=ASSERTS) == [1.0]
-    os.kill(runner.child.pid or 0, 9)
+    os.kill(runner.pid or 0, 9)
     assert scores([ADD], tests=ASSERTS) == [None]
     assert scores([ADD], tests=ASSERTS) == [1.0]
 
@@ -219,7 +219,7 @@ def test_a_process_that_is_lost_is_no_score_and_the_next_call_has_another() -> N
 def test_programs_run_inside_the_confined_process_of_reward_functions_too(tmp_path: Path) -> None:
     secret = tmp_path / "secret.txt"
     secret.write_text("3")
-    scorer = ProcessScorer(RewardSource([["code_tests(seconds=0.5)"]], None, tmp_path), ScoringProcess(), 30)
+    scorer = Scorer(RewardSource([["code_tests(seconds=0.5)"]], None, tmp_path), RewardWorker(), 30)
     try:
         reads = f"def add(a, b): return bool(open({str(secret)!r}).read()) and a + b"
         kills = "import os\ndef add(a, b):\n    for p in range(2, 99999): os.kill(p, 9)"

@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from backend.rewards.runner.inputs import TrainerState
-from backend.rewards.sandbox.process import ScoringProcess
+from backend.rewards.inputs import TrainerState
 from backend.rewards.scorer import begin_scorer
+from backend.rewards.worker_process import RewardWorker
 from backend.utils.errors import UserError
 from tests.rewards.hostile_functions import HOSTILE, STILL_RUNNING, TIMEOUT_S, Hostile
 from tests.support.scoring import make_group
@@ -47,13 +47,13 @@ def victim(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def process() -> Iterator[ScoringProcess]:
+def process() -> Iterator[RewardWorker]:
     """One scoring process for all, replaced wherever a function ended it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(MARK, str(os.getpid()))
         for secret in ("HF_TOKEN", "GRPO_HOSTILE_SECRET"):  # one of the table's functions looks for them
             patch.setenv(secret, "precious")
-        scoring = ScoringProcess()
+        scoring = RewardWorker()
         yield scoring
         scoring.stop()
 
@@ -70,7 +70,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-def scored(process: ScoringProcess, name: str, file: Path, timeout_s: float) -> list[Any]:
+def scored(process: RewardWorker, name: str, file: Path, timeout_s: float) -> list[Any]:
     """The two completions' scores, by a new scorer of the process. Raises UserError."""
     settings: Any = SimpleNamespace(
         reward_functions=[name], reward_functions_file=str(file), stages=[], reward_timeout=timeout_s,
@@ -81,7 +81,7 @@ def scored(process: ScoringProcess, name: str, file: Path, timeout_s: float) -> 
     return [completion.reward for completion in group.completions]
 
 
-def sentence_of(hostile: Hostile, process: ScoringProcess, file: Path) -> str:
+def sentence_of(hostile: Hostile, process: RewardWorker, file: Path) -> str:
     """The one fault's sentence; "" where it scores as if nothing were wrong."""
     may_hang = STILL_RUNNING in (hostile.sentence or "")
     try:
@@ -114,7 +114,7 @@ def left_behind() -> list[str]:
     return found
 
 
-def run_and_check(hostile: Hostile, process: ScoringProcess, sound: Path, victim: Path, tmp_path: Path) -> None:
+def run_and_check(hostile: Hostile, process: RewardWorker, sound: Path, victim: Path, tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(hostile.source(victim, os.getpid(), Path.home()))
     before, home = contents(victim.parent), sorted(os.listdir(Path.home()))
@@ -156,7 +156,7 @@ def named(functions: list[Hostile]) -> list[Any]:
 
 @pytest.mark.parametrize("hostile", named([hostile for hostile in HOSTILE if hostile.in_suite]))
 def test_a_hostile_function_gets_a_sentence(
-    hostile: Hostile, process: ScoringProcess, sound: Path, victim: Path, tmp_path: Path
+    hostile: Hostile, process: RewardWorker, sound: Path, victim: Path, tmp_path: Path
 ) -> None:
     run_and_check(hostile, process, sound, victim, tmp_path)
 
@@ -164,7 +164,7 @@ def test_a_hostile_function_gets_a_sentence(
 @pytest.mark.proof
 @pytest.mark.parametrize("hostile", named([hostile for hostile in HOSTILE if not hostile.in_suite]))
 def test_every_hostile_function_gets_a_sentence(
-    hostile: Hostile, process: ScoringProcess, sound: Path, victim: Path, tmp_path: Path
+    hostile: Hostile, process: RewardWorker, sound: Path, victim: Path, tmp_path: Path
 ) -> None:
     run_and_check(hostile, process, sound, victim, tmp_path)
 

@@ -10,7 +10,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
@@ -18,64 +17,54 @@ from typing import Any
 
 import pytest
 
+from backend.rewards.errors import RewardError
+from backend.rewards.inputs import TrainerState
 from backend.rewards.resolve import resolve
-from backend.rewards.runner.inputs import TrainerState
-from backend.rewards.runner.reward_errors import RewardError
-from backend.rewards.runner.score import ScoreReport, score
-from backend.rewards.runner.step_calls import LARGEST
-from backend.rewards.runner.user_traceback import LoadError, UserCodeError, UserFrame
-from backend.rewards.sandbox import process as process_module
-from backend.rewards.sandbox.answers import Failure, Untrusted, read_answer, read_loaded, read_mapped, read_scored
-from backend.rewards.sandbox.process import (
-    FOLDER_PREFIX,
-    ChildFailed,
-    ScoringProcess,
-    make_working_folder,
-    remove_abandoned,
-)
-from backend.rewards.sandbox.process_scorer import ProcessScorer, RewardSource
-from backend.rewards.sandbox.wire import FIRST_CALL, IDLE, LONGEST_TEXT
+from backend.rewards.scorer import Scorer, ScoreReport
+from backend.rewards.scoring import RewardSource
+from backend.rewards.worker_process import RewardWorker
+from backend.rewards.working_folders import FOLDER_PREFIX, make_working_folder, remove_abandoned
 from backend.types import Group
 from backend.utils import file_lock
 from backend.utils.errors import UserError
-from tests.support.scoring import make_group
+from tests.support.scoring import make_group, score
 
 PRELUDE = "import asyncio, atexit, builtins, ctypes, fcntl, json, multiprocessing, os, re, resource, signal, subprocess, sys, threading, time\n"
 STATE = TrainerState(step=3, max_steps=9, max_completion_length=7)
 
 
 @pytest.fixture(scope="module")
-def process() -> Iterator[ScoringProcess]:
+def process() -> Iterator[RewardWorker]:
     """Shared, for starting one takes a while; what ends it ends no other test, for the next request starts another."""
-    process = ScoringProcess()
+    process = RewardWorker()
     yield process
     process.stop()
 
 
 @pytest.fixture
-def scorer(process: ScoringProcess, tmp_path: Path):
+def scorer(process: RewardWorker, tmp_path: Path):
     """Makes a scorer of entries `name`, functions of a file with this text."""
 
-    def make(text: str, *names: str, timeout_s: float = 20.0) -> ProcessScorer:
+    def make(text: str, *names: str, timeout_s: float = 20.0) -> Scorer:
         file = tmp_path / "mine.py"
         file.write_text(PRELUDE + text)
         source = RewardSource([[f"{file}::{name}" for name in names]], None, tmp_path, (file,))
-        return ProcessScorer(source, process, timeout_s)
+        return Scorer(source, process, timeout_s)
 
     return make
 
 
-def scored(scorer: ProcessScorer, *groups: Group, timeout_s: float = 20.0) -> ScoreReport:
+def scored(scorer: Scorer, *groups: Group, timeout_s: float = 20.0) -> ScoreReport:
     names = scorer.load()[0]
     return scorer.score(list(groups), 0, [1.0] * len(names), timeout_s, STATE)
 
 
-def rewards(scorer: ProcessScorer, group: Group) -> list[float | None]:
+def rewards(scorer: Scorer, group: Group) -> list[float | None]:
     scored(scorer, group)
     return [completion.reward for completion in group.completions]
 
 
-def failure(scorer: ProcessScorer, timeout_s: float = 20.0) -> str:
+def failure(scorer: Scorer, timeout_s: float = 20.0) -> str:
     group = make_group("a", "b")
     with pytest.raises(RewardError) as caught:
         scored(scorer, group, timeout_s=timeout_s)
@@ -139,9 +128,9 @@ def test_a_file_reads_and_imports_what_lies_beside_it_and_works_in_a_folder_of_i
     )  # fmt: skip
     group = make_group("a")
     scored(mine, group)
-    folder = mine.process._child.folder
+    folder = mine.host._child.folder
     assert group.completions[0].reward == 1.0 and (folder / "scratch").is_file() and folder != Path.cwd()
-    mine.process.stop()
+    mine.host.stop()
     assert not folder.exists()
 
 
@@ -235,7 +224,7 @@ async def served(completions):
 
 
 def test_what_an_async_function_keeps_for_the_next_step_ends_without_a_word(
-    scorer, process: ScoringProcess, capsys: pytest.CaptureFixture[str]
+    scorer, process: RewardWorker, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Python said of its task that it was destroyed, with a traceback, at the end of every run."""
     mine = scorer(SERVED, "served")
@@ -256,19 +245,7 @@ def test_a_wait_for_a_function_can_be_given_up(scorer) -> None:
 
     with pytest.raises(GivenUp):
         mine.score([make_group("a", "b")], 0, [1.0], 60.0, STATE, give_up)
-    assert mine.process.pid is None
-
-
-@pytest.mark.parametrize("mark", [IDLE, FIRST_CALL])
-def test_a_process_that_is_stopped_between_two_calls_is_not_a_function_that_hangs(
-    monkeypatch: pytest.MonkeyPatch, mark: int
-) -> None:
-    monkeypatch.setattr(process_module, "START_S", 0.0)
-    watch = process_module._Watch(0.0, 1)
-    with pytest.raises(ChildFailed, match="gave no answer" if mark == IDLE else r"was still running after 0 s"):
-        watch.look(mark)
-        time.sleep(0.01)
-        watch.look(mark)
+    assert mine.host.pid is None
 
 
 def test_what_a_function_started_ends_with_its_process(scorer, capsys: pytest.CaptureFixture[str]) -> None:
@@ -306,7 +283,7 @@ def test_what_a_function_spoils_in_its_process_changes_no_score(scorer) -> None:
     for _ in range(2):
         assert rewards(mine, make_group("a", "b")) == [1.0, 1.0]
     began = time.monotonic()
-    mine.process.stop(1.0)
+    mine.host.stop(1.0)
     assert time.monotonic() - began < 3, "what it has registered for the end is not waited for"
 
 
@@ -326,8 +303,8 @@ def test_a_file_that_cannot_be_loaded_is_one_sentence(scorer, text: str, words: 
 
 def test_the_process_ends_with_its_parent_however_that_ends(tmp_path: Path) -> None:
     code = (
-        "import sys, time\nfrom backend.rewards.sandbox.process import ScoringProcess\n"
-        "process = ScoringProcess(); process.start(); print(process.pid, flush=True); time.sleep(1000)\n"
+        "import sys, time\nfrom backend.rewards.worker_process import RewardWorker\n"
+        "process = RewardWorker(); process.start(); print(process.pid, flush=True); time.sleep(1000)\n"
     )
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
@@ -355,85 +332,6 @@ def test_a_function_that_writes_into_the_pipe_is_told_so(scorer) -> None:
     assert "bad of mine.py, line 5, wrote something of its own into the pipe" in failure(scorer(text, "bad"))
 
 
-GOOD = {"scores": [[1, None]], "seconds": [0.1], "columns": {"c": [1, 2]}, "metrics": {"m": 1.0}, "printed": ""}
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"scores": [[1]]}, {"scores": [[1, 2], [1, 2]]}, {"scores": [["1", 2]]}, {"scores": [[True, 2]]}, {"scores": None},
-        {"scores": [[10**400, 2]]}, {"scores": [[1e300, 2]]}, {"seconds": [-1]}, {"seconds": ["0"]}, {"columns": {"c": [1]}},
-        {"columns": {"c\n": [1, 2]}}, {"columns": [1]}, {"metrics": {"loss": 1.0}}, {"metrics": {"m": None}}, {"printed": "x" * 5000},
-        {"failure": {}}, {"failure": {"function": 1, "what": "x", "completion": 0, "has_line": False, "is_timeout": False}},
-        {"failure": {"function": 0, "what": "x", "completion": 2, "has_line": False, "is_timeout": False}},
-        {"failure": {"function": 0, "what": 3, "completion": 0, "has_line": False, "is_timeout": False}},
-    ],
-    ids=str,
-)  # fmt: skip
-def test_every_field_of_an_answer_is_checked(change: dict[str, Any]) -> None:
-    assert read_scored(GOOD, 1, 2).scores == [[1.0, None]]
-    with pytest.raises(Untrusted):
-        read_scored(GOOD | change, 1, 2)
-
-
-def test_an_answer_at_its_limits_is_taken() -> None:
-    answer = {"scores": [[-LARGEST, LARGEST]], "seconds": [0], "columns": {}, "metrics": {"m": -5}}
-    scored = read_scored(answer | {"printed": "x" * LONGEST_TEXT}, 1, 2)
-    assert (scored.scores, scored.seconds, scored.metrics) == ([[-LARGEST, LARGEST]], [0.0], {"m": -5.0})
-    assert len(scored.printed) == LONGEST_TEXT and scored.failure is None
-
-
-ERROR = {"sentence": "raised", "file": "/a.py", "line": 0, "frames": [{"line": 3, "function": "f", "code": "1 / 0"}]}
-
-
-def test_a_failure_has_its_function_completion_and_lines() -> None:
-    failed = {"function": 1, "what": "was\x1b rude", "completion": 2, "has_line": True, "is_timeout": False}
-    error = UserCodeError("raised", "/a.py", 0, (UserFrame(3, "f", "1 / 0"),))
-    failure = Failure(1, "was  rude", 2, has_line=True, error=error)
-    assert read_scored({"failure": failed | {"error": ERROR}}, 2, 3).failure == failure
-    assert read_scored({"failure": failed}, 2, 3).failure == replace(failure, error=None)
-
-
-@pytest.mark.parametrize(
-    "line",
-    [b"", b"[]", b"{}", b'{"id": 2}', b'{"id": 1, "x": NaN}', b"\xff", b"[" * 100_000, b'{"id": ' + b"9" * 5000 + b"}"],
-)
-def test_what_is_no_answer_to_the_request_is_refused(line: bytes) -> None:
-    assert read_answer(b'{"id": 1}', 1) == {"id": 1}
-    with pytest.raises(Untrusted):
-        read_answer(line, 1)
-
-
-FUNCTION = {"name": "f", "file": "/a.py", "line": 3, "note": "", "is_async": False}
-
-
-@pytest.mark.parametrize(
-    "change",
-    [{"name": ""}, {"name": "f\x1b"}, {"name": 3}, {"file": "/etc/passwd"}, {"line": -1}, {"line": True}, {"note": None}, {"is_async": 1}],
-    ids=str,
-)  # fmt: skip
-def test_every_field_of_a_description_is_checked(change: dict[str, Any]) -> None:
-    files = [Path("/a.py")]
-    assert read_loaded({"stages": [[FUNCTION]]}, [["f"]], files)[0][0].line == 3
-    for stages in ([[FUNCTION | change]], [[]], [[FUNCTION], []]):
-        with pytest.raises(Untrusted):
-            read_loaded({"stages": stages}, [["f"]], files)
-    of_no_file = read_loaded({"stages": [[FUNCTION | {"file": ""}]]}, [["f"]], files)[0][0]
-    assert of_no_file.file is None and of_no_file.name == "f"
-    with pytest.raises(Untrusted):
-        read_loaded({"stages": [[FUNCTION, FUNCTION], [FUNCTION]]}, [["f", "g"], ["f"]], files)
-
-
-def test_why_the_functions_cannot_be_loaded_is_one_sentence_or_more() -> None:
-    fault = {"setting": "reward_functions", "sentence": "There is no function f."}
-    with pytest.raises(LoadError, match=r"There is no function f\.") as caught:
-        read_loaded({"faults": [fault], "user_error": ERROR}, [["f"]], [])
-    assert caught.value.user_error.frames == (UserFrame(3, "f", "1 / 0"),)
-    for faults in ([], [fault | {"setting": "model"}], [fault | {"sentence": None}]):
-        with pytest.raises(Untrusted):
-            read_loaded({"faults": faults, "user_error": ERROR}, [["f"]], [])
-
-
 def test_working_folders_of_killed_trainers_are_deleted_and_others_are_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -454,17 +352,3 @@ def test_working_folders_of_killed_trainers_are_deleted_and_others_are_not(
     assert held.exists() and (other / "home").exists() and mine.exists()
     os.close(handle)
     os.close(kept)
-
-
-def test_every_row_is_mapped_to_one_or_to_none() -> None:
-    assert read_mapped({"rows": [{"a": 1}, None]}, 2).rows == [{"a": 1}, None]
-    for rows in ([{"a": 1}], [{"a": 1}, 2], None):
-        with pytest.raises(Untrusted):
-            read_mapped({"rows": rows}, 2)
-
-
-def test_a_row_that_could_not_be_mapped_is_one_of_those_that_were_given() -> None:
-    assert read_mapped({"row": 2, "what": "KeyError: 'x'"}, 3).failed == (2, "KeyError: 'x'")
-    for row in (3, -1, True, None):
-        with pytest.raises(Untrusted):
-            read_mapped({"row": row, "what": "KeyError: 'x'"}, 3)

@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from backend.rewards.catalogue.catalog import builtin_rewards
-from backend.rewards.runner.inputs import TrainerState
-from backend.rewards.sandbox.process import ScoringProcess
-from backend.rewards.sandbox.process_scorer import ProcessScorer, RewardSource
-from backend.rewards.scorer import Scorer, ThreadScorer
+from backend.rewards.calls import ThreadCaller
+from backend.rewards.catalogue import builtin_rewards
+from backend.rewards.inputs import TrainerState
+from backend.rewards.scorer import Scorer
+from backend.rewards.scoring import FunctionHost, RewardSource
+from backend.rewards.worker_process import RewardWorker
 from backend.types import Completion, Group, Problem
 
 ARGUMENTS = {"keyword": "(word=so)", "regex_match": "(pattern='a')"}
@@ -74,7 +75,7 @@ def test_a_step_costs_at_most_a_tenth_more_than_in_this_process() -> None:
     """Measured on 2 processors: 0.81 for 60 words, 0.96 for 400. Calls need no threads there, but texts have to be sent."""
     with before_other_programs():
         source = RewardSource([ENTRIES], None, Path.cwd())
-        here, there = ThreadScorer(source, 60.0), ProcessScorer(source, ScoringProcess(), 60.0)
+        here, there = Scorer(source, FunctionHost(ThreadCaller()), 60.0), Scorer(source, RewardWorker(), 60.0)
         try:
             for words in (60, 400):
                 ratios: list[float] = []

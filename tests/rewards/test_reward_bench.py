@@ -1,4 +1,4 @@
-"""Scoring outside a run: the sandbox process, which user code may hang, crash or end; cases; the window's questions; the command line."""
+"""Scoring outside a run: the bench process, which user code may hang, crash or end; cases; the window's questions; the command line."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from backend.__main__ import app
+from backend.rewards.allowed_code import read_code
+from backend.rewards.bench import BenchSettings, RewardBench, score_lines
 from backend.rewards.cases import cases_file, new_case, read_cases, rerun, write_cases
-from backend.rewards.catalogue.allowed_code import read_code
 from backend.rewards.completion_lines import group_of, groups_in, line_of, merge_consecutive
-from backend.rewards.sandbox.client import SandboxClient, SandboxTask
-from backend.rewards.trial_scoring import ScoringSettings, score_lines
 from backend.runs.run_folder import RunFolder
 from backend.serve import reward_questions as handlers
 from backend.serve.question_call import Cancelled, QuestionCall
@@ -34,8 +33,8 @@ HANGS = '@register_reward_function("hangs")\ndef hangs(completions, **kw):\n    
 
 
 @pytest.fixture
-def sandbox():
-    client = SandboxClient()
+def bench():
+    client = RewardBench()
     yield client
     client.close()
 
@@ -51,8 +50,11 @@ def line(*texts: str, **about: Any) -> dict[str, Any]:
     return {"prompt": "p", "answer": "4", "completions": [{"text": text} for text in texts], **about}
 
 
-def scores(sandbox: SandboxClient, names: list[str], file: Path | None, timeout: float = 20.0) -> dict[str, Any]:
-    return {result.name: result for result in sandbox.score(SandboxTask(names, [line("a", "bbb")], file, timeout))}
+def scores(bench: RewardBench, names: list[str], file: Path | None, timeout: float = 20.0) -> dict[str, Any]:
+    return {
+        result.name: result
+        for result in bench.score(BenchSettings(names, file=file, timeout_s=timeout), [line("a", "bbb")])
+    }
 
 
 def processor_s() -> float:
@@ -61,31 +63,33 @@ def processor_s() -> float:
     return time.process_time() + ended.ru_utime + ended.ru_stime
 
 
-# ── the sandbox ──────────────────────────────────────────────────────────────────────────────────────────────────
+# ── the bench ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_a_function_that_exits_or_holds_the_gil_does_not_take_the_others_along(
-    sandbox: SandboxClient, tmp_path: Path
+    bench: RewardBench, tmp_path: Path
 ) -> None:
     file = tmp_path / "mine.py"
     file.write_text(HEAD + GONE + HANGS + LENGTH)
-    results = scores(sandbox, ["gone", "hangs", "length"], file, timeout=0.4)
-    assert results["gone"].error.sentence == (
+    results = scores(bench, ["gone", "hangs", "length"], file, timeout=0.4)
+    assert results["gone"].error["sentence"] == (
         "The reward function gone of mine.py, line 3, ended the process it ran in (exit code 3), on the prompt “p” and the "
         "completion “a”."
     )
-    assert "hangs of mine.py, line 6, was still running after 0.4 s (reward_timeout)" in results["hangs"].error.sentence
-    assert (results["gone"].error.line, results["hangs"].error.line) == (3, 6)
+    assert (
+        "hangs of mine.py, line 6, was still running after 0.4 s (reward_timeout)" in results["hangs"].error["sentence"]
+    )
+    assert (results["gone"].error["line"], results["hangs"].error["line"]) == (3, 6)
     assert results["length"].scores == [1.0, 3.0] and results["length"].error is None
 
 
-def test_an_error_has_the_lines_of_the_users_file_and_no_others(sandbox: SandboxClient, tmp_path: Path) -> None:
+def test_an_error_has_the_lines_of_the_users_file_and_no_others(bench: RewardBench, tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(HEAD + BROKEN + LENGTH)
-    results = scores(sandbox, ["broken", "length", "r1_int"], file)
+    results = scores(bench, ["broken", "length", "r1_int"], file)
     error = results["broken"].error
-    assert [(frame.line, frame.function) for frame in error.frames] == [(5, "broken"), (8, "share")]
-    assert (error.line, error.frames[-1].code, error.file) == (8, "return 1 / 0", str(file))
+    assert [(frame["line"], frame["function"]) for frame in error["frames"]] == [(5, "broken"), (8, "share")]
+    assert (error["line"], error["frames"][-1]["code"], error["file"]) == (8, "return 1 / 0", str(file))
     assert results["length"].scores == [1.0, 3.0], "one that fails hides none of the others"
 
 
@@ -108,37 +112,37 @@ def test_an_error_has_the_lines_of_the_users_file_and_no_others(sandbox: Sandbox
     ],
 )
 def test_a_file_that_cannot_be_loaded_is_described_in_one_sentence_and_the_next_one_is_scored(
-    sandbox: SandboxClient, tmp_path: Path, text: str, sentence: str, at
+    bench: RewardBench, tmp_path: Path, text: str, sentence: str, at
 ) -> None:
     file = tmp_path / "mine.py"
     file.write_text(text)
     with pytest.raises(UserError) as caught:
-        scores(sandbox, ["length"], file, timeout=0.5)
+        scores(bench, ["length"], file, timeout=0.5)
     assert caught.value.faults[0].sentence.startswith(sentence)
     if at is not None:
-        assert caught.value.user_error.line == at  # type: ignore[attr-defined]
+        assert caught.value.place["line"] == at  # type: ignore[attr-defined]
     file.write_text(HEAD + LENGTH)
-    assert scores(sandbox, ["length"], file)["length"].scores == [1.0, 3.0], "and the next one is scored"
+    assert scores(bench, ["length"], file)["length"].scores == [1.0, 3.0], "and the next one is scored"
 
 
-def test_a_changed_file_is_read_by_a_fresh_process(sandbox: SandboxClient, mine: Path) -> None:
-    assert scores(sandbox, ["length"], mine)["length"].scores == [1.0, 3.0]
-    first = sandbox.process.pid
-    assert scores(sandbox, ["length"], mine) and sandbox.process.pid == first, "kept warm while nothing changes"
+def test_a_changed_file_is_read_by_a_fresh_process(bench: RewardBench, mine: Path) -> None:
+    assert scores(bench, ["length"], mine)["length"].scores == [1.0, 3.0]
+    first = bench.worker.pid
+    assert scores(bench, ["length"], mine) and bench.worker.pid == first, "kept warm while nothing changes"
     mine.write_text(HEAD + LENGTH.replace("len(c)", "-len(c)"))
-    assert scores(sandbox, ["length"], mine)["length"].scores == [-1.0, -3.0]
-    assert sandbox.process.pid != first
+    assert scores(bench, ["length"], mine)["length"].scores == [-1.0, -3.0]
+    assert bench.worker.pid != first
 
 
-def test_what_a_function_prints_comes_back_and_never_reaches_the_protocol(sandbox: SandboxClient, mine: Path) -> None:
+def test_what_a_function_prints_comes_back_and_never_reaches_the_protocol(bench: RewardBench, mine: Path) -> None:
     mine.write_text(
         HEAD + LENGTH.replace("    return", '    print("seen", len(completions)); os.write(1, b"raw")\n    return')
     )
-    result = scores(sandbox, ["length"], mine)["length"]
+    result = scores(bench, ["length"], mine)["length"]
     assert (result.printed, result.scores) == ("seen 2\n", [1.0, 3.0])
 
 
-def test_cancelling_kills_the_process_at_once(sandbox: SandboxClient, tmp_path: Path) -> None:
+def test_cancelling_kills_the_process_at_once(bench: RewardBench, tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(HEAD + HANGS)
     until = time.monotonic() + 0.6
@@ -148,24 +152,24 @@ def test_cancelling_kills_the_process_at_once(sandbox: SandboxClient, tmp_path: 
             raise Cancelled
 
     with pytest.raises(Cancelled):
-        sandbox.score(SandboxTask(["hangs"], [line("a")], file, 60.0), poll)
-    assert sandbox.process.pid is None and time.monotonic() < until + 2
+        bench.score(BenchSettings(["hangs"], file=file, timeout_s=60.0), [line("a")], poll)
+    assert bench.worker.pid is None and time.monotonic() < until + 2
 
 
-def test_two_hundred_completions_are_scored_again_in_under_a_second(sandbox: SandboxClient, tmp_path: Path) -> None:
+def test_two_hundred_completions_are_scored_again_in_under_a_second(bench: RewardBench, tmp_path: Path) -> None:
     """Changed file included: a fresh interpreter reads it. Processor seconds, for other tests may run at the same time."""
     file = tmp_path / "my_rewards.py"
     file.write_text(HEAD + LENGTH)
     lines = [line(*["<think>17 and 25 are 42</think><answer>42</answer>" * 12] * 8) for _ in range(25)]
-    settings = ScoringSettings(
+    settings = BenchSettings(
         ["length", "r1_accuracy", "r1_int", "r1_strict_format", "r1_soft_format", "r1_count_xml"], [1.0] * 6, file
     )
-    score_lines(sandbox, lines, settings)
-    sandbox.close()
+    score_lines(bench, lines, settings)
+    bench.close()
     file.write_text(HEAD + LENGTH + "\n# edited\n")
     began = processor_s()
-    report = score_lines(sandbox, lines, settings)
-    sandbox.close()
+    report = score_lines(bench, lines, settings)
+    bench.close()
     assert sum(map(len, report["scored"])) == 200
     assert processor_s() - began < 1.0
 
@@ -173,11 +177,9 @@ def test_two_hundred_completions_are_scored_again_in_under_a_second(sandbox: San
 # ── rewards, advantages, findings ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_rewards_and_advantages_equal_those_of_a_training_step(sandbox: SandboxClient, mine: Path) -> None:
+def test_rewards_and_advantages_equal_those_of_a_training_step(bench: RewardBench, mine: Path) -> None:
     lines = [line("a", "bbb", "cc", "dddd"), line("aa", "a", "a", "aaaaa")]
-    report = score_lines(
-        sandbox, lines, ScoringSettings(["length", "r1_int", "keyword(word=bb)"], [2.0, 1.0, -9.0], mine)
-    )
+    report = score_lines(bench, lines, BenchSettings(["length", "r1_int", "keyword(word=bb)"], [2.0, 1.0, -9.0], mine))
     completions = [completion for group in report["scored"] for completion in group]
     assert [completion["reward"] for completion in completions] == [2.0, -3.0, 4.0, 8.0, 4.0, 2.0, 2.0, 10.0]
     expected, _ = advantages([[completion["reward"]] for completion in completions], 4)
@@ -191,13 +193,11 @@ def test_rewards_and_advantages_equal_those_of_a_training_step(sandbox: SandboxC
 
 
 def test_groups_of_unequal_size_are_normalised_one_by_one_without_the_function_that_failed(
-    sandbox: SandboxClient, tmp_path: Path
+    bench: RewardBench, tmp_path: Path
 ) -> None:
     file = tmp_path / "mine.py"
     file.write_text(HEAD + LENGTH + BROKEN)
-    report = score_lines(
-        sandbox, [line("a"), line("a", "bbb")], ScoringSettings(["broken", "length"], [1.0, 1.0], file)
-    )
+    report = score_lines(bench, [line("a"), line("a", "bbb")], BenchSettings(["broken", "length"], [1.0, 1.0], file))
     assert report["scored"][0][0] == {"rewards": {"length": 1.0}, "reward": 1.0, "advantage": 0.0}
     assert [round(completion["advantage"], 2) for completion in report["scored"][1]] == [-0.71, 0.71]
     assert report["findings"][0]["level"] == "error" and report["functions"][0]["error"]["line"] == 11
@@ -224,24 +224,24 @@ def test_a_line_for_each_completion_becomes_groups() -> None:
 # ── cases ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_cases_pass_until_the_function_changes(sandbox: SandboxClient, mine: Path) -> None:
+def test_cases_pass_until_the_function_changes(bench: RewardBench, mine: Path) -> None:
     case = new_case(line("bbb"), "bbb", {"length": 3.0})
     write_cases(mine, [case])
     assert cases_file(mine).name == "mine.cases.jsonl" and read_cases(mine) == [case]
-    assert rerun(sandbox, mine, read_cases(mine), 20.0)[0].passed
+    assert rerun(bench, mine, read_cases(mine), 20.0)[0].passed
     mine.write_text(HEAD + LENGTH.replace("len(c)", "len(c) / 2"))
-    assert rerun(sandbox, mine, read_cases(mine), 20.0)[0].failures == ("length gave 1.5; 3 is expected.",)
+    assert rerun(bench, mine, read_cases(mine), 20.0)[0].failures == ("length gave 1.5; 3 is expected.",)
     mine.write_text(HEAD + LENGTH.replace("length", "size"))
-    assert rerun(sandbox, mine, read_cases(mine), 20.0)[0].failures == ("length gave no score; 3 is expected.",)
+    assert rerun(bench, mine, read_cases(mine), 20.0)[0].failures == ("length gave no score; 3 is expected.",)
     write_cases(mine, [])
     assert not cases_file(mine).exists()
 
 
-def test_a_case_keeps_the_entry_of_a_function_with_arguments(sandbox: SandboxClient, mine: Path) -> None:
+def test_a_case_keeps_the_entry_of_a_function_with_arguments(bench: RewardBench, mine: Path) -> None:
     entry = "keyword(word=so, name=says_so)"
     case = new_case(line("so it is"), "so it is", {"says_so": 1.0}, {"says_so": entry, "length": "length"})
     assert case["calls"] == {"says_so": entry}
-    assert rerun(sandbox, mine, [case], 20.0)[0].passed
+    assert rerun(bench, mine, [case], 20.0)[0].passed
 
 
 def test_a_case_that_cannot_be_read_names_its_line(mine: Path) -> None:
@@ -270,7 +270,7 @@ def test_code_runs_only_if_the_user_allowed_its_content(mine: Path, capfd: pytes
     assert "it ran" not in capfd.readouterr().err
     trusted = {str(mine): read_code(mine).fingerprint}
     assert handlers.score(asked_score(mine, trusted=trusted), QuestionCall())["scored"][0][1]["reward"] == 3.0
-    handlers._sandbox.close()  # waits for what it has printed
+    handlers._bench.close()  # waits for what it has printed
     assert "it ran" in capfd.readouterr().err
 
 

@@ -9,21 +9,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backend.rewards.catalogue.catalog import (
+from backend.rewards.catalogue import (
+    RewardCall,
     builtin_rewards,
     canonical_entry,
     metric_name,
     plain_rewards_in_file,
+    read_call,
     reward_faults,
     rewards_in_file,
+    split_names,
     with_absolute_file,
 )
-from backend.rewards.catalogue.entry import RewardCall, read_call, split_names
 from backend.rewards.resolve import resolve
-from backend.rewards.runner.score import score
 from backend.utils.errors import UserError
 from backend.utils.text import quote
-from tests.support.scoring import make_group
+from tests.support.scoring import make_group, score
 
 
 def sentence_of(text: str) -> str:

@@ -11,7 +11,7 @@ from textwrap import dedent
 import pytest
 
 from backend.rewards import functions as functions
-from backend.rewards.catalogue.catalog import (
+from backend.rewards.catalogue import (
     BUILT_IN,
     DEFAULT_REWARDS,
     Parameter,
@@ -19,9 +19,9 @@ from backend.rewards.catalogue.catalog import (
     canonical_entry,
     computes_names,
     nearest,
+    read_call,
     rewards_in_file,
 )
-from backend.rewards.catalogue.entry import read_call
 from backend.rewards.registry import REWARD_REGISTRY
 from backend.rewards.resolve import _parameters
 from backend.rewards.user_files import load_reward_file
@@ -182,7 +182,7 @@ def test_a_file_with_computed_names_is_recognised(write, text: str) -> None:
 
 
 def test_scoring_does_not_import_math_verify_in_the_trainers_process() -> None:
-    code = "import sys, backend.rewards.runner.score; print(*sys.modules)"
+    code = "import sys, backend.rewards.scoring; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert "backend.rewards.functions.answers" in loaded
     assert not {"sympy", "math_verify", "mlx", "mlx.core", "numpy"} & set(loaded)
@@ -202,9 +202,9 @@ def test_a_syntax_error_is_a_mistake_with_its_line(write) -> None:
 
 
 def test_the_catalogue_loads_neither_the_rewards_nor_an_engine() -> None:
-    code = "import sys, backend.rewards.catalogue.catalog as c; c.builtin_rewards(); print(*sys.modules)"
+    code = "import sys, backend.rewards.catalogue as c; c.builtin_rewards(); print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert "backend.rewards.catalogue.catalog" in loaded
+    assert "backend.rewards.catalogue" in loaded
     assert not {
         "backend.rewards.functions.r1",
         "mlx",

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from backend.rewards.resolve import FunctionDescription, resolve
-from backend.rewards.runner.error_text import describe_error
-from backend.rewards.runner.reward_errors import RewardError, failure_room, reward_error
-from backend.rewards.runner.score import score
+from backend.rewards.errors import RewardError, describe_error, failure_room, reward_error
+from backend.rewards.registry import FunctionDescription
+from backend.rewards.resolve import resolve
 from backend.types import Completion, Problem
-from tests.support.scoring import make_group
+from tests.support.scoring import make_group, score
 
 HUGE = "long \x1b[31m\n\u202e" * 2_000
 
@@ -74,7 +73,7 @@ def test_in_the_app_a_missing_module_comes_with_what_to_do(tmp_path: Path, monke
         exec(compile(file.read_text(), str(file), "exec"), namespace)
     told = describe_error(missing.value, file)
     assert "sentence_transformers" in told and told.endswith("line 1)")
-    monkeypatch.setattr("backend.rewards.runner.error_text.is_bundled", lambda: True)
+    monkeypatch.setattr("backend.rewards.errors.is_bundled", lambda: True)
     assert describe_error(missing.value, file) == f"{told}; not in the app: use grpo-studio from pip"
 
 

@@ -10,14 +10,14 @@ from types import ModuleType
 import pytest
 
 from backend.rewards import get_reward_function
+from backend.rewards.errors import RewardError
 from backend.rewards.registry import REWARD_REGISTRY
 from backend.rewards.resolve import resolve
-from backend.rewards.runner.reward_errors import RewardError
-from backend.rewards.runner.score import score
 from backend.rewards.user_files import load_reward_file
 from backend.types import Completion, Group, Problem
 from backend.utils.errors import UserError
 from backend.utils.text import quote
+from tests.support.scoring import score
 
 LIBRARY = "mlx_lm_lora.trainer.grpo_reward_functions"
 
@@ -239,9 +239,9 @@ def test_a_users_function_replaces_a_shipped_one_in_this_run_only_and_a_note_say
     assert mine.file == path and mine.call(["p"], ["c"], ["a"]) == [9.0]
     assert mine.note == "r1_count_xml of mine.py takes the place of the built-in function of that name."
     (beside,) = resolve(["r1_int"], path)
-    assert beside.file is None and beside.note is None
+    assert beside.file is None and beside.note == ""
     (shipped,) = resolve(["r1_count_xml"])
-    assert shipped.call(["p"], ["c"], ["a"]) == [0.0] and shipped.note is None
+    assert shipped.call(["p"], ["c"], ["a"]) == [0.0] and shipped.note == ""
 
 
 def test_a_users_function_may_have_the_short_name_of_a_shipped_one(write) -> None:

@@ -13,15 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from backend.rewards import calls as timeout
 from backend.rewards import get_reward_function, register_reward_function, registry
-from backend.rewards.catalogue.catalog import DEFAULT_REWARDS
+from backend.rewards.catalogue import DEFAULT_REWARDS
+from backend.rewards.errors import RewardError
 from backend.rewards.functions.r1 import extract_answer
 from backend.rewards.resolve import resolve
-from backend.rewards.runner import timeout
-from backend.rewards.runner.reward_errors import RewardError
-from backend.rewards.runner.score import score
 from backend.utils.errors import UserError
-from tests.support.scoring import make_group, reward_function
+from tests.support.scoring import make_group, reward_function, score
 
 PERFECT = "<think>2 and 2</think><answer>4</answer>"
 
@@ -171,7 +170,7 @@ def test_short_names_and_full_names_are_the_same_functions() -> None:
     short = resolve(["r1_accuracy", "r1_int", "r1_strict_format", "r1_soft_format", "r1_count_xml"])
     assert [function.name for function in short] == list(DEFAULT_REWARDS)
     assert short == resolve(list(DEFAULT_REWARDS))
-    assert all(function.file is None and function.note is None for function in short)
+    assert all(function.file is None and function.note == "" for function in short)
 
 
 def test_all_unknown_names_are_reported_at_once_each_with_the_nearest() -> None:

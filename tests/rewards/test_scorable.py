@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from backend.rewards.catalogue.scorable import scorable
+from backend.rewards.catalogue import scorable
 
 NAMES = ["r1_accuracy", "r1_int", "accuracy_reward(name=right)", "mine.py::brevity", "jaccard"]
 

@@ -16,20 +16,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backend.rewards.catalogue.catalog import COMPARING_REWARDS, builtin_rewards
+from backend.rewards.catalogue import COMPARING_REWARDS, builtin_rewards
+from backend.rewards.errors import RewardError
 from backend.rewards.functions import math_equality
-from backend.rewards.functions.answer_text import answer_part, final_answer
 from backend.rewards.functions.answers import value
 from backend.rewards.functions.formats import regex_match
-from backend.rewards.functions.math_equality import correct
+from backend.rewards.functions.math_equality import answer_part, correct, final_answer
+from backend.rewards.inputs import TrainerState
 from backend.rewards.resolve import resolve
-from backend.rewards.runner.inputs import TrainerState
-from backend.rewards.runner.reward_errors import RewardError
-from backend.rewards.runner.score import score
 from backend.utils.command import backend_environment
 from backend.utils.errors import UserError
 from tests.support.cpu_time import Work
-from tests.support.scoring import make_group, score_of, scores_of
+from tests.support.scoring import make_group, score, score_of, scores_of
 
 # Extracting the answer
 
@@ -143,13 +141,11 @@ def test_after_five_endless_comparisons_the_rest_is_compared_as_text(monkeypatch
     ]  # one text that comes twice counts once
 
 
-def test_math_verify_that_cannot_start_raises_instead_of_scoring_0(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(math_equality, "_command", lambda: [sys.executable, "-c", "raise SystemExit(7)"])
+def test_math_verify_that_cannot_start_raises_instead_of_scoring_0() -> None:
     with pytest.raises(RuntimeError, match="ended at once, with code 7"):
-        math_equality._MathVerify().ask("1/2", "0.5")
-    monkeypatch.setattr(math_equality, "_command", lambda: [sys.executable, "-c", "print('\"math-verify is gone\"')"])
+        math_equality._MathVerify([sys.executable, "-c", "raise SystemExit(7)"]).ask("1/2", "0.5")
     with pytest.raises(RuntimeError, match="math-verify is gone"):
-        math_equality._MathVerify().ask("1/2", "0.5")
+        math_equality._MathVerify([sys.executable, "-c", "print('\"math-verify is gone\"')"]).ask("1/2", "0.5")
 
 
 ECHO = """
@@ -164,12 +160,9 @@ for line in sys.stdin:
 """
 
 
-def test_a_child_that_died_is_replaced_and_the_comparison_repeated(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_child_that_died_is_replaced_and_the_comparison_repeated(tmp_path: Path) -> None:
     starts = tmp_path / "starts"
-    monkeypatch.setattr(math_equality, "_command", lambda: [sys.executable, "-c", ECHO, str(starts)])
-    math_verify = math_equality._MathVerify()
+    math_verify = math_equality._MathVerify([sys.executable, "-c", ECHO, str(starts)])
     assert math_verify.ask("a", "a") is True
     assert math_verify.child.pid is not None
     os.kill(math_verify.child.pid, signal.SIGKILL)
@@ -179,19 +172,19 @@ def test_a_child_that_died_is_replaced_and_the_comparison_repeated(
     assert math_verify.ask("a", "endless") is None
     assert starts.read_text() == "xxxx", "what ran out of time is not tried again"
     assert math_verify.ask("a", "a") is True
-    math_verify.close()
+    math_verify.child.stop()
     assert not math_verify.child.is_started
 
 
 def test_the_math_verify_child_ends_when_its_parent_is_killed() -> None:
     # The child compares as text: to import sympy takes a second, and its loop is the same.
     its_code = (
-        "from backend.rewards.functions import math_verify_process as process\n"
+        "from backend.rewards.functions import math_equality as process\n"
         "process.comparison = lambda: lambda right, given: right == given\nprocess.main()\n"
     )
     code = (
-        f"import os, signal, sys; from backend.rewards.functions import math_equality as m; m._command = lambda: [sys.executable, '-c', {its_code!r}];"
-        "math_verify = m._MathVerify(); math_verify.ask('1/2', '0.5');"
+        f"import os, signal, sys; from backend.rewards.functions import math_equality as m; "
+        f"math_verify = m._MathVerify([sys.executable, '-c', {its_code!r}]); math_verify.ask('1/2', '0.5');"
         "print(math_verify.child.pid, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=backend_environment())

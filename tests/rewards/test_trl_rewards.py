@@ -6,7 +6,6 @@ import asyncio
 import functools
 import json
 import math
-import threading
 import time
 from contextlib import suppress
 from dataclasses import replace
@@ -17,14 +16,13 @@ import numpy as np
 import pytest
 
 from backend.rewards.completion_lines import read_groups
+from backend.rewards.errors import RewardError
+from backend.rewards.inputs import TrainerState
 from backend.rewards.resolve import resolve
-from backend.rewards.runner.inputs import TrainerState
-from backend.rewards.runner.reward_errors import RewardError
-from backend.rewards.runner.score import ScoreReport, score
-from backend.rewards.runner.timeout import Gathering
+from backend.rewards.scorer import ScoreReport
 from backend.types import Completion, Group, Problem
 from backend.utils.errors import UserError
-from tests.support.scoring import make_group, reward_function
+from tests.support.scoring import make_group, reward_function, score
 
 CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is 2 + 2?"}]
 
@@ -432,17 +430,6 @@ def test_of_several_async_functions_the_failing_one_is_named(call, words: str) -
     group = make_group("a")
     scored({"good": good}, group)  # the event loop still works, or a new one is started
     assert group.completions[0].scores == {"good": 1.0}
-    loops = [thread for thread in threading.enumerate() if "event loop of reward" in thread.name]
-    assert all(thread.daemon for thread in loops)
-
-
-def test_a_pending_call_of_an_abandoned_loop_is_collected_without_an_error() -> None:
-    async def give_up() -> None:
-        call = Gathering(1.0, [], asyncio.Event())._run_one(0, lambda: sleeps([]), list)
-        call.send(None)
-        call.close()  # as the collector does with it
-
-    asyncio.run(give_up())
 
 
 def test_a_sync_wrapper_of_an_async_function_is_called_synchronously() -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import mlx.core as mx
 import psutil
 
-from backend.rewards.catalogue.allowed_code import allow_named
+from backend.rewards.allowed_code import allow_named
 from backend.runs.checkpoints import checkpoint
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder

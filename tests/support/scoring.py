@@ -3,11 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+from backend.rewards.calls import Poll, ThreadCaller, wait_on
+from backend.rewards.inputs import TrainerState
 from backend.rewards.resolve import Arguments, RewardFunction, resolve
-from backend.rewards.runner.score import ScoreReport, score
+from backend.rewards.scorer import Scorer, ScoreReport
+from backend.rewards.scoring import FunctionHost, RewardSource
 from backend.types import Completion, Group, Problem
+
+
+def score(
+    groups: list[Group],
+    functions: list[RewardFunction],
+    weights: list[float],
+    timeout_s: float,
+    trainer_state: TrainerState | None = None,
+    poll: Poll = wait_on,
+) -> ScoreReport:
+    """Score with these functions in this process, each call in a thread."""
+
+    class GivenFunctions(FunctionHost):
+        def _resolved(self, source: Any, executed: Any) -> list[list[RewardFunction]]:
+            return [functions]
+
+    scorer = Scorer(RewardSource([[]], None, Path.cwd()), GivenFunctions(ThreadCaller()), timeout_s)
+    return scorer.score(groups, 0, weights, timeout_s, trainer_state or TrainerState(), poll)
 
 
 def reward_function(name: str, call: Callable[..., Any]) -> RewardFunction:

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from backend.config.config import parse
-from backend.rewards.catalogue.allowed_code import allow_named
+from backend.rewards.allowed_code import allow_named
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
 from tests.support.random_models import tiny_model

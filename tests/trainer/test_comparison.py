@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from backend.config.config import load
-from backend.rewards.scorer import ThreadScorer
+from backend.rewards.scorer import Scorer
 from backend.runs.run_folder import RunFolder
 from backend.trainer.evaluation import comparison
 from backend.trainer.evaluation.comparison import (
@@ -183,9 +183,7 @@ def test_an_evaluation_stops_while_a_reward_function_judges(
 
     class Stop(Exception): ...
 
-    def judge(
-        self: ThreadScorer, groups: Any, stage: int, weights: Any, timeout_s: float, state: Any, poll: Any
-    ) -> None:
+    def judge(self: Scorer, groups: Any, stage: int, weights: Any, timeout_s: float, state: Any, poll: Any) -> None:
         judging.set()
         until = time.monotonic() + 10.0
         while time.monotonic() < until:
@@ -196,7 +194,7 @@ def test_an_evaluation_stops_while_a_reward_function_judges(
         if judging.is_set():
             raise Stop
 
-    monkeypatch.setattr(ThreadScorer, "score", judge)
+    monkeypatch.setattr(Scorer, "score", judge)
     began = time.monotonic()
     with pytest.raises(Stop):
         evaluate_model(find_evaluated(str(lora_run.path), None), EvaluationChoices(), "x", check=check)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from backend.cli.training import logging_to
-from backend.rewards.catalogue.allowed_code import allow_named
+from backend.rewards.allowed_code import allow_named
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
 from backend.trainer.preflight import check
@@ -160,5 +160,5 @@ def test_log_has_the_traceback_of_a_reward(tmp_path: Path, capsys: pytest.Captur
         "line 12, in strict",
     ):
         assert line in log
-    assert "step_calls" not in log and chr(27) not in log
+    assert "calls.py" not in log and chr(27) not in log
     assert "Traceback" not in capsys.readouterr().err

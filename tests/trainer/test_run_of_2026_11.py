@@ -10,9 +10,8 @@ import yaml
 
 from app.state.run_completions import CompletionIndex
 from backend.config.config import load, problems
+from backend.rewards.bench import BenchSettings, RewardBench, score_lines
 from backend.rewards.completion_lines import group_of, line_of, read_groups
-from backend.rewards.sandbox.client import SandboxClient
-from backend.rewards.trial_scoring import ScoringSettings, score_lines
 from backend.runs.archive import summary
 from backend.runs.completion_rows import GroupRow
 from backend.runs.events import JsonLines, has_finished, read_events
@@ -98,9 +97,9 @@ def group_from(row: GroupRow) -> Group:
 def test_its_completions_are_scored_as_they_were(run: RunFolder) -> None:
     """`low_half` asks for the sampled ids, of which the file has only the count: it has no opinion then."""
     groups = read_groups(run.completions)
-    scorer = SandboxClient()
+    scorer = RewardBench()
     try:
-        report = score_lines(scorer, [line_of(group) for group in groups], ScoringSettings.of(load(run.config)))
+        report = score_lines(scorer, [line_of(group) for group in groups], BenchSettings.of(load(run.config)))
     finally:
         scorer.close()
     assert not any(function["error"] for function in report["functions"])

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from backend.config.config import Config, parse
-from backend.rewards.runner.inputs import TrainerState
-from backend.rewards.runner.score import ScoreReport
-from backend.rewards.scorer import ThreadScorer, reward_source
+from backend.rewards.calls import ThreadCaller
+from backend.rewards.inputs import TrainerState
+from backend.rewards.scorer import Scorer, ScoreReport, reward_source
+from backend.rewards.scoring import FunctionHost
 from backend.runs.checkpoints import checkpoint
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
@@ -67,7 +68,9 @@ def settings(inputs: Path, rewards: list[str], **changes: Any) -> dict[str, Any]
 
 
 def stages_of(config: Config, steps: int) -> ScoringStages:
-    return ScoringStages(config, ThreadScorer(reward_source(config), config.reward_timeout), steps)
+    return ScoringStages(
+        config, Scorer(reward_source(config), FunctionHost(ThreadCaller()), config.reward_timeout), steps
+    )
 
 
 def metrics(run: RunFolder) -> list[dict[str, Any]]:
@@ -169,12 +172,14 @@ def test_the_functions_of_a_stage_get_its_weights_and_how_far_the_run_is(step: i
     config = parse(raw | {"max_completion_length": 33})
     seen: list[Any] = []
 
-    class Recording(ThreadScorer):
+    class Recording(Scorer):
         def score(self, groups: list[Group], *more: Any) -> ScoreReport:
             seen.append(more[:-1])
             return ScoreReport({}, {"note": ["a", "b", "c", "d"]}, {"mine": 0.5})
 
-    scoring = ScoringStages(config, Recording(reward_source(config), config.reward_timeout), 9)
+    scoring = ScoringStages(
+        config, Recording(reward_source(config), FunctionHost(ThreadCaller()), config.reward_timeout), 9
+    )
     groups = groups_of([[1]] * 4, 2, ["r1_int"])
     assert scoring.score(groups, step, 2.5) == scoring.score(groups, step) == {"mine": 0.5}
     assert seen == [(0, [3.0], 7.0, TrainerState(finished, 9, epoch, 33)) for epoch in (2.5, 0.0)]

@@ -13,8 +13,7 @@ from typer.testing import CliRunner, Result
 from app.state.consent import Consent
 from backend.__main__ import app
 from backend.config import config
-from backend.rewards.catalogue.allowed_code import allow_named, code_files, require_allowed
-from backend.rewards.trust_record import TrustRecord
+from backend.rewards.allowed_code import TrustRecord, allow_named, code_files, require_allowed
 from backend.runs.queue import QueueFile
 from backend.runs.run_folder import RunFolder
 from backend.runs.steering import read_changes

@@ -104,7 +104,7 @@ def test_the_option_and_a_yaml_are_choices(models: Path, tmp_path: Path, contact
 
 def test_a_hosts_file_is_no_reward_file_and_the_reverse(tmp_path: Path) -> None:
     """One record has both; being allowed as one says nothing about the other."""
-    from backend.rewards.catalogue.allowed_code import allow_named, require_allowed
+    from backend.rewards.allowed_code import allow_named, require_allowed
 
     file, settings = tmp_path / "hosts.json", {"reward_functions_file": str(tmp_path / "hosts.json")}
     file.write_text(json.dumps(HOSTS))

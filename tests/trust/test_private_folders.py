@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from app.state.prefs import Prefs
-from backend.rewards.catalogue.allowed_code import allow_named
-from backend.rewards.trust_record import TrustRecord
+from backend.rewards.allowed_code import TrustRecord, allow_named
 from backend.runs.queue import QueueFile
 from backend.runs.run_folder import default_run_name, make_run_folder
 from backend.utils.files import restrict_to_user

@@ -36,7 +36,7 @@ from app.state.session import Session
 from app.widgets.basic.controls import ElidedLabel
 from app.widgets.basic.dialogs import open_file, save_file
 from app.widgets.basic.labels import PlainLabel, button, label, plain_tip, with_key_names
-from backend.rewards.catalogue.allowed_code import Rights, read_code
+from backend.rewards.allowed_code import Rights, read_code
 from backend.utils.errors import UserError
 from backend.utils.files import read_text
 from backend.utils.whole_file import save_as

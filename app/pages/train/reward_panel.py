@@ -23,9 +23,15 @@ from app.widgets.basic.number_format import DASH, figure
 from app.widgets.basic.tables import BaseTable, Column, DraggedRowsModel, Index
 from app.widgets.form import value_text
 from app.widgets.reward_delegates import TickDelegate, WeightDelegate, toggle_tick
-from backend.rewards.catalogue.catalog import BUILT_IN, DEFAULT_REWARDS, metric_name
-from backend.rewards.catalogue.entry import RewardCall, read_call
-from backend.rewards.catalogue.parse import Parameter, RewardEntry
+from backend.rewards.catalogue import (
+    BUILT_IN,
+    DEFAULT_REWARDS,
+    Parameter,
+    RewardCall,
+    RewardEntry,
+    metric_name,
+    read_call,
+)
 from backend.utils.errors import UserError
 
 USE, LABEL, FUNCTION, SCORES, SOURCE, MEAN, WEIGHT = range(7)

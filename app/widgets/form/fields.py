@@ -20,7 +20,7 @@ from app.widgets.form import value_text
 from app.widgets.form.field import Field, LineField
 from backend.config import first_choices
 from backend.config.setting import Choice, Setting
-from backend.rewards.catalogue.catalog import split_names
+from backend.rewards.catalogue import split_names
 from backend.runs import saved_weights
 from backend.runs.run_folder import find_run
 from backend.runs.saved_weights import peft_folder, runs_with_adapters

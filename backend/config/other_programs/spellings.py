@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from backend.config.other_programs.keys import Translator
-from backend.rewards.catalogue.entry import split_names
+from backend.rewards.catalogue import split_names
 from backend.utils.text import quote
 
 KEY_ALIASES = {

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from backend.config.form import ADVANTAGES, COURSE, ENTROPY, LOSS, REWARD_LIMITS, SAMPLING
 from backend.config.loss_menu import kl_estimators, levels, losses
 from backend.config.setting import MOST_COMPLETIONS, MOST_TOKENS, NEVER, setting
-from backend.rewards.catalogue.catalog import DEFAULT_REWARDS
+from backend.rewards.catalogue import DEFAULT_REWARDS
 
 _preference = partial(setting, section="preference")
 _generation = partial(setting, section="generation")

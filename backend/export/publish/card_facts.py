@@ -17,7 +17,7 @@ from huggingface_hub.errors import HTTPError
 from backend.config.config import SETTINGS, Config
 from backend.export.exports import ExportFormat
 from backend.export.publish.privacy import public_name, public_settings, public_text
-from backend.rewards.catalogue.catalog import canonical_entry, metric_name
+from backend.rewards.catalogue import canonical_entry, metric_name
 from backend.runs.archive import WorkClock, first_and_last_means
 from backend.runs.completion_rows import CompletionRow, GroupRow, parse_group_row
 from backend.runs.events import Event, read_events, step_of_end

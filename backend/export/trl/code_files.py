@@ -22,8 +22,8 @@ from backend.export.trl.module_source import (
     module_source,
 )
 from backend.rewards import functions as functions
-from backend.rewards.catalogue.allowed_code import code_files, read_code
-from backend.rewards.catalogue.catalog import locate_reward_file, metric_name, reward_call
+from backend.rewards.allowed_code import code_files, read_code
+from backend.rewards.catalogue import locate_reward_file, metric_name, reward_call
 from backend.rewards.registry import REWARD_REGISTRY, RewardCallable
 from backend.utils.errors import UserError
 from backend.utils.files import read_text

@@ -13,8 +13,7 @@ import warnings
 from collections.abc import Callable
 from fractions import Fraction
 
-from backend.rewards.functions.answer_text import answer_part, final_answer, marked_answer
-from backend.rewards.functions.math_equality import correct
+from backend.rewards.functions.math_equality import answer_part, correct, final_answer, marked_answer
 from backend.rewards.functions.r1 import extract_answer
 from backend.rewards.registry import register_reward_function, require
 

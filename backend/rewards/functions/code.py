@@ -11,12 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from backend.rewards.catalogue.entry import tests_column
-from backend.rewards.functions.answer_text import answer_part
-from backend.rewards.programs.assertions import AssertTests
-from backend.rewards.programs.client import Task, TaskResult, runner
-from backend.rewards.programs.program import NotPlain, decoded
-from backend.rewards.programs.row_tests import RowTests, StreamTest, UnusableTests, row_tests
+from backend.rewards.catalogue import tests_column
+from backend.rewards.functions.math_equality import answer_part
+from backend.rewards.program import NotPlain, decoded
+from backend.rewards.program_runner import Task, TaskResult, runner
+from backend.rewards.program_tests import AssertTests, RowTests, StreamTest, UnusableTests, row_tests
 from backend.rewards.registry import register_reward_function, require
 
 # What a program did, against what its tests expect. Everything that came from the program's process is somebody

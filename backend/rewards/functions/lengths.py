@@ -10,8 +10,8 @@ import math
 import sys
 from typing import Any
 
+from backend.rewards.functions.formats import known_ids
 from backend.rewards.functions.math_equality import correct
-from backend.rewards.functions.texts import known_ids
 from backend.rewards.registry import register_reward_function, require
 
 CACHE_SHARE = 0.2

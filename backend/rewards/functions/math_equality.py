@@ -1,54 +1,88 @@
-"""Compare a completion's final answer with the dataset's as mathematics: `1/2`, `0.5` and `\\frac{1}{2}` are equal.
+"""Find the final answer in a completion, and compare it with the dataset's as mathematics: `1/2` equals `\\frac{1}{2}`.
 
-Equal texts, whole numbers and words are decided here; everything else goes to math-verify, in a child process
-(`backend.rewards.functions.math_verify_process`). The cost is bounded: of an answer the last `LONGEST` characters are
-read, and a comparison that takes too long counts as wrong; after `PATIENCE` of those in one call, the rest is compared
-as text only.
+Completions may be huge and hostile, so the search is plain, without a regular expression that could backtrack. Equal
+texts, whole numbers and words are decided here; everything else goes to math-verify, in a child process, because an
+answer such as 9^{9^9} keeps sympy inside one call into C that nothing can interrupt. Each comparison has a limit on its
+processor time (SIGPROF, whose default action ends the process); the next one starts another child.
 """
 
 from __future__ import annotations
 
 import atexit
+import logging
 import re
 import signal
 import threading
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
-from backend.rewards.functions.answer_text import final_answer
+from backend.rewards.functions.r1 import extract_answer
+from backend.utils import child_process
 from backend.utils.child_process import ChildEnded, ChildProcess, module_command
 
 LONGEST = 500
 """Characters of an answer that are compared, the last of it."""
 PATIENCE = 5
 """Comparisons that may run out of time in one call before the rest of it is compared as text."""
-VERB = "equality"
-"""The argument that makes a bundled app's executable this child, where there is no Python to run a module with."""
+LIMIT_S = 1.0
+"""Processor time of one comparison. Wall-clock time would make a verdict depend on the load of the machine."""
 
+_BOXES = ("\\boxed{", "\\fbox{")
+_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
+"""A brace, or a backslash with the character it escapes: `\\{` is no brace."""
 _INTEGER = re.compile(r"[-−+]?\d{1,3}(?:,\d{3})+|[-−+]?\d+")
 _WORDS = re.compile(r"[^\W\d_]+(?:[\s'’,-]+[^\W\d_]+)*")
 _TEXT_COMMAND = re.compile(r"\\(?:text|mathrm|textbf|mathbf)\{([^{}]*)\}")
 
 
-def correct(completions: list[str], answers: list[str]) -> list[bool | None]:
-    """Whether each completion's final answer equals the dataset's; None where the dataset has none.
+def answer_part(text: str) -> str:
+    """The text in the last closed `<answer>`; without one, what follows the last thought; else all of it. Stripped."""
+    return extract_answer(text) or after_thoughts(text)
 
-    The final answer is searched for in the last `<answer>`, else after the thoughts; there it is the content of the
-    last `\\boxed{…}`, else what follows the last `####`, else the whole text.
-    """
+
+def after_thoughts(text: str) -> str:
+    """What follows the last `</think>` or `</reasoning>`, stripped; all of the text without one."""
+    end = max((text.rfind(tag) + len(tag) for tag in ("</think>", "</reasoning>") if tag in text), default=0)
+    return text[end:].strip()
+
+
+def marked_answer(text: str) -> str:
+    """The content of the last `\\boxed{…}`, else the line after the last `####` (GSM8K); else empty."""
+    if boxed := _boxed(text):
+        return boxed
+    _, mark, rest = text.rpartition("####")
+    return rest.strip().partition("\n")[0].strip() if mark else ""
+
+
+def final_answer(text: str) -> str:
+    """The marked answer of the answer part, else the whole answer part."""
+    part = answer_part(text)
+    return marked_answer(part) or part
+
+
+def _boxed(text: str) -> str:
+    """The content of the last box up to its matching brace; empty where it is not closed."""
+    start = max(text.rfind(box) + len(box) if box in text else -1 for box in _BOXES)
+    depth = 1
+    for brace in _BRACE.finditer(text, start) if start >= 0 else ():
+        depth += {"{": 1, "}": -1}.get(brace[0], 0)
+        if not depth:
+            return text[start : brace.start()].strip()
+    return ""
+
+
+def correct(completions: list[str], answers: list[str]) -> list[bool | None]:
+    """Compare each completion's final answer with the dataset's; None where the dataset has none."""
     verdicts: list[bool | None] = []
     timed_out: set[tuple[str, str]] = set()
     for completion, answer in zip(completions, answers, strict=True):
-        reference, candidate = _tail(final_answer(answer)), _tail(final_answer(completion))
+        reference, candidate = (final_answer(text)[-LONGEST:].strip() for text in (answer, completion))
         verdict = _verdict_without_mathematics(reference, candidate)
         if verdict is None and reference and len(timed_out) < PATIENCE:
             verdict = _math_verify_verdict(reference, candidate)
             timed_out |= {(reference, candidate)} if verdict is None else set()
         verdicts.append(bool(verdict) if reference else None)
     return verdicts
-
-
-def _tail(text: str) -> str:
-    return text[-LONGEST:].strip()
 
 
 def _verdict_without_mathematics(reference: str, candidate: str) -> bool | None:
@@ -83,16 +117,16 @@ def _math_verify_verdict(reference: str, candidate: str) -> bool | None:
 class _MathVerify:
     """The child process, started for the first comparison and again after one that ended it."""
 
-    def __init__(self) -> None:
-        self.child = ChildProcess(_command(), grace_s=1.0)
+    def __init__(self, command: Sequence[str] = ()) -> None:
+        command = command or module_command("backend.rewards.functions.math_equality", "equality")
+        self.child = ChildProcess(command, grace_s=1.0)
         self._lock = threading.Lock()
 
     def ask(self, reference: str, candidate: str) -> bool | None:
         """The verdict; None where the comparison ran out of processor time, or ended the child twice.
 
         A child that died of anything else may have been killed from outside, so it gets a second chance. Raises
-        RuntimeError where math-verify cannot work at all: that is no completion's fault, and must not become a score of
-        0.
+        RuntimeError where math-verify cannot work at all, which must not become a score of 0.
         """
         with self._lock:
             for _ in range(2):
@@ -113,16 +147,75 @@ class _MathVerify:
             sentence = f"the process that checks mathematics ended at once, with code {ended.exit_code}"
             raise RuntimeError(sentence) from ended
         if greeting != "ready":
-            self.close()
+            self.child.stop()
             raise RuntimeError(greeting)
-
-    def close(self) -> None:
-        self.child.stop()
-
-
-def _command() -> list[str]:
-    return module_command("backend.rewards.functions.math_verify_process", VERB)
 
 
 _math_verify = _MathVerify()
-atexit.register(_math_verify.close)
+atexit.register(_math_verify.child.stop)
+
+
+# In the child process
+
+_PROSE = re.compile(r"(?<![\\A-Za-z])(?:[A-Za-z]{3,}|[A-Za-z]{2}\s+[A-Za-z]{2})")
+_FUNCTIONS = re.compile(r"(?<![\\A-Za-z])(sin|cos|tan|ln|log|exp|pi)(?![A-Za-z])")
+_DELIMITERS = re.compile(r"\\?\$|\\[()\[\]]")
+_SPACED_THOUSANDS = re.compile(r"(?<![\d.])\d{1,3}(?: \d{3})+(?![\d])")
+_MIXED_NUMBER = re.compile(r"(?<![\d.,])(\d+) +(\d+) */ *(\d+)")
+_SCIENTIFIC = re.compile(r"(?<=\d)[eE]([+-]?\d+)\b")
+
+
+def main(arguments: Sequence[str] = ()) -> None:
+    """Say "ready", or why not; then answer each [reference, candidate] with true or false until stdin ends."""
+    out = child_process.claim_stdout()
+    try:
+        equal = comparison()
+    except ImportError as error:
+        child_process.answer(out, f"math-verify cannot be loaded: {error}")
+        return
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    child_process.answer(out, "ready")
+    for reference, candidate in child_process.requests():
+        signal.setitimer(signal.ITIMER_PROF, LIMIT_S)
+        verdict = equal(reference, candidate)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        child_process.answer(out, verdict)
+
+
+def comparison() -> Callable[[str, str], bool]:
+    """A function that compares two answers with math-verify; False for what it cannot parse."""
+    logging.disable()  # it would log every completion that it cannot parse
+    from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
+
+    def read(text: str) -> list[object]:
+        configs = [LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig()]
+        # Its own time limits are alarms, whose handlers Python runs only between calls into C: SIGPROF does it better.
+        return parse(text, configs, parsing_timeout=None)  # pyright: ignore[reportArgumentType]
+
+    def parsed(text: str) -> list[object]:
+        """As one formula if it can be; an answer with words is tried as prose first."""
+        formula = f"${_formula(text)}$"
+        first, second = (text, formula) if _PROSE.search(formula[1:-1]) else (formula, text)
+        return read(first) or read(second)
+
+    def equal(reference: str, candidate: str) -> bool:
+        try:
+            return verify(parsed(reference), parsed(candidate), timeout_seconds=None)  # pyright: ignore
+        except (Exception, RecursionError):  # sympy may raise anything on hostile text, which is no right answer
+            return False
+
+    equal(r"\frac{1}{2} + x^2", r"x^2 + 0.5")  # the first parse builds the grammar's tables, outside the time limit
+    return equal
+
+
+def _formula(text: str) -> str:
+    """One formula without delimiters, in a notation that has one meaning only."""
+    text = _DELIMITERS.sub(" ", text).strip().rstrip(".")
+    text = _SPACED_THOUSANDS.sub(lambda match: match[0].replace(" ", ""), text)
+    text = _MIXED_NUMBER.sub(r"(\1+\2/\3)", text)
+    text = _SCIENTIFIC.sub(r" \\cdot 10^{\1}", text)
+    return _FUNCTIONS.sub(r"\\\1", text)
+
+
+if __name__ == "__main__":
+    main()

@@ -6,7 +6,7 @@ plain search that passes over the text a fixed number of times; no pattern here 
 
 The three format rewards form a ladder: what earns Strict Format earns Soft Format and the whole XML Count as well.
 
-The first sentence of a docstring is what the reward table shows; `backend.rewards.catalogue.catalog` reads it from this text, so
+The first sentence of a docstring is what the reward table shows; `backend.rewards.catalogue` reads it from this text, so
 name, label and sentence are written out here and computed nowhere.
 """
 

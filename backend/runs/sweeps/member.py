@@ -16,8 +16,8 @@ from typing import Any
 from backend.config.config import Config
 from backend.data.row_views import LazyRows, Rows
 from backend.data.rows import SPLITS
-from backend.rewards.sandbox.process import ScoringProcess
 from backend.rewards.scorer import SharedProcesses
+from backend.rewards.worker_process import RewardWorker
 from backend.runs.checkpoints import checkpoint
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_lock import hold_lock
@@ -212,7 +212,7 @@ class SweepInputs:
     def __init__(self) -> None:
         self._read: dict[str, RunInputs] = {}
         self._rows: list[Rows] = []
-        self._processes: SharedProcesses = {network: ScoringProcess(network) for network in (False, True)}
+        self._processes: SharedProcesses = {network: RewardWorker(network) for network in (False, True)}
         """Where the runs' reward functions are scored: one for all that may use the network, one for the others."""
 
     def check(self, plan: SweepPlan) -> None:

@@ -20,7 +20,7 @@ import yaml
 
 from backend.config.config import SETTINGS, dump, parse, problems, read, resolve_paths, valid_value
 from backend.config.other_programs.translation import translate
-from backend.rewards.catalogue.catalog import nearest
+from backend.rewards.catalogue import nearest
 from backend.runs.metric_names import EVALUATION, our_name
 from backend.utils.documents import validation_error
 from backend.utils.errors import ConfigProblem, UserError

@@ -10,7 +10,7 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 
 import numpy as np
 
-from backend.rewards.runner.step_calls import Poll, wait_on
+from backend.rewards.calls import Poll, wait_on
 from backend.sampling.rollout import Sampler
 from backend.sampling.sampler import GREEDY, Sampling
 from backend.training.advantages import advantage_values

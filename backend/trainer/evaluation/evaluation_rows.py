@@ -18,8 +18,7 @@ from typing import Any, Literal, TypedDict, cast
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from backend.config.config import Config, dump
-from backend.rewards.catalogue.catalog import canonical_entry, metric_name, nearest
-from backend.rewards.catalogue.entry import read_call
+from backend.rewards.catalogue import canonical_entry, metric_name, nearest, read_call
 from backend.runs.completion_rows import CompletionRow
 from backend.runs.events import LONGEST_LINE, json_safe, parse_line
 from backend.runs.run_folder import RunFolder

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, TypeGuard, cast
 
 from backend.config.config import SETTINGS
-from backend.rewards.catalogue.catalog import builtin_rewards
+from backend.rewards.catalogue import builtin_rewards
 
 Metrics = Mapping[str, float]
 """A step's finite metrics."""

@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from backend.config.setting_groups import RewardSettings
-from backend.rewards.catalogue.catalog import locate_reward_file, metric_name, reward_call
+from backend.rewards.calls import ThreadCaller
+from backend.rewards.catalogue import locate_reward_file, metric_name, reward_call
+from backend.rewards.errors import class_name
 from backend.rewards.resolve import Arguments, RewardFunction, resolve
-from backend.rewards.runner.error_text import class_name
-from backend.rewards.scorer import Scorer, ThreadScorer, begin_scorer, reward_source
-from backend.rewards.user_files import load_reward_file
+from backend.rewards.scorer import Scorer, begin_scorer, reward_source
+from backend.rewards.scoring import FunctionHost, RewardSource
+from backend.rewards.user_files import RewardFile, load_reward_file
 from backend.utils.errors import UserError
 from backend.utils.whole_file import replace_file
 
@@ -85,30 +87,24 @@ def _free_name(function: Callable[..., Any], taken: set[str]) -> str:
     return next(each for each in names if each not in taken)
 
 
-class OwnFunctionsScorer(ThreadScorer):
-    """Calls a run's functions in this process: the program's, and those of files and ours among them."""
+class _OwnFunctionHost(FunctionHost):
+    """Calls a run's functions in this process: the program's own, and those of files and ours among them."""
 
-    def __init__(self, settings: RewardSettings, calls: OwnCalls) -> None:
+    def __init__(self, calls: OwnCalls) -> None:
         self._calls = calls
-        super().__init__(reward_source(settings), settings.reward_timeout)
-
-    def notes(self) -> list[str]:
         names = ", ".join(self._calls)[:100]
-        return [
-            f"Functions of the program that called train() run in its process, where nothing confines them: {names}."
-        ]
+        note = f"Functions of the program that called train() run in its process, where nothing confines them: {names}."
+        super().__init__(ThreadCaller(), [note])
 
-    def _functions(self) -> list[list[RewardFunction]]:
-        if self._stages is None:
-            if self._source.file:  # no entry may name a function of it, and rows be mapped by one
-                path = locate_reward_file(self._source.file).resolve()
-                self._executed[path] = load_reward_file(path)
-            self._stages = [[self._function(entry) for entry in stage] for stage in self._source.stages]
-        return self._stages
+    def _resolved(self, source: RewardSource, executed: dict[Path, RewardFile]) -> list[list[RewardFunction]]:
+        if source.file:  # no entry may name a function of it, and rows be mapped by one
+            path = locate_reward_file(source.file).resolve()
+            executed[path] = load_reward_file(path)
+        return [[self._function(entry, source, executed) for entry in stage] for stage in source.stages]
 
-    def _function(self, entry: str) -> RewardFunction:
+    def _function(self, entry: str, source: RewardSource, executed: dict[Path, RewardFile]) -> RewardFunction:
         if (name := own_name(entry)) not in self._calls:
-            (function,) = resolve([entry], self._source.file, self._source.base, self._executed)
+            (function,) = resolve([entry], source.file, source.base, executed)
             return function
         call = self._calls[name]
         try:
@@ -132,7 +128,9 @@ def begin_own_scorer(settings: RewardSettings, calls: OwnCalls) -> Scorer:
     if missing := ", ".join(sorted(named - calls.keys()))[:80]:
         what = f"with functions of a program, and {missing} is not among those given now."
         raise UserError("reward_functions", f"The run was trained {what}")
-    return OwnFunctionsScorer(settings, calls) if named else begin_scorer(settings)
+    if not named:
+        return begin_scorer(settings)
+    return Scorer(reward_source(settings), _OwnFunctionHost(calls), settings.reward_timeout)
 
 
 def require_no_program(settings: RewardSettings) -> None:

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from backend.config.config import Config, dump, load, parse, read, resolve_paths
-from backend.rewards.catalogue.allowed_code import allow_named
-from backend.rewards.runner.error_text import class_name, describe_error
+from backend.rewards.allowed_code import allow_named
+from backend.rewards.errors import class_name, describe_error
 from backend.runs.events import check_format, has_finished, read_events
 from backend.runs.run_folder import RunFolder, default_run_name, find_run, make_run_folder
 from backend.trainer.control import Stopped, handlers_restored

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from backend.rewards.confinement import confined_environment
+from backend.rewards.confinement.confine import confined_environment
 from backend.utils.command import backend_environment
 
 CHILD = Path(__file__).with_name("probe_child.py")

@@ -12,13 +12,13 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from backend.rewards.confinement import confine
+from backend.rewards.confinement.confine import confine, secret_places
 
 
 def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    confinement = confine([Path(sys.argv[1])], network=sys.argv[2] == "network")
+    confinement = confine([Path(sys.argv[1])], sys.argv[2] == "network", secret_places())
     about = {**asdict(confinement), "descriptors": open_descriptors()}
     print(json.dumps(about), file=answers, flush=True)
     for line in sys.stdin:

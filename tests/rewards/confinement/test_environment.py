@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from backend.rewards.confinement import confined_environment
+from backend.rewards.confinement.confine import confined_environment
 from backend.utils.command import backend_environment
 
 SECRETS = (

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from backend.rewards.confinement.guard import _children, _children_by_parent
 from backend.utils.command import backend_environment
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a Mac has no subreaper")
@@ -19,11 +18,11 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a Mac has no su
 CHILD = """
 import os, signal, sys, time
 from pathlib import Path
-from backend.rewards.confinement import confine
+from backend.rewards.confinement.confine import confine
 from backend.rewards.confinement.guard import guard
-guard()
+guard(0)
 folder = Path(sys.argv[1])
-confine([folder], network=False)
+confine([folder], False, [])
 print("ready", flush=True)
 
 def note(name):
@@ -171,7 +170,7 @@ def test_stdin_is_left_to_the_worker(tmp_path: Path) -> None:
 def test_another_pipe_than_stdin_may_be_watched(tmp_path: Path) -> None:
     """Its stdin is empty from the beginning, as that of the process that scores."""
     read, write = os.pipe()
-    code = CHILD.replace("guard()", "guard(int(sys.argv[2]))") + "daemon('one'); time.sleep(60)"
+    code = CHILD.replace("guard(0)", "guard(int(sys.argv[2]))") + "daemon('one'); time.sleep(60)"
     process = subprocess.Popen(
         [sys.executable, "-c", code, str(tmp_path), str(read)],
         stdin=subprocess.DEVNULL, pass_fds=(read,), env=backend_environment(), start_new_session=True,
@@ -199,11 +198,3 @@ def test_a_guard_without_subreapers_ends_the_group(tmp_path: Path) -> None:
             process.stdin.close()
         assert process.wait(5) == (-signal.SIGKILL if number else 3)
         wait_until_gone(*pids)
-
-
-def test_children_are_found_without_the_kernels_list() -> None:
-    with subprocess.Popen(["sleep", "60"]) as child:
-        assert child.pid in _children()
-        assert sorted(_children_by_parent()) == sorted(_children())
-        child.kill()
-    assert os.getpid() not in _children_by_parent()

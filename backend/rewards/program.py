@@ -16,13 +16,12 @@ import sys
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
-from backend.rewards.confinement import confine_program
-from backend.rewards.programs.assertions import OBSERVE, OBSERVE_PAIR, OPERATORS
+from backend.rewards.confinement.confine import confine_program
+from backend.rewards.program_tests import OBSERVE, OBSERVE_PAIR, OPERATORS
 
 # Plain values of Python as JSON, out of a program's process and back: numbers, text, bytes, None, and collections of
 # these.
@@ -126,22 +125,16 @@ _MODULE = "solution"
 """The name under which tests may import the program, as in `from solution import add`."""
 
 
-@dataclass(frozen=True, slots=True)
-class ProgramLimits:
-    """`seconds` of processor time, `memory_mb` of private memory beyond what Python itself has."""
+def become_program(task: Mapping[str, Any], folder: Path, seconds: float, memory_mb: int) -> NoReturn:
+    """Run a program in this process, a fresh fork with standard input and output in place, and end.
 
-    seconds: float
-    memory_mb: int
-
-
-def become_program(task: Mapping[str, Any], folder: Path, limits: ProgramLimits) -> NoReturn:
-    """Run a program in this process, which is a fresh fork, and end. `task`: as `backend.rewards.programs.server` describes it; standard
-    input and output are in place."""
+    `task`: as in `backend.rewards.program_runner`; `seconds` of processor time; `memory_mb` beyond what Python has.
+    """
     code = FAILED
     try:
         os.chdir(folder)
         confine_program(folder)
-        _limit_resources(limits)
+        _limit_resources(seconds, memory_mb)
         module = _fresh_module()
         if "tests" in task:
             _run_tests(task, module)
@@ -158,11 +151,11 @@ def become_program(task: Mapping[str, Any], folder: Path, limits: ProgramLimits)
         os._exit(code)
 
 
-def _limit_resources(limits: ProgramLimits) -> None:
-    seconds = max(1, round(limits.seconds + 0.5))
+def _limit_resources(cpu_seconds: float, memory_mb: int) -> None:
+    seconds = max(1, round(cpu_seconds + 0.5))
     wanted = {
         resource.RLIMIT_CPU: seconds, resource.RLIMIT_FSIZE: LARGEST_FILE, resource.RLIMIT_NOFILE: MOST_FILES,
-        resource.RLIMIT_DATA: limits.memory_mb << 20, resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_DATA: memory_mb << 20, resource.RLIMIT_CORE: 0,
     }  # fmt: skip
     for limit, value in wanted.items():
         with suppress(OSError, ValueError):  # macOS has no limit of that kind on memory

@@ -1,7 +1,7 @@
-"""Landlock: the kernel refuses this process, and all that come from it, files outside what is listed here.
+"""Linux: the kernel refuses this process, and all that it starts, files outside what is listed here (Landlock).
 
-Source: Linux's Documentation/userspace-api/landlock.rst and include/uapi/linux/landlock.h. A ruleset names the rights that it
-controls; each rule gives some of them back for one folder and everything below it. What a kernel can control grows with its ABI:
+Source: Linux's Documentation/userspace-api/landlock.rst and include/uapi/linux/landlock.h. A ruleset names the rights
+that it controls; each rule gives some of them back for one folder and everything below it. By the kernel's ABI:
 
     1 (Linux 5.13)  writing, creating, removing; reading; debugging other processes (always, not a right)
     2 (5.19)        moving and linking between folders; before, refused everywhere
@@ -10,19 +10,105 @@ controls; each rule gives some of them back for one folder and everything below 
     5 (6.10)        control calls on devices
     6 (6.12)        signals, and abstract unix sockets
 
-Landlock controls no change of permissions, owners or times; `backend.rewards.confinement.linux.seccomp` does.
+Landlock controls no change of permissions, owners or times; `backend.rewards.confinement.seccomp` does. Below are also
+the system calls that Python has no function for, and the privileges that a confined process gives up.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+import platform
+import resource
 import stat
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from backend.rewards.confinement.linux.libc import pointer, syscall
+PR_SET_NO_NEW_PRIVS = 38
+PR_SET_SECCOMP = 22
+PR_SET_CHILD_SUBREAPER = 36
+PR_SET_PDEATHSIG = 1
+"""Numbers of prctl(2), from linux/prctl.h."""
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.syscall.restype = ctypes.c_long
+
+
+def syscall(number: int, *arguments: int | ctypes.c_void_p | None) -> int:
+    """The call's result. Whole numbers are passed as 64 bits. Raises OSError."""
+    return _checked(
+        _libc.syscall(
+            ctypes.c_long(number),
+            *(ctypes.c_long(value) if isinstance(value, int) else value for value in arguments),
+        )
+    )
+
+
+def prctl(option: int, *values: int | ctypes.c_void_p) -> int:
+    """`values` are the option's arguments; those left out are 0, as newer options demand. Raises OSError."""
+    arguments = [ctypes.c_ulong(value) if isinstance(value, int) else value for value in values]
+    arguments += [ctypes.c_ulong(0)] * (4 - len(arguments))
+    return _checked(_libc.prctl(ctypes.c_int(option), *arguments))
+
+
+def pointer(structure: ctypes.Structure) -> ctypes.c_void_p:
+    """The address of `structure`, which the caller keeps alive over the call."""
+    return ctypes.c_void_p(ctypes.addressof(structure))
+
+
+def _checked(result: int) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return result
+
+
+LARGEST_FILE = 2 << 30
+"""Bytes that one file may have. The limit is on each file: a full disk is not prevented, only made slower."""
+_KEPT_CAPABILITIES = 1 << 1 | 1 << 2
+"""CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH: in a container root needs them to read files of the user outside."""
+_CAPABILITY_VERSION = 0x20080522
+
+
+class _Header(ctypes.Structure):
+    _fields_ = [("version", ctypes.c_uint32), ("pid", ctypes.c_int)]
+
+
+class _Sets(ctypes.Structure):
+    """The low 32 capabilities, then the high ones, each as effective, permitted and inheritable."""
+
+    _fields_ = [("masks", ctypes.c_uint32 * 6)]
+
+
+def give_up_privileges() -> None:
+    """No setuid program gives any; what root has beyond a user is gone. Raises OSError."""
+    prctl(PR_SET_NO_NEW_PRIVS, 1)
+    call = {"x86_64": 126, "aarch64": 91}.get(platform.machine())  # capset
+    if call is not None and os.geteuid() == 0:
+        header, sets = _Header(_CAPABILITY_VERSION, 0), _Sets()
+        with open("/proc/self/status") as status:  # only what this process has: a container gives root a part
+            permitted = next((int(line.split()[1], 16) for line in status if line.startswith("CapPrm:")), 0)
+        sets.masks[0] = sets.masks[1] = _KEPT_CAPABILITIES & permitted & 0xFFFFFFFF
+        syscall(call, pointer(header), pointer(sets))
+
+
+def limit_resources() -> None:
+    """No core files, no huge file, half of the machine's memory at most, and the first to end when it runs out."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    # RLIMIT_DATA, not RLIMIT_AS: libraries reserve address space that they never use.
+    for limit, value in (
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_FSIZE, LARGEST_FILE),
+        (resource.RLIMIT_DATA, memory),
+    ):
+        _, hard = resource.getrlimit(limit)
+        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(limit, (value, value))
+    # The trainer is the larger process, and the kernel ends the largest first.
+    with suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
+        score.write("1000")
+
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 """The same numbers on every processor."""
@@ -64,8 +150,9 @@ def abi() -> int:
 
 
 def restrict(writable: Sequence[Path], unreadable: Sequence[Path], version: int) -> bool:
-    """Allow changes below `writable` only, and reading everywhere but in `unreadable`. Returns whether signals to processes
-    outside are refused too. `version` is what `abi()` returned, and PR_SET_NO_NEW_PRIVS must be set. Raises OSError.
+    """Allow changes below `writable` only, and reading everywhere but in `unreadable`. `version`: from `abi()`.
+
+    PR_SET_NO_NEW_PRIVS must be set. → True if signals to processes outside are refused too. Raises OSError.
     """
     handled = _changes(version) | (_READ_FILE if unreadable else 0)
     ruleset, scoped = _create(handled, version)
@@ -99,10 +186,16 @@ def readable_places(unreadable: Iterable[Path]) -> Iterator[str]:
     """The fewest files and folders that together hold everything but `unreadable`.
 
     A rule gives a right to a whole folder and nothing takes it back, so every folder on the way to an unreadable place is
-    given up, and its other entries are listed one by one. What is made in such a folder later cannot be read.
+    given up, and its other entries are listed one by one. What is made in such a folder later cannot be read, so an
+    unreadable place that does not exist yet counts too, if its folder exists.
     """
-    hidden = {path for path in _resolved(unreadable) if path.parent != path}
-    if not hidden:  # a new user's home has none of these places
+    hidden: set[Path] = set()
+    for place in unreadable:
+        with suppress(OSError, RuntimeError):  # no folder, or a loop of symlinks
+            path = place.resolve(strict=True) if place.exists() else place.parent.resolve(strict=True) / place.name
+            if path.parent != path:
+                hidden.add(path)
+    if not hidden:
         yield "/"
     open_folders = {parent for path in hidden for parent in path.parents} - hidden
     for folder in sorted(open_folders):
@@ -114,18 +207,9 @@ def readable_places(unreadable: Iterable[Path]) -> Iterator[str]:
                     yield entry.path
 
 
-def _resolved(paths: Iterable[Path]) -> Iterator[Path]:
-    for path in paths:
-        with suppress(OSError, RuntimeError):  # missing, or a loop of symlinks
-            yield path.resolve(strict=True)
-
-
 def _changes(version: int) -> int:
-    return _CHANGES | _since(version, 2, _REFER) | _since(version, 3, _TRUNCATE) | _since(version, 5, _IOCTL_DEV)
-
-
-def _since(version: int, first: int, right: int) -> int:
-    return right if version >= first else 0
+    refer, truncate = _REFER if version >= 2 else 0, _TRUNCATE if version >= 3 else 0
+    return _CHANGES | refer | truncate | (_IOCTL_DEV if version >= 5 else 0)
 
 
 def _create(handled: int, version: int) -> tuple[int, bool]:

@@ -1,34 +1,57 @@
-"""Which reward files may run on this machine: path → SHA-256 of the contents that a person has allowed, and what for, in the record of
-`backend.rewards.trust_record`.
+"""The small file of what a person has allowed on this machine: code that may run, and hosts files whose machines may be contacted.
 
-A person allows a file in the window, which asks, or on the command line by naming it: in a YAML file given to `train`, in `--set`, with
-`--allow-code`. A run folder names files too, and may come from somebody else; whoever is about to train, resume, clone or evaluate one asks
-`require_allowed` first. Nothing here runs code.
-
-Who allows a file for a confined process has not allowed it for the trainer's own, nor for the network (`Rights`).
-
-Only the contents of the named file count. It can import modules that lie beside it: those run with it, and their changes are not noticed;
-the question in the window names them (`CodeFile.beside`).
+`backend.rewards.allowed_code` and `backend.distributed.allowed_hosts` say what its entries mean.
 """
 
 from __future__ import annotations
 
 import ast
 import hashlib
+import json
 import os
+import stat
 import sys
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
 from backend.config.other_programs.translation import translate
-from backend.rewards.catalogue.entry import read_call, split_names
-from backend.rewards.catalogue.parse import functions, locate_reward_file
-from backend.rewards.trust_record import TrustRecord
+from backend.rewards.catalogue import functions, locate_reward_file, read_call, split_names
 from backend.runs.run_lock import LOCK_VARIABLE
+from backend.utils import places
+from backend.utils.disk_faults import DiskError
 from backend.utils.errors import ConfigProblem, UserError
-from backend.utils.files import read_bytes
+from backend.utils.files import make_private_folder, read_bytes
+from backend.utils.whole_file import replace_file
+
+FILE = "trusted.json"
+
+
+class TrustRecord:
+    """The record in `file`; by default the one in the folder of preferences, which window and command line share."""
+
+    def __init__(self, file: Path | None = None) -> None:
+        self.file = file or places.preferences_folder() / FILE
+
+    def read(self) -> dict[str, Any]:
+        """Every entry; none where there is no file, or a damaged one."""
+        try:
+            stored = json.loads(self.file.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError):
+            return {}
+        return cast("dict[str, Any]", stored) if isinstance(stored, dict) else {}
+
+    def add(self, new: Mapping[str, Any]) -> None:
+        """Keep these entries beside the others. Where the file cannot be written they are not kept, and a person is asked again."""
+        if not new:
+            return
+        with suppress(OSError, UnicodeError, DiskError):
+            make_private_folder(self.file.parent)
+            text = json.dumps(self.read() | dict(new), indent=1, ensure_ascii=False)
+            replace_file(self.file, text, mode=stat.S_IRUSR | stat.S_IWUSR)
+
 
 # A user's code before it is run: which files a run would execute, what is in them, and the hash of their contents.
 

@@ -1,0 +1,255 @@
+"""The reward bench: score completions outside a run, one function at a time, so that one that fails hides no other.
+
+For the window and the command line. Sampling is in `backend.trainer.trial_sampling`. It imports no mlx: advantages are
+plain Python here, and equal to a run's.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from backend.config.config import Config
+from backend.rewards.allowed_code import code_files
+from backend.rewards.calls import Poll, wait_on
+from backend.rewards.catalogue import builtin_rewards, locate_reward_file, reward_call, rewards_in_file
+from backend.rewards.completion_lines import group_of
+from backend.rewards.findings import Sample, Scores, required_texts, verdicts
+from backend.rewards.inputs import TrainerState
+from backend.rewards.scorer import Scorer
+from backend.rewards.scoring import RewardSource, samples_of, total_reward
+from backend.rewards.worker_process import RewardWorker
+from backend.training.advantages import advantage_values
+from backend.utils.errors import UserError
+
+Line = Mapping[str, Any]
+"""A group of completions as `backend.rewards.completion_lines.line_of` writes it."""
+
+
+@dataclass(slots=True)
+class BenchResult:
+    """The result of one function. `scores`: one for each completion, None for no opinion; empty with an `error`.
+
+    `error`: {"sentence", "file", "line", "frames"}.
+    """
+
+    name: str
+    seconds: float = 0.0
+    scores: list[float | None] = field(default_factory=list)
+    logged: dict[str, list[Any]] = field(default_factory=dict)
+    error: dict[str, Any] | None = None
+    printed: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class BenchSettings:
+    """Settings that turn completions into advantages. `names`: entries of `reward_functions`."""
+
+    names: Sequence[str]
+    weights: Sequence[float] = ()
+    file: Path | None = None
+    timeout_s: float = 60.0
+    max_completion_length: int | None = None
+    network: bool = False
+    scale_rewards: str = "group"
+    aggregation: str = "sum_then_normalize"
+    baseline: str = "group"
+
+    @classmethod
+    def of(cls, config: Config) -> BenchSettings:
+        names, file = config.reward_functions, config.reward_functions_file
+        return cls(
+            names=names,
+            weights=config.reward_weights or [1.0] * len(names),
+            file=locate_reward_file(file).resolve() if file else None,
+            timeout_s=config.reward_timeout,
+            max_completion_length=config.max_completion_length,
+            network=config.reward_network,
+            scale_rewards=config.scale_rewards,
+            aggregation=config.multi_objective_aggregation,
+            baseline=config.advantage_baseline,
+        )
+
+
+class RewardBench:
+    """A reward worker that stays warm as long as the reward files do not change. One task at a time."""
+
+    def __init__(self) -> None:
+        self.worker = RewardWorker()
+        self._scorer: Scorer | None = None
+        self._loaded: tuple[Any, ...] = ()
+        self._lock = threading.Lock()
+
+    def score(
+        self,
+        settings: BenchSettings,
+        lines: Sequence[Line],
+        poll: Poll = wait_on,
+        on_function: Callable[[str], None] = lambda name: None,
+    ) -> list[BenchResult]:
+        """Score all completions with each function by itself.
+
+        `poll` is called often and may raise to give up; `on_function` gets each function's name before it is called.
+        Raises UserError where the functions cannot be loaded (LoadError) or a line has no completions.
+        """
+        groups = [group_of(row, index, f"Row {index + 1}") for index, row in enumerate(lines)]
+        samples = samples_of(groups)
+        state = TrainerState(max_completion_length=settings.max_completion_length)
+        results: list[BenchResult] = []
+        with self._lock:
+            try:
+                scorer = self._scorer_of(settings)
+                for index, function in enumerate(scorer.load(poll)[0]):
+                    on_function(function.name)
+                    scored = scorer.call(groups, 0, [index], settings.timeout_s, state, captures=True, poll=poll)
+                    result = BenchResult(function.name, printed=scored.printed)
+                    if failure := scored.failure:
+                        error = scorer.error([function], failure, samples)
+                        result.error = failure.place(error.faults[0].sentence)
+                        if not failure.file:  # its process is gone
+                            result.error |= {"file": str(function.file or ""), "line": function.line}
+                    else:
+                        result.seconds, result.scores, result.logged = (
+                            scored.seconds[0],
+                            scored.scores[0],
+                            scored.columns,
+                        )
+                    results.append(result)
+            except BaseException:
+                self.close()  # the next task begins in a fresh process
+                raise
+        return results
+
+    def _scorer_of(self, settings: BenchSettings) -> Scorer:
+        """The last scorer if it has the same functions, and their files are as they were; else a new one."""
+        base = Path.cwd()
+        named = {"reward_functions": list(settings.names), "reward_functions_file": str(settings.file or "")}
+        files = code_files(named, base)
+        # Taken before the worker reads the files: an edit in between differs from these stamps the next time.
+        stamps = tuple((str(path), path.stat().st_mtime_ns, path.stat().st_size) for path in files)
+        loaded = (stamps, settings.network, tuple(settings.names), settings.file, base)
+        if self._scorer is None or loaded != self._loaded:
+            if loaded[:2] != self._loaded[:2]:
+                self.close()
+                self.worker = RewardWorker(settings.network)
+            source = RewardSource([settings.names], settings.file, base, tuple(files))
+            self._scorer = Scorer(source, self.worker, settings.timeout_s)
+            self._loaded = loaded
+        return self._scorer
+
+    def close(self) -> None:
+        """End the worker."""
+        self._scorer, self._loaded = None, ()
+        self.worker.stop()
+
+
+def score_lines(
+    bench: RewardBench,
+    lines: Sequence[Line],
+    settings: BenchSettings,
+    poll: Poll = wait_on,
+    on_function: Callable[[str], None] = lambda name: None,
+) -> dict[str, Any]:
+    """Score groups; `poll` and `on_function` as in `RewardBench.score`. Raises UserError.
+
+    Returns {"scored": [{"rewards", "reward", "advantage", "logged"?} of each completion, by group], "functions":
+    [{"name", "label", "weight", "seconds", "error", "printed"}], "findings": [Finding as a dict], "seconds"}.
+    """
+    start = time.perf_counter()
+    results = bench.score(settings, lines, poll, on_function)
+    seconds = time.perf_counter() - start
+    sizes = [len(line["completions"]) for line in lines]
+    count = sum(sizes)
+    counted = [(result, weight) for result, weight in zip(results, settings.weights, strict=True) if not result.error]
+    weights = [weight for _, weight in counted]
+    scores_by_row = [[result.scores[i] for result, _ in counted] for i in range(count)]
+    rewards = [total_reward(scores, weights) for scores in scores_by_row]
+    advantages = _advantages(scores_by_row, sizes, weights, settings)
+    rows: list[dict[str, Any]] = []
+    for i in range(count):
+        given = {result.name: result.scores[i] for result, _ in counted}
+        logged = {column: values[i] for result, _ in counted for column, values in result.logged.items()}
+        row = {"rewards": given, "reward": rewards[i], "advantage": advantages[i]}
+        rows.append(row | ({"logged": logged} if logged else {}))
+    functions = _described(settings, results)
+    completions = [completion for line in lines for completion in line["completions"]]
+    sample = Sample(
+        sizes,
+        [completion["text"] for completion in completions],
+        rewards,
+        functions,
+        [str(completion.get("stop", "eos")) for completion in completions],
+        [str(line.get("answer") or "") for line in lines],
+    )
+    return {
+        "scored": _split(rows, sizes),
+        "functions": [
+            {
+                "name": result.name,
+                "label": function.label,
+                "weight": function.weight,
+                "seconds": result.seconds,
+                "error": result.error,
+                "printed": result.printed,
+            }
+            for result, function in zip(results, functions, strict=True)
+        ],
+        "findings": [asdict(finding) for finding in verdicts(sample)],
+        "seconds": seconds,
+    }
+
+
+def _advantages(
+    scores_by_row: list[list[Any]], sizes: Sequence[int], weights: list[float], settings: BenchSettings
+) -> list[float]:
+    """Computed over all groups together where they have one size, as in a training step; else group by group."""
+    if not weights:
+        return [0.0] * len(scores_by_row)
+    if len(set(sizes)) > 1:
+        groups = _split(scores_by_row, sizes)
+        return [value for group in groups for value in _advantages(group, [len(group)], weights, settings)]
+    if sizes[0] == 1 and settings.scale_rewards != "batch":
+        return [0.0] * len(scores_by_row)
+    values, _ = advantage_values(
+        scores_by_row,
+        sizes[0],
+        weights=weights,
+        scale_rewards=settings.scale_rewards,
+        multi_objective_aggregation=settings.aggregation,
+        baseline=settings.baseline,
+    )
+    return array("f", values).tolist()  # rounded to float32, as a training step has them
+
+
+def _described(settings: BenchSettings, results: Sequence[BenchResult]) -> list[Scores]:
+    """The results with the functions' labels and the texts that they look for, which are read from source text."""
+    try:
+        own = {entry.name: entry.label for entry in rewards_in_file(settings.file)} if settings.file else {}
+    except UserError:
+        own = {}
+    labels = {entry.name: entry.label for entry in builtin_rewards()} | own
+    described: list[Scores] = []
+    for name, weight, result in zip(settings.names, settings.weights, results, strict=True):
+        call = reward_call(name, labels)
+        if call.function == "keyword" and "word" in call.arguments:
+            looks_for: tuple[str, ...] = (str(call.arguments["word"]),)
+        else:
+            file = locate_reward_file(call.file).resolve() if call.file else None
+            looks_for = required_texts(call.name, call.function, settings.file if call.function in own else file)
+        label = call.alias or labels.get(call.function, call.function)
+        error = result.error["sentence"] if result.error else ""
+        described.append(Scores(result.name, label, weight, result.scores, result.seconds, error, looks_for))
+    return described
+
+
+def _split(items: Sequence[Any], sizes: Sequence[int]) -> list[list[Any]]:
+    pieces, start = [], 0
+    for size in sizes:
+        pieces.append(list(items[start : start + size]))
+        start += size
+    return pieces

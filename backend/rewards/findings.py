@@ -1,0 +1,260 @@
+"""Rules that find what is wrong with reward functions, over a scored sample of completions."""
+
+from __future__ import annotations
+
+import ast
+import re
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from pathlib import Path
+
+from backend.rewards.catalogue import builtin_rewards, functions, parse_reward_file
+from backend.trainer.health.rules import Finding
+from backend.utils.errors import UserError
+
+SAME_REWARD = 1e-8
+"""Rewards that differ by less count as equal."""
+DOMINANT_SHARE = 0.9
+"""Share of the within-group spread from which one function dominates the others."""
+SLOW_S = 0.25
+LEVELS = ("error", "warning", "good", "note")
+"""Levels of findings, in the order in which they are reported."""
+
+_TAGS = ("<think>", "</think>", "<answer>", "</answer>")
+REQUIRED_TEXTS = {
+    "r1_accuracy_reward_func": ("<answer>",),
+    "r1_int_reward_func": ("<answer>",),
+    "r1_strict_format_reward_func": _TAGS,
+    "r1_soft_format_reward_func": _TAGS,
+    "r1_count_xml": _TAGS,
+    "think_format_reward": ("<think>", "</think>"),
+}
+"""Texts without which a shipped function scores 0; for `keyword` it is its argument."""
+_MARKS = re.compile(r"</?[A-Za-z_]\w*>|\\boxed|####")
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """One function's scores of a sample. `given`: one per completion, groups in order, None where it had no opinion,
+    empty where it failed with `error`. `looks_for`: texts without which it scores 0."""
+
+    name: str
+    label: str
+    weight: float
+    given: Sequence[float | None] = ()
+    seconds: float = 0.0
+    error: str = ""
+    looks_for: Sequence[str] = ()
+
+    @property
+    def known(self) -> list[float]:
+        return [score for score in self.given if score is not None]
+
+    @property
+    def is_constant(self) -> bool:
+        return bool(self.known) and max(self.known) - min(self.known) <= SAME_REWARD
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Scored completions. `sizes`: completions per group; `texts`, `stops` and `rewards`: one per completion, in the
+    order of the groups; `answers`: one per group."""
+
+    sizes: Sequence[int]
+    texts: Sequence[str]
+    rewards: Sequence[float | None]
+    functions: Sequence[Scores]
+    stops: Sequence[str] = ()
+    answers: Sequence[str] = ()
+    groups: Sequence[slice] = field(init=False)
+
+    def __post_init__(self) -> None:
+        ends = list(accumulate(self.sizes))
+        slices = [slice(end - size, end) for size, end in zip(self.sizes, ends, strict=True)]
+        object.__setattr__(self, "groups", slices)
+
+    def group_stds(self, values: Sequence[float | None]) -> list[float]:
+        """The standard deviation (n − 1) within each group; 0 for a group with fewer than two values."""
+        known = ([value for value in values[group] if value is not None] for group in self.groups)
+        return [statistics.stdev(group) if len(group) > 1 else 0.0 for group in known]
+
+    @property
+    def working(self) -> list[Scores]:
+        return [scores for scores in self.functions if scores.given and scores.weight]
+
+    @property
+    def is_single(self) -> bool:
+        return all(size == 1 for size in self.sizes)
+
+
+def verdicts(sample: Sample) -> list[Finding]:
+    """All findings, errors first; with no error and no warning also one that says that the sample is good."""
+    if not sample.texts:
+        return []
+    rules = (_failing, _no_signal, _single, _never_fires, _silent, _constant, _dominating, _slow, _cut_off)
+    findings = [finding for rule in rules for finding in rule(sample)]
+    if not any(finding.level in LEVELS[:2] for finding in findings):
+        findings.append(_healthy(sample))
+    return sorted(findings, key=lambda finding: LEVELS.index(finding.level))
+
+
+def _failing(sample: Sample) -> Iterator[Finding]:
+    for scores in sample.functions:
+        if scores.error:
+            yield Finding(f"fails {scores.name}", scores.error, "A run would stop here.", "error")
+
+
+def _no_signal(sample: Sample) -> Iterator[Finding]:
+    """Groups whose completions all have the same reward, and the likely reason."""
+    spreads = zip(sample.groups, sample.group_stds(sample.rewards), strict=True)
+    flat = [
+        group
+        for group, spread in spreads
+        if spread <= SAME_REWARD
+        and len(sample.texts[group]) > 1
+        and any(reward is not None for reward in sample.rewards[group])
+    ]
+    if not flat or 2 * len(flat) < len(sample.sizes):
+        return
+    several = sum(size > 1 for size in sample.sizes)
+    if several == len(flat) == 1:
+        sentence = f"All {len(sample.texts[flat[0]])} completions score the same: no signal."
+    elif several == len(flat):
+        sentence = f"Within each of the {several} prompts all completions score the same: no signal."
+    else:
+        sentence = f"Within {len(flat)} of {several} prompts all completions score the same, and teach nothing."
+    yield Finding("no_signal", sentence, _why_alike(sample, flat))
+
+
+def _why_alike(sample: Sample, flat: Sequence[slice]) -> str:
+    if all(len(set(sample.texts[group])) == 1 for group in flat):
+        return "They are the same text throughout: raise the temperature."
+    varying = [scores.label for scores in sample.working if max(sample.group_stds(scores.given)) > SAME_REWARD]
+    if len(varying) > 1 and len(flat) == len(sample.sizes):
+        return f"{_listed(varying)} differ, but weighted they cancel out: change a weight."
+    if sample.rewards and all(scores.is_constant and scores.known[0] > 0 for scores in sample.working):
+        return "Every function gives all it can: take harder prompts."
+    return "Take a larger group, a higher temperature, partial credit, or easier prompts."
+
+
+def _single(sample: Sample) -> Iterator[Finding]:
+    if sample.is_single:
+        sentence = "There is one completion for each prompt, so nothing to compare: every advantage is 0."
+        yield Finding("single", sentence, "Give two or more completions for a prompt.", "note")
+
+
+def _never_fires(sample: Sample) -> Iterator[Finding]:
+    """Functions that gave 0 to every completion, grouped by reason."""
+    silent = [scores for scores in sample.functions if scores.known and not any(scores.known)]
+    reasons = {scores.name: _why_zero(sample, scores) for scores in silent}
+    for reason in dict.fromkeys(reasons.values()):
+        alike = [scores for scores in silent if reasons[scores.name] == reason]
+        fires = "fires" if len(alike) == 1 else "fire"
+        sentence = f"{_listed([scores.label for scores in alike])} never {fires}: {reason}."
+        code = f"never_fires {' '.join(scores.name for scores in alike)}"
+        yield Finding(code, sentence, _advice(sample, alike[0]))
+
+
+def _why_zero(sample: Sample, scores: Scores) -> str:
+    texts = list(sample.texts)
+    missing = [mark for mark in scores.looks_for if not any(mark in text for text in texts)]
+    if missing:
+        return f"the model writes no {_listed(missing, 'or')}"
+    if scores.looks_for:
+        with_all = sum(all(mark in text for mark in scores.looks_for) for text in texts)
+        return f"{with_all} of {len(texts)} completions have {_listed(scores.looks_for)}, and none is what it wants"
+    return f"it gives 0 to all {len(texts)} completions"
+
+
+def _advice(sample: Sample, scores: Scores) -> str:
+    if sample.answers and not any(answer.strip() for answer in sample.answers):
+        return "The dataset's answers are empty: choose the Answer column on Train."
+    if any(not any(mark in text for text in sample.texts) for mark in scores.looks_for):
+        return "Say in the system prompt what to write, or reward a first step towards it."
+    return "Read some completions beside their answers: the column may be the wrong one, or the task too hard."
+
+
+def _silent(sample: Sample) -> Iterator[Finding]:
+    for scores in sample.functions:
+        if scores.given and not scores.known:
+            sentence = f"{scores.label} has no opinion on any completion."
+            yield Finding(f"silent {scores.name}", sentence, "Look at the columns that it asks for.")
+
+
+def _constant(sample: Sample) -> Iterator[Finding]:
+    """Functions that give every completion the same score other than 0."""
+    same = [scores for scores in sample.functions if len(scores.known) > 1 and scores.is_constant and scores.known[0]]
+    if not same:
+        return
+    if len(same) == 1:
+        gives = f"gives {same[0].known[0]:.3g} to every completion: it adds"
+    else:
+        gives = "give every completion the same: they add"
+    sentence = f"{_listed([scores.label for scores in same])} {gives} nothing to the advantage."
+    code = f"constant {' '.join(scores.name for scores in same)}"
+    yield Finding(code, sentence, "What it asks for may be learnt already, or too easy.", "note")
+
+
+def _dominating(sample: Sample) -> Iterator[Finding]:
+    """A function whose weighted within-group spread is nearly all of the spread."""
+    spreads = {scores.label: abs(scores.weight) * sum(sample.group_stds(scores.given)) for scores in sample.working}
+    total = sum(spreads.values())
+    moving = [label for label, spread in spreads.items() if spread > SAME_REWARD]
+    if len(moving) < 2 or not total:
+        return
+    label, spread = max(spreads.items(), key=lambda pair: pair[1])
+    if spread / total >= DOMINANT_SHARE:
+        others = "the other hardly counts" if len(moving) == 2 else f"the other {len(moving) - 1} hardly count"
+        sentence = f"{label} makes {spread / total:.0%} of the difference between completions; {others}."
+        yield Finding("dominates", sentence, "Lower its weight, if the others are meant to be heard.", "note")
+
+
+def _slow(sample: Sample) -> Iterator[Finding]:
+    total = sum(scores.seconds for scores in sample.functions)
+    for scores in sample.functions:
+        if scores.seconds >= SLOW_S and scores.seconds >= DOMINANT_SHARE * total and len(sample.functions) > 1:
+            sentence = f"{scores.label} takes {scores.seconds:.2g} s of {total:.2g} s: much slower than the rest."
+            yield Finding(f"slow {scores.name}", sentence, "It is called once a step with every completion.", "note")
+
+
+def _cut_off(sample: Sample) -> Iterator[Finding]:
+    cut = sum(stop == "length" for stop in sample.stops)
+    if sample.stops and cut / len(sample.stops) > 0.3:
+        sentence = f"{cut} of {len(sample.stops)} completions ran into the length limit."
+        yield Finding("cut_off", sentence, "Raise Completion, or strengthen a reward for the right form.")
+
+
+def _healthy(sample: Sample) -> Finding:
+    if sample.is_single:
+        return Finding("scored", "Every function gave scores that a run can use.", "", "good")
+    apart = sum(spread > SAME_REWARD for spread in sample.group_stds(sample.rewards))
+    difference = f"within {apart} of {len(sample.sizes)} prompts the completions score differently"
+    if len(sample.sizes) == 1:
+        difference = "the completions score differently"
+    return Finding("signal", f"There is something to learn from: {difference}.", "", "good")
+
+
+def required_texts(name: str, function: str, file: Path | None) -> tuple[str, ...]:
+    """Texts without which a function scores 0: from a table for shipped ones; for a user's function the tags in the
+    string literals of its `def`. Empty where there are none or the file cannot be read."""
+    if file is None or function in {entry.name for entry in builtin_rewards()}:
+        return REQUIRED_TEXTS.get(function, REQUIRED_TEXTS.get(name, ()))
+    try:
+        tree = parse_reward_file(file)
+    except UserError:
+        return ()
+    defined = next((node for node in functions(tree) if function in (node.name, *_strings(node.decorator_list))), None)
+    body = defined.body[1:] if defined and ast.get_docstring(defined) else defined.body if defined else []
+    return tuple(dict.fromkeys(mark for text in _strings(body) for mark in _MARKS.findall(text)))
+
+
+def _strings(nodes: Sequence[ast.AST]) -> list[str]:
+    every = (part for node in nodes for part in ast.walk(node))
+    return [part.value for part in every if isinstance(part, ast.Constant) and isinstance(part.value, str)]
+
+
+def _listed(words: Sequence[str], last: str = "and") -> str:
+    words = [word for word in words if not word.startswith("</")] or list(words)
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} {last} {words[-1]}"

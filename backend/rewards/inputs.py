@@ -1,0 +1,166 @@
+"""Keyword arguments for reward functions: prompts, completions, answers, dataset columns, the trainer's state, loggers.
+
+There are two dialects. "ours" (registered functions, mlx-lm-lora's signature) passes texts; a dataset column cannot
+replace one of our inputs. "trl" (an entry `file.py::function`) passes what `GRPOTrainer` passes: columns as they are,
+prompts and completions as messages where the dataset has messages.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from backend.rewards.catalogue import INPUTS
+from backend.types import Completion, Problem
+
+Sample = tuple[Problem, Completion]
+Message = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerState:
+    """The argument `trainer_state`: how far the run is, for rewards that change over time.
+
+    `step`: steps finished before this one (0 in the first), of `max_steps`. `epoch`: passes over the dataset.
+    `max_completion_length`: the run's limit in tokens, None for texts without a run. `reward_timeout`: seconds of a call.
+    """
+
+    step: int = 0
+    max_steps: int = 1
+    epoch: float = 0.0
+    max_completion_length: int | None = None
+    reward_timeout: float | None = None
+
+    @property
+    def global_step(self) -> int:
+        """TRL's name for `step`."""
+        return self.step
+
+
+def inputs_for(samples: list[Sample], state: TrainerState, dialect: str) -> dict[str, Any]:
+    """Every input by name, in fresh lists with one entry for each sample: a function may sort them in place."""
+    types = [problem.type for problem, _ in samples]
+    inputs: dict[str, Any] = {
+        "prompts": [problem.prompt for problem, _ in samples],
+        "completions": [completion.text for _, completion in samples],
+        "answer": [problem.answer for problem, _ in samples],
+        "types": types if any(kind is not None for kind in types) else None,
+        "completion_ids": [list(completion.tokens) for _, completion in samples],
+        "completions_ids": [list(completion.tokens) for _, completion in samples],
+        "trainer_state": state,
+    }
+    if dialect != "trl":
+        return {**inputs, **_columns(samples, INPUTS)}
+    for index, (problem, completion) in enumerate(samples):
+        if _is_chat(problem):
+            inputs["prompts"][index] = copy.deepcopy(problem.messages)
+            inputs["completions"][index] = [{"role": "assistant", "content": completion.text}]
+    return {**inputs, **_columns(samples, ("prompts", "completions", "completion_ids", "trainer_state"))}
+
+
+def _columns(samples: list[Sample], excluded: tuple[str, ...]) -> dict[str, list[Any]]:
+    """The dataset's columns by name; None where a row lacks a column that others have."""
+    names = dict.fromkeys(name for problem, _ in samples for name in problem.row if name not in excluded)
+    return {name: [problem.row.get(name) for problem, _ in samples] for name in names}
+
+
+def _is_chat(problem: Problem) -> bool:
+    """True if the dataset has this prompt as messages: in `prompt`, or in the column that the messages come from."""
+    if "prompt" in problem.row:
+        return isinstance(problem.row["prompt"], list)
+    return any(_ends_in(value, problem.messages) for value in problem.row.values())
+
+
+def _ends_in(column: Any, messages: list[Message]) -> bool:
+    """True if the column holds the last of `messages`; the settings may have added a system prompt before them."""
+    if not isinstance(column, list) or not column or not all(isinstance(message, Mapping) for message in column):
+        return False
+    in_column = [(message.get("role"), message.get("content")) for message in column]
+    return in_column == [(message["role"], message["content"]) for message in messages[-len(column) :]]
+
+
+TRAINER_METRICS = (
+    *("loss", "reward", "reward_std", "frac_reward_zero_std", "frac_groups_without_signal", "kl", "entropy"),
+    *("learning_rate", "grad_norm", "epoch", "clip_ratio_low", "clip_ratio_high", "clip_ratio_total"),
+    *("hit_max_tokens_ratio", "peak_memory_gb", "num_tokens", "reward_std_within_groups", "waiting_share"),
+    *("rollout_tokens_per_second", "train_tokens_per_second", "grad_clipped"),
+)
+"""Names that reward functions may not log under, nor any that begins with one of these prefixes:"""
+_TRAINER_PREFIXES = (
+    *("rewards/", "completions/", "time/", "sampling/", "peak_memory_gb/", "process/", "machine/", "ranks/", "eval_"),
+)
+
+
+class ExtraLogs:
+    """TRL's `log_extra` and `log_metric`: columns and metrics that the functions of one step log beside their scores.
+
+    Bad arguments raise inside the user's code, so that the error message names the line.
+    """
+
+    def __init__(self) -> None:
+        self._columns: dict[tuple[str, str], list[Any]] = {}
+        self._metrics: dict[str, list[float]] = {}
+
+    def loggers_for(self, function: str) -> dict[str, Callable[..., None]]:
+        """`log_extra(column, values)` and `log_metric(name, value)` for one function."""
+
+        def log_extra(column: str, values: Sequence[Any]) -> None:
+            _check_name("log_extra", column)
+            owner = next((f for f, c in self._columns if c == column and f != function), None)
+            if owner:
+                raise ValueError(f"the column {column} was logged by {owner} already")
+            if isinstance(values, str | bytes | Mapping):
+                raise TypeError(f"log_extra takes a list of values, one a completion, not {type(values).__name__}")
+            values = values.tolist() if hasattr(values, "tolist") else values  # pyright: ignore
+            self._columns.setdefault((function, column), []).extend(_as_json(value) for value in values)
+
+        def log_metric(name: str, value: float) -> None:
+            _check_name("log_metric", name)
+            if name in TRAINER_METRICS or name.startswith(_TRAINER_PREFIXES):
+                raise ValueError(f"{name} is a metric of the trainer; log yours under another name")
+            number = float(value)
+            if not math.isfinite(number):
+                raise ValueError(f"log_metric takes a finite number, and {name} is {number}")
+            self._metrics.setdefault(name, []).append(number)
+
+        return {"log_extra": log_extra, "log_metric": log_metric}
+
+    @property
+    def columns(self) -> dict[str, list[Any]]:
+        return {column: values for (_, column), values in self._columns.items()}
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Metric → the mean of the values logged under its name in this step."""
+        return {name: statistics.fmean(values) for name, values in self._metrics.items()}
+
+    def length_error(self, function: str, count: int) -> str:
+        """The problem with a function's columns once it has returned; "" if each has `count` values.
+
+        A function may call `log_extra` several times for one column.
+        """
+        for (name, column), values in self._columns.items():
+            if name == function and len(values) != count:
+                return f"logged {len(values)} values in the column {column} for {count} completions"
+        return ""
+
+
+def _check_name(function: str, name: Any) -> None:
+    if not isinstance(name, str) or not name.strip() or not name.isprintable():
+        raise ValueError(f"{function} takes a name on one line first, not {name!r}")
+
+
+def _as_json(value: Any) -> Any:
+    """Numbers, text, lists and mappings as they are, NaN as None, anything else as its text."""
+    value = value.tolist() if hasattr(value, "tolist") else value
+    if isinstance(value, Mapping):
+        return {str(key): _as_json(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_as_json(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if isinstance(value, str | int | float | None) else str(value)

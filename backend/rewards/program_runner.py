@@ -1,0 +1,355 @@
+"""Run programs that a model wrote, confined: several at a time, none for longer than it may.
+
+A server process forks one process for each program before anything of it is read: the fork reads its own program from
+the pipe. So no program finds another one's source in its memory, and none the expected values, which stay with us. Each
+task of the program is a further fork, which confines itself (`backend.rewards.program`).
+
+Request: {"tasks", "seconds", "memory_mb", "deadline_s"}; answer: [{"ended": "exit" | "time" | "output" | "limit", "code",
+"output"}], one for each task that was run. A task is {"source": Python, "input": text}, judged by what it writes to
+standard output, or {"source", "setup": Python, "tests": [Python]}, judged by what it reports. Tasks run one after the
+other, and end with the first that ran out of time or wrote too much. A program has `seconds` of processor time for each
+task and twice as long on the clock for all; "limit": `deadline_s` of the whole call are over.
+"""
+
+from __future__ import annotations
+
+import atexit
+import bisect
+import collections
+import fcntl
+import functools
+import heapq
+import itertools
+import json
+import math
+import os
+import random
+import re
+import select
+import signal
+import string
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import typing
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from backend.rewards.confinement.confine import confine_program, load_for_programs
+from backend.rewards.program import REPORTS, become_program
+from backend.rewards.working_folders import make_working_folder, remove_tree
+from backend.utils.child_process import module_command
+from backend.utils.command import backend_environment
+
+PRELOADED = (bisect, collections, functools, heapq, itertools, math, random, re, string, typing)
+"""What most programs import: loaded once, before they are forked."""
+MOST_OUTPUT = 256 << 10
+"""Bytes that one task may write, or report."""
+MOST_FOLDER = 16 << 20
+"""Bytes that a program may keep in its folder."""
+_GRACE_S = 5.0
+"""How long after its deadline a call may take to be answered."""
+_START_S = 60.0
+_POLL_S = 0.02
+_FOLDER_POLL_S = 0.2
+_HEADER = struct.Struct("<II")
+"""Number of the program, bytes of the JSON that follows."""
+
+Task = Mapping[str, Any]
+TaskResult = Mapping[str, Any]
+
+
+class ProgramRunner:
+    """The server, started with the first call and kept. `run` may be called by several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._server: subprocess.Popen[bytes] | None = None
+        self._received = bytearray()
+        self._not_confined = ""
+
+    @property
+    def pid(self) -> int | None:
+        return self._server.pid if self._server else None
+
+    def run(
+        self, programs: Sequence[Sequence[Task]], *, seconds: float, memory_mb: int, deadline_s: float
+    ) -> list[list[TaskResult]] | None:
+        """The results of each program's tasks, as far as they were run; None where the server was lost.
+
+        Raises PermissionError where this system cannot keep a program from a person's files.
+        """
+        limits = {"seconds": seconds, "memory_mb": memory_mb}
+        with self._lock:
+            try:
+                if self._server is None:
+                    self._start()
+                if not self._not_confined:
+                    return self._run(programs, limits, time.monotonic() + deadline_s)
+            except (OSError, EOFError):
+                self.close()
+                return None
+        raise PermissionError(self._not_confined)
+
+    def _start(self) -> None:
+        self._received.clear()
+        self._server = subprocess.Popen(
+            module_command("backend.rewards.program_runner", "programs"),
+            bufsize=0,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=backend_environment(),
+            start_new_session=True,
+        )
+        _, self._not_confined = self._receive(time.monotonic() + _START_S)
+
+    def _run(
+        self, programs: Sequence[Sequence[Task]], limits: Mapping[str, Any], deadline: float
+    ) -> list[list[TaskResult]]:
+        assert self._server is not None and self._server.stdin is not None
+        results: list[list[TaskResult]] = [[] for _ in programs]
+        waiting = collections.deque(number for number, tasks in enumerate(programs) if tasks)
+        running, processors = 0, _processors()
+        while True:
+            while waiting and running < processors and (left := deadline - time.monotonic()) > 0:
+                number = waiting.popleft()
+                request = {**limits, "tasks": programs[number], "deadline_s": left}
+                _write(self._server.stdin.fileno(), _message(number, request))
+                running += 1
+            if not running:
+                return results
+            number, results[number] = self._receive(deadline + _GRACE_S)
+            running -= 1
+
+    def _receive(self, deadline: float) -> tuple[int, Any]:
+        """The next answer with its program's number. Raises EOFError, TimeoutError."""
+        assert self._server is not None and self._server.stdout is not None
+        file, received = self._server.stdout.fileno(), self._received
+        while True:
+            if len(received) >= _HEADER.size:
+                number, length = _HEADER.unpack_from(received)
+                end = _HEADER.size + length
+                if len(received) >= end:
+                    answer = json.loads(received[_HEADER.size : end])
+                    del received[:end]
+                    return number, answer
+            if not select.select([file], [], [], max(deadline - time.monotonic(), 0))[0]:
+                raise TimeoutError
+            piece = os.read(file, 1 << 16)
+            if not piece:
+                raise EOFError
+            received += piece
+
+    def close(self) -> None:
+        """End the server and its forks."""
+        server, self._server = self._server, None
+        if server is None:
+            return
+        assert server.stdin is not None and server.stdout is not None
+        with suppress(OSError):
+            server.stdin.close()
+        try:
+            server.wait(1.0)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.wait()
+        server.stdout.close()
+
+
+def _processors() -> int:
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # a Mac
+        return os.cpu_count() or 1
+
+
+runner = ProgramRunner()
+atexit.register(runner.close)
+
+
+def main(arguments: Sequence[str] = ()) -> None:
+    """The server. It has one thread, so that a fork is whole, and holds nothing that a program should not have."""
+    load_for_programs()
+    folder, _ = make_working_folder()
+    try:
+        _write(1, _message(0, _why_not_confined(folder)))
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the forks
+        server = os.getpid()
+        while header := _read(0, _HEADER.size):
+            number, length = _HEADER.unpack(header)
+            taken, taking = os.pipe()
+            if os.fork() == 0:
+                with suppress(BaseException):
+                    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                    request = json.loads(_read(0, length))
+                    os.close(taking)
+                    answer = _message(number, _run_tasks(request, Path(tempfile.mkdtemp(dir=folder)), server))
+                    with open(folder / "lock", "w") as lock:
+                        fcntl.flock(lock, fcntl.LOCK_EX)  # one answer at a time
+                        _write(1, answer)
+                os._exit(0)
+            os.close(taking)
+            os.read(taken, 1)  # the end: the fork has taken its request off the pipe
+            os.close(taken)
+    finally:
+        remove_tree(folder)
+
+
+def _run_tasks(request: Mapping[str, Any], folder: Path, server: int) -> list[TaskResult]:
+    """Run one program's tasks, in a fork of the server."""
+    begun = time.monotonic()
+    deadline = begun + request["deadline_s"]
+    until = min(begun + 2 * request["seconds"], deadline)
+    results: list[TaskResult] = []
+    for number, task in enumerate(request["tasks"]):
+        task_folder = folder / str(number)
+        task_folder.mkdir()
+        result = _run_task(task, task_folder, request, until, server)
+        remove_tree(task_folder)
+        if result["ended"] == "time" and until >= deadline and time.monotonic() >= deadline:
+            result["ended"] = "limit"
+        results.append(result)
+        if result["ended"] != "exit" or time.monotonic() >= deadline:
+            break
+    remove_tree(folder)
+    return results
+
+
+def _run_task(task: Task, folder: Path, limits: Mapping[str, Any], until: float, server: int) -> dict[str, Any]:
+    output, its_output = os.pipe()
+    parent = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        with suppress(BaseException):
+            _take_places(task, its_output, parent)
+            become_program(task, folder, limits["seconds"], limits["memory_mb"])
+        os._exit(1)
+    os.close(its_output)
+    with suppress(OSError):  # the fork does the same: whoever is first
+        os.setpgid(pid, pid)
+    os.set_blocking(output, False)
+    received, ended, code, looked, is_open = bytearray(), "", None, time.monotonic(), True
+    while code is None:
+        if is_open and select.select([output], [], [], _POLL_S)[0]:
+            is_open = _read_all(output, received)
+        elif not is_open:
+            time.sleep(0.001)
+        now = time.monotonic()
+        why = "output" if len(received) > MOST_OUTPUT else "time" if now >= until else ""
+        if not why and now - looked > _FOLDER_POLL_S:
+            looked = now
+            why = "output" if _size(folder) > MOST_FOLDER else ""
+        if os.getppid() != server:
+            _kill(pid)
+            os._exit(1)
+        if why and not ended:
+            ended = why
+            _kill(pid)
+        done, status = os.waitpid(pid, os.WNOHANG)
+        code = os.waitstatus_to_exitcode(status) if done else None
+    with suppress(ProcessLookupError, PermissionError):  # what is left of its group, where forks cannot be refused
+        os.killpg(pid, signal.SIGKILL)
+    _read_all(output, received)
+    os.close(output)
+    if code in (-signal.SIGXCPU, -signal.SIGKILL):  # of the limit on its processor time
+        ended = ended or "time"
+    if len(received) > MOST_OUTPUT:
+        ended = "output"
+    return {"ended": ended or "exit", "code": code, "output": received.decode(errors="replace")}
+
+
+def _take_places(task: Task, output: int, parent: int) -> None:
+    """In the fork: its own group, its end with its parent's, and descriptors 0 to 3, with nothing else open."""
+    os.setpgid(0, 0)
+    if sys.platform == "linux":
+        from backend.rewards.confinement.landlock import PR_SET_PDEATHSIG, prctl
+
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    with tempfile.TemporaryFile() as file:
+        file.write(task.get("input", "").encode(errors="replace"))
+        file.seek(0)
+        entered = os.dup(file.fileno())
+    is_tested = "tests" in task
+    # Above all places first: any of them may be one of the places.
+    files = [
+        fcntl.fcntl(file, fcntl.F_DUPFD, 16) for file in (entered, nowhere if is_tested else output, nowhere, output)
+    ]
+    for place, file in enumerate(files if is_tested else files[:3]):
+        os.dup2(file, place, inheritable=False)
+    os.closerange(REPORTS + 1 if is_tested else REPORTS, 1 << 12)
+
+
+def _read_all(file: int, received: bytearray) -> bool:
+    """Read what there is from a pipe that does not block. → False at its end."""
+    with suppress(BlockingIOError):
+        while len(received) <= MOST_OUTPUT:
+            piece = os.read(file, 1 << 16)
+            if not piece:
+                return False
+            received += piece
+    return True
+
+
+def _kill(pid: int) -> None:
+    for kill in (os.killpg, os.kill):
+        with suppress(ProcessLookupError, PermissionError):
+            kill(pid, signal.SIGKILL)
+
+
+def _size(folder: Path) -> int:
+    """Bytes on disk below a folder; too many where it is nested deeper than Python can follow."""
+    total = 0
+    try:
+        for parent, _, names in os.walk(folder):
+            for name in names:
+                with suppress(OSError):
+                    total += os.lstat(os.path.join(parent, name)).st_blocks * 512
+    except RecursionError:
+        return MOST_FOLDER + 1
+    return total
+
+
+def _why_not_confined(folder: Path) -> str:
+    """Why programs could change a person's files; "" if they cannot. Tried in a fork."""
+    ours, theirs = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        with suppress(BaseException):
+            os.write(theirs, confine_program(folder).encode() or b"-")
+        os._exit(0)
+    os.close(theirs)
+    with open(ours, "rb") as pipe:
+        reason = pipe.read().decode()
+    os.waitpid(pid, 0)
+    return "" if reason == "-" else reason or "it cannot be tried"
+
+
+def _message(number: int, content: Any) -> bytes:
+    body = json.dumps(content).encode()
+    return _HEADER.pack(number, len(body)) + body
+
+
+def _read(file: int, count: int) -> bytes:
+    """Exactly so many bytes; fewer at the end of the pipe."""
+    received = b""
+    while len(received) < count and (piece := os.read(file, count - len(received))):
+        received += piece
+    return received
+
+
+def _write(file: int, message: bytes) -> None:
+    rest = memoryview(message)
+    while rest:
+        rest = rest[os.write(file, rest) :]
+
+
+if __name__ == "__main__":
+    main()

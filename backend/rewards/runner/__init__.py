@@ -1,1 +1,0 @@
-"""Call reward functions on the completions of a step: inputs, time limits, returned scores, errors, extra logs."""
