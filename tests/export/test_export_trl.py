@@ -265,7 +265,7 @@ def test_a_users_file_that_needs_more_of_ours_is_refused(tmp_path: Path) -> None
 
 def test_a_call_that_registers_is_carried_with_what_it_speaks_of() -> None:
     code = carried_code([Use("backend.rewards.functions.math_equality", "correct")])
-    assert "atexit.register(_math_verify.close)" in code["backend/rewards/functions/math_equality.py"]
+    assert "atexit.register(_math_verify.child.stop)" in code["backend/rewards/functions/math_equality.py"]
     assert 'if __name__ == "__main__":' in code["backend/rewards/functions/math_equality.py"]
     with pytest.raises(LookupError):
         carried_code([Use("backend.rewards.registry", "nothing")])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from backend.rewards.bench import LEVELS, Sample, Scores, verdicts
+from backend.rewards.findings import LEVELS, Sample, Scores, verdicts
 
 TAGGED = "<think>so</think><answer>4</answer>"
 

@@ -46,7 +46,7 @@ def test_the_document_names_tests_that_exist() -> None:
 
 # ── never loaded ──
 
-OWN_PICKLES = ROOT / "backend" / "rewards" / "sandbox" / "wire.py"
+OWN_PICKLES = ROOT / "backend" / "rewards" / "worker_process.py"
 """What the trainer sends to its own scoring process, over a pipe; what comes back is JSON."""
 
 
@@ -224,7 +224,7 @@ def test_the_warm_process_listens_on_nothing(tmp_path: Path) -> None:
         process.communicate()
 
 
-OPENS_PORTS = ROOT / "backend" / "distributed" / "wire.py"
+OPENS_PORTS = ROOT / "backend" / "distributed" / "worker_process.py"
 """Where rank 0 of a run on several machines listens."""
 
 
