@@ -133,7 +133,7 @@ def lora_run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 
 def test_equal_weights_give_equal_completions(lora_run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same random numbers on both sides: with nothing restored every sampled completion is the same."""
-    monkeypatch.setattr(comparison, "_restore", lambda *_: None)
+    monkeypatch.setattr(comparison, "restore_checkpoint", lambda *_: None)
     evaluation, rows = evaluate(find_evaluated(str(lora_run.path), None), passing="low_half>=0.5", ks=(1, 2))
     assert texts(rows, "sampled", "base") == texts(rows, "sampled", "tuned")
     drawn = evaluation.decodings[1]

@@ -61,7 +61,7 @@ from backend.trainer.run_inputs import read_inputs
 from backend.trainer.scoring import ScoringStages
 from backend.trainer.telemetry import completion_row, versions
 from backend.trainer.trial_sampling import SMALLEST_MODEL, WITHOUT_REFERENCE
-from backend.types import Completion, Group, Problem
+from backend.types import Problem
 from backend.utils.errors import UserError
 from backend.utils.hub_cache import local_folder
 from backend.utils.text import quote
@@ -69,10 +69,23 @@ from backend.utils.text import quote
 PROMPTS_AT_ONCE = 32
 """Prompts that are sampled together. More keep decoding full for longer; the memory plan is made for as many."""
 
+RESAMPLES = 10_000
+RESAMPLES_AT_ONCE = 256
+BOOTSTRAP_SEED = 0x626F6F74
+"""The same resamples at every evaluation ("boot" in ASCII): the same completions give the same intervals."""
+ROUNDING = 1e-9
+"""Sums of floats in another order differ by less."""
+
+MODEL_KEYS = (
+    *("model", "tokenizer", "quantization", "dtype", "train_type", "num_layers", "rank", "scale", "dropout"),
+    *("lora_keys", "lora_alpha", "use_rslora", "modules_to_save"),
+)
+"""Settings that a run's checkpoint fits; another config cannot change them."""
+
 
 @dataclass(frozen=True, slots=True)
 class EvaluationChoices:
-    """What the user may choose about an evaluation."""
+    """The user's choices for an evaluation."""
 
     split: str = "test"
     decodings: tuple[DecodingName, ...] = ("greedy", "sampled")
@@ -85,20 +98,20 @@ class EvaluationChoices:
     base_only: bool = False
     seed: int = EVAL_SEED
     passing: str = ""
-    """What passes, as `read_pass_rule` reads it; "" for the default."""
+    """As `read_pass_rule` reads it; "" for the default."""
 
     def count(self, decoding: DecodingName) -> int:
         return 1 if decoding == "greedy" else self.completions
 
     def ks_of(self, decoding: DecodingName) -> list[int]:
         count = self.count(decoding)
-        return sorted({k for k in self.ks or powers_of_two(count) if k <= count} | {1})
+        powers_of_two = [1 << power for power in range(count.bit_length())]
+        return sorted({k for k in self.ks or powers_of_two if k <= count} | {1})
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluationProgress:
-    """Where an evaluation is. `done` is the share of all completions, `left_s` the seconds that the rest will take; None while
-    nothing is known of it."""
+    """`done` is the share of all completions, `left_s` the estimated seconds left; None while unknown."""
 
     phase: str
     done: float | None = None
@@ -108,248 +121,13 @@ class EvaluationProgress:
 Report = Callable[[EvaluationProgress], None]
 
 
-def evaluate_model(
-    evaluated: EvaluatedModel,
-    choices: EvaluationChoices,
-    name: str,
-    report: Report = lambda progress: None,
-    check: Callable[[], None] = lambda: None,
-) -> tuple[Evaluation, list[EvaluatedRow]]:
-    """Run an evaluation; nothing is written. `check` is called often and may raise to stop. Raises UserError."""
-    began, created, notes = time.perf_counter(), time.time(), list[str]()
-    config = evaluated.config
-    report(EvaluationProgress("Reading the dataset"))
-    inputs = read_inputs(config)
-    notes += inputs.splits.notes
-    rows, source, of_rows = _rows(inputs.splits, choices.split, config)
-    scoring = _scoring(evaluated, ScoringStages(config, inputs.scorer, evaluated.steps))
-    rule = _pass_rule(evaluated, choices, scoring, notes)
-    check()
-    report(EvaluationProgress("Loading the model"))
-    policy = load_policy(config, notes.append)
-    check()
-    prompts = TokenizedPrompts(rows, policy.tokenizer, PromptFormat.of(of_rows), source)
-    problems = prompts.first(choices.limit)
-    if not problems:
-        raise UserError("max_seq_length", f"Every prompt of {source} leaves no room for a completion within Max Seq.")
-    rollout = _rollout(config, choices, policy, problems, notes)
-    results = _Sampler(evaluated, choices, rollout, scoring, problems, report, check).sample_sides(policy)
-    scoring.close()
-    stage = scoring.stage(evaluated.step)
-    weights = dict(zip(stage.names, stage.weights.at(evaluated.step), strict=True))
-    row_list = row_results(problems, results)
-    evaluation = Evaluation(
-        name=name,
-        created=created,
-        seconds=time.perf_counter() - began,
-        device=str(mx.default_device()),
-        versions=versions(),
-        subject=evaluated.subject(),
-        data=Data(
-            dataset=of_rows.data, split=choices.split, source=source, rows=len(problems), rows_in_split=len(rows),
-            too_long=prompts.too_long,
-        ),
-        functions=[RewardFunctionUsed(name=name, weight=weight) for name, weight in weights.items()],
-        pass_rule=rule,
-        max_completion_length=config.max_completion_length,
-        seed=choices.seed,
-        decodings=[_decoding(decoding, results, row_list, rule, evaluated, choices) for decoding in choices.decodings],
-        notes=list(dict.fromkeys([*notes, *scoring.notes(), *rollout.new_notes(), *rollout.slow_paths])),
-    )  # fmt: skip
-    return evaluation, row_list
-
-
-def _decoding(
-    name: DecodingName,
-    results: Results,
-    rows: list[EvaluatedRow],
-    rule: PassRule | None,
-    evaluated: EvaluatedModel,
-    choices: EvaluationChoices,
-) -> Decoding:
-    sampling = _sampling(name, evaluated.config)
-    return Decoding(
-        name=name,
-        completions=choices.count(name),
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        min_p=sampling.min_p,
-        **decoding_figures(name, results[name], rows, rule, choices.ks_of(name)),
-    )
-
-
-def sides_of(evaluated: EvaluatedModel, choices: EvaluationChoices) -> list[SideName]:
-    if evaluated.run is None:
-        return ["model"]
-    return ["base"] if choices.base_only else ["base", "tuned"]
-
-
-# ── before sampling ──────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def _rows(splits: Splits, split: str, config: Config) -> tuple[Rows, str, Config]:
-    """(rows of the split or of a named evaluation set, their source, the settings that they are read with). Raises UserError for a split
-    without rows or columns."""
-    if split in splits.evals:
-        named = splits.evals[split]
-        rows, source, config = named.rows, named.source, config.model_copy(update=named.settings)
-    elif split in SPLITS:
-        rows, source = splits.rows(split), splits.source.get(split, config.data)
-    else:
-        known = ", ".join([*SPLITS, *splits.evals])
-        raise UserError("split", f"There is no split {quote(split, 40)}; there are {quote(known, 100)}.")
-    if not rows:
-        ways = {
-            "test": "put a test file into the dataset's folder, or name the split that is to serve in Test split",
-            "valid": "put a valid file into the dataset's folder, name a split in Valid split, or hold rows of the training "
-            "split out with Validation share",
-        }
-        others = [f"--split {name}" for name in SPLITS if splits.rows(name) and name != "train"]
-        instead = f", or evaluate {' or '.join(others)}" if others else ""
-        raise UserError(f"{split}_split", f"{config.data} has no {split} split: {ways[split]}{instead}.")
-    if faults := check_columns(rows, config, source):
-        raise UserError(faults)
-    return rows, source, config
-
-
-def _scoring(evaluated: EvaluatedModel, scoring: ScoringStages) -> ScoringStages:
-    # Another config may have other stages than the run.
-    if evaluated.checkpoint is not None and len(evaluated.checkpoint.state.reward_weights) == len(scoring.stages):
-        scoring.restore(evaluated.checkpoint.state.reward_weights)  # of adaptive weights, those of the checkpoint
-    return scoring
-
-
-def _pass_rule(
-    evaluated: EvaluatedModel, choices: EvaluationChoices, scoring: ScoringStages, notes: list[str]
-) -> PassRule | None:
-    """What passes: the user's choice, else the default with its sentence in `notes`. Raises UserError."""
-    config, number = evaluated.config, scoring.stages.index(scoring.stage(evaluated.step))
-    of_stage = config.stages[number].get("reward_functions") if config.stages else None
-    entries = of_stage or config.reward_functions
-    if choices.passing:
-        return read_pass_rule(choices.passing, entries)
-    rule = default_pass_rule(entries)
-    if rule is None:
-        notes.append(
-            "No reward function here is known to say what is right, so there is no pass@k; choose one with --pass."
-        )
-    return rule
-
-
-def _rollout(
-    config: Config, choices: EvaluationChoices, policy: Policy, problems: Sequence[Problem], notes: list[str]
-) -> Sampler:
-    """A rollout within the memory estimate of a step of this evaluation's size."""
-    most = max(map(choices.count, choices.decodings))
-    step = {"batch_size": min(PROMPTS_AT_ONCE, len(problems)), "gradient_accumulation_steps": 1}
-    settings = config.model_copy(update=step | {"steps_per_generation": 1, "group_size": most})
-    plan = plan_memory(settings, policy, [len(problem.tokens) for problem in problems], notes.append)
-    return Sampler(policy, config.max_completion_length, stop=config.stop, **rollout_limits(plan))
-
-
-# ── sampling ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-class _Sampler:
-    """Samples and scores every side under every decoding, and reports how far it is."""
-
-    def __init__(
-        self,
-        evaluated: EvaluatedModel,
-        choices: EvaluationChoices,
-        rollout: Sampler,
-        scoring: ScoringStages,
-        problems: list[Problem],
-        report: Report,
-        check: Callable[[], None],
-    ) -> None:
-        self.evaluated, self.choices, self.rollout, self.scoring = evaluated, choices, rollout, scoring
-        self.problems, self.report, self.check = problems, report, check
-        scoring.poll = check  # no reward function keeps an evaluation from stopping
-        self.sides = sides_of(evaluated, choices)
-        self._began = time.perf_counter()
-        self._done = 0.0
-        """Share of all completions that earlier passes have sampled."""
-
-    def sample_sides(self, policy: Policy) -> Results:
-        """The completions of every side under every decoding. The policy is the base at first."""
-        results: Results = {name: {} for name in self.choices.decodings}
-        for side in self.sides:
-            if side == "tuned":
-                _restore(policy, self.evaluated)
-            for decoding in self.choices.decodings:
-                began = time.perf_counter()
-                groups = self._sample(decoding, side)
-                rows = [[_row(item) for item in group.completions] for group in groups]
-                results[decoding][side] = Completions(rows, time.perf_counter() - began)
-        return results
-
-    def _sample(self, decoding: DecodingName, side: SideName) -> list[Group]:
-        count = self.choices.count(decoding)
-        share = count / (len(self.sides) * sum(map(self.choices.count, self.choices.decodings)))
-        phase = f"Sampling the {side if side == 'model' else f'{side} model'}, {decoding}"
-
-        def poll(done: float) -> None:
-            self.check()
-            whole = self._done + share * done
-            elapsed = time.perf_counter() - self._began
-            self.report(EvaluationProgress(phase, whole, elapsed / whole * (1 - whole) if whole else None))
-
-        poll(0.0)
-        groups = scored_groups(
-            self.rollout,
-            self.problems,
-            lambda groups, poll: self.scoring.score(groups, self.evaluated.step, poll=poll),
-            sampling=_sampling(decoding, self.evaluated.config),
-            group_size=count,
-            batch_size=PROMPTS_AT_ONCE,
-            seed=self.choices.seed,
-            poll=poll,
-            overlap_scoring=not self.scoring.uses_mlx,
-        )
-        mx.synchronize()  # raises what has failed on the GPU, before the figures count
-        self._done += share
-        return groups
-
-
-def _row(completion: Completion) -> CompletionRow:
-    row = completion_row(completion)
-    row.pop("advantage", None)  # nothing was compared with its group
-    return row
-
-
-def _sampling(decoding: DecodingName, config: Config) -> Sampling:
-    if decoding == "greedy":
-        return Sampling.greedy(config)
-    return Sampling.of(config)
-
-
-def _restore(policy: Policy, evaluated: EvaluatedModel) -> None:
-    """Put the checkpoint's arrays into the policy, in place of those before training. Raises UserError where they are not its own."""
-    assert evaluated.checkpoint is not None and evaluated.run is not None
-    try:
-        policy.assign(evaluated.checkpoint.weights())
-    except ValueError:
-        raise UserError(
-            "checkpoint",
-            f"The weights in {evaluated.checkpoint.path} do not fit the model {evaluated.config.model}: it is not the one that the "
-            f"run {evaluated.run.name} trained.",
-        ) from None
-    mx.eval(policy.arrays())
-
-
-MODEL_KEYS = (
-    "model", "tokenizer", "quantization", "dtype", "train_type", "num_layers", "rank", "scale", "dropout", "lora_keys",
-    "lora_alpha", "use_rslora", "modules_to_save",
-)  # fmt: skip
-"""Settings that a run's checkpoint fits; another config cannot change them."""
-
-
 @dataclass(frozen=True, slots=True)
 class EvaluatedModel:
-    """`config` has the settings to load the model, read the data and score. A model that is no run's has neither `run` nor
-    `checkpoint`. `step` is the step whose reward functions and weights score, of `steps` in all."""
+    """A run at one of its checkpoints, or a plain model, which has neither `run` nor `checkpoint`.
+
+    `config` has the settings to load the model, read the data and score. `step` is the step whose reward functions and weights score,
+    of `steps` in all.
+    """
 
     config: Config
     run: RunFolder | None
@@ -373,53 +151,218 @@ class EvaluatedModel:
 def find_evaluated(name: str, config: Config | None, runs_dir: Path | None = None, which: str = END) -> EvaluatedModel:
     """The run `name`, a path or a name in the runs folder, at the checkpoint `which`; else the model `name`, a folder or an id.
 
-    `config` gives data, rewards and sampling in place of the run's own settings; a model needs it. Raises UserError.
+    `which` is end (the last step unless the run has left another), last, best, or a step. `config` gives data, rewards and sampling in
+    place of the run's own settings; a model needs it. Raises UserError.
     """
     try:
         run = find_run(name, runs_dir)
-    except UserError as no_run:
-        return _model(name, config, no_run)
+    except UserError:
+        if config is None and local_folder(name) is None:
+            raise
+        source = model_source(name, "model")
+        if config is None:
+            what = f"{name} is a model and no run: give the settings too, evaluate {name} CONFIG.yaml."
+            raise UserError("config", what) from None
+        check_weights(source, "model")
+        settings = config.model_copy(update=SMALLEST_MODEL | {"model": name, "quantization": "none"})
+        return EvaluatedModel(settings, None, None, config.iters)
     if run.is_locked():
         raise UserError("run", f"The run {run.name} is being trained; evaluate it once it has ended, or stop it first.")
-    saved = _checkpoint(run, which)
-    own = run_config(run, saved.state.step)
+    if which == END:
+        left = step_of_end(run)
+        which = "last" if left is None else str(left)
+    step = find_checkpoint(run, which).step
+    saved = next(saved for saved in all_checkpoints(run) if saved.state.step == step)
+    own = run_config(run, step)
     settings = own if config is None else config.model_copy(update={key: getattr(own, key) for key in MODEL_KEYS})
     steps = summary(run).iterations or own.iters
     return EvaluatedModel(settings.model_copy(update=WITHOUT_REFERENCE), run, saved, steps)
 
 
-def _model(name: str, config: Config | None, no_run: UserError) -> EvaluatedModel:
-    """A model that is no run's. `no_run` says why it is none."""
-    if config is None and local_folder(name) is None:
-        raise no_run
-    source = model_source(name, "model")
-    if config is None:
-        raise UserError("config", f"{name} is a model and no run: give the settings too, evaluate {name} CONFIG.yaml.")
-    check_weights(source, "model")
-    settings = config.model_copy(update=SMALLEST_MODEL | {"model": name, "quantization": "none"})
-    return EvaluatedModel(settings, None, None, config.iters)
+def evaluate_model(
+    evaluated: EvaluatedModel,
+    choices: EvaluationChoices,
+    name: str,
+    report: Report = lambda progress: None,
+    check: Callable[[], None] = lambda: None,
+) -> tuple[Evaluation, list[EvaluatedRow]]:
+    """Run an evaluation; nothing is written. `check` is called often and may raise to stop. Raises UserError."""
+    began, created, notes = time.perf_counter(), time.time(), list[str]()
+    config = evaluated.config
+    report(EvaluationProgress("Reading the dataset"))
+    inputs = read_inputs(config)
+    notes += inputs.splits.notes
+    rows, source, of_rows = _rows(inputs.splits, choices.split, config)
+    scoring = ScoringStages(config, inputs.scorer, evaluated.steps)
+    weights_then = evaluated.checkpoint.state.reward_weights if evaluated.checkpoint is not None else []
+    if len(weights_then) == len(scoring.stages):  # another config may have other stages than the run
+        scoring.restore(weights_then)
+    stage = scoring.stage(evaluated.step)
+    rule = _pass_rule(config, choices, scoring.stages.index(stage), notes)
+    check()
+    report(EvaluationProgress("Loading the model"))
+    policy = load_policy(config, notes.append)
+    check()
+    prompts = TokenizedPrompts(rows, policy.tokenizer, PromptFormat.of(of_rows), source)
+    problems = prompts.first(choices.limit)
+    if not problems:
+        raise UserError("max_seq_length", f"Every prompt of {source} leaves no room for a completion within Max Seq.")
+    # A sampler within the memory estimate of a step of this evaluation's size.
+    most = max(map(choices.count, choices.decodings))
+    step = {"batch_size": min(PROMPTS_AT_ONCE, len(problems)), "gradient_accumulation_steps": 1}
+    settings = config.model_copy(update=step | {"steps_per_generation": 1, "group_size": most})
+    plan = plan_memory(settings, policy, [len(problem.tokens) for problem in problems], notes.append)
+    sampler = Sampler(policy, config.max_completion_length, stop=config.stop, **rollout_limits(plan))
+    results = _sample_sides(evaluated, choices, policy, sampler, scoring, problems, report, check)
+    scoring.close()
+    weights = dict(zip(stage.names, stage.weights.at(evaluated.step), strict=True))
+    row_list = row_results(problems, results)
+    decodings: list[Decoding] = []
+    for decoding in choices.decodings:
+        sampling = _sampling(decoding, config)
+        figures = decoding_figures(decoding, results[decoding], row_list, rule, choices.ks_of(decoding))
+        decodings.append(
+            Decoding(
+                name=decoding,
+                completions=choices.count(decoding),
+                temperature=sampling.temperature,
+                top_p=sampling.top_p,
+                top_k=sampling.top_k,
+                min_p=sampling.min_p,
+                **figures,
+            )
+        )
+    evaluation = Evaluation(
+        name=name,
+        created=created,
+        seconds=time.perf_counter() - began,
+        device=str(mx.default_device()),
+        versions=versions(),
+        subject=evaluated.subject(),
+        data=Data(
+            dataset=of_rows.data,
+            split=choices.split,
+            source=source,
+            rows=len(problems),
+            rows_in_split=len(rows),
+            too_long=prompts.too_long,
+        ),
+        functions=[RewardFunctionUsed(name=name, weight=weight) for name, weight in weights.items()],
+        pass_rule=rule,
+        max_completion_length=config.max_completion_length,
+        seed=choices.seed,
+        decodings=decodings,
+        notes=list(dict.fromkeys([*notes, *scoring.notes(), *sampler.new_notes(), *sampler.slow_paths])),
+    )
+    return evaluation, row_list
 
 
-def _checkpoint(run: RunFolder, which: str) -> Checkpoint:
-    """The checkpoint that `which` names: end, which is the last unless the run has left another, last, best, or a step. Raises UserError
-    naming those there are."""
-    if which == END:
-        left = step_of_end(run)
-        which = "last" if left is None else str(left)
-    step = find_checkpoint(run, which).step
-    return next(saved for saved in all_checkpoints(run) if saved.state.step == step)
+def _rows(splits: Splits, split: str, config: Config) -> tuple[Rows, str, Config]:
+    """(rows of the split or of a named evaluation set, their source, the settings that they are read with). Raises UserError."""
+    if split in splits.evals:
+        named = splits.evals[split]
+        rows, source, config = named.rows, named.source, config.model_copy(update=named.settings)
+    elif split in SPLITS:
+        rows, source = splits.rows(split), splits.source.get(split, config.data)
+    else:
+        known = ", ".join([*SPLITS, *splits.evals])
+        raise UserError("split", f"There is no split {quote(split, 40)}; there are {quote(known, 100)}.")
+    if not rows:
+        ways = {
+            "test": "put a test file into the dataset's folder, or name the split that is to serve in Test split",
+            "valid": "put a valid file into the dataset's folder, name a split in Valid split, or hold rows of the training "
+            "split out with Validation share",
+        }
+        others = [f"--split {name}" for name in SPLITS if splits.rows(name) and name != "train"]
+        instead = f", or evaluate {' or '.join(others)}" if others else ""
+        raise UserError(f"{split}_split", f"{config.data} has no {split} split: {ways[split]}{instead}.")
+    if faults := check_columns(rows, config, source):
+        raise UserError(faults)
+    return rows, source, config
 
 
-# What an evaluation's figures are worth: bootstrap intervals over prompts, and pass@k. Plain numpy; knows no model
-# and no file.
+def _pass_rule(config: Config, choices: EvaluationChoices, stage: int, notes: list[str]) -> PassRule | None:
+    """The user's rule for what passes, else the default; a sentence in `notes` without any. Raises UserError."""
+    of_stage = config.stages[stage].get("reward_functions") if config.stages else None
+    entries = of_stage or config.reward_functions
+    if choices.passing:
+        return read_pass_rule(choices.passing, entries)
+    rule = default_pass_rule(entries)
+    if rule is None:
+        what = "No reward function here is known to say what is right, so there is no pass@k; choose one with --pass."
+        notes.append(what)
+    return rule
 
-RESAMPLES = 10_000
-RESAMPLES_AT_ONCE = 256
-BOOTSTRAP_SEED = 0x626F6F74
-"""The same resamples at every evaluation ("boot" in ASCII): the same completions give the same intervals."""
 
-ROUNDING = 1e-9
-"""Sums of floats in another order differ by less."""
+def sides_of(evaluated: EvaluatedModel, choices: EvaluationChoices) -> list[SideName]:
+    if evaluated.run is None:
+        return ["model"]
+    return ["base"] if choices.base_only else ["base", "tuned"]
+
+
+def _sample_sides(
+    evaluated: EvaluatedModel,
+    choices: EvaluationChoices,
+    policy: Policy,
+    sampler: Sampler,
+    scoring: ScoringStages,
+    problems: list[Problem],
+    report: Report,
+    check: Callable[[], None],
+) -> Results:
+    """The scored completions of every side under every decoding. The policy is the base at first."""
+    sides, began = sides_of(evaluated, choices), time.perf_counter()
+    total, before = len(sides) * sum(map(choices.count, choices.decodings)), 0.0
+    scoring.poll = check  # no reward function keeps an evaluation from stopping
+    results: Results = {name: {} for name in choices.decodings}
+    for side in sides:
+        if side == "tuned":
+            restore_checkpoint(policy, evaluated)
+        for decoding in choices.decodings:
+            began_side, count = time.perf_counter(), choices.count(decoding)
+            phase = f"Sampling the {side if side == 'model' else f'{side} model'}, {decoding}"
+
+            def poll(done: float, phase: str = phase, share: float = count / total, before: float = before) -> None:
+                check()
+                whole = before + share * done
+                elapsed = time.perf_counter() - began
+                report(EvaluationProgress(phase, whole, elapsed / whole * (1 - whole) if whole else None))
+
+            poll(0.0)
+            groups = scored_groups(
+                sampler,
+                problems,
+                lambda groups, poll: scoring.score(groups, evaluated.step, poll=poll),
+                sampling=_sampling(decoding, evaluated.config),
+                group_size=count,
+                batch_size=PROMPTS_AT_ONCE,
+                seed=choices.seed,
+                poll=poll,
+                overlap_scoring=not scoring.uses_mlx,
+            )
+            mx.synchronize()  # raises what has failed on the GPU, before the figures count
+            before += count / total
+            rows = [[completion_row(item) for item in group.completions] for group in groups]
+            for row in (row for of_prompt in rows for row in of_prompt):
+                row.pop("advantage", None)  # nothing was compared with its group
+            results[decoding][side] = Completions(rows, time.perf_counter() - began_side)
+    return results
+
+
+def _sampling(decoding: DecodingName, config: Config) -> Sampling:
+    return Sampling.greedy(config) if decoding == "greedy" else Sampling.of(config)
+
+
+def restore_checkpoint(policy: Policy, evaluated: EvaluatedModel) -> None:
+    """Put the checkpoint's arrays into the policy, in place of those before training. Raises UserError if they do not fit."""
+    assert evaluated.checkpoint is not None and evaluated.run is not None
+    try:
+        policy.assign(evaluated.checkpoint.weights())
+    except ValueError:
+        what = f"The weights in {evaluated.checkpoint.path} do not fit the model {evaluated.config.model}"
+        why = f"it is not the one that the run {evaluated.run.name} trained."
+        raise UserError("checkpoint", f"{what}: {why}") from None
+    mx.eval(policy.arrays())
 
 
 @dataclass(frozen=True, slots=True)
@@ -453,7 +396,7 @@ class Column:
 def estimates(
     columns: Sequence[Column], resamples: int = RESAMPLES, rng: np.random.Generator | None = None
 ) -> list[MeanWithInterval]:
-    """The mean of each column over its prompts, with its interval. All columns are resampled together.
+    """The mean of each column over its prompts, with its bootstrap interval. All columns are resampled together.
 
     A column without any number has no mean. One whose range is a single value has no interval: nothing varied, so nothing is known of
     how much could.
@@ -465,20 +408,16 @@ def estimates(
     means_RM = _resampled_means(np.concatenate([values_PM, ends]), resamples, rng)
     tail = (1 - CONFIDENCE) / 2
     low_M, high_M = np.quantile(means_RM, [tail, 1 - tail], axis=0)
-    return [
-        _estimate(column, float(low), float(high)) for column, low, high in zip(columns, low_M, high_M, strict=True)
-    ]
-
-
-def _estimate(column: Column, low: float, high: float) -> MeanWithInterval:
-    known = column.values[~np.isnan(column.values)]
-    if not known.size:
-        return MeanWithInterval()
-    value = float(known.mean())
-    if not column.high > column.low:
-        return MeanWithInterval(value=value)
-    # The two added prompts pull the interval towards the middle of the range, at the end of the range past the mean itself.
-    return MeanWithInterval(value=value, low=min(low, value), high=max(high, value))
+    found: list[MeanWithInterval] = []
+    for column, low, high in zip(columns, low_M, high_M, strict=True):
+        known = column.values[~np.isnan(column.values)]
+        value = float(known.mean()) if known.size else None
+        if value is None or not column.high > column.low:
+            found.append(MeanWithInterval(value=value))
+        else:
+            # The two added prompts pull the interval towards the middle of the range, at its end past the mean itself.
+            found.append(MeanWithInterval(value=value, low=min(float(low), value), high=max(float(high), value)))
+    return found
 
 
 def _resampled_means(values_PM: np.ndarray, resamples: int, rng: np.random.Generator | None) -> np.ndarray:
@@ -514,9 +453,6 @@ def pass_at_k(completions: int, passed: int, k: int) -> float:
     return float(1.0 - np.prod(1.0 - k / failing))
 
 
-# ── evaluation figures ───────────────────────────────────────────────────────────────────────────────────────────────
-
-
 @dataclass(frozen=True, slots=True)
 class Completions:
     """One side's completions of every prompt under one decoding, and the seconds that sampling and scoring took."""
@@ -531,8 +467,6 @@ class Completions:
 
 Results = dict[DecodingName, dict[SideName, Completions]]
 
-DIFFERENCE = "difference"
-
 
 def decoding_figures(
     name: DecodingName,
@@ -542,43 +476,57 @@ def decoding_figures(
     ks: Sequence[int],
 ) -> dict[str, Any]:
     """The parts of a `Decoding` that come from its completions: sides, difference, and how many prompts got better or worse."""
-    columns = _columns({side: completions.by_prompt for side, completions in sides.items()}, rule, ks)
+    values = {side: _values(made.by_prompt, rule, ks) for side, made in sides.items()}
+    columns: dict[str, dict[str, Column]] = {side: {} for side in sides}
+    for key in next(iter(values.values())):
+        low, high = 0.0, 1.0
+        if key not in ("cut_off", "different") and not key.startswith("pass/"):  # no share: the range that was seen
+            seen = [value for of_side in values.values() for value in of_side[key] if value is not None]
+            low, high = min(seen, default=0.0), max(seen, default=0.0)
+        for side, of_side in values.items():
+            columns[side][key] = Column.of(of_side[key], low, high)
     if {"base", "tuned"} <= columns.keys():
         base, tuned = columns["base"], columns["tuned"]
-        columns[DIFFERENCE] = {key: Column.difference(tuned[key], base[key]) for key in base}
+        columns["difference"] = {key: Column.difference(tuned[key], base[key]) for key in base}
     keys = [(group, key) for group, of_group in columns.items() for key in of_group]
     means = dict(zip(keys, estimates([columns[group][key] for group, key in keys]), strict=True))
     figures = {group: _figures({key: means[group, key] for key in of}) for group, of in columns.items()}
-    results = {
-        side: SideResult(figures=figures[side], seconds=made.seconds, tokens_per_second=made.tokens / made.seconds)
-        for side, made in sides.items()
+    changes = [change for row in rows if (change := change_of(row, name)) is not None]
+    better, worse = sum(change > 0 for change in changes), sum(change < 0 for change in changes)
+    return {
+        "sides": {
+            side: SideResult(figures=figures[side], seconds=made.seconds, tokens_per_second=made.tokens / made.seconds)
+            for side, made in sides.items()
+        },
+        "difference": figures.get("difference"),
+        "better": better,
+        "worse": worse,
+        "unchanged": len(changes) - better - worse,
     }
-    return {"sides": results, "difference": figures.get(DIFFERENCE), **_changes(name, rows)}
-
-
-def _columns(
-    sides: dict[SideName, list[list[CompletionRow]]], rule: PassRule | None, ks: Sequence[int]
-) -> dict[str, dict[str, Column]]:
-    """Side → figure → its value for each prompt."""
-    values = {side: _values(completions, rule, ks) for side, completions in sides.items()}
-    keys = next(iter(values.values())).keys()
-    ranges = {key: _range(key, [of_side[key] for of_side in values.values()]) for key in keys}
-    return {side: {key: Column.of(of_side[key], *ranges[key]) for key in keys} for side, of_side in values.items()}
 
 
 def _values(
     by_prompt: list[list[CompletionRow]], rule: PassRule | None, ks: Sequence[int]
 ) -> dict[str, list[float | None]]:
     """Figure → its value for each prompt, the mean over the prompt's completions."""
+
+    def mean_score(rows: list[CompletionRow], name: str) -> float | None:
+        scores = [score for row in rows if (score := row["rewards"][name]) is not None]
+        return sum(scores) / len(scores) if scores else None
+
+    def spread(rows: list[CompletionRow]) -> float | None:
+        rewards = [reward for row in rows if (reward := row["reward"]) is not None]
+        return statistics.stdev(rewards) if len(rewards) > 1 else None
+
     names = list(by_prompt[0][0]["rewards"])
     values: dict[str, list[float | None]] = {
         TOTAL: [mean_reward(rows) for rows in by_prompt],
-        **{f"rewards/{name}": [_mean_score(rows, name) for rows in by_prompt] for name in names},
+        **{f"rewards/{name}": [mean_score(rows, name) for rows in by_prompt] for name in names},
         "tokens": [sum(row["tokens"] for row in rows) / len(rows) for rows in by_prompt],
         "cut_off": [sum(row["stop"] == "length" for row in rows) / len(rows) for rows in by_prompt],
     }
     if all(len(rows) > 1 for rows in by_prompt):
-        values["spread"] = [_spread(rows) for rows in by_prompt]
+        values["spread"] = [spread(rows) for rows in by_prompt]
         values["different"] = [len({row["text"] for row in rows}) / len(rows) for rows in by_prompt]
     if rule is not None:
         for k in ks:
@@ -586,61 +534,28 @@ def _values(
     return values
 
 
-def _range(key: str, of_sides: list[list[float | None]]) -> tuple[float, float]:
-    """The range of a figure: 0 to 1 for a share, else what was seen on either side."""
-    if key in ("cut_off", "different") or key.startswith("pass/"):
-        return 0.0, 1.0
-    seen = [value for values in of_sides for value in values if value is not None]
-    return min(seen, default=0.0), max(seen, default=0.0)
-
-
 def _figures(means: dict[str, MeanWithInterval]) -> Figures:
+    def below(prefix: str) -> dict[str, MeanWithInterval]:
+        return {key.removeprefix(prefix): mean for key, mean in means.items() if key.startswith(prefix)}
+
     return Figures(
         reward=means[TOTAL],
-        rewards=_below("rewards/", means),
+        rewards=below("rewards/"),
         tokens=means["tokens"],
         cut_off=means["cut_off"],
         spread=means.get("spread"),
         different=means.get("different"),
-        pass_at={int(k): mean for k, mean in _below("pass/", means).items()},
+        pass_at={int(k): mean for k, mean in below("pass/").items()},
     )
-
-
-def _below(prefix: str, means: dict[str, MeanWithInterval]) -> dict[str, MeanWithInterval]:
-    return {key.removeprefix(prefix): mean for key, mean in means.items() if key.startswith(prefix)}
-
-
-def _mean_score(rows: list[CompletionRow], name: str) -> float | None:
-    scores = [score for row in rows if (score := row["rewards"][name]) is not None]
-    return sum(scores) / len(scores) if scores else None
-
-
-def _spread(rows: list[CompletionRow]) -> float | None:
-    """As `reward_std_within_groups` of a step; None where fewer than two completions have a reward."""
-    rewards = [reward for row in rows if (reward := row["reward"]) is not None]
-    return statistics.stdev(rewards) if len(rewards) > 1 else None
-
-
-def _changes(name: DecodingName, rows: Sequence[EvaluatedRow]) -> dict[str, int]:
-    changes = [change for row in rows if (change := change_of(row, name)) is not None]
-    better, worse = sum(change > 0 for change in changes), sum(change < 0 for change in changes)
-    return {"better": better, "worse": worse, "unchanged": len(changes) - better - worse}
-
-
-def powers_of_two(most: int) -> list[int]:
-    """1, 2, 4 … up to `most`."""
-    return [1 << power for power in range(most.bit_length())]
 
 
 def row_results(problems: Sequence[Problem], results: Results) -> list[EvaluatedRow]:
     """Every prompt with the completions of all sides."""
-    return [_row_result(i, problem, results) for i, problem in enumerate(problems)]
-
-
-def _row_result(i: int, problem: Problem, results: Results) -> EvaluatedRow:
-    row = EvaluatedRow(
-        index=problem.index, prompt=problem.prompt, answer=problem.answer, type=problem.type, greedy=None, sampled=None
-    )
-    for decoding, sides in results.items():
-        row[decoding] = RowSides(**{side: made.by_prompt[i] for side, made in sides.items()})
-    return row
+    rows: list[EvaluatedRow] = []
+    for i, problem in enumerate(problems):
+        about = {"index": problem.index, "prompt": problem.prompt, "answer": problem.answer, "type": problem.type}
+        row = EvaluatedRow(**about, greedy=None, sampled=None)
+        for decoding, sides in results.items():
+            row[decoding] = RowSides(**{side: made.by_prompt[i] for side, made in sides.items()})
+        rows.append(row)
+    return rows

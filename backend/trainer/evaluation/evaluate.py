@@ -23,11 +23,10 @@ EVAL_SEED = 0x6576616C
 from the policy, not from the random numbers."""
 
 FORWARD_SHARE = 1 / 8
-"""Completions of an evaluation that are read by the model, and by the reference, once more for `entropy` and `kl`. The sampler knows no
-entropy, so what it knows of the policy would spare nothing. Of the demo's 64 with a reference, 32 took 0.4 to 0.7 of the time of all
-the rest of the evaluation, and an eighth of them takes less than a tenth (two busy cores)."""
+"""Of the completions of an evaluation, which the model and the reference read once more for `entropy` and `kl`: less than a tenth of the
+evaluation's time."""
 LEAST_FORWARD_ROWS, FORWARD_ROWS = 4, 32
-"""Limits of that: with fewer there would be no standard error to speak of, and with more the cost would grow with the evaluation."""
+"""Limits of that: fewer have no useful standard error, more would cost time."""
 
 Score = Callable[[list[Group], Poll], object]
 """Fills in the scores of groups; what its second argument raises ends the call."""
@@ -48,13 +47,18 @@ def held_out_rewards(
     overlap_scoring: bool = True,
     measure: Callable[[list[Group]], dict[str, float]] = lambda groups: {},
 ) -> dict[str, float]:
-    """The metrics of a step over the first `count` batches (−1: all) of `problems`: rewards, groups, lengths, variety, and what
-    `measure` finds of the scored groups, which are those that need a model. Of the metrics of learning (clip ratios, gradient)
-    there are none: nothing is learned here."""
+    """The metrics of a step over the first `count` batches (−1: all) of `problems`: rewards, groups, lengths, variety, and those that
+    `measure` returns for the scored groups."""
     groups = scored_groups(
-        rollout, first_of(problems, batch_size, count), score, sampling=sampling, group_size=group_size, batch_size=batch_size,
-        poll=poll, overlap_scoring=overlap_scoring,
-    )  # fmt: skip
+        rollout,
+        first_of(problems, batch_size, count),
+        score,
+        sampling=sampling,
+        group_size=group_size,
+        batch_size=batch_size,
+        poll=poll,
+        overlap_scoring=overlap_scoring,
+    )
     return evaluation_metrics(groups, names, weights) | measure(groups)
 
 
@@ -89,19 +93,16 @@ def scored_groups(
         for i, batch in enumerate(chosen):
             # A batch as long as the ones before: without any, nobody knows how long completions are.
             expected = tokens / len(groups) * len(batch) if groups else 0.0
-            sampled = rollout.sample(
-                batch, group_size, sampling, seed, i * batch_size,
-                lambda count, i=i, expected=expected: poll((i + _share(count, expected)) / len(chosen)),
-            )  # fmt: skip
+
+            def poll_tokens(count: int, i: int = i, expected: float = expected) -> None:
+                poll((i + (min(count / expected, 1.0) if expected else 0.0)) / len(chosen))
+
+            sampled = rollout.sample(batch, group_size, sampling, seed, i * batch_size, poll_tokens)
             scorer.submit(sampled) if overlap_scoring else score(sampled, wait_on)
             tokens += sum(len(completion.tokens) for group in sampled for completion in group.completions)
             groups += sampled
         scorer.wait()
     return groups
-
-
-def _share(tokens: int, expected: float) -> float:
-    return min(tokens / expected, 1.0) if expected else 0.0
 
 
 def sample_of(groups: Sequence[Group]) -> list[Group]:

@@ -1,8 +1,6 @@
-"""An evaluation on disk: what a model scores on a split, before training and after it, with intervals.
+"""An evaluation on disk: two files in `<run>/evaluations/`: NAME.json, an `Evaluation`, and NAME.jsonl, an `EvaluatedRow` a line.
 
-An evaluation is two files in `<run>/evaluations/`: NAME.json, an `Evaluation`, and NAME.jsonl, an `EvaluatedRow` a line with every
-completion of both sides. The rows are written first and the .json is renamed into place last, so an evaluation that is listed is
-complete. Written by `backend.trainer.evaluation.comparison`; read by the window, by model cards and by anybody.
+The rows are written first and the .json is renamed into place last, so an evaluation that is listed is complete.
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Literal, TypedDict, cast
+from typing import Literal, TypedDict, cast
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -34,15 +32,15 @@ CONFIDENCE = 0.95
 """The share of cases in which an interval should contain the true value."""
 
 SideName = Literal["base", "tuned", "model"]
-"""A run's model before training, and at a checkpoint; or a model that is no run's."""
+"""A run's model before training, and at a checkpoint; or a plain model."""
 
 DecodingName = Literal["greedy", "sampled"]
 
 FULL_SCORES = {
     "r1_accuracy_reward_func": 2.0, "accuracy_reward": 1.0, "math_eval": 1.0, "multiple_choice": 1.0, "jaccard": 1.0,
 }  # fmt: skip
-"""Shipped functions that compare with the dataset's answer, and what they give for a right one. `cosine_scaled_reward` is none: its
-score for a right answer depends on the length."""
+"""Shipped functions that compare with the dataset's answer → the score of a right one. Not `cosine_scaled_reward`, whose score depends
+on the length."""
 
 TOTAL = "reward"
 """The name of the weighted sum among the figures of a side."""
@@ -63,7 +61,7 @@ class MeanWithInterval(_Part):
 
     @property
     def excludes_zero(self) -> bool:
-        """Whether the interval lies on one side of 0: of a difference, that there is one."""
+        """The interval lies on one side of 0: a difference is not chance."""
         return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
 
 
@@ -137,7 +135,7 @@ def read_pass_rule(text: str, entries: Iterable[str]) -> PassRule:
     try:
         at_least = float(score) if score else known[full_name]
     except ValueError:
-        raise UserError("pass", f"{score} is no number; write {name}>=1.") from None
+        raise UserError("pass", f"{score} is not a number; write {name}>=1.") from None
     if at_least is None:
         raise UserError("pass", f"From what score on does {name} count as right? Write {name}>=1, say.")
     return PassRule(reward=full_name, at_least=at_least, chosen_by="user")
@@ -163,9 +161,9 @@ class Figures(_Part):
     pass_at: dict[int, MeanWithInterval] = {}
     """k → pass@k, 0 … 1; empty where nothing says what passes."""
     spread: MeanWithInterval | None = None
-    """Standard deviation (n − 1) of the reward over the completions of a prompt, which GRPO learns from; None where each has one."""
+    """Standard deviation (n − 1) of the reward over the completions of a prompt; None where each prompt has one."""
     different: MeanWithInterval | None = None
-    """The share of a prompt's completions that are texts of their own: 1 over their number where all are the same; None where each has one."""
+    """The share of a prompt's completions that are different texts; None where each prompt has one completion."""
 
 
 class SideResult(_Part):
@@ -277,9 +275,6 @@ def change_of(row: EvaluatedRow, decoding: DecodingName) -> float | None:
     return 0.0 if abs(after - before) < SAME else after - before
 
 
-# ── files ────────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def config_digest(config: Config) -> str:
     """SHA-256 of the settings as config.yaml has them."""
     return hashlib.sha256(dump(config).encode()).hexdigest()
@@ -339,14 +334,14 @@ def parse_row(line: bytes) -> EvaluatedRow | None:
 
 def evaluations_of(run: RunFolder) -> list[Path]:
     """The .json files of a run's evaluations, newest first."""
-    return sorted(_finished(run.evaluations), key=_written, reverse=True)
 
+    def written(path: Path) -> tuple[float, str]:
+        try:
+            return path.stat().st_mtime, path.name
+        except OSError:  # deleted meanwhile, or a link to nothing
+            return 0.0, path.name
 
-def _written(path: Path) -> tuple[float, str]:
-    try:
-        return path.stat().st_mtime, path.name
-    except OSError:  # deleted meanwhile, or a link to nothing
-        return 0.0, path.name
+    return sorted(_finished(run.evaluations), key=written, reverse=True)
 
 
 def _finished(folder: Path) -> list[Path]:
@@ -357,18 +352,10 @@ def free_name(folder: Path, wish: str) -> str:
     """`wish`, with a number where an evaluation has that name already."""
     stem = re.sub(r"[^A-Za-z0-9._-]+", "-", wish).strip("-.") or "evaluation"
     taken = {path.stem for path in _finished(folder)}
-    return next(name for name in _numbered(stem) if name not in taken)
-
-
-def _numbered(stem: str) -> Iterator[str]:
-    yield stem
-    number = 2
-    while True:
-        yield f"{stem}-{number}"
-        number += 1
-
-
-# ── words ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+    name, number = stem, 2
+    while name in taken:
+        name, number = f"{stem}-{number}", number + 1
+    return name
 
 
 def _text(value: float | None) -> str:
@@ -377,13 +364,9 @@ def _text(value: float | None) -> str:
 
 def _number(estimate: MeanWithInterval, *, absolute: bool = False) -> str:
     """“1.2 (95 % interval 1.1 to 1.3)”, or the value alone."""
-    ends: list[Any] = [estimate.value, estimate.low, estimate.high]
-    if absolute and estimate.value is not None and estimate.value < 0:
-        ends = [-estimate.value, None if estimate.high is None else -estimate.high,
-                None if estimate.low is None else -estimate.low]  # fmt: skip
-    value, low, high = ends
-    return (
-        _text(value)
-        if low is None
-        else f"{_text(value)} ({CONFIDENCE * 100:g} % interval {_text(low)} to {_text(high)})"
-    )
+    value, low, high = estimate.value, estimate.low, estimate.high
+    if absolute and value is not None and value < 0:
+        value, low, high = -value, None if high is None else -high, None if low is None else -low
+    if low is None:
+        return _text(value)
+    return f"{_text(value)} ({CONFIDENCE * 100:g} % interval {_text(low)} to {_text(high)})"
