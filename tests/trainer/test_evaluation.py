@@ -94,7 +94,7 @@ def test_the_user_says_what_passes(text: str, name: str, at_least: float) -> Non
     ("text", "says"),
     [
         ("brevity", "From what score on"),
-        ("right>=x", "x is no number"),
+        ("right>=x", "x is not a number"),
         ("rihgt>=1", "Did you mean right"),
         (">=1", "No reward"),
     ],
