@@ -15,7 +15,7 @@ from backend.distributed import PROBE, RECEIVE
 from backend.engine.cpu import blas
 from backend.models import template_limits, transformers_scan
 from backend.rewards.registry import REWARD_PROCESSES
-from backend.trainer.trackers import process as tracker_process
+from backend.trainer.trackers.targets import PROCESS_VERB
 from backend.utils.command import BUNDLED_PROGRAM
 from backend.utils.errors import UserError
 
@@ -125,8 +125,10 @@ def main() -> int | None:
     # The child processes of a bundled app (`backend.utils.child_process.module_command`); they prepare what they need themselves.
     if module := REWARD_PROCESSES.get("".join(sys.argv[1:2])):
         return importlib.import_module(module).main(sys.argv[2:])
-    if sys.argv[1:2] == [tracker_process.VERB]:
-        return tracker_process.main(sys.argv[2:])
+    if sys.argv[1:2] == [PROCESS_VERB]:
+        from backend.trainer.trackers import follow
+
+        return follow.main(sys.argv[2:])
     if sys.argv[1:] == [template_limits.VERB]:
         from backend.models import template_child
 

@@ -20,8 +20,7 @@ from backend.config.checks import cross_setting_faults
 from backend.runs.events import EventLog, JsonLines, truncate_file
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_lock import hold_lock
-from backend.trainer.trackers import follow, launch, packages
-from backend.trainer.trackers import follow as csv_tables
+from backend.trainer.trackers import csv_tables, follow, launch, packages
 from backend.trainer.trackers.follow import MAKERS, about_run, track
 from backend.trainer.trackers.records import AboutRun, RecordReader, Sent, StepRecord
 from backend.utils.command import backend_environment
@@ -266,7 +265,7 @@ def test_settings_are_told_without_paths_of_this_machine(made_up: MadeUpRun) -> 
 HANGS = """
 import sys, threading, time
 from pathlib import Path
-from backend.trainer.trackers import follow, process
+from backend.trainer.trackers import follow
 from backend.trainer.trackers.records import Sent
 
 class Hanging(follow.CsvTables):
@@ -276,7 +275,7 @@ class Hanging(follow.CsvTables):
         time.sleep(600)
 
 follow.MAKERS["csv"], follow.HANG_S, follow.POLL_S = Hanging, 0.2 if sys.argv[2] == "answer" else 600, 0.05
-sys.exit(process.main(["csv", sys.argv[1]]))
+sys.exit(follow.main(["csv", sys.argv[1]]))
 """
 
 

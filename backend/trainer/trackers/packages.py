@@ -1,7 +1,12 @@
-"""The tracker tensorboard: event files in trackers/tensorboard of the run's folder, by tensorboardX.
+"""The trackers tensorboard, trackio and wandb, by their packages.
 
-They are written anew from the event log whenever a process of this tracker begins or the event log was cut back, so they hold each step once.
-A TensorBoard that shows the folder meanwhile drops what it had read: the new file begins before the first step.
+tensorboard and trackio are written again from the event log whenever a process of theirs begins or the event log was cut back, so they hold
+each step once. trackio stays in its database on this machine, never on a Space.
+
+wandb is offline unless the user says WANDB_MODE=online in the environment, or `track --upload`: a YAML file of somebody else must not upload
+anything. Its files lie in our folder of preferences and not in the run's: wandb makes a link among them, and reads settings from there, which
+somebody else's run folder could bring along. Offline, what was not synced yet is written again by every process. What has left the machine
+cannot be: `WandbProgress` says how far that is, and where a resume has changed settings of steps that were sent, a second run begins.
 """
 
 from __future__ import annotations
@@ -21,7 +26,7 @@ from typing import Any
 from backend.runs.run_folder import RunFolder
 from backend.runs.steering import read_changes
 from backend.trainer.trackers import records
-from backend.trainer.trackers.records import AboutRun, Sent, StepRecord, logged
+from backend.trainer.trackers.records import AboutRun, Sent, StepRecord
 from backend.utils.disk_faults import writing
 from backend.utils.documents import read_json
 from backend.utils.errors import UserError
@@ -76,14 +81,7 @@ def _markdown(record: StepRecord) -> str:
 def _cell(value: Any) -> str:
     """Text on one line, in which nothing is a column's border, a line of a table or HTML."""
     text = "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)[:LONGEST_CELL]
-    for character, escaped in (
-        ("&", "&amp;"),
-        ("<", "&lt;"),
-        (">", "&gt;"),
-        ("|", "&#124;"),
-        ("\r", ""),
-        ("\n", "<br>"),
-    ):
+    for character, escaped in zip("&<>|\r\n", ("&amp;", "&lt;", "&gt;", "&#124;", "", "<br>"), strict=True):
         text = text.replace(character, escaped)
     return text
 
@@ -116,7 +114,7 @@ class TrackioRun:
         return Sent()
 
     def send(self, record: StepRecord) -> None:
-        self._trackio.log(logged(record, self._trackio), step=record.step)
+        self._trackio.log(record.logged(self._trackio), step=record.step)
 
     def flush(self, sent: Sent) -> None:
         """trackio writes from a thread of its own."""
@@ -213,7 +211,7 @@ class WandbRun:
 
     def send(self, record: StepRecord) -> None:
         # A step that wandb has already takes the same values once more, or is dropped.
-        self._run.log(logged(record, self._wandb), step=record.step)
+        self._run.log(record.logged(self._wandb), step=record.step)
 
     def flush(self, sent: Sent) -> None:
         changes = [asdict(change) for change in read_changes(self._about.folder) if change.step <= sent.step]

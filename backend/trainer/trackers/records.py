@@ -1,6 +1,6 @@
-"""A run's event log and completions as records: all that trackers are told about one step, in one piece and in order.
+"""A run's event log and completions as records: everything about one step, in one piece and in order, for trackers.
 
-Reads the two files as they grow and knows no tracker. A resume cuts both back; the reader then begins again and says so.
+Reads the two files as they grow. A resume cuts both back; the reader then begins again and says so.
 """
 
 from __future__ import annotations
@@ -15,12 +15,17 @@ from backend.runs.metric_names import by_set, prefixed, trl_metrics
 from backend.runs.run_folder import RunFolder
 from backend.trainer.health.recent import is_number
 
+FIRST_COLUMNS = ("step", "prompt", "completion")
+LAST_COLUMNS = ("advantage", "reward", "answer", "stop", "tokens")
+"""TRL's `advantage`, and what its table does not have."""
+
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """What the event log says of one step. Metrics have our names and no value that is not a finite number.
+    """The event log of one step. Metrics have our names; values that are not finite are left out.
 
-    `training` is empty before the first step, where there may be an evaluation; `evaluations`: split, or name of an evaluation set → metrics.
+    `training` is empty before the first step, where there may be an evaluation; `evaluations`: split, or name of an evaluation set →
+    metrics.
     """
 
     step: int
@@ -28,7 +33,7 @@ class StepRecord:
     evaluations: Mapping[str, Mapping[str, float]] = field(default_factory=dict[str, Mapping[str, float]])
     groups: tuple[GroupRow, ...] = ()
     scale_rewards: str = "group"
-    """The setting as the step had it."""
+    """The setting in this step."""
 
     def metrics(self) -> dict[str, float]:
         """Every metric under TRL's name, with train/, eval/ or test/ before it."""
@@ -37,23 +42,66 @@ class StepRecord:
             named |= prefixed(split, trl_metrics(metrics, self.scale_rewards))
         return named
 
+    def logged(self, package: Any) -> dict[str, Any]:
+        """For a package's `log`: every metric, and the completions as a `Table` of the package."""
+        metrics: dict[str, Any] = self.metrics()
+        if self.groups:
+            names, lines = table(self.groups)
+            metrics["completions"] = package.Table(columns=names, data=lines)
+        return metrics
+
+
+def reward_columns(groups: Iterable[GroupRow]) -> list[str]:
+    """Names of the reward functions that scored these groups, in order."""
+    names: dict[str, None] = {}
+    for group in groups:
+        for completion in group.get("completions") or ():
+            names |= dict.fromkeys(map(str, _mapping(completion.get("rewards"))))
+    return list(names)
+
+
+def columns(rewards: Sequence[str]) -> list[str]:
+    """The columns of TRL's table of completions, and ours."""
+    return [*FIRST_COLUMNS, *rewards, *LAST_COLUMNS]
+
+
+def table(groups: Sequence[GroupRow]) -> tuple[list[str], list[list[Any]]]:
+    """(the columns, a row for each completion) of the groups of one step."""
+    rewards = reward_columns(groups)
+    return columns(rewards), [row for group in groups for row in rows(group, rewards)]
+
+
+def rows(group: GroupRow, rewards: Sequence[str]) -> list[list[Any]]:
+    """A row for each completion of a group, in the order of `columns`; missing values are None."""
+    return [
+        [
+            *(group.get("step"), group.get("prompt"), completion.get("text")),
+            *(_mapping(completion.get("rewards")).get(name) for name in rewards),
+            *(completion.get("advantage"), completion.get("reward"), group.get("answer")),
+            *(completion.get("stop"), completion.get("tokens")),
+        ]
+        for completion in group.get("completions") or ()
+    ]
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
 
 @dataclass(slots=True)
 class Sent:
-    """How far a tracker has been told: up to which step of training, and of each split up to which evaluation."""
+    """How far a tracker is: up to which step of training, and of each split up to which evaluation."""
 
     step: int = 0
     evaluations: dict[str, int] = field(default_factory=dict[str, int])
 
     def news_in(self, record: StepRecord) -> StepRecord | None:
-        """What of a record was not sent; None where all was."""
+        """The part of a record that was not sent; None where all was."""
         is_new = bool(record.training) and record.step > self.step
         evaluations = {s: m for s, m in record.evaluations.items() if record.step > self.evaluations.get(s, -1)}
-        if not is_new and not evaluations:
-            return None
         if is_new:
             return replace(record, evaluations=evaluations)
-        return replace(record, training={}, groups=(), evaluations=evaluations)
+        return replace(record, training={}, groups=(), evaluations=evaluations) if evaluations else None
 
     def add(self, record: StepRecord) -> None:
         if record.training:
@@ -63,9 +111,9 @@ class Sent:
 
 
 class RecordReader:
-    """Reads the records of a run, each once it is whole: when the next step samples, or the run has ended.
+    """Reads the records of a run, each once it is complete: when the next step samples, or the run has ended.
 
-    After `read`, `has_restarted` says whether the event log was cut back: what came in earlier calls is void and comes again.
+    After `read`, `has_restarted` says that the event log was cut back: earlier records are void and come again.
     """
 
     def __init__(self, run: RunFolder, settings: Mapping[str, Any]) -> None:
@@ -85,7 +133,7 @@ class RecordReader:
         """The kind of the event log's last line where that is an ending, else ""."""
 
     def read(self) -> list[StepRecord]:
-        """Records that have become whole since the last call; of a long event log some of them, and `has_more` is set."""
+        """Records completed since the last call; of a long event log some of them, and `has_more` is set."""
         events = self._event_log.read()
         self.has_more, self.has_restarted = bool(events), self._event_log.restarted
         if self.has_restarted:
@@ -93,30 +141,29 @@ class RecordReader:
         return [record for event in events for record in self._take(event)]
 
     def rest(self) -> list[StepRecord]:
-        """The record that waits for more, of a run that writes no more."""
-        return list(self._whole())
+        """The last record, of a run that has ended."""
+        return list(self._complete())
 
     def _take(self, event: Event) -> Iterator[StepRecord]:
         kind, step = event.get("kind"), event.get("step")
         self.ending = kind if kind in ENDINGS else ""
         if kind == "change":
-            settings = event.get("settings")
-            scale = settings.get("scale_rewards") if isinstance(settings, dict) else None
+            scale = _mapping(event.get("settings")).get("scale_rewards")
             self._scale = scale[-1] if isinstance(scale, list) and scale else self._scale
         elif kind == "step" and is_step(step):
-            yield from self._whole()
+            yield from self._complete()
             self._record = StepRecord(step, training=_numbers(event), scale_rewards=self._scale)
         elif kind == "eval" and is_step(step):
             if self._record is None or self._record.step != step:
-                yield from self._whole()
+                yield from self._complete()
                 self._record = StepRecord(step, scale_rewards=self._scale)
             split, numbers = str(event.get("split") or "valid"), _numbers(event)
             found = by_set(numbers, self._sets) if split == "valid" else {split: numbers}
             self._record = replace(self._record, evaluations={**self._record.evaluations, **found})
         elif kind in ENDINGS or (kind == "phase" and event.get("phase") == "sampling"):
-            yield from self._whole()
+            yield from self._complete()
 
-    def _whole(self) -> Iterator[StepRecord]:
+    def _complete(self) -> Iterator[StepRecord]:
         record, self._record = self._record, None
         if record is not None:
             yield replace(record, groups=tuple(self._groups_of(record.step))) if record.training else record
@@ -136,15 +183,7 @@ def _step_of(line: Event) -> int:
 
 
 def _numbers(event: Event) -> dict[str, float]:
-    """Finite metrics: what is null in the event log was not measured, or was NaN, and is a gap in every tracker."""
-    metrics = event.get("metrics")
-    items = metrics.items() if isinstance(metrics, dict) else ()
-    return {str(name): value for name, value in items if is_number(value)}
-
-
-# ── tracker ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-# What a tracker has to be, and what it is told about the run as a whole.
+    return {str(name): value for name, value in _mapping(event.get("metrics")).items() if is_number(value)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,12 +198,12 @@ class AboutRun:
 
 
 class Tracker(Protocol):
-    """One run in one tracker. Its methods may raise anything and take as long as they do: the run does not wait for them."""
+    """One run in one tracker. Its methods may raise anything and take any time: the run does not wait for them."""
 
     def open(self, about: AboutRun) -> Sent:
-        """Begin, or go on with what an earlier process has sent. → how far that was; whoever writes everything anew returns `Sent()`.
+        """Begin, or continue after an earlier process. → how far that was; a tracker that writes everything again returns `Sent()`.
 
-        Called again where the event log was cut back. Raises UserError for what a user can mend.
+        Called again where the event log was cut back. Raises UserError for what a user can fix.
         """
         ...
 
@@ -173,58 +212,9 @@ class Tracker(Protocol):
         ...
 
     def flush(self, sent: Sent) -> None:
-        """After the records that there are for now; `sent` includes them. Raises DiskError, and is called again then."""
+        """After all present records; `sent` includes them. Raises DiskError, and is called again then."""
         ...
 
     def close(self, ending: str) -> None:
         """The run is over: finished, stopped, failed, or "" where it was cut off."""
         ...
-
-
-FIRST_COLUMNS = ("step", "prompt", "completion")
-LAST_COLUMNS = ("advantage", "reward", "answer", "stop", "tokens")
-"""TRL's `advantage`, and what it does not have."""
-
-
-def reward_columns(groups: Iterable[GroupRow]) -> list[str]:
-    """Names of the reward functions that scored these groups, in order."""
-    names: dict[str, None] = {}
-    for group in groups:
-        for completion in group.get("completions") or ():
-            names |= dict.fromkeys(map(str, _mapping(completion.get("rewards"))))
-    return list(names)
-
-
-def columns(rewards: Sequence[str]) -> list[str]:
-    return [*FIRST_COLUMNS, *rewards, *LAST_COLUMNS]
-
-
-def table(groups: Sequence[GroupRow]) -> tuple[list[str], list[list[Any]]]:
-    """(the columns, a row for each completion) of the groups of one step."""
-    rewards = reward_columns(groups)
-    return columns(rewards), [row for group in groups for row in rows(group, rewards)]
-
-
-def logged(record: StepRecord, package: Any) -> dict[str, Any]:
-    """What a package logs of a record: every metric, and the completions as a `Table` of the package's own."""
-    metrics: dict[str, Any] = record.metrics()
-    if record.groups:
-        names, lines = table(record.groups)
-        metrics["completions"] = package.Table(columns=names, data=lines)
-    return metrics
-
-
-def rows(group: GroupRow, rewards: Sequence[str]) -> list[list[Any]]:
-    """A row for each completion of a group, in the order of `columns`; what a damaged file lacks is None."""
-    return [
-        [
-            group.get("step"), group.get("prompt"), completion.get("text"),
-            *(_mapping(completion.get("rewards")).get(name) for name in rewards),
-            completion.get("advantage"), completion.get("reward"), group.get("answer"), completion.get("stop"), completion.get("tokens"),
-        ]
-        for completion in group.get("completions") or ()
-    ]  # fmt: skip
-
-
-def _mapping(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
