@@ -1,9 +1,11 @@
-"""Commands to a running trainer: pause, resume, save, stop, finish-step, from the window's `control` file or from a signal.
+"""Commands to a running trainer: pause, resume, save, stop, finish-step, from the window's `control` file or from a
+signal.
 
-The window writes one word to a temporary file and renames it to `control`, so that a word is never seen half written; a second word
-replaces one that was not read yet. The trainer looks for the file between decode chunks, micro-batches and evaluation batches. It
-claims the word by renaming `control` to `control.taken`: a rename succeeds for one reader only, and a word that the window writes in
-the meantime is a new file. The word is written to the event log as a `command` event, and obeyed.
+The window writes one word to a temporary file and renames it to `control`, so that a word is never seen half written; a
+second word replaces one that was not read yet. The trainer looks for the file between decode chunks, micro-batches and
+evaluation batches. It claims the word by renaming `control` to `control.taken`: a rename succeeds for one reader only,
+and a word that the window writes in the meantime is a new file. The word is written to the event log as a `command`
+event, and obeyed.
 
 A request to change settings is a file of its own, `change.json`, so that the next word does not replace it.
 """
@@ -31,8 +33,9 @@ LONGEST_WORD = 64
 PAUSE_POLL_S = 0.1
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGXCPU)
-"""Signals that mean "save and stop", in every process that holds work. SIGHUP comes when the terminal is closed; under `nohup` it stays
-ignored. SIGXCPU is a batch system's warning. SIGQUIT (Ctrl-\\) ends a process at once, and the run resumes from its last checkpoint."""
+"""Signals that mean "save and stop", in every process that holds work. SIGHUP comes when the terminal is closed;
+under `nohup` it stays ignored. SIGXCPU is a batch system's warning. SIGQUIT (Ctrl-\\) ends a process at once, and
+the run resumes from its last checkpoint."""
 
 Handler = Callable[[int, FrameType | None], Any]
 
@@ -45,8 +48,8 @@ class Stopped(Exception):
 
 
 class StopPending(BaseException):
-    """Raised out of a wait that a stop ends, in any thread; the stop is not obeyed yet. Not an Exception, so that code that reads a
-    user's data does not take it for an error of the data."""
+    """Raised out of a wait that a stop ends, in any thread; the stop is not obeyed yet. Not an Exception, so that
+    code that reads a user's data does not take it for an error of the data."""
 
 
 def read_word(control: Path) -> str:
@@ -73,7 +76,8 @@ def remove_word(control: Path) -> None:
 
 
 class Control:
-    """The commands to one run. The trainer clears `save_requested`; `stop_requested` and `finish_step_requested` stay set."""
+    """The commands to one run. The trainer clears `save_requested`; `stop_requested` and `finish_step_requested`
+    stay set."""
 
     def __init__(
         self,
@@ -86,8 +90,9 @@ class Control:
         look: Callable[[], None] = do_nothing,
         keep_words: bool = False,
     ) -> None:
-        """`look` is called wherever the run may stop, and may raise Stopped. `take_change` takes a request to change settings.
-        `keep_words`: this process, or the one that handed the run on, locked the run before, so a word that is there is meant for it.
+        """`look` is called wherever the run may stop, and may raise Stopped. `take_change` takes a request to change
+        settings. `keep_words`: this process, or the one that handed the run on, locked the run before, so a word
+        that is there is meant for it.
         """
         self.run = run
         self.event_log = event_log
@@ -119,15 +124,17 @@ class Control:
             self.event_log.write("note", level="warning", sentence=sentence, answers="change")
 
     def listen_to_signals(self) -> None:
-        """Make the stop signals mean "save and stop". Does nothing in a thread other than the main one, where Python forbids it."""
+        """Make the stop signals mean "save and stop". Does nothing in a thread other than the main one, where Python
+        forbids it."""
         if threading.current_thread() is threading.main_thread():
             on_stop_signals(self._on_signal)
             unblock_stop_signals()  # `hand_on_signals` of the program before has blocked them
 
     def hand_on_signals(self) -> None:
-        """Before an exec: a signal that comes from now on is obeyed by the next program. Raises Stopped for one that has come already."""
-        # Until the exec a signal may reach another thread, whose mask is its own; it becomes a word. From the exec on there is this
-        # thread alone: its mask is inherited, and a signal stays pending until the next program listens.
+        """Before an exec: a signal that comes from now on is obeyed by the next program. Raises Stopped for one that
+        has come already."""
+        # Until the exec a signal may reach another thread, whose mask is its own; it becomes a word. From the exec on
+        # there is this thread alone: its mask is inherited, and a signal stays pending until the next program listens.
         on_stop_signals(lambda *_: self.run.say("stop"))
         block_stop_signals()
         if self._signal is not None:
@@ -146,15 +153,16 @@ class Control:
             self.obey()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        # Only note it. Python runs a handler between any two bytecodes of the main thread, so a write to the event log from here
-        # could land in the middle of another, and an exception could surface between two updates of the weights.
+        # Only note it. Python runs a handler between any two bytecodes of the main thread, so a write to the event log
+        # from here could land in the middle of another, and an exception could surface between two updates of the
+        # weights.
         self._signal = self._signal or number  # the first is the reason
 
     def obey(self, *, may_stop: bool = True) -> None:
         """Obey the command that came since the last call, if any. Blocks while paused; raises Stopped for a stop.
 
-        Between the updates of a rollout the weights belong to no step, so the trainer passes may_stop=False there and the
-        stop waits for the end of the step.
+        Between the updates of a rollout the weights belong to no step, so the trainer passes may_stop=False there
+        and the stop waits for the end of the step.
         """
         if may_stop:
             self._look()
@@ -176,8 +184,8 @@ class Control:
             look()
 
     def _claim(self) -> str | None:
-        """The next command, written to the event log; None without one. A signal counts as "stop". A request for a change is
-        passed on first."""
+        """The next command, written to the event log; None without one. A signal counts as "stop". A request for a
+        change is passed on first."""
         if self.run.change_request.exists():
             self.event_log.write("command", word="change")
             self._take_change()
@@ -201,8 +209,9 @@ class Control:
         return word
 
     def pause_until(self, is_over: Callable[[], bool], why: str = "") -> bool:
-        """Pause until `is_over`, which is called about every PAUSE_POLL_S seconds, or until a command ends the pause. → True if
-        `is_over` ended it. `why`: a sentence, where nobody asked for the pause. The next `obey` raises for a stop."""
+        """Pause until `is_over`, which is called about every PAUSE_POLL_S seconds, or until a command ends the
+        pause. → True if `is_over` ended it. `why`: a sentence, where nobody asked for the pause. The next `obey`
+        raises for a stop."""
         self._before_pause()
         self.event_log.write("phase", phase="paused", **({"sentence": why} if why else {}))
         began, word = time.monotonic(), None
@@ -255,7 +264,8 @@ def handlers_restored() -> Iterator[Afterwards]:
 
 
 class StopRequested(BaseException):
-    """Raised by `raising_stop`. Not an Exception, as KeyboardInterrupt is not: nothing may take it for an error of its own."""
+    """Raised by `raising_stop`. Not an Exception, as KeyboardInterrupt is not: nothing may take it for an error of
+    its own."""
 
     def __init__(self, number: int) -> None:
         super().__init__(f"{signal.Signals(number).name} was received")
@@ -263,8 +273,8 @@ class StopRequested(BaseException):
 
 @contextmanager
 def raising_stop() -> Iterator[None]:
-    """Raise StopRequested in the main thread at the first stop signal: for work whose files are complete or absent at any moment.
-    Later signals are ignored, so that they do not interrupt the cleaning up."""
+    """Raise StopRequested in the main thread at the first stop signal: for work whose files are complete or absent
+    at any moment. Later signals are ignored, so that they do not interrupt the cleaning up."""
     received: list[int] = []
 
     def stop(number: int, frame: FrameType | None) -> None:

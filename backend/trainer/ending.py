@@ -1,6 +1,7 @@
 """How a run ended: finished, stopped on request, or failed, with the sentence and the exit code that go with it.
 
-After a GPU error a process may end without the run: then the kind is RESTART, and the run continues in the next process.
+After a GPU error a process may end without the run: then the kind is RESTART, and the run continues in the next
+process.
 """
 
 from __future__ import annotations
@@ -88,8 +89,9 @@ def ending_of(work: Callable[[], Ending], last_step: Callable[[], int]) -> Endin
 
 
 def write_ending(event_log: EventLog, ending: Ending) -> Ending:
-    """Write the event log's last line. → the ending; a failure if that line could not be written in LAST_LINE_RETRY_S seconds, whose
-    sentence is for stderr alone: to its readers the run has crashed, and is resumed as such."""
+    """Write the event log's last line. → the ending; a failure if that line could not be written in
+    LAST_LINE_RETRY_S seconds, whose sentence is for stderr alone: to its readers the run has crashed, and is resumed
+    as such."""
     event: dict[str, Any] = {"step": ending.step, "reason": ending.reason or ending.kind, "sentence": ending.sentence}
     if ending.ends_with is not None:
         event["ends_with"] = ending.ends_with
@@ -111,7 +113,8 @@ def write_ending(event_log: EventLog, ending: Ending) -> Ending:
 
 
 def after_fault(ending: Ending, fault: DiskError) -> Ending:
-    """The failure that an ending becomes where the disk is full; its own sentence comes first, unless the run went well."""
+    """The failure that an ending becomes where the disk is full; its own sentence comes first, unless the run went
+    well."""
     went_well = ending.exit_code in (0, 3)
     told = str(fault) in ending.sentence
     sentence = str(fault) if went_well else ending.sentence if told else f"{ending.sentence} {fault}"

@@ -1,8 +1,9 @@
 """A run and the machine under it: GPU errors and the smaller steps after them, sleep, heat and Low Power Mode.
 
-After a GPU error the process is useless: Metal refuses the work of one that caused errors before. So the run continues in a new process,
-from its newest checkpoint, with half the micro-batch. gpu_errors.jsonl in the run folder outlives both: it has the limits that every
-later process keeps to, and the sentences that a resume may cut from the event log. Each line is one error; nothing is ever removed.
+After a GPU error the process is useless: Metal refuses the work of one that caused errors before. So the run
+continues in a new process, from its newest checkpoint, with half the micro-batch. gpu_errors.jsonl in the run folder
+outlives both: it has the limits that every later process keeps to, and the sentences that a resume may cut from the
+event log. Each line is one error; nothing is ever removed.
 """
 
 from __future__ import annotations
@@ -23,11 +24,13 @@ from backend.utils.errors import UserError
 from backend.utils.machine import printed_by
 
 GPU_TIMEOUT_VARIABLE = "AGX_RELAX_CDM_CTXSTORE_TIMEOUT"
-"""Makes macOS wait longer before it stops the GPU's work in favour of the display (mlx#3267). Apple documents it nowhere."""
+"""Makes macOS wait longer before it stops the GPU's work in favour of the display (mlx#3267). Apple documents it
+nowhere."""
 
 
 def relax_gpu_timeout(config: Config) -> None:
-    """Set the variable on a Mac if the settings say so. Call it before mlx is imported: the driver reads it as Metal starts."""
+    """Set the variable on a Mac if the settings say so. Call it before mlx is imported: the driver reads it as Metal
+    starts."""
     if sys.platform == "darwin" and config.relax_gpu_timeout:
         os.environ.setdefault(GPU_TIMEOUT_VARIABLE, "1")
 
@@ -111,7 +114,8 @@ def gpu_error(error: BaseException) -> GpuError | None:
 
 
 def fault_of_gpu(error: BaseException) -> UserError | None:
-    """A GPU error as a UserError, outside of a run: in a verb, or a question of the window. None for what may be a bug."""
+    """A GPU error as a UserError, outside of a run: in a verb, or a question of the window. None for what may be a
+    bug."""
     kind = gpu_error(error)
     if kind is None:
         return None
@@ -130,7 +134,8 @@ class StepSize:
     """Completions decoded together."""
 
     def smaller_after(self, error: GpuError) -> StepSize:
-        """Half the micro-batch; after a lack of memory half the rows too. Too many buffers do not depend on the size."""
+        """Half the micro-batch; after a lack of memory half the rows too. Too many buffers do not depend on the
+        size."""
         if error.kind == BUFFERS.kind:
             return self
         rows = _half(self.rows) if error.is_memory else self.rows
@@ -159,7 +164,8 @@ class LoggedError:
 
 
 class GpuErrorLog:
-    """Reads and appends to a run's gpu_errors.jsonl. One writer: the trainer that holds the run's lock. Raises UserError."""
+    """Reads and appends to a run's gpu_errors.jsonl. One writer: the trainer that holds the run's lock. Raises
+    UserError."""
 
     def __init__(self, run: RunFolder) -> None:
         self._path = run.gpu_errors
@@ -222,8 +228,8 @@ CAFFEINATE_END_S = 2.0
 class KeepAwake:
     """Keeps a Mac awake while a run works, with `caffeinate`; does nothing on other systems.
 
-    `start` when the run begins to work, `stop` when it pauses or ends; either may be repeated. `warn` is called with a sentence, once,
-    if the Mac cannot be kept awake.
+    `start` when the run begins to work, `stop` when it pauses or ends; either may be repeated. `warn` is called with
+    a sentence, once, if the Mac cannot be kept awake.
     """
 
     def __init__(self, warn: Callable[[str], None]) -> None:
@@ -236,8 +242,8 @@ class KeepAwake:
             return
         program = shutil.which("caffeinate") or "/usr/bin/caffeinate"
         try:
-            # -i holds off idle sleep, -s system sleep on mains power; the display may sleep, which helps the GPU. -w PID ends
-            # caffeinate with this process however it ends.
+            # -i holds off idle sleep, -s system sleep on mains power; the display may sleep, which helps the GPU. -w
+            # PID ends caffeinate with this process however it ends.
             self._process = subprocess.Popen(
                 [program, "-is", "-w", str(os.getpid())],
                 stdin=subprocess.DEVNULL,
@@ -268,7 +274,8 @@ class KeepAwake:
 SLOWDOWN_EVERY_S = 60.0
 """Least seconds between two checks; one takes about 20 ms."""
 
-# Readable without administrator rights. `pmset -g therm` would be the documented way and reports nothing on Apple silicon.
+# Readable without administrator rights. `pmset -g therm` would be the documented way and reports nothing on Apple
+# silicon.
 THERMAL_LEVEL = ("/usr/bin/notifyutil", "-g", "com.apple.system.thermalpressurelevel")
 POWER_SETTINGS = ("/usr/bin/pmset", "-g")
 
@@ -297,7 +304,8 @@ def is_low_power(printed: str) -> bool | None:
 
 @dataclass(slots=True)
 class SlowdownWatch:
-    """`look` between two steps: calls `note` with a sentence when a Mac is slowed down by heat or Low Power Mode, and when that ends."""
+    """`look` between two steps: calls `note` with a sentence when a Mac is slowed down by heat or Low Power Mode,
+    and when that ends."""
 
     note: Callable[[str], None]
     _next: float = 0.0

@@ -1,7 +1,7 @@
 """A step with a number that is not finite ends the run: a sentence for it, and the step's batch in readable files.
 
-What is not finite is never applied to the weights and never saved. The run ends at the step before, and its sentence names the setting
-that most likely caused it, with a value to continue with.
+What is not finite is never applied to the weights and never saved. The run ends at the step before, and its sentence
+names the setting that most likely caused it, with a value to continue with.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ MOST_LISTED = 20
 
 @contextmanager
 def ends_run(config: Config, run: RunFolder, step: int, groups: Sequence[Group]) -> Iterator[None]:
-    """Inside, NotFiniteError becomes a UserError, once the step's batch is written to the run's folder. `groups` may be filled
-    meanwhile."""
+    """Inside, NotFiniteError becomes a UserError, once the step's batch is written to the run's folder. `groups` may
+    be filled meanwhile."""
     try:
         yield
     except NotFiniteError as found:
@@ -58,7 +58,8 @@ def weights_error(config: Config, step: int, names: Sequence[str]) -> UserError:
 
 
 def likely_cause(config: Config, quantity: Quantity, *, is_first: bool) -> tuple[str, str]:
-    """(the setting that most likely caused it, what to change). `is_first`: no update was applied yet, so none can be the cause."""
+    """(the setting that most likely caused it, what to change). `is_first`: no update was applied yet, so none can
+    be the cause."""
 
     def instead(label: str, key: str, value: float, better: float) -> tuple[str, str]:
         advice = f"go on with {key}={better:g}, from an earlier checkpoint if it comes again."
@@ -82,7 +83,8 @@ def likely_cause(config: Config, quantity: Quantity, *, is_first: bool) -> tuple
 
 
 def write_inspection(folder: Path, sentence: str, found: NotFiniteError, groups: Sequence[Group]) -> None:
-    """summary.txt, completions.jsonl and, where gradients were computed, gradients.tsv (docs/files.md). Raises OSError."""
+    """summary.txt, completions.jsonl and, where gradients were computed, gradients.tsv (docs/files.md). Raises
+    OSError."""
     shutil.rmtree(folder, ignore_errors=True)  # of the same step, before the run was resumed
     folder.mkdir(parents=True)
     rows: list[dict[str, Any]] = []

@@ -61,7 +61,8 @@ T = TypeVar("T")
 
 
 def check(raw: Mapping[str, Any]) -> list[ConfigProblem]:
-    """All faults of raw settings and of what they point to. Files are read only once the settings themselves are sound."""
+    """All faults of raw settings and of what they point to. Files are read only once the settings themselves are
+    sound."""
     try:
         preflight(raw).scorer.close()
     except UserError as mistake:
@@ -77,12 +78,14 @@ def preflight(
     *,
     of_program: bool = False,
 ) -> RunInputs:
-    """Check settings (raw ones first), then model, reference, dataset, columns, prompts and rewards, each independently of the others.
+    """Check settings (raw ones first), then model, reference, dataset, columns, prompts and rewards, each independently
+    of the others.
 
-    Returns the rows and reward functions that were read. `processes`: those that are shared with other runs. `runs_dir`: where
-    the run will be, the folder of runs by default; its disk must have room. `begin`: what makes the scorer, where functions are objects of a
-    program. `of_program`: whether the caller has the optimizer and schedule, where those are objects. Raises UserError with all faults.
-    A reward file is executed to see what it registers: naming it on the command line is consent.
+    Returns the rows and reward functions that were read. `processes`: those that are shared with other runs.
+    `runs_dir`: where the run will be, the folder of runs by default; its disk must have room. `begin`: what makes
+    the scorer, where functions are objects of a program. `of_program`: whether the caller has the optimizer and
+    schedule, where those are objects. Raises UserError with all faults. A reward file is executed to see what it
+    registers: naming it on the command line is consent.
     """
     config = settings if isinstance(settings, Config) else parse(settings)
     if not of_program:
@@ -161,7 +164,8 @@ def _check_files_of_model(folder: Path, config: Config) -> None:
 
 
 def _check_learns(folder: Path, config: Config, faults: list[ConfigProblem]) -> Any:
-    """Adds the faults of a model that cannot be loaded, quantised or adapted as the settings say. → its tokenizer, None without one."""
+    """Adds the faults of a model that cannot be loaded, quantised or adapted as the settings say. → its tokenizer,
+    None without one."""
     opened = _caught(faults, lambda: _opened(folder, config.model, "model"))
     if opened is None:
         return None
@@ -177,7 +181,8 @@ def _check_learns(folder: Path, config: Config, faults: list[ConfigProblem]) -> 
 
 
 def check_division(model: nn.Module, model_config: dict[str, Any], config: Config) -> None:
-    """Raises UserError for a model whose layers cannot be divided among the machines of the hosts file. `model` is of no use afterwards."""
+    """Raises UserError for a model whose layers cannot be divided among the machines of the hosts file. `model` is
+    of no use afterwards."""
     if refusal := sharding_refusal(model_config):
         raise UserError("parallelism", refusal)
     size = len(read_hosts(config.hosts).hosts)
@@ -186,7 +191,8 @@ def check_division(model: nn.Module, model_config: dict[str, Any], config: Confi
 
 
 def _check_reference(config: Config) -> Any:
-    """A reference is another model, or a folder with an adapter of the base. → the other model's tokenizer, None without one."""
+    """A reference is another model, or a folder with an adapter of the base. → the other model's tokenizer, None
+    without one."""
     name, setting = config.reference_model_path, "reference_model_path"
     if not name or not config.needs_reference:
         return None
@@ -200,7 +206,8 @@ def _check_reference(config: Config) -> Any:
 
 
 def _opened(folder: Path, name: str, setting: str) -> tuple[nn.Module, Any, dict[str, Any]] | None:
-    """A model without its weights; None where only its config.json is on this machine. Raises UserError for files that cannot be loaded."""
+    """A model without its weights; None where only its config.json is on this machine. Raises UserError for files
+    that cannot be loaded."""
     return check_opens(folder, name, setting) if any(folder.glob("model*.safetensors")) else None
 
 
@@ -214,8 +221,8 @@ def _caught(faults: list[ConfigProblem], check_part: Callable[[], T]) -> T | Non
 
 
 def check_model(name: str, setting: str) -> Path:
-    """The folder with the model's config.json (from the Hub's cache or the Hub itself for an id). Raises UserError for a
-    model that does not exist, or that mlx-lm has no code for."""
+    """The folder with the model's config.json (from the Hub's cache or the Hub itself for an id). Raises UserError
+    for a model that does not exist, or that mlx-lm has no code for."""
     source = Path(model_source(name, setting))
     file = source / "config.json" if source.is_dir() else config_file(name, setting)
     if refusal := architecture_refusal(check_config(file, name, setting)):
@@ -237,8 +244,8 @@ def _check_quantised(folder: Path, config: Config) -> None:
 
 
 def _read_and_check_data(config: Config, tokenizer: Any, scorer: Scorer) -> Splits:
-    """Rows, columns, and, where the model's tokenizer is on disk, whether any prompt leaves room for a completion. The training rows of
-    a run with stages are `_check_stages`'."""
+    """Rows, columns, and, where the model's tokenizer is on disk, whether any prompt leaves room for a completion.
+    The training rows of a run with stages are `_check_stages`'."""
     splits = read_rows(config, scorer)
     of_held_out = held_out_settings(config, stage_configs(config))
     checked = [split for split in SPLITS if splits.rows(split) and not (split == "train" and config.stages)]

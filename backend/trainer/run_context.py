@@ -1,4 +1,5 @@
-"""What a run computes with: model, learner, sampler, reward functions and prompts, built from its settings before the first step."""
+"""What a run computes with: model, learner, sampler, reward functions and prompts, built from its settings before
+the first step."""
 
 from __future__ import annotations
 
@@ -59,8 +60,8 @@ class StepContext:
         return self.steps if config.epochs or config.stages else config.iters
 
     def change(self, config: Config, keys: Collection[str], step: int) -> None:
-        """Take over the settings of `config` from `step` on, between two steps; `keys` names those that differ from before. Raises
-        UserError for a reference model that cannot be loaded."""
+        """Take over the settings of `config` from `step` on, between two steps; `keys` names those that differ from
+        before. Raises UserError for a reference model that cannot be loaded."""
         self.policy.use_reference(config)
         self.scoring.change(config, self.steps_of(config))
         self.steps = self.scoring.steps
@@ -153,12 +154,14 @@ class RunContext(StepContext):
     def collect_groups(
         self, step: int, config: Config, work: SamplingContext
     ) -> tuple[dict[str, float], dict[str, float]]:
-        """Fill `work.groups` with the step's scored groups. → metrics of the rollout, and those that reward functions logged.
+        """Fill `work.groups` with the step's scored groups. → metrics of the rollout, and those that reward functions
+        logged.
 
-        Dynamic sampling (DAPO, arXiv:2503.14476, eq. 11): a group whose completions all have the same reward has advantage 0 and no
-        gradient. Such groups are replaced by groups of new prompts, in at most `dynamic_sampling_rounds` rounds; groups still missing
-        then are filled from those set aside, so that the step's size never varies. Prompts are taken from the stream in order, so
-        the choice depends neither on chance nor on timing.
+        Dynamic sampling (DAPO, arXiv:2503.14476, eq. 11): a group whose completions all have the same reward has
+        advantage 0 and no gradient. Such groups are replaced by groups of new prompts, in at most
+        `dynamic_sampling_rounds` rounds; groups still missing then are filled from those set aside, so that the
+        step's size never varies. Prompts are taken from the stream in order, so the choice depends neither on chance
+        nor on timing.
         """
         count, dynamic = config.prompts_per_step, config.dynamic_sampling
         kept, without_gradient, logged = list[Group](), list[Group](), dict[str, float]()
@@ -182,8 +185,8 @@ class RunContext(StepContext):
     def sample_and_score(
         self, problems: list[Problem], position: int, step: int, config: Config, work: SamplingContext
     ) -> dict[str, float]:
-        """Append a scored group of every problem, in order, to `work.groups`; `position` is the first one's number in the run.
-        → the metrics that reward functions logged. Raises NotFiniteError."""
+        """Append a scored group of every problem, in order, to `work.groups`; `position` is the first one's number
+        in the run. → the metrics that reward functions logged. Raises NotFiniteError."""
         most_tokens = len(problems) * config.group_size * config.max_completion_length
         with work.timer.phase("rollout"):
             groups = self.rollout.sample(
@@ -216,8 +219,8 @@ class RunContext(StepContext):
     def held_out(
         self, problems: list[Problem], count: int, step: int, config: Config, poll: Callable[[float], None]
     ) -> dict[str, float]:
-        """Held-out rewards after `step`, over the first `count` batches of `problems`, with the entropy and the KL of some of the
-        completions, which have a standard error."""
+        """Held-out rewards after `step`, over the first `count` batches of `problems`, with the entropy and the KL
+        of some of the completions, which have a standard error."""
         stage = self.scoring.stage(step)
         chosen = first_of(problems, config.prompts_per_evaluation_batch, count)
         groups = self.held_out_groups(chosen, step, config, poll)
@@ -255,8 +258,8 @@ class RunContext(StepContext):
         return sum(array.nbytes for group in arrays for array in group.values())
 
     def restore(self, saved: Checkpoint, note: Note) -> None:
-        """Bring everything to the state of a checkpoint. Raises DamagedCheckpoint for arrays that are not this model's; this
-        context cannot be used then."""
+        """Bring everything to the state of a checkpoint. Raises DamagedCheckpoint for arrays that are not this
+        model's; this context cannot be used then."""
         state = saved.state
         try:
             self.policy.assign(saved.weights())
@@ -315,8 +318,8 @@ def build_step_context(
     engine: Engine | None = None,
     make: Callable[..., C] = StepContext,
 ) -> C:
-    """The context around a loaded policy, for a run of `steps` steps (with stages, as many as they have) and prompts of these lengths
-    in tokens. `most`, `stages`, `engine`, `make` and `note` as in `load_context`. Raises UserError."""
+    """The context around a loaded policy, for a run of `steps` steps (with stages, as many as they have) and prompts
+    of these lengths in tokens. `most`, `stages`, `engine`, `make` and `note` as in `load_context`. Raises UserError."""
     scoring = ScoringStages(config, scorer, steps)
     plan = plan_memory(config, policy, longest_prompts, note, stages)
     limits = StepLimits(learner_limits(plan, most), rollout_limits(plan, most))
@@ -333,7 +336,8 @@ def build_step_context(
 
 @dataclass(slots=True)
 class SharedResources:
-    """What the runs of a sweep share: the base model, which full fine-tuning cannot share, and prompts of the same rows."""
+    """What the runs of a sweep share: the base model, which full fine-tuning cannot share, and prompts of the same
+    rows."""
 
     base: Base | None
     prompts: list[TokenizedPrompts] = field(default_factory=list)
@@ -359,9 +363,9 @@ def load_context(
 ) -> RunContext:
     """Build what a run computes with. Raises UserError for settings or files that cannot be used.
 
-    `inputs`: the result of `preflight`, else they are read now. `most`: the step size that GPU errors have left. `shared`: what other
-    runs of the process share with this one. `stages`: the settings of each stage. `engine`: loads the model and computes with it.
-    `make`: the class of the result, which takes the fields of `RunContext`.
+    `inputs`: the result of `preflight`, else they are read now. `most`: the step size that GPU errors have left.
+    `shared`: what other runs of the process share with this one. `stages`: the settings of each stage. `engine`:
+    loads the model and computes with it. `make`: the class of the result, which takes the fields of `RunContext`.
     """
     inputs = inputs or read_inputs(config)
     engine = engine or Engine()

@@ -1,7 +1,7 @@
 """What a run reads before its model: the rows of its dataset, its reward functions, and the prompts made of the rows.
 
-Read once a process: `preflight` checks them and hands them to `load_context`. A reward file is a user's program; running it a second
-time would repeat its side effects.
+Read once a process: `preflight` checks them and hands them to `load_context`. A reward file is a user's program;
+running it a second time would repeat its side effects.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from backend.utils.errors import UserError
 
 @dataclass(frozen=True, slots=True)
 class StageRows:
-    """Training rows, and the file or split that they came from. Stages with the same rows have the same list of them."""
+    """Training rows, and the file or split that they came from. Stages with the same rows have the same list of
+    them."""
 
     rows: Rows
     source: str
@@ -41,8 +42,8 @@ class RunInputs:
 
 
 def read_inputs(config: Config, processes: SharedProcesses | None = None) -> RunInputs:
-    """Read the dataset while the reward functions' process starts, and load them. `processes` are shared with other runs.
-    Raises UserError for either."""
+    """Read the dataset while the reward functions' process starts, and load them. `processes` are shared with other
+    runs. Raises UserError for either."""
     scorer = begin_scorer(config, processes)
     try:
         splits = read_rows(config, scorer)
@@ -55,7 +56,8 @@ def read_inputs(config: Config, processes: SharedProcesses | None = None) -> Run
 
 
 def read_rows(config: Config, scorer: Scorer) -> Splits:
-    """The rows of a run, or of a stage with its own dataset; the reward functions' process calls their map function. Raises UserError."""
+    """The rows of a run, or of a stage with its own dataset; the reward functions' process calls their map function.
+    Raises UserError."""
     return read_splits(config, scorer.map_rows)
 
 
@@ -92,8 +94,9 @@ Poll = Callable[[float], None]
 class EvaluationSets:
     """What a run is evaluated on while it trains: its valid split, and the datasets of `eval_data` by name.
 
-    One evaluation is one `eval` event. The metrics of the valid split have their plain names, those of a named set its name before
-    them (`gsm8k/reward`). Without a valid split the first named set has the plain names too, which early stopping reads.
+    One evaluation is one `eval` event. The metrics of the valid split have their plain names, those of a named set
+    its name before them (`gsm8k/reward`). Without a valid split the first named set has the plain names too, which
+    early stopping reads.
     """
 
     valid: list[Problem]
@@ -150,7 +153,8 @@ class RunPrompts:
     def tokenize(
         cls, config: Config, stages: Sequence[Config], inputs: RunInputs, tokenizer: Any, make: MakePrompts
     ) -> RunPrompts:
-        """Tokenise the first rows of every set. `stages`: the settings of each stage. Raises UserError for rows that cannot be used."""
+        """Tokenise the first rows of every set. `stages`: the settings of each stage. Raises UserError for rows that
+        cannot be used."""
         splits, settings = inputs.splits, held_out_settings(config, stages)
 
         def prompts_of(
@@ -225,7 +229,8 @@ class RunPrompts:
 def held_out_settings(config: Config, stages: Sequence[Config]) -> Config:
     """The settings by which held-out rows are checked and their prompts chosen. `stages`: the settings of each stage.
 
-    The rows are the same in every stage: the longest completions decide which prompts fit, and the functions of all stages score them.
+    The rows are the same in every stage: the longest completions decide which prompts fit, and the functions of all
+    stages score them.
     """
     if not config.stages:
         return config
@@ -242,7 +247,8 @@ def check_held_out(splits: Splits, config: Config) -> None:
 
 
 def check_evaluation_sets(splits: Splits, config: Config, tokenizer: Any) -> None:
-    """Raises UserError for a set of `eval_data` without its columns or, with a tokenizer, without a prompt that fits."""
+    """Raises UserError for a set of `eval_data` without its columns or, with a tokenizer, without a prompt that
+    fits."""
     for name, each in splits.evals.items() if config.steps_per_eval else ():
         own = config.model_copy(update=each.settings)
         _check_set(name, each.rows, own, each.source)

@@ -1,8 +1,9 @@
 """One process of a run, from taking its lock to the event log's last line.
 
-A run is a folder and its event log. A run that ends early is saved at its last finished step; a UserError ends the event log with a
-sentence, a bug with a traceback too. After a GPU error the run does not end: this process saves it, leaves the event log without a last
-line and the lock held, and its caller execs a program that trains on with smaller micro-batches.
+A run is a folder and its event log. A run that ends early is saved at its last finished step; a UserError ends the
+event log with a sentence, a bug with a traceback too. After a GPU error the run does not end: this process saves it,
+leaves the event log without a last line and the lock held, and its caller execs a program that trains on with
+smaller micro-batches.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ OF_THE_STEP = ("eval", "health", "note", "phase")
 
 
 def cut_back(run: RunFolder, state: TrainingState) -> str:
-    """Cut event log and completions back to a checkpoint, by the lengths that it recorded, or by their content where those no longer
-    fit; → a sentence in that case, else ""."""
+    """Cut event log and completions back to a checkpoint, by the lengths that it recorded, or by their content where
+    those no longer fit; → a sentence in that case, else ""."""
     fits = _fits(run.events, state.events_bytes, state.step) and _fits(run.completions, state.completions_bytes, None)
     if fits or not state.step:
         truncate_file(run.events, state.events_bytes)
@@ -127,17 +128,19 @@ def train(
 ) -> Ending:
     """Train `config` in `run`, from its newest checkpoint if it has one.
 
-    `inputs`: what `preflight` read. `changes`: raw settings to change from the step after that checkpoint on. `warnings`: sentences for
-    the event log. `look` is called wherever the run may stop, and may raise Stopped or UserError. `load` builds what the run computes
-    with; where other ranks share the work, `goes_on` says that losing one ends this process and not the run. `lock`: the handle of the
-    run's lock, where the caller has it already; it is closed here.
+    `inputs`: what `preflight` read. `changes`: raw settings to change from the step after that checkpoint on.
+    `warnings`: sentences for the event log. `look` is called wherever the run may stop, and may raise Stopped or
+    UserError. `load` builds what the run computes with; where other ranks share the work, `goes_on` says that losing
+    one ends this process and not the run. `lock`: the handle of the run's lock, where the caller has it already; it is
+    closed here.
 
-    Errors of the run are written to the event log and returned in the Ending, never raised. Raises UserError when another process holds
-    the run, its log of GPU errors or its changes are damaged, or `changes` are invalid. With `may_restart` the Ending may be a RESTART:
-    the run stays locked, the stop signals stay blocked, and the caller has to exec a program that calls this again.
+    Errors of the run are written to the event log and returned in the Ending, never raised. Raises UserError when
+    another process holds the run, its log of GPU errors or its changes are damaged, or `changes` are invalid. With
+    `may_restart` the Ending may be a RESTART: the run stays locked, the stop signals stay blocked, and the caller
+    has to exec a program that calls this again.
     """
-    # An flock, which the kernel releases however this process ends. It is held before the checkpoint is read and the files
-    # are truncated, so that two processes never append to one event log.
+    # An flock, which the kernel releases however this process ends. It is held before the checkpoint is read and the
+    # files are truncated, so that two processes never append to one event log.
     inherited = inherited_lock(run)
     keep_words = inherited is not None or lock is not None  # commands that came since the run was locked
     if lock is None:
@@ -189,7 +192,8 @@ def record_changes(config: Config, run: RunFolder, changes: Mapping[str, Any]) -
 def _trained(
     trainer: Trainer, saved: Checkpoint | None, command: str, inputs: RunInputs | None
 ) -> tuple[Ending, Damaged | None]:
-    """How training ended; and the checkpoint it was to begin from, if its arrays turn out not to be those of the model."""
+    """How training ended; and the checkpoint it was to begin from, if its arrays turn out not to be those of the
+    model."""
     damaged: list[Damaged] = []
 
     def work() -> Ending:
@@ -206,8 +210,8 @@ def _trained(
 
 @contextlib.contextmanager
 def stops_as_exceptions(trainer: Trainer, obey_signal: Callable[[], None]) -> Iterator[None]:
-    """Turn what a stop has interrupted into Stopped: a wait for reward functions, or mlx's compiler, which Ctrl-C in a terminal ends
-    too. `obey_signal` raises Stopped where a stop signal has come."""
+    """Turn what a stop has interrupted into Stopped: a wait for reward functions, or mlx's compiler, which Ctrl-C in
+    a terminal ends too. `obey_signal` raises Stopped where a stop signal has come."""
     try:
         yield
     except StopPending:
@@ -231,10 +235,12 @@ def open_run(
     shared: SharedResources | None = None,
     notes: Sequence[str] = (),
 ) -> tuple[Trainer, Checkpoint | None]:
-    """A trainer for a run whose lock this process holds, and the newest whole checkpoint, to which the run's files are cut back.
+    """A trainer for a run whose lock this process holds, and the newest whole checkpoint, to which the run's files are
+    cut back.
 
-    Damaged checkpoints are set aside, which the event log says after the warnings `notes`. `keep_words` as in `Control`, `changes` as in
-    `train`; raises UserError as it does, for a run of a newer version, and where no checkpoint is whole.
+    Damaged checkpoints are set aside, which the event log says after the warnings `notes`. `keep_words` as in
+    `Control`, `changes` as in `train`; raises UserError as it does, for a run of a newer version, and where no
+    checkpoint is whole.
     """
     check_format(run)
     saved, damaged = newest_whole(run)
@@ -263,7 +269,8 @@ def open_run(
 def end_run(trainer: Trainer, ending: Ending, gpu_retries: int = 0, *, goes_on: bool = False) -> Ending:
     """Save what is not saved yet, write the event log's last line unless the run goes on, and close the files.
 
-    → the ending as it became. `gpu_retries`: how often a GPU error may become a RESTART; `goes_on`: the loss of a rank becomes one.
+    → the ending as it became. `gpu_retries`: how often a GPU error may become a RESTART; `goes_on`: the loss of a
+    rank becomes one.
     """
     place = trainer.held.place()
     if place.state in ("deleted", "out of reach", "taken"):
@@ -345,8 +352,8 @@ def take_back_updates(trainer: Trainer) -> None:
 
 
 def _after_gpu_error(trainer: Trainer, ending: Ending, error: GpuError, retries: int) -> Ending:
-    """Log a GPU error and save the last finished step. → a RESTART if the error is to be retried, a stop if one was requested
-    meanwhile, else the failure."""
+    """Log a GPU error and save the last finished step. → a RESTART if the error is to be retried, a stop if one was
+    requested meanwhile, else the failure."""
     log, step = trainer.gpu_errors, trainer.state.step
     try:
         logged = log.add(error, ending.gpu_text, step=step, in_use=trainer.step_size, retries=retries)
@@ -370,7 +377,8 @@ def _after_gpu_error(trainer: Trainer, ending: Ending, error: GpuError, retries:
 
 
 def save_without_gpu(trainer: Trainer) -> None:
-    """Save the last finished step if it is still in memory. What cannot be saved is trained again, from the newest checkpoint."""
+    """Save the last finished step if it is still in memory. What cannot be saved is trained again, from the newest
+    checkpoint."""
     try:
         with contextlib.suppress(UserError):
             trainer.saver.wait()

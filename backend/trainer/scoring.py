@@ -39,7 +39,8 @@ class ScoringStage:
 
 
 class ScoringStages:
-    """Scores groups by the stage of their step. `steps` is the length of the run: the sum over its stages if it has any."""
+    """Scores groups by the stage of their step. `steps` is the length of the run: the sum over its stages if it has
+    any."""
 
     def __init__(self, config: Config, scorer: Scorer, steps: int) -> None:
         self.config = config
@@ -63,8 +64,8 @@ class ScoringStages:
         return next((stage for stage in self.stages if step <= stage.last), self.stages[-1])
 
     def score(self, groups: list[Group], step: int, epoch: float = 0.0, poll: Poll = wait_on) -> dict[str, float]:
-        """Fill in every completion's scores, reward and logged columns. Returns the metrics that functions logged. `poll`: as the attribute,
-        for this call."""
+        """Fill in every completion's scores, reward and logged columns. Returns the metrics that functions logged.
+        `poll`: as the attribute, for this call."""
 
         def polled() -> None:
             self.poll()
@@ -114,7 +115,8 @@ class ScoringStages:
         return metrics
 
     def notes(self) -> list[str]:
-        """Sentences about the functions: one replaces a shipped function, or is registered twice; from what they are not kept."""
+        """Sentences about the functions: one replaces a shipped function, or is registered twice; from what they are
+        not kept."""
         functions = [function for stage in self.stages for function in stage.functions]
         return list(dict.fromkeys([*(function.note for function in functions if function.note), *self._scorer.notes()]))
 
@@ -127,7 +129,8 @@ class ScoringStages:
         return [stage.weights.state() if stage.weights.kind == "adaptive" else {} for stage in self.stages]
 
     def restore(self, saved: Sequence[Mapping[str, Any]]) -> None:
-        """Restore what `state` returned. Raises UserError when the adaptive weights belong to other reward functions."""
+        """Restore what `state` returned. Raises UserError when the adaptive weights belong to other reward
+        functions."""
         for stage, state in zip(self.stages, saved, strict=False):
             if stage.weights.kind != "adaptive" or not state:
                 continue
@@ -177,8 +180,8 @@ def _schedule(config: Config, weights: list[float], functions: list[FunctionDesc
 
 
 def imports_mlx(stages: Sequence[ScoringStage]) -> bool:
-    """Whether a reward file imports mlx itself. Such functions are never called beside sampling: the two would share the
-    device and its memory."""
+    """Whether a reward file imports mlx itself. Such functions are never called beside sampling: the two would share
+    the device and its memory."""
     files = {function.file for stage in stages for function in stage.functions if function.file}
     return any(MLX.search(file.read_text(encoding="utf-8", errors="replace")) for file in files)
 
@@ -193,7 +196,8 @@ def fingerprints(config: Config) -> dict[str, str]:
 
 
 def changed_files(before: Mapping[str, str], now: Mapping[str, str], step: int) -> str:
-    """A warning where reward files differ from those that scored the steps up to `step`; "" otherwise. Both are `fingerprints`."""
+    """A warning where reward files differ from those that scored the steps up to `step`; "" otherwise. Both are
+    `fingerprints`."""
     changed = [name for name, fingerprint in now.items() if before.get(name, fingerprint) != fingerprint]
     if not changed or not step:
         return ""

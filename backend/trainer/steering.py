@@ -1,6 +1,7 @@
 """How a run changes and ends on its way: changed settings, stop conditions, early stopping.
 
-A change is on disk before any step uses it. Otherwise a run killed just after would be resumed with other settings than it had.
+A change is on disk before any step uses it. Otherwise a run killed just after would be resumed with other settings
+than it had.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ from backend.utils.errors import UserError
 
 
 class Steering:
-    """The changes of settings of one run. `config`: the settings of config.yaml. Raises UserError for a damaged changes.json."""
+    """The changes of settings of one run. `config`: the settings of config.yaml. Raises UserError for a damaged
+    changes.json."""
 
     def __init__(self, run: RunFolder, config: Config) -> None:
         self._run, self._config = run, config
@@ -40,8 +42,8 @@ class Steering:
         """The changes that the event log holds after its last step."""
 
     def note_past(self, event: Mapping[str, Any]) -> None:
-        """Take an event that the event log holds already. A checkpoint of the step before may have been saved after a change was
-        logged, and a resume from it applies the change once more."""
+        """Take an event that the event log holds already. A checkpoint of the step before may have been saved after
+        a change was logged, and a resume from it applies the change once more."""
         if event.get("kind") == "step":
             self._in_event_log.clear()
         elif event.get("kind") == "change":
@@ -57,18 +59,19 @@ class Steering:
         return config_at(self._config, self.changes, step)
 
     def beginning_at(self, step: int) -> list[Change]:
-        """The changes that hold from this very step on: of the stage that begins there, then the requested ones, in their order."""
+        """The changes that hold from this very step on: of the stage that begins there, then the requested ones, in
+        their order."""
         of_stage = stage_change(self._config, self.changes, step)
         return ([of_stage] if of_stage else []) + [change for change in self.changes if change.step == step]
 
     def stage_configs(self) -> list[Config]:
-        """The settings of each stage, its training rows included; of a run without stages its own. Requested changes, which concern
-        neither rows nor memory, are left out."""
+        """The settings of each stage, its training rows included; of a run without stages its own. Requested
+        changes, which concern neither rows nor memory, are left out."""
         return stage_configs(self._config)
 
     def take(self, begun: int) -> tuple[str, str]:
-        """Record the change that the window has requested, if it is valid; `begun` is the last step that has begun. → level and
-        sentence of the answer."""
+        """Record the change that the window has requested, if it is valid; `begun` is the last step that has begun.
+        → level and sentence of the answer."""
         try:
             change = self.record(take_request(self._run), begun)
         except UserError as error:
@@ -76,11 +79,12 @@ class Steering:
         return "info", change.sentence if change else "Nothing was changed: the settings have these values already."
 
     def record(self, asked: Mapping[str, Any], begun: int, *, at_resume: bool = False) -> Change | None:
-        """Record a change that holds from the step after `begun` on; None where every setting has this value already. `at_resume` as in
-        `backend.runs.steering.changed`.
+        """Record a change that holds from the step after `begun` on; None where every setting has this value already.
+        `at_resume` as in `backend.runs.steering.changed`.
 
-        After a resume from an older checkpoint there may be changes of later steps: a new one then holds with the last of them, so that
-        they stay in the order in which they were made. Raises UserError for invalid settings, and where the file cannot be written.
+        After a resume from an older checkpoint there may be changes of later steps: a new one then holds with the
+        last of them, so that they stay in the order in which they were made. Raises UserError for invalid settings,
+        and where the file cannot be written.
         """
         step = max([begun + 1, *(change.step for change in self.changes)])
         pairs = changed(self.config_at(step), asked, done=step - 1, at_resume=at_resume)
@@ -122,8 +126,8 @@ class MetricWatch:
             self._evaluation = metrics
 
     def value(self, metric: str) -> float:
-        """The mean of the last `WINDOW` steps, NaN until there are as many or where one has no such number; of a metric of held-out
-        prompts the newest."""
+        """The mean of the last `WINDOW` steps, NaN until there are as many or where one has no such number; of a
+        metric of held-out prompts the newest."""
         if metric.startswith(EVALUATION):
             return _number(self._evaluation.get(metric.removeprefix(EVALUATION)))
         values = [_number(metrics.get(metric)) for metrics in self._steps]
@@ -140,7 +144,8 @@ class MetricWatch:
         return None
 
     def new_warnings(self, conditions: Sequence[str]) -> list[str]:
-        """A sentence for each metric that no step has had, once, when there are enough steps; held-out ones may still come."""
+        """A sentence for each metric that no step has had, once, when there are enough steps; held-out ones may
+        still come."""
         if len(self._steps) < WINDOW:
             return []
         metrics = [condition.metric for condition in map(parse_condition, conditions)]

@@ -1,4 +1,5 @@
-"""What a run records beside its metrics: completions and their tokens, the phase of a step, time, memory and machine use, versions."""
+"""What a run records beside its metrics: completions and their tokens, the phase of a step, time, memory and machine
+use, versions."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ PHASE_EVERY_S = 0.5
 
 GB = 1e9
 CHILDREN_EVERY_S = 30.0
-"""Least seconds between two searches for child processes: it reads every process of the machine, which takes milliseconds."""
+"""Least seconds between two searches for child processes: it reads every process of the machine, which takes
+milliseconds."""
 GPU_EVERY_S = 2.0
 """Seconds between two readings of the GPU, each of a command that takes some 10 ms."""
 GPU_STATISTICS = ("/usr/sbin/ioreg", "-r", "-d", "1", "-w", "0", "-c", "IOAccelerator")
@@ -71,8 +73,9 @@ def completion_row(completion: Completion) -> CompletionRow:
 def token_data_of(
     groups: Sequence[Group], records: Mapping[int, TokenRecord], tokenizer: Any, *, mask_truncated: bool
 ) -> list[list[TokenData]]:
-    """The token data of every completion, group by group. `records` are by row: the completions of all groups counted through,
-    as `backend.training.batch.pack` orders them. `mask_truncated`: the setting `mask_truncated_completions`."""
+    """The token data of every completion, group by group. `records` are by row: the completions of all groups
+    counted through, as `backend.training.batch.pack` orders them. `mask_truncated`: the setting
+    `mask_truncated_completions`."""
     rows = iter(range(sum(len(group.completions) for group in groups)))
     return [
         [
@@ -99,7 +102,8 @@ def _token_data(completion: Completion, record: TokenRecord | None, tokenizer: A
 
 
 def token_texts(tokens: Sequence[int], tokenizer: Any) -> list[str]:
-    """The text that each token adds. Of a character spread over several tokens, the last one has it and the others nothing."""
+    """The text that each token adds. Of a character spread over several tokens, the last one has it and the others
+    nothing."""
     stream = TextStream(lambda ids: tokenizer.decode(list(ids), skip_special_tokens=False))
     texts = [stream.push(token) for token in tokens]
     return [*texts[:-1], texts[-1] + stream.rest()] if texts else []
@@ -170,8 +174,8 @@ class ResourceUse:
         """The metrics of the step that began `elapsed_s` ago; what the system does not tell is left out.
 
         `process/memory_gb`: resident memory of the run's processes now, in 10⁹ bytes, shared pages counted for each.
-        `process/cpu_cores`: cores that they kept busy. `process/gpu_use`: share of the time, 0 to 1, that the Mac's GPU was busy with
-        any program. `machine/swap_gb`: memory of the whole machine that is swapped out.
+        `process/cpu_cores`: cores that they kept busy. `process/gpu_use`: share of the time, 0 to 1, that the Mac's
+        GPU was busy with any program. `machine/swap_gb`: memory of the whole machine that is swapped out.
         """
         cpu_s = self._cpu_times()
         # A process that is new since `begin` has spent all of its time in this step.
@@ -257,7 +261,8 @@ class GpuUse:
 
 
 def gpu_share(printed: str) -> float | None:
-    """The share of time, 0 to 1, that the busiest GPU was busy, from the output of GPU_STATISTICS; None if it does not say."""
+    """The share of time, 0 to 1, that the busiest GPU was busy, from the output of GPU_STATISTICS; None if it does
+    not say."""
     percent = [int(number) for number in re.findall(r'"Device Utilization %"\s*=\s*(\d+)', printed)]
     return min(max(percent), 100) / 100 if percent else None
 
@@ -299,8 +304,8 @@ class StepTimer:
         self.seconds["rollout"] -= seconds
 
     def _record_peak(self, name: str) -> None:
-        """Count the peak since the last call to this phase. MLX has one counter of the peak, so each change of phase reads
-        and resets it."""
+        """Count the peak since the last call to this phase. MLX has one counter of the peak, so each change of phase
+        reads and resets it."""
         self._peaks[name] = max(self._peaks.get(name, 0), mx.get_peak_memory())
         mx.reset_peak_memory()
 
@@ -313,8 +318,8 @@ class StepTimer:
         return count / max(self.seconds[name], 1e-9)
 
     def metrics(self) -> dict[str, float]:
-        """The metrics of `ResourceUse`; `time/<phase>` in seconds (the phases and `time/other` add up to `time/step`), and
-        `peak_memory_gb` of the step, of its rollout and of its training."""
+        """The metrics of `ResourceUse`; `time/<phase>` in seconds (the phases and `time/other` add up to
+        `time/step`), and `peak_memory_gb` of the step, of its rollout and of its training."""
         self._record_peak("other")
         elapsed = self.elapsed()
         times = {f"time/{name}": seconds for name, seconds in self.seconds.items()}

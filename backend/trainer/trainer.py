@@ -89,7 +89,8 @@ class Trainer:
         """The step of the checkpoint that the run leaves at its end, where that is not the last."""
 
     def _history(self) -> Iterator[Event]:
-        """The events of a resumed run so far; whoever needs them takes them on the way, so that the log is read once."""
+        """The events of a resumed run so far; whoever needs them takes them on the way, so that the log is read
+        once."""
         for event in read_events(self.folder.events):
             self.steering.note_past(event)
             self.metrics.take(event)
@@ -163,7 +164,8 @@ class Trainer:
         self.control.obey()
 
     def complete(self) -> Ending:
-        """After the last step: what is not evaluated or saved yet, the test split, the model, the exports, and the sentence for it."""
+        """After the last step: what is not evaluated or saved yet, the test split, the model, the exports, and the
+        sentence for it."""
         self.evaluate_if_due()  # of a run that was shortened to the steps that it has done
         self.saver.wait()
         if self.saver.saved_step != self.state.step:
@@ -189,8 +191,8 @@ class Trainer:
         return Ending("finished", step, sentence, 0, reason=early.reason if early else "", ends_with=self.ends_with)
 
     def load_best(self) -> None:
-        """Give the policy, and `adapters/`, the weights of the best checkpoint, if that is not the last. Raises DiskError, and
-        UserError for a damaged checkpoint."""
+        """Give the policy, and `adapters/`, the weights of the best checkpoint, if that is not the last. Raises
+        DiskError, and UserError for a damaged checkpoint."""
         best = best_of(saved_weights(self.folder))
         saved = read_checkpoint(best.path) if best is not None else None
         if best is None or saved is None:
@@ -226,7 +228,8 @@ class Trainer:
 
     def poll_learning(self) -> None:
         self.phases.report("learning")
-        # Between two updates of one rollout a pause does no harm, but a stop would leave weights that belong to no step.
+        # Between two updates of one rollout a pause does no harm, but a stop would leave weights that belong to no
+        # step.
         self.control.obey(may_stop=False)
 
     def write_step(self, step: int, groups: list[Group], metrics: dict[str, float]) -> None:
@@ -349,12 +352,13 @@ class Trainer:
         self.save()
 
     def save(self) -> None:
-        """Begin a checkpoint of the last finished step. It is written while the next step samples; `saver.wait` writes its event."""
+        """Begin a checkpoint of the last finished step. It is written while the next step samples; `saver.wait`
+        writes its event."""
         self.saver.begin(self._snapshot)
 
     def save_without_gpu(self) -> None:
-        """Save the last finished step, in this thread and on the CPU: after an error the GPU may refuse all further work. The arrays are
-        evaluated, and on a Mac the CPU reads them where they are."""
+        """Save the last finished step, in this thread and on the CPU: after an error the GPU may refuse all further
+        work. The arrays are evaluated, and on a Mac the CPU reads them where they are."""
         with mx.stream(mx.cpu):
             self.saver.write_here(self._snapshot())
 
@@ -368,7 +372,8 @@ class Trainer:
         return snapshot(self.state, self.parts.policy, self.parts.learner, self.config)
 
     def rest(self) -> None:
-        """Before a pause: finish the checkpoint being written, give MLX's cached buffers back to the system, and let it sleep."""
+        """Before a pause: finish the checkpoint being written, give MLX's cached buffers back to the system, and let
+        it sleep."""
         self.saver.wait()
         self.parts.rest()
         self.keep_awake.stop()
@@ -385,7 +390,8 @@ class Trainer:
 
     @property
     def has_whole_step(self) -> bool:
-        """True if the weights are those of the last finished step: loaded, and neither in nor between the next step's updates."""
+        """True if the weights are those of the last finished step: loaded, and neither in nor between the next
+        step's updates."""
         return self.has_parts and self.parts.learner.is_whole and self.parts.learner.updates == self.state.updates
 
     def move_to(self, folder: RunFolder) -> None:

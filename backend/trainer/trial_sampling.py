@@ -111,7 +111,8 @@ class TrialSampler:
 
 
 def _model_of_a_beginning_run(config: Config) -> Policy:
-    """What the run's first step samples from: the base, or the base with the adapter that the run starts from. Raises UserError."""
+    """What the run's first step samples from: the base, or the base with the adapter that the run starts from.
+    Raises UserError."""
     if not config.adapter:
         return load_policy(config.model_copy(update=SMALLEST_MODEL))
     policy = load_policy(config.model_copy(update=WITHOUT_REFERENCE))

@@ -1,5 +1,5 @@
-"""Group-relative advantages: how much better each completion scored than the others of its group. Plain Python, no mlx at import,
-so that scoring on the command line loads no engine.
+"""Group-relative advantages: how much better each completion scored than the others of its group. Plain Python, no
+mlx at import, so that scoring on the command line loads no engine.
 """
 
 from __future__ import annotations
@@ -30,16 +30,15 @@ def advantages(
 
     `rewards` [B, K] (lists or an array) holds NaN or None where a function had no opinion; rows i·G … i·G + G − 1 share
     a prompt. `weights`: one a function, 1 each when left out. `scale_rewards` divides by the standard deviation (n − 1)
-    of the `group`, of the `batch`, or by nothing (`none`: Dr. GRPO, arXiv:2503.20783).
-    `baseline="leave_one_out"` compares with the mean of the *other* completions of the group (RLOO, arXiv:2402.14740),
-    which is the difference from the group's mean times n/(n − 1).
-    `multi_objective_aggregation="normalize_then_sum"` normalises each function in its group first, then the sum over
-    the batch (GDPO, arXiv:2601.05242), and leaves `scale_rewards` out.
+    of the `group`, of the `batch`, or by nothing (`none`: Dr. GRPO, arXiv:2503.20783). `baseline="leave_one_out"`
+    compares with the mean of the *other* completions of the group (RLOO, arXiv:2402.14740), which is the difference
+    from the group's mean times n/(n − 1). `multi_objective_aggregation="normalize_then_sum"` normalises each function
+    in its group first, then the sum over the batch (GDPO, arXiv:2601.05242), and leaves `scale_rewards` out.
 
-    A completion that no function scored is left out of every mean and gets advantage 0. Metrics: `reward`, `reward_std` over all
-    completions, `reward_std_within_groups` (the mean of the groups' own, n − 1; not for groups of one), `frac_reward_zero_std`, and
-    `rewards/<name>/mean|std` for each of `names`. Computed in double precision. Raises ValueError for shapes that do not fit and unknown
-    option names.
+    A completion that no function scored is left out of every mean and gets advantage 0. Metrics: `reward`,
+    `reward_std` over all completions, `reward_std_within_groups` (the mean of the groups' own, n − 1; not for groups
+    of one), `frac_reward_zero_std`, and `rewards/<name>/mean|std` for each of `names`. Computed in double precision.
+    Raises ValueError for shapes that do not fit and unknown option names.
     """
     import mlx.core as mx
 
@@ -91,7 +90,8 @@ def advantage_values(
     metrics = {
         "reward": _mean(totals),
         "reward_std": _std(totals),
-        # TRL's metric: the share of rows whose scale is 0. With "batch" and normalize_then_sum that is the batch's scale.
+        # TRL's metric: the share of rows whose scale is 0. With "batch" and normalize_then_sum that is the batch's
+        # scale.
         "frac_reward_zero_std": sum(std <= 1e-8 for std in stds) / len(stds),
         # The share of groups whose completions all got the same reward. The NaN of an unscored group does not count.
         "frac_groups_without_signal": sum(_group_std(group) <= 1e-8 for group in groups) / len(groups),
@@ -119,8 +119,8 @@ def _sum_then_normalize(totals: list[float], group_size: int, scale: str) -> tup
 
 
 def _leave_one_out(values: list[float], totals: list[float], group_size: int) -> list[float]:
-    """RLOO (arXiv:2402.14740): R_i − mean of the others = (R_i − mean of the group) · n/(n − 1), n the scored completions of
-    the group; 0 where n is 1."""
+    """RLOO (arXiv:2402.14740): R_i − mean of the others = (R_i − mean of the group) · n/(n − 1), n the scored
+    completions of the group; 0 where n is 1."""
     counts = [sum(not math.isnan(x) for x in group) for group in _in_groups(totals, group_size) for _ in group]
     # One scored completion alone is its group's mean, so its x is 0 already; an unscored one stays NaN.
     return [x * n / (n - 1) if n > 1 else x for x, n in zip(values, counts, strict=True)]
@@ -130,8 +130,9 @@ def _normalize_then_sum(
     rows: list[list[float]], group_size: int, weights: list[float]
 ) -> tuple[list[float], list[float]]:
     """GDPO: each function's z-score in its group, summed with the weights, normalised once more over the batch."""
-    # Normalised before the sum, functions of different scale count by their weights alone; equal sums of different scores
-    # keep different advantages. The second pass over the batch keeps the size independent of how many functions there are.
+    # Normalised before the sum, functions of different scale count by their weights alone; equal sums of different
+    # scores keep different advantages. The second pass over the batch keeps the size independent of how many functions
+    # there are.
     columns = [
         chain.from_iterable(map(_z_scores, _in_groups(column, group_size))) for column in zip(*rows, strict=True)
     ]
@@ -158,7 +159,8 @@ def _in_groups(values: Sequence[float], size: int) -> list[Sequence[float]]:
 
 
 def _mean(values: Sequence[float]) -> float:
-    """The mean of the values that are not NaN. Equal values have exactly their value as mean, so their advantage is exactly 0."""
+    """The mean of the values that are not NaN. Equal values have exactly their value as mean, so their advantage is
+    exactly 0."""
     present = [x for x in values if not math.isnan(x)]
     if not present:
         return math.nan
@@ -167,7 +169,8 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _std(values: Sequence[float], if_single: float = math.nan) -> float:
-    """The standard deviation (n − 1) of the values that are not NaN: NaN below two values, but `if_single` for a list of one."""
+    """The standard deviation (n − 1) of the values that are not NaN: NaN below two values, but `if_single` for a
+    list of one."""
     if len(values) == 1:
         return if_single
     mean = _mean(values)

@@ -1,9 +1,9 @@
 """A step's completions as padded arrays, with masks, and their split into micro-batches; length metrics beside it.
 
 How a batch is split changes no number: each token's weight is fixed for the whole optimizer batch before any split
-(`losses.token_weights`), micro-batches only drop padding, and every row remembers its index. Nothing in this module runs a
-model or knows a reward function. Arrays end in their axes: B rows (completions), T completion tokens, L prompt and
-completion tokens; sequences are padded on the right.
+(`losses.token_weights`), micro-batches only drop padding, and every row remembers its index. Nothing in this module
+runs a model or knows a reward function. Arrays end in their axes: B rows (completions), T completion tokens, L
+prompt and completion tokens; sequences are padded on the right.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from backend.types import Completion, Group
 class Batch:
     """The completions of a step, or some of them, as arrays. The last letters of a name are its axes.
 
-    Token t of a completion is predicted from position prompt_length + t − 1 of `tokens_BL`. `row_B` is each row's index in
-    the batch that `pack` made, `group_B` the index of its group there. The last four arrays are None until an algorithm
-    computes them.
+    Token t of a completion is predicted from position prompt_length + t − 1 of `tokens_BL`. `row_B` is each row's
+    index in the batch that `pack` made, `group_B` the index of its group there. The last four arrays are None until
+    an algorithm computes them.
     """
 
     pad_id: int
@@ -50,7 +50,8 @@ class Batch:
     """log π of the policy before the first update of this rollout: the denominator of the importance ratio."""
     ref_logp_BT: mx.array | None = None
     importance_weight_BT: mx.array | None = None
-    """Importance correction: [B, T], or [B, 1] where a completion has one ratio as a whole. Set on micro-batches only."""
+    """Importance correction: [B, T], or [B, 1] where a completion has one ratio as a whole. Set on micro-batches
+    only."""
 
     def __len__(self) -> int:
         return self.mask_BT.shape[0]
@@ -80,15 +81,16 @@ class Batch:
 
     def row_lengths(self) -> list[RowLengths]:
         """The lengths of every row, by which rows are split."""
-        # Planned on the host with Python integers: three small reads, and no array is allocated before the plan is known.
+        # Planned on the host with Python integers: three small reads, and no array is allocated before the plan is
+        # known.
         lengths = zip(*map(_ints, (self.group_B, self.prompt_length_B, self.length_B)), strict=True)
         return [RowLengths(index, *row) for index, row in enumerate(lengths)]
 
     def with_signal(self) -> Batch:
         """Without the rows whose policy gradient is zero: advantage 0, or no token trained on.
 
-        Valid only when `beta` and `entropy_coef` are 0, because those terms need no advantage. Weights stay those of the
-        whole optimizer batch; raises ValueError where `weight_BT` is not computed yet.
+        Valid only when `beta` and `entropy_coef` are 0, because those terms need no advantage. Weights stay those of
+        the whole optimizer batch; raises ValueError where `weight_BT` is not computed yet.
         """
         if self.weight_BT is None:
             raise ValueError("weight_BT is worked out over the whole step before rows are left out.")
@@ -105,8 +107,8 @@ def pack(groups: Sequence[Group], *, pad_id: int, mask_truncated_completions: bo
     """The completions of all groups as one Batch, in their order, padded to the longest.
 
     With `mask_truncated_completions` a completion that ran into the length limit is not trained on; its reward has
-    counted in its group all the same (DAPO's overlong filtering, arXiv:2503.14476). Raises ValueError where a completion's
-    log-probabilities or mask entries are not as many as its tokens.
+    counted in its group all the same (DAPO's overlong filtering, arXiv:2503.14476). Raises ValueError where a
+    completion's log-probabilities or mask entries are not as many as its tokens.
     """
     rows = [(i, group.problem, completion) for i, group in enumerate(groups) for completion in group.completions]
     for index, _, c in rows:
@@ -118,8 +120,8 @@ def pack(groups: Sequence[Group], *, pad_id: int, mask_truncated_completions: bo
     lengths = [len(c.tokens) for _, _, c in rows]
     masks = [token_mask(c, mask_truncated_completions) for _, _, c in rows]
     longest = _width(lengths)
-    # Whole rows as well, for models that cannot share a prompt. Padded on the right, where causal attention hides it, so a
-    # token's column is its position.
+    # Whole rows as well, for models that cannot share a prompt. Padded on the right, where causal attention hides it,
+    # so a token's column is its position.
     sequences = [problem.tokens + c.tokens for _, problem, c in rows]
     return Batch(
         pad_id=pad_id,

@@ -1,7 +1,9 @@
-"""What the ranks of a run tell one another while they learn. A rank is a process with its own copy of the model and a share of the rows.
+"""What the ranks of a run tell one another while they learn. A rank is a process with its own copy of the model and a
+share of the rows.
 
-Every rank makes the same calls in the same order; each call returns once all of them have made it. A run of one process has `ALONE`, which
-returns what it is given: nothing is copied, evaluated or waited for. How values travel is `backend.distributed.collectives`'s.
+Every rank makes the same calls in the same order; each call returns once all of them have made it. A run of one
+process has `ALONE`, which returns what it is given: nothing is copied, evaluated or waited for. How values travel is
+`backend.distributed.collectives`'s.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ class Collectives(Protocol):
     size: int
 
     def sum(self, arrays: Sequence[mx.array]) -> list[mx.array]:
-        """The sums over the ranks, in float32, of arrays that have the same shapes everywhere; the same bits on every rank."""
+        """The sums over the ranks, in float32, of arrays that have the same shapes everywhere; the same bits on
+        every rank."""
         ...
 
     def broadcast(self, arrays: Sequence[mx.array]) -> list[mx.array]:
@@ -91,7 +94,8 @@ def total(ranks: Collectives, x: mx.array) -> mx.array:
 
 
 def merged(ranks: Collectives, own: dict[int, Any]) -> dict[int, Any]:
-    """The entries of all ranks, of which each has other rows. JSON turns numbers that are keys into texts; here they stay numbers."""
+    """The entries of all ranks, of which each has other rows. JSON turns numbers that are keys into texts; here they
+    stay numbers."""
     if ranks.size == 1:
         return own
     return {row: value for pairs in ranks.gather([*own.items()]) for row, value in pairs}

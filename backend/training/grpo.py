@@ -1,8 +1,9 @@
 """GRPO and its family (arXiv:2402.03300): the updates of one step, and the clipped objective of the chosen loss.
 
-A step is `steps_per_generation` optimizer batches, each used for μ = `num_iterations` updates. Token weights and reference
-log-probabilities are fixed before the first update. The old policy's log-probabilities, and with them the importance correction,
-come from the first update's own forward pass wherever that is still the policy that sampled. The losses are the table in `losses.py`.
+A step is `steps_per_generation` optimizer batches, each used for μ = `num_iterations` updates. Token weights and
+reference log-probabilities are fixed before the first update. The old policy's log-probabilities, and with them the
+importance correction, come from the first update's own forward pass wherever that is still the policy that sampled.
+The losses are the table in `losses.py`.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ STANDARD_ERROR = "_stderr"
 
 @dataclass(slots=True)
 class EntropyBonus:
-    """The coefficient of the entropy bonus: constant, or adapted after each update so that the policy's entropy (nats) does not fall
-    below `target` (Skywork-OR1, arXiv:2505.22312)."""
+    """The coefficient of the entropy bonus: constant, or adapted after each update so that the policy's entropy
+    (nats) does not fall below `target` (Skywork-OR1, arXiv:2505.22312)."""
 
     value: float
     """The coefficient before the comparison with the target."""
@@ -64,7 +65,8 @@ class EntropyBonus:
         return 0.0 if self.adaptive and above else self.value
 
     def observe(self, entropy: float) -> None:
-        """Take an update's mean entropy; an adaptive coefficient grows by one step at or below the target, else shrinks."""
+        """Take an update's mean entropy; an adaptive coefficient grows by one step at or below the target, else
+        shrinks."""
         self.entropy = entropy
         if self.adaptive:
             adapted = self.value + (BONUS_STEP if entropy <= self.target else -BONUS_STEP)
@@ -84,10 +86,12 @@ class Grpo(Algorithm):
     steps_per_generation: int
     skip_zero_signal: bool
     ratio_against: str
-    """"old" or "reference": the denominator of the ratio is the policy before the step's first update, or the reference."""
+    """"old" or "reference": the denominator of the ratio is the policy before the step's first update, or the
+    reference."""
     correction: ImportanceCorrection | None
     sync_reference_every: int = 0
-    """Every so many updates the reference moves by `sync_reference_by` towards the policy (TR-DPO, arXiv:2404.09656); 0 never."""
+    """Every so many updates the reference moves by `sync_reference_by` towards the policy (TR-DPO,
+    arXiv:2404.09656); 0 never."""
     sync_reference_by: float = 0.0
     has_dropout: bool = False
     has_noise: bool = False
@@ -119,14 +123,15 @@ class Grpo(Algorithm):
         return not_measured | mean_of_updates(updates) | self.sampler_metrics(optimizer_batches, forward)
 
     def optimizer_batch(self, batch: Batch, forward: PolicyForward) -> OptimizerBatch:
-        """Micro-batches with all that stays fixed over the updates: token weights, reference and, where needed, old policy."""
+        """Micro-batches with all that stays fixed over the updates: token weights, reference and, where needed, old
+        policy."""
         # Before rows are split or left out: a token's weight depends on the whole optimizer batch.
         weight_BT = token_weights(
             batch.mask_BT, loss_type=self.loss.loss_type, max_completion_length=self.loss.max_completion_length
         )
         batch = replace(batch, weight_BT=weight_BT)
-        # Without KL, entropy bonus and entropy quantile, a completion with advantage 0 adds nothing at all. Only now: rows without
-        # signal count among the rows and tokens that weights divide by.
+        # Without KL, entropy bonus and entropy quantile, a completion with advantage 0 adds nothing at all. Only now:
+        # rows without signal count among the rows and tokens that weights divide by.
         policy_term_alone = self.policy.reference is None and not self.bonus.on and self.loss.top_entropy_quantile >= 1
         if self.skip_zero_signal and policy_term_alone:
             batch = batch.with_signal()
@@ -147,8 +152,9 @@ class Grpo(Algorithm):
         return micro_batches
 
     def _needs_old_pass(self) -> bool:
-        """The first update's forward pass *is* the policy that sampled, so `_after_backward` keeps its log-probabilities. A pass
-        of its own is needed only where the policy has moved by then, or dropout makes that pass another policy than sampled."""
+        """The first update's forward pass *is* the policy that sampled, so `_after_backward` keeps its
+        log-probabilities. A pass of its own is needed only where the policy has moved by then, or dropout makes that
+        pass another policy than sampled."""
         is_other = self.steps_per_generation > 1 or (self.has_dropout and self.correction is not None)
         return is_other and self.ratio_against == "old"
 
@@ -157,7 +163,8 @@ class Grpo(Algorithm):
         micro_batch.set_arrays(old_logp_BT=logp_BT, importance_weight_BT=weight)
 
     def _importance_weight(self, batch: Batch, old_logp_BT: mx.array) -> mx.array | None:
-        """π_old / π_sampler, not π_θ / π_sampler: it corrects for the sampler alone, so it is constant over the updates."""
+        """π_old / π_sampler, not π_θ / π_sampler: it corrects for the sampler alone, so it is constant over the
+        updates."""
         return None if self.correction is None else self.correction.measure(batch, old_logp_BT)[0]
 
     def _update(self, micro_batches: OptimizerBatch, learner: Learner) -> dict[str, float]:
@@ -176,15 +183,16 @@ class Grpo(Algorithm):
         return metrics
 
     def batch_totals(self, micro_batches: OptimizerBatch, forward: PolicyForward) -> dict[str, Any]:
-        """The entropy threshold, a quantile over all tokens of the optimizer batch, and the number of tokens that the entropy
-        bonus averages over."""
+        """The entropy threshold, a quantile over all tokens of the optimizer batch, and the number of tokens that
+        the entropy bonus averages over."""
         top, has_bonus = self.loss.top_entropy_quantile, self.bonus.coefficient > 0
         if top >= 1:
             if not has_bonus:
                 return {}
             own = sum((part.batch.mask_BT.sum() for part in micro_batches), mx.array(0.0))
             return {"entropy_tokens": total(forward.ranks, own)}
-        # One forward pass more for each update: the first micro-batch's backward pass needs a quantile over all of them.
+        # One forward pass more for each update: the first micro-batch's backward pass needs a quantile over all of
+        # them.
         entropies = [
             forward.scores(self.policy.split_model, part, with_gradient=False).entropy_N for part in micro_batches
         ]
@@ -242,8 +250,8 @@ class Grpo(Algorithm):
 
     def sampler_metrics(self, optimizer_batches: list[OptimizerBatch], forward: PolicyForward) -> dict[str, float]:
         """How far the sampler lay from the policy: means over the tokens or rows of the rollout, extremes over all."""
-        # Against the reference no pass before the updates is made, and later batches meet a policy that has moved: the first alone
-        # is measured.
+        # Against the reference no pass before the updates is made, and later batches meet a policy that has moved: the
+        # first alone is measured.
         once = optimizer_batches if self.ratio_against == "old" else optimizer_batches[:1]
         batches = [part.batch for micro_batches in once for part in micro_batches]
         own = [(self._sampler_metrics_of(batch), float(batch.mask_BT.sum()), float(len(batch))) for batch in batches]
@@ -316,8 +324,9 @@ def row_sums(
 def means(rows: Sequence[RowSums]) -> dict[str, float]:
     """The mean over all tokens of each name, and its standard error from two completions up.
 
-    Completions are sampled as a whole, so the error is that of a ratio of sums over n completions: with s and t a completion's sum
-    and tokens and m the mean, √(n / (n − 1) · Σ (s − m t)²) / Σ t (Cochran, Sampling Techniques, 1977, section 2.11).
+    Completions are sampled as a whole, so the error is that of a ratio of sums over n completions: with s and t a
+    completion's sum and tokens and m the mean, √(n / (n − 1) · Σ (s − m t)²) / Σ t (Cochran, Sampling Techniques,
+    1977, section 2.11).
     """
     found: dict[str, float] = {}
     for name in rows[0] if rows else ():
@@ -333,7 +342,8 @@ def means(rows: Sequence[RowSums]) -> dict[str, float]:
 
 
 def recorded_tokens(batch: Batch, logp_BT: mx.array, values: TokenValues) -> dict[int, TokenRecord]:
-    """What an update saw of each token, by row of the step's batch. The arrays are evaluated already: recording changes no weight."""
+    """What an update saw of each token, by row of the step's batch. The arrays are evaluated already: recording
+    changes no weight."""
     columns: list[list[list[Any]]] = [
         x.tolist()  # pyright: ignore[reportAssignmentType]: two axes, so lists of lists
         for x in (logp_BT, values.ratio_BT, values.clipped_BT, values.advantage_BT)
@@ -346,7 +356,8 @@ def recorded_tokens(batch: Batch, logp_BT: mx.array, values: TokenValues) -> dic
 def entropies_of_all(
     ranks: Collectives, entropies: Sequence[mx.array], masks: Sequence[mx.array]
 ) -> tuple[mx.array, mx.array]:
-    """The entropies of the tokens of all micro-batches, and which of them count, [1, N]; over several ranks of those of all."""
+    """The entropies of the tokens of all micro-batches, and which of them count, [1, N]; over several ranks of those
+    of all."""
     if ranks.size == 1:
         own, counts = (mx.concatenate([x.reshape(1, -1) for x in parts], axis=1) for parts in (entropies, masks))
         return own, counts
@@ -397,12 +408,14 @@ def grpo(policy: Policy, config: Config) -> Grpo:
 
 
 def correction_mode(config: Config, dtype: mx.Dtype) -> tuple[str, str]:
-    """`sampling_correction` for a model that computes in `dtype`, and a sentence for the event log where "auto" became a correction.
+    """`sampling_correction` for a model that computes in `dtype`, and a sentence for the event log where "auto" became
+    a correction.
 
-    In float32 sampler and learner agree but for filters, whose part of the gap TRL and the papers leave alone. In 16 bits they do
-    not, and correcting costs no pass of its own. Constrained output comes from another distribution: the product over a completion's
-    tokens of what the grammar left of the policy is its probability of keeping to the grammar so far. That is at most 1, so nothing
-    is truncated, and the gradient is that of the policy itself, unbiased (`docs/algorithms.md`).
+    In float32 sampler and learner agree but for filters, whose part of the gap TRL and the papers leave alone. In 16
+    bits they do not, and correcting costs no pass of its own. Constrained output comes from another distribution:
+    the product over a completion's tokens of what the grammar left of the policy is its probability of keeping to
+    the grammar so far. That is at most 1, so nothing is truncated, and the gradient is that of the policy itself,
+    unbiased (`docs/algorithms.md`).
     """
     if config.sampling_correction != "auto":
         return config.sampling_correction, ""

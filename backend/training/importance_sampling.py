@@ -1,9 +1,9 @@
 """Importance correction between the sampler and the old policy, which are not quite the same distribution.
 
 A quantised or 16-bit sampler, top-p, top-k and min-p sample from something near the policy. Weighting each token by
-π_old / π_sampler makes the gradient that of the policy again (truncated importance sampling: Yao et al. 2025, "Your efficient
-RL framework secretly brings you off-policy RL training"; masked: Liu et al. 2025, "When speed kills stability"; both as TRL's
-`vllm_importance_sampling_correction` has them).
+π_old / π_sampler makes the gradient that of the policy again (truncated importance sampling: Yao et al. 2025, "Your
+efficient RL framework secretly brings you off-policy RL training"; masked: Liu et al. 2025, "When speed kills
+stability"; both as TRL's `vllm_importance_sampling_correction` has them).
 """
 
 from __future__ import annotations
@@ -63,10 +63,12 @@ def importance_ratio(
     low = -mx.inf if clip_min is None else clip_min
     high = mx.inf if clip_max is None else clip_max
     clipped = mx.clip(ratio, low, high)
-    # ratio == clipped is "within the bounds". Truncation is biased but keeps every token (TIS); masking drops outliers (MIS).
+    # ratio == clipped is "within the bounds". Truncation is biased but keeps every token (TIS); masking drops outliers
+    # (MIS).
     ratio = clipped if mode.endswith("truncate") else mx.where(ratio == clipped, ratio, 0.0)
     counted = mx.ones_like(ratio) > 0 if by_row else mask_BT > 0
-    # A sequence ratio is averaged over rows, a token ratio over active tokens; the difference is by token in every mode.
+    # A sequence ratio is averaged over rows, a token ratio over active tokens; the difference is by token in every
+    # mode.
     difference = _min_mean_max("sampling/sampling_logp_difference", mx.abs(difference_BT), scored_BT)
     difference.pop("sampling/sampling_logp_difference/min")
     return ratio, difference | _min_mean_max("sampling/importance_sampling_ratio", ratio, counted)
@@ -75,8 +77,9 @@ def importance_ratio(
 def logp_gap(
     policy_logp_BT: mx.array, sampling_logp_BT: mx.array, log_kept_BT: mx.array, mask_BT: mx.array
 ) -> dict[str, mx.array]:
-    """`sampling/logp_gap/mean` and `/max`: |log π of the learner − log π of the sampler| in nats, both before any filter, over
-    the tokens that the sampler could score. The same policy on both sides, so it is the rounding of the model's type alone."""
+    """`sampling/logp_gap/mean` and `/max`: |log π of the learner − log π of the sampler| in nats, both before any
+    filter, over the tokens that the sampler could score. The same policy on both sides, so it is the rounding of the
+    model's type alone."""
     scored_BT = (mask_BT > 0) & ~mx.isnan(sampling_logp_BT)
     # sampling_logp is renormalised over what the filters kept; log_kept takes that back.
     gap_BT = mx.abs(policy_logp_BT - (sampling_logp_BT + log_kept_BT))

@@ -1,7 +1,7 @@
 """A step's updates: a batch of scored completions in, new weights out. The algorithm supplies the objective.
 
-What every algorithm shares: forward and backward passes over micro-batches, gradient accumulation, clipping, optimizer and
-learning rate. Knows no loss, no files, no rewards and no sampling.
+What every algorithm shares: forward and backward passes over micro-batches, gradient accumulation, clipping,
+optimizer and learning rate. Knows no loss, no files, no rewards and no sampling.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ OptimizerBatch = list[MicroBatch]
 """The micro-batches of one optimizer update; empty where no token has a gradient."""
 
 Objective = Callable[[MicroBatch, TokenScores, Any], tuple[mx.array, Tally]]
-"""(micro-batch, log-probabilities and entropies [B, T], totals of the optimizer batch) → this micro-batch's share of the loss, a scalar
-differentiable in the scores, and of the metrics."""
+"""(micro-batch, log-probabilities and entropies [B, T], totals of the optimizer batch) → this micro-batch's share of
+the loss, a scalar differentiable in the scores, and of the metrics."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,8 @@ class TokenRecord:
 
 
 class Algorithm:
-    """One way of learning from a batch. GRPO's family is `grpo.py`; subclass it and implement `learn`, the rest is optional."""
+    """One way of learning from a batch. GRPO's family is `grpo.py`; subclass it and implement `learn`, the rest is
+    optional."""
 
     notes: Sequence[str] = ()
     """Sentences for the user about what was chosen where a setting leaves the choice open."""
@@ -83,7 +84,8 @@ class Algorithm:
     def held_out_metrics(
         self, batch: Batch, forward: PolicyForward, poll: Callable[[], None] = do_nothing
     ) -> dict[str, float]:
-        """Metrics of completions that are not learned from, by forward passes alone. `poll` is called after each micro-batch."""
+        """Metrics of completions that are not learned from, by forward passes alone. `poll` is called after each
+        micro-batch."""
         return {}
 
     def change(self, config: Config, keys: Collection[str]) -> None:
@@ -99,8 +101,8 @@ class Algorithm:
 
 class Learner:
     """Policy, algorithm, optimizer and schedule. `updates` counts optimizer updates over the run; the learning rate
-    (`learning_rate(update)`), dropout and a reference that follows the policy depend on it alone, so a resumed run continues
-    exactly. Without a `learning_rate` the optimizer keeps its own.
+    (`learning_rate(update)`), dropout and a reference that follows the policy depend on it alone, so a resumed run
+    continues exactly. Without a `learning_rate` the optimizer keeps its own.
 
     `recompute` recomputes layers' activations in the backward pass instead of keeping them; it changes no number.
     """
@@ -140,8 +142,9 @@ class Learner:
     def restore(
         self, arrays: dict[str, mx.array] | None, updates: int, algorithm_state: Sequence[float | None] = ()
     ) -> None:
-        """Continue after `updates` updates, with the optimizer's state in `arrays`; None keeps a new state. Raises ValueError for a state
-        that is not of this optimizer, UserError where the optimizer is an object of the program and another one was given."""
+        """Continue after `updates` updates, with the optimizer's state in `arrays`; None keeps a new state. Raises
+        ValueError for a state that is not of this optimizer, UserError where the optimizer is an object of the
+        program and another one was given."""
         if arrays is not None:
             try:
                 restore(self.optimizer, arrays)
@@ -154,8 +157,8 @@ class Learner:
         self.algorithm.restore(list(algorithm_state))
 
     def change(self, config: Config, steps: int, keys: Collection[str]) -> None:
-        """Take over other values of the settings `keys`, between two steps of a run that is now `steps` long. Moments stay, and the
-        learning rate follows the new curve from the present update on."""
+        """Take over other values of the settings `keys`, between two steps of a run that is now `steps` long.
+        Moments stay, and the learning rate follows the new curve from the present update on."""
         self.learning_rate = learning_rate_of(config, steps, self.own)
         self.forward.temperature = config.temperature
         self.max_grad_norm = config.max_grad_norm
@@ -164,8 +167,9 @@ class Learner:
     @on_one_core()
     def learn(self, batch: Batch, poll: Callable[[], None] = do_nothing) -> dict[str, float]:
         """Every update of one step. Metrics: loss, grad_norm and the algorithm's own, means over the updates;
-        learning_rate of the last update; grad_clipped, the share of updates that were shortened. `poll` is called after each micro-batch.
-        Raises NotFiniteError, before the weights change, for a loss or a gradient that is not finite."""
+        learning_rate of the last update; grad_clipped, the share of updates that were shortened. `poll` is called
+        after each micro-batch. Raises NotFiniteError, before the weights change, for a loss or a gradient that is
+        not finite."""
         self.forward.poll = poll
         noise = self.forward.noise
         if noise is None:
@@ -192,17 +196,18 @@ class Learner:
         after_backward: Callable[[MicroBatch, TokenScores, Any], None] = lambda micro_batch, scores, totals: None,
         entropy_gradient: bool = False,
     ) -> dict[str, float]:
-        """One optimizer update: θ ← θ − optimizer(Σ over micro-batches of ∇ objective). → loss, grad_norm, learning_rate, grad_clipped
-        and the objective's metrics. Over several ranks the sum is over those of all, and every rank makes the same update.
+        """One optimizer update: θ ← θ − optimizer(Σ over micro-batches of ∇ objective). → loss, grad_norm,
+        learning_rate, grad_clipped and the objective's metrics. Over several ranks the sum is over those of all, and
+        every rank makes the same update.
 
-        `totals` returns what a micro-batch cannot know of the optimizer batch. `after_backward` is called with what `objective` was
-        given, evaluated. With `entropy_gradient` the objective differentiates the entropies too.
+        `totals` returns what a micro-batch cannot know of the optimizer batch. `after_backward` is called with what
+        `objective` was given, evaluated. With `entropy_gradient` the objective differentiates the entropies too.
         """
         forward, model, split_model = self.forward, self.policy.model, self.policy.split_model
         ranks = forward.ranks
         model.train()
-        # Dropout depends on the update, not on what ran before, so a resumed run repeats it. A large prime keeps the sequences
-        # of neighbouring seeds apart; ranks drop out other rows.
+        # Dropout depends on the update, not on what ran before, so a resumed run repeats it. A large prime keeps the
+        # sequences of neighbouring seeds apart; ranks drop out other rows.
         mx.random.seed(self.seed * 1_000_003 + self.updates + (ranks.rank << 40))
         of_batch = totals()
         prefix = forward.shared_prefix(split_model, micro_batches)
@@ -226,8 +231,9 @@ class Learner:
             gradient = part_gradient if gradient is None else tree_map(mx.add, gradient, part_gradient)
             loss = loss + part_loss
             tallies.append(tally)
-            # Evaluate now, so that the activations of one micro-batch at a time are in memory. The sum `gradient` is all that
-            # is kept; the loss is already weighted by token, so no division by the number of micro-batches follows.
+            # Evaluate now, so that the activations of one micro-batch at a time are in memory. The sum `gradient` is
+            # all that is kept; the loss is already weighted by token, so no division by the number of micro-batches
+            # follows.
             mx.eval(gradient, loss, scores, tally)
             after_backward(micro_batch, scores, of_batch)
             forward.poll()
@@ -253,7 +259,8 @@ class Learner:
         part_of_loss: Callable[[PrefilledPrompts | None], tuple[mx.array, TokenScores, Tally]],
         prompted: PrefilledPrompts | None,
     ) -> tuple[tuple[mx.array, TokenScores, Tally], Any, PrefilledPrompts | None]:
-        """What `part_of_loss` returns, and the gradient of its first value in the parameters, and in the prefilled prompts."""
+        """What `part_of_loss` returns, and the gradient of its first value in the parameters, and in the prefilled
+        prompts."""
         model = self.policy.model
         parameters = model.trainable_parameters()
 
@@ -265,7 +272,8 @@ class Learner:
             with gradient_checkpointing(model, self.recompute):
                 if prompted is None:
                     return *nn.value_and_grad(model, part_of_loss)(None), None
-                # mx's, not nn's: nn.value_and_grad differentiates by parameters only, and here the prompts are inputs as well.
+                # mx's, not nn's: nn.value_and_grad differentiates by parameters only, and here the prompts are inputs
+                # as well.
                 value_and_grad = mx.value_and_grad(of_arrays, argnums=[0, 1, 2, 3])
                 value, (gradient, *cotangents) = value_and_grad(parameters, *prompted)
                 return value, gradient, PrefilledPrompts(*cotangents)
@@ -280,7 +288,8 @@ class Learner:
             model.update(parameters)  # differentiation leaves its tracers in the model
 
     def _apply(self, gradient: Any, loss: mx.array) -> dict[str, float]:
-        """Clip, and update the weights. → loss, grad_norm before clipping, learning_rate, grad_clipped. Raises NotFiniteError."""
+        """Clip, and update the weights. → loss, grad_norm before clipping, learning_rate, grad_clipped. Raises
+        NotFiniteError."""
         clipped, norm_array = clip_by_norm(gradient, self.max_grad_norm)
         # One NaN or infinity anywhere makes the norm so. Checked before the update, which would destroy the weights.
         norm, loss_value = float(norm_array), float(loss)
@@ -301,8 +310,8 @@ class Learner:
         return {"loss": loss_value, "grad_norm": norm, "learning_rate": rate, **was_clipped}
 
     def _compiled_update(self) -> Callable[[Any, Any, mx.array], Any]:
-        """The optimizer's update, compiled: a dozen elementwise operations for each of hundreds of arrays become one or two.
-        Shapes never change, so it is traced once."""
+        """The optimizer's update, compiled: a dozen elementwise operations for each of hundreds of arrays become one
+        or two. Shapes never change, so it is traced once."""
         optimizer, sets_rate = self.optimizer, self.learning_rate is not None
 
         def apply_gradients(gradient: Any, parameters: Any, rate: mx.array) -> Any:
@@ -323,7 +332,8 @@ def mean_of_updates(updates: Sequence[dict[str, float]]) -> dict[str, float]:
 
 
 def optimizer_of(config: Config, own: OwnUpdates = SETTINGS_DECIDE) -> Optimizer:
-    """The program's optimizer, or that of the settings. Raises UserError for settings that are a program's, without it."""
+    """The program's optimizer, or that of the settings. Raises UserError for settings that are a program's, without
+    it."""
     if own.make is not None:
         return own.make(config.learning_rate)
     if config.optimizer == OWN:
@@ -362,8 +372,9 @@ def build_learner(
 ) -> Learner:
     """A learner with the optimizer, schedule and memory settings of `config`, for a run of `steps` steps.
 
-    `micro_batch_tokens`, `chunk` (completion tokens whose logits are held at once) and `recompute` trade memory for time and
-    change no number; left out, they follow from `config` and the device. `own`: what takes the place of optimizer and schedule.
+    `micro_batch_tokens`, `chunk` (completion tokens whose logits are held at once) and `recompute` trade memory for
+    time and change no number; left out, they follow from `config` and the device. `own`: what takes the place of
+    optimizer and schedule.
     """
     seq_step_size = config.seq_step_size if config.efficient_long_context else None
     noise = None

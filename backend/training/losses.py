@@ -1,13 +1,13 @@
 """The table of losses. A loss is a ratio, a term and a weight, one row of `LOSSES`:
 
-    loss = Σ_it weight_it · (term(ratio_it, A_i) + β · KL_it)        i: completion (row), t: token
+loss = Σ_it weight_it · (term(ratio_it, A_i) + β · KL_it)        i: completion (row), t: token
 
-The *ratio* compares the policy with the policy that sampled, by token or by completion (`LEVELS`). The *term* scores a token.
-The *weight* averages over tokens; it needs only masks and lengths, so it is computed once for a whole optimizer batch
-(`token_weights`), and losses and gradients of micro-batches simply add up, however the batch is split.
+The *ratio* compares the policy with the policy that sampled, by token or by completion (`LEVELS`). The *term* scores a
+token. The *weight* averages over tokens; it needs only masks and lengths, so it is computed once for a whole optimizer
+batch (`token_weights`), and losses and gradients of micro-batches simply add up, however the batch is split.
 
-This module never sees a model, a file or a random number, and never averages over a micro-batch:
-totals of the optimizer batch are passed in, and metrics leave as a `Tally` of numerators and denominators. Arrays end in their
+This module never sees a model, a file or a random number, and never averages over a micro-batch: totals of the
+optimizer batch are passed in, and metrics leave as a `Tally` of numerators and denominators. Arrays end in their
 axes: B rows, T tokens of the completion.
 """
 
@@ -61,7 +61,8 @@ def merge(tallies: Iterable[Tally]) -> dict[str, mx.array]:
 class LossConfig:
     """Every setting of the loss, under TRL's names.
 
-    The defaults are TRL's, for direct calls of `policy_loss`; a run sets every field from its `Config` (`grpo.loss_settings`).
+    The defaults are TRL's, for direct calls of `policy_loss`; a run sets every field from its `Config`
+    (`grpo.loss_settings`).
     """
 
     loss_type: str = "grpo"
@@ -93,7 +94,8 @@ class LossConfig:
     top_entropy_quantile: float = 1.0
     """Share of the tokens, the most uncertain ones, that carry the policy term (arXiv:2506.01939)."""
     entropy_coef: float = 0.0
-    """Weight of the entropy bonus: the loss falls by this times the mean entropy (Williams and Peng 1991; A3C, arXiv:1602.01783)."""
+    """Weight of the entropy bonus: the loss falls by this times the mean entropy (Williams and Peng 1991; A3C,
+    arXiv:1602.01783)."""
     off_policy_mask_threshold: float | None = None
     """Drops a completion with A < 0 that has drifted further than this, in nats a token (arXiv:2512.02556)."""
 
@@ -136,7 +138,8 @@ class BatchTotals:
     tokens: Scalar
     """Active tokens."""
     items: Scalar
-    """`num_items` of `policy_loss`. The trainer never passes it: its weights are those of a whole update, where it equals `tokens`."""
+    """`num_items` of `policy_loss`. The trainer never passes it: its weights are those of a whole update, where it
+    equals `tokens`."""
     max_length: int | None
 
 
@@ -170,7 +173,8 @@ class ImportanceLevel:
 
 @dataclass(frozen=True, slots=True)
 class KlEstimator:
-    """A per-token KL term: (log π_ref − log π_θ [B, T], ratio [B, T] or [B, 1], whether to correct for the ratio) → [B, T]."""
+    """A per-token KL term: (log π_ref − log π_θ [B, T], ratio [B, T] or [B, 1], whether to correct for the ratio) →
+    [B, T]."""
 
     name: str
     sentence: str
@@ -189,8 +193,8 @@ def token_ratio(log_ratio_BT: mx.array, mask_BT: mx.array) -> mx.array:
 
 def sequence_ratio(log_ratio_BT: mx.array, mask_BT: mx.array) -> mx.array:
     """The geometric mean over the completion's tokens, [B, 1]: GSPO's s_i."""
-    # The mean of the logarithms, not their sum: the variance of a sum grows with the length, so no clipping range would fit
-    # completions of all lengths (arXiv:2507.18071).
+    # The mean of the logarithms, not their sum: the variance of a sum grows with the length, so no clipping range would
+    # fit completions of all lengths (arXiv:2507.18071).
     return mx.exp((log_ratio_BT * mask_BT).sum(axis=1, keepdims=True) / lengths(mask_BT))
 
 
@@ -205,8 +209,8 @@ def clipped(t: LossInputs) -> tuple[mx.array, dict[str, mx.array]]:
     """−min(ρA, clip(ρ, 1−ε, 1+ε_high)·A): PPO's surrogate. The marks see the ratio after `delta`, as TRL's do."""
     low, high = 1 - t.settings.epsilon, 1 + t.settings.upper
     ratio = t.ratio if t.settings.delta is None else mx.minimum(t.ratio, t.settings.delta)
-    # The minimum is pessimistic (PPO, arXiv:1707.06347): a ratio that already favours the objective gets no more gradient, one
-    # that has gone the wrong way keeps its own, without bound where A < 0 unless `delta` gives one.
+    # The minimum is pessimistic (PPO, arXiv:1707.06347): a ratio that already favours the objective gets no more
+    # gradient, one that has gone the wrong way keeps its own, without bound where A < 0 unless `delta` gives one.
     term = -mx.minimum(ratio * t.advantage, mx.clip(t.ratio, low, high) * t.advantage)
     below = (ratio < low) & (t.advantage < 0)
     above = (ratio > high) & (t.advantage > 0)
@@ -223,7 +227,8 @@ def cispo_term(t: LossInputs) -> tuple[mx.array, dict[str, mx.array]]:
 def sapo_term(t: LossInputs) -> tuple[mx.array, dict[str, mx.array]]:
     """−σ(τ(ρ−1))·(4/τ)·A: a soft gate with derivative 1 at ρ = 1, as ρ itself has; τ depends on the sign of A."""
     s = t.settings
-    # 4/τ makes up for σ'(0) = 1/4 and the inner τ, so the gradient on-policy is that of ρA for every τ (arXiv:2511.20347).
+    # 4/τ makes up for σ'(0) = 1/4 and the inner τ, so the gradient on-policy is that of ρA for every τ
+    # (arXiv:2511.20347).
     tau = mx.where(t.advantage > 0, s.sapo_temperature_pos, s.sapo_temperature_neg)
     return -mx.sigmoid(tau * (t.ratio - 1)) * (4 / tau) * t.advantage, {}
 
@@ -234,8 +239,8 @@ def vespo_term(t: LossInputs) -> tuple[mx.array, dict[str, mx.array]]:
     log_w_B1 = _log_sequence_weight(t)
     k = mx.where(t.advantage >= 0, s.vespo_k_pos, s.vespo_k_neg)
     lam = mx.where(t.advantage >= 0, s.vespo_lambda_pos, s.vespo_lambda_neg)
-    # In one exponent: as separate factors w^k may overflow (w goes up to e^20) where e^(−λw) underflows, and inf · 0 is NaN.
-    # φ(1) = 1, so on-policy this is REINFORCE.
+    # In one exponent: as separate factors w^k may overflow (w goes up to e^20) where e^(−λw) underflows, and inf · 0 is
+    # NaN. φ(1) = 1, so on-policy this is REINFORCE.
     phi = mx.stop_gradient(mx.exp(lam + k * log_w_B1 - lam * mx.exp(log_w_B1)))
     return -phi * t.advantage * t.logp_BT, {"vespo/phi_seq_mean": phi}
 
@@ -263,8 +268,8 @@ def k3(distance_BT: mx.array, ratio: mx.array, corrected: bool) -> mx.array:
 def documented_kl(distance_BT: mx.array, ratio: mx.array, _corrected: bool) -> mx.array:
     """ρ·exp(d) − d − 1: the ratio on the first part alone, and differentiated in all its parts.
 
-    By token ρ·exp(d) holds no θ: it is π_ref/π_old, or 1 where the ratio is against the reference. What is left, −d, may be negative, and
-    its gradient ∇ log π_θ is 0 on average over samples of π_θ.
+    By token ρ·exp(d) holds no θ: it is π_ref/π_old, or 1 where the ratio is against the reference. What is left, −d,
+    may be negative, and its gradient ∇ log π_θ is 0 on average over samples of π_θ.
     """
     return ratio * mx.exp(distance_BT) - distance_BT - 1
 
@@ -290,7 +295,8 @@ def mean_of_items(mask_BT: mx.array, totals: BatchTotals) -> mx.array:
 
 
 def sum_over_max_length(mask_BT: mx.array, totals: BatchTotals) -> mx.array:
-    """A constant divisor: a token's weight does not depend on its completion's length, as it does in GRPO's own mean."""
+    """A constant divisor: a token's weight does not depend on its completion's length, as it does in GRPO's own
+    mean."""
     if totals.max_length is None:
         raise ValueError("max_completion_length is needed for dr_grpo, which divides by it.")
     return mask_BT / (totals.rows * totals.max_length)
@@ -411,8 +417,8 @@ def token_weights(
 ) -> mx.array:
     """The weight of every token, [B, T] float32; `mask_BT` is that of a whole optimizer batch.
 
-    `num_items` (dapo, cispo, vespo) is the step's active tokens, those of `mask_BT` when left out. Raises ValueError for
-    dr_grpo without `max_completion_length`.
+    `num_items` (dapo, cispo, vespo) is the step's active tokens, those of `mask_BT` when left out. Raises ValueError
+    for dr_grpo without `max_completion_length`.
     """
     # float32, because bfloat16 has no exact counts above 256.
     mask_BT = mask_BT.astype(mx.float32)
@@ -439,12 +445,12 @@ def policy_loss(
 ) -> tuple[mx.array, dict[str, mx.array]]:
     """The loss of a batch, a scalar differentiable in `logps` (and `entropies`), and its metrics, scalars by name.
 
-    Takes the arrays of `policy_terms` and the fields of `LossConfig`, all by name; an unknown name raises TypeError. `is_ratio` is
-    `importance_weight` of `policy_terms`. `num_items` is for a batch that is part of a step: the active tokens of the whole step, by
-    which dapo, cispo and vespo divide. Metrics:
-    `kl` and `entropy` if their arrays are passed; `clip_ratio_low`, `_high`, `_total`, `clip_ratio/low_min`,
-    `clip_ratio/high_max` for the clipped losses; `cispo_clip_ratio`, `vespo/phi_seq_mean`; `policy_loss` and `entropy_coef`
-    with the entropy bonus.
+    Takes the arrays of `policy_terms` and the fields of `LossConfig`, all by name; an unknown name raises TypeError.
+    `is_ratio` is `importance_weight` of `policy_terms`. `num_items` is for a batch that is part of a step: the
+    active tokens of the whole step, by which dapo, cispo and vespo divide. Metrics: `kl` and `entropy` if their
+    arrays are passed; `clip_ratio_low`, `_high`, `_total`, `clip_ratio/low_min`, `clip_ratio/high_max` for the
+    clipped losses; `cispo_clip_ratio`, `vespo/phi_seq_mean`; `policy_loss` and `entropy_coef` with the entropy
+    bonus.
     """
     names = {field.name for field in fields(LossConfig)}
     own = LossConfig(**{name: value for name, value in settings.items() if name in names})
@@ -478,11 +484,12 @@ def policy_terms(
     `logps`, `old_logps`, `ref_logps`, `sampling_logps`, `entropies`: [B, T] in nats, of the tokens that were sampled,
     at the sampling temperature. `advantages` [B] or [B, T]. `mask` [B, T], 1 where a token counts; what the other
     positions hold is never read. Without `old_logps` the policy is its own old policy (the first update of a rollout);
-    without `sampling_logps` the old policy is taken for the sampler. `importance_weight` [B, T] or [B, 1] multiplies the term.
+    without `sampling_logps` the old policy is taken for the sampler. `importance_weight` [B, T] or [B, 1] multiplies
+    the term.
 
     Totals of the optimizer batch, which a micro-batch cannot know: `weights` (`token_weights`), `entropy_threshold`
-    (`entropy_quantile`), `entropy_tokens` (the number of tokens that the entropy bonus averages over). Without them the arrays
-    are taken for the whole batch. A setting whose arrays are missing raises ValueError.
+    (`entropy_quantile`), `entropy_tokens` (the number of tokens that the entropy bonus averages over). Without them
+    the arrays are taken for the whole batch. A setting whose arrays are missing raises ValueError.
     """
     mask_BT = mask.astype(mx.float32)
     _require_arrays(settings, ref_logps, entropies)
@@ -497,8 +504,8 @@ def policy_terms(
     term, marks = LOSSES[settings.loss_type].term(t)
     term = term * _term_factor(t, sampling_logps, uncertain_BT)
     kl_BT = None if ref_logps is None else _kl(t, _masked(ref_logps, mask_BT))
-    # After the masks: a token without policy term is still held to the reference (as TRL does). Not 0 · KL where beta is 0:
-    # a KL that overflows would make that NaN.
+    # After the masks: a token without policy term is still held to the reference (as TRL does). Not 0 · KL where beta
+    # is 0: a KL that overflows would make that NaN.
     if settings.beta != 0 and kl_BT is not None:
         term = term + settings.beta * kl_BT
     loss = (term * weights).sum()  # weights are 0 where the mask is
@@ -519,7 +526,8 @@ class TokenValues:
     clipped_BT: mx.array
     """Whether the ratio was beyond the limits and the advantage pushed it further, so that clipping took effect."""
     advantage_BT: mx.array
-    """The advantage times the factors of the term: the importance correction, and 0 where a token carries no policy term."""
+    """The advantage times the factors of the term: the importance correction, and 0 where a token carries no policy
+    term."""
 
 
 def token_values(
@@ -552,7 +560,8 @@ def _require_arrays(s: LossConfig, ref_logps: mx.array | None, entropies: mx.arr
 
 
 def _masked(x_BT: mx.array, mask_BT: mx.array) -> mx.array:
-    """`x_BT` in float32, 0 where the mask is 0. A `where`, not a product: NaN · 0 is NaN, and padding may hold anything."""
+    """`x_BT` in float32, 0 where the mask is 0. A `where`, not a product: NaN · 0 is NaN, and padding may hold
+    anything."""
     return mx.where(mask_BT > 0, x_BT.astype(mx.float32), 0.0)
 
 
@@ -565,7 +574,8 @@ def _token_arrays(
     importance_weight: mx.array | None,
 ) -> LossInputs:
     logp_BT = _masked(logps, mask_BT)
-    # Without old log-probabilities the ratio is 1 in value and ∇ log π in gradient: exactly on-policy, no second pass needed.
+    # Without old log-probabilities the ratio is 1 in value and ∇ log π in gradient: exactly on-policy, no second pass
+    # needed.
     old_logp_BT = mx.stop_gradient(logp_BT) if old_logps is None else _masked(old_logps, mask_BT)
     log_ratio_BT = logp_BT - old_logp_BT
     return LossInputs(
@@ -585,7 +595,8 @@ def _per_row_or_token(x: mx.array, mask_BT: mx.array) -> mx.array:
 
 
 def _kl(t: LossInputs, ref_logp_BT: mx.array) -> mx.array:
-    """The KL term [B, T]. At weight 0 it is only logged: by the documented formulas, too, with Schulman's estimator then."""
+    """The KL term [B, T]. At weight 0 it is only logged: by the documented formulas, too, with Schulman's estimator
+    then."""
     s = t.settings
     distance_BT = ref_logp_BT - t.logp_BT
     if s.kl_estimator == "documented" and s.beta == 0:
@@ -606,7 +617,8 @@ def _on_policy_rows(t: LossInputs, sampling_logps: mx.array | None) -> Scalar:
     (off-policy sequence masking, DeepSeek-V3.2, arXiv:2512.02556)."""
     if t.settings.off_policy_mask_threshold is None:
         return 1.0
-    # Only A < 0: the push away from a text grows without bound (`clipped`), here for a text the policy no longer writes.
+    # Only A < 0: the push away from a text grows without bound (`clipped`), here for a text the policy no longer
+    # writes.
     drift_BT = -t.log_ratio_BT
     if sampling_logps is not None:
         drift_BT = _masked(sampling_logps, t.mask_BT) - t.logp_BT
@@ -654,7 +666,8 @@ def _tally(t: LossInputs, marks: dict[str, mx.array], kl_BT: mx.array | None, en
         tally["mean"][name] = row_mean(mark) if by_row else token_mean(mark, t.mask_BT)
     if "clip_ratio_low" in marks:
         low, high = (_row_shares(marks[name], t.mask_BT, by_row) for name in ("clip_ratio_low", "clip_ratio_high"))
-        # Infinity lets the minimum pass over a row without active tokens; where nothing else comes, `merge` makes it NaN.
+        # Infinity lets the minimum pass over a row without active tokens; where nothing else comes, `merge` makes it
+        # NaN.
         tally["min"]["clip_ratio/low_min"] = mx.where(mx.isnan(low), mx.inf, low).min()
         tally["max"]["clip_ratio/high_max"] = mx.where(mx.isnan(high), -mx.inf, high).max()
     for name, x_BT in (("kl", kl_BT), ("entropy", entropy_BT)):

@@ -1,14 +1,15 @@
-"""Micro-batch planning: which rows of an optimizer batch go through the model together. Plain lists; no arrays, no model.
+"""Micro-batch planning: which rows of an optimizer batch go through the model together. Plain lists; no arrays, no
+model.
 
 Padding costs as much as real tokens, so rows of like length belong together; a prompt is read once for all rows that go
 together, so rows of one prompt belong together too. The plan weighs the two by counting tokens that enter the model:
 
-1. Sort rows by falling length and bucket them by length (multiples of `LENGTH_BUCKET`); a bucket is never split for length.
-2. Merge neighbouring buckets wherever the extra padding costs less than another forward and backward pass
-   (`PASS_OVERHEAD`, and the prompts read once more). The cheapest segmentation is a shortest path over the borders between
-   buckets, found by dynamic programming from the back.
-3. Split what exceeds the limits on rows or tokens, group after group, so that few prompts fall into two micro-batches.
-4. Order by falling size: what needs most memory runs first, and the allocator's cache serves the rest.
+1. Sort rows by falling length and bucket them by length (multiples of `LENGTH_BUCKET`); a bucket is never split for
+length. 2. Merge neighbouring buckets wherever the extra padding costs less than another forward and backward pass
+(`PASS_OVERHEAD`, and the prompts read once more). The cheapest segmentation is a shortest path over the borders between
+buckets, found by dynamic programming from the back. 3. Split what exceeds the limits on rows or tokens, group after
+group, so that few prompts fall into two micro-batches. 4. Order by falling size: what needs most memory runs first, and
+the allocator's cache serves the rest.
 
 Token weights are fixed before planning (`losses.token_weights`), so no plan changes a gradient beyond rounding.
 """
@@ -28,13 +29,14 @@ PASS_OVERHEAD = 256
 
 
 PromptMode = Literal["prefilled", "per_micro_batch", "per_row"]
-"""How often the model reads a prompt: once for all micro-batches (`shared_prefix`), once in each micro-batch that has rows of
-it, or once for every row (models whose cache cannot be shared)."""
+"""How often the model reads a prompt: once for all micro-batches (`shared_prefix`), once in each micro-batch that
+has rows of it, or once for every row (models whose cache cannot be shared)."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowLengths:
-    """A completion's index in the batch, the number of its group, and the lengths of its prompt and of itself in tokens."""
+    """A completion's index in the batch, the number of its group, and the lengths of its prompt and of itself in
+    tokens."""
 
     index: int
     group: int
@@ -51,7 +53,8 @@ def plan_micro_batches(
 ) -> list[list[int]]:
     """Row indices by micro-batch, largest micro-batch first.
 
-    Each has at most `most_rows` rows and `token_budget` tokens, padding included; a row larger than the budget goes alone.
+    Each has at most `most_rows` rows and `token_budget` tokens, padding included; a row larger than the budget goes
+    alone.
     """
     shared = prompts != "per_row"
     # Prefilled for all micro-batches, a prompt costs none of them anything, wherever its rows are.
@@ -81,7 +84,8 @@ class MicroBatchRows:
     @property
     def tokens(self) -> int:
         """Tokens through the model, padding included."""
-        # Two padded arrays where prompts are shared, [rows, longest] and [groups, longest prompt]; else one with whole rows.
+        # Two padded arrays where prompts are shared, [rows, longest] and [groups, longest prompt]; else one with whole
+        # rows.
         completions = len(self.rows) * self.longest
         return completions + len(self.groups) * self.longest_prompt if self.shared else completions
 
@@ -107,8 +111,8 @@ def _own_tokens(row: RowLengths, shared: bool) -> int:
 
 
 def _merge_buckets(buckets: list[MicroBatchRows]) -> list[MicroBatchRows]:
-    """The cheapest way to merge neighbouring buckets. `cost[i]` is the least cost of buckets i…, `next_border[i]` where the
-    first merged run of that solution ends."""
+    """The cheapest way to merge neighbouring buckets. `cost[i]` is the least cost of buckets i…, `next_border[i]`
+    where the first merged run of that solution ends."""
     borders = len(buckets)
     cost, next_border = [0.0] * (borders + 1), [borders] * (borders + 1)
     # At most a few dozen buckets (max_completion_length / LENGTH_BUCKET), so all O(n²) merged runs are tried.

@@ -1,7 +1,8 @@
 """A number of a step that is NaN or infinite: what it was, and the numbers that lead to it.
 
-Found in values that the host has anyway: a step pays nothing for being looked at. An update whose loss or gradient is not finite is never
-applied, and no update is skipped in silence: the step ends there, and with it the run (`backend.trainer.not_finite`).
+Found in values that the host has anyway: a step pays nothing for being looked at. An update whose loss or gradient
+is not finite is never applied, and no update is skipped in silence: the step ends there, and with it the run
+(`backend.trainer.not_finite`).
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ Quantity = Literal["reward", "log-probability", "loss", "gradient", "weight"]
 
 @dataclass(frozen=True, slots=True)
 class GradientNorm:
-    """The gradient of one parameter: its norm, the largest finite magnitude in it, and how many of its numbers are not finite."""
+    """The gradient of one parameter: its norm, the largest finite magnitude in it, and how many of its numbers are
+    not finite."""
 
     name: str
     norm: float
@@ -33,10 +35,11 @@ class GradientNorm:
 
 
 class NotFiniteError(Exception):
-    """`quantity` is not finite; `where` says of what, in a few words. The rest is filled in as far as the step had come.
+    """`quantity` is not finite; `where` says of what, in a few words. The rest is filled in as far as the step had
+    come.
 
-    update – the optimizer update it was for, counted from 1 over the run; 0 before the first. gradients – of every parameter. tokens – row
-    of the step's batch → name → a number for each token of that completion.
+    update – the optimizer update it was for, counted from 1 over the run; 0 before the first. gradients – of every
+    parameter. tokens – row of the step's batch → name → a number for each token of that completion.
     """
 
     def __init__(self, quantity: Quantity, where: str) -> None:

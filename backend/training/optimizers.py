@@ -1,4 +1,5 @@
-"""Optimizers by name, their state in 32 or 8 bits, the learning rate of every update, and gradient clipping. No model, no files."""
+"""Optimizers by name, their state in 32 or 8 bits, the learning rate of every update, and gradient clipping. No
+model, no files."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ SCALE = "_scale"
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """How numbers become bytes: `zero` ± c, where c / `most`, squared `squarings` times, is a number's share of the largest."""
+    """How numbers become bytes: `zero` ± c, where c / `most`, squared `squarings` times, is a number's share of the
+    largest."""
 
     most: int
     zero: int
@@ -46,7 +48,8 @@ UNSIGNED = Code(most=255, zero=0, squarings=3)
 
 
 def pack(x: mx.array, code: Code, draw: mx.array) -> tuple[mx.array, mx.array]:
-    """(bytes in the shape of `x`, largest magnitude of each block, float32). `draw`: uniform numbers in [0, 1), as many as `x`."""
+    """(bytes in the shape of `x`, largest magnitude of each block, float32). `draw`: uniform numbers in [0, 1), as
+    many as `x`."""
     blocks, draws = _blocks(x.astype(mx.float32)), _blocks(draw)
     size = mx.abs(blocks)
     largest = size.max(axis=1, keepdims=True)
@@ -153,8 +156,9 @@ def state_arrays(optimizer: Optimizer) -> dict[str, mx.array]:
 def restore(optimizer: Optimizer, arrays: dict[str, mx.array]) -> None:
     """Put `state_arrays` back, exactly, into an optimizer initialised with the same parameters.
 
-    The state stays the same object, so the compiled update that captured it sees the change. Raises ValueError naming the
-    first array that is missing, unknown or of another shape or type: half a state would go on training silently.
+    The state stays the same object, so the compiled update that captured it sees the change. Raises ValueError
+    naming the first array that is missing, unknown or of another shape or type: half a state would go on training
+    silently.
     """
     expected = state_arrays(optimizer)
     for name in sorted(expected.keys() | arrays.keys()):
@@ -165,7 +169,8 @@ def restore(optimizer: Optimizer, arrays: dict[str, mx.array]) -> None:
 
 
 def _fill(state: Any, path: str, arrays: dict[str, mx.array]) -> None:
-    """Put arrays into a state's own dicts and lists: the state of an optimizer made of several is another dict at every look."""
+    """Put arrays into a state's own dicts and lists: the state of an optimizer made of several is another dict at
+    every look."""
     for key, value in list(state.items() if isinstance(state, dict) else enumerate(state)):
         name = f"{path}{key}"
         if isinstance(value, dict | list):

@@ -1,7 +1,7 @@
 """Micro-batches, and a model's forward passes over them: the start of every algorithm's preparation and objective.
 
-A completion's log-probabilities need its prompt's keys and values. Prompts are prefilled once for all micro-batches where that
-saves work (`shared_prefix`), else once in each micro-batch. Knows no loss, no optimizer and no reward.
+A completion's log-probabilities need its prompt's keys and values. Prompts are prefilled once for all micro-batches
+where that saves work (`shared_prefix`), else once in each micro-batch. Knows no loss, no optimizer and no reward.
 """
 
 from __future__ import annotations
@@ -27,11 +27,13 @@ from backend.training.shared_prefix import SharedPrefix
 # fast.
 
 SNAP = 0.05
-"""Share of all tokens by which a border moves so that it falls between two groups: rows of one prompt on two ranks make both read it."""
+"""Share of all tokens by which a border moves so that it falls between two groups: rows of one prompt on two ranks
+make both read it."""
 
 
 def rows_of_ranks(rows: Sequence[RowLengths], speeds: Sequence[float]) -> list[list[int]]:
-    """The row indices of each rank, in proportion to `speeds` (tokens a second, or any unit), group after group. A rank may get none.
+    """The row indices of each rank, in proportion to `speeds` (tokens a second, or any unit), group after group. A rank
+    may get none.
 
     Raises ValueError for speeds that are not all above 0.
     """
@@ -111,7 +113,8 @@ class PolicyForward:
     ranks: Collectives = ALONE
     """The processes that learn together, each from its share of the rows."""
     speeds: Sequence[float] = ()
-    """Tokens a second of each rank, the same numbers on all of them: their shares are in proportion. Empty: equal shares."""
+    """Tokens a second of each rank, the same numbers on all of them: their shares are in proportion. Empty: equal
+    shares."""
     own_tokens: int = 0
     """Tokens of the rows that this rank has taken so far, where there are several."""
 
@@ -144,8 +147,8 @@ class PolicyForward:
     ) -> TokenScores:
         """Log-probabilities and entropies [B, T] in nats at the sampling temperature, 0 where the mask is 0.
 
-        `prefilled`: prompts that were prefilled. Without `with_gradient` nothing carries a gradient; the entropy does only with
-        `entropy_gradient`.
+        `prefilled`: prompts that were prefilled. Without `with_gradient` nothing carries a gradient; the entropy
+        does only with `entropy_gradient`.
         """
         noise = contextlib.nullcontext()
         if self.noise is not None and self.noise.rollout is not None and split_model is self.noisy_model:
@@ -180,7 +183,8 @@ class PolicyForward:
             yield logp_BT
 
     def shared_prefix(self, split_model: SplitModel, micro_batches: list[MicroBatch]) -> SharedPrefix | None:
-        """The micro-batches' prompts, to be prefilled once for all; None where one pass in each micro-batch costs no more."""
+        """The micro-batches' prompts, to be prefilled once for all; None where one pass in each micro-batch costs no
+        more."""
         pays = self.prompt_mode(split_model) == "prefilled" and SharedPrefix.pays(
             micro_batches, self.micro_batch_tokens
         )

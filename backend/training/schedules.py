@@ -1,8 +1,8 @@
 """The learning rate of every update, as a plain function of its number.
 
-The rate is set before each update (`optimizer.learning_rate = rate(update)`), so a resumed run follows the same curve whatever the
-optimizer's own step count. To add a schedule, write its shape here, put it into `SCHEDULES`, and name it in the menu
-(`backend.config.settings.training`).
+The rate is set before each update (`optimizer.learning_rate = rate(update)`), so a resumed run follows the same
+curve whatever the optimizer's own step count. To add a schedule, write its shape here, put it into `SCHEDULES`, and
+name it in the menu (`backend.config.settings.training`).
 """
 
 from __future__ import annotations
@@ -90,7 +90,8 @@ def step(curve: ScheduleCurve, n: int) -> float:
 
 
 def inverse_sqrt(curve: ScheduleCurve, n: int) -> float:
-    """peak · √(s / (n + s)), s the updates of the warm-up: it falls throughout, whatever the end of the run (arXiv:1706.03762)."""
+    """peak · √(s / (n + s)), s the updates of the warm-up: it falls throughout, whatever the end of the run
+    (arXiv:1706.03762)."""
     timescale = curve.start - 1 if curve.start else NO_WARM_UP_TIMESCALE
     return curve.peak * math.sqrt(timescale / (n + timescale))
 
@@ -113,8 +114,8 @@ SCHEDULES: dict[str, Shape] = {
     "inverse_sqrt": inverse_sqrt,
     "warmup_stable_decay": warmup_stable_decay,
 }
-"""`lr_schedule` → its shape. Linear, cosine, exponential and step are number for number those of mlx, and joined to the warm-up as mlx-lm
-joins them; the others are transformers' schedules of these names."""
+"""`lr_schedule` → its shape. Linear, cosine, exponential and step are number for number those of mlx, and joined to
+the warm-up as mlx-lm joins them; the others are transformers' schedules of these names."""
 
 
 def schedule(
@@ -131,9 +132,9 @@ def schedule(
 ) -> Callable[[int], float]:
     """The learning rate of update 0, 1, 2, … of a run of `updates`.
 
-    It rises linearly from `warmup_init` at update 0 to `peak` at update `warmup_updates`, then takes the shape of its kind, which falls to
-    `final` over `decay_fraction` of the run and stays there. The fall is counted from the update after the peak, as mlx-lm counts it.
-    Raises ValueError for another kind.
+    It rises linearly from `warmup_init` at update 0 to `peak` at update `warmup_updates`, then takes the shape of
+    its kind, which falls to `final` over `decay_fraction` of the run and stays there. The fall is counted from the
+    update after the peak, as mlx-lm counts it. Raises ValueError for another kind.
     """
     if kind not in SCHEDULES:
         raise ValueError(f"lr_schedule is one of {', '.join(SCHEDULES)}, not {kind!r}.")

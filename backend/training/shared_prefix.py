@@ -1,16 +1,16 @@
 """One prefill and one backward pass per prompt, however many micro-batches its completions are spread over.
 
-Rows of one prompt may not fit into memory together. Reading the prompt again in each of their micro-batches would undo what
-sharing gains, so the backward pass is split at the prompt's keys and values:
+Rows of one prompt may not fit into memory together. Reading the prompt again in each of their micro-batches would undo
+what sharing gains, so the backward pass is split at the prompt's keys and values:
 
 1. Prefill every prompt once without gradient: K, V by layer [P, heads, K, d] and the last hidden state [P, H].
 2. Each micro-batch attends to those arrays as constants that it differentiates by: autodiff gives its share of the
    parameter gradient, and the cotangents dL/dK, dL/dV and dL/dh of its prompts, which accumulate over micro-batches.
 3. One more forward and backward pass per prompt turns the accumulated cotangents into parameter gradients.
 
-By the chain rule dL/dθ = Σ_micro-batch ∂L/∂θ|_{K,V} + Σ_prompt (dL/dK · ∂K/∂θ + dL/dV · ∂V/∂θ + dL/dh · ∂h/∂θ), the same
-gradient as in one pass (gradient checkpointing, arXiv:1604.06174, with the prompt as the checkpoint). Knows micro-batches and
-a model; no loss. Letters: P prompts, K prompt tokens, H hidden, d head size.
+By the chain rule dL/dθ = Σ_micro-batch ∂L/∂θ|_{K,V} + Σ_prompt (dL/dK · ∂K/∂θ + dL/dV · ∂V/∂θ + dL/dh · ∂h/∂θ), the
+same gradient as in one pass (gradient checkpointing, arXiv:1604.06174, with the prompt as the checkpoint). Knows
+micro-batches and a model; no loss. Letters: P prompts, K prompt tokens, H hidden, d head size.
 """
 
 from __future__ import annotations
@@ -57,9 +57,10 @@ class SharedPrefix:
 
     @staticmethod
     def pays(micro_batches: Sequence[RowsAndGroups], token_budget: int) -> bool:
-        """Whether it saves more than the prefill without gradient costs, a third of reading the prompts with gradient; or
-        whether a micro-batch is too large with its prompts in it."""
-        # A backward pass costs two forward passes. So reading a prompt with gradient costs 3 units, and the extra prefill 1.
+        """Whether it saves more than the prefill without gradient costs, a third of reading the prompts with
+        gradient; or whether a micro-batch is too large with its prompts in it."""
+        # A backward pass costs two forward passes. So reading a prompt with gradient costs 3 units, and the extra
+        # prefill 1.
         if any(part.rows.completion_BT.size + part.rows.prompt_PK.size > token_budget for part in micro_batches):
             return True
         sizes = [(group, part.rows.prompt_PK.shape[1]) for part in micro_batches for group in part.groups]

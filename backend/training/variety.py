@@ -1,4 +1,5 @@
-"""How varied a step's completions are: different from one another within a group, and within themselves. From token ids alone."""
+"""How varied a step's completions are: different from one another within a group, and within themselves. From token
+ids alone."""
 
 from __future__ import annotations
 
@@ -9,17 +10,18 @@ from collections.abc import Hashable, Iterable, Sequence
 from backend.types import Completion, Group
 
 NGRAM = 8
-"""Tokens of the n-grams whose repeats are counted. Shorter ones recur in sound text: names, formulas, tags. A text that turns in a
-circle repeats them all, however long the circle."""
+"""Tokens of the n-grams whose repeats are counted. Shorter ones recur in sound text: names, formulas, tags. A text
+that turns in a circle repeats them all, however long the circle."""
 
 
 def variety_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """Shares from 0 to 1, means over the groups, of which `completions/repetition` is one over the completions (`repetition`).
+    """Shares from 0 to 1, means over the groups, of which `completions/repetition` is one over the completions
+    (`repetition`).
 
-    `completions/distinct_fraction`: how many different completions a group has, over their number: 1/G where all G are the same.
-    `completions/identical_fraction`: completions that another one of their group equals, token for token.
-    `completions/distinct_1` and `completions/distinct_2`: `distinct_ngrams` of a group. They fall where completions of a group
-    grow alike in wording although no two are equal, which the first two do not see.
+    `completions/distinct_fraction`: how many different completions a group has, over their number: 1/G where all G
+    are the same. `completions/identical_fraction`: completions that another one of their group equals, token for
+    token. `completions/distinct_1` and `completions/distinct_2`: `distinct_ngrams` of a group. They fall where
+    completions of a group grow alike in wording although no two are equal, which the first two do not see.
     """
     ids = [[_ids(completion) for completion in group.completions] for group in groups]
     counts = [Counter(map(tuple, group)) for group in ids]
@@ -39,7 +41,8 @@ def _mean_share(parts: Iterable[int], wholes: Sequence[int]) -> float:
 
 
 def repetition(tokens: Sequence[int]) -> float:
-    """The share of the NGRAM-grams that stood in the completion before, 0 to 1; 0 for one with fewer than two of them."""
+    """The share of the NGRAM-grams that stood in the completion before, 0 to 1; 0 for one with fewer than two of
+    them."""
     ngrams = len(tokens) - NGRAM + 1
     if ngrams < 2:
         return 0.0
@@ -55,9 +58,11 @@ def _ids(completion: Completion) -> Sequence[int]:
 
 
 def distinct_ngrams(group: Sequence[Sequence[Hashable]], n: int) -> float:
-    """distinct-n (Li et al. 2016, arXiv:1510.03055, section 5.2) of a group: its different n-grams of tokens, or words, over all of them.
+    """distinct-n (Li et al. 2016, arXiv:1510.03055, section 5.2) of a group: its different n-grams of tokens, or words,
+    over all of them.
 
-    0 to 1. It falls with length, since long texts use words again, so only texts of about one length compare. 0 without tokens.
+    0 to 1. It falls with length, since long texts use words again, so only texts of about one length compare. 0
+    without tokens.
     """
     tokens = sum(map(len, group))
     if not tokens:

@@ -1,8 +1,9 @@
 """Evaluate a model on a split: sample, score, and compare the run's model before training with the one at a checkpoint.
 
-One model is loaded. Fresh adapters change nothing, and a full fine-tuning starts from the base's weights, so the base comes first and
-then the checkpoint's arrays are put in place: there is never a second model in memory. Both sides get the same prompts and the same
-random numbers, so a difference comes from the weights. Every completion is scored once, by the run's own functions and weights.
+One model is loaded. Fresh adapters change nothing, and a full fine-tuning starts from the base's weights, so the
+base comes first and then the checkpoint's arrays are put in place: there is never a second model in memory. Both
+sides get the same prompts and the same random numbers, so a difference comes from the weights. Every completion is
+scored once, by the run's own functions and weights.
 """
 
 from __future__ import annotations
@@ -125,8 +126,8 @@ Report = Callable[[EvaluationProgress], None]
 class EvaluatedModel:
     """A run at one of its checkpoints, or a plain model, which has neither `run` nor `checkpoint`.
 
-    `config` has the settings to load the model, read the data and score. `step` is the step whose reward functions and weights score,
-    of `steps` in all.
+    `config` has the settings to load the model, read the data and score. `step` is the step whose reward functions
+    and weights score, of `steps` in all.
     """
 
     config: Config
@@ -149,10 +150,11 @@ class EvaluatedModel:
 
 
 def find_evaluated(name: str, config: Config | None, runs_dir: Path | None = None, which: str = END) -> EvaluatedModel:
-    """The run `name`, a path or a name in the runs folder, at the checkpoint `which`; else the model `name`, a folder or an id.
+    """The run `name`, a path or a name in the runs folder, at the checkpoint `which`; else the model `name`, a folder
+    or an id.
 
-    `which` is end (the last step unless the run has left another), last, best, or a step. `config` gives data, rewards and sampling in
-    place of the run's own settings; a model needs it. Raises UserError.
+    `which` is end (the last step unless the run has left another), last, best, or a step. `config` gives data,
+    rewards and sampling in place of the run's own settings; a model needs it. Raises UserError.
     """
     try:
         run = find_run(name, runs_dir)
@@ -258,7 +260,8 @@ def evaluate_model(
 
 
 def _rows(splits: Splits, split: str, config: Config) -> tuple[Rows, str, Config]:
-    """(rows of the split or of a named evaluation set, their source, the settings that they are read with). Raises UserError."""
+    """(rows of the split or of a named evaluation set, their source, the settings that they are read with). Raises
+    UserError."""
     if split in splits.evals:
         named = splits.evals[split]
         rows, source, config = named.rows, named.source, config.model_copy(update=named.settings)
@@ -354,7 +357,8 @@ def _sampling(decoding: DecodingName, config: Config) -> Sampling:
 
 
 def restore_checkpoint(policy: Policy, evaluated: EvaluatedModel) -> None:
-    """Put the checkpoint's arrays into the policy, in place of those before training. Raises UserError if they do not fit."""
+    """Put the checkpoint's arrays into the policy, in place of those before training. Raises UserError if they do
+    not fit."""
     assert evaluated.checkpoint is not None and evaluated.run is not None
     try:
         policy.assign(evaluated.checkpoint.weights())
@@ -384,8 +388,9 @@ class Column:
     def difference(cls, after: Column, before: Column) -> Column:
         """after − before, prompt by prompt.
 
-        Its range reaches as far as the largest change that was seen, to both sides; where nothing changed, as far as it could have.
-        The whole range in any case would drown small changes of rewards that differ much between prompts.
+        Its range reaches as far as the largest change that was seen, to both sides; where nothing changed, as far as
+        it could have. The whole range in any case would drown small changes of rewards that differ much between
+        prompts.
         """
         values = after.values - before.values
         largest = float(np.nanmax(np.abs(values), initial=0.0))
@@ -398,8 +403,8 @@ def estimates(
 ) -> list[MeanWithInterval]:
     """The mean of each column over its prompts, with its bootstrap interval. All columns are resampled together.
 
-    A column without any number has no mean. One whose range is a single value has no interval: nothing varied, so nothing is known of
-    how much could.
+    A column without any number has no mean. One whose range is a single value has no interval: nothing varied, so
+    nothing is known of how much could.
     """
     if not columns:
         return []
@@ -442,8 +447,8 @@ def _resampled_means(values_PM: np.ndarray, resamples: int, rng: np.random.Gener
 def pass_at_k(completions: int, passed: int, k: int) -> float:
     """The chance that at least one of k completions passes, unbiased, from `passed` of `completions` that did.
 
-    1 − C(n − c, k) / C(n, k), as a product that cannot overflow (Chen et al. 2021, arXiv:2107.03374, section 2.1). Raises ValueError
-    for a k that is not within 1 … n.
+    1 − C(n − c, k) / C(n, k), as a product that cannot overflow (Chen et al. 2021, arXiv:2107.03374, section 2.1).
+    Raises ValueError for a k that is not within 1 … n.
     """
     if not 1 <= k <= completions:
         raise ValueError(f"k must be within 1 and {completions}, not {k}")
@@ -475,7 +480,8 @@ def decoding_figures(
     rule: PassRule | None,
     ks: Sequence[int],
 ) -> dict[str, Any]:
-    """The parts of a `Decoding` that come from its completions: sides, difference, and how many prompts got better or worse."""
+    """The parts of a `Decoding` that come from its completions: sides, difference, and how many prompts got better
+    or worse."""
     values = {side: _values(made.by_prompt, rule, ks) for side, made in sides.items()}
     columns: dict[str, dict[str, Column]] = {side: {} for side in sides}
     for key in next(iter(values.values())):

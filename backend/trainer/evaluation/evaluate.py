@@ -19,12 +19,12 @@ from backend.training.variety import variety_metrics
 from backend.types import Group, Problem
 
 EVAL_SEED = 0x6576616C
-"""Seed of held-out completions, the same at every evaluation ("eval" in ASCII): differences between two evaluations come
-from the policy, not from the random numbers."""
+"""Seed of held-out completions, the same at every evaluation ("eval" in ASCII): differences between two evaluations
+come from the policy, not from the random numbers."""
 
 FORWARD_SHARE = 1 / 8
-"""Of the completions of an evaluation, which the model and the reference read once more for `entropy` and `kl`: less than a tenth of the
-evaluation's time."""
+"""Of the completions of an evaluation, which the model and the reference read once more for `entropy` and `kl`: less
+than a tenth of the evaluation's time."""
 LEAST_FORWARD_ROWS, FORWARD_ROWS = 4, 32
 """Limits of that: fewer have no useful standard error, more would cost time."""
 
@@ -47,8 +47,8 @@ def held_out_rewards(
     overlap_scoring: bool = True,
     measure: Callable[[list[Group]], dict[str, float]] = lambda groups: {},
 ) -> dict[str, float]:
-    """The metrics of a step over the first `count` batches (−1: all) of `problems`: rewards, groups, lengths, variety, and those that
-    `measure` returns for the scored groups."""
+    """The metrics of a step over the first `count` batches (−1: all) of `problems`: rewards, groups, lengths,
+    variety, and those that `measure` returns for the scored groups."""
     groups = scored_groups(
         rollout,
         first_of(problems, batch_size, count),
@@ -82,9 +82,10 @@ def scored_groups(
 ) -> list[Group]:
     """`group_size` completions of every problem, scored, in order; `batch_size` problems are sampled together.
 
-    `score` fills the completions' scores. With `overlap_scoring` a thread scores one batch while the next one is sampled;
-    calls and their order are the same. `poll` is called with the fraction done and may raise to stop. The random numbers depend on
-    `seed` and the place in `problems` alone, so two models that get the same problems get the same numbers.
+    `score` fills the completions' scores. With `overlap_scoring` a thread scores one batch while the next one is
+    sampled; calls and their order are the same. `poll` is called with the fraction done and may raise to stop. The
+    random numbers depend on `seed` and the place in `problems` alone, so two models that get the same problems get
+    the same numbers.
     """
     groups: list[Group] = []
     chosen = list(batches(problems, batch_size, -1))
@@ -106,8 +107,8 @@ def scored_groups(
 
 
 def sample_of(groups: Sequence[Group]) -> list[Group]:
-    """The first completion of each of some groups, spread evenly over all, each as a group of its own: FORWARD_SHARE of the completions
-    within the limits."""
+    """The first completion of each of some groups, spread evenly over all, each as a group of its own: FORWARD_SHARE
+    of the completions within the limits."""
     completions = sum(len(group.completions) for group in groups)
     most = min(FORWARD_ROWS, max(LEAST_FORWARD_ROWS, round(FORWARD_SHARE * completions)))
     every = -(-len(groups) // most)
@@ -127,7 +128,8 @@ def batches(problems: Sequence[Problem], size: int, count: int) -> Iterator[list
 
 
 class _BackgroundScorer:
-    """Scores one batch at a time in a thread of its own. Leaving the `with` block by an exception gives up the call that is running."""
+    """Scores one batch at a time in a thread of its own. Leaving the `with` block by an exception gives up the call
+    that is running."""
 
     def __init__(self, score: Score) -> None:
         self._score = score
@@ -157,8 +159,8 @@ class _BackgroundScorer:
 
 
 def reward_metrics(groups: Sequence[Group], names: Sequence[str], weights: Sequence[float]) -> dict[str, float]:
-    """The metrics of `advantage_values` for scored groups of one size, whose advantages are not used. Those about the spread within
-    a group are left out for groups of one, where there is none."""
+    """The metrics of `advantage_values` for scored groups of one size, whose advantages are not used. Those about
+    the spread within a group are left out for groups of one, where there is none."""
     completions = [completion for group in groups for completion in group.completions]
     scores = [[completion.scores[name] for name in names] for completion in completions]
     size = len(groups[0].completions)
@@ -175,7 +177,8 @@ def greedy_accuracy(
     batch_size: int = 64,
     poll: Callable[[float], None] = lambda done: None,
 ) -> float:
-    """Fraction, 0 … 1, of all `problems` whose greedy completion is correct; `is_correct` judges a batch of groups of 1."""
+    """Fraction, 0 … 1, of all `problems` whose greedy completion is correct; `is_correct` judges a batch of groups
+    of 1."""
     correct: list[bool] = []
     for batch in batches(problems, batch_size, -1):
         correct += is_correct(rollout.sample(batch, 1, GREEDY, EVAL_SEED, 0))

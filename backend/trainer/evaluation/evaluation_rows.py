@@ -1,4 +1,5 @@
-"""An evaluation on disk: two files in `<run>/evaluations/`: NAME.json, an `Evaluation`, and NAME.jsonl, an `EvaluatedRow` a line.
+"""An evaluation on disk: two files in `<run>/evaluations/`: NAME.json, an `Evaluation`, and NAME.jsonl, an
+`EvaluatedRow` a line.
 
 The rows are written first and the .json is renamed into place last, so an evaluation that is listed is complete.
 """
@@ -39,8 +40,8 @@ DecodingName = Literal["greedy", "sampled"]
 FULL_SCORES = {
     "r1_accuracy_reward_func": 2.0, "accuracy_reward": 1.0, "math_eval": 1.0, "multiple_choice": 1.0, "jaccard": 1.0,
 }  # fmt: skip
-"""Shipped functions that compare with the dataset's answer → the score of a right one. Not `cosine_scaled_reward`, whose score depends
-on the length."""
+"""Shipped functions that compare with the dataset's answer → the score of a right one. Not `cosine_scaled_reward`,
+whose score depends on the length."""
 
 TOTAL = "reward"
 """The name of the weighted sum among the figures of a side."""
@@ -113,8 +114,8 @@ class PassRule(_Part):
 
 
 def default_pass_rule(entries: Iterable[str]) -> PassRule | None:
-    """The first of these entries of `reward_functions` that compares with the answer, at the score of a right one; None where
-    none does."""
+    """The first of these entries of `reward_functions` that compares with the answer, at the score of a right one;
+    None where none does."""
     for name, full in _full_scores(entries).items():
         if full is not None:
             return PassRule(reward=name, at_least=full, chosen_by="default")
@@ -267,7 +268,8 @@ SAME = 1e-9
 
 
 def change_of(row: EvaluatedRow, decoding: DecodingName) -> float | None:
-    """tuned − base of a prompt's mean reward, 0 where they are equal but for rounding; None where a side is missing or unscored."""
+    """tuned − base of a prompt's mean reward, 0 where they are equal but for rounding; None where a side is missing
+    or unscored."""
     sides = row[decoding] or {}
     before, after = mean_reward(sides.get("base", [])), mean_reward(sides.get("tuned", []))
     if before is None or after is None:

@@ -1,6 +1,8 @@
-"""What the rules read of a run: its settings, the metrics of its first and of its newest steps, and its newest evaluations.
+"""What the rules read of a run: its settings, the metrics of its first and of its newest steps, and its newest
+evaluations.
 
-Bounded, however long the run is, and a function of the event log alone: a resumed run has the same as one that was never stopped.
+Bounded, however long the run is, and a function of the event log alone: a resumed run has the same as one that was
+never stopped.
 """
 
 from __future__ import annotations
@@ -36,8 +38,8 @@ class HeldOut:
 
 
 class Recent:
-    """`first`: metrics of the run's first WINDOW steps; `steps`: of the LONG newest, newest last; `step`: the number of the newest;
-    `not_numbers`: names of its metrics that are null."""
+    """`first`: metrics of the run's first WINDOW steps; `steps`: of the LONG newest, newest last; `step`: the number
+    of the newest; `not_numbers`: names of its metrics that are null."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         """`settings`: raw ones; those that are missing have their defaults."""
@@ -96,7 +98,8 @@ class Recent:
     # ── metrics ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def values(self, name: str, count: int = WINDOW) -> list[float]:
-        """The metric in the last `count` steps, without the steps that did not measure it; [] while there are fewer steps."""
+        """The metric in the last `count` steps, without the steps that did not measure it; [] while there are fewer
+        steps."""
         if len(self.steps) < count:
             return []
         return known([self.steps[index] for index in range(-count, 0)], name)
@@ -124,8 +127,8 @@ class Recent:
 
     @property
     def has_converged(self) -> bool:
-        """Whether the run has learned what its rewards ask for: the reward has risen, and nearly all completions get about the same.
-        Then equal completions and groups without signal are what success looks like."""
+        """Whether the run has learned what its rewards ask for: the reward has risen, and nearly all completions get
+        about the same. Then equal completions and groups without signal are what success looks like."""
         reward, spread = self.mean("reward"), self.mean("reward_std")
         if reward is None or spread is None or not self.has_improved:
             return False
@@ -133,11 +136,13 @@ class Recent:
 
 
 SOLVED_SPREAD = 0.5
-"""Spread of the rewards over their mean below which nearly all completions succeed: with rewards of 0 and 1 it is 0.5 at 80 %."""
+"""Spread of the rewards over their mean below which nearly all completions succeed: with rewards of 0 and 1 it is
+0.5 at 80 %."""
 LIKELY = 2.0
 """Standard errors by which two means differ in all likelihood: enough to hold a finding back."""
 CERTAIN = 4.0
-"""Standard errors from which on a difference is a finding by itself. With many rules and many steps two would come by chance."""
+"""Standard errors from which on a difference is a finding by itself. With many rules and many steps two would come
+by chance."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
-"""All rules, in the order in which their findings are shown: the worst and the most basic first. To add one, write it in a module of
-its kind and it is here, in the event log, on the Monitor page, in `doctor` and, once tested, in docs/health.md.
+"""All rules, in the order in which their findings are shown: the worst and the most basic first. To add one, write
+it in a module of its kind and it is here, in the event log, on the Monitor page, in `doctor` and, once tested, in
+docs/health.md.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from backend.trainer.health.recent import LONG, WINDOW, MeanChange, Metrics, Rec
 class Finding:
     """`code` stays the same as long as a rule keeps finding the same, so that it is reported once.
 
-    `metric` is the name of the metric behind it, `value` what it was and `threshold` the limit that it passed, in the metric's unit.
-    `settings`: setting → the value that is proposed for it.
+    `metric` is the name of the metric behind it, `value` what it was and `threshold` the limit that it passed, in
+    the metric's unit. `settings`: setting → the value that is proposed for it.
     """
 
     code: str
@@ -80,8 +81,8 @@ Look = Callable[[Recent, float], Sign | None]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """`look(recent, threshold)` returns what it saw, or None. `metric` is the one behind it and `chart` the title of the chart that
-    shows it; `setting` the one to look at first."""
+    """`look(recent, threshold)` returns what it saw, or None. `metric` is the one behind it and `chart` the title of
+    the chart that shows it; `setting` the one to look at first."""
 
     code: str
     title: str
@@ -212,7 +213,8 @@ def _against_held_out(recent: Recent, threshold: float) -> Sign | None:
 
 
 def _against_another_function(recent: Recent, threshold: float) -> Sign | None:
-    """One function's mean has clearly risen and another's clearly fallen, since the run's first steps or over the last LONG."""
+    """One function's mean has clearly risen and another's clearly fallen, since the run's first steps or over the
+    last LONG."""
     if len(recent.steps) < 2 * WINDOW:
         return None
     earlier = [recent.steps[index] for index in range(WINDOW)]
@@ -416,7 +418,8 @@ def not_a_number(recent: Recent, threshold: float) -> Sign | None:
 
 
 def sampler_differs(recent: Recent, threshold: float) -> Sign | None:
-    """Measured before top-p, top-k and min-p, so filters do not count: only the rounding of the type that the model computes in."""
+    """Measured before top-p, top-k and min-p, so filters do not count: only the rounding of the type that the model
+    computes in."""
     gap = recent.mean("sampling/logp_gap/mean")
     if gap is None or gap <= threshold:
         return None
@@ -520,7 +523,8 @@ def mode_collapse(recent: Recent, threshold: float) -> Sign | None:
     before, length_before = sum(shares) / len(shares), sum(lengths) / len(lengths)
     if before <= 0 or length_before <= 0:
         return None
-    # Longer texts have a smaller share of different pairs by themselves, and shorter ones fewer pairs: both have to have fallen.
+    # Longer texts have a smaller share of different pairs by themselves, and shorter ones fewer pairs: both have to
+    # have fallen.
     left = max(now / before, now * length / (before * length_before))
     if left > threshold:
         return None

@@ -1,6 +1,7 @@
 """Follows an event log, applies the rules after every step, and says when a finding begins and when it is over.
 
-The trainer, `doctor` and the tests feed it. What it knows is a function of the event log, so a resumed run goes on as if never stopped.
+The trainer, `doctor` and the tests feed it. What it knows is a function of the event log, so a resumed run goes on
+as if never stopped.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ QUIET = WINDOW
 
 
 class Watch:
-    """`standing`: code → the fields of the `health` event with which each finding that still holds began; `newest`: code → the
-    finding as it was when it last held."""
+    """`standing`: code → the fields of the `health` event with which each finding that still holds began; `newest`:
+    code → the finding as it was when it last held."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         """`settings`: the run's raw settings, as its config.yaml has them; `change` events go on from there."""
@@ -35,7 +36,8 @@ class Watch:
 
     @classmethod
     def resumed(cls, settings: Mapping[str, Any], events: Iterable[Event]) -> Watch:
-        """A watch that has followed these events already: what it reported is among them, so only the newest steps are looked at."""
+        """A watch that has followed these events already: what it reported is among them, so only the newest steps
+        are looked at."""
         watch = cls(settings)
         unseen: deque[Event] = deque()
         steps = 0
@@ -56,8 +58,8 @@ class Watch:
         return watch
 
     def take(self, event: Event) -> list[dict[str, Any]]:
-        """Apply one event of the event log. Returns the fields of the `health` events that follow from it: one for each finding that
-        begins, and one for each that is over, with `until`, the last step at which it held."""
+        """Apply one event of the event log. Returns the fields of the `health` events that follow from it: one for
+        each finding that begins, and one for each that is over, with `until`, the last step at which it held."""
         self.recent.take(event)
         if event.get("kind") != "step":
             return []
@@ -154,8 +156,8 @@ def reported(health: Iterable[Event]) -> list[Episode]:
 
 
 def examined(settings: Mapping[str, Any], events: Iterable[Event]) -> list[Episode]:
-    """The episodes of an event log by the rules as they are now, whatever was reported while it was written. Sentences have the figures of
-    the last step at which the finding held."""
+    """The episodes of an event log by the rules as they are now, whatever was reported while it was written.
+    Sentences have the figures of the last step at which the finding held."""
     watch = Watch(settings)
     episodes: list[Episode] = []
     for event in events:
@@ -194,8 +196,8 @@ def _episode(fields: Mapping[str, Any], until: int | None) -> Episode:
 
 @dataclass(slots=True)
 class Examination:
-    """`not_measured`: code of a rule → the metric that it needs and no step of the event log has; `too_short`: code → the steps that it
-    needs, where the run has fewer."""
+    """`not_measured`: code of a rule → the metric that it needs and no step of the event log has; `too_short`: code
+    → the steps that it needs, where the run has fewer."""
 
     run: str
     state: str = ""

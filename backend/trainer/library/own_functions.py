@@ -1,8 +1,8 @@
 """Reward functions that are objects of the program: lambdas, closures, anything that can be called.
 
-They run in this process, each call in a thread with the time limit of `reward_timeout`, called as TRL calls them. config.yaml names them
-as functions of a file in the run's folder, which says where they are to be found: so every verb can read the run's settings, and only
-scoring again needs the program.
+They run in this process, each call in a thread with the time limit of `reward_timeout`, called as TRL calls them.
+config.yaml names them as functions of a file in the run's folder, which says where they are to be found: so every
+verb can read the run's settings, and only scoring again needs the program.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ class OwnFunctions:
         return cls(entries, calls)
 
     def write(self, folder: Path) -> list[str]:
-        """Write the file that stands for them into the run's folder. → the entries for config.yaml. Raises DiskError."""
+        """Write the file that stands for them into the run's folder. → the entries for config.yaml. Raises
+        DiskError."""
         if self.calls:
             definitions = "".join(_DEFINITION.format(name=name) for name in self.calls)
             names = ", ".join(self.calls)[:80]
@@ -123,7 +124,8 @@ def own_name(entry: str) -> str:
 
 
 def begin_own_scorer(settings: RewardSettings, calls: OwnCalls) -> Scorer:
-    """The scorer of a run with these functions. Raises UserError for functions that its settings name and the program has not given."""
+    """The scorer of a run with these functions. Raises UserError for functions that its settings name and the
+    program has not given."""
     named = set(_own_names(settings))
     if missing := ", ".join(sorted(named - calls.keys()))[:80]:
         what = f"with functions of a program, and {missing} is not among those given now."

@@ -1,10 +1,12 @@
-"""An optimizer and a schedule that are objects of the program, in place of those that the settings name (docs/library.md).
+"""An optimizer and a schedule that are objects of the program, in place of those that the settings name
+(docs/library.md).
 
-The settings of such a run say `optimizer: own` or `lr_schedule: own`, and describe the object in text. A resume compares the text: with
-another optimizer or another schedule the run would not be the one that it began as.
+The settings of such a run say `optimizer: own` or `lr_schedule: own`, and describe the object in text. A resume
+compares the text: with another optimizer or another schedule the run would not be the one that it began as.
 
-A checkpoint keeps an optimizer's `state`, arrays by name, and nothing else. What an update depends on beside the state, the gradient and
-the constants of the object would be lost, so each optimizer is tried out on a few small arrays before the run begins.
+A checkpoint keeps an optimizer's `state`, arrays by name, and nothing else. What an update depends on beside the
+state, the gradient and the constants of the object would be lost, so each optimizer is tried out on a few small
+arrays before the run begins.
 """
 
 from __future__ import annotations
@@ -69,8 +71,9 @@ class ProgramOptimizer(Optimizer):
 
 
 def maker(given: GivenOptimizer) -> Callable[[float], Optimizer]:
-    """Learning rate → a new optimizer: a copy of an object, with its own learning rate, or what a callable returns for the rate.
-    Raises UserError for anything else, and for an object that is in use already; the result raises UserError too."""
+    """Learning rate → a new optimizer: a copy of an object, with its own learning rate, or what a callable returns
+    for the rate. Raises UserError for anything else, and for an object that is in use already; the result raises
+    UserError too."""
     if isinstance(given, Optimizer):
         for each in _leaves(given):
             if each.state.keys() - {"step", "learning_rate"} or int(each.state.get("step", 0)):
@@ -135,8 +138,8 @@ def _constants(optimizer: Optimizer) -> dict[str, str]:
 
 
 def try_out(make: Callable[[float], Optimizer]) -> None:
-    """Two updates, the state into another object of its kind, and a third update with both. Raises UserError where they differ, and
-    where a checkpoint cannot keep the state."""
+    """Two updates, the state into another object of its kind, and a third update with both. Raises UserError where
+    they differ, and where a checkpoint cannot keep the state."""
 
     def arrays(number: int) -> Any:
         """Arrays in the shapes that a LoRA layer, a vector and a matrix have, by the names of a model."""
@@ -176,7 +179,8 @@ def try_out(make: Callable[[float], Optimizer]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class OwnSchedule:
-    """Learning rates by a program's function. A call raises UserError where the function raises, or returns no learning rate."""
+    """Learning rates by a program's function. A call raises UserError where the function raises, or returns no
+    learning rate."""
 
     function: Callable[[int], Any]
 
@@ -204,8 +208,9 @@ class OwnSchedule:
         return rate
 
     def described(self, updates: int) -> str:
-        """Its name and some rates of a run of so many updates, as in “half_life: 0.0001, 9.9e-05 at updates 0, 1”. Raises UserError for
-        one that gives another rate for the same update the second time: a resumed run would not repeat it."""
+        """Its name and some rates of a run of so many updates, as in “half_life: 0.0001, 9.9e-05 at updates 0, 1”.
+        Raises UserError for one that gives another rate for the same update the second time: a resumed run would not
+        repeat it."""
         asked = [update for update in _SAMPLES if update < max(updates, 1)]
         rates = [self(update) for update in asked]
         again = [self(update) for update in reversed(asked)][::-1]

@@ -1,4 +1,5 @@
-"""`train` and `resume`: a run in this process, of settings, functions, rows and callbacks that are objects of the program."""
+"""`train` and `resume`: a run in this process, of settings, functions, rows and callbacks that are objects of the
+program."""
 
 from __future__ import annotations
 
@@ -44,8 +45,8 @@ RewardFunctions = Sequence[str | Callable[..., Any]]
 
 @dataclass(frozen=True, slots=True)
 class TrainedRun:
-    """`ending` and the last finished `step`, with the event log's last `sentence`. Every verb takes `folder`, as in `python -m backend
-    export FOLDER --to lmstudio`; `adapters` or `model` in it is the result."""
+    """`ending` and the last finished `step`, with the event log's last `sentence`. Every verb takes `folder`, as in
+    `python -m backend export FOLDER --to lmstudio`; `adapters` or `model` in it is the result."""
 
     folder: Path
     ending: Literal["finished", "stopped", "failed"]
@@ -79,12 +80,13 @@ class RunFailed(UserError):
 
 
 class StopTraining(Exception):
-    """A callback raises it to stop the run, saved, after the present step. Its text completes “Stopped at step 20 because …”."""
+    """A callback raises it to stop the run, saved, after the present step. Its text completes “Stopped at step 20
+    because …”."""
 
 
 class Callback:
-    """Follows a run as it trains. Override what you need; each method may raise StopTraining, and any other exception ends the run as
-    failed, saved, with a sentence that names the method."""
+    """Follows a run as it trains. Override what you need; each method may raise StopTraining, and any other
+    exception ends the run as failed, saved, with a sentence that names the method."""
 
     def on_step(self, step: int, metrics: Mapping[str, float]) -> None:
         """A step is finished; `metrics` are those of the event log."""
@@ -100,8 +102,9 @@ class Callback:
 
 
 class CallbackCalls:
-    """Calls the callbacks of one run after the event log has the step, evaluation or checkpoint. What one raises is kept until the trainer
-    next looks whether to stop, where nothing is lost. Raises UserError for an object that has none of the methods."""
+    """Calls the callbacks of one run after the event log has the step, evaluation or checkpoint. What one raises is
+    kept until the trainer next looks whether to stop, where nothing is lost. Raises UserError for an object that has
+    none of the methods."""
 
     def __init__(self, callbacks: Sequence[Any], folder: Path) -> None:
         for callback in callbacks:
@@ -154,8 +157,9 @@ class CallbackCalls:
 
 
 def write_dataset(dataset: Any, folder: Path) -> None:
-    """Write rows (an iterable of mappings, as a list or a `datasets.Dataset`), or splits of such rows by name, below `folder`, so that the
-    run can be resumed, cloned and evaluated as any other. Raises UserError on `dataset`, and DiskError."""
+    """Write rows (an iterable of mappings, as a list or a `datasets.Dataset`), or splits of such rows by name, below
+    `folder`, so that the run can be resumed, cloned and evaluated as any other. Raises UserError on `dataset`, and
+    DiskError."""
     splits = dataset if isinstance(dataset, Mapping) else {"train": dataset}
     for name, rows in splits.items():
         if name not in _SPLITS:
@@ -206,14 +210,16 @@ def train(
 ) -> TrainedRun:
     """Train in this process and return the run once it has ended, finished or stopped.
 
-    `config`: a `Config`, a mapping of settings, or the path of a YAML file. `reward_functions`: names as in the settings, and callables,
-    which run in this process. `dataset`: rows, or splits of rows by name; they are copied into the run's folder. `callbacks`: see
-    `backend.Callback`. `optimizer`: an mlx.optimizers.Optimizer, or a callable that makes one of a learning rate; `schedule`: the number
-    of an update, from 0, → its learning rate. They replace the settings of these names. `name` and `runs_dir` are as on the command line.
+    `config`: a `Config`, a mapping of settings, or the path of a YAML file. `reward_functions`: names as in the
+    settings, and callables, which run in this process. `dataset`: rows, or splits of rows by name; they are copied into
+    the run's folder. `callbacks`: see `backend.Callback`. `optimizer`: an mlx.optimizers.Optimizer, or a callable that
+    makes one of a learning rate; `schedule`: the number of an update, from 0, → its learning rate. They replace the
+    settings of these names. `name` and `runs_dir` are as on the command line.
 
-    In the main thread Ctrl-C and SIGTERM mean "save and stop", and have their old meaning again afterwards; in any other thread they
-    stay the program's. Raises UserError for anything that the user can fix: before the first step, with nothing left behind; as RunFailed
-    after it, with everything saved. Raises RuntimeError for a bug of ours, whose traceback is on stderr and in the run's event log.
+    In the main thread Ctrl-C and SIGTERM mean "save and stop", and have their old meaning again afterwards; in any
+    other thread they stay the program's. Raises UserError for anything that the user can fix: before the first step,
+    with nothing left behind; as RunFailed after it, with everything saved. Raises RuntimeError for a bug of ours,
+    whose traceback is on stderr and in the run's event log.
     """
     require_environment()
     raw = _raw(config) | ({} if name is None else {"run_name": name})
@@ -255,10 +261,11 @@ def resume(
     schedule: Callable[[int], Any] | None = None,
     changes: Mapping[str, Any] | None = None,
 ) -> TrainedRun:
-    """Continue a run from its newest whole checkpoint, as `train` would have; `changes` are settings from its next step on.
+    """Continue a run from its newest whole checkpoint, as `train` would have; `changes` are settings from its next step
+    on.
 
-    `run`: its folder or its name. A run that was trained with callables needs those of the same names again, in `reward_functions`, and
-    one with an optimizer or a schedule of the program the same again. Raises as `train`.
+    `run`: its folder or its name. A run that was trained with callables needs those of the same names again, in
+    `reward_functions`, and one with an optimizer or a schedule of the program the same again. Raises as `train`.
     """
     require_environment()
     folder = find_run(os.fspath(run))
@@ -298,7 +305,8 @@ def _raw(config: Settings) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _new_folder(raw: Mapping[str, Any], runs_dir: str | os.PathLike[str] | None) -> Iterator[RunFolder]:
-    """The run's folder while it is filled; if that fails, everything new is removed, and the folder too if it is new."""
+    """The run's folder while it is filled; if that fails, everything new is removed, and the folder too if it is
+    new."""
     named = raw.get("run_name")
     model, train_type, train_mode = (
         str(raw.get(key) or default)

@@ -1,7 +1,7 @@
 """Memory estimate of a run from its settings and its model's shape, and the plan by which its steps fit.
 
-The estimate is the worst case: prompts of the greatest length and completions that all reach their limit. No weights are
-loaded and no device is queried.
+The estimate is the worst case: prompts of the greatest length and completions that all reach their limit. No weights
+are loaded and no device is queried.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ WHOLE = ("kv_a_proj_with_mqa", "q_a_proj", "gate", "router", "norm")
 
 
 def machines_of(config: Config) -> int:
-    """How many machines the model of a run is divided among; 1 where it is not, or where its hosts file cannot be read."""
+    """How many machines the model of a run is divided among; 1 where it is not, or where its hosts file cannot be
+    read."""
     if config.parallelism == "tensor" and config.hosts:
         with suppress(UserError):  # whoever starts the run says so
             return max(1, len(read_hosts(config.hosts).hosts))
@@ -80,9 +81,10 @@ LEAST_GAIN = 1.15
 class Estimate:
     """The memory of a run's two phases under `plan`, in bytes.
 
-    `machine` is what a run may use of this machine, `limit` what this one may use: the setting Memory limit, or `machine`.
-    `reductions` names where the plan trades time for memory; `advice` says which settings to change where even that is not enough.
-    `row_tip` says what more completions a step would gain on a GPU; "" where that is little, or memory is short.
+    `machine` is what a run may use of this machine, `limit` what this one may use: the setting Memory limit, or
+    `machine`. `reductions` names where the plan trades time for memory; `advice` says which settings to change where
+    even that is not enough. `row_tip` says what more completions a step would gain on a GPU; "" where that is
+    little, or memory is short.
     """
 
     rollout: Phase
@@ -159,9 +161,9 @@ def estimate(
 ) -> Estimate:
     """The memory of a run with these valid settings, under the quickest plan that fits; else under the smallest.
 
-    `machine`: bytes that it may use (`machine_bytes`). `prompt`: tokens of the longest prompt, where known; else prompts are
-    assumed to fill what `max_seq_length` leaves beside the completion. `gpu`: whether it computes on one (None: as this machine). Of a
-    model that is divided among machines, the memory is that of each.
+    `machine`: bytes that it may use (`machine_bytes`). `prompt`: tokens of the longest prompt, where known; else
+    prompts are assumed to fill what `max_seq_length` leaves beside the completion. `gpu`: whether it computes on one
+    (None: as this machine). Of a model that is divided among machines, the memory is that of each.
     """
     gpu = has_gpu() and config.device != "cpu" if gpu is None else gpu
     shape = share_of(shape, machines_of(config))
@@ -219,7 +221,8 @@ def _learning_plans(memory: MemoryModel) -> Iterator[MemoryPlan]:
     # Not below one row: a row is never split, so a smaller budget would change nothing.
     sizes = list(_halvings(min(MICRO_BATCH_TOKENS[memory.gpu], all_rows), one_row))
     yield base
-    # False before True: checkpointing only where small micro-batches are not enough, unless the settings have it on anyway.
+    # False before True: checkpointing only where small micro-batches are not enough, unless the settings have it on
+    # anyway.
     for recompute in sorted({base.recompute, True}):
         for size in sizes:
             if recompute or size >= SMALLEST_MICRO_BATCH[memory.gpu]:
@@ -230,8 +233,8 @@ def _learning_plans(memory: MemoryModel) -> Iterator[MemoryPlan]:
 
 
 def _sampling_plans(memory: MemoryModel, learnings: Iterator[MemoryPlan]) -> Iterator[MemoryPlan]:
-    """Plans for sampling under a plan for training, the quickest first: without merged weights, with smaller prefill chunks,
-    with fewer rows at a time."""
+    """Plans for sampling under a plan for training, the quickest first: without merged weights, with smaller prefill
+    chunks, with fewer rows at a time."""
     base = next(learnings)
     yield base
     # Chunks in the inner loop: smaller ones cost less speed than decoding fewer rows together.

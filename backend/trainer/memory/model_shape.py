@@ -1,7 +1,7 @@
 """Layer sizes and bytes of a model, from its config.json and the headers of its safetensors files.
 
-No weight is read and no model is built. Where the weights are on this machine the bytes of every array are exact; where only
-config.json is, they are computed from its sizes.
+No weight is read and no model is built. Where the weights are on this machine the bytes of every array are exact;
+where only config.json is, they are computed from its sizes.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ MOST_LAYERS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """A weight matrix of one layer: its name within the layer, input and output size, the number of experts stacked in it (1
-    without), and its bytes as stored, quantisation scales included."""
+    """A weight matrix of one layer: its name within the layer, input and output size, the number of experts stacked
+    in it (1 without), and its bytes as stored, quantisation scales included."""
 
     name: str
     inputs: int
@@ -79,13 +79,14 @@ class ModelShape:
 
     @property
     def is_transformer(self) -> bool:
-        """Whether all layers are those of a usual transformer; of others activations are roughly guessed from the matrices."""
+        """Whether all layers are those of a usual transformer; of others activations are roughly guessed from the
+        matrices."""
         return bool(self.heads) and all(is_usual(layer) for layer in self.layers)
 
     @property
     def has_full_attention(self) -> bool:
-        """Whether every layer attends to all tokens (no sliding window, no recurrence): only then is a prompt computed once for
-        its group."""
+        """Whether every layer attends to all tokens (no sliding window, no recurrence): only then is a prompt
+        computed once for its group."""
         return bool(self.heads) and all(kind == "full" for kind in self.kinds)
 
     @property
@@ -103,11 +104,12 @@ class ModelShape:
         return [*(linear for layer in self.layers for linear in layer), *self.outside]
 
     def cached_numbers(self, columns: int) -> int:
-        """Numbers that one row's caches hold of `columns` tokens: keys and values by layer, in a window at most its tokens. States,
-        whose size does not grow, are left out."""
+        """Numbers that one row's caches hold of `columns` tokens: keys and values by layer, in a window at most its
+        tokens. States, whose size does not grow, are left out."""
         held = {"full": columns, "window": min(columns, self.window or columns), "state": 0}
         own = zip(self.kinds[: self.layers_with_keys], self.layers, strict=False)
-        # Where config.json does not say which layers are attention (Jamba), or all of them keep both (Falcon-H1), the names say it.
+        # Where config.json does not say which layers are attention (Jamba), or all of them keep both (Falcon-H1), the
+        # names say it.
         by_name = "full" not in self.kinds and "window" not in self.kinds
         return sum(
             2 * self._keys_of(layer) * (columns if by_name and _has_keys(layer) else held[kind]) for kind, layer in own
@@ -169,7 +171,8 @@ def _has_keys(layer: tuple[Linear, ...]) -> bool:
 
 
 def _as_many(kinds: tuple[LayerKind, ...], count: int) -> tuple[LayerKind, ...]:
-    """The kinds of `count` layers, where the files have others than config.json counts, such as those that predict further tokens."""
+    """The kinds of `count` layers, where the files have others than config.json counts, such as those that predict
+    further tokens."""
     return (kinds + kinds[-1:] * count)[:count]
 
 
@@ -317,7 +320,8 @@ _STATE_SIZES = (
     "conv_L_cache",
     "linear_num_value_heads",
 )
-"""Settings of layers with a state. A model that has one, and does not say which layers are which, has none that are surely attention."""
+"""Settings of layers with a state. A model that has one, and does not say which layers are which, has none that are
+surely attention."""
 
 
 def number(text: Mapping[str, Any], *names: str) -> int:
@@ -356,7 +360,8 @@ def _kind(name: str) -> LayerKind:
 
 
 def layers_with_keys(text: Mapping[str, Any], kinds: tuple[LayerKind, ...]) -> int:
-    """How many layers, counted from the first, may have keys and values of their own; later ones use those of earlier ones."""
+    """How many layers, counted from the first, may have keys and values of their own; later ones use those of
+    earlier ones."""
     return len(kinds) - number(text, "num_kv_shared_layers")
 
 
@@ -391,7 +396,8 @@ def _mixer(text: Mapping[str, Any], kinds: tuple[LayerKind, ...], index: int) ->
 
 
 def _gated_delta_net(text: Mapping[str, Any]) -> list[Matrix]:
-    """Projections of queries, keys and values, of the gate, of decay and step size, and of the output (arXiv:2412.06464)."""
+    """Projections of queries, keys and values, of the gate, of decay and step size, and of the output
+    (arXiv:2412.06464)."""
     hidden, heads = number(text, "hidden_size"), number(text, "linear_num_value_heads")
     keys = number(text, "linear_num_key_heads") * number(text, "linear_key_head_dim")
     values = heads * number(text, "linear_value_head_dim")

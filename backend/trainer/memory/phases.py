@@ -1,9 +1,9 @@
 """Peak memory of each phase of a step in bytes, as a sum over the arrays that are alive at the same time.
 
-Nothing is fitted to a machine. Each term is an array of the engine; its factor is how many arrays of that size are alive
-together, counted in the graphs that autodiff makes of mlx-lm's layers. `tests/trainer/test_memory_plan.py` compares the sums with
-measured peaks. The backward pass is in `backend.trainer.memory.phases`. Axes: B rows, K prompt tokens, T completion tokens,
-H hidden size, V vocabulary.
+Nothing is fitted to a machine. Each term is an array of the engine; its factor is how many arrays of that size are
+alive together, counted in the graphs that autodiff makes of mlx-lm's layers. `tests/trainer/test_memory_plan.py`
+compares the sums with measured peaks. The backward pass is in `backend.trainer.memory.phases`. Axes: B rows, K
+prompt tokens, T completion tokens, H hidden size, V vocabulary.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ OPTIMIZER_COPIES = {
     "adamw": 2, "adam": 2, "adamax": 2, "adadelta": 2, "muon": 1, "sgd": 1, "lion": 1, "rmsprop": 1, "adagrad": 1,
     "own": 2,
 }  # fmt: skip
-"""State arrays of a weight's size per optimizer; of a program's, which may be anything, as many as of AdamW. Adafactor keeps row and column statistics only (arXiv:1804.04235)."""
+"""State arrays of a weight's size per optimizer; of a program's, which may be anything, as many as of AdamW.
+Adafactor keeps row and column statistics only (arXiv:1804.04235)."""
 
 EIGHT_BIT_BYTES = 1 + 4 / 256
 """A number of an optimizer's state in 8 bits: its byte, and its part of the float32 that a block of 256 shares."""
@@ -73,7 +74,8 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """The sizes into which a step is split. Every choice trades time for memory and changes no result beyond rounding."""
+    """The sizes into which a step is split. Every choice trades time for memory and changes no result beyond
+    rounding."""
 
     rows: int
     """Completions decoded together."""
@@ -92,7 +94,8 @@ class MemoryPlan:
 class MemoryModel:
     """Sizes of the arrays of one run, from its settings and its model's shape.
 
-    `prompt`: tokens of the longest prompt. `gpu`: whether MLX runs on one, where its fused norms save less for backward.
+    `prompt`: tokens of the longest prompt. `gpu`: whether MLX runs on one, where its fused norms save less for
+    backward.
     """
 
     def __init__(self, config: Config, shape: ModelShape, prompt: int, *, gpu: bool) -> None:
@@ -135,8 +138,8 @@ class MemoryModel:
         ]
 
     def weights(self) -> int:
-        """The weights as trained: in the type that the settings give, quantised after loading if they say so. Under full fine-tuning
-        float32, and beside it the copies in 16 bits that the model computes with, if it does."""
+        """The weights as trained: in the type that the settings give, quantised after loading if they say so. Under
+        full fine-tuning float32, and beside it the copies in 16 bits that the model computes with, if it does."""
         quantization = QUANTIZED.get(self.config.quantization)
         if self.shape.quantised:
             # Two floats for every 64 numbers, as a rule: scale and bias.
@@ -170,7 +173,8 @@ class MemoryModel:
         return sum(linear.numbers for linear in self.shape.matrices if is_named(linear.name, whole))
 
     def _beside_weights(self) -> int:
-        """Bytes of the trainable arrays that are not the model's own: adapters, and the float32 of whole modules in 16 bits."""
+        """Bytes of the trainable arrays that are not the model's own: adapters, and the float32 of whole modules in
+        16 bits."""
         in_place = self.weight_width == FLOAT_BYTES
         return self.trainable() - (FLOAT_BYTES * self._in_whole_modules() if in_place else 0)
 
@@ -182,7 +186,8 @@ class MemoryModel:
 
     def adapted_linears(self) -> list[Linear]:
         named = [linear for linear in self.shape.outside if is_named(linear.name, self.config.lora_keys)]
-        # A trained embedding makes every layer save for the backward pass, and adapters are in the last ones all the same.
+        # A trained embedding makes every layer save for the backward pass, and adapters are in the last ones all the
+        # same.
         layers = self.layers if self.full or self.config.num_layers < 0 else self.layers[-self.config.num_layers :]
         return [linear for layer in layers for linear in self.adapted_in_layer(layer)] + named
 
@@ -200,13 +205,15 @@ class MemoryModel:
         if self.config.optimizer in OPTIMIZER_COPIES:
             width = EIGHT_BIT_BYTES if self.config.optimizer_bits == "8" else FLOAT_BYTES
             return round(OPTIMIZER_COPIES[self.config.optimizer] * self.trainable() * width / FLOAT_BYTES)
-        # What remains is Adafactor: row and column sums of a matrix, full-size state for vectors such as those of the norms.
+        # What remains is Adafactor: row and column sums of a matrix, full-size state for vectors such as those of the
+        # norms.
         if self.full:
             vectors = self.weights() - FLOAT_BYTES * sum(linear.numbers for linear in self.shape.matrices)
             return vectors + FLOAT_BYTES * sum(
                 linear.experts * (linear.inputs + linear.outputs) for linear in self.shape.matrices
             )
-        # Adafactor on A [in, rank] and B [rank, out]: in + rank and rank + out. DoRA's magnitude is a vector, kept full-size.
+        # Adafactor on A [in, rank] and B [rank, out]: in + rank and rank + out. DoRA's magnitude is a vector, kept
+        # full-size.
         rank, dora = self.config.rank, self.config.train_type == "dora"
         numbers = [
             linear.experts * (linear.inputs + linear.outputs + 2 * rank) + dora * linear.outputs
@@ -215,8 +222,8 @@ class MemoryModel:
         return FLOAT_BYTES * sum(numbers)
 
     def _reference_weights(self, weights: int) -> int:
-        """Bytes of the reference policy. It shares the frozen weights; only full fine-tuning and a reference that follows the
-        policy need a second copy of the trainable ones."""
+        """Bytes of the reference policy. It shares the frozen weights; only full fine-tuning and a reference that
+        follows the policy need a second copy of the trainable ones."""
         if not self.config.needs_reference:
             return 0
         if self.config.reference_model_path:
@@ -226,8 +233,9 @@ class MemoryModel:
         return round(self._in_whole_modules() * self.weight_width)  # the modules as they were
 
     def kept(self) -> int:
-        """Bytes of what a run on several machines keeps of a step's beginning, to take the step back where one is lost between updates
-        (`backend.distributed.weights`): trained arrays, optimizer state, and a reference that follows. Rank 0 keeps it; it is counted for all."""
+        """Bytes of what a run on several machines keeps of a step's beginning, to take the step back where one is
+        lost between updates (`backend.distributed.weights`): trained arrays, optimizer state, and a reference that
+        follows. Rank 0 keeps it; it is counted for all."""
         if not self.config.hosts:
             return 0
         return (
@@ -238,7 +246,8 @@ class MemoryModel:
     # ── sampling ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def rollout(self, plan: MemoryPlan) -> Phase:
-        """The peak of sampling: prefill, copying the prompts' cache into rows, or the last tokens of the longest rows."""
+        """The peak of sampling: prefill, copying the prompts' cache into rows, or the last tokens of the longest
+        rows."""
         rows = min(plan.rows, self.rows)
         prefilled = self._prompts_prefilled(rows)
         prompt_cache = self.cache(prefilled, _rounded(self.prompt, PREFILL_BUCKET))
@@ -246,13 +255,14 @@ class MemoryModel:
         # Where not all are decoded together, the prefilled prompts stay beside the rows until the last one has started.
         waiting = prompt_cache if rows < self.completions else 0
         cache = self.cache(rows, columns) + waiting
-        # Five arrays [B, V]: logits, logits minus their maximum, exponentials, the filtered distribution, its running sum.
+        # Five arrays [B, V]: logits, logits minus their maximum, exponentials, the filtered distribution, its running
+        # sum.
         logits = 5 * rows * self.shape.vocabulary * FLOAT_BYTES
         # The caches grow layer by layer: one layer exists twice, before and after, and no more.
         layer = self.cache(rows, columns) // max(len(self.shape.layers), 1)
         # Adapters are merged one matrix at a time, so the largest one counts.
-        # (KV cache alive, temporaries) at each moment that can be the peak. They are never alive together, so the phase needs
-        # their maximum, not their sum.
+        # (KV cache alive, temporaries) at each moment that can be the peak. They are never alive together, so the phase
+        # needs their maximum, not their sum.
         candidates = {
             "merge adapters": (0, 4 * FLOAT_BYTES * self.largest_adapted()),
             "prefill": (prompt_cache, self._prefill_work(prefilled, plan)),
@@ -278,9 +288,10 @@ class MemoryModel:
         return rows * self.shape.cached_numbers(columns) * self.width
 
     def _prefill_work(self, prompts: int, plan: MemoryPlan) -> int:
-        """One layer's temporaries on a chunk of the prompts: attention scores [B, heads, chunk, K] before the mask, after it
-        and after softmax, or the four arrays of the gated MLP. On a CPU its exponential is computed with plain operations
-        (`backend.engine.cpu.vector_exp`) in five or six arrays, and two layers' are allocated ahead."""
+        """One layer's temporaries on a chunk of the prompts: attention scores [B, heads, chunk, K] before the mask,
+        after it and after softmax, or the four arrays of the gated MLP. On a CPU its exponential is computed with
+        plain operations (`backend.engine.cpu.vector_exp`) in five or six arrays, and two layers' are allocated
+        ahead."""
         chunk = min(plan.prefill_chunk, max(1, PREFILL_TOKENS // prompts), self.prompt)
         # On a CPU attention is composed in float32 whatever the model's type (`backend.engine.patches`).
         scores = prompts * self.shape.heads * chunk * self.prompt * (self.width if self.gpu else FLOAT_BYTES)
@@ -314,7 +325,8 @@ class MemoryModel:
         return self.shape.experts_per_token or 1 if linear.experts > 1 else 1
 
     def mlp_width(self, layer: tuple[Linear, ...]) -> int:
-        """Intermediate size of the gated MLP, summed over the experts that a token is routed to, shared ones included."""
+        """Intermediate size of the gated MLP, summed over the experts that a token is routed to, shared ones
+        included."""
         return sum(linear.inputs * self.uses_per_token(linear) for linear in layer if linear.name.endswith("down_proj"))
 
 
@@ -324,7 +336,8 @@ def row_costs_of(config: Config, shape: ModelShape, *, gpu: bool) -> RowCosts:
 
 
 def in_flight(work: int) -> Allocation:
-    """Arrays that MLX has allocated ahead of the device, where `backend.trainer.memory.plan` holds it to the estimate."""
+    """Arrays that MLX has allocated ahead of the device, where `backend.trainer.memory.plan` holds it to the
+    estimate."""
     return Allocation(IN_FLIGHT_NAME, round(IN_FLIGHT_SHARE * work))
 
 
@@ -338,8 +351,9 @@ def _rounded(n: int, multiple: int) -> int:
 # of a conversation.
 
 CHAT_PROCESS_BYTES = 250_000_000
-"""Memory of the chat's process beside its arrays: 125 MB on Linux with the demo, and as much again for a large vocabulary's tokenizer and
-the rows of a dataset. It imports less than a trainer (`backend.utils.machine.PROCESS_BYTES`)."""
+"""Memory of the chat's process beside its arrays: 125 MB on Linux with the demo, and as much again for a large
+vocabulary's tokenizer and the rows of a dataset. It imports less than a trainer
+(`backend.utils.machine.PROCESS_BYTES`)."""
 
 CONTEXT = 4096
 """Tokens of a conversation that are reckoned with, on each side."""
@@ -348,7 +362,8 @@ CONTEXT = 4096
 def chat_bytes(config: Config, shape: ModelShape, weights: WeightChoice | None) -> int:
     """Bytes that a process with base and tuned loaded holds; of a plain model (`weights` None) with that alone.
 
-    Full fine-tuning leaves two models of one size, whatever a checkpoint was saved in; adapters are as large as their file.
+    Full fine-tuning leaves two models of one size, whatever a checkpoint was saved in; adapters are as large as
+    their file.
     """
     memory = MemoryModel(
         config.model_copy(update={"train_type": "lora"}), shape, 0, gpu=has_gpu() and config.device != "cpu"
@@ -379,11 +394,12 @@ class BackwardMemory:
         self.shares_prompts = memory.shape.has_full_attention and not memory.config.neftune_noise_alpha
         """Whether rows of a prompt read it together; with noise on the embeddings each reads its own."""
         self.may_share_prefixes = self.shares_prompts and not memory.config.dropout
-        """Whether a prompt's keys and values may be shared by its group's micro-batches (`backend.training.shared_prefix`)."""
+        """Whether a prompt's keys and values may be shared by its group's micro-batches
+        (`backend.training.shared_prefix`)."""
 
     def phase(self, plan: MemoryPlan) -> Phase:
-        """The peak of training: in the backward pass of the largest micro-batch, in that of the prompts where they are shared
-        between micro-batches, or in the optimizer update."""
+        """The peak of training: in the backward pass of the largest micro-batch, in that of the prompts where they
+        are shared between micro-batches, or in the optimizer update."""
         batches = self.micro_batches(plan.micro_batch_tokens)
         trainable = self.memory.trainable()
         is_shared = self._shares_prefixes(batches, plan.micro_batch_tokens)
@@ -418,11 +434,12 @@ class BackwardMemory:
     # ── micro-batches ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def micro_batches(self, token_budget: int) -> Counter[ForwardPass]:
-        """The micro-batches of a step whose rows all have full length, each with its number, as `backend.training.microbatch` forms
-        them: group after group; a row larger than the budget is a micro-batch of its own.
+        """The micro-batches of a step whose rows all have full length, each with its number, as
+        `backend.training.microbatch` forms them: group after group; a row larger than the budget is a micro-batch of
+        its own.
 
-        A step may have a million rows. Micro-batches within a group are alike, and once one begins as far into its group as an earlier
-        one the sequence repeats, so a few thousand are looked at.
+        A step may have a million rows. Micro-batches within a group are alike, and once one begins as far into its
+        group as an earlier one the sequence repeats, so a few thousand are looked at.
         """
         passes, done, total = Counter[ForwardPass](), 0, self.prompts * self.group
         begun: dict[int, tuple[int, Counter[ForwardPass]]] = {}  # rows into a group → (rows before it, their passes)
@@ -460,30 +477,33 @@ class BackwardMemory:
         return rows * self.completion + prompts * self.prompt
 
     def _shares_prefixes(self, batches: Counter[ForwardPass], token_budget: int) -> bool:
-        """Whether every prompt is prefilled once before the micro-batches and backpropagated once after them: the rule of
-        `backend.training.shared_prefix.SharedPrefix`."""
+        """Whether every prompt is prefilled once before the micro-batches and backpropagated once after them: the
+        rule of `backend.training.shared_prefix.SharedPrefix`."""
         read = sum(batch.prompts * count for batch, count in batches.items())
-        # The extra prefill has no gradient and so costs a third of a pass with one: sharing pays where it saves more prompts.
+        # The extra prefill has no gradient and so costs a third of a pass with one: sharing pays where it saves more
+        # prompts.
         too_large = any(self._tokens(batch) > token_budget for batch in batches)
         return self.may_share_prefixes and (too_large or 3 * (read - self.prompts) > self.prompts)
 
     def _shared_prefix_bytes(self) -> int:
-        """Keys and values of all prompts and the gradients dL/dK, dL/dV in them, and both again while a micro-batch adds to
-        the gradients."""
+        """Keys and values of all prompts and the gradients dL/dK, dL/dV in them, and both again while a micro-batch
+        adds to the gradients."""
         return 4 * self.memory.cache(self.prompts, self.prompt)
 
     # ── one forward and backward pass ────────────────────────────────────────────────────────────────────────────────
 
     def _peak(self, batch: ForwardPass, plan: MemoryPlan) -> tuple[int, int]:
-        """(activations, logits) at the peak: what all layers save, and the temporaries of the output layer or of one layer."""
+        """(activations, logits) at the peak: what all layers save, and the temporaries of the output layer or of one
+        layer."""
         logits, layer = self._logits(plan, batch.rows), self._layer_work(batch, plan)
         if not plan.recompute:
             return sum(self._saved_by_layers(batch)) + max(layer - logits, 0), logits
-        # With gradient checkpointing no layer's activations are alive beside the logits. Under full fine-tuning the next
-        # layer is recomputed before the last one's weight gradients are done.
+        # With gradient checkpointing no layer's activations are alive beside the logits. Under full fine-tuning the
+        # next layer is recomputed before the last one's weight gradients are done.
         layers = 1.75 if self.memory.full and len(self.layers) > 2 else 1
         saved = max(self._saved_by_layers(batch), default=0)
-        # The output layer is done before a layer is recomputed: of the two the larger counts (the caller adds `logits`).
+        # The output layer is done before a layer is recomputed: of the two the larger counts (the caller adds
+        # `logits`).
         return self._inputs(batch) + max(round(layers * saved) + layer - logits, 0), logits
 
     def _tokens(self, batch: ForwardPass) -> int:
@@ -491,8 +511,8 @@ class BackwardMemory:
         return batch.rows * (self.completion + alone) + batch.prompts * self.prompt
 
     def _inputs(self, batch: ForwardPass) -> int:
-        """What recomputed layers save: their input, float32 in most models of 16 bits too (`backend.engine.residual_stream`), and the
-        prompts' keys and values."""
+        """What recomputed layers save: their input, float32 in most models of 16 bits too
+        (`backend.engine.residual_stream`), and the prompts' keys and values."""
         keys_and_values = batch.prompts * self.prompt * 2 * self.shape.keys * self.width
         return len(self.layers) * (self._tokens(batch) * self.shape.hidden * FLOAT_BYTES + keys_and_values)
 
@@ -500,7 +520,8 @@ class BackwardMemory:
         return [self._saved_by_layer(*layer, batch) for layer in zip(self.layers, self.memory.kinds, strict=True)]
 
     def _saved_by_layer(self, layer: tuple[Linear, ...], kind: LayerKind, batch: ForwardPass) -> int:
-        """What autodiff saves of a layer until its backward pass: arrays per token, and the keys and values attended to."""
+        """What autodiff saves of a layer until its backward pass: arrays per token, and the keys and values attended
+        to."""
         saved = self._tokens(batch) * self._saved_per_token(layer) + self._keys_and_values(batch)
         if kind == "window":
             saved += self._scores(batch)
@@ -513,8 +534,8 @@ class BackwardMemory:
         return saved
 
     def _scores(self, batch: ForwardPass) -> int:
-        """[B, heads, K + T, K + T], which `backend.engine.attention` avoids; layers with a sliding window do not use it, unless the rows
-        fit into the window."""
+        """[B, heads, K + T, K + T], which `backend.engine.attention` avoids; layers with a sliding window do not use
+        it, unless the rows fit into the window."""
         if self.prompt + self.completion <= self.shape.window:
             return 0
         return batch.rows * self.shape.heads * (self.prompt + self.completion) ** 2 * self.width
@@ -528,16 +549,18 @@ class BackwardMemory:
         return FLOAT_BYTES * heads * keys * attention_block(heads, queries, keys, self.memory.gpu)
 
     def _keys_and_values(self, batch: ForwardPass) -> int:
-        """Bytes of the keys and values: each token's own, and the prompt's again per row where prompts have several rows."""
+        """Bytes of the keys and values: each token's own, and the prompt's again per row where prompts have several
+        rows."""
         columns = self._tokens(batch) + (batch.rows * self.prompt if batch.prompts > 1 else 0)
         return 2 * self.shape.keys * self.width * columns
 
     def _saved_per_token(self, layer: tuple[Linear, ...]) -> int:
         """Bytes that a layer saves per token.
 
-        Norms save their input (float32 on a CPU, where they are composed of plain operations), attention its queries, the
-        gated MLP gate, sigmoid, silu and up. Adapters save their input, with dropout the dropped input of each too. DoRA saves the product before scaling. A trainable weight saves its input, a trainable norm
-        its normalised input.
+        Norms save their input (float32 on a CPU, where they are composed of plain operations), attention its
+        queries, the gated MLP gate, sigmoid, silu and up. Adapters save their input, with dropout the dropped input
+        of each too. DoRA saves the product before scaling. A trainable weight saves its input, a trainable norm its
+        normalised input.
         """
         memory, shape = self.memory, self.shape
         adapted = memory.adapted_in_layer(layer)
@@ -562,7 +585,8 @@ class BackwardMemory:
 
     def _adapter_inputs(self, adapted: list[Linear]) -> int:
         has_dropout = not self.memory.full and self.memory.config.dropout > 0
-        # mlx-lm's adapters of experts copy their input to float32; ours (`backend.engine.adapter_product`) read it as it is.
+        # mlx-lm's adapters of experts copy their input to float32; ours (`backend.engine.adapter_product`) read it as
+        # it is.
         widths = [FLOAT_BYTES if linear.experts > 1 else self.width for linear in adapted]
         sizes = [
             (_input_of(linear), width * linear.inputs * self.memory.uses_per_token(linear))
@@ -586,9 +610,9 @@ class BackwardMemory:
         return 2 * mlp_width * self.width if self.memory.gpu else mlp_width * FLOAT_BYTES
 
     def _layer_work(self, batch: ForwardPass, plan: MemoryPlan) -> int:
-        """Temporaries of one layer's backward pass: arrays like one block of scores and the gradients of the keys and values
-        attended to, or the gradients inside the gated MLP: three of its intermediate size, five where it is recomputed. In a
-        16-bit model the adapters' share is computed in float32."""
+        """Temporaries of one layer's backward pass: arrays like one block of scores and the gradients of the keys
+        and values attended to, or the gradients inside the gated MLP: three of its intermediate size, five where it
+        is recomputed. In a 16-bit model the adapters' share is computed in float32."""
         tokens = batch.rows * self.completion or batch.prompts * self.prompt
         scores = 5 * self._attention_scores(batch) if "full" in self.memory.kinds else 0
         scores = max(scores, 3 * self._scores(batch) if "window" in self.memory.kinds else 0)
@@ -604,9 +628,9 @@ class BackwardMemory:
 
     def _logits(self, plan: MemoryPlan, rows: int) -> int:
         """Memory of the output layer on `chunk` tokens: five arrays [chunk, V] (logits, logits minus their maximum,
-        exponentials, the gradient before and after the target's entry is subtracted) and the first or second of the next
-        chunk. The hidden states [N, H] of all chunks and their gradients stay. A trainable output layer holds its weight
-        gradient three times: of this chunk, of those before, and their sum."""
+        exponentials, the gradient before and after the target's entry is subtracted) and the first or second of the
+        next chunk. The hidden states [N, H] of all chunks and their gradients stay. A trainable output layer holds
+        its weight gradient three times: of this chunk, of those before, and their sum."""
         tokens = rows * self.completion
         arrays = 5.5 if plan.chunk < tokens else 5
         # The tokens' counts, and the penalised logits beside the plain ones.

@@ -1,6 +1,7 @@
 """The memory plan of a run on this machine, and MLX's memory limit set to it.
 
-The arithmetic is `backend.trainer.memory.estimate`'s; this module knows the model's folder, the run's prompts and the device.
+The arithmetic is `backend.trainer.memory.estimate`'s; this module knows the model's folder, the run's prompts and
+the device.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ def _held_to(limits: dict[str, Any], name: str, most: int | None) -> dict[str, A
 
 
 def refuse_too_large(config: Config, stages: Sequence[Config] = ()) -> None:
-    """Raises UserError for a model that this machine cannot train even on the shortest prompts. Loads nothing. `stages`: the settings of
-    each, where they are not those of `config`."""
+    """Raises UserError for a model that this machine cannot train even on the shortest prompts. Loads nothing.
+    `stages`: the settings of each, where they are not those of `config`."""
     shape = _shape(config)
     if shape is not None:
         machine = machine_bytes(working_set=_working_set())
@@ -60,8 +61,8 @@ def plan_memory(
     """The plan for prompts of these lengths in tokens, and MLX's memory limit set to it while `policy` lives.
 
     `stages`: the settings of each stage, for whose largest the plan is made, where they are not those of `config`.
-    `note` is called with a sentence where the memory limit constrains the run. None where the model's sizes are not known.
-    Raises UserError where even the smallest plan does not fit.
+    `note` is called with a sentence where the memory limit constrains the run. None where the model's sizes are not
+    known. Raises UserError where even the smallest plan does not fit.
     """
     shape = _shape(config)
     if shape is None:
@@ -89,9 +90,10 @@ def _shape(config: Config) -> ModelShape | None:
 def _set_memory_limit(needs: Estimate, policy: Any) -> None:
     """Keep MLX from allocating further ahead of the device than the plan allows, until `policy` is collected.
 
-    On a CPU MLX prepares operations and their arrays far ahead unless it reaches its memory limit, where it waits for the
-    device. Waiting at the bytes that a step needs costs no time. MLX checks the limit late, so a little more is in flight all the same.
-    On a GPU the limit is all that the run may use: it has to be kept busy, and freed buffers are reused from MLX's cache.
+    On a CPU MLX prepares operations and their arrays far ahead unless it reaches its memory limit, where it waits
+    for the device. Waiting at the bytes that a step needs costs no time. MLX checks the limit late, so a little more
+    is in flight all the same. On a GPU the limit is all that the run may use: it has to be kept busy, and freed
+    buffers are reused from MLX's cache.
     """
     others = max(
         mx.get_active_memory() - _bytes(policy), 0
@@ -111,8 +113,9 @@ def _bytes(policy: Any) -> int:
 class _PolicyLimits:
     """MLX's memory limit is the largest of the policies that live, and what it was before any where none does.
 
-    Of several that live, as in a sweep, any may compute next. They are collected in any order: if each restored what it had found, a
-    limit could outlive its policy, and every later operation of the process would wait for the device.
+    Of several that live, as in a sweep, any may compute next. They are collected in any order: if each restored what
+    it had found, a limit could outlive its policy, and every later operation of the process would wait for the
+    device.
     """
 
     def __init__(self) -> None:

@@ -15,7 +15,8 @@ from backend.utils.whole_file import replace_file
 
 METRICS, COMPLETIONS = "metrics.csv", "completions.csv"
 REST = 20.0
-"""Pause between two writings, as a multiple of what one takes: a table that grows is written ever less often, at 5 % of a core."""
+"""Pause between two writings, as a multiple of what one takes: a table that grows is written ever less often, at 5 %
+of a core."""
 LEAST_REST_S = 5.0
 COMMANDS = ("=", "+", "-", "@", "\t", "\r")
 """A spreadsheet may run text that begins so as a formula."""

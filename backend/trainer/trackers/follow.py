@@ -38,8 +38,8 @@ MAKERS: dict[str, Callable[[], Tracker]] = {
 POLL_S = 1.0
 """Seconds between two reads of the event log."""
 HANG_S = 120.0
-"""How long a tracker may do nothing after its run is over before its process ends itself: it waits for a network, another program, or a
-thread of its package that has died."""
+"""How long a tracker may do nothing after its run is over before its process ends itself: it waits for a network,
+another program, or a thread of its package that has died."""
 NICE = 10
 LONGEST = 160
 """Characters of a sentence about what a package has said or raised."""
@@ -48,9 +48,11 @@ Say = Callable[[str], None]
 
 
 def track(run: RunFolder, name: str, *, may_upload: bool = False, waits: bool = False, say: Say) -> None:
-    """Send all of a run to a tracker; of one that is training, until it is over. With `waits` behind another process that does so.
+    """Send all of a run to a tracker; of one that is training, until it is over. With `waits` behind another process
+    that does so.
 
-    Raises UserError for settings that cannot be read, a package that is missing, and, without `waits`, another process at work.
+    Raises UserError for settings that cannot be read, a package that is missing, and, without `waits`, another
+    process at work.
     """
     if fault := missing_fault(name):
         raise UserError([fault])
@@ -132,8 +134,8 @@ class _Following:
             self._last_fault = sentence
 
     def _end_a_hang(self) -> None:
-        """End this process where the run is over and the tracker has been waiting too long. Not once all is sent: the process may
-        be another program's then."""
+        """End this process where the run is over and the tracker has been waiting too long. Not once all is sent:
+        the process may be another program's then."""
         while not self._has_ended.wait(min(POLL_S, HANG_S)):
             if not self._about.folder.is_locked() and time.monotonic() - self._last_sign > HANG_S:
                 self._say(f"No answer for {HANG_S:.0f} s after the run was over; track sends the rest another time.")
@@ -162,7 +164,8 @@ def main(arguments: list[str]) -> int:
 
 
 class _Process:
-    """Writes what a tracker's process reports, to its own log, and to the run's log where the run does not report it."""
+    """Writes what a tracker's process reports, to its own log, and to the run's log where the run does not report
+    it."""
 
     def __init__(self, run: RunFolder, name: str) -> None:
         self.run, self._name = run, name
@@ -189,7 +192,8 @@ class _Process:
         self.end(f"{type(error).__name__}: {quote(error, LONGEST)}")
 
     def end_with_thread(self, what: threading.ExceptHookArgs) -> None:
-        """A thread of a package has died, as tensorboardX's writer does on a full disk: sending to it would wait for ever."""
+        """A thread of a package has died, as tensorboardX's writer does on a full disk: sending to it would wait for
+        ever."""
         self.end_with(what.exc_value)
         os._exit(1)
 

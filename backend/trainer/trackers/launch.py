@@ -1,4 +1,5 @@
-"""Starting the trackers of a run. They are processes of their own that read what the run writes; the run waits for none of them."""
+"""Starting the trackers of a run. They are processes of their own that read what the run writes; the run waits for
+none of them."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ class RunTrackers:
         self._looked = time.monotonic()
 
     def start(self, report_to: Sequence[str], tell: Tell) -> None:
-        """Start a process for each that `report_to` chooses. It ends with the run; one that cannot be started is told and no more."""
+        """Start a process for each that `report_to` chooses. It ends with the run; one that cannot be started is
+        told and no more."""
         for name in chosen(report_to):
             if fault := missing_fault(name):  # a run that is resumed where the package is no more
                 tell(f"{fault.sentence} The run goes on without it.")
@@ -47,7 +49,8 @@ class RunTrackers:
                 tell(f"What {name} writes of this run is in {TRACKERS[name].place}.")
 
     def look(self, warn: Tell) -> None:
-        """Warn of each that is no more. It follows the run as long as that is locked, so until then it ends for no good reason."""
+        """Warn of each that is no more. It follows the run as long as that is locked, so until then it ends for no
+        good reason."""
         if not self._processes or time.monotonic() - self._looked < LOOK_S:
             return
         self._looked = time.monotonic()

@@ -1,12 +1,13 @@
 """The trackers tensorboard, trackio and wandb, by their packages.
 
-tensorboard and trackio are written again from the event log whenever a process of theirs begins or the event log was cut back, so they hold
-each step once. trackio stays in its database on this machine, never on a Space.
+tensorboard and trackio are written again from the event log whenever a process of theirs begins or the event log was
+cut back, so they hold each step once. trackio stays in its database on this machine, never on a Space.
 
-wandb is offline unless the user says WANDB_MODE=online in the environment, or `track --upload`: a YAML file of somebody else must not upload
-anything. Its files lie in our folder of preferences and not in the run's: wandb makes a link among them, and reads settings from there, which
-somebody else's run folder could bring along. Offline, what was not synced yet is written again by every process. What has left the machine
-cannot be: `WandbProgress` says how far that is, and where a resume has changed settings of steps that were sent, a second run begins.
+wandb is offline unless the user says WANDB_MODE=online in the environment, or `track --upload`: a YAML file of
+somebody else must not upload anything. Its files lie in our folder of preferences and not in the run's: wandb makes
+a link among them, and reads settings from there, which somebody else's run folder could bring along. Offline, what
+was not synced yet is written again by every process. What has left the machine cannot be: `WandbProgress` says how
+far that is, and where a resume has changed settings of steps that were sent, a second run begins.
 """
 
 from __future__ import annotations
@@ -89,7 +90,8 @@ def _cell(value: Any) -> str:
 MARK = "grpo_studio_run"
 """The key of the mark: a sum of the folder's path, which does not tell the path."""
 KEPT_VARIABLE = "TRACKIO_DIR"
-"""Where the database is. trackio's other variables could name a server, a Space or a webhook to which everything would go."""
+"""Where the database is. trackio's other variables could name a server, a Space or a webhook to which everything
+would go."""
 
 
 class TrackioRun:
@@ -202,7 +204,8 @@ class WandbRun:
         self._run = wandb.init(
             project=about.project, name=about.name if part == 1 else f"{about.name}, part {part}", id=self._progress.id, dir=str(files),
             config=about.settings, mode=mode, resume="allow" if is_online else None,
-            # Nothing of the machine but what is in the event log: no code, no git, no packages, no output, no statistics.
+            # Nothing of the machine but what is in the event log: no code, no git, no packages, no output, no
+            # statistics.
             settings=wandb.Settings(
                 console="off", save_code=False, disable_code=True, disable_git=True, disable_job_creation=True, symlink=False, silent=True,
                 x_disable_stats=True, x_disable_meta=True, x_disable_machine_info=True, x_save_requirements=False,

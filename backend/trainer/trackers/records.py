@@ -24,8 +24,8 @@ LAST_COLUMNS = ("advantage", "reward", "answer", "stop", "tokens")
 class StepRecord:
     """The event log of one step. Metrics have our names; values that are not finite are left out.
 
-    `training` is empty before the first step, where there may be an evaluation; `evaluations`: split, or name of an evaluation set →
-    metrics.
+    `training` is empty before the first step, where there may be an evaluation; `evaluations`: split, or name of an
+    evaluation set → metrics.
     """
 
     step: int
@@ -201,7 +201,8 @@ class Tracker(Protocol):
     """One run in one tracker. Its methods may raise anything and take any time: the run does not wait for them."""
 
     def open(self, about: AboutRun) -> Sent:
-        """Begin, or continue after an earlier process. → how far that was; a tracker that writes everything again returns `Sent()`.
+        """Begin, or continue after an earlier process. → how far that was; a tracker that writes everything again
+        returns `Sent()`.
 
         Called again where the event log was cut back. Raises UserError for what a user can fix.
         """

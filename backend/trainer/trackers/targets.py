@@ -50,7 +50,8 @@ TRACKERS: dict[str, TrackerKind] = {
 
 
 def chosen(report_to: Sequence[str]) -> tuple[str, ...]:
-    """Names of the trackers that a value of `report_to` chooses, each once; names that are none of ours are left out."""
+    """Names of the trackers that a value of `report_to` chooses, each once; names that are none of ours are left
+    out."""
     if ALL in report_to:
         return tuple(name for name, kind in TRACKERS.items() if kind.is_installed)
     return tuple(dict.fromkeys(name for name in report_to if name in TRACKERS))
