@@ -49,7 +49,8 @@ class GpuError:
 INTERACTIVITY = GpuError(
     "interactivity",
     "macOS stopped the GPU's work because it held up the display (Impacting Interactivity).",
-    "Letting the display sleep helps, and so do closing programs that draw much, a smaller Batch, and Relax GPU timeout.",
+    "Letting the display sleep helps, and so do closing programs that draw much, a smaller Batch, and Relax "
+    "GPU timeout.",
 )
 MEMORY = GpuError(
     "memory",
@@ -255,7 +256,8 @@ class KeepAwake:
             if not self._has_warned:
                 self._has_warned = True
                 self._warn(
-                    f"The Mac may fall asleep during this run: caffeinate cannot be started ({error.strerror}). System Settings "
+                    "The Mac may fall asleep during this run: caffeinate cannot be started "
+                    f"({error.strerror}). System Settings "
                     f"can keep it awake."
                 )
 

@@ -272,7 +272,8 @@ class RunContext(StepContext):
         self.prompt_stream.cursor, self.prompt_stream.first = state.cursor, state.stream_first
         if not saved.has_optimizer and state.updates:
             note(
-                f"The checkpoint of step {state.step} has no optimizer state (Save weights only), so the optimizer starts anew: "
+                f"The checkpoint of step {state.step} has no optimizer state (Save weights only), so the "
+                "optimizer starts anew: "
                 f"the run continues a little differently than it would have without the break."
             )
         if saved.has_reference:

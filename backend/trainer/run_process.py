@@ -61,7 +61,8 @@ def cut_back(run: RunFolder, state: TrainingState) -> str:
     truncate_file(run.events, _end_of_step(run.events, state.step))
     truncate_file(run.completions, _end_of_rows(run.completions, state.step))
     return (
-        f"events.jsonl or completions.jsonl was changed since step {state.step} was saved, so both were cut back to that step by "
+        f"events.jsonl or completions.jsonl was changed since step {state.step} was saved, so both were cut "
+        "back to that step by "
         f"their lines, not by their lengths."
     )
 
@@ -260,7 +261,8 @@ def open_run(
         trainer.warn(sentence)
     if saved is not None and saved.filled_in:
         trainer.note(
-            f"The checkpoint of step {step} is of an earlier version, which recorded no {', '.join(saved.filled_in)}; the run "
+            f"The checkpoint of step {step} is of an earlier version, which recorded no "
+            f"{', '.join(saved.filled_in)}; the run "
             f"continues with their initial values."
         )
     return trainer, saved
@@ -291,7 +293,8 @@ def end_run(trainer: Trainer, ending: Ending, gpu_retries: int = 0, *, goes_on: 
         elif ending.lost_rank is not None:
             saved = f" Step {trainer.saver.saved_step} is saved." if trainer.saver.saved_step else ""
             advice = (
-                "Resume the run when the machine is back, or without it: resume RUN --hosts FILE, or --hosts none for this "
+                "Resume the run when the machine is back, or without it: resume RUN --hosts FILE, or --hosts "
+                "none for this "
                 "machine alone."
             )
             ending = replace(ending, sentence=f"{ending.sentence}{saved} {advice}")
@@ -315,7 +318,8 @@ def _without_folder(trainer: Trainer, place: FolderPlace) -> Ending:
         sentence = f"The folder of the run {name} was deleted while it trained, so step {step} could not be saved."
     elif place.state == "out of reach":
         sentence = (
-            f"The folder of the run {name} is out of reach, its disk unmounted perhaps, so step {step} could not be saved; "
+            f"The folder of the run {name} is out of reach, its disk unmounted perhaps, so step {step} could "
+            "not be saved; "
             f"resume the run once it is back."
         )
     else:

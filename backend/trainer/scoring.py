@@ -203,6 +203,7 @@ def changed_files(before: Mapping[str, str], now: Mapping[str, str], step: int) 
         return ""
     names, have = quote(", ".join(changed), 60), "has" if len(changed) == 1 else "have"
     return (
-        f"{names} {have} changed since this run was trained last: the steps up to {step} were scored with the old version, "
+        f"{names} {have} changed since this run was trained last: the steps up to {step} were scored with the "
+        "old version, "
         f"those from {step + 1} on with the new one."
     )

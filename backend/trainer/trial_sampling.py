@@ -27,13 +27,22 @@ from backend.utils.errors import UserError
 Report = Callable[[dict[str, Any]], None]
 
 WITHOUT_REFERENCE = {
-    "beta": 0.0, "log_kl": False, "sync_ref_model": False, "reference_model_path": "", "ratio_against": "old",
-}  # fmt: skip
+    "beta": 0.0,
+    "log_kl": False,
+    "sync_ref_model": False,
+    "reference_model_path": "",
+    "ratio_against": "old",
+}
 """Settings under which no reference is loaded: sampling needs none."""
 
 SMALLEST_MODEL = WITHOUT_REFERENCE | {
-    "train_type": "lora", "num_layers": 1, "rank": 1, "lora_keys": [], "modules_to_save": [], "grad_checkpoint": False,
-}  # fmt: skip
+    "train_type": "lora",
+    "num_layers": 1,
+    "rank": 1,
+    "lora_keys": [],
+    "modules_to_save": [],
+    "grad_checkpoint": False,
+}
 """Settings that load as little as possible: no reference, and one fresh adapter, which changes no output (B = 0)."""
 
 ADAPTER_SHAPE = ("train_type", "num_layers", "rank", "scale", "lora_keys", "modules_to_save")
@@ -69,9 +78,14 @@ class TrialSampler:
         self._rollout: tuple[Any, Sampler] | None = None
 
     def sample(
-        self, config: Config, pick: Pick, group_size: int, seed: int, report: Report = lambda progress: None,
+        self,
+        config: Config,
+        pick: Pick,
+        group_size: int,
+        seed: int,
+        report: Report = lambda progress: None,
         check: Callable[[], None] = lambda: None,
-    ) -> list[Group]:  # fmt: skip
+    ) -> list[Group]:
         """`group_size` completions of each picked row. `report` is called with {"phase", "done"?, "of"?}; `check` is
         called often and may raise to stop. Raises UserError where dataset or model cannot be loaded."""
         report({"phase": "reading the dataset"})

@@ -421,14 +421,16 @@ def correction_mode(config: Config, dtype: mx.Dtype) -> tuple[str, str]:
         return config.sampling_correction, ""
     if config.holds_output:
         return "sequence_truncate", (
-            "Output is held to a grammar: each completion's term is multiplied by the policy's own probability of keeping to it "
+            "Output is held to a grammar: each completion's term is multiplied by the policy's own probability "
+            "of keeping to it "
             "(Sampling correction: Automatic)."
         )
     if dtype == mx.float32 or config.ratio_against == "reference":
         return "none", ""
     kind = str(dtype).removeprefix("mlx.core.")
     return "token_truncate", (
-        f"The model computes in {kind}, where sampler and learner round differently: each token's term is multiplied by the "
+        f"The model computes in {kind}, where sampler and learner round differently: each token's term is "
+        "multiplied by the "
         f"ratio of their probabilities, within the limits (Sampling correction: Automatic)."
     )
 

@@ -326,13 +326,15 @@ LEVELS: dict[str, ImportanceLevel] = {
 KL_ESTIMATORS: dict[str, KlEstimator] = {
     "k3": KlEstimator(
         name="Schulman's k3",
-        sentence="With d = log π_ref − log π_θ it is exp(d) − d − 1: never negative, and right on average, as in the papers and TRL.",
+        sentence="With d = log π_ref − log π_θ it is exp(d) − d − 1: never negative, and right on average, as in the "
+        "papers and TRL.",
         paper="Schulman 2020, http://joschu.net/blog/kl-approx.html",
         term=k3,
     ),
     "documented": KlEstimator(
         name="As documented",
-        sentence="It is ratio · exp(d) − d − 1, as the guide of MLX LoRA Studio writes it. Over the policy's own completions its gradient is "
+        sentence="It is ratio · exp(d) − d − 1, as the guide of MLX LoRA Studio writes it. Over the policy's own "
+        "completions its gradient is "
         "0 on average, so it hardly holds the model.",
         paper="MLX LoRA Studio's guide to GRPO",
         term=documented_kl,
@@ -350,7 +352,8 @@ LOSSES: dict[str, Loss] = {
     ),
     "bnpo": Loss(
         name="BNPO",
-        sentence="Mean over all tokens of the update, so a long completion counts for more. Equal to DAPO here: TRL's BNPO "
+        sentence="Mean over all tokens of the update, so a long completion counts for more. Equal to DAPO here: TRL's "
+        "BNPO "
         "averages each micro-batch alone.",
         paper="TRL's GRPOTrainer",
         ratio=("token",),

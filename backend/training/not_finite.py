@@ -86,7 +86,7 @@ def check_sampled(groups: Sequence[Group]) -> None:
 
 def gradient_norms(gradient: Any) -> list[GradientNorm]:
     """The norm of every parameter's gradient, in float32, the worst first."""
-    arrays: list[tuple[str, mx.array]] = tree_flatten(gradient)  # pyright: ignore[reportAssignmentType]: of arrays alone
+    arrays: Any = tree_flatten(gradient)
     norms: list[GradientNorm] = []
     for name, x in arrays:
         is_finite = mx.isfinite(x)
@@ -113,9 +113,12 @@ def token_numbers(micro_batches: Sequence[MicroBatch], logps: Iterable[mx.array]
     for micro_batch, logp_BT in zip(micro_batches, logps, strict=True):
         batch = micro_batch.batch
         arrays = {
-            "learned_logp": logp_BT, "old_logp": batch.old_logp_BT, "reference_logp": batch.ref_logp_BT,
-            "importance_ratio": batch.importance_weight_BT, "weight": batch.weight_BT,
-        }  # fmt: skip
+            "learned_logp": logp_BT,
+            "old_logp": batch.old_logp_BT,
+            "reference_logp": batch.ref_logp_BT,
+            "importance_ratio": batch.importance_weight_BT,
+            "weight": batch.weight_BT,
+        }
         columns: dict[str, Any] = {name: x.tolist() for name, x in arrays.items() if x is not None}
         lengths: Any = batch.length_B.tolist()
         rows: Any = batch.row_B.tolist()

@@ -167,9 +167,15 @@ class PolicyForward:
         prefilled: PrefilledPrompts | None,
     ) -> TokenScores:
         return completion_logps(
-            split_model, micro_batch.rows, self.temperature, self.chunk,
-            with_gradient=with_gradient, entropy_gradient=entropy_gradient, prefilled=prefilled, penalties=self.penalties,
-        )  # fmt: skip
+            split_model,
+            micro_batch.rows,
+            self.temperature,
+            self.chunk,
+            with_gradient=with_gradient,
+            entropy_gradient=entropy_gradient,
+            prefilled=prefilled,
+            penalties=self.penalties,
+        )
 
     def logps_without_gradient(self, split_model: SplitModel, micro_batches: list[MicroBatch]) -> Iterator[mx.array]:
         """log π [B, T] of each micro-batch in turn, evaluated."""

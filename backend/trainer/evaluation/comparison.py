@@ -273,7 +273,8 @@ def _rows(splits: Splits, split: str, config: Config) -> tuple[Rows, str, Config
     if not rows:
         ways = {
             "test": "put a test file into the dataset's folder, or name the split that is to serve in Test split",
-            "valid": "put a valid file into the dataset's folder, name a split in Valid split, or hold rows of the training "
+            "valid": "put a valid file into the dataset's folder, name a split in Valid split, or hold rows of the "
+            "training "
             "split out with Validation share",
         }
         others = [f"--split {name}" for name in SPLITS if splits.rows(name) and name != "train"]

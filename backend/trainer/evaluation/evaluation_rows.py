@@ -38,8 +38,12 @@ SideName = Literal["base", "tuned", "model"]
 DecodingName = Literal["greedy", "sampled"]
 
 FULL_SCORES = {
-    "r1_accuracy_reward_func": 2.0, "accuracy_reward": 1.0, "math_eval": 1.0, "multiple_choice": 1.0, "jaccard": 1.0,
-}  # fmt: skip
+    "r1_accuracy_reward_func": 2.0,
+    "accuracy_reward": 1.0,
+    "math_eval": 1.0,
+    "multiple_choice": 1.0,
+    "jaccard": 1.0,
+}
 """Shipped functions that compare with the dataset's answer → the score of a right one. Not `cosine_scaled_reward`,
 whose score depends on the length."""
 

@@ -139,8 +139,10 @@ def never_scores(recent: Recent, threshold: float) -> Sign | None:
         {"system_prompt": SYSTEM_PROMPT} if asks_for_tags else {},
         about=tuple(silent),
         metric=f"rewards/{silent[0]}/mean",
-        advice="Tell the model in the system prompt to write the tags that these functions look for." if asks_for_tags else "",
-    )  # fmt: skip
+        advice="Tell the model in the system prompt to write the tags that these functions look for."
+        if asks_for_tags
+        else "",
+    )
 
 
 def no_signal(recent: Recent, threshold: float) -> Sign | None:
@@ -150,7 +152,8 @@ def no_signal(recent: Recent, threshold: float) -> Sign | None:
     is_cold = recent.setting("temperature") < 0.8
     return Sign(
         share,
-        f"“Groups without signal” is {share:.0%} on average over the last {WINDOW} steps (from {threshold:.0%} on nothing is learned): "
+        f"“Groups without signal” is {share:.0%} on average over the last {WINDOW} steps (from {threshold:.0%} "
+        "on nothing is learned): "
         f"within a group all completions got the same reward.",
         {"temperature": 1.0} if is_cold else {"group_size": recent.setting("group_size") * 2},
     )
@@ -167,7 +170,8 @@ def reward_fell(recent: Recent, threshold: float) -> Sign | None:
         if fall > threshold:
             return Sign(
                 fall,
-                f"{where} has fallen from {before:.3g} to {after:.3g}: {fall:.2g} times the spread of the completions' rewards at the "
+                f"{where} has fallen from {before:.3g} to {after:.3g}: {fall:.2g} times the spread of the "
+                "completions' rewards at the "
                 f"start (above {threshold:g} the model answers worse than before training).",
                 {"learning_rate": recent.scaled("learning_rate", 0.3)},
             )
@@ -202,12 +206,14 @@ def _against_held_out(recent: Recent, threshold: float) -> Sign | None:
         return None
     return Sign(
         now,
-        f"“Held-out reward” has fallen from {best.reward:.3g} after step {best.step} to {now:.3g}, while “Reward” in training has risen "
+        f"“Held-out reward” has fallen from {best.reward:.3g} after step {best.step} to {now:.3g}, while "
+        "“Reward” in training has risen "
         f"from {best.training:.3g} to {training:.3g}.",
         about=("held_out",),
         limit=best.reward * (1 - threshold),
         metric="reward",
-        advice="The run learns its training prompts and not the task. Go back to the checkpoint of that step; take more prompts, a lower "
+        advice="The run learns its training prompts and not the task. Go back to the checkpoint of that step; take "
+        "more prompts, a lower "
         "learning rate or a higher Beta (KL weight).",
     )
 
@@ -228,7 +234,8 @@ def _against_another_function(recent: Recent, threshold: float) -> Sign | None:
             since = "the first steps" if before is recent.first else f"{len(recent.steps)} steps"
             return Sign(
                 clear[down].after,
-                f"Since {since}, {label_of(up)} has risen from {clear[up].before:.2g} to {clear[up].after:.2g}, and {label_of(down)} has "
+                f"Since {since}, {label_of(up)} has risen from {clear[up].before:.2g} to "
+                f"{clear[up].after:.2g}, and {label_of(down)} has "
                 f"fallen from {clear[down].before:.2g} to {clear[down].after:.2g} (“Rewards per function”).",
                 about=(down,),
                 limit=clear[down].before * (1 - threshold),
@@ -254,51 +261,101 @@ def flat(recent: Recent, threshold: float) -> Sign | None:
         return None
     return Sign(
         change.size,
-        f"“Reward” has not moved in {LONG} steps: {change.before:.3g} in the older half, {change.after:.3g} in the newer.",
+        f"“Reward” has not moved in {LONG} steps: {change.before:.3g} in the older half, {change.after:.3g} in "
+        "the newer.",
         limit=threshold * change.error,
     )
 
 
 REWARD_RULES = (
     Rule(
-        "never_scores", "A reward function never scores", "Rewards per function", "rewards/*/mean",
-        Threshold(0.0, f"a function gave exactly this to every completion of the last {WINDOW} to {LONG} steps", "SPEC: tags the model never writes"),
-        "Read some completions: the model may never write what the function looks for, or a column may be the wrong one.",
-        never_scores, "reward_functions",
+        "never_scores",
+        "A reward function never scores",
+        "Rewards per function",
+        "rewards/*/mean",
+        Threshold(
+            0.0,
+            f"a function gave exactly this to every completion of the last {WINDOW} to {LONG} steps",
+            "SPEC: tags the model never writes",
+        ),
+        "Read some completions: the model may never write what the function looks for, or a column may be the "
+        "wrong one.",
+        never_scores,
+        "reward_functions",
     ),
     Rule(
-        "no_signal", "No groups with signal", "Groups without signal", "frac_groups_without_signal",
-        Threshold(0.95, f"the mean over {WINDOW} steps of the share of groups whose completions all got the same reward is at least this, "
-                  "and the reward has not risen to nearly the same for all",
-                  "ours: of 20 groups one teaches; trl#5640, verl#5228 on groups of no variance"),
-        "Take a larger group, a higher Temp, rewards with partial credit, or other prompts; or stop, if the reward is full.",
-        no_signal, "group_size",
+        "no_signal",
+        "No groups with signal",
+        "Groups without signal",
+        "frac_groups_without_signal",
+        Threshold(
+            0.95,
+            f"the mean over {WINDOW} steps of the share of groups whose completions all got the same reward is "
+            "at least this, "
+            "and the reward has not risen to nearly the same for all",
+            "ours: of 20 groups one teaches; trl#5640, verl#5228 on groups of no variance",
+        ),
+        "Take a larger group, a higher Temp, rewards with partial credit, or other prompts; or stop, if the "
+        "reward is full.",
+        no_signal,
+        "group_size",
     ),
     Rule(
-        "reward_fell", "Worse than at the start", "Reward", "reward",
-        Threshold(0.5, f"the mean reward of the last {WINDOW} steps is below that of the first {WINDOW}, by four standard errors and by more "
-                  "than this many standard deviations of the first completions' rewards; or the last two held-out rewards are below the "
-                  "first by as much; not where reward weights vary",
-                  "ours: half a standard deviation, a medium effect by Cohen's convention"),
-        "Stop, and go on from an early checkpoint with a lower learning rate; a Beta (KL weight) above 0 keeps the policy near its start.",
-        reward_fell, "learning_rate",
+        "reward_fell",
+        "Worse than at the start",
+        "Reward",
+        "reward",
+        Threshold(
+            0.5,
+            f"the mean reward of the last {WINDOW} steps is below that of the first {WINDOW}, by four standard "
+            "errors and by more "
+            "than this many standard deviations of the first completions' rewards; or the last two held-out "
+            "rewards are below the "
+            "first by as much; not where reward weights vary",
+            "ours: half a standard deviation, a medium effect by Cohen's convention",
+        ),
+        "Stop, and go on from an early checkpoint with a lower learning rate; a Beta (KL weight) above 0 keeps "
+        "the policy near its start.",
+        reward_fell,
+        "learning_rate",
     ),
     Rule(
-        "hacking", "One reward at the cost of another", "Rewards per function", "rewards/*/mean",
-        Threshold(0.2, f"a function's mean, or the held-out reward, has fallen by more than this part of what it was, while another "
-                  f"function, or the training reward, has risen; means of {WINDOW} steps that differ by four standard errors",
-                  "ours; that proxies rise while the goal falls: arXiv:2210.10760"),
-        "The run may have found a way to score that was not meant. Read some completions; lower the weight of the reward that rises.",
-         hacking, "reward_weights", needs=2 * WINDOW,
+        "hacking",
+        "One reward at the cost of another",
+        "Rewards per function",
+        "rewards/*/mean",
+        Threshold(
+            0.2,
+            "a function's mean, or the held-out reward, has fallen by more than this part of what it was, "
+            "while another "
+            f"function, or the training reward, has risen; means of {WINDOW} steps that differ by four standard errors",
+            "ours; that proxies rise while the goal falls: arXiv:2210.10760",
+        ),
+        "The run may have found a way to score that was not meant. Read some completions; lower the weight of "
+        "the reward that rises.",
+        hacking,
+        "reward_weights",
+        needs=2 * WINDOW,
     ),
     Rule(
-        "flat", "Flat reward", "Reward", "reward",
-        Threshold(1.0, f"the mean rewards of the older and newer half of {LONG} steps differ by at most this many standard errors, and the "
-                  "reward has not risen before to nearly the same for all", "ours: one standard error, which chance exceeds in a third of the cases"),
-        "Score some completions by hand first: rewards may be too harsh or the prompts too hard. Then a higher learning rate.",
-         flat, "learning_rate", needs=LONG,
+        "flat",
+        "Flat reward",
+        "Reward",
+        "reward",
+        Threshold(
+            1.0,
+            f"the mean rewards of the older and newer half of {LONG} steps differ by at most this many "
+            "standard errors, and the "
+            "reward has not risen before to nearly the same for all",
+            "ours: one standard error, which chance exceeds in a third of the cases",
+        ),
+        "Score some completions by hand first: rewards may be too harsh or the prompts too hard. Then a higher "
+        "learning rate.",
+        flat,
+        "learning_rate",
+        needs=LONG,
     ),
-)  # fmt: skip
+)
 
 
 # Rules about the updates: too large, too small, none at all, not a number.
@@ -320,7 +377,8 @@ def drifting(recent: Recent, threshold: float) -> Sign | None:
         return None
     return Sign(
         kl,
-        f"“KL from the reference” is {kl:.3g} nats a token, the median of the last {WINDOW} steps (above {threshold:.2g} the policy drifts "
+        f"“KL from the reference” is {kl:.3g} nats a token, the median of the last {WINDOW} steps (above "
+        f"{threshold:.2g} the policy drifts "
         f"from the model it started as).",
         {"learning_rate": recent.scaled("learning_rate", 0.5)},
     )
@@ -332,7 +390,8 @@ def kl_exploding(recent: Recent, threshold: float) -> Sign | None:
     kl = recent.median("kl", SUDDEN)
     return Sign(
         kl,
-        f"“KL from the reference” is {kl:.3g} nats a token, above {threshold:.2g} in each of the last {SUDDEN} steps: the model is hardly "
+        f"“KL from the reference” is {kl:.3g} nats a token, above {threshold:.2g} in each of the last {SUDDEN} "
+        "steps: the model is hardly "
         f"the one it started as.",
         {"learning_rate": recent.scaled("learning_rate", 0.1)},
     )
@@ -350,10 +409,11 @@ def moving_fast(recent: Recent, threshold: float) -> Sign | None:
     narrow = epsilon < MUST_WIDEN and recent.setting("importance_sampling_level") in ("", "token", None)
     return Sign(
         clipped,
-        f"“Clip ratios” total {clipped:.0%} on average over the last {WINDOW} steps (above {threshold:.0%} the policy moves faster than "
+        f"“Clip ratios” total {clipped:.0%} on average over the last {WINDOW} steps (above {threshold:.0%} the "
+        "policy moves faster than "
         f"its completions allow)" + (f": Epsilon is only {epsilon:g}." if narrow else "."),
         {"epsilon": 0.2} if narrow else {"learning_rate": recent.scaled("learning_rate", 0.5)},
-    )  # fmt: skip
+    )
 
 
 def never_clips(recent: Recent, threshold: float) -> Sign | None:
@@ -363,7 +423,8 @@ def never_clips(recent: Recent, threshold: float) -> Sign | None:
     share = sum(clipped) / LONG
     return Sign(
         share,
-        f"“Clip ratios” total {share:.1%} on average over the last {LONG} steps (below {threshold:.0%} is too seldom), although there are "
+        f"“Clip ratios” total {share:.1%} on average over the last {LONG} steps (below {threshold:.0%} is too "
+        "seldom), although there are "
         f"{updates} updates per rollout, and the reward does not rise: the updates are too small to matter.",
         {"learning_rate": max(LOWEST_RATE, recent.scaled("learning_rate", 3))},
     )
@@ -378,7 +439,8 @@ def too_slow(recent: Recent, threshold: float) -> Sign | None:
         return None  # that estimate is of either sign, and small where the policy has moved far
     return Sign(
         kl,
-        f"“KL from the reference” is still {kl:.1g} nats a token after {recent.step} steps (below {threshold:.0g} the policy has not moved), "
+        f"“KL from the reference” is still {kl:.1g} nats a token after {recent.step} steps (below "
+        f"{threshold:.0g} the policy has not moved), "
         f"and the reward has not risen: at a learning rate of {rate:.2g} nothing is learned.",
         {"learning_rate": max(LOWEST_RATE, recent.scaled("learning_rate", 10))},
     )
@@ -392,9 +454,11 @@ def gradient_zero(recent: Recent, threshold: float) -> Sign | None:
     masked = recent.setting("mask_truncated_completions") and (recent.mean("hit_max_tokens_ratio") or 0) > 0.9
     return Sign(
         max(norms),
-        f"“Gradient norm” has been 0 for {WINDOW} steps, although completions of a group get different rewards: nothing is learned.",
+        f"“Gradient norm” has been 0 for {WINDOW} steps, although completions of a group get different "
+        "rewards: nothing is learned.",
         {"max_completion_length": recent.setting("max_completion_length") * 2} if masked else {},
-        advice="Every completion is cut off, and Mask truncated completions leaves out those that are: raise Completion."
+        advice="Every completion is cut off, and Mask truncated completions leaves out those that are: raise "
+        "Completion."
         if masked
         else "",
     )
@@ -411,7 +475,8 @@ def not_a_number(recent: Recent, threshold: float) -> Sign | None:
         return None
     return Sign(
         None,
-        f"In step {recent.step} {' and '.join(broken)} {'is' if len(broken) == 1 else 'are'} not a number: a log-probability has overflowed.",
+        f"In step {recent.step} {' and '.join(broken)} {'is' if len(broken) == 1 else 'are'} not a number: a "
+        "log-probability has overflowed.",
         {"learning_rate": recent.scaled("learning_rate", 0.1)},
         metric=broken[0],
     )
@@ -425,71 +490,143 @@ def sampler_differs(recent: Recent, threshold: float) -> Sign | None:
         return None
     return Sign(
         gap,
-        f"“Sampler and learner” differ by {gap:.2g} nats a token in the log-probability of the same token, on average over the last {WINDOW} "
+        f"“Sampler and learner” differ by {gap:.2g} nats a token in the log-probability of the same token, on "
+        f"average over the last {WINDOW} "
         f"steps (above {threshold:.2g} the model's numbers are too coarse).",
         {"dtype": "float32"},
     )
 
 
 KL_EXPLODING = Rule(
-    "kl_exploding", "KL exploding", "KL from the reference", "kl",
-    Threshold(5.0, f"the KL of each of the last {SUDDEN} steps is above this, in nats a token",
-              "ours: ten times the limit of drifting, and more than the entropy of most models' next token"),
+    "kl_exploding",
+    "KL exploding",
+    "KL from the reference",
+    "kl",
+    Threshold(
+        5.0,
+        f"the KL of each of the last {SUDDEN} steps is above this, in nats a token",
+        "ours: ten times the limit of drifting, and more than the entropy of most models' next token",
+    ),
     "Stop, and go back to an earlier checkpoint with a tenth of the learning rate.",
-    kl_exploding, "learning_rate", level="error", needs=SUDDEN,
-)  # fmt: skip
+    kl_exploding,
+    "learning_rate",
+    level="error",
+    needs=SUDDEN,
+)
 
 LEARNING_RULES = (
     Rule(
-        "drifting", "Drifting from the reference", "KL from the reference", "kl",
-        Threshold(0.5, f"the median KL of {WINDOW} steps is above this, in nats a token", "SPEC, after the guides to GRPO with TRL"),
+        "drifting",
+        "Drifting from the reference",
+        "KL from the reference",
+        "kl",
+        Threshold(
+            0.5,
+            f"the median KL of {WINDOW} steps is above this, in nats a token",
+            "SPEC, after the guides to GRPO with TRL",
+        ),
         "Lower the learning rate, or raise Beta (KL weight).",
-        drifting, "learning_rate",
+        drifting,
+        "learning_rate",
     ),
     KL_EXPLODING,
     Rule(
-        "moving_fast", "Clipped too often", "Clip ratios", "clip_ratio_total",
-        Threshold(0.2, f"the mean over {WINDOW} steps of the share of clipped tokens is above this", "SPEC: 0.05 to 0.2 is healthy"),
+        "moving_fast",
+        "Clipped too often",
+        "Clip ratios",
+        "clip_ratio_total",
+        Threshold(
+            0.2,
+            f"the mean over {WINDOW} steps of the share of clipped tokens is above this",
+            "SPEC: 0.05 to 0.2 is healthy",
+        ),
         "Lower the learning rate, widen Epsilon, or make fewer updates per rollout.",
-        moving_fast, "learning_rate",
+        moving_fast,
+        "learning_rate",
     ),
     Rule(
-        "never_clips", "Clipped never or too seldom", "Clip ratios", "clip_ratio_total",
-        Threshold(0.05, f"with two or more updates per rollout the mean share of clipped tokens over {LONG} steps is below this, and the "
-                  "reward has not risen", "MLX LoRA Studio's guide: 0.05 to 0.2 is healthy, below it the signal is too weak"),
-        "Raise the learning rate, or make rewards that tell the completions of a group apart. Else one update per rollout saves time.",
-        never_clips, "learning_rate", level="info", needs=LONG,
+        "never_clips",
+        "Clipped never or too seldom",
+        "Clip ratios",
+        "clip_ratio_total",
+        Threshold(
+            0.05,
+            f"with two or more updates per rollout the mean share of clipped tokens over {LONG} steps is below "
+            "this, and the "
+            "reward has not risen",
+            "MLX LoRA Studio's guide: 0.05 to 0.2 is healthy, below it the signal is too weak",
+        ),
+        "Raise the learning rate, or make rewards that tell the completions of a group apart. Else one update "
+        "per rollout saves time.",
+        never_clips,
+        "learning_rate",
+        level="info",
+        needs=LONG,
     ),
     Rule(
-        "too_slow", "Learning rate too low to matter", "KL from the reference", "kl",
-        Threshold(1e-5, f"after {SETTLED} steps at half the learning rate or more the median KL is below this, in nats a token, and the "
-                  "reward has not risen",
-                  "ours: a change of 0.4 % in a token's probability, less than rounding to 16 bits; trl#2872, X-R1#66"),
+        "too_slow",
+        "Learning rate too low to matter",
+        "KL from the reference",
+        "kl",
+        Threshold(
+            1e-5,
+            f"after {SETTLED} steps at half the learning rate or more the median KL is below this, in nats a "
+            "token, and the "
+            "reward has not risen",
+            "ours: a change of 0.4 % in a token's probability, less than rounding to 16 bits; trl#2872, X-R1#66",
+        ),
         "Raise the learning rate. Adapters want roughly ten times what a full fine-tune wants.",
-        too_slow, "learning_rate", needs=SETTLED,
+        too_slow,
+        "learning_rate",
+        needs=SETTLED,
     ),
     Rule(
-        "gradient_zero", "Zero gradient", "Gradient norm", "grad_norm",
-        Threshold(1e-9, f"the gradient norm was not above this in {WINDOW} steps, while most groups have a signal",
-                  "ours: below what float32 adds to a weight"),
+        "gradient_zero",
+        "Zero gradient",
+        "Gradient norm",
+        "grad_norm",
+        Threshold(
+            1e-9,
+            f"the gradient norm was not above this in {WINDOW} steps, while most groups have a signal",
+            "ours: below what float32 adds to a weight",
+        ),
         "Look for completions that are all masked, an adapter whose Scale is 0, or reward weights that cancel out.",
-        gradient_zero, "mask_truncated_completions", level="error",
+        gradient_zero,
+        "mask_truncated_completions",
+        level="error",
     ),
     Rule(
-        "not_a_number", "Not a number", "Loss", "loss",
-        Threshold(0.0, "the loss, gradient norm, KL or entropy of the newest step is not a number, where it was one before",
-                  "open-r1#704, Search-R1#88; a gradient that is not a number ends the run before it is applied"),
+        "not_a_number",
+        "Not a number",
+        "Loss",
+        "loss",
+        Threshold(
+            0.0,
+            "the loss, gradient norm, KL or entropy of the newest step is not a number, where it was one before",
+            "open-r1#704, Search-R1#88; a gradient that is not a number ends the run before it is applied",
+        ),
         "Stop, and go back to an earlier checkpoint with a lower learning rate.",
-        not_a_number, "learning_rate", level="error", needs=1,
+        not_a_number,
+        "learning_rate",
+        level="error",
+        needs=1,
     ),
     Rule(
-        "sampler_differs", "Sampler and learner apart", "Sampler and learner", "sampling/logp_gap/mean",
-        Threshold(0.05, f"the mean gap over {WINDOW} steps between a token's log-probability in sampling and in learning is above this, in nats",
-                  "measured: float32 stays below 1e-6, 16 bits about 0.01"),
+        "sampler_differs",
+        "Sampler and learner apart",
+        "Sampler and learner",
+        "sampling/logp_gap/mean",
+        Threshold(
+            0.05,
+            f"the mean gap over {WINDOW} steps between a token's log-probability in sampling and in learning "
+            "is above this, in nats",
+            "measured: float32 stays below 1e-6, 16 bits about 0.01",
+        ),
         "Set Precision to float16 or float32, and leave Sampling correction on Automatic.",
-        sampler_differs, "dtype",
+        sampler_differs,
+        "dtype",
     ),
-)  # fmt: skip
+)
 
 
 # ── completion rules ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -507,7 +644,8 @@ def identical(recent: Recent, threshold: float) -> Sign | None:
         return None
     return Sign(
         distinct,
-        f"The {size} completions of a group are on average only {distinct * size:.2g} different texts over the last {WINDOW} steps (up to "
+        f"The {size} completions of a group are on average only {distinct * size:.2g} different texts over the "
+        f"last {WINDOW} steps (up to "
         f"{limit * size:.2g} there is next to nothing to compare).",
         _more_variety(recent),
         limit=limit,
@@ -530,7 +668,8 @@ def mode_collapse(recent: Recent, threshold: float) -> Sign | None:
         return None
     return Sign(
         now,
-        f"“Distinct-2” has fallen from {before:.2g} to {now:.2g}: of the pairs of words that a group was written with at first, {left:.0%} are left "
+        f"“Distinct-2” has fallen from {before:.2g} to {now:.2g}: of the pairs of words that a group was "
+        f"written with at first, {left:.0%} are left "
         f"(at {threshold:.0%} or less it has collapsed to one way of saying things).",
         _more_variety(recent) or {"learning_rate": recent.scaled("learning_rate", 0.5)},
         limit=threshold * before,
@@ -551,7 +690,8 @@ def entropy_collapse(recent: Recent, threshold: float) -> Sign | None:
     beta = recent.setting("beta")
     return Sign(
         entropy,
-        f"“Entropy” has fallen from {before:.2g} to {entropy:.2g} nats a token, {entropy / before:.0%} of what it was at first (below "
+        f"“Entropy” has fallen from {before:.2g} to {entropy:.2g} nats a token, {entropy / before:.0%} of what "
+        "it was at first (below "
         f"{threshold:.0%} is a collapse), and the reward has not risen for all.",
         {"beta": 0.02} if beta == 0 else {"learning_rate": recent.scaled("learning_rate", 0.5)},
         limit=threshold * before,
@@ -564,7 +704,8 @@ def repetition(recent: Recent, threshold: float) -> Sign | None:
         return None
     return Sign(
         share,
-        f"{share:.0%} of what a completion says stood in it before, word for word, averaged over the last {WINDOW} steps (above "
+        f"{share:.0%} of what a completion says stood in it before, word for word, averaged over the last "
+        f"{WINDOW} steps (above "
         f"{threshold:.0%} the model turns in circles).",
         {"learning_rate": recent.scaled("learning_rate", 0.5)},
     )
@@ -575,7 +716,8 @@ def cut_off(recent: Recent, threshold: float) -> Sign | None:
     if share is None or share <= threshold:
         return None
     sentence = (
-        f"“Cut off at the limit” is {share:.0%} on average over the last {WINDOW} steps (above {threshold:.0%} too many answers are never "
+        f"“Cut off at the limit” is {share:.0%} on average over the last {WINDOW} steps (above {threshold:.0%} "
+        "too many answers are never "
         f"finished): these completions reached {length:,} tokens."
     )
     if (recent.mean("completions/repetition") or 0.0) > REPEATING:
@@ -590,7 +732,10 @@ REPEATING = 0.3
 """Share of repeated 8-grams above which more room would be filled with more of the same."""
 SHORTEST = 16
 """Tokens: no shorter completions are proposed."""
-ROOM_IS_WASTED = "They say the same again and again, so more room would not end them: lower Completion, and strengthen a reward for the right form."
+ROOM_IS_WASTED = (
+    "They say the same again and again, so more room would not end them: lower Completion, and strengthen a reward "
+    "for the right form."
+)
 
 
 def straggler(recent: Recent, threshold: float) -> Sign | None:
@@ -603,7 +748,8 @@ def straggler(recent: Recent, threshold: float) -> Sign | None:
     shorter = -int(-3 * mean // 16) * 16
     return Sign(
         longest,
-        f"The longest completion of a step has {longest:,.0f} tokens, {longest / mean:.1f} times the mean of {mean:,.0f}, and sampling "
+        f"The longest completion of a step has {longest:,.0f} tokens, {longest / mean:.1f} times the mean of "
+        f"{mean:,.0f}, and sampling "
         f"takes {sampling / step:.0%} of “Step time”: most of it waits for one completion.",
         {"max_completion_length": shorter} if shorter < recent.setting("max_completion_length") else {},
         limit=threshold * mean,
@@ -615,53 +761,108 @@ SAMPLING_SHARE = 0.5
 
 COMPLETION_RULES = (
     Rule(
-        "identical", "Identical completions", "Diversity of groups", "completions/distinct_fraction",
-        Threshold(0.05, f"the mean over {WINDOW} steps of the distinct completions of a group, beyond the first, is at most this share "
-                  "of the group, and the reward has not risen to nearly the same for all",
-                  "ours: with 20 other completions in a group, one that differs; the demo starts at 0.2, and ends at 0 once it has learned"),
+        "identical",
+        "Identical completions",
+        "Diversity of groups",
+        "completions/distinct_fraction",
+        Threshold(
+            0.05,
+            f"the mean over {WINDOW} steps of the distinct completions of a group, beyond the first, is at "
+            "most this share "
+            "of the group, and the reward has not risen to nearly the same for all",
+            "ours: with 20 other completions in a group, one that differs; the demo starts at 0.2, and ends at "
+            "0 once it has learned",
+        ),
         "Raise Temp towards 1, and let Top P and Top K through more tokens.",
-        identical, "temperature",
+        identical,
+        "temperature",
     ),
     Rule(
-        "mode_collapse", "Mode collapse", "Distinct words", "completions/distinct_2",
-        Threshold(0.5, f"over {WINDOW} steps the different pairs of tokens of a group, as a share of its tokens and as a number, are at most this part of "
-                  f"what they were in the run's first {WINDOW} steps, and the reward has not risen to nearly the same for all",
-                  "ours; distinct-n: arXiv:1510.03055. A healthy run of the demo keeps 0.6 and more, one that collapses comes to 0.4"),
-        "Go on from an earlier checkpoint with a lower learning rate, a KL weight or an entropy bonus; raise Temp towards 1.",
-        mode_collapse, "learning_rate",
+        "mode_collapse",
+        "Mode collapse",
+        "Distinct words",
+        "completions/distinct_2",
+        Threshold(
+            0.5,
+            f"over {WINDOW} steps the different pairs of tokens of a group, as a share of its tokens and as a "
+            "number, are at most this part of "
+            f"what they were in the run's first {WINDOW} steps, and the reward has not risen to nearly the "
+            "same for all",
+            "ours; distinct-n: arXiv:1510.03055. A healthy run of the demo keeps 0.6 and more, one that "
+            "collapses comes to 0.4",
+        ),
+        "Go on from an earlier checkpoint with a lower learning rate, a KL weight or an entropy bonus; raise "
+        "Temp towards 1.",
+        mode_collapse,
+        "learning_rate",
     ),
     Rule(
-        "entropy_collapse", "Entropy collapse", "Entropy", "entropy",
-        Threshold(0.2, f"the mean entropy of {WINDOW} steps is at most this part of that of the run's first {WINDOW} steps, and the reward "
-                  "has not risen to nearly the same for all",
-                  "ours; that reward is bought with entropy and stalls once it is spent: arXiv:2505.22617"),
-        "Lower the learning rate, raise Epsilon high above Epsilon, or give Beta (KL weight) or the entropy bonus a value.",
-        entropy_collapse, "learning_rate",
+        "entropy_collapse",
+        "Entropy collapse",
+        "Entropy",
+        "entropy",
+        Threshold(
+            0.2,
+            f"the mean entropy of {WINDOW} steps is at most this part of that of the run's first {WINDOW} "
+            "steps, and the reward "
+            "has not risen to nearly the same for all",
+            "ours; that reward is bought with entropy and stalls once it is spent: arXiv:2505.22617",
+        ),
+        "Lower the learning rate, raise Epsilon high above Epsilon, or give Beta (KL weight) or the entropy "
+        "bonus a value.",
+        entropy_collapse,
+        "learning_rate",
     ),
     Rule(
-        "repetition", "Repetition", "Diversity of groups", "completions/repetition",
-        Threshold(REPEATING, f"the mean over {WINDOW} steps of the share of 8-grams of tokens that stood in the completion before is above this",
-                  "ours: a text whose second half repeats the first has 0.5, the healthy recordings stay below 0.02"),
-        "Read some completions. Lower the learning rate or raise Beta (KL weight); take back a reward that pays for repeating.",
-        repetition, "reward_functions",
+        "repetition",
+        "Repetition",
+        "Diversity of groups",
+        "completions/repetition",
+        Threshold(
+            REPEATING,
+            f"the mean over {WINDOW} steps of the share of 8-grams of tokens that stood in the completion "
+            "before is above this",
+            "ours: a text whose second half repeats the first has 0.5, the healthy recordings stay below 0.02",
+        ),
+        "Read some completions. Lower the learning rate or raise Beta (KL weight); take back a reward that "
+        "pays for repeating.",
+        repetition,
+        "reward_functions",
     ),
     Rule(
-        "cut_off", "Cut off at the limit", "Cut off at the limit", "hit_max_tokens_ratio",
-        Threshold(0.3, f"the mean over {WINDOW} steps of the share of completions that reached the limit is above this",
-                  "users' reports: at 0.97 nothing was learned (trl#5697), below 0.3 runs did well"),
-        "Read some. Answers that are on their way to an end need more room: raise Completion. Where they go on without ever giving an answer, "
+        "cut_off",
+        "Cut off at the limit",
+        "Cut off at the limit",
+        "hit_max_tokens_ratio",
+        Threshold(
+            0.3,
+            f"the mean over {WINDOW} steps of the share of completions that reached the limit is above this",
+            "users' reports: at 0.97 nothing was learned (trl#5697), below 0.3 runs did well",
+        ),
+        "Read some. Answers that are on their way to an end need more room: raise Completion. Where they go on "
+        "without ever giving an answer, "
         "lower it, and strengthen a reward for the right form.",
-        cut_off, "max_completion_length",
+        cut_off,
+        "max_completion_length",
     ),
     Rule(
-        "straggler", "One long completion holds the step", "Completion length", "completions/max_length",
-        Threshold(4.0, f"over {WINDOW} steps the longest completion has on average this many times the mean length, and sampling takes at "
-                  f"least {SAMPLING_SHARE:.0%} of the step",
-                  "ours: from here on three quarters of the sampling steps serve fewer than all completions"),
+        "straggler",
+        "One long completion holds the step",
+        "Completion length",
+        "completions/max_length",
+        Threshold(
+            4.0,
+            f"over {WINDOW} steps the longest completion has on average this many times the mean length, and "
+            "sampling takes at "
+            f"least {SAMPLING_SHARE:.0%} of the step",
+            "ours: from here on three quarters of the sampling steps serve fewer than all completions",
+        ),
         "Lower Completion to a few times the mean length, or reward shorter answers.",
-        straggler, "max_completion_length", level="info",
+        straggler,
+        "max_completion_length",
+        level="info",
     ),
-)  # fmt: skip
+)
 
 
 # ── resource rules ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -681,7 +882,8 @@ def memory_creeping(recent: Recent, threshold: float) -> Sign | None:
         return None
     return Sign(
         now,
-        f"“Memory” has grown from {before:.3g} GB in the first steps to {now:.3g} GB, and still grows, though completions are no longer than "
+        f"“Memory” has grown from {before:.3g} GB in the first steps to {now:.3g} GB, and still grows, though "
+        "completions are no longer than "
         f"they were: something is kept from step to step.",
         limit=threshold * before,
     )
@@ -713,8 +915,9 @@ def seen_often(recent: Recent, threshold: float) -> Sign | None:
     )
     return Sign(
         values[-1],
-        f"Every prompt has been sampled {values[-1]:.0f} times (from {threshold:.0f} times on a model may learn them by heart){tail}",
-    )  # fmt: skip
+        f"Every prompt has been sampled {values[-1]:.0f} times (from {threshold:.0f} times on a model may "
+        f"learn them by heart){tail}",
+    )
 
 
 def machines_wait(recent: Recent, threshold: float) -> Sign | None:
@@ -729,35 +932,65 @@ def machines_wait(recent: Recent, threshold: float) -> Sign | None:
     whom = "" if slowest is None else f", mostly for rank {slowest}"
     return Sign(
         share,
-        f"In the last {WINDOW} steps the machines have spent {share:.0%} of their time waiting for each other{whom} (limit {threshold:.0%}).",
+        f"In the last {WINDOW} steps the machines have spent {share:.0%} of their time waiting for each "
+        f"other{whom} (limit {threshold:.0%}).",
     )
 
 
 RESOURCE_RULES = (
     Rule(
-        "memory_creeping", "Memory creeping up", "Memory", "peak_memory_gb",
-        Threshold(1.25, f"the mean peak of {WINDOW} steps is more than this many times that of the run's first {WINDOW}, it rose from each third "
-                  f"of the last {LONG} steps to the next, and the longest completion did not grow by more than 10 %",
-                  "ours: peaks of a sound run vary with the longest completion, by a few per cent"),
-        "Look for a reward function that keeps what it was given. Save, stop and resume: a new process starts with none of it.",
-        memory_creeping, "reward_functions_file", needs=LONG,
+        "memory_creeping",
+        "Memory creeping up",
+        "Memory",
+        "peak_memory_gb",
+        Threshold(
+            1.25,
+            f"the mean peak of {WINDOW} steps is more than this many times that of the run's first {WINDOW}, "
+            "it rose from each third "
+            f"of the last {LONG} steps to the next, and the longest completion did not grow by more than 10 %",
+            "ours: peaks of a sound run vary with the longest completion, by a few per cent",
+        ),
+        "Look for a reward function that keeps what it was given. Save, stop and resume: a new process starts "
+        "with none of it.",
+        memory_creeping,
+        "reward_functions_file",
+        needs=LONG,
     ),
     Rule(
-        "seen_often", "Data seen too often", "Other", "epoch",
-        Threshold(10.0, "the passes over the dataset are at least this many, and the newest two evaluations are not the best of the last eight",
-                  "ours; few prompts do teach for many passes as long as held-out reward rises: arXiv:2504.20571"),
+        "seen_often",
+        "Data seen too often",
+        "Other",
+        "epoch",
+        Threshold(
+            10.0,
+            "the passes over the dataset are at least this many, and the newest two evaluations are not the "
+            "best of the last eight",
+            "ours; few prompts do teach for many passes as long as held-out reward rises: arXiv:2504.20571",
+        ),
         "Take more prompts, or stop at the best checkpoint.",
-        seen_often, "data", level="info",
+        seen_often,
+        "data",
+        level="info",
     ),
     Rule(
-        "machines_wait", "Machines waiting for each other", "Waiting", "waiting_share",
-        Threshold(0.25, f"the mean over {WINDOW} steps of the share of a step that the ranks spend waiting for each other is above this",
-                  "ours: a rank with half the speed and as much work would cost as much; work that is shared out in small rounds costs below 0.1"),
-        "Take more prompts a step, so that there is work to share out. If one machine is many times slower, leave it out; if the sums take "
+        "machines_wait",
+        "Machines waiting for each other",
+        "Waiting",
+        "waiting_share",
+        Threshold(
+            0.25,
+            f"the mean over {WINDOW} steps of the share of a step that the ranks spend waiting for each other "
+            "is above this",
+            "ours: a rank with half the speed and as much work would cost as much; work that is shared out in "
+            "small rounds costs below 0.1",
+        ),
+        "Take more prompts a step, so that there is work to share out. If one machine is many times slower, "
+        "leave it out; if the sums take "
         "the time, use a cable.",
-        machines_wait, "hosts",
+        machines_wait,
+        "hosts",
     ),
-)  # fmt: skip
+)
 
 
 # ── rules ────────────────────────────────────────────────────────────────────────────────────────────────────────────

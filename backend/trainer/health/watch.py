@@ -86,9 +86,13 @@ class Watch:
     def _end(self, begun: Mapping[str, Any], code: str) -> dict[str, Any]:
         until = self._held_at.pop(code, begun.get("step"))
         return {
-            "code": code, "level": "info", "sentence": f"{title_of(code)}: over, it last held at step {until}.", "advice": "",
-            "step": self.recent.step, "until": until,
-        }  # fmt: skip
+            "code": code,
+            "level": "info",
+            "sentence": f"{title_of(code)}: over, it last held at step {until}.",
+            "advice": "",
+            "step": self.recent.step,
+            "until": until,
+        }
 
     def _take_report(self, event: Event) -> None:
         code = str(event.get("code"))
@@ -183,10 +187,20 @@ def _episode(fields: Mapping[str, Any], until: int | None) -> Episode:
     rule = RULES.get(code.partition(" ")[0])
     settings: Mapping[str, Any] = fields.get("settings") or {}
     return Episode(
-        code, title_of(code), str(fields.get("level") or "warning"), str(fields.get("sentence") or ""), str(fields.get("advice") or ""),
-        fields.get("step"), until, rule.chart if rule else "", str(fields.get("metric") or ""), fields.get("value"),
-        fields.get("threshold"), next(iter(settings), rule.setting if rule else ""), settings,
-    )  # fmt: skip
+        code,
+        title_of(code),
+        str(fields.get("level") or "warning"),
+        str(fields.get("sentence") or ""),
+        str(fields.get("advice") or ""),
+        fields.get("step"),
+        until,
+        rule.chart if rule else "",
+        str(fields.get("metric") or ""),
+        fields.get("value"),
+        fields.get("threshold"),
+        next(iter(settings), rule.setting if rule else ""),
+        settings,
+    )
 
 
 # ── examination ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -216,10 +230,16 @@ class Examination:
 
     def to_dict(self) -> dict[str, Any]:
         return {
-            "run": self.run, "state": self.state, "sentence": self.sentence, "steps": self.steps, "evaluations": self.evaluations,
-            "looked_at": self.looked_at, "not_measured": self.not_measured, "too_short": self.too_short,
+            "run": self.run,
+            "state": self.state,
+            "sentence": self.sentence,
+            "steps": self.steps,
+            "evaluations": self.evaluations,
+            "looked_at": self.looked_at,
+            "not_measured": self.not_measured,
+            "too_short": self.too_short,
             "findings": [episode.to_dict() for episode in self.episodes],
-        }  # fmt: skip
+        }
 
 
 def examine(run: RunFolder) -> Examination:

@@ -269,7 +269,10 @@ class GivenUpdates:
             if not given:
                 what = f"with {quote(before, 80)} of a program; give it again: backend.resume(run, {argument}=…)."
             elif not before:
-                what = f"with {getattr(config, key)}, by its settings; an object takes its place from a run's beginning on."
+                what = (
+                    f"with {getattr(config, key)}, by its settings; an object takes its place from a run's "
+                    "beginning on."
+                )
             else:
                 what = f"with {quote(before, 55)}, and given is {quote(given, 55)}; only the same goes on exactly."
             faults.append(ConfigProblem(argument, f"The run was trained {what}"))

@@ -183,7 +183,10 @@ def _lines(rows: Iterable[Any], split: str) -> Iterator[bytes]:
             raise UserError("dataset", f"{what}: a run keeps its rows as text.") from None
         size += len(line)
         if size > MOST_BYTES:
-            what = f"The rows of {split} take more than {MOST_BYTES >> 30} GB; write them to a file, and name it under data."
+            what = (
+                f"The rows of {split} take more than {MOST_BYTES >> 30} GB; write them to a file, and name it "
+                "under data."
+            )
             raise UserError("dataset", what)
         yield line
 

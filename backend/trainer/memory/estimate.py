@@ -135,7 +135,8 @@ class Estimate:
         whose = "this machine can give" if self.limit == self.machine else "Memory limit allows"
         return ConfigProblem(
             "memory_limit",
-            f"The run needs at least {format_bytes(self.total)}, and {whose} {format_bytes(self.limit)}. {self.advice}{self._anyway}",
+            f"The run needs at least {format_bytes(self.total)}, and {whose} {format_bytes(self.limit)}. "
+            f"{self.advice}{self._anyway}",
         )
 
     @property
@@ -145,10 +146,19 @@ class Estimate:
 
     def to_dict(self) -> dict[str, Any]:
         return {
-            "rollout": self.rollout.to_dict(), "training": self.training.to_dict(), "total": self.total,
-            "machine": self.machine, "limit": self.limit, "fits": self.fits, "sentence": self.sentence,
-            "advice": self.advice, "row_tip": self.row_tip, "prompt": self.prompt, "completion": self.completion, "plan": asdict(self.plan),
-        }  # fmt: skip
+            "rollout": self.rollout.to_dict(),
+            "training": self.training.to_dict(),
+            "total": self.total,
+            "machine": self.machine,
+            "limit": self.limit,
+            "fits": self.fits,
+            "sentence": self.sentence,
+            "advice": self.advice,
+            "row_tip": self.row_tip,
+            "prompt": self.prompt,
+            "completion": self.completion,
+            "plan": asdict(self.plan),
+        }
 
 
 def estimate(
@@ -188,9 +198,16 @@ def _fit(config: Config, shape: ModelShape, machine: int, prompt: int | None, gp
         _sampling_plans(memory, iter([for_training])), lambda plan: memory.rollout(plan).total, budget
     )
     return Estimate(
-        rollout=memory.rollout(chosen), training=learning.phase(chosen), plan=chosen, machine=machine, limit=limit,
-        prompt=memory.prompt, completion=memory.completion, rough=not shape.is_transformer, reductions=tuple(_reductions(first, chosen, memory)),
-    )  # fmt: skip
+        rollout=memory.rollout(chosen),
+        training=learning.phase(chosen),
+        plan=chosen,
+        machine=machine,
+        limit=limit,
+        prompt=memory.prompt,
+        completion=memory.completion,
+        rough=not shape.is_transformer,
+        reductions=tuple(_reductions(first, chosen, memory)),
+    )
 
 
 def _first_that_fits(plans: Iterator[MemoryPlan], size: Callable[[MemoryPlan], int], limit: int) -> MemoryPlan:

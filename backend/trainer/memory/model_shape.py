@@ -23,7 +23,8 @@ _NAMED = {"float32": 4, "bfloat16": 2, "float16": 2}
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.(.+)\.weight$")
 _EXPERT = re.compile(r"experts\.\d+\.")
 _NOT_LOADED = re.compile(
-    r"(?:^|\.)(?:vision_tower|vision_model|vision_embedder|visual|audio_tower|multi_modal_projector|embed_vision|embed_audio|mtp)\."
+    r"(?:^|\.)(?:vision_tower|vision_model|vision_embedder|visual|audio_tower|multi_modal_projector|embed_vision"
+    r"|embed_audio|mtp)\."
 )
 """Weights of images, sound and multi-token prediction, which mlx-lm leaves in the file."""
 
@@ -151,14 +152,25 @@ def shape_from(
     kinds = layer_kinds(text, count)
     contents = from_files or _from_config(text, kinds, hidden, width, packed, tied)
     return ModelShape(
-        kind=str(config.get("model_type") or ""), hidden=hidden, heads=heads,
-        kv_heads=number(text, "num_key_value_heads", "n_head_kv") or heads, head_dim=head_dim,
-        vocabulary=number(text, "vocab_size"), tied=tied,
+        kind=str(config.get("model_type") or ""),
+        hidden=hidden,
+        heads=heads,
+        kv_heads=number(text, "num_key_value_heads", "n_head_kv") or heads,
+        head_dim=head_dim,
+        vocabulary=number(text, "vocab_size"),
+        tied=tied,
         experts_per_token=number(text, "num_experts_per_tok", "num_experts_per_token", "moe_topk"),
-        width=contents.width or width, quantised=bool(packed), has_qk_norm=contents.has_qk_norm,
-        kinds=_as_many(kinds, len(contents.layers)), window=number(text, "sliding_window"), layers_with_keys=layers_with_keys(text, kinds),
-        layers=contents.layers, outside=contents.outside, weights=contents.bytes, exact=from_files is not None,
-    )  # fmt: skip
+        width=contents.width or width,
+        quantised=bool(packed),
+        has_qk_norm=contents.has_qk_norm,
+        kinds=_as_many(kinds, len(contents.layers)),
+        window=number(text, "sliding_window"),
+        layers_with_keys=layers_with_keys(text, kinds),
+        layers=contents.layers,
+        outside=contents.outside,
+        weights=contents.bytes,
+        exact=from_files is not None,
+    )
 
 
 def is_usual(layer: tuple[Linear, ...]) -> bool:
@@ -402,10 +414,12 @@ def _gated_delta_net(text: Mapping[str, Any]) -> list[Matrix]:
     keys = number(text, "linear_num_key_heads") * number(text, "linear_key_head_dim")
     values = heads * number(text, "linear_value_head_dim")
     return [
-        ("linear_attn.in_proj_qkv", hidden, 2 * keys + values, 1), ("linear_attn.in_proj_z", hidden, values, 1),
-        ("linear_attn.in_proj_b", hidden, heads, 1), ("linear_attn.in_proj_a", hidden, heads, 1),
+        ("linear_attn.in_proj_qkv", hidden, 2 * keys + values, 1),
+        ("linear_attn.in_proj_z", hidden, values, 1),
+        ("linear_attn.in_proj_b", hidden, heads, 1),
+        ("linear_attn.in_proj_a", hidden, heads, 1),
         ("linear_attn.out_proj", values, hidden, 1),
-    ]  # fmt: skip
+    ]
 
 
 def _per_layer_input(text: Mapping[str, Any]) -> list[Matrix]:

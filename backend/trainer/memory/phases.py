@@ -33,9 +33,17 @@ IN_FLIGHT_NAME, IN_FLIGHT_SHARE = "in flight", 0.05
 """Arrays that MLX allocates ahead of the device, as a share of what a phase works on."""
 
 OPTIMIZER_COPIES = {
-    "adamw": 2, "adam": 2, "adamax": 2, "adadelta": 2, "muon": 1, "sgd": 1, "lion": 1, "rmsprop": 1, "adagrad": 1,
+    "adamw": 2,
+    "adam": 2,
+    "adamax": 2,
+    "adadelta": 2,
+    "muon": 1,
+    "sgd": 1,
+    "lion": 1,
+    "rmsprop": 1,
+    "adagrad": 1,
     "own": 2,
-}  # fmt: skip
+}
 """State arrays of a weight's size per optimizer; of a program's, which may be anything, as many as of AdamW.
 Adafactor keeps row and column statistics only (arXiv:1804.04235)."""
 

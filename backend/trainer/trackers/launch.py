@@ -93,6 +93,11 @@ def _started(run: RunFolder, name: str) -> subprocess.Popen[bytes]:
         with (run.trackers / f"{name}.log").open("ab") as log:
             # A session of its own: neither Ctrl-C in the run's terminal nor the run's end reaches it.
             return subprocess.Popen(
-                command, cwd=run.trackers, env=backend_environment(), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                command,
+                cwd=run.trackers,
+                env=backend_environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
                 start_new_session=True,
-            )  # fmt: skip
+            )

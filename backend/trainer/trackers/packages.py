@@ -110,9 +110,14 @@ class TrackioRun:
                 if (run.config or {}).get(MARK) == mark:
                     run.delete()
         self._trackio.init(
-            project=about.project, name=about.name, config=about.settings | {MARK: mark}, resume="never", embed=False,
-            auto_log_gpu=False, auto_log_cpu=False,
-        )  # fmt: skip
+            project=about.project,
+            name=about.name,
+            config=about.settings | {MARK: mark},
+            resume="never",
+            embed=False,
+            auto_log_gpu=False,
+            auto_log_cpu=False,
+        )
         return Sent()
 
     def send(self, record: StepRecord) -> None:
@@ -202,15 +207,29 @@ class WandbRun:
         self._wandb = wandb = import_module("wandb")
         part = self._progress.part
         self._run = wandb.init(
-            project=about.project, name=about.name if part == 1 else f"{about.name}, part {part}", id=self._progress.id, dir=str(files),
-            config=about.settings, mode=mode, resume="allow" if is_online else None,
+            project=about.project,
+            name=about.name if part == 1 else f"{about.name}, part {part}",
+            id=self._progress.id,
+            dir=str(files),
+            config=about.settings,
+            mode=mode,
+            resume="allow" if is_online else None,
             # Nothing of the machine but what is in the event log: no code, no git, no packages, no output, no
             # statistics.
             settings=wandb.Settings(
-                console="off", save_code=False, disable_code=True, disable_git=True, disable_job_creation=True, symlink=False, silent=True,
-                x_disable_stats=True, x_disable_meta=True, x_disable_machine_info=True, x_save_requirements=False,
+                console="off",
+                save_code=False,
+                disable_code=True,
+                disable_git=True,
+                disable_job_creation=True,
+                symlink=False,
+                silent=True,
+                x_disable_stats=True,
+                x_disable_meta=True,
+                x_disable_machine_info=True,
+                x_save_requirements=False,
             ),
-        )  # fmt: skip
+        )
 
     def send(self, record: StepRecord) -> None:
         # A step that wandb has already takes the same values once more, or is dropped.

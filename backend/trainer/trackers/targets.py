@@ -44,9 +44,14 @@ TRACKERS: dict[str, TrackerKind] = {
         TrackerKind("csv", "metrics.csv and completions.csv of the run's folder"),
         TrackerKind("tensorboard", "trackers/tensorboard of the run's folder", "tensorboardX", "tensorboard"),
         TrackerKind("trackio", "trackio's database on this machine (trackio show)", "trackio", "trackio"),
-        TrackerKind("wandb", "the folder wandb among the preferences (wandb sync sends it), unless WANDB_MODE is online", "wandb", "wandb"),
+        TrackerKind(
+            "wandb",
+            "the folder wandb among the preferences (wandb sync sends it), unless WANDB_MODE is online",
+            "wandb",
+            "wandb",
+        ),
     )
-}  # fmt: skip
+}
 
 
 def chosen(report_to: Sequence[str]) -> tuple[str, ...]:
