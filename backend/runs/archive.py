@@ -1,4 +1,7 @@
-"""Summary of a run for the archive: state, step, reward, duration. Reads both ends of the event log only, however long it is."""
+"""Summary of a run for the list of runs, its working time, and forecasts from earlier runs.
+
+Reads both ends of the event log only, however long it is.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from typing import Any, Literal, cast
 import yaml
 
 from backend.config.config import SETTINGS, keys_used_by
-from backend.runs.events import ENDINGS, Event, first_and_last_events
+from backend.runs.events import ENDINGS, Event, first_and_last_events, is_number
 from backend.runs.queue import is_waiting
 from backend.runs.run_folder import RunFolder, all_runs
 from backend.runs.steering import changed_values, read_changes
@@ -25,14 +28,16 @@ from backend.utils.text import quote
 
 State = Literal["queued", "starting", "running", "finished", "stopped", "failed", "crashed"]
 _SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""libyaml's where PyYAML was built with it: four times as fast, which a list of a thousand runs notices."""
+"""libyaml's where PyYAML has it: four times as fast, which a list of a thousand runs needs."""
 STARTUP_GRACE_S = 20.0
 """How long a process may take from its start to taking the lock (it imports first) before it counts as crashed."""
+IDLE_PHASES = ("loading", "paused")
+"""Phases in which no step is worked on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """`state`: queued, starting, running, finished, stopped, failed or crashed. Numbers are None before there is any.
+    """One run in the list. Numbers are None before there are any.
 
     `reward` is the newest step's, `reward_before` and `reward_after` are means over the first and the last few steps.
     `began` is in unix seconds; `worked_s` excludes loading, pauses and the time between two processes.
@@ -51,7 +56,7 @@ class Summary:
     began: float | None = None
     worked_s: float | None = None
     metrics: dict[str, Any] = field(default_factory=dict[str, Any])
-    """Of the newest step, as the event log has them."""
+    """Of the newest step."""
     ranks: int | None = None
     """Processes that it trains on, by its newest start."""
     machines: list[str] = field(default_factory=list[str])
@@ -65,12 +70,20 @@ def summary(run: RunFolder) -> Summary:
     """Summarise a run from its lock, its settings and both ends of its event log."""
     locked = run.is_locked()  # before reading: a process that releases the lock has written everything
     first, last = first_and_last_events(run.events)
-    events = _merge_ends(first, last)
+    # The two ends of a short event log overlap.
+    overlap = next((index for index, event in enumerate(last) if event == first[-1]), -1) if first else -1
+    events = first + last[overlap + 1 :]
     steps = [event for event in events if event["kind"] == "step"]
     starts = [event for event in events if event["kind"] == "started"]
     settings, newest = raw_settings(run), steps[-1] if steps else {}
     ending = last[-1] if last and last[-1]["kind"] in ENDINGS else None
     before, after = first_and_last_means((_metrics(step).get("reward") for step in steps), newest.get("step"))
+    clock = WorkClock()
+    for event in events:
+        clock.take(event)
+    started = starts[-1] if starts else {}
+    machines = cast("list[Any]", m) if isinstance(m := started.get("machines"), list) else []
+    names = [cast("dict[str, Any]", machine).get("machine") for machine in machines if isinstance(machine, dict)]
     return Summary(
         name=run.name,
         path=str(run.path),
@@ -84,41 +97,32 @@ def summary(run: RunFolder) -> Summary:
         ),
         model=str(settings.get("model", "")),
         step=newest.get("step"),
-        iterations=_iterations(run, starts, ending, settings),
+        iterations=_iterations(run, started, ending, settings),
         reward=_metrics(newest).get("reward"),
         sentence=str(ending.get("sentence", "")) if ending else "",
         reward_before=before,
         reward_after=after,
         began=starts[0].get("t") if starts else _modified_at(run.config) or None,
-        worked_s=_working_seconds(events) if steps else None,
+        worked_s=clock.seconds if steps else None,
         metrics=_metrics(newest),
-        ranks=_int_or_none(starts[-1].get("ranks")) if starts else None,
-        machines=_machines(starts[-1]) if starts else [],
+        ranks=_int_or_none(started.get("ranks")),
+        machines=[quote(name, 40) for name in names if name],
     )
 
 
-def _machines(started: Event) -> list[str]:
-    """Names of the ranks' machines; none where a damaged event log tells none."""
-    told = started.get("machines")
-    entries = cast("list[Any]", told) if isinstance(told, list) else []
-    names = [cast("dict[str, Any]", entry).get("machine") for entry in entries if isinstance(entry, dict)]
-    return [quote(name, 40) for name in names if name]
-
-
-def _iterations(run: RunFolder, starts: list[Event], ending: Event | None, settings: Any) -> int | None:
-    """How long the run is: as the newest change of it says, else as its newest process began."""
-    with suppress(UserError):  # a damaged list of changes is told where the run goes on
+def _iterations(run: RunFolder, started: Event, ending: Event | None, settings: Mapping[str, Any]) -> int | None:
+    """The length of the run: by the newest change of it, else by its newest start."""
+    with suppress(UserError):  # a damaged list of changes is reported where the run is resumed
         changed = [change.settings["iters"][1] for change in read_changes(run) if "iters" in change.settings]
         if changed:
             return _int_or_none(changed[-1])
-    has_begun = (
-        bool(starts) and (ending or {}).get("reason") != "cloned"
-    )  # a clone's event log begins with its parent's
-    return starts[-1].get("iterations") if has_begun else _int_or_none(settings.get("iters"))
+    if started and (ending or {}).get("reason") != "cloned":  # a clone's event log begins with its parent's
+        return started.get("iterations")
+    return _int_or_none(settings.get("iters"))
 
 
 def averaging_window(count: int) -> int:
-    """Steps averaged at each end of a run of `count` steps: ten, or a quarter of a short run. A single step is noise."""
+    """Steps averaged at each end of a run of `count` steps: ten, or a quarter of a short run."""
     return max(1, min(10, count // 4))
 
 
@@ -137,18 +141,17 @@ def first_and_last_means(values: Iterable[Any], count: int | None = None) -> tup
 def may_be_starting(run: RunFolder) -> bool:
     """Whether the folder was written so recently that a trainer may still be importing, before it takes the lock."""
     # A clock that was set back leaves files of the future, which would be starting until it has caught up.
-    age_s = time.time() - max(_modified_at(run.config), _modified_at(run.log))
-    return abs(age_s) < STARTUP_GRACE_S
+    return abs(time.time() - max(_modified_at(run.config), _modified_at(run.log))) < STARTUP_GRACE_S
 
 
 def state_of(
     ending: Event | None, *, is_locked: bool, has_started: bool, may_be_coming: bool, is_queued: bool = False
 ) -> State:
-    """The state of a run from its event log and its lock; no pid is trusted. The window's live state refines this one.
+    """The state of a run from its event log and its lock; no pid is trusted.
 
-    `ending`: the event that ended the run, if one did. `has_started`: the event log has a `started` event of the present process.
-    `may_be_coming`: nothing holds the lock, but a process that was just launched may still be importing.
-    `is_queued`: it has never begun, and waits its turn (`backend.runs.queue`).
+    `ending`: the event that ended the run. `has_started`: the log has a `started` event of the present process.
+    `may_be_coming`: nothing holds the lock, but a process that was just launched may still be importing. `is_queued`: it
+    has never begun, and waits its turn (`backend.runs.queue`).
     """
     if ending is not None:
         return ending["kind"]
@@ -160,25 +163,11 @@ def state_of(
 
 
 def training_run(folder: Path | None = None) -> RunFolder | None:
-    """A run in `folder` (the runs folder by default) that trains, or was just launched and may still be importing; None where none does."""
-    return next((run for run in all_runs(folder) if run.is_locked() or _was_just_launched(run)), None)
-
-
-def _was_just_launched(run: RunFolder) -> bool:
-    return not run.has_event_log and may_be_starting(run) and not is_waiting(run)
-
-
-def _merge_ends(first: list[Event], last: list[Event]) -> list[Event]:
-    """Both ends as one list; those of a short event log overlap."""
-    overlap = next((index for index, event in enumerate(last) if event == first[-1]), -1) if first else -1
-    return first + last[overlap + 1 :]
-
-
-def _working_seconds(events: list[Event]) -> float:
-    clock = WorkClock()
-    for event in events:
-        clock.take(event)
-    return clock.seconds
+    """A run in `folder` (the runs folder by default) that trains, or was just launched and may still be importing."""
+    for run in all_runs(folder):
+        if run.is_locked() or (not run.has_event_log and may_be_starting(run) and not is_waiting(run)):
+            return run
+    return None
 
 
 def _metrics(step: Event) -> dict[str, Any]:
@@ -187,7 +176,7 @@ def _metrics(step: Event) -> dict[str, Any]:
 
 
 def _modified_at(path: Path) -> float:
-    """When a file was last written, in unix seconds; 0 where there is none."""
+    """Unix seconds of the last write; 0 where there is no file."""
     try:
         return path.stat().st_mtime
     except OSError:
@@ -199,7 +188,7 @@ def _int_or_none(value: Any) -> int | None:
 
 
 def raw_settings(run: RunFolder) -> dict[str, Any]:
-    """A run's settings at its end, not validated: config.yaml and what was changed since. Empty where config.yaml cannot be read."""
+    """A run's settings at its end, not validated: config.yaml and later changes. {} if config.yaml cannot be read."""
     try:
         text = read_text(run.config, "config", YAML_LIMIT)
         # libyaml has no limits: it reads what is plainly flat, as we write it.
@@ -208,19 +197,19 @@ def raw_settings(run: RunFolder) -> dict[str, Any]:
     except (UserError, ValueError, OverflowError, yaml.YAMLError):
         return {}
     settings = cast("dict[str, Any]", raw) if isinstance(raw, dict) else {}
-    with suppress(UserError):  # a damaged list of changes is told where the run goes on
+    with suppress(UserError):  # a damaged list of changes is reported where the run is resumed
         settings |= changed_values(read_changes(run))
     return settings
 
 
-IDLE_PHASES = ("loading", "paused")
-"""Phases in which no step is worked on."""
-
-
 class WorkClock:
-    """Sums working time over events: `take` them in order, all of an event log or those of its two ends.
+    """Working time of a run: loading, pauses, the time between two processes and the machine's sleep do not count.
 
-    Attributes: seconds – of work up to the last event; last_t – that event's unix time, None before the first.
+    `take` its events in order, all of them or those of both ends of the log.
+
+    Attributes:
+        seconds – of work up to the last event.
+        last_t – that event's unix time, None before the first.
     """
 
     def __init__(self) -> None:
@@ -230,12 +219,24 @@ class WorkClock:
         self._ticking = False
 
     def take(self, event: Event) -> None:
-        t, mono = _number(event.get("t")), _number(event.get("mono"))
-        if t is not None:
-            if not _may_begin_late(event):
-                self.seconds += self._worked_until(t, mono)
-            self.last_t, self._last_mono = t, mono
-        self._ticking = self._ticks_after(event)
+        kind, t, mono = event.get("kind"), event.get("t"), event.get("mono")
+        if is_number(t):
+            # The time before some events may belong to no process: a process begins with `started` and loading, and a
+            # clone's own lines may be days younger than the line of its parent that they follow.
+            is_late = (
+                kind in ("started", "change") or event.get("phase") == "loading" or event.get("reason") == "cloned"
+            )
+            if not is_late:
+                # Unix time jumps when the machine has slept or its clock is set; the monotonic clock does not.
+                is_steady = is_number(mono) and self._last_mono is not None and mono >= self._last_mono
+                self.seconds += mono - self._last_mono if self._ticking and is_steady else self.since_last(t)  # pyright: ignore
+            self.last_t, self._last_mono = float(t), float(mono) if is_number(mono) else None
+        if kind == "phase":
+            self._ticking = event.get("phase") not in IDLE_PHASES
+        elif kind == "command":
+            self._ticking = {"pause": False, "resume": True}.get(str(event.get("word")), self._ticking)
+        else:
+            self._ticking = kind == "step" or (kind not in ("started", *ENDINGS) and self._ticking)
 
     def stop(self) -> None:
         """Stop counting until an event shows that the run works again."""
@@ -247,79 +248,44 @@ class WorkClock:
             return 0.0
         return max(0.0, now - self.last_t)
 
-    def _worked_until(self, t: float, mono: float | None) -> float:
-        """Seconds of work between the last event and one at `t`, by the process's monotonic clock where both events have it: unix time
-        jumps when the machine has slept or its clock is set."""
-        if not self._ticking or mono is None or self._last_mono is None or mono < self._last_mono:
-            return self.since_last(t)
-        return mono - self._last_mono
-
-    def _ticks_after(self, event: Event) -> bool:
-        kind = event.get("kind")
-        if kind == "phase":
-            return event.get("phase") not in IDLE_PHASES
-        if kind == "command":
-            return {"pause": False, "resume": True}.get(str(event.get("word")), self._ticking)
-        return kind == "step" or (kind not in ("started", *ENDINGS) and self._ticking)
-
-
-def _may_begin_late(event: Event) -> bool:
-    """Whether the time before an event may belong to no process: a process begins with `started` and the phase of loading, and a clone's
-    own lines, a change and its ending, may be days younger than the line of its parent that they follow."""
-    return (
-        event.get("kind") in ("started", "change") or event.get("phase") == "loading" or event.get("reason") == "cloned"
-    )
-
-
-def _number(value: object) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        return float(value) if math.isfinite(value) else None
-    except OverflowError:
-        return None
-
 
 COST_SETTINGS = keys_used_by("duration")
-"""Settings that change the time of a completion, the model aside. A run that shares more of them predicts better."""
+"""Settings that change the time of a completion, besides the model."""
 MOST_RUNS = 40
-"""The newest runs that are read: an archive may be long, and older runs were made by older versions."""
+"""The newest runs that forecasts read."""
 LEAST_STEPS = 3
 """Shorter runs are left out: the first step includes compilation."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompletionTime:
-    """Measured on one earlier run: seconds per completion, training on it included."""
+    """Measured on one earlier run: seconds per completion, training included."""
 
     settings: Mapping[str, Any]
     seconds: float
 
 
 def seconds_per_completion(values: Mapping[str, Any], known: Iterable[CompletionTime]) -> float | None:
-    """The median over the runs of the same model that share most of COST_SETTINGS with `values`; None without such a run."""
+    """Median over the runs of the same model that share most of COST_SETTINGS with `values`; None without any."""
     same = [time for time in known if time.settings.get("model") == values["model"]]
-    if not same:
-        return None
-    wanted = _cost_settings(values)
-    shared = [
-        sum(one == other for one, other in zip(_cost_settings(time.settings), wanted, strict=True)) for time in same
-    ]
-    most = max(shared)
-    return median(time.seconds for time, count in zip(same, shared, strict=True) if count == most)
 
+    def shared(time: CompletionTime) -> int:
+        # A run of an older version that lacks a setting had what is its default now.
+        pairs = (
+            (time.settings.get(key, d), values.get(key, d)) for key in COST_SETTINGS for d in [SETTINGS[key].default]
+        )
+        return sum(one == other for one, other in pairs)
 
-def _cost_settings(values: Mapping[str, Any]) -> list[Any]:
-    """Those of COST_SETTINGS; a run of an older version, which lacks one, had what is its default now."""
-    return [values.get(key, SETTINGS[key].default) for key in COST_SETTINGS]
+    most = max(map(shared, same), default=0)
+    return median(time.seconds for time in same if shared(time) == most) if same else None
 
 
 def completion_time_of(run: RunFolder) -> CompletionTime | None:
-    """The median over a run's steps; None for fewer than LEAST_STEPS. Reads both ends of the event log, and the settings."""
+    """The median over a run's steps; None for fewer than LEAST_STEPS."""
     first, last = first_and_last_events(run.events)
     by_step = {event.get("step"): event for event in [*first, *last] if event.get("kind") == "step"}
-    times = [_positive(event.get("metrics"), "time/step") for event in by_step.values()]
-    seconds = [time for time in times if time is not None]
+    times = [_metrics(event).get("time/step") for event in by_step.values()]
+    seconds = [float(value) for value in times if is_number(value) and value > 0]
     settings = raw_settings(run)
     if len(seconds) < LEAST_STEPS or not settings:
         return None
@@ -328,8 +294,3 @@ def completion_time_of(run: RunFolder) -> CompletionTime | None:
         value = settings.get(key, 1)
         completions *= value if isinstance(value, int) and value > 0 else 1
     return CompletionTime(settings, median(seconds) / completions)
-
-
-def _positive(metrics: Any, name: str) -> float | None:
-    value = cast("dict[str, Any]", metrics).get(name) if isinstance(metrics, dict) else None
-    return float(value) if isinstance(value, (int, float)) and value > 0 else None

@@ -1,15 +1,13 @@
-"""The event log of a run, events.jsonl: one JSON object per line, one writer, any number of followers.
+"""The event log of a run, events.jsonl: one JSON object per line, one writer, any number of readers.
 
-Every line has `v`, `seq`, `t` (unix seconds), `mono` (seconds on its process's monotonic clock, which stands still while the machine
-sleeps; older event logs lack it) and `kind`. A line is written in one piece and flushed, so a process that is killed
-leaves at most one line without its newline, which every reader ignores. Readers skip kinds they do not know.
+Every line has `v`, `seq`, `t` (unix seconds), `mono` (seconds on its process's monotonic clock; older logs lack it) and
+`kind`. A line is written in one piece and flushed, so a killed process leaves at most one line without its newline, which
+readers ignore. Readers skip kinds they do not know.
 
-How an event log continues after a kill: each checkpoint's state.json records how many bytes events.jsonl and completions.jsonl had
-when its step was done (both files are fsynced first). On resume the trainer takes the newest complete checkpoint, truncates
-both files to those lengths and appends from there. Everything written after the checkpoint, a half line or an ending
-included, is removed and its steps are trained again, so each step appears once and `seq` has no gaps. With no checkpoint both files
-are truncated to 0. A `Follower` that had read past that length compares the last line it read with the bytes now at that
-offset; if they differ (or the file is shorter) it starts over from byte 0 and sets `restarted`.
+Each checkpoint's state.json records how many bytes events.jsonl and completions.jsonl had when its step was done (both are
+fsynced first). A resume takes the newest complete checkpoint, truncates both files to those lengths, without a checkpoint
+to 0, and appends from there. Later steps are trained again, so each step appears once and `seq` has no gaps. A `Follower`
+that had read past that length starts over from byte 0 and sets `restarted`.
 """
 
 from __future__ import annotations
@@ -33,11 +31,47 @@ from backend.utils.documents import read_json
 from backend.utils.errors import UserError
 from backend.utils.files import open_regular, reason
 from backend.utils.text import quote
-from backend.utils.whole_file import replace_file
 
-# The shape of event log events: what a field must be for readers to meet it.
+VERSION = 1
+RUN_FORMAT = VERSION
+"""Version of the run folder's format: lines of the event log, changes.json and each state.json carry it as `v`.
 
+Within a version files may gain keys, which older programs ignore and newer ones fill with defaults. It goes up when an
+older program would misread a run; no program touches a run of a newer version.
+"""
+
+ENDINGS = ("finished", "stopped", "failed")
+"""Kinds that end an event log; a resume truncates them away."""
+KINDS = ("started", "phase", "command", "step", "eval", "checkpoint", "change", "health", "note", *ENDINGS)
+PHASES = ("loading", "sampling", "scoring", "learning", "evaluating", "saving", "exporting", "paused")
+
+METRICS = {
+    **dict.fromkeys(("loss", "reward", "reward_std", "reward_std_within_groups"), ""),
+    **dict.fromkeys(("frac_groups_without_signal", "frac_reward_zero_std"), "share"),
+    **dict.fromkeys(("kl", "entropy"), "nats"),
+    **dict.fromkeys(("clip_ratio_low", "clip_ratio_high", "clip_ratio_total"), "share"),
+    **dict.fromkeys(("completions/mean_length", "completions/min_length", "completions/max_length"), "tokens"),
+    **dict.fromkeys(("completions/distinct_fraction", "completions/identical_fraction"), "share"),
+    **dict.fromkeys(("completions/distinct_1", "completions/distinct_2", "completions/repetition"), "share"),
+    "process/memory_gb": "GB",
+    "process/cpu_cores": "cores",
+    "machine/swap_gb": "GB",
+    "hit_max_tokens_ratio": "share",
+    **dict.fromkeys(("learning_rate", "grad_norm"), ""),
+    **dict.fromkeys(("rollout_tokens_per_second", "train_tokens_per_second"), "tokens/s"),
+    **dict.fromkeys(("time/rollout", "time/reward", "time/train", "time/other", "time/step"), "s"),
+    **dict.fromkeys(("peak_memory_gb", "peak_memory_gb/rollout", "peak_memory_gb/train"), "GB"),
+    "num_tokens": "tokens",
+}
+"""Metrics of every step → their unit. For each reward function there are also `rewards/<function>/mean` and `/std`."""
+
+Event = dict[str, Any]
+
+LONGEST_LINE = 64 << 20
+"""Bytes. Longer lines are not ours, and are read in pieces that parse as nothing."""
+TAIL_BYTES = TAIL_BLOCK = 1 << 16
 LAST_TIME = 253_402_300_800
+"""Unix seconds of the year 10,000."""
 MOST_STEPS = 2**53
 """Beyond it a float does not tell two steps apart."""
 _NUMBERS = {int, float, NoneType}
@@ -49,32 +83,49 @@ def is_step(value: object) -> TypeGuard[int]:
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Whether a value is a finite number; true and false are none, nor is a whole number beyond the range of a float."""
+    """Whether a value is a finite number within the range of a float; true and false are not."""
     try:
         return type(value) in (int, float) and math.isfinite(cast("float", value))
     except OverflowError:
         return False
 
 
-def well_formed(event: dict[str, Any]) -> dict[str, Any] | None:
-    """The event with the fields that have their type, or None where it has no kind. `event` may be changed."""
+def _is_text(value: object) -> bool:
+    return type(value) is str
+
+
+def _is_mapping(value: object) -> bool:
+    return isinstance(value, dict)
+
+
+_FIELDS: dict[str, Callable[[object], bool]] = {
+    **dict.fromkeys(("step", "iterations", "seq", "resumed_from", "until", "since"), is_step),
+    **dict.fromkeys(("mono", "progress", "value", "threshold", "seconds", "done", "total"), is_number),
+    **dict.fromkeys(("sentence", "advice", "code", "level", "metric", "phase", "word", "source", "reason"), _is_text),
+    **dict.fromkeys(("split", "path", "model", "command", "device"), _is_text),
+    **dict.fromkeys(("metrics", "versions", "reward_files", "settings"), _is_mapping),
+    "t": lambda value: is_number(value) and 0 <= value < LAST_TIME,
+}
+"""Field → check of its type. None is allowed everywhere, and so is any value of an unknown field."""
+
+
+def well_formed(event: Event) -> Event | None:
+    """The event without fields of another type than theirs, or None if it has no kind. May change `event`."""
     if type(event.get("kind")) is not str:
         return None
-    for key in [
-        key for key, value in event.items() if value is not None and key in _FIELDS and not _FIELDS[key](value)
-    ]:
+    for key in [key for key in event if key in _FIELDS and event[key] is not None and not _FIELDS[key](event[key])]:
         del event[key]
     metrics = event.get("metrics")
     if metrics is not None and event["kind"] in ("step", "eval"):
         event["metrics"] = metrics = _finite(metrics)
-        # Runs from before December 2026 have TRL's name alone, which is the same number unless rewards are scaled over the batch.
+        # Runs from before December 2026 have only TRL's name, the same number unless rewards are scaled over the batch.
         if "frac_reward_zero_std" in metrics:
             metrics.setdefault("frac_groups_without_signal", metrics["frac_reward_zero_std"])
     return event
 
 
 def _finite(metrics: dict[str, Any]) -> dict[str, Any]:
-    """Metrics without what is no number. Most have numbers alone, which is seen without a look at each."""
+    """Metrics without what is not a number. Most have only numbers, which one sum shows."""
     values = metrics.values()
     try:
         if set(map(type, values)) <= _NUMBERS and math.isfinite(sum(filter(None, values))):
@@ -84,47 +135,9 @@ def _finite(metrics: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in metrics.items() if value is None or is_number(value)}
 
 
-def _is_text(value: object) -> bool:
-    return type(value) is str
-
-
-def _is_time(value: object) -> bool:
-    """Unix seconds, up to the year 9999: later ones are no dates."""
-    return is_number(value) and 0 <= value < LAST_TIME
-
-
-def _is_mapping(value: object) -> bool:
-    return isinstance(value, dict)
-
-
-def _is_pairs_or_values(value: object) -> bool:
-    return isinstance(value, Mapping) and all(type(key) is str for key in cast("Mapping[Any, Any]", value))
-
-
-_FIELDS: dict[str, Callable[[object], bool]] = {
-    **dict.fromkeys(("step", "iterations", "seq", "resumed_from", "until", "since"), is_step),
-    "t": _is_time,
-    **dict.fromkeys(("mono", "progress", "value", "threshold", "seconds", "done", "total"), is_number),
-    **dict.fromkeys(
-        ("sentence", "advice", "code", "level", "metric", "phase", "word", "source", "reason", "split", "path", "model", "command", "device"), _is_text
-    ),
-    **dict.fromkeys(("metrics", "versions", "reward_files"), _is_mapping),
-    "settings": _is_pairs_or_values,
-}  # fmt: skip
-"""Field → whether a value is of its type. None is allowed everywhere; fields of later versions pass as they are."""
-
-
-# ── json values ──────────────────────────────────────────────────────────────────────────────────────────────────────
-
-# Values as JSON can hold them. Apart from the event log, whose parser takes longer to import than the small helper
-# processes need for all else.
-
-
 def json_safe(value: Any) -> Any:
     """`value` in JSON's types: NaN and infinities become None, tuples lists, paths text."""
-    if value is None or isinstance(
-        value, (str, int)
-    ):  # first: a step's rows hold tens of thousands, and Mapping is an abstract class
+    if value is None or isinstance(value, (str, int)):  # first: a step's rows hold tens of thousands
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else None
@@ -135,47 +148,28 @@ def json_safe(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-# ── events ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-VERSION = 1
-
-ENDINGS = ("finished", "stopped", "failed")
-"""Kinds that end an event log. On resume the file is truncated to the checkpoint, which removes the ending."""
-
-KINDS = (
-    "started", "phase", "command", "step", "eval", "checkpoint", "change", "health", "note", *ENDINGS,
-)  # fmt: skip
-
-PHASES = ("loading", "sampling", "scoring", "learning", "evaluating", "saving", "exporting", "paused")
-
-Event = dict[str, Any]
-
-LONGEST_LINE = 64 << 20
-"""Bytes. A longer line is no event of ours, and is read in pieces that are none."""
-
-
 class JsonLines:
     """Appends whole JSON lines to a file and counts its bytes in `size`. One writer at a time.
 
-    A line that cannot be written whole is not written: what the disk took of it is cut off again, `size` stays, and DiskError is
-    raised. The descriptor has no buffer, since Python's keeps bytes that failed and writes them after the next line, or on closing.
+    A line that cannot be written whole is cut off again, `size` stays, and DiskError is raised. The descriptor has no
+    buffer, since Python's keeps bytes that failed and writes them later.
     """
 
     def __init__(self, path: Path) -> None:
-        """Raises DiskError. Half a line at the end, of a process that was killed, is cut off."""
+        """Cuts off half a line at the end, which a killed process leaves. Raises DiskError."""
         self.path = path
         with writing(path):
             self._file = path.open("ab+", buffering=0)
             self.size = _whole_lines(self._file.fileno())
             self._file.truncate(self.size)
         self._is_torn = False
-        """Whether the file is longer than `size`: part of a line was written, and cutting it off failed too."""
+        """A part of a line was written, and cutting it off failed."""
         self._lost: DiskError | None = None
         """Why `sync` failed once."""
 
     def append(self, value: Mapping[str, Any]) -> None:
-        """Append one line. From then on it is the kernel's: it survives a kill of this process, though not a power cut (see `sync`)."""
-        # A lone surrogate, as broken text may hold, has no UTF-8; it is written as "?" rather than ending the run.
+        """Append one line. It survives a kill of this process, but not a power cut (see `sync`). Raises DiskError."""
+        # A lone surrogate, as broken text may hold, has no UTF-8 and is written as "?".
         line = json.dumps(json_safe(value), ensure_ascii=False, allow_nan=False).encode(errors="replace") + b"\n"
         with writing(self.path):
             if self._is_torn:
@@ -192,46 +186,23 @@ class JsonLines:
         self.size += len(line)
 
     def sync(self) -> None:
-        """fsync: put everything written so far on disk. Raises DiskError, and once it has failed always: the kernel forgets what it could
-        not write, so a second fsync that succeeds would prove nothing."""
+        """fsync. Raises DiskError, and once it has failed always: the kernel forgets what it could not write."""
         if self._lost is not None:
             raise self._lost
         try:
             with writing(self.path):
                 os.fsync(self._file.fileno())
-        except DiskError as fault:
-            self._lost = fault
+        except DiskError as error:
+            self._lost = error
             raise
 
-    def has_its_name(self) -> bool:
-        """Whether the file is the one that its name leads to: an editor, or a program that keeps folders alike, may have put another there."""
-        try:
-            return os.path.samestat(os.fstat(self._file.fileno()), self.path.stat())
-        except OSError:
-            return False
-
-    def recreate(self) -> None:
-        """Write every line anew under the file's name, and go on there. Raises DiskError."""
-        with writing(self.path):
-            replace_file(self.path, self._blocks())
-            old, self._file = self._file, self.path.open("ab+", buffering=0)
-            old.close()
-
-    def _blocks(self) -> Iterator[bytes]:
-        for start in range(0, self.size, TAIL_BLOCK):
-            yield os.pread(self._file.fileno(), min(TAIL_BLOCK, self.size - start), start)
-
     def close(self) -> None:
-        # What fails here has failed in `append` or `sync` before.
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # what fails here has failed in `append` or `sync` before
             self._file.close()
 
 
-TAIL_BLOCK = 1 << 16
-
-
 def _whole_lines(handle: int) -> int:
-    """How many bytes of an open file are whole lines: up to its last newline."""
+    """How many bytes of an open file are whole lines."""
     end = os.fstat(handle).st_size
     while end > 0:
         start = max(0, end - TAIL_BLOCK)
@@ -243,7 +214,7 @@ def _whole_lines(handle: int) -> int:
 
 
 def write_all(file: RawIOBase, data: bytes) -> None:
-    """Write every byte to a file without a buffer. The kernel may take a part at a time, as on a disk that is nearly full. Raises OSError."""
+    """Write every byte to a file without a buffer; the kernel may take a part at a time. Raises OSError."""
     rest = memoryview(data)
     while rest:
         rest = rest[file.write(rest) or 0 :]
@@ -254,17 +225,19 @@ class EventLog(JsonLines):
 
     def __init__(self, path: Path, echo: Any = None) -> None:
         super().__init__(path)
-        self.seq = _next_seq(path)
+        self.seq = 0
+        for event in read_events(path):
+            number = event.get("seq")
+            self.seq = number + 1 if isinstance(number, int) else self.seq + 1
         self._echo = echo
         self.followers: list[Callable[[Event], None]] = []
         """Called with each event once it is written; they may write events of their own."""
         self._echo_fault: DiskError | None = None
 
     def write(self, kind: str, **fields: Any) -> Event:
-        """Append one event of `kind`; returns it as written. A `t` among the fields is a made-up time, and stands without `mono`.
+        """Append one event and return it. With a `t` among the fields it has no `mono`.
 
-        Raises DiskError with nothing written. A fault of `echo` is raised by the next call: this event stands in the event log, and whoever
-        writes it has to count it, or a resume would write it twice.
+        Raises DiskError with nothing written. An error of `echo` is raised by the next call, since this event is written.
         """
         if (fault := self.take_echo_fault()) is not None:
             raise fault
@@ -275,14 +248,14 @@ class EventLog(JsonLines):
         if self._echo is not None:
             try:
                 self._echo(event)
-            except DiskError as fault:
-                self._echo_fault = fault
+            except DiskError as error:
+                self._echo_fault = error
         for follow in self.followers:
             follow(event)
         return event
 
     def take_echo_fault(self) -> DiskError | None:
-        """The fault of the last echo that no `write` has raised yet; once."""
+        """The error of the last echo that no `write` has raised yet; once."""
         fault, self._echo_fault = self._echo_fault, None
         return fault
 
@@ -290,16 +263,15 @@ class EventLog(JsonLines):
 class Follower:
     """Reads a growing file of JSON lines incrementally. Never raises for anything a writer may do.
 
-    After `read`, `restarted` says whether the file was truncated or replaced, so that earlier events are void. To detect
-    that, each `read` compares the last line read before with the bytes now at its offset: size and modification time
-    are not enough, since a resumed run may have grown past the old length between two reads.
+    After `read`, `restarted` says whether the file was truncated or replaced, so that earlier events are void. To notice
+    that, each `read` compares the last line read before with the bytes now at its offset: a resumed run may have grown
+    past the old length between two reads.
     """
 
     def __init__(self, path: Path, *, limit: int = 4 << 20) -> None:
         self.path = path
         self.limit = limit
-        """Most bytes per `read`, so that a window stays responsive with a file of any size; a longer line is read
-        whole."""
+        """Most bytes per `read`, except for a longer line."""
         self.restarted = False
         self._offset, self._last = 0, b""
 
@@ -339,7 +311,7 @@ class Follower:
 
 
 def read_events(path: Path) -> Iterator[Event]:
-    """Every complete event of an event log, from the start; none where there is no file. Raises UserError for one that cannot be read."""
+    """Every complete event of an event log; none where there is no file. Raises UserError for an unreadable one."""
     try:
         file = open_regular(path)
     except FileNotFoundError:
@@ -354,7 +326,7 @@ def read_events(path: Path) -> Iterator[Event]:
 
 
 def parse_line(line: bytes) -> Event | None:
-    """The event of one line, with the fields that have their type; any other JSON object as it is; None for anything else."""
+    """The well-formed event of a line; any other JSON object as it is; None for anything else."""
     try:
         value = from_json(line)  # four times as fast as json, which counts in an event log of 150 MB
     except ValueError:
@@ -365,49 +337,17 @@ def parse_line(line: bytes) -> Event | None:
     return well_formed(value) if "kind" in value and "completions" not in value else value
 
 
-def _next_seq(path: Path) -> int:
-    """The number after that of the last line; of an event log whose lines have none, how many there are."""
-    seq = 0
-    for event in read_events(path):
-        number = event.get("seq")
-        seq = number + 1 if isinstance(number, int) else seq + 1
-    return seq
-
-
 def truncate_file(path: Path, size: int) -> None:
-    """Truncate a file to `size` bytes and fsync; one that is missing or already shorter is left alone. Raises DiskError."""
+    """Truncate a file to `size` bytes and fsync; a missing or shorter one is left alone. Raises DiskError."""
     if not path.exists():
         return
     with writing(path), path.open("rb+") as file:
-        # min: beyond the end, truncate would append zero bytes.
-        file.truncate(min(size, os.fstat(file.fileno()).st_size))
+        file.truncate(min(size, os.fstat(file.fileno()).st_size))  # beyond the end, truncate would append zero bytes
         os.fsync(file.fileno())
 
 
-METRICS = {
-    "loss": "", "reward": "", "reward_std": "", "reward_std_within_groups": "", "frac_groups_without_signal": "share",
-    "frac_reward_zero_std": "share", "kl": "nats", "entropy": "nats",
-    "clip_ratio_low": "share", "clip_ratio_high": "share", "clip_ratio_total": "share",
-    "completions/mean_length": "tokens", "completions/min_length": "tokens", "completions/max_length": "tokens",
-    "completions/distinct_fraction": "share", "completions/identical_fraction": "share", "completions/distinct_1": "share",
-    "completions/distinct_2": "share", "completions/repetition": "share", "process/memory_gb": "GB", "process/cpu_cores": "cores",
-    "machine/swap_gb": "GB", "hit_max_tokens_ratio": "share", "learning_rate": "", "grad_norm": "",
-    "rollout_tokens_per_second": "tokens/s", "train_tokens_per_second": "tokens/s",
-    "time/rollout": "s", "time/reward": "s", "time/train": "s", "time/other": "s", "time/step": "s",
-    "peak_memory_gb": "GB", "peak_memory_gb/rollout": "GB", "peak_memory_gb/train": "GB", "num_tokens": "tokens",
-}  # fmt: skip
-"""Metrics of every step → their unit. For each reward function there are also `rewards/<function>/mean` and `/std`."""
-
-
-# ── event log ends ───────────────────────────────────────────────────────────────────────────────────────────────────────
-
-# Both ends of an event log, read without what lies between: its first and its last events, and how the run ended.
-
-TAIL_BYTES = 1 << 16
-
-
 def has_finished(run: RunFolder) -> bool:
-    """Whether the run has taken all of its steps: its event log ends so."""
+    """Whether the run has done all of its steps."""
     _, last = first_and_last_events(run.events)
     return bool(last) and last[-1]["kind"] == "finished"
 
@@ -420,7 +360,7 @@ def step_of_end(run: RunFolder) -> int | None:
 
 
 def first_and_last_events(path: Path) -> tuple[list[Event], list[Event]]:
-    """(events of the first TAIL_BYTES of an event log, events of its last TAIL_BYTES or of more until they include a `step`).
+    """(events of the first TAIL_BYTES of an event log, events of its last TAIL_BYTES or of more, up to a `step`).
 
     A step may be far from the end: a long rollout or evaluation writes thousands of `phase` events after it.
     """
@@ -434,21 +374,16 @@ def first_and_last_events(path: Path) -> tuple[list[Event], list[Event]]:
 
 
 def last_events(file: BinaryIO, size: int) -> list[Event]:
-    """Events at the end of the first `size` bytes of an event log: of TAIL_BYTES, or of more until they include a `step`."""
+    """Events at the end of the first `size` bytes of an event log: of TAIL_BYTES, or of more up to a `step`."""
     reach = TAIL_BYTES
-    last = _tail(file, size, reach)
-    while reach < size and not any(event["kind"] == "step" for event in last):
+    while True:
+        start = max(0, size - reach)
+        file.seek(start)
+        tail = file.read(size - start)
+        last = _events(tail if reach >= size else tail.partition(b"\n")[2])
+        if reach >= size or any(event["kind"] == "step" for event in last):
+            return last
         reach *= 4
-        last = _tail(file, size, reach)
-    return last
-
-
-def _tail(file: BinaryIO, size: int, reach: int) -> list[Event]:
-    """Events of the last `reach` of the first `size` bytes."""
-    start = max(0, size - reach)
-    file.seek(start)
-    tail = file.read(size - start)
-    return _events(tail if reach >= size else tail.partition(b"\n")[2])
 
 
 def _events(data: bytes) -> list[Event]:
@@ -456,38 +391,15 @@ def _events(data: bytes) -> list[Event]:
     return [event for event in map(parse_line, lines) if event is not None and "kind" in event]
 
 
-RUN_FORMAT = VERSION
-"""That of the event log's lines."""
-
-
 def check_format(run: RunFolder) -> None:
-    """Raise UserError for a run that a newer version of the program has written. Reads only."""
-    newest = max(_versions(run), default=RUN_FORMAT)
-    if newest > RUN_FORMAT:
-        sentence = (
-            f"The run {run.name} has format {newest} and this version of GRPO Studio knows formats up to {RUN_FORMAT}; "
-            f"update it to go on with the run. Nothing was changed."
-        )
-        raise UserError("run", sentence)
-
-
-def _versions(run: RunFolder) -> Iterator[int]:
-    for part in first_and_last_events(run.events):
-        yield from (v for event in part if (v := _version(event)) is not None)
+    """Raise UserError for a run that a newer version of the program has written."""
+    contents = [event for part in first_and_last_events(run.events) for event in part]
     for path in [run.changes, *run.checkpoints.glob("[0-9]*/state.json")]:
-        if (v := _version(_json(path))) is not None:
-            yield v
-
-
-def _json(path: Path) -> dict[str, Any]:
-    """The object in a file; empty where there is none: what is damaged is told where it is needed."""
-    try:
-        content = read_json(path, "run")
-    except UserError:
-        return {}
-    return cast("dict[str, Any]", content) if isinstance(content, dict) else {}
-
-
-def _version(content: dict[str, Any]) -> int | None:
-    value = content.get("v")
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+        with contextlib.suppress(UserError):  # what is damaged is reported where it is needed
+            content = read_json(path, "run")
+            contents += [cast("dict[str, Any]", content)] if isinstance(content, dict) else []
+    newest = max((v for each in contents if is_step(v := each.get("v"))), default=RUN_FORMAT)
+    if newest > RUN_FORMAT:
+        knows = f"this version of GRPO Studio knows formats up to {RUN_FORMAT}"
+        sentence = f"The run {run.name} has format {newest} and {knows}; update it to continue. Nothing was changed."
+        raise UserError("run", sentence)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from backend.runs import archive
 from backend.runs import events as event_log_ends
-from backend.runs.events import TAIL_BLOCK, Event, EventLog, Follower, JsonLines, parse_line, read_events, truncate_file
+from backend.runs.events import Event, EventLog, Follower, JsonLines, parse_line, read_events, truncate_file
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_lock import hold_lock
 from backend.utils.disk_faults import DiskError
@@ -100,22 +100,6 @@ def test_a_reopened_event_log_continues_its_sequence_numbers(path: Path) -> None
 def test_a_event_log_without_sequence_numbers_goes_on_with_the_number_of_its_lines(path: Path) -> None:
     put(path, line(kind="started") + line(kind="step", step=1) + line(kind="step", step=2))
     assert EventLog(path).seq == 3
-
-
-def test_a_file_that_lost_its_name_is_written_again_with_its_whole_lines(path: Path) -> None:
-    """Here somebody has deleted it, after half a line that could not be cut off."""
-    rows = JsonLines(path)
-    assert rows.has_its_name()
-    for number in range(3):
-        rows.append({"step": number, "pad": "x" * TAIL_BLOCK})
-    whole = path.read_bytes()
-    put(path, b'{"half": "a li')
-    path.unlink()
-    assert not rows.has_its_name()
-    rows.recreate()
-    assert rows.has_its_name() and path.read_bytes() == whole
-    rows.append({"step": 3})
-    assert path.read_bytes() == whole + line(step=3) and rows.size == path.stat().st_size
 
 
 def test_after_a_resume_every_step_appears_once_in_both_files(path: Path) -> None:

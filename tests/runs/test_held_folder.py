@@ -88,52 +88,18 @@ def test_a_folder_that_is_emptied_is_deleted_too(inputs: Path, run: RunFolder) -
     assert (ending.kind, ending.exit_code) == ("failed", 2) and "was deleted while it trained" in ending.sentence
 
 
-@pytest.mark.parametrize("how", ["deleted", "replaced"])
-def test_a_event_log_that_loses_its_name_is_written_again(inputs: Path, run: RunFolder, how: str) -> None:
-    """As an editor or a program that keeps folders alike does it; the lines went into a file without a name."""
-
-    def lose() -> None:
-        for path in (run.events, run.completions):
-            text = path.read_bytes()
-            path.unlink()
-            if how == "replaced":
-                path.write_bytes(text[: len(text) // 2])
-
-    ending = trained(inputs, run, lose)
-    assert ending.kind == "finished" and small_run.steps(run) == [1, 2, 3]
-    events = list(read_events(run.events))
-    assert [event["seq"] for event in events] == list(range(len(events))) and events[-1]["kind"] == "finished"
-    told = [event["sentence"] for event in events if "was deleted or replaced" in event.get("sentence", "")]
-    assert [sentence.split()[0] for sentence in told] == ["events.jsonl", "completions.jsonl"]
-    assert len(run.completions.read_bytes().splitlines()) == 3
-
-
-def test_settings_that_are_deleted_are_written_again_so_that_the_run_can_be_resumed(
-    inputs: Path, run: RunFolder
-) -> None:
-    settings: list[bytes] = []
-
-    def delete() -> None:
-        settings.append(run.config.read_bytes())
-        run.config.unlink()
-
-    assert trained(inputs, run, delete).kind == "finished"
-    assert [run.config.read_bytes()] == settings
-    assert "config.yaml was deleted" in " ".join(event.get("sentence", "") for event in read_events(run.events))
-
-
 def test_a_folder_whose_disk_is_gone_is_not_said_to_be_deleted(
     inputs: Path, run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run.path.mkdir(parents=True)
     event_log, completions = EventLog(run.events), JsonLines(run.completions)
-    held = RunFolderGuard(run, event_log, completions, print)
+    held = RunFolderGuard(run, event_log, print)
     run.path.rename(run.path.with_name("elsewhere"))
     assert held.place().state == "moved"
     with monkeypatch.context() as unmounted:
         unmounted.setattr(guards, "_path_of", lambda handle: None)
         assert held.place().state == "deleted"
-        unmounted.setattr(guards, "_disk_of", lambda path: None)
+        unmounted.setattr(guards, "_identity", lambda path: None)
         assert held.place() == FolderPlace("out of reach", run.path)
     os.close(held._folder)  # every call fails, as on a network disk whose server has deleted the folder
     assert held.place().state == "out of reach"

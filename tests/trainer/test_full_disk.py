@@ -169,7 +169,7 @@ def test_a_run_waits_for_room_and_goes_on_by_itself(
     lacks, again = notes(run)
     where = quote(run.path, LONGEST_PLACE)
     assert lacks == f"The disk of {where} has 3 MB free, and 16.8 MB are needed. The run is paused until there is room."
-    assert again == "There is room on the disk again; the run goes on."
+    assert again == "There is space on the disk again; the run continues."
     assert [event.get("sentence") for event in read_events(run.events) if event.get("phase") == "paused"] == [lacks]
     assert run.completions.read_bytes() == unbroken.completions.read_bytes()
 
