@@ -1,9 +1,8 @@
-"""How much disk a run takes, part by part, and its checkpoints that can be deleted: all but the best and the newest."""
+"""How much disk a run uses, part by part, and its checkpoints that can be deleted: all but the best and the newest."""
 
 from __future__ import annotations
 
 import os
-import shutil
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from backend.runs.run_folder import RunFolder
 from backend.runs.run_lock import hold_lock
 from backend.runs.saved_weights import SavedWeights, best_of, saved_weights
 from backend.utils.errors import UserError
+from backend.utils.files import remove_tree, walk
 
 OTHER = "other"
 PARTS = {
@@ -29,17 +29,17 @@ PARTS = {
 }
 """File or folder of a run → its title."""
 _DELETED = ".deleted-"
-"""Begins the name of a checkpoint whose files are being deleted."""
+"""Prefix of the name of a checkpoint whose files are being deleted."""
 
 
 def disk_use(run: RunFolder) -> dict[str, int]:
-    """Part (a key of PARTS) → bytes, the largest first. Links are not followed; what is deleted meanwhile counts as 0."""
+    """Part (a key of PARTS) → bytes, the largest first. Links are not followed."""
     sizes: Counter[str] = Counter()
-    for folder, _, names in os.walk(run.path):
-        inside = Path(folder).relative_to(run.path).parts
-        for name in names:
-            part = (*inside, name)[0]
-            sizes[part if part in PARTS else OTHER] += _size(Path(folder, name))
+    start = len(os.fspath(run.path)) + 1
+    for entry in walk(run.path):
+        if not entry.is_dir(follow_symlinks=False):
+            part = entry.path[start:].split(os.sep, 1)[0]
+            sizes[part if part in PARTS else OTHER] += _size(entry)
     return {part: size for part, size in sizes.most_common() if size}
 
 
@@ -60,7 +60,7 @@ class FreeableSpace:
 
 
 def freeable_space(runs: Iterable[RunFolder]) -> list[FreeableSpace]:
-    """The runs that have checkpoints to spare, the largest saving first. A run that is being trained is left out."""
+    """The runs that have checkpoints to spare and are not being trained, the largest saving first."""
     found: list[FreeableSpace] = []
     for run in runs:
         spare = spare_checkpoints(run)
@@ -72,21 +72,18 @@ def freeable_space(runs: Iterable[RunFolder]) -> list[FreeableSpace]:
 def free_space(run: RunFolder) -> int:
     """Delete a run's checkpoints but the best and the newest; returns the bytes freed.
 
-    The run is locked meanwhile, so no trainer can begin to read what is being deleted. A checkpoint is renamed to a name that is none
-    before its files are deleted, so none is ever half there. Raises UserError for a run that is being trained or cannot be written.
+    The run is locked meanwhile. A checkpoint is renamed before its files are deleted, so none is ever half there. Raises
+    UserError for a run that is being trained or cannot be written.
     """
     handle = hold_lock(run)
     freed = 0
     try:
-        for remains in run.checkpoints.glob(f"{_DELETED}*"):  # of a deletion that was killed
-            freed += _folder_size(remains)
-            shutil.rmtree(remains)
+        doomed = list(run.checkpoints.glob(f"{_DELETED}*"))  # of a deletion that was killed
         for saved in spare_checkpoints(run):
-            size = _folder_size(saved.path)
-            doomed = saved.path.with_name(f"{_DELETED}{saved.path.name}")
-            saved.path.rename(doomed)
-            shutil.rmtree(doomed)
-            freed += size
+            doomed.append(saved.path.rename(saved.path.with_name(f"{_DELETED}{saved.path.name}")))
+        for folder in doomed:
+            freed += _folder_size(folder)
+            remove_tree(folder)
     except OSError as error:
         raise UserError("run", f"A checkpoint of {run.name} cannot be deleted: {error.strerror}.") from None
     finally:
@@ -95,11 +92,11 @@ def free_space(run: RunFolder) -> int:
 
 
 def _folder_size(folder: Path) -> int:
-    return sum(_size(Path(parent, name)) for parent, _, names in os.walk(folder) for name in names)
+    return sum(_size(entry) for entry in walk(folder) if not entry.is_dir(follow_symlinks=False))
 
 
-def _size(path: Path) -> int:
+def _size(entry: os.DirEntry[str]) -> int:
     try:
-        return path.lstat().st_size
+        return entry.stat(follow_symlinks=False).st_size
     except OSError:
         return 0

@@ -1,29 +1,26 @@
-"""Everything that a list of runs shows of one: its summary, settings, newest metrics, notes, parent, disk use and reward curve.
-
-Reading a record takes a few milliseconds; `stamp` tells in a fraction of one whether a record that was read before still holds.
-"""
+"""Everything that a list of runs shows of one: summary, notes, parent, disk use, reward curve; and runs side by side."""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
-import math
-import mmap
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from statistics import fmean
+from typing import Any, cast
 
 from backend.config.config import SETTINGS
 from backend.config.other_programs.translation import translate
 from backend.runs import archive
 from backend.runs.archive import Summary, first_and_last_means, raw_settings
 from backend.runs.disk_use import disk_use
-from backend.runs.events import LONGEST_LINE, Event, parse_line
+from backend.runs.events import LONGEST_LINE, TAIL_BYTES, Event, is_number, parse_line
 from backend.runs.run_folder import RunFolder
 from backend.runs.steering import read_changes
 from backend.utils.documents import read_json, whole_number
@@ -33,12 +30,10 @@ from backend.utils.places import path_text
 from backend.utils.text import about_path, quote, visible
 from backend.utils.whole_file import replace_file
 
-# What the user has noted about a run: title, note, tags, favourite, archived. Kept in the run folder's about.json.
-
 
 @dataclass(frozen=True, slots=True)
 class RunNotes:
-    """`archived` hides a run from the list, and moves nothing."""
+    """What the user has noted about a run, in its about.json. `archived` hides a run from the list, and moves nothing."""
 
     title: str = ""
     note: str = ""
@@ -48,110 +43,82 @@ class RunNotes:
 
 
 def read_notes(run: RunFolder) -> RunNotes:
-    """The notes of a run; empty ones where there are none. Raises UserError for a file that holds something else."""
+    """The notes of a run, empty without a file. Raises UserError for a file that holds something else."""
     return _notes(_content(run), run)
 
 
 def change_notes(run: RunFolder, **changes: Any) -> RunNotes:
-    """Change some fields and keep the others, those of a later version included; returns the notes as saved.
+    """Change some fields and return the notes as saved.
 
-    The file is read again first, so two windows that change different fields lose nothing, and replaced by a rename.
-    Raises UserError for a file that cannot be read, which then stays as it is, or cannot be written.
+    The file is read again first, so that two windows lose nothing, and unknown fields of a later version are kept.
+    Raises UserError for a file that cannot be read, which stays as it is, or cannot be written.
     """
     content = _content(run)
     notes = replace(_notes(content, run), **changes)
-    text = json.dumps({**content, **asdict(notes)}, ensure_ascii=False, indent=1) + "\n"
-    replace_file(run.about, text)
+    replace_file(run.about, json.dumps({**content, **asdict(notes)}, ensure_ascii=False, indent=1) + "\n")
     return notes
 
 
 def tags_in(text: str) -> tuple[str, ...]:
-    """The tags in a line that a user typed: words between commas or spaces, each once, in the order typed."""
+    """The tags in a line that a user typed: words between commas or spaces, each once."""
     return tuple(dict.fromkeys(word for word in re.split(r"[\s,]+", text) if word))
 
 
 def _content(run: RunFolder) -> dict[str, Any]:
     if not os.path.lexists(run.about):
         return {}
-    content = read_json(run.about, "about", advice="mend or delete it")
+    content = read_json(run.about, "about", advice="fix or delete it")
     if not isinstance(content, dict):
-        raise UserError("about", about_path(run.about, " does not hold the notes of a run; mend or delete it."))
+        raise UserError("about", about_path(run.about, " does not hold the notes of a run; fix or delete it."))
     return cast("dict[str, Any]", content)
 
 
 def _notes(content: dict[str, Any], run: RunFolder) -> RunNotes:
-    known: dict[str, Any] = {field.name: content[field.name] for field in fields(RunNotes) if field.name in content}
-    if "tags" in known and _is_list_of_text(known["tags"]):
-        known["tags"] = tuple(known["tags"])
-    wrong = [name for name, value in known.items() if type(value) is not type(getattr(RunNotes(), name))]
-    if wrong:
-        raise UserError("about", about_path(run.about, f" has a value for {wrong[0]} that is none; mend or delete it."))
-    return RunNotes(**{name: _visible(value) for name, value in known.items()})
+    known: dict[str, Any] = {}
+    for name, default in asdict(RunNotes()).items():
+        value = content.get(name, default)
+        if name == "tags" and isinstance(value, list) and all(isinstance(tag, str) for tag in cast("list[Any]", value)):
+            # Escape what cannot be seen: a title must not turn the letters of the row that it stands in.
+            value = tuple(visible(tag) for tag in cast("list[str]", value))
+        if type(value) is not type(default):
+            problem = f" has a value for {name} that is not one; fix or delete it."
+            raise UserError("about", about_path(run.about, problem))
+        known[name] = visible(value) if isinstance(value, str) else value
+    return RunNotes(**known)
 
-
-def _visible(value: Any) -> Any:
-    """A value with what cannot be seen in it escaped: a title must not turn the letters of the row that it stands in."""
-    if isinstance(value, tuple):
-        return tuple(visible(tag) for tag in cast("tuple[str, ...]", value))
-    return visible(value) if isinstance(value, str) else value
-
-
-def _is_list_of_text(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(item, str) for item in cast("Iterable[Any]", value))
-
-
-# ── reward curve ─────────────────────────────────────────────────────────────────────────────────────────────────────
-
-# A run's reward as a few points, for a sparkline: read from places spread evenly over the event log, however long it is.
 
 POINTS = 40
+"""Points of a reward curve."""
 WINDOW = 8 << 10
 """Bytes read for one point of a long event log: a few steps, whose mean is the point."""
-EVALUATION = b'"kind": "eval"'
+EVALUATION_KIND = b'"kind": "eval"'
 REACH = 16 << 20
 """How far from the end of the event log an evaluation is looked for: ten thousand steps."""
 
 
 def reward_curve(event_log: Path, points: int = POINTS) -> tuple[float, ...]:
-    """At most `points` rewards in the order of the steps; empty before the first step.
-
-    Of a short event log every step is read. Of a long one each point is the mean over the steps in a window of WINDOW bytes.
-    """
+    """At most `points` rewards in the order of the steps, read from places spread evenly over the event log."""
     try:
         with open_regular(event_log) as file:
             size = file.seek(0, 2)
             if size <= points * WINDOW:
                 file.seek(0)
-                return _thinned([value for line in file if (value := _reward(line)) is not None], points)
-            means = (_mean_reward(file, size * index // points) for index in range(points))
-            return tuple(mean for mean in means if mean is not None)
+                values = [value for line in file if (value := _reward(line)) is not None]
+                if len(values) <= points:
+                    return tuple(values)
+                edges = [len(values) * index // points for index in range(points + 1)]
+                return tuple(fmean(values[start:stop]) for start, stop in pairwise(edges))
+            means: list[float] = []
+            for index in range(points):
+                offset = size * index // points
+                file.seek(offset)
+                # The first and the last line of a window are cut.
+                lines = file.read(WINDOW).split(b"\n")[0 if offset == 0 else 1 : -1]
+                if rewards := [value for line in lines if (value := _reward(line)) is not None]:
+                    means.append(fmean(rewards))
+            return tuple(means)
     except OSError:
         return ()
-
-
-def newest_evaluation(event_log: Path) -> Event | None:
-    """The last evaluation on held-out prompts in the last REACH bytes of an event log; that of the test split is none."""
-    try:
-        with open_regular(event_log) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
-            end, floor = len(text), max(0, len(text) - REACH)
-            while (found := text.rfind(EVALUATION, floor, end)) >= 0:
-                start = text.rfind(b"\n", 0, found) + 1
-                stop = text.find(b"\n", found)
-                event = parse_line(text[start:stop]) if stop >= 0 else None
-                if event is not None and event.get("kind") == "eval" and event.get("split") != "test":
-                    return event
-                end = start
-    except (OSError, ValueError):  # an empty file cannot be mapped
-        return None
-    return None
-
-
-def _mean_reward(file: BinaryIO, offset: int) -> float | None:
-    file.seek(offset)
-    chunk = file.read(WINDOW)
-    lines = chunk.split(b"\n")[0 if offset == 0 else 1 : -1]  # the first and the last line of a window are cut
-    rewards = [value for line in lines if (value := _reward(line)) is not None]
-    return sum(rewards) / len(rewards) if rewards else None
 
 
 def _reward(line: bytes) -> float | None:
@@ -160,28 +127,38 @@ def _reward(line: bytes) -> float | None:
     event = parse_line(line)
     metrics = event.get("metrics") if event is not None and event.get("kind") == "step" else None
     reward = cast("dict[str, Any]", metrics).get("reward") if isinstance(metrics, dict) else None
-    if not isinstance(reward, int | float) or isinstance(reward, bool) or not math.isfinite(reward):
+    return float(reward) if is_number(reward) else None
+
+
+def newest_evaluation(event_log: Path) -> Event | None:
+    """The last evaluation on held-out prompts, not of the test split, in the last REACH bytes of an event log."""
+    try:
+        with open_regular(event_log) as file:
+            size = file.seek(0, 2)
+            reach = TAIL_BYTES
+            while True:
+                file.seek(max(0, size - reach))
+                lines = file.read(reach).split(b"\n")[:-1]
+                for line in reversed(lines if reach >= size else lines[1:]):
+                    event = parse_line(line) if EVALUATION_KIND in line else None
+                    if event is not None and event.get("kind") == "eval" and event.get("split") != "test":
+                        return event
+                if reach >= min(size, REACH):
+                    return None
+                reach = min(reach * 16, REACH)
+    except OSError:
         return None
-    return float(reward)
-
-
-def _thinned(values: list[float], points: int) -> tuple[float, ...]:
-    """Means of `points` runs of neighbours of about equal length."""
-    if len(values) <= points:
-        return tuple(values)
-    edges = [len(values) * index // points for index in range(points + 1)]
-    return tuple(sum(values[start:stop]) / (stop - start) for start, stop in pairwise(edges))
-
-
-# ── lineage ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-# Where a cloned run comes from: parent.json in its folder, and by it the children of any run.
 
 
 @dataclass(frozen=True, slots=True)
 class Parent:
-    """The run that a clone began from. `path`: its folder at that time. `warm`: the clone goes on from `step`; else it took the weights
-    alone, and counts from 0. `changed`: key → (the parent's value at that step, the clone's)."""
+    """The run that a clone began from, in its parent.json.
+
+    Attributes:
+        path – the parent's folder at that time.
+        warm – the clone continues from `step`; else it took only the weights, and counts from 0.
+        changed – key → (the parent's value at that step, the clone's).
+    """
 
     run: str
     path: Path
@@ -200,7 +177,7 @@ class Parent:
 
 
 def read_parent(run: RunFolder) -> Parent | None:
-    """The parent of a clone; None for a run that is none. Raises UserError for a file that cannot be read."""
+    """The parent of a clone; None for any other run. Raises UserError for a file that cannot be read."""
     if not os.path.lexists(run.parent):
         return None
     try:
@@ -210,10 +187,8 @@ def read_parent(run: RunFolder) -> Parent | None:
         name = str(user_path(str(kept["run"]), "run"))
         return Parent(name, path, whole_number(kept["step"], "step"), bool(kept["warm"]), changed)
     except (ValueError, TypeError, KeyError, AttributeError, UserError):
-        sentence = about_path(
-            run.parent, f" does not tell the parent of the run {quote(run.name, 40)}; mend or delete it."
-        )
-        raise UserError("run", sentence) from None
+        problem = f" does not tell the parent of the run {quote(run.name, 40)}; fix or delete it."
+        raise UserError("run", about_path(run.parent, problem)) from None
 
 
 def write_parent(run: RunFolder, parent: Parent) -> None:
@@ -223,38 +198,37 @@ def write_parent(run: RunFolder, parent: Parent) -> None:
 
 def children(run: RunFolder, runs: Iterable[RunFolder]) -> list[RunFolder]:
     """Those of `runs` that were cloned from this one, in their order."""
-    return [each for each in runs if _is_child(each, run)]
+    found: list[RunFolder] = []
+    for candidate in runs:
+        with suppress(UserError):
+            parent = read_parent(candidate)
+            folder = parent.folder_beside(candidate) if parent else None
+            if folder is not None and folder.path == run.path:
+                found.append(candidate)
+    return found
 
-
-def _is_child(candidate: RunFolder, run: RunFolder) -> bool:
-    parent = _parent_or_none(candidate)
-    folder = parent.folder_beside(candidate) if parent else None
-    return folder is not None and folder.path == run.path
-
-
-def _parent_or_none(run: RunFolder) -> Parent | None:
-    try:
-        return read_parent(run)
-    except UserError:
-        return None
-
-
-# ── run record ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 _NO_VALUES: dict[str, Any] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """One run. `settings` are those that differ from the defaults; `held_out` the metrics of the newest evaluation; `parent` the name
-    of the run that it was cloned from, "" for none; `disk` its parts and their bytes; `curve` its reward in a few points."""
+    """Everything that a list of runs shows of one.
+
+    Attributes:
+        settings – those that differ from the defaults.
+        held_out – metrics of the newest evaluation.
+        notes_problem – why about.json cannot be read, or "".
+        parent – name of the run that it was cloned from, or "".
+        disk – part of the folder → bytes.
+        curve – the reward in a few points.
+    """
 
     summary: Summary
     settings: Mapping[str, Any] = field(default_factory=lambda: _NO_VALUES)
     held_out: Mapping[str, Any] = field(default_factory=lambda: _NO_VALUES)
     notes: RunNotes = field(default_factory=RunNotes)
     notes_problem: str = ""
-    """Why about.json cannot be read, in a sentence; "" where it can."""
     parent: str = ""
     disk: Mapping[str, int] = field(default_factory=lambda: _NO_VALUES)
     curve: tuple[float, ...] = ()
@@ -268,31 +242,33 @@ class RunRecord:
         return sum(self.disk.values())
 
     def setting(self, key: str) -> Any:
-        """A setting's value, the default where the run does not set it. Raises KeyError for what is no setting."""
+        """A setting's value, the default where the run does not set it. Raises KeyError for an unknown key."""
         return self.settings[key] if key in self.settings else SETTINGS[key].default
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it: the summary's fields and the notes' beside one another."""
-        other = {name: getattr(self, name) for name in ("settings", "held_out", "notes_problem", "parent", "disk", "curve")}  # fmt: skip
+        """As JSON has it, with the fields of the summary and the notes beside the others."""
+        names = ("settings", "held_out", "notes_problem", "parent", "disk", "curve")
+        other = {name: getattr(self, name) for name in names}
         return {**self.summary.to_dict(), **asdict(self.notes), **other, "bytes": self.bytes}
 
 
 def read_record(run: RunFolder) -> RunRecord:
-    """Read a run. Nothing raises: what is missing or broken is empty, and broken notes are told in `notes_problem`."""
-    notes, problem = RunNotes(), ""
+    """Read a run. Never raises: what is missing or broken is empty, and broken notes are in `notes_problem`."""
+    notes, problem, parent = RunNotes(), "", None
     try:
         notes = read_notes(run)
-    except UserError as mistake:
-        problem = mistake.faults[0].sentence
-    evaluation = newest_evaluation(run.events) or {}
-    held_out = evaluation.get("metrics")
+    except UserError as error:
+        problem = error.faults[0].sentence
+    with suppress(UserError):
+        parent = read_parent(run)
+    held_out = (newest_evaluation(run.events) or {}).get("metrics")
     return RunRecord(
         summary=archive.summary(run),
         settings=changed_settings(raw_settings(run)),
         held_out=cast("dict[str, Any]", held_out) if isinstance(held_out, dict) else {},
         notes=notes,
         notes_problem=problem,
-        parent=_parent(run),
+        parent=parent.run if parent else "",
         disk=disk_use(run),
         curve=reward_curve(run.events),
     )
@@ -303,8 +279,8 @@ def record_of(values: Mapping[str, Any]) -> RunRecord:
     parts: dict[str, Any] = dict(values)
     notes: dict[str, Any] = dict(values["notes"])
     notes["tags"] = tuple(notes["tags"])
-    parts["summary"] = Summary(**values["summary"])
     parts["notes"] = RunNotes(**notes)
+    parts["summary"] = Summary(**values["summary"])
     parts["curve"] = tuple(values["curve"])
     return RunRecord(**parts)
 
@@ -318,43 +294,24 @@ def changed_settings(raw: Mapping[str, Any]) -> dict[str, Any]:
 def as_number(key: str, value: Any) -> Any:
     """A number that YAML reads as text, such as 1e-5, as a number."""
     if isinstance(value, str) and SETTINGS[key].kind in ("int", "float"):
-        try:
+        with suppress(ValueError):
             return float(value)
-        except ValueError:
-            return value
     return value
 
 
 def stamp(run: RunFolder) -> list[int]:
-    """Numbers that change whenever a file that a record is read from does."""
-    watched = (
-        run.config,
-        run.events,
-        run.about,
-        run.parent,
-        run.changes,
-        run.completions,
-        run.checkpoints,
-        run.evaluations,
-        run.path,
-    )
-    return [number for path in watched for number in _size_and_time(path)]
-
-
-def _size_and_time(path: os.PathLike[str]) -> tuple[int, int]:
-    try:
-        status = os.stat(path)
-    except OSError:
-        return 0, 0
-    return status.st_size, status.st_mtime_ns
-
-
-def _parent(run: RunFolder) -> str:
-    try:
-        parent = read_parent(run)
-    except UserError:
-        return ""
-    return parent.run if parent is not None else ""
+    """Numbers that change whenever a file that a record is read from does; much faster than reading it."""
+    numbers: list[int] = []
+    for path in (
+        *(run.config, run.events, run.about, run.parent, run.changes, run.completions),
+        *(run.checkpoints, run.evaluations, run.path),
+    ):
+        try:
+            status = os.stat(path)
+            numbers += [status.st_size, status.st_mtime_ns]
+        except OSError:
+            numbers += [0, 0]
+    return numbers
 
 
 MISSING = "–"
@@ -364,10 +321,10 @@ _OWN = ("run_name",)
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """What a run has reached; None where it has no such number.
+    """What a run has reached, for a comparison; None where it has no such number.
 
-    `reward_first` and `reward_last` are means over the first and the last few steps (`archive.averaging_window`). `held_out_best` is the
-    highest reward of an evaluation on held-out prompts, at step `best_step`: the first of equal ones.
+    `reward_first` and `reward_last` are means over the first and the last few steps (`archive.averaging_window`).
+    `held_out_best` is the highest reward of an evaluation on held-out prompts, first reached at `best_step`.
     """
 
     name: str
@@ -388,46 +345,46 @@ class RunResult:
 
 
 RESULTS = {
-    "state": "State", "steps": "Steps", "reward_first": "Reward, first", "reward_last": "Reward, last", "held_out_first": "Held-out, first",
-    "held_out_last": "Held-out, last", "held_out_best": "Held-out, best", "best_step": "Best at step", "tokens": "Tokens",
+    "state": "State",
+    "steps": "Steps",
+    "reward_first": "Reward, first",
+    "reward_last": "Reward, last",
+    "held_out_first": "Held-out, first",
+    "held_out_last": "Held-out, last",
+    "held_out_best": "Held-out, best",
+    "best_step": "Best at step",
+    "tokens": "Tokens",
     "worked_s": "Worked",
-}  # fmt: skip
+}
 """Field of a RunResult → its title in a table."""
 
 
 def differing_settings(configs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """Setting → its value in each config, for settings that are not the same in all, in the order of the form.
-
-    `configs` are raw; a setting that one of them does not have counts with its default, so that writing a default out is no difference.
-    """
+    """Setting → its value in each raw config, for settings that are not the same in all, in the order of the form."""
     changed = [changed_settings(raw) for raw in configs]
     rows = {key: [one.get(key, about.default) for one in changed] for key, about in SETTINGS.items() if key not in _OWN}
     return {key: values for key, values in rows.items() if any(value != values[0] for value in values)}
 
 
 def settings_in_course(run: RunFolder) -> dict[str, Any]:
-    """A run's raw settings; one that was changed during the run is a text with every value: “3e-05, from step 15 on 1e-05”. Two runs
-    that end with the same value and began with different ones do differ."""
+    """A run's raw settings; one that was changed is a text with every value: “3e-05, from step 15 on 1e-05”."""
     settings = raw_settings(run)
     course: dict[str, str] = {}
-    try:
-        changes = read_changes(run)
-    except UserError:  # a damaged list is told where the run goes on
-        return settings
-    for change in changes:
-        for key, (old, new) in change.settings.items():
-            course[key] = f"{course.get(key) or value_text(old)}, from step {change.step:,} on {value_text(new)}"
+    with suppress(UserError):  # a damaged list is reported where the run is resumed
+        for change in read_changes(run):
+            for key, (old, new) in change.settings.items():
+                course[key] = f"{course.get(key) or value_text(old)}, from step {change.step:,} on {value_text(new)}"
     return settings | course
 
 
 def result_of(
     record: RunRecord, evaluations: Sequence[tuple[int, float]], rewards: Iterable[Any] | None = None
 ) -> RunResult:
-    """A run's result. `evaluations`: (step, held-out reward), ascending; `rewards`: of every step, where they were read."""
+    """A run's result. `evaluations`: (step, held-out reward), ascending; `rewards`: of every step, if they were read."""
     about = record.summary
-    first, last = (
-        (about.reward_before, about.reward_after) if rewards is None else first_and_last_means(rewards, about.step)
-    )
+    first, last = about.reward_before, about.reward_after
+    if rewards is not None:
+        first, last = first_and_last_means(rewards, about.step)
     best = max(evaluations, key=lambda pair: (pair[1], -pair[0]), default=None)
     return RunResult(
         name=about.name,
@@ -446,20 +403,15 @@ def result_of(
 
 
 def evaluations(run: RunFolder) -> list[tuple[int, float]]:
-    """(step, reward) of every evaluation on held-out prompts. Reads the whole event log, but parses only its evaluations."""
+    """(step, reward) of every evaluation on held-out prompts. Parses only the evaluations of the event log."""
     found: list[tuple[int, float]] = []
-    try:
-        with open_regular(run.events) as file:
-            while line := file.readline(LONGEST_LINE):
-                if EVALUATION not in line:
-                    continue
-                event = parse_line(line) or {}
-                step, metrics = event.get("step"), event.get("metrics")
-                reward = metrics.get("reward") if isinstance(metrics, dict) else None  # pyright: ignore
-                if event.get("split") != "test" and isinstance(step, int) and isinstance(reward, int | float):
-                    found.append((step, float(reward)))
-    except OSError:
-        return []
+    with suppress(OSError), open_regular(run.events) as file:
+        while line := file.readline(LONGEST_LINE):
+            event = (parse_line(line) or {}) if EVALUATION_KIND in line else {}
+            step, metrics = event.get("step"), event.get("metrics")
+            reward = cast("dict[str, Any]", metrics).get("reward") if isinstance(metrics, dict) else None
+            if event.get("split") != "test" and isinstance(step, int) and isinstance(reward, int | float):
+                found.append((step, float(reward)))
     return found
 
 
@@ -467,9 +419,6 @@ def compare(runs: Sequence[RunFolder]) -> tuple[dict[str, list[Any]], list[RunRe
     """(settings that differ, results), both in the order of `runs`."""
     settings = differing_settings([settings_in_course(run) for run in runs])
     return settings, [result_of(read_record(run), evaluations(run)) for run in runs]
-
-
-# Tables
 
 
 def settings_table(titles: Sequence[str], settings: Mapping[str, Sequence[Any]]) -> list[list[str]]:
@@ -486,7 +435,7 @@ def results_table(
 
 
 def value_text(value: Any) -> str:
-    """A value in one line, numbers with the digits that tell them apart, a path of ours without the folder of this machine."""
+    """A value in one line, numbers with the digits that tell them apart, paths without the folder of this machine."""
     if value is None or value == "":
         return MISSING
     if isinstance(value, bool):
@@ -494,7 +443,7 @@ def value_text(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, list | tuple):
-        return ", ".join(map(value_text, value)) or MISSING  # pyright: ignore
+        return ", ".join(map(value_text, cast("Iterable[Any]", value))) or MISSING
     return path_text(" ".join(str(value).split()))
 
 
@@ -506,11 +455,5 @@ def as_csv(table: Iterable[Sequence[str]]) -> str:
 
 def as_markdown(table: Sequence[Sequence[str]]) -> str:
     """A GitHub table; a bar inside a cell is escaped."""
-
-    def lines() -> Iterator[str]:
-        for number, row in enumerate(table):
-            yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |"
-            if number == 0:
-                yield f"|{'---|' * len(row)}"
-
-    return "\n".join(lines()) + "\n"
+    lines = [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in table]
+    return "\n".join([lines[0], f"|{'---|' * len(table[0])}", *lines[1:]]) + "\n"

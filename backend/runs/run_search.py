@@ -1,8 +1,8 @@
-"""The search for runs: `lr>1e-5 tag:math loss:dapo -state:failed addition` → a test that a run passes or not.
+"""The search for runs: `lr>1e-5 tag:math loss:dapo -state:failed addition`, and the fields that it and the columns share.
 
-A query is words and conditions, all of which must hold; `-` in front of one negates it, and quotes keep spaces. A word is looked for
-in title, folder, model, data, state, tags and note. A condition is a field, setting or metric, one of `: = > < >= <=`, and a value; `:`
-means "contains" for text and "equals" for numbers.
+A query is words and conditions, all of which must hold; `-` negates one, and quotes keep spaces. A word is searched in
+title, folder, model, data, state, tags and note. A condition is a field, setting or metric, one of `: = > < >= <=`, and a
+value; `:` means "contains" for text and "equals" for numbers.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from backend.config.config import SETTINGS
 from backend.config.other_programs.translation import NAMES
@@ -23,16 +23,13 @@ from backend.runs.metric_names import EVALUATION, our_name
 from backend.runs.run_record import RunRecord
 from backend.utils.errors import UserError
 
-# What can be shown, sorted and searched of a run, by name: one table for the window's columns, the search and the
-# command line.
-
 Kind = Literal["text", "number", "steps", "duration", "time", "bytes", "curve", "change", "flag"]
 HELD_OUT = "held_out/"
 
 
 @dataclass(frozen=True, slots=True)
 class RunField:
-    """`value(record)` is None where the run has none. `kind` says how it is written and sorted."""
+    """Something to show, sort and search of a run. `value(record)` is None where the run has none."""
 
     key: str
     title: str
@@ -47,45 +44,50 @@ def _change(record: RunRecord) -> float | None:
     return None if before is None or after is None else after - before
 
 
-def _short_model(record: RunRecord) -> str:
-    return "/".join(Path(record.summary.model).parts[-2:])
+def _machines(record: RunRecord) -> str | None:
+    return ", ".join(dict.fromkeys(record.summary.machines)) or None
 
 
-# fmt: off
-FIELDS: dict[str, RunField] = {about.key: about for about in (
+_FIELDS: tuple[RunField, ...] = (
     RunField("name", "Run", "text", lambda record: record.title, "Its title, else the name of its folder."),
     RunField("state", "State", "text", lambda record: record.summary.state),
-    RunField("model", "Model", "text", _short_model),
+    RunField("model", "Model", "text", lambda record: "/".join(Path(record.summary.model).parts[-2:])),
     RunField("steps", "Steps", "steps", lambda record: record.summary.step or 0),
     RunField("curve", "Curve", "curve", lambda record: record.curve or None, "The reward over the run."),
     RunField("reward", "Reward", "number", lambda record: record.summary.reward_after, "Mean over the last steps."),
     RunField("change", "Change", "change", _change, "Of the reward, against the mean over the first steps."),
-    RunField("held_out", "Held-out", "number", lambda record: record.held_out.get("reward"), "Reward of the newest evaluation on prompts that are not trained on."),
+    RunField(
+        "held_out",
+        "Held-out",
+        "number",
+        lambda record: record.held_out.get("reward"),
+        "Reward of the newest evaluation on held-out prompts.",
+    ),
     RunField("began", "Began", "time", lambda record: record.summary.began),
     RunField("worked", "Worked", "duration", lambda record: record.summary.worked_s, "Without loading and pauses."),
-    RunField("ranks", "Ranks", "number", lambda record: record.summary.ranks, "Processes that it trains on: one, or one and more on each of several machines."),
-    RunField("machines", "Machines", "text", lambda record: ", ".join(dict.fromkeys(record.summary.machines)) or None, "Of a run on several."),
-    RunField("tokens", "Tokens", "number", lambda record: record.summary.metrics.get("num_tokens"), "Seen since the run began."),
+    RunField("ranks", "Ranks", "number", lambda record: record.summary.ranks, "Processes that it trains on."),
+    RunField("machines", "Machines", "text", _machines, "Of a run on several."),
+    RunField(
+        "tokens", "Tokens", "number", lambda record: record.summary.metrics.get("num_tokens"), "Since the run began."
+    ),
     RunField("disk", "Disk", "bytes", lambda record: record.bytes),
     RunField("tags", "Tags", "text", lambda record: " ".join(record.notes.tags)),
     RunField("note", "Note", "text", lambda record: record.notes.note.partition("\n")[0]),
     RunField("parent", "Parent", "text", lambda record: record.parent, "The run that it was cloned from."),
     RunField("favourite", "Favourite", "flag", lambda record: record.notes.favourite),
     RunField("folder", "Folder", "text", lambda record: record.summary.name),
-)}
-# fmt: on
+)
+FIELDS: dict[str, RunField] = {about.key: about for about in _FIELDS}
 
 
 def field_of(key: str) -> RunField | None:
-    """The field of this name: one of FIELDS, a setting, else a metric; None for a name that no metric can have."""
+    """The field of this name: one of FIELDS, a setting, else a metric; None for ""."""
     if key in FIELDS:
         return FIELDS[key]
     if key in SETTINGS:
         about = SETTINGS[key]
-        numeric = about.kind in ("int", "float")
-        return RunField(
-            key, about.label, "number" if numeric else "text", lambda record: record.setting(key), about.help
-        )
+        kind: Kind = "number" if about.kind in ("int", "float") else "text"
+        return RunField(key, about.label, kind, lambda record: record.setting(key), about.help)
     if key.startswith(HELD_OUT):
         metric = key.removeprefix(HELD_OUT)
         return RunField(key, f"Held-out {metric}", "number", lambda record: record.held_out.get(metric))
@@ -104,17 +106,25 @@ def all_keys(records: Iterable[RunRecord]) -> list[str]:
     return [*FIELDS, *SETTINGS, *(name for name in metrics if name not in FIELDS and name not in SETTINGS), *held_out]
 
 
-# ── run search ───────────────────────────────────────────────────────────────────────────────────────────────────────
-
 Test = Callable[[RunRecord], bool]
 
 HINT = "Words, and conditions such as lr>1e-5  tag:math  loss:dapo  state:failed  is:favourite  reward>=2  -tag:old"
 SHORT_NAMES = {
-    "lr": "learning_rate", "loss": "grpo_loss_type", "batch": "batch_size", "group": "group_size", "rewards": "reward_functions",
-    "tag": "tags", "title": "name", "run": "name", "hours": "worked", "gb": "disk", "step": "steps",
-    "heldout": "held_out", "held-out": "held_out",
+    "lr": "learning_rate",
+    "loss": "grpo_loss_type",
+    "batch": "batch_size",
+    "group": "group_size",
+    "rewards": "reward_functions",
+    "tag": "tags",
+    "title": "name",
+    "run": "name",
+    "hours": "worked",
+    "gb": "disk",
+    "step": "steps",
+    "heldout": "held_out",
+    "held-out": "held_out",
     **NAMES,
-}  # fmt: skip
+}
 """What may be typed for a field or setting → its key."""
 FLAGS: dict[str, Test] = {
     "favourite": lambda record: record.notes.favourite,
@@ -123,17 +133,22 @@ FLAGS: dict[str, Test] = {
     "cloned": lambda record: bool(record.parent),
 }
 """`is:FLAG`."""
-_SCALES = {"worked": 3600.0, "disk": 1e9}
-"""Fields whose values are typed in hours and in GB, but are kept in seconds and bytes."""
-_COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
-    ">": operator.gt, "<": operator.lt, ">=": operator.ge, "<=": operator.le,
-}  # fmt: skip
+_SEARCHED: dict[str, Callable[[RunRecord], Any]] = {
+    "name": lambda record: [record.notes.title, record.summary.name],
+    "model": lambda record: record.summary.model,
+    "tags": lambda record: list(record.notes.tags),
+    "note": lambda record: record.notes.note,
+    "worked": lambda record: None if record.summary.worked_s is None else record.summary.worked_s / 3600,
+    "disk": lambda record: record.bytes / 1e9,
+}
+"""Fields that are searched by another value than they show; hours and GB are typed."""
+_COMPARISONS = {">": operator.gt, "<": operator.lt, ">=": operator.ge, "<=": operator.le}
 _PART = re.compile(r'-?(?:[^\s"]|"[^"]*"?)+')
 _CONDITION = re.compile(r"(-?)([A-Za-z_][\w./-]*)(>=|<=|[:=<>])(.*)", re.DOTALL)
 
 
 def search(query: str, metrics: Collection[str] = tuple(METRICS)) -> Test:
-    """The test of a query; an empty one passes every run. `metrics`: names that conditions may use beside fields and settings.
+    """The test of a query; an empty one passes every run. `metrics`: names that conditions may use besides fields.
 
     Raises UserError for an unknown name, with the nearest one, and for a value that cannot be compared.
     """
@@ -142,7 +157,7 @@ def search(query: str, metrics: Collection[str] = tuple(METRICS)) -> Test:
 
 
 def asks_for_archived(query: str) -> bool:
-    """Whether a query names archived runs, which are left out otherwise."""
+    """Whether a query names archived runs, which are hidden otherwise."""
     return "is:archived" in query.lower()
 
 
@@ -152,13 +167,13 @@ def _test(part: str, metrics: Collection[str]) -> Test:
         negated, word = part.startswith("-") and len(part) > 1, part.lstrip("-").replace('"', "").lower()
         test: Test = lambda record: word in _text(record)  # noqa: E731
     else:
-        negated, value = bool(condition[1]), condition[4].replace('"', "")
-        test = _condition(condition[2], condition[3], value, metrics)
+        negated = bool(condition[1])
+        test = _condition(condition[2], condition[3], condition[4].replace('"', ""), metrics)
     return (lambda record: not test(record)) if negated else test
 
 
 def _text(record: RunRecord) -> str:
-    """Everything that a plain word is looked for in, in lower case."""
+    """Everything that a plain word is searched in, in lower case."""
     about, notes = record.summary, record.notes
     data = str(record.settings.get("data", ""))
     return "\n".join((notes.title, about.name, about.model, data, about.state, *notes.tags, notes.note)).lower()
@@ -169,20 +184,19 @@ def _condition(name: str, sign: str, value: str, metrics: Collection[str]) -> Te
         raise UserError("search", f"{name}{sign} needs a value after it.")
     if name.lower() == "is":
         if value.lower() not in FLAGS:
-            raise UserError(
-                "search", f"is:{value} is not known; there are {', '.join(f'is:{flag}' for flag in FLAGS)}."
-            )
+            known = ", ".join(f"is:{flag}" for flag in FLAGS)
+            raise UserError("search", f"is:{value} is not known; there are {known}.")
         return FLAGS[value.lower()]
     key = _key(name, sign, metrics)
     field = field_of(key)
-    assert field is not None  # _key returns nothing that is none
-    read = _reader(key, field.value)
-    if sign in _COMPARISONS:
-        bound, compare = _number(value), _COMPARISONS[sign]
-        if bound is None:
-            raise UserError("search", f"{name}{sign} needs a number, not {value}.")
-        return lambda record: _compares(compare, read(record), bound)
-    return lambda record: _matches(read(record), value, whole=sign == "=")
+    assert field is not None
+    read = _SEARCHED.get(key, field.value)
+    if sign not in _COMPARISONS:
+        return lambda record: _matches(read(record), value, whole=sign == "=")
+    bound, compare = _number(value), _COMPARISONS[sign]
+    if bound is None:
+        raise UserError("search", f"{name}{sign} needs a number, not {value}.")
+    return lambda record: (number := _number(read(record))) is not None and compare(number, bound)
 
 
 def _key(name: str, sign: str, metrics: Collection[str]) -> str:
@@ -198,33 +212,12 @@ def _key(name: str, sign: str, metrics: Collection[str]) -> str:
     raise UserError("search", f"Runs have no {name}." + (f" Did you mean {near}?" if near else ""))
 
 
-def _reader(key: str, value_of: Callable[[RunRecord], Any]) -> Callable[[RunRecord], Any]:
-    """A field as it is searched, which for three of them is more than what is shown."""
-    if key == "name":
-        return lambda record: [record.notes.title, record.summary.name]
-    if key == "model":
-        return lambda record: record.summary.model
-    if key == "tags":
-        return lambda record: list(record.notes.tags)
-    if key == "note":
-        return lambda record: record.notes.note
-    if key in _SCALES:
-        return lambda record: None if (value := value_of(record)) is None else value / _SCALES[key]
-    return value_of
-
-
-def _compares(compare: Callable[[Any, Any], bool], value: Any, bound: float) -> bool:
-    number = _number(value)
-    return number is not None and compare(number, bound)
-
-
 def _matches(value: Any, wanted: str, *, whole: bool) -> bool:
-    """Whether a value is, or for text contains, what was typed. Of a list one item suffices."""
+    """Whether a value equals, or for text contains, what was typed. Of a list one item suffices."""
     if value is None:
         return False
     if isinstance(value, list | tuple):
-        items: list[Any] = list(value)  # pyright: ignore
-        return any(_matches(item, wanted, whole=whole) for item in items)
+        return any(_matches(item, wanted, whole=whole) for item in cast("Iterable[Any]", value))
     number, bound = _number(value), _number(wanted)
     if number is not None and bound is not None and not isinstance(value, str):
         return math.isclose(number, bound, rel_tol=1e-9)

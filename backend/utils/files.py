@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 import stat
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from io import FileIO
 from pathlib import Path
@@ -196,25 +198,73 @@ def read_regular(path: Path) -> bytes:
         return file.read()
 
 
+def walk(folder: Path) -> Iterator[os.DirEntry[str]]:
+    """Every entry below a folder, at any depth, without recursion. Follows no links and skips what cannot be read."""
+    waiting = [os.fspath(folder)]
+    while waiting:
+        try:
+            with os.scandir(waiting.pop()) as entries:
+                for entry in entries:
+                    yield entry
+                    if entry.is_dir(follow_symlinks=False):
+                        waiting.append(entry.path)
+        except OSError:  # deleted meanwhile, not readable, or deeper than a path may be
+            continue
+
+
+def remove_tree(folder: Path) -> None:
+    """Delete a folder of any depth. Never raises: what cannot be deleted stays.
+
+    Folders two levels down are moved up first, so no path grows and nothing recurses.
+    """
+    top = os.fspath(folder)
+    if os.path.islink(top):
+        return
+    for number in itertools.count():
+        inner = [entry.path for entry in _emptied(top) if entry.is_dir(follow_symlinks=False)]
+        removed = False
+        for name, path in enumerate(inner):
+            for each, deep in enumerate(_emptied(path)):
+                with suppress(OSError):
+                    os.rename(deep.path, os.path.join(top, f".removed-{number}-{name}-{each}"))
+            with suppress(OSError):
+                os.rmdir(path)
+                removed = True
+        if not removed:
+            break
+    with suppress(OSError):
+        os.rmdir(top)
+
+
+def _emptied(folder: str) -> list[os.DirEntry[str]]:
+    """The folders in a folder, after its files are deleted."""
+    with suppress(OSError):
+        os.chmod(folder, 0o700)
+    try:
+        entries = list(os.scandir(folder))
+    except OSError:
+        return []
+    for entry in entries:
+        if not entry.is_dir(follow_symlinks=False):
+            with suppress(OSError):
+                os.unlink(entry.path)
+    return [entry for entry in entries if entry.is_dir(follow_symlinks=False)]
+
+
 def require_plain_files(folder: Path) -> None:
-    """Raise UserError where a run's folder holds anything but files and folders, at any depth. Who writes to a run, deletes or copies parts of
-    it would reach through a link what is no part of it, and wait at a pipe for ever. Nothing of ours makes either there."""
-    for parent, folders, files in os.walk(folder):
-        for name in (*folders, *files):
-            path = Path(parent, name)
-            with suppress(FileNotFoundError):  # deleted meanwhile
-                if sentence := _not_plain(path):
-                    raise UserError("run", sentence)
+    """Raise UserError if a run's folder holds a link, a pipe or the like, at any depth.
 
-
-def _not_plain(path: Path) -> str:
-    """What is wrong with it; "" of a file or a folder. Raises FileNotFoundError."""
-    mode = path.lstat().st_mode
-    if stat.S_ISLNK(mode):
-        return f"{quote(path)} is a link, and a run's own files are never links; put what it leads to in its place."
-    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-        return f"{quote(path)} is {kind_of(mode)}, and a run's folder holds only files and folders; move it away."
-    return ""
+    Writing, deleting or copying would reach through a link, and wait at a pipe for ever.
+    """
+    for entry in walk(folder):
+        with suppress(FileNotFoundError):  # deleted meanwhile
+            mode = entry.stat(follow_symlinks=False).st_mode
+            if stat.S_ISLNK(mode):
+                rest = "is a link, and a run's own files are never links; put what it leads to in its place."
+                raise UserError("run", f"{quote(entry.path)} {rest}")
+            if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+                rest = f"is {kind_of(mode)}, and a run's folder holds only files and folders; move it away."
+                raise UserError("run", f"{quote(entry.path)} {rest}")
 
 
 def append_regular(path: Path) -> FileIO:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import stat
 from collections.abc import Generator, Iterable
 from pathlib import Path
 
 from backend.utils.disk_faults import writing
 from backend.utils.file_lock import is_alive
+from backend.utils.files import remove_tree
 
 COPIED_AT_ONCE = 1 << 20
 
@@ -83,11 +83,8 @@ def whole_folder(final: Path) -> Generator[Path]:
     """
     draft, old = final.with_name(f".{final.name}"), _aside(final)
     with writing(final):
-        for leftover in (
-            draft,
-            old,
-        ):  # of a process that was killed; `mkdir` would refuse the first, `rename` the second
-            shutil.rmtree(leftover, ignore_errors=True)
+        for leftover in (draft, old):  # of a killed process
+            remove_tree(leftover)
         draft.mkdir(parents=True)
         try:
             yield draft
@@ -96,22 +93,22 @@ def whole_folder(final: Path) -> Generator[Path]:
                 final.rename(old)
             draft.rename(final)
         except BaseException:
-            shutil.rmtree(draft, ignore_errors=True)
+            remove_tree(draft)
             if old.exists() and not final.exists():
                 old.rename(final)
             raise
         sync(final.parent)
-    shutil.rmtree(old, ignore_errors=True)
+    remove_tree(old)
 
 
 def remove_folder(path: Path) -> None:
     """Delete a folder whose name says that it is whole: it loses that name before its first file. What cannot be deleted is left alone,
     under the hidden name."""
     old = _aside(path)
-    shutil.rmtree(old, ignore_errors=True)
+    remove_tree(old)
     with contextlib.suppress(OSError):
         path.rename(old)
-        shutil.rmtree(old, ignore_errors=True)
+        remove_tree(old)
 
 
 def sync(path: Path) -> None:
