@@ -199,7 +199,7 @@ def test_a_run_goes_back_to_a_checkpoint_and_repeats_what_came_after_it(
     before, completions = arrays(find_checkpoint(copied, "3").arrays), copied.completions.read_text()
     assert last_step(copied) == 3
     sentence = go_back(copied, "1")
-    assert sentence == "The run was taken back from step 3 to its checkpoint of step 1, and goes on from there."
+    assert sentence == "The run was taken back from step 3 to its checkpoint of step 1, and continues from there."
     assert [saved.step for saved in saved_weights(copied)] == [1] and not copied.is_locked()
     assert small_run.train_here(saved_each_step, copied).kind == "finished"
     assert small_run.steps(copied) == [1, 2, 3] and copied.completions.read_text() == completions

@@ -1,18 +1,14 @@
-"""Checkpoints of a run: weights, optimizer and training state, written completely or not at all, and rotated.
+"""Checkpoints of a run: weights, optimizer and training state, written completely or not at all, rotated and verified.
 
-A checkpoint is a folder `checkpoints/000100/`. It is written as `.000100`, synced to disk and renamed (`whole_folder`), and loses its
-name before its files when it is deleted, so a folder with a number for a name is complete. There is no random state to save: each random
-number is a function of the seed and of its position in the run.
+A checkpoint is a folder `checkpoints/000100/`. It is written as `.000100`, synced to disk and renamed, and loses its name
+before its files when it is deleted, so a folder with a number for a name is complete. There is no random state to save:
+each random number is a function of the seed and of its position in the run.
 
-How a killed run continues. The trainer appends to two files, `events.jsonl` (the event log) and `completions.jsonl`, which at a
-crash are ahead of the newest checkpoint: steps 101 … 107 are in them, the weights are those of step 100. `state.json` holds
-the byte length of both files at the moment of the checkpoint. Resuming truncates each file to that length (`cut_back`), then
-appends: steps 101 … are done again with the same prompts and the same random numbers, and every step is in the event log once.
-So that the length always points at bytes that exist, the files are synced to disk before the checkpoint's folder is
-renamed. Without any checkpoint the lengths are 0 and the run starts over. The `checkpoint` event itself is written after the
-folder exists, beyond the recorded length, and is therefore written again after a resume. Readers that had read beyond
-the new end notice that the last line they read is no longer where it was, and read again from the start
-(`backend.runs.events.Follower`).
+After a kill, events.jsonl and completions.jsonl are ahead of the newest checkpoint. Its state.json holds their byte lengths
+at that moment, to which a resume truncates them; both are synced before the checkpoint gets its name. The `checkpoint` event
+is written after the folder exists, beyond the recorded length, and again after a resume.
+
+A checkpoint that is not as it was written is set aside under another name, and the run continues from the one before.
 """
 
 from __future__ import annotations
@@ -20,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -28,6 +23,7 @@ from typing import Any
 
 import mlx.core as mx
 import xxhash
+from pydantic import TypeAdapter, ValidationError
 
 from backend.models.saving import Arrays, HostArrays, save_arrays
 from backend.runs.events import RUN_FORMAT, first_and_last_events, read_events
@@ -37,58 +33,56 @@ from backend.runs.saved_weights import OPTIMIZER_FILE, best_of, find_checkpoint,
 from backend.trainer.machine import gpu_error
 from backend.utils.disk_faults import writing
 from backend.utils.errors import UserError
-from backend.utils.files import read_regular
+from backend.utils.files import read_regular, remove_tree
 from backend.utils.whole_file import clear_drafts, remove_folder, whole_folder
 
 
 @dataclass(slots=True)
 class TrainingState:
-    """The state of a run between two steps beside its arrays. Saved as state.json, with these names as keys."""
+    """The state of a run between two steps besides its arrays. Saved as state.json, with these names as keys."""
 
     step: int = 0
     """Steps done."""
     updates: int = 0
-    """Optimizer updates done (`num_iterations` of them a step)."""
+    """Optimizer updates done."""
     cursor: int = 0
-    """Rows of the prompt stream consumed so far, including those that were skipped as too long."""
+    """Rows of the prompt stream consumed, including skipped ones."""
     stream_first: int = 0
     """The cursor at which the present stage's rows began, where earlier stages had others."""
     num_tokens: int = 0
     """Prompt and completion tokens so far."""
     began: float | None = None
-    """When the run's first process began, in unix seconds, as its event log has it: a checkpoint of another run has another."""
+    """Unix seconds of the run's first start, by its event log: a checkpoint of another run has another."""
     elapsed_s: float = 0.0
-    """Seconds of training, loading and pauses not counted."""
+    """Seconds of training, without loading and pauses."""
     score: float | None = None
-    """Held-out reward at the last evaluation, else mean training reward since the last checkpoint; of another metric with `best_metric`."""
+    """Held-out reward at the last evaluation, else mean training reward since the last checkpoint, or `best_metric`."""
     score_metric: str = ""
     """Which metric the score is; "" for the reward."""
     best_is_lowest: bool = False
-    """Whether a lower score is a better one."""
     score_series: int = 0
-    """Scores of one series are compared with one another; another begins where a stage has other rewards."""
+    """Only scores of one series are comparable; another begins where a stage has other rewards."""
     evaluated: int = -1
     """The step of the last evaluation."""
     best_score: float | None = None
     best_step: int = 0
-    """The best score so far, and its step."""
     gain: float | None = None
     """The last score that counted as a gain for early stopping."""
     scores_without_gain: int = 0
-    """Scores since then."""
     bonus: list[float | None] = field(default_factory=list)
     """State of the entropy bonus."""
     reward_weights: list[dict[str, Any]] = field(default_factory=list)
-    """State of adaptive reward weights, one entry a stage."""
+    """State of adaptive reward weights, one entry per stage."""
     gpu_errors_told: int = 0
-    """How many lines of gpu_errors.jsonl have their note in the event log, as far as `events_bytes`."""
+    """How many lines of gpu_errors.jsonl have their note in the event log, up to `events_bytes`."""
     events_bytes: int = 0
     completions_bytes: int = 0
-    """Lengths of events.jsonl and completions.jsonl when this was saved: resuming truncates them to these."""
+    """Lengths of events.jsonl and completions.jsonl when this was saved: a resume truncates them to these."""
 
 
+_STATE = TypeAdapter(TrainingState)
 NEUTRAL = ("began", "score_metric", "best_is_lowest", "score_series", "stream_first")
-"""Fields that a state of an earlier version lacks, and whose values at the beginning of a run are what it had."""
+"""Fields that a state of an earlier version lacks, and whose defaults are what it had."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +92,7 @@ class Checkpoint:
     path: Path
     state: TrainingState
     filled_in: tuple[str, ...] = ()
-    """Fields of the state that an earlier version has not written; they have the values of a run that begins."""
+    """Fields of the state that an earlier version has not written; they have their defaults."""
 
     @property
     def weights_file(self) -> Path:
@@ -117,7 +111,7 @@ class Checkpoint:
 
     @property
     def has_optimizer(self) -> bool:
-        """Whether it was saved with the optimizer's state (not so with `save_only_model`)."""
+        """Whether it has the optimizer's state (not so with `save_only_model`)."""
         return (self.path / OPTIMIZER_FILE).exists()
 
     def optimizer(self) -> Arrays:
@@ -155,7 +149,7 @@ def save(
     """
     final = run.checkpoints / f"{state.step:06d}"
     with writing(final):
-        run.path.stat()  # a run's folder that is gone must not come back half
+        run.path.stat()  # a run folder that is gone must not come back half
     with whole_folder(final) as draft:
         adapters, model = _weight_files(draft)
         save_arrays(model if is_full_model else adapters, weights)
@@ -164,20 +158,19 @@ def save(
         if reference is not None:
             save_arrays(draft / "reference.safetensors", reference)
         write_state(draft, state)
-    # After the new checkpoint is on disk: until then the run can only be resumed from an older one.
-    rotate(run, keep)
+    rotate(run, keep)  # only now: until the new one is on disk the run can only be resumed from an older one
     return final
 
 
 def write_state(folder: Path, state: TrainingState) -> None:
-    """Write state.json beside a checkpoint's arrays, with their sums: by these damage is noticed, and whether it has an optimizer is known."""
+    """Write state.json beside a checkpoint's arrays, with the checksums by which damage is noticed."""
     arrays = (file for file in folder.iterdir() if file.name != "state.json")
     content = {"v": RUN_FORMAT} | asdict(state) | {"files": file_sums(arrays)}
     (folder / "state.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
 def first_start(run: RunFolder) -> float | None:
-    """When the run's first process began, in unix seconds, by its event log; None before."""
+    """Unix seconds of the run's first start, by its event log; None before."""
     return next((event.get("t") for event in read_events(run.events) if event.get("kind") == "started"), None)
 
 
@@ -188,7 +181,7 @@ def all_checkpoints(run: RunFolder) -> list[Checkpoint]:
 
 
 def newest(run: RunFolder) -> Checkpoint | None:
-    """The newest complete one, whether or not its files are as they were written (`backend.runs.checkpoints.checkpoint`)."""
+    """The newest complete one; its checksums are not compared (see `newest_whole`)."""
     checkpoints = all_checkpoints(run)
     return checkpoints[-1] if checkpoints else None
 
@@ -208,32 +201,14 @@ def read_checkpoint(folder: Path) -> Checkpoint | None:
 
 
 def state_of(saved: dict[str, Any]) -> tuple[TrainingState | None, tuple[str, ...]]:
-    """The state in the object of a state.json, and the names of the fields that it lacks, from before they were recorded; None for one
-    with a value of another type."""
-    state = TrainingState()
-    missing = tuple(field.name for field in fields(state) if field.name not in saved and field.name not in NEUTRAL)
-    if "step" in missing:
+    """(the state in a state.json, the fields that an earlier version did not record); None for an invalid one."""
+    names = [field.name for field in fields(TrainingState)]
+    missing = tuple(name for name in names if name not in saved and name not in NEUTRAL)
+    try:
+        known = {name: saved[name] for name in names if name in saved}
+        return (None if "step" in missing else _STATE.validate_json(json.dumps(known), strict=True)), missing
+    except ValidationError:
         return None, missing
-    for known in fields(state):
-        if known.name not in saved:
-            continue
-        value = saved[known.name]
-        if not _fits(value, known.type):
-            return None, missing
-        setattr(state, known.name, value)
-    return state, missing
-
-
-def _fits(value: Any, type_: Any) -> bool:
-    """Whether a value of JSON has the type that a field of TrainingState is annotated with."""
-    if value is None:
-        return type_.endswith("| None")
-    if type_ in ("str", "bool"):
-        return isinstance(value, str if type_ == "str" else bool)
-    if type_.startswith("list"):
-        items = (int, float, type(None)) if "float" in type_ else dict
-        return isinstance(value, list) and all(isinstance(item, items) for item in value)
-    return isinstance(value, int if type_ == "int" else (int, float)) and not isinstance(value, bool)
 
 
 def rotate(run: RunFolder, keep: int) -> None:
@@ -247,40 +222,38 @@ def rotate(run: RunFolder, keep: int) -> None:
 
 
 def clear_leftovers(run: RunFolder) -> None:
-    """Delete what a process left that was killed while it saved, or deleted a checkpoint. What cannot be deleted does no harm."""
+    """Delete what a process left that was killed while it saved or deleted a checkpoint."""
     for folder in (run.path, run.adapters):
         with contextlib.suppress(OSError):
             clear_drafts(folder)
     for leftover in run.checkpoints.glob(".[0-9]*"):
-        shutil.rmtree(leftover, ignore_errors=True)
+        remove_tree(leftover)
 
 
 PART = 4 * 2**20
-"""Bytes that are read at a time."""
+"""Bytes that are read at a time: a run that has just run out of memory is saved too."""
 
 
 def file_sums(files: Iterable[Path]) -> dict[str, dict[str, Any]]:
-    """File name → length and XXH3. Read back after writing: the system still has the bytes in its cache. Raises OSError."""
-    return {file.name: {"bytes": file.stat().st_size, "xxh3": _xxh3(file)} for file in sorted(files)}
-
-
-def _xxh3(path: Path) -> str:
-    """64 bits of xxHash, at several GB a second: it finds damage, and proves nothing about intent. A part of the file at a time: a run that
-    has just failed for want of memory is saved too."""
-    sums, part = xxhash.xxh3_64(), memoryview(bytearray(PART))
-    with path.open("rb", buffering=0) as file:
-        while count := file.readinto(part):
-            sums.update(part[:count])
-    return sums.hexdigest()
+    """File name → length and XXH3 (64 bits), which finds damage. Raises OSError."""
+    found: dict[str, dict[str, Any]] = {}
+    part = memoryview(bytearray(PART))
+    for path in sorted(files):
+        sums = xxhash.xxh3_64()
+        with path.open("rb", buffering=0) as file:
+            while count := file.readinto(part):
+                sums.update(part[:count])
+        found[path.name] = {"bytes": path.stat().st_size, "xxh3": sums.hexdigest()}
+    return found
 
 
 ASIDE = "damaged-"
-"""What the name of a checkpoint's folder begins with once it is set aside."""
+"""Prefix of the folder of a checkpoint that is set aside."""
 
 
 @dataclass(frozen=True, slots=True)
 class Damaged:
-    """A checkpoint's folder that is no checkpoint any more, and why, in words that follow its name."""
+    """A folder that is no valid checkpoint any more, and why, in words that follow its name."""
 
     path: Path
     why: str
@@ -294,38 +267,29 @@ class DamagedCheckpoint(UserError):
         self.damaged = Damaged(saved.path, why)
 
 
-# ── which one to go on from ──────────────────────────────────────────────────────────────────────────────────────────
-
-
 def newest_whole(run: RunFolder) -> tuple[Checkpoint | None, list[Damaged]]:
-    """The newest checkpoint that is as it was written, and the damaged ones that are newer; nothing is changed.
+    """The newest checkpoint that is as it was written, and the damaged ones that are newer; changes nothing.
 
-    Raises UserError where steps were saved and no checkpoint of them is whole.
+    Raises UserError where steps were saved and no checkpoint is whole: a run never starts over by itself then.
     """
     damaged: list[Damaged] = []
-    for folder in sorted(_folders(run), key=lambda path: -int(path.name)):
-        saved, why = _examined(run, folder)
-        if saved is not None:
-            return saved, damaged
+    folders = [path for path in run.checkpoints.glob("[0-9]*") if path.name.isascii() and path.name.isdigit()]
+    for folder in sorted(folders, key=lambda path: -int(path.name)):
+        why = examine(run, folder)
+        if not why:
+            return read_checkpoint(folder), damaged
         damaged.append(Damaged(folder, why))
+    begin_again = f"They are left as they are; to begin again, train {run.config} as a new run."
     if damaged:
         said = "; ".join(f"{each.path.name}: {each.why}" for each in damaged[:2])
-        raise UserError("run", f"No checkpoint of the run {run.name} is whole ({said}). {_begin_again(run)}")
+        raise UserError("run", f"No checkpoint of the run {run.name} is whole ({said}). {begin_again}")
     if any(event.get("kind") == "checkpoint" and event.get("step") for event in read_events(run.events)):
-        raise UserError("run", f"The run {run.name} had saved checkpoints, and they are gone. {_begin_again(run)}")
+        raise UserError("run", f"The run {run.name} had saved checkpoints, and they are gone. {begin_again}")
     return None, []
 
 
-def _begin_again(run: RunFolder) -> str:
-    return f"They are left as they are; to begin again, train {run.config} as a new run."
-
-
-def _folders(run: RunFolder) -> list[Path]:
-    return [path for path in run.checkpoints.glob("[0-9]*") if path.name.isascii() and path.name.isdigit()]
-
-
 def set_aside(damaged: Damaged) -> str:
-    """Rename its folder, so that no reader takes it for a checkpoint; → a sentence for the user. Raises UserError where that cannot be done."""
+    """Rename a damaged checkpoint's folder, so that no reader takes it for one. Returns a message. Raises UserError."""
     names = (f"{ASIDE}{damaged.path.name}{suffix}" for suffix in ("", *(f"-{number}" for number in range(2, 1000))))
     aside = next(path for path in map(damaged.path.with_name, names) if not path.exists())
     try:
@@ -333,47 +297,38 @@ def set_aside(damaged: Damaged) -> str:
     except OSError as error:
         raise UserError("run", f"{damaged.path} is damaged and cannot be renamed: {error.strerror}.") from None
     return (
-        f"The checkpoint of step {int(damaged.path.name)} cannot be used: {damaged.why}. The run goes on from the one before; the folder "
-        f"is kept as checkpoints/{aside.name}."
+        f"The checkpoint of step {int(damaged.path.name)} cannot be used: {damaged.why}. The run continues from the one "
+        f"before; the folder is kept as checkpoints/{aside.name}."
     )
 
 
 def examine(run: RunFolder, folder: Path) -> str:
-    """Why the checkpoint in a folder cannot be used, in words that follow its name; "" for one that is as it was written."""
-    return _examined(run, folder)[1]
-
-
-def _examined(run: RunFolder, folder: Path) -> tuple[Checkpoint | None, str]:
-    """The checkpoint in a folder, or (None, why it is none)."""
+    """Why the checkpoint in a folder cannot be used, in words that follow its name; "" for a valid one."""
     try:
         content = json.loads(read_regular(folder / "state.json"))
     except OSError as error:
-        return None, f"state.json cannot be read ({error.strerror})"
+        return f"state.json cannot be read ({error.strerror})"
     except (ValueError, RecursionError):
-        return None, "state.json is not readable JSON"
+        return "state.json is not readable JSON"
     saved = read_checkpoint(folder)
     if saved is None or not isinstance(content, dict):
-        return None, _what_is_missing(folder, content)
-    why = _changed_file(folder, content.get("files")) or _of_another_run(run, saved.state)
-    return (None, why) if why else (saved, "")
-
-
-def _what_is_missing(folder: Path, content: Any) -> str:
-    if not (folder / OPTIMIZER_FILE).exists() and not (isinstance(content, dict) and not has_optimizer(content)):
-        return "optimizer.safetensors is missing"
-    if isinstance(content, dict) and not any(
-        (folder / f"{name}.safetensors").exists() for name in ("adapters", "model")
-    ):
-        return "its weights are missing"
-    return "state.json does not hold the state of a run"
+        if not (folder / OPTIMIZER_FILE).exists() and not (isinstance(content, dict) and not has_optimizer(content)):
+            return "optimizer.safetensors is missing"
+        if isinstance(content, dict) and not any(file.exists() for file in _weight_files(folder)):
+            return "its weights are missing"
+        return "state.json does not hold the state of a run"
+    if why := _changed_file(folder, content.get("files")):
+        return why
+    began = first_start(run)
+    if saved.state.began is not None and began is not None and began != saved.state.began:
+        return "it was saved by another run than the one in events.jsonl"
+    return ""
 
 
 def _changed_file(folder: Path, recorded: Any) -> str:
-    """What is wrong with a checkpoint's arrays; "" where nothing is."""
+    """What is wrong with a checkpoint's arrays, or ""."""
     try:
-        if not isinstance(
-            recorded, Mapping
-        ):  # before sums were recorded: at least the files can hold what their headers say
+        if not isinstance(recorded, Mapping):  # before checksums were recorded
             return next((why for file in sorted(folder.glob("*.safetensors")) if (why := _broken_header(file))), "")
         for name, sums in file_sums(folder / name for name in recorded).items():
             if sums != recorded[name]:
@@ -385,7 +340,7 @@ def _changed_file(folder: Path, recorded: Any) -> str:
 
 
 def _broken_header(path: Path) -> str:
-    """What is wrong with a safetensors file, as far as its header tells: 8 bytes with its length, JSON, then the arrays."""
+    """What is wrong with the header of a safetensors file: 8 bytes with its length, JSON, then the arrays."""
     size = path.stat().st_size
     try:
         with path.open("rb") as file:
@@ -397,20 +352,6 @@ def _broken_header(path: Path) -> str:
     return "" if size == 8 + length + max(ends, default=0) else f"{path.name} is cut off"
 
 
-def _of_another_run(run: RunFolder, state: TrainingState) -> str:
-    """Whether the event log is of another run than the one that was saved."""
-    began = first_start(run)
-    if state.began is None or began is None or began == state.began:
-        return ""
-    return "it was saved by another run than the one in events.jsonl"
-
-
-# ── go back ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-# Going back within a run to one of its checkpoints: what came after it is taken back, so that the next resume begins
-# there.
-
-
 def last_step(run: RunFolder) -> int:
     """The newest step that the event log or a checkpoint has; 0 before the first."""
     _, last = first_and_last_events(run.events)
@@ -419,8 +360,11 @@ def last_step(run: RunFolder) -> int:
 
 
 def go_back(run: RunFolder, which: str) -> str:
-    """Take back every step after the checkpoint `which` ("best", "last" or a step). → a sentence for the event log. Raises UserError where there
-    is no such checkpoint, it is damaged, or another process trains the run."""
+    """Delete the checkpoints after `which` ("best", "last" or a step), so that the next resume begins there.
+
+    Returns a message for the event log. Raises UserError where there is no such checkpoint, it is damaged, or another
+    process trains the run.
+    """
     lock = hold_lock(run)
     try:
         chosen, last = find_checkpoint(run, which), last_step(run)
@@ -431,4 +375,4 @@ def go_back(run: RunFolder, which: str) -> str:
                 remove_folder(saved.path)
     finally:
         os.close(lock)
-    return f"The run was taken back from step {last} to its checkpoint of step {chosen.step}, and goes on from there."
+    return f"The run was taken back from step {last} to its checkpoint of step {chosen.step}, and continues from there."
