@@ -155,11 +155,11 @@ def catch_crashes(app: QApplication, window: Window) -> None:
     prefs = window.session.prefs
     catcher = CrashCatcher(prefs.folder / f"native-crash-{prefs.slot}.txt", app)
     left = catcher.install()
-    window.qt_messages = catcher.qt_messages
-    catcher.caught.connect(window.report_caught)
+    window.help.qt_messages = catcher.qt_messages
+    catcher.caught.connect(window.help.report_caught)
     app.aboutToQuit.connect(catcher.remove)
     if left:
-        QTimer.singleShot(0, window, lambda: window.report_caught("GRPO Studio crashed when it last ran.", left))
+        QTimer.singleShot(0, window, lambda: window.help.report_caught("GRPO Studio crashed when it last ran.", left))
 
 
 def connect_desktop(app: QApplication, window: Window) -> None:

@@ -1,21 +1,21 @@
 """The frame: sidebar, menus, toolbar, the pages (each built when first shown) and the status strip.
 
-It knows pages by their list and runs by their state, and not what a page contains. It never loads the engine, and shows no error
-dialogs: errors are sentences in the strip or on the page.
+It shows no error dialogs: errors are messages in the strip or on the page.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from PySide6.QtCore import QSize, Qt, QTimer
-from PySide6.QtGui import QAction, QCloseEvent, QDragEnterEvent, QDragLeaveEvent, QDropEvent, QResizeEvent
+from PySide6.QtGui import QCloseEvent, QDragEnterEvent, QDragLeaveEvent, QDropEvent, QResizeEvent
 from PySide6.QtWidgets import (
     QApplication,
     QHBoxLayout,
     QLabel,
+    QMainWindow,
     QSizePolicy,
     QToolBar,
     QVBoxLayout,
@@ -23,8 +23,9 @@ from PySide6.QtWidgets import (
 )
 
 from app import theme
-from app.desktop import DroppedFile, dropped_file, kind_of
-from app.help_menu import HelpWindow
+from app.config_files import ConfigFiles
+from app.desktop import DroppedFile, LauncherIcon, dropped_file, kind_of
+from app.help_menu import HelpMenu
 from app.menus import RUN_ACTIONS, Menus
 from app.message_boxes import QuestionBox, ask, ask_and_remember
 from app.page_stack import PageArea, PageStack
@@ -50,315 +51,68 @@ from backend.rewards.allowed_code import CodeToAllow
 from backend.runs.run_folder import RunFolder
 from backend.utils.errors import UserError
 
+NAME = "GRPO Studio"
 MINIMUM = (880, 600)
 LEAST_PAGE = (816, 480)
-"""What a page is laid out for at least: in a window of MINIMUM there is as much. A screen that has less room, as one of 1280×800 pixels at
-200 %, scrolls."""
+"""The least size of a page, as much as a window of MINIMUM has. A smaller screen, as 1280×800 at 200 %, scrolls."""
 FIRST_SIZE = (1280, 800)
 FORM_PAGES = ("train", "dataset", "rewards")
 """Pages that show settings of the form."""
 NARROW = 1000
 """Below this width the sidebar shows icons alone, whatever the preference says."""
-
-
-class RunWindow(HelpWindow):
-    """The part of the main window about runs. `app.window.Window` sets `menus`, `toolbar` and `document`.
-
-    Attributes:
-        icon – the app's icon on the desktop; None shows no progress there.
-    """
-
-    menus: Menus
-    toolbar: QToolBar
-    document: QLabel
-    icon: DesktopIcon | None = None
-    _was_live: bool | None = None
-
-    def follow_session(self) -> None:
-        """Show the session's run and queue, and follow both."""
-        session = self.session
-        session.run_changed.connect(self._connect_run)
-        session.run_state_changed.connect(self._show_state)
-        session.queue.changed.connect(self._show_queue)
-        self.strip.waiting.clicked.connect(lambda: self.show_page("runs"))
-        self._connect_run()
-        self._show_queue()
-
-    # Actions
-
-    def run(self) -> None:
-        self.session.starter.start()
-
-    def queue_run(self) -> None:
-        self.session.starter.queue()
-
-    def pause(self) -> None:
-        self._send("resume" if self._state() == "paused" else "pause")
-
-    def stop(self) -> None:
-        self._send("stop")
-
-    def save_now(self) -> None:
-        self.session.messages.note("A checkpoint is written as soon as the present step is done.")
-        self._send("save")  # a refusal is the newer message
-
-    def take_over(self) -> None:
-        """Take the control of the run from the window that has it."""
-        self._try(lambda: self.session.run and self.session.run.take_over())
-
-    def resume(self) -> None:
-        if self.session.run is not None:
-            self.session.starter.resume(self.session.run.folder)
-
-    def export(self) -> None:
-        if self.session.run is not None:
-            self.show_export(self.session.run.folder)
-
-    def show_export(self, run: RunFolder) -> None:
-        """Open the panel that puts a run's model into LM Studio, a folder or Hugging Face."""
-        ExportPanel(run, VerbProcess, self, self._log_in, self._may_run_code_of).open_beside()
-
-    def _may_run_code_of(self, run: RunFolder) -> bool:
-        """Whether the reward files of a run may be run; settings that cannot be read are told by whoever needs them."""
-        try:
-            return self.session.consent.obtain_for_run(run)
-        except UserError:
-            return True
-
-    def _log_in(self, token: str, on_account: Callable[[Any], None], on_refused: Callable[[str], None]) -> None:
-        """Keep a token for Hugging Face in the keychain: it reaches the warm process through its stdin, and is kept nowhere here."""
-        self.session.service.ask(
-            "hub_login", on_account, on_refused=lambda faults: on_refused(faults[0].sentence), token=token
-        )
-
-    def open_folder(self) -> None:
-        if self.session.run is not None:
-            open_path(self.session.run.folder.path)
-
-    def open_log(self) -> None:
-        if self.session.run is not None:
-            open_path(self.session.run.folder.log)
-
-    def show_preferences(self) -> None:
-        prefs = self.session.prefs
-        dialog = PreferencesDialog(
-            notifies=prefs.notifies, shows_progress=prefs.shows_progress, closing=prefs.when_closing, parent=self
-        )
-        dialog.notifies_changed.connect(lambda on: setattr(prefs, "notifies", on))
-        dialog.shows_progress_changed.connect(self._set_shows_progress)
-        dialog.closing_changed.connect(lambda answer: setattr(prefs, "when_closing", answer))
-        dialog.open()
-
-    def _set_shows_progress(self, shows: bool) -> None:
-        self.session.prefs.shows_progress = shows
-        self._show_progress()
-
-    def show_run(self) -> None:
-        """Bring the window and its run to the front, for a click on a notification."""
-        self.show_page("monitor")
-        self.showNormal() if self.isMinimized() else self.show()
-        self.raise_()
-        self.activateWindow()
-
-    def is_in_front(self) -> bool:
-        """Whether the user has the window, or a dialog of it, before them."""
-        return QApplication.activeWindow() is not None and not self.isMinimized()
-
-    def _send(self, word: str) -> None:
-        self._try(lambda: self.session.run and self.session.run.send(word))
-
-    def _try(self, action: Callable[[], object]) -> None:
-        try:
-            action()
-        except UserError as mistake:
-            self.session.messages.note(mistake.faults[0].sentence)
-
-    # The run that is shown
-
-    def _state(self) -> str:
-        return self.session.run.state if self.session.run is not None else ""
-
-    def _connect_run(self) -> None:
-        """Connect to the run that is shown now; the previous one was deleted, and its connections with it."""
-        if self.session.run is not None:
-            self.session.run.changed.connect(self._show_progress)
-            self.session.run.control_changed.connect(self._show_state)
-        self._was_live = None
-        self._show_state()
-
-    def _show_state(self, _state: object = "") -> None:
-        run = self.session.run
-        is_elsewhere = run is not None and run.control.is_elsewhere
-        self.menus.show_state(self._state(), controls=not is_elsewhere)
-        self.strip.show_state(self._state())
-        self._show_run_action()
-        self._show_progress()
-        live = run is not None and run.is_live
-        if live != self._was_live:  # whatever the strip says about the run is no longer true
-            self._was_live = live
-            self.session.messages.withdraw(NOTICE)
-            self.session.messages.say(run.problem if run is not None else "", RUN)
-        self._show_control(is_elsewhere)
-
-    def _show_control(self, is_elsewhere: bool) -> None:
-        sentence = "Another window controls this run." if is_elsewhere else ""
-        self.session.messages.say(sentence, CONTROL, offer=Offer("Take over", self.take_over))
-
-    def _show_message(self) -> None:
-        message = self.session.messages.current
-        offer = message.offer if message is not None else None
-        self.strip.show_sentence(message.sentence if message else "", offer.text if offer else "", offer and offer.take)
-
-    def _show_progress(self) -> None:
-        run = self.session.run
-        self.show_title()
-        if self.icon is not None:
-            self.icon.show_percent(self._percent() if self.session.prefs.shows_progress else None)
-        if run is None:
-            self.strip.show_progress(0, 0, None, None)
-            return
-        left = run.eta_s if run.is_live and not run.silence else None
-        self.strip.show_progress(run.step or 0, run.iterations or 0, left, run.latest("peak_memory_gb"))
-        advice = silence_advice((run.started or {}).get("pid"), run.checkpoint) if run.silence else ""
-        self.session.messages.say(f"{run.silence} {advice}".strip(), SILENCE)
-
-    def _percent(self) -> int | None:
-        """How much of the run is done; None where none is live or its length is not known."""
-        run = self.session.run
-        return 100 * run.step // run.iterations if run is not None and run.is_live and run.iterations else None
-
-    def show_title(self, _key: str = "") -> None:
-        """“43 % – run – GRPO Studio” while a run is live, otherwise the name of the form's file."""
-        draft, percent = self.session.draft, self._percent()
-        name = draft.path.name if draft.path else "Demo" if draft.is_demo else "Untitled"
-        self.document.setText(f"{name} – edited" if draft.dirty else name)
-        if percent is None or self.session.run is None:
-            self.setWindowTitle(f"{name}[*] – {NAME}")  # Qt shows [*] as the desktop's mark of an unsaved document
-        else:
-            self.setWindowTitle(f"{percent} % – {self.session.run.folder.name} – {NAME}[*]")
-        self.setWindowModified(draft.dirty and percent is None)
-
-    # The queue
-
-    def _show_queue(self) -> None:
-        queue = self.session.queue
-        self.strip.show_waiting(len(queue.waiting), is_paused=queue.now.is_paused)
-        self.menus["queue_run"].setText("Save to queue" if queue.edited is not None else "Add to queue")
-        self._show_run_action()
-
-    def _show_run_action(self) -> None:
-        """The first button of the toolbar: Run, or what to do instead while a run trains or the settings of a waiting one are edited."""
-        instead = self.session.is_training or self.session.queue.edited is not None
-        wanted, other = (self.menus[name] for name in (("queue_run", "run") if instead else ("run", "queue_run")))
-        actions: list[QAction] = self.toolbar.actions()
-        if wanted not in actions:
-            self.toolbar.insertAction(other, wanted)
-            self.toolbar.removeAction(other)
-
-    # Questions: one method each, which tests replace by an answer
-
-    def ask_about_training(self) -> str:
-        """keep, stop or cancel."""
-        count = len(self.session.queue.waiting)
-        waits = f" {count} more wait{'s' if count == 1 else ''} for it to end." if count else ""
-        answer, is_remembered = ask_and_remember(
-            self,
-            "A run is still training. What should become of it?",
-            f"It can go on without the window, which finds it again when it is next opened.{waits}",
-            {"keep": "Keep training", "stop": "Stop and save", "cancel": "Cancel"},
-            "Remember my answer",
-        )
-        if is_remembered and answer != "cancel":
-            self.session.prefs.when_closing = answer
-        return answer
-
-    def leave_training(self) -> bool:
-        """Settle what becomes of a live run when this window closes; returns False where the window should stay."""
-        session = self.session
-        watched_only = session.run is not None and session.run.control.is_elsewhere
-        if not session.is_training or watched_only:
-            return True
-        answer = session.prefs.when_closing
-        if answer == "ask":
-            answer = self.ask_about_training()
-        if answer == "stop":
-            if session.queue.is_active:  # or the next would begin as soon as this one has stopped
-                session.queue.set_paused(True)
-            self._try(session.stop_training)
-        return answer != "cancel"
-
-    def offer_resume(self, offer: CrashOffer) -> None:
-        """Ask once whether a run that crashed unseen should go on. It does not block: the window is usable behind it."""
-        self.session.prefs.offered_crash = offer.key
-        answers = {"resume": offer.action, "show": "Show it", "later": "Not now"}
-        box = QuestionBox(self, offer.question, offer.detail, answers)
-        box.finished.connect(lambda _: self._take_offer(offer, box.answer))
-        box.open()
-
-    def _take_offer(self, offer: CrashOffer, answer: str) -> None:
-        if answer == "resume":
-            self.session.starter.resume(offer.folder)
-        elif answer == "show":
-            self.show_page("monitor")
-        self.session.queue.ensure_runner()
-
-
-NAME = "GRPO Studio"
 CONTROL, SILENCE = "control", "silence"
 """Causes of messages: another window controls the run; the run is silent."""
 
 
-class DesktopIcon(Protocol):
-    """The app's icon, as `app.desktop` shows it."""
-
-    def show_percent(self, percent: int | None) -> None: ...
-
-
-class Window(RunWindow):
+class Window(QMainWindow):
     """The main window.
 
     Attributes:
         session, history – the state and its undo stack.
-        menus – the actions by name.
+        files, help, menus – the File and the Help menu, and all actions by name.
         sidebar, toolbar, page_stack, strip – its parts; drop_overlay – what is shown while a file is dragged over them.
         document – the label in the toolbar with the name of the config file.
+        icon – the app's icon on the desktop; None shows no progress there.
     """
 
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.session = session
+        self.icon: LauncherIcon | None = None
+        self._was_live: bool | None = None
         keep_folders_in(session.prefs)
         self.setMinimumSize(on_screen(self, *MINIMUM))
         self.setAcceptDrops(True)
         self.setUnifiedTitleAndToolBarOnMac(True)
+        self.files, self.help = ConfigFiles(self), HelpMenu(self)
+        self.menus = Menus(self)
+        self.sidebar, self.page_stack, self.strip = Sidebar(PAGES), PageStack(session), StatusStrip()
         self._build()
         self.history = History(session.draft, self)
         self.menus.follow_history(self.history)
         self._undo_keys = UndoKeys(self)
         self._connect()
         self.show_title()
-        self.follow_session()
-        if not self.restoreGeometry(self.session.prefs.geometry):  # False also for the empty bytes of a first launch
+        self._connect_run()
+        self._show_queue()
+        if not self.restoreGeometry(session.prefs.geometry):  # False also for the empty bytes of a first launch
             self.resize(on_screen(self, *FIRST_SIZE))
 
     # Building
 
     def _build(self) -> None:
-        self.menus = Menus(self)
-        self.sidebar, self.page_stack, self.strip = Sidebar(PAGES), PageStack(self.session), StatusStrip()
         self._build_toolbar()
         content = QWidget()
         across = QHBoxLayout(content)
-        across.setContentsMargins(0, 0, 0, 0)
-        across.setSpacing(0)
         across.addWidget(self.sidebar)
         across.addWidget(PageArea(self.page_stack, theme.scaled_size(QSize(*LEAST_PAGE))), 1)
         central = QWidget()
         column = QVBoxLayout(central)
-        column.setContentsMargins(0, 0, 0, 0)
-        column.setSpacing(0)
         column.addWidget(content, 1)
         column.addWidget(self.strip)
+        for layout in (across, column):
+            layout.setContentsMargins(0, 0, 0, 0)
+            layout.setSpacing(0)
         self.setCentralWidget(central)
         self.drop_overlay = DropOverlay(central)
 
@@ -386,21 +140,25 @@ class Window(RunWindow):
     def _connect(self) -> None:
         session = self.session
         self.sidebar.chosen.connect(self.show_page)
+        self.strip.waiting.clicked.connect(self._show_runs)
         session.page_requested.connect(self.show_page)
-        session.messages.changed.connect(self._show_message)
-        session.guide_requested.connect(self.show_guide)
+        session.guide_requested.connect(self.help.show_guide)
+        session.completions_requested.connect(self.show_completions)
         session.undo_requested.connect(self.undo)
-        session.problem_found.connect(self.report_run)
-        session.consent.ask = self.ask_about_code
-        session.consent.ask_hosts = self.ask_about_hosts
+        session.presets_requested.connect(self.files.show_presets)
+        session.settings_requested.connect(self.files.open_settings)
+        session.waiting_settings_requested.connect(self.files.edit_waiting)
         session.export_requested.connect(self.show_export)
-        session.settings_requested.connect(self.open_settings)
-        session.waiting_settings_requested.connect(self.edit_waiting)
+        session.problem_found.connect(self.help.report_run)
+        session.messages.changed.connect(self._show_message)
         session.draft.changed.connect(self.show_title)
         session.draft.saved.connect(self.show_title)
         session.draft.save_failed.connect(session.messages.note)
-        session.presets_requested.connect(self.show_presets)
-        session.completions_requested.connect(self.show_completions)
+        session.run_changed.connect(self._connect_run)
+        session.run_state_changed.connect(self._show_state)
+        session.queue.changed.connect(self._show_queue)
+        session.consent.ask = self.ask_about_code
+        session.consent.ask_hosts = self.ask_about_hosts
         session.starter.confirm_over_memory = self.ask_about_memory
         theme.signals.changed.connect(self.menus.update_icons)
 
@@ -416,6 +174,9 @@ class Window(RunWindow):
         self.sidebar.show_page(key)
         # Hiding the page that had the focus moves it to whatever comes next in the tab order; the sidebar is predictable.
         self.sidebar.buttons[key].setFocus()
+
+    def _show_runs(self) -> None:
+        self.show_page("runs")
 
     def show_completions(self, step: int, filter_name: str | None) -> None:
         """Show a step's completions that a filter leaves; None: all."""
@@ -455,6 +216,18 @@ class Window(RunWindow):
         elif hasattr(widget, "copy"):
             widget.copy()
 
+    def undo(self) -> None:
+        self._show_form()
+        self.history.undo()
+
+    def redo(self) -> None:
+        self._show_form()
+        self.history.redo()
+
+    def _show_form(self) -> None:
+        if self.current_page not in FORM_PAGES:
+            self.show_page("train")
+
     def toggle_sidebar(self) -> None:
         prefs = self.session.prefs
         prefs.sidebar_collapsed = not prefs.sidebar_collapsed
@@ -476,21 +249,22 @@ class Window(RunWindow):
         assert isinstance(app, QApplication)
         theme.apply(app, mode)
 
-    # The form
+    def show_preferences(self) -> None:
+        prefs = self.session.prefs
 
-    def undo(self) -> None:
-        self._step_history(self.history.undo)
+        def show_progress(shows: bool) -> None:
+            prefs.shows_progress = shows
+            self._show_progress()
 
-    def redo(self) -> None:
-        self._step_history(self.history.redo)
+        dialog = PreferencesDialog(
+            notifies=prefs.notifies, shows_progress=prefs.shows_progress, closing=prefs.when_closing, parent=self
+        )
+        dialog.notifies_changed.connect(lambda on: setattr(prefs, "notifies", on))
+        dialog.shows_progress_changed.connect(show_progress)
+        dialog.closing_changed.connect(lambda answer: setattr(prefs, "when_closing", answer))
+        dialog.open()
 
-    def _step_history(self, step: Callable[[], None]) -> None:
-        """Undo changes the form, so show a page of the form first."""
-        if self.current_page not in FORM_PAGES:
-            self.show_page("train")
-        step()
-
-    # Drops
+    # Drops and files from the desktop
 
     def dragEnterEvent(self, event: QDragEnterEvent) -> None:
         file = dropped_file(event.mimeData())
@@ -512,7 +286,7 @@ class Window(RunWindow):
     def open_dropped(self, file: DroppedFile) -> None:
         """Open a config, show a run, or put any other file into its setting, wherever on the window it was dropped."""
         if file.kind == "config":
-            self.open_path(file.path)
+            self.files.open_path(file.path)
         elif file.kind == "run":
             self.session.open_run(file.path)
             self.show_page("monitor")
@@ -525,29 +299,220 @@ class Window(RunWindow):
         """Do with a file or folder that the desktop asks to open what a drop of it does."""
         kind = kind_of(path)
         if kind is None:
-            self.session.messages.note(f"{path.name} is no config, run, model, dataset or file of reward functions.")
+            self.session.messages.note(f"{path.name} is not a config, run, model, dataset or reward file.")
         else:
             self.open_dropped(DroppedFile(kind, path))
 
+    # Actions on the run that is shown
+
+    def pause(self) -> None:
+        self._send("resume" if self._state() == "paused" else "pause")
+
+    def stop(self) -> None:
+        self._send("stop")
+
+    def save_now(self) -> None:
+        self.session.messages.note("A checkpoint is written as soon as the present step is done.")
+        self._send("save")  # a refusal is the newer message
+
+    def take_over(self) -> None:
+        """Take the control of the run from the window that has it."""
+        self._try(lambda: self.session.run and self.session.run.take_over())
+
+    def _send(self, word: str) -> None:
+        self._try(lambda: self.session.run and self.session.run.send(word))
+
+    def _try(self, action: Callable[[], object]) -> None:
+        try:
+            action()
+        except UserError as error:
+            self.session.messages.note(error.faults[0].sentence)
+
+    def resume(self) -> None:
+        if self.session.run is not None:
+            self.session.starter.resume(self.session.run.folder)
+
+    def open_folder(self) -> None:
+        if self.session.run is not None:
+            open_path(self.session.run.folder.path)
+
+    def open_log(self) -> None:
+        if self.session.run is not None:
+            open_path(self.session.run.folder.log)
+
+    def export(self) -> None:
+        if self.session.run is not None:
+            self.show_export(self.session.run.folder)
+
+    def show_export(self, run: RunFolder) -> None:
+        """Open the panel that puts a run's model into LM Studio, a folder or Hugging Face."""
+        session = self.session
+
+        def may_run_code_of(run: RunFolder) -> bool:
+            try:
+                return session.consent.obtain_for_run(run)
+            except UserError:  # whoever needs the settings says that they cannot be read
+                return True
+
+        def log_in(token: str, on_account: Callable[[Any], None], on_refused: Callable[[str], None]) -> None:
+            # The token reaches the warm process through its stdin, and is kept in the keychain only.
+            session.service.ask(
+                "hub_login", on_account, on_refused=lambda problems: on_refused(problems[0].sentence), token=token
+            )
+
+        ExportPanel(run, VerbProcess, self, log_in, may_run_code_of).open_beside()
+
+    def show_run(self) -> None:
+        """Bring the window and its run to the front, for a click on a notification."""
+        self.show_page("monitor")
+        self.showNormal() if self.isMinimized() else self.show()
+        self.raise_()
+        self.activateWindow()
+
+    def is_in_front(self) -> bool:
+        """The user has the window, or a dialog of it, before them."""
+        return QApplication.activeWindow() is not None and not self.isMinimized()
+
+    # The run that is shown, and the queue
+
+    def _state(self) -> str:
+        return self.session.run.state if self.session.run is not None else ""
+
+    def _connect_run(self) -> None:
+        """Connect to the run that is shown now; the previous one was deleted, and its connections with it."""
+        if self.session.run is not None:
+            self.session.run.changed.connect(self._show_progress)
+            self.session.run.control_changed.connect(self._show_state)
+        self._was_live = None
+        self._show_state()
+
+    def _show_state(self, _state: object = "") -> None:
+        run, messages = self.session.run, self.session.messages
+        is_elsewhere = run is not None and run.control.is_elsewhere
+        self.menus.show_state(self._state(), controls=not is_elsewhere)
+        self.strip.show_state(self._state())
+        self._show_run_action()
+        self._show_progress()
+        live = run is not None and run.is_live
+        if live != self._was_live:  # what the strip says about the run is no longer true
+            self._was_live = live
+            messages.withdraw(NOTICE)
+            messages.say(run.problem if run is not None else "", RUN)
+        sentence = "Another window controls this run." if is_elsewhere else ""
+        messages.say(sentence, CONTROL, offer=Offer("Take over", self.take_over))
+
+    def _show_message(self) -> None:
+        message = self.session.messages.current
+        offer = message.offer if message is not None else None
+        self.strip.show_sentence(message.sentence if message else "", offer.text if offer else "", offer and offer.take)
+
+    def _show_progress(self) -> None:
+        run = self.session.run
+        self.show_title()
+        if self.icon is not None:
+            self.icon.show_percent(self._percent() if self.session.prefs.shows_progress else None)
+        if run is None:
+            self.strip.show_progress(0, 0, None, None)
+            return
+        left = run.eta_s if run.is_live and not run.silence else None
+        self.strip.show_progress(run.step or 0, run.iterations or 0, left, run.latest("peak_memory_gb"))
+        advice = silence_advice((run.started or {}).get("pid"), run.checkpoint) if run.silence else ""
+        self.session.messages.say(f"{run.silence} {advice}".strip(), SILENCE)
+
+    def _percent(self) -> int | None:
+        """How much of the run is done; None where none is live or its length is not known."""
+        run = self.session.run
+        return 100 * run.step // run.iterations if run is not None and run.is_live and run.iterations else None
+
+    def show_title(self, _key: str = "") -> None:
+        """“43 % – run – GRPO Studio” while a run is live, otherwise the name of the form's file."""
+        draft, percent = self.session.draft, self._percent()
+        name = draft.path.name if draft.path else "Demo" if draft.is_demo else "Untitled"
+        self.document.setText(f"{name} – edited" if draft.dirty else name)
+        if percent is None or self.session.run is None:
+            self.setWindowTitle(f"{name}[*] – {NAME}")  # Qt shows [*] as the desktop's mark of an unsaved document
+        else:
+            self.setWindowTitle(f"{percent} % – {self.session.run.folder.name} – {NAME}[*]")
+        self.setWindowModified(draft.dirty and percent is None)
+
+    def _show_queue(self) -> None:
+        queue = self.session.queue
+        self.strip.show_waiting(len(queue.waiting), is_paused=queue.now.is_paused)
+        self.menus["queue_run"].setText("Save to queue" if queue.edited is not None else "Add to queue")
+        self._show_run_action()
+
+    def _show_run_action(self) -> None:
+        """The toolbar begins with Run; with the queue while a run trains or a waiting run is edited."""
+        is_queued = self.session.is_training or self.session.queue.edited is not None
+        names = ("queue_run", "run") if is_queued else ("run", "queue_run")
+        wanted, other = (self.menus[name] for name in names)
+        if wanted not in self.toolbar.actions():
+            self.toolbar.insertAction(other, wanted)
+            self.toolbar.removeAction(other)
+
     # Questions: one method each, which tests replace by an answer
 
-    def ask_about_memory(self, memory_parts: MemoryParts) -> bool:
-        """Whether to train although memory surely does not suffice."""
-        answer = ask(
+    def ask_about_training(self) -> str:
+        """keep, stop or cancel."""
+        count = len(self.session.queue.waiting)
+        waits = f" {count} more wait{'s' if count == 1 else ''} for it to end." if count else ""
+        answer, is_remembered = ask_and_remember(
             self,
-            memory_parts.sentence,
-            memory_parts.advice or "The run would end as soon as memory runs out.",
-            {"no": "Change the settings", "yes": "Run all the same", "cancel": "Cancel"},
+            "A run is still training. Keep it running?",
+            f"It can go on without the window, which finds it again when it is next opened.{waits}",
+            {"keep": "Keep training", "stop": "Stop and save", "cancel": "Cancel"},
+            "Remember my answer",
         )
-        return answer == "yes"
+        if is_remembered and answer != "cancel":
+            self.session.prefs.when_closing = answer
+        return answer
+
+    def ask_about_memory(self, memory_parts: MemoryParts) -> bool:
+        """True to train although memory surely does not suffice."""
+        advice = memory_parts.advice or "The run would end as soon as memory runs out."
+        answers = {"no": "Change the settings", "yes": "Run all the same", "cancel": "Cancel"}
+        return ask(self, memory_parts.sentence, advice, answers) == "yes"
 
     def ask_about_code(self, requests: Sequence[CodeToAllow]) -> bool:
-        """Whether the user's own reward code may run."""
+        """True if the user's own reward code may run."""
         return ask_consent(requests, self)
 
     def ask_about_hosts(self, request: HostsToAllow) -> bool:
-        """Whether the machines of a hosts file may be contacted."""
+        """True if the machines of a hosts file may be contacted."""
         return HostsDialog(request, self).is_allowed()
+
+    def offer_resume(self, offer: CrashOffer) -> None:
+        """Ask once whether to resume a run that crashed unseen. It does not block: the window is usable behind it."""
+        self.session.prefs.offered_crash = offer.key
+        answers = {"resume": offer.action, "show": "Show it", "later": "Not now"}
+        box = QuestionBox(self, offer.question, offer.detail, answers)
+
+        def on_answer() -> None:
+            if box.answer == "resume":
+                self.session.starter.resume(offer.folder)
+            elif box.answer == "show":
+                self.show_page("monitor")
+            self.session.queue.ensure_runner()
+
+        box.finished.connect(on_answer)
+        box.open()
+
+    # Closing
+
+    def leave_training(self) -> bool:
+        """Settle what becomes of a live run when this window closes; returns False where the window should stay."""
+        session = self.session
+        watched_only = session.run is not None and session.run.control.is_elsewhere
+        if not session.is_training or watched_only:
+            return True
+        answer = session.prefs.when_closing
+        if answer == "ask":
+            answer = self.ask_about_training()
+        if answer == "stop":
+            if session.queue.is_active:  # or the next would begin as soon as this one has stopped
+                session.queue.set_paused(True)
+            self._try(session.stop_training)
+        return answer != "cancel"
 
     def closeEvent(self, event: QCloseEvent) -> None:
         if not self.leave_training():

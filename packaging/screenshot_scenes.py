@@ -26,7 +26,7 @@ def live_scenes(window: Any, wait: Wait) -> Iterator[tuple[str, Any]]:
     """
     session = window.session
     session.draft.update({"record_tokens": True, "iters": LIVE_STEPS, "lr_schedule": "constant"})
-    window.run()
+    window.session.starter.start()
     wait(lambda: session.run is not None and session.run.step >= SHOWN_AT)
     run = session.run
     yield "monitor-live", window

@@ -134,7 +134,7 @@ def take_all(run: Path, sick: Path, out: Path) -> None:
     try_rewards(window)
     ask_the_model(window)
     show_worse_row(window)
-    window.show_guide("settings-grpo.md#setting-beta")
+    window.help.show_guide("settings-grpo.md#setting-beta")
     for mode in ("light", "dark"):
         window.set_theme(mode)
         for page in PAGES:
@@ -190,7 +190,7 @@ def dialogs(window):
         prefs.remember_used(kind, sample_home.RECENT[kind])
         page.picking.open(page.form.fields[key])
         yield f"picker-{kind}", next(picker for picker in window.findChildren(Picker) if picker.repo_type == kind)
-    window.show_presets()
+    window.files.show_presets()
     panel = window.findChild(PresetPanel)
     panel.list.setCurrentRow(1)
     yield "presets", panel
@@ -204,14 +204,14 @@ def dialogs(window):
     runs = window.pages["runs"]
     runs.clone(next(row for row in runs.model.rows if row.summary.path == str(window.session.run.folder.path)))
     yield "clone", runs.findChildren(CloneDialog)[-1]
-    window.show_glossary()
+    window.help.show_glossary()
     yield "glossary", window.findChild(GlossaryDialog)
     window.show_preferences()
     yield "preferences", window.findChildren(PreferencesDialog)[-1]
     yield "upload", upload_dialog(window)
-    window.show_about()
+    window.help.show_about()
     yield "about", window.findChild(AboutDialog)
-    window.report_caught("Something went wrong in the window: ValueError: an example", EXAMPLE_TRACEBACK)
+    window.help.report_caught("Something went wrong in the window: ValueError: an example", EXAMPLE_TRACEBACK)
     yield "problem-report", window.findChild(ProblemDialog)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -181,7 +182,7 @@ def steering(window: Window) -> QWidget:
 
 def window_dialog(kind: type[QWidget], method: str, *arguments: Any) -> Callable[[Window], QWidget]:
     def opened(window: Window) -> QWidget:
-        getattr(window, method)(*arguments)
+        attrgetter(method)(window)(*arguments)
         return window.findChildren(kind)[-1]
 
     return opened
@@ -195,11 +196,11 @@ def export(window: Window) -> QWidget:
 
 DIALOGS: dict[str, Callable[[Window], QWidget]] = {
     "picker": picker,
-    "presets": window_dialog(PresetPanel, "show_presets"),
+    "presets": window_dialog(PresetPanel, "files.show_presets"),
     "preferences": window_dialog(PreferencesDialog, "show_preferences"),
-    "glossary": window_dialog(GlossaryDialog, "show_glossary"),
-    "shortcuts": window_dialog(TextDialog, "show_shortcuts"),
-    "about": window_dialog(AboutDialog, "show_about"),
+    "glossary": window_dialog(GlossaryDialog, "help.show_glossary"),
+    "shortcuts": window_dialog(TextDialog, "help.show_shortcuts"),
+    "about": window_dialog(AboutDialog, "help.show_about"),
     "problem": window_dialog(ProblemDialog, "report_caught", "ValueError: an example", "Traceback"),
     "question": lambda window: QuestionBox(
         window, "Sure?", "It ends.", {"keep": "Keep", "stop": "Stop", "no": "Cancel"}

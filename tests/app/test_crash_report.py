@@ -61,7 +61,7 @@ def test_an_exception_is_reported_once(catcher: CrashCatcher) -> None:
 
 
 def test_an_exception_in_a_thread_is_reported_in_the_window(catcher: CrashCatcher, window: Window, qtbot) -> None:
-    catcher.caught.connect(window.report_caught)
+    catcher.caught.connect(window.help.report_caught)
     thread = threading.Thread(target=lambda: 1 / 0, name="read ahead")
     thread.start()
     thread.join()
@@ -79,8 +79,8 @@ def test_ctrl_c_is_no_fault(catcher: CrashCatcher) -> None:
 
 def test_warnings_of_qt_are_kept_for_the_report(catcher: CrashCatcher, window: Window) -> None:
     qWarning("something is odd")
-    window.qt_messages = catcher.qt_messages
-    window.report_caught("It broke.", "ValueError")
+    window.help.qt_messages = catcher.qt_messages
+    window.help.report_caught("It broke.", "ValueError")
     assert "something is odd" in window.findChild(ProblemDialog).text.toPlainText()
 
 
@@ -127,8 +127,8 @@ def test_the_report_can_be_edited_copied_and_saved(
 
 
 def test_a_second_fault_opens_no_second_dialog(window: Window) -> None:
-    window.report_caught("First.", "a")
-    window.report_caught("Second.", "b")
+    window.help.report_caught("First.", "a")
+    window.help.report_caught("Second.", "b")
     (dialog,) = window.findChildren(ProblemDialog)
     assert "First." in dialog.text.toPlainText()
 

@@ -154,7 +154,7 @@ def test_the_settings_of_a_failed_run_open_at_the_one_that_its_sentence_is_about
     edit.click()
     assert window.current_page == "train" and asked == ["learning_rate"]
     window.session.draft.set("iters", 61)
-    window.ask_about_edits = lambda: "cancel"  # type: ignore[method-assign]
+    window.files.ask_about_edits = lambda: "cancel"  # type: ignore[method-assign]
     edit.click()
     assert asked == ["learning_rate"], "the form holds other settings"
 

@@ -115,7 +115,7 @@ def test_a_file_that_could_not_be_opened_is_forgotten_by_new(window: Window, tmp
     """“There is no file…” stayed in the strip after New."""
     window.session.load_config(tmp_path / "nowhere.yaml")
     assert "nowhere.yaml" in sentence(window)
-    window.new_config()
+    window.files.new()
     assert sentence(window) == ""
 
 

@@ -16,7 +16,7 @@ from PySide6.QtWidgets import QApplication, QLabel, QStackedWidget
 from typer.testing import CliRunner
 
 import app.__main__ as start
-from app import file_menu, theme
+from app import config_files, theme
 from app.desktop import FileOpener
 from app.menus import MENUS, RUN_ACTIONS
 from app.page_stack import PageArea
@@ -535,9 +535,9 @@ def test_a_run_folder_is_shown_when_it_is_dropped_or_opened(window: Window, tmp_
 def test_recent_files_lists_existing_files_newest_first(window: Window, tmp_path: Path, monkeypatch):
     for name in ("a", "b", "gone"):
         (tmp_path / f"{name}.yaml").write_text("model: a/b\ndata: a/b\n")
-        window.open_path(tmp_path / f"{name}.yaml")
+        window.files.open_path(tmp_path / f"{name}.yaml")
     (tmp_path / "gone.yaml").unlink()
-    monkeypatch.setattr(window, "choose_save_path", lambda: tmp_path / "saved.yaml")
+    monkeypatch.setattr(window.files, "choose_save_path", lambda: tmp_path / "saved.yaml")
     window.menus["save_as"].trigger()
     menu = window.menus.recent
     menu.aboutToShow.emit()
@@ -551,7 +551,7 @@ def test_recent_files_lists_existing_files_newest_first(window: Window, tmp_path
 
 def test_export_for_mlx_lm_lora_names_the_settings_left_out(window: Window, tmp_path: Path, monkeypatch):
     window.session.draft.update({"model": "a/b", "data": "a/b", "scale_rewards": "none"})
-    monkeypatch.setattr(window, "choose_export_path", lambda: tmp_path / "theirs.yaml")
+    monkeypatch.setattr(window.files, "choose_export_path", lambda: tmp_path / "theirs.yaml")
     window.menus["export_config"].trigger()
     assert (
         window.strip.sentence.text()
@@ -571,15 +571,17 @@ def told_by_the_verb(*words: str) -> list[str]:
 def test_export_for_trl_writes_a_folder_and_names_what_is_not_carried(
     window: Window, tmp_path: Path, monkeypatch, qtbot, command: Callable[..., list[str]]
 ):
-    monkeypatch.setattr(file_menu, "backend_command", command)
+    monkeypatch.setattr(config_files, "backend_command", command)
     window.session.draft.update({"model": "a/b", "data": "a/b", "optimizer": "muon"})
-    monkeypatch.setattr(window, "choose_trl_folder", lambda: tmp_path)
+    monkeypatch.setattr(window.files, "choose_trl_folder", lambda: tmp_path)
     window.menus["export_for_trl"].trigger()
     qtbot.waitUntil(lambda: window.strip.sentence.text().startswith("Wrote"))
     said = f"Wrote {tmp_path / 'settings-trl'}. Not carried over: optimizer; its README.md says what stands in."
     assert window.strip.sentence.text() == said
     assert "optim: adamw_torch" in (tmp_path / "settings-trl" / "grpo_config.yaml").read_text()
-    window._tell_of_trl(ProcessOutcome(False, 2, "It is there already.", ""), tmp_path / "gone" / "settings.yaml")
+    window.files.show_trl_outcome(
+        ProcessOutcome(False, 2, "It is there already.", ""), tmp_path / "gone" / "settings.yaml"
+    )
     assert window.strip.sentence.text() == "It is there already."
 
 
@@ -643,7 +645,7 @@ def test_two_windows_autosave_to_files_of_their_own(tmp_path: Path, qapp):
 
 def test_a_file_that_cannot_be_opened_is_a_sentence_in_the_strip(window: Window, tmp_path: Path):
     (tmp_path / "bad.yaml").write_text("temprature: 1\n")
-    window.open_path(tmp_path / "bad.yaml")
+    window.files.open_path(tmp_path / "bad.yaml")
     assert window.strip.sentence.text() == "There is no setting temprature. Did you mean temperature?"
 
 
@@ -651,10 +653,10 @@ def test_the_settings_of_a_run_are_loaded_and_save_does_not_overwrite_them(windo
     run = make_run_folder("old")
     run.config.write_text("model: a/b\ndata: a/b\nseed: 3\n")
     window.session.draft.set("seed", 9)
-    monkeypatch.setattr(window, "ask_about_edits", lambda: "cancel")
+    monkeypatch.setattr(window.files, "ask_about_edits", lambda: "cancel")
     window.session.settings_requested.emit(run)
     assert window.session.draft.value("seed") == 9
-    monkeypatch.setattr(window, "ask_about_edits", lambda: "discard")
+    monkeypatch.setattr(window.files, "ask_about_edits", lambda: "discard")
     window.session.settings_requested.emit(run)
     assert window.session.draft.value("seed") == 3
     assert window.session.draft.path is None, "Save must not write over the run's record"
@@ -667,15 +669,15 @@ def test_unsaved_edits_are_not_discarded_without_a_question(
 ):
     (tmp_path / "other.yaml").write_text("model: a/b\ndata: a/b\nseed: 3\n")
     window.session.draft.set("seed", 9)
-    monkeypatch.setattr(window, "ask_about_edits", lambda: answer)
-    monkeypatch.setattr(window, "choose_save_path", lambda: tmp_path / "kept.yaml")
-    window.open_path(tmp_path / "other.yaml")
+    monkeypatch.setattr(window.files, "ask_about_edits", lambda: answer)
+    monkeypatch.setattr(window.files, "choose_save_path", lambda: tmp_path / "kept.yaml")
+    window.files.open_path(tmp_path / "other.yaml")
     assert window.session.draft.value("seed") == seed
     assert (tmp_path / "kept.yaml").exists() is (answer == "save")
 
 
 def test_save_marks_the_form_as_saved(window: Window, tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(window, "choose_save_path", lambda: tmp_path / "mine.yaml")
+    monkeypatch.setattr(window.files, "choose_save_path", lambda: tmp_path / "mine.yaml")
     window.session.draft.set("seed", 9)
     assert window.isWindowModified()
     window.menus["save"].trigger()
@@ -685,7 +687,7 @@ def test_save_marks_the_form_as_saved(window: Window, tmp_path: Path, monkeypatc
 
 
 def test_saving_to_an_unwritable_path_shows_a_sentence(window: Window, tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(window, "choose_save_path", lambda: tmp_path / "no" / "where.yaml")
+    monkeypatch.setattr(window.files, "choose_save_path", lambda: tmp_path / "no" / "where.yaml")
     window.menus["save_as"].trigger()
     assert "cannot be written" in window.strip.sentence.text()
 
