@@ -201,7 +201,7 @@ DIALOGS: dict[str, Callable[[Window], QWidget]] = {
     "glossary": window_dialog(GlossaryDialog, "help.show_glossary"),
     "shortcuts": window_dialog(TextDialog, "help.show_shortcuts"),
     "about": window_dialog(AboutDialog, "help.show_about"),
-    "problem": window_dialog(ProblemDialog, "report_caught", "ValueError: an example", "Traceback"),
+    "problem": window_dialog(ProblemDialog, "help.report_caught", "ValueError: an example", "Traceback"),
     "question": lambda window: QuestionBox(
         window, "Sure?", "It ends.", {"keep": "Keep", "stop": "Stop", "no": "Cancel"}
     ),
