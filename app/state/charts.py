@@ -6,6 +6,7 @@ index of a reward function.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -165,22 +166,43 @@ PHASE_LABELS = {"rollout": "Sampling", "reward": "Rewards", "train": "Learning",
 def curves_of(
     chart: Chart, names: Iterable[str], rewards: list[str], charts: tuple[Chart, ...] = CHARTS
 ) -> list[Curve]:
-    """The chart's curves in a run that has these metrics: those it lists, then those that match its pattern.
+    """The chart's curves in a run with these metrics: those it lists, with or without data, then matches of its pattern.
 
     `names` are the metrics of the chart's kind (steps, or evaluations where it is `held_out`); `rewards` the run's reward
-    functions, whose indices are their colours. Listed curves are returned before they have data.
+    functions, whose indices are their colours.
     """
+    at = charts.index(chart) if chart in charts else 0
+    earlier = [other for other in charts[:at] if other.held_out == chart.held_out]
+    own = {name for curve in chart.curves for name in curve.metrics}
     matched = [
-        name for name in names if fnmatchcase(name, chart.pattern) and not any(name in c.metrics for c in chart.curves)
+        name
+        for name in names
+        if fnmatchcase(name, chart.pattern) and name not in own and not any(other.shows(name) for other in earlier)
     ]
-    earlier = (
-        [other for other in charts[: charts.index(chart)] if other.held_out == chart.held_out]
-        if chart in charts
-        else []
-    )
-    matched = [name for name in matched if not any(other.shows(name) for other in earlier)]
-    by_reward = sorted(matched, key=lambda name: _reward_index(name, rewards))
-    return [*chart.curves, *(_matched_curve(chart, name, index, rewards) for index, name in enumerate(by_reward))]
+
+    def reward_index(name: str) -> int:
+        return rewards.index(reward) if (reward := _reward_in(name)) in rewards else len(rewards)
+
+    before, _, after = chart.pattern.partition("*")
+    taken = {curve.colour for curve in chart.curves}
+    spare = [colour for colour in SPARE_COLOURS if colour not in taken] or SPARE_COLOURS
+    curves = [*chart.curves]
+    for index, name in enumerate(sorted(matched, key=reward_index)):
+        rank = re.match(r"ranks/(\d+)/", name)
+        if reward := _reward_in(name):
+            curves.append(Curve(name, label_of(reward), f"reward:{reward_index(name)}"))
+        elif rank:
+            curves.append(Curve(name, f"Rank {rank[1]}", SPARE_COLOURS[int(rank[1]) % len(SPARE_COLOURS)]))
+        else:
+            short = name.removeprefix(before).removesuffix(after)
+            curves.append(Curve(name, PHASE_LABELS.get(short, short), spare[index % len(spare)]))
+    return curves
+
+
+def _reward_in(name: str) -> str:
+    """The function's name in rewards/<function>/mean; empty for other metrics."""
+    head, _, rest = name.partition("/")
+    return rest.rpartition("/")[0] if head == "rewards" else ""
 
 
 def label_of(reward: str) -> str:
@@ -189,8 +211,10 @@ def label_of(reward: str) -> str:
 
 
 def has_place(chart: Chart, curves: Iterable[Curve], metrics: Iterable[str], *, has_steps: bool) -> bool:
-    """Whether a run with these metrics of the chart's kind has anything for this chart: numbers in one of its curves, or a reason worth
-    telling why there are none. Before its first step it has something for every chart of steps."""
+    """True if a run with these metrics has numbers for this chart, or a reason worth telling why there are none.
+
+    Before its first step a run has a place for every chart of steps.
+    """
     recorded = set(metrics)
     explains = any(curve.metric == ("reward" if chart.held_out else "kl") for curve in chart.curves)
     is_expected = not has_steps and not chart.held_out
@@ -202,14 +226,18 @@ def placeholder(chart: Chart, config: Mapping[str, Any], *, is_live: bool = True
     if any(curve.metric == "kl" for curve in chart.curves) and kl_is_off(config):
         return "KL is off: its weight is 0, so no reference is computed."
     if chart.held_out:
-        return _held_out_placeholder(_setting(config, "steps_per_eval"), is_live)
+        every = _setting(config, "steps_per_eval")
+        if not every:
+            return "Evaluation is off for this run."
+        waits = f"Waits for the first evaluation, every {every} steps."
+        return waits if is_live else "The run ended before its first evaluation."
     if steps:
         return "This run records none of this." if is_live else "This run recorded none of this."
     return "Waits for the first step." if is_live else "The run ended before its first step was done."
 
 
 def ratio_is_always_1(config: Mapping[str, Any]) -> bool:
-    """Whether every update of a run with these settings meets the policy that sampled, so that nothing can be clipped."""
+    """Every update of a run with these settings meets the policy that sampled, so that nothing can be clipped."""
     updates = [_setting(config, key) for key in ("num_iterations", "steps_per_generation")]
     return updates == [1, 1] and _setting(config, "ratio_against") == "old"
 
@@ -219,59 +247,18 @@ def flat_reason(chart: Chart, config: Mapping[str, Any]) -> str:
     if not any(curve.metric == "clip_ratio_total" for curve in chart.curves) or not ratio_is_always_1(config):
         return ""
     return (
-        "With one update per rollout the ratio of the policy to the one that sampled is always 1, so Epsilon clips nothing. With two, "
-        "the second can clip."
-    )
-
-
-def _held_out_placeholder(every: Any, is_live: bool) -> str:
-    if not every:
-        return "Evaluation is off for this run."
-    return (
-        f"Waits for the first evaluation, every {every} steps."
-        if is_live
-        else "The run ended before its first evaluation."
+        "With one update per rollout the ratio of the policy to the one that sampled is always 1, "
+        "so Epsilon clips nothing. With two, the second can clip."
     )
 
 
 def kl_is_off(config: Mapping[str, Any]) -> bool:
-    """Whether a run with these settings computes no KL at all: it has no reference policy to measure it from."""
+    """A run with these settings computes no KL at all: it has no reference policy."""
     return not needs_reference(config)
 
 
 def _setting(config: Mapping[str, Any], key: str) -> Any:
     return config[key] if key in config else SETTINGS[key].default
-
-
-def _reward_in(name: str) -> str:
-    """The function's name in rewards/<function>/mean; empty for other metrics."""
-    head, _, rest = name.partition("/")
-    return rest.rpartition("/")[0] if head == "rewards" else ""
-
-
-def _rank_in(name: str) -> str:
-    """The number in ranks/<number>/…; empty for other metrics."""
-    head, _, rest = name.partition("/")
-    number = rest.partition("/")[0]
-    return number if head == "ranks" and number.isdecimal() else ""
-
-
-def _reward_index(name: str, rewards: list[str]) -> int:
-    reward = _reward_in(name)
-    return rewards.index(reward) if reward in rewards else len(rewards)
-
-
-def _matched_curve(chart: Chart, name: str, index: int, rewards: list[str]) -> Curve:
-    reward = _reward_in(name)
-    if reward:
-        return Curve(name, label_of(reward), f"reward:{_reward_index(name, rewards)}")
-    if rank := _rank_in(name):
-        return Curve(name, f"Rank {rank}", SPARE_COLOURS[int(rank) % len(SPARE_COLOURS)])
-    before, _, after = chart.pattern.partition("*")
-    short = name.removeprefix(before).removesuffix(after)
-    taken = {curve.colour for curve in chart.curves}
-    spare = [colour for colour in SPARE_COLOURS if colour not in taken] or SPARE_COLOURS
-    return Curve(name, PHASE_LABELS.get(short, short), spare[index % len(spare)])
 
 
 Naming = Literal["labels", "diary", "trl"]
@@ -280,13 +267,13 @@ NAMINGS: dict[Naming, str] = {
     "diary": "Names in the event log",
     "trl": "Names in TRL",
 }
-"""Each with its words in a menu."""
+"""Names of the columns of a chart's CSV table, each with its words in a menu."""
 
 
 def column_names(chart: Chart, curve: Curve, naming: Naming, scale_rewards: str = "group") -> tuple[str, ...]:
-    """Of the curve, and of the lower and upper edge of its band where it has one; () for the labels of the chart.
+    """Columns of the curve and of the edges of its band; () for the labels of the chart.
 
-    `scale_rewards`: the run's, on which it depends what TRL calls reward_std.
+    TRL's name of reward_std depends on the run's `scale_rewards`.
     """
     if naming == "labels":
         return ()

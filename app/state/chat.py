@@ -1,7 +1,7 @@
-"""A conversation with a run or a model: what is loaded, the turns of base and tuned, and how the run's rewards score each answer.
+"""A conversation with a run or a model: the turns of base and tuned, and the scores of each answer by the run's rewards.
 
-The model is in a process of its own (`python -m backend serve`, a second one beside the window's), started by `load` and ended by `unload`: that frees
-all of its memory, a crash in it costs nothing else, and an answer never waits for another page's question. Knows no widget.
+The model has a `serve` process of its own, from `load` to `unload`: ending it frees all memory, a crash costs nothing
+else, and an answer never waits for another page's question.
 """
 
 from __future__ import annotations
@@ -37,8 +37,10 @@ SCORING = keys_used_by("scoring")
 
 @dataclass(slots=True)
 class ChatAnswer:
-    """One side's answer. `figures` are those of `backend.sampling.chat.chat.Reply`, empty until it has ended; `scores` those of the reward functions, by
-    metric name, `reward` their weighted sum; `problem` is why it could not be given or scored."""
+    """One side's answer. `figures` are those of `backend.sampling.chat.chat.Reply`, empty until it has ended.
+
+    `scores` by metric name, `reward` their weighted sum; `problem`: why it could not be given or scored.
+    """
 
     text: str = ""
     state: Literal["waiting", "writing", "done", "stopped", "failed"] = "waiting"
@@ -174,13 +176,14 @@ class ChatWithModel(QObject):
     # Prompts of the dataset
 
     def pick_row(self, number: int) -> None:
-        """Read a row of the run's held-out split, counted from 0; beyond an end comes the other. It opens a new conversation when sent."""
-        if self._service is not None and self.is_loaded:
-            self._service.ask("chat_row", self._on_row, on_refused=self._on_refused, row=number)
+        """Read a row of the run's held-out split, counted from 0; it wraps around at both ends."""
 
-    def _on_row(self, answer: dict[str, Any]) -> None:
-        self.row = HeldOutRow(answer["row"], answer["of"], answer["source"], answer["prompt"], answer["answer"])
-        self.row_changed.emit()
+        def on_row(answer: dict[str, Any]) -> None:
+            self.row = HeldOutRow(answer["row"], answer["of"], answer["source"], answer["prompt"], answer["answer"])
+            self.row_changed.emit()
+
+        if self._service is not None and self.is_loaded:
+            self._service.ask("chat_row", on_row, on_refused=self._on_refused, row=number)
 
     # The conversation
 
@@ -199,8 +202,10 @@ class ChatWithModel(QObject):
         expected: str = "",
         system: str | None = None,
     ) -> None:
-        """Have `sides` answer `prompt`. `how`: temperature, top_p, top_k, min_p, max_tokens, seed, free_output. A prompt that is a picked row's begins a
-        conversation of its own, rendered as in training."""
+        """Have `sides` answer `prompt`. `how`: temperature, top_p, top_k, min_p, max_tokens, seed, free_output.
+
+        The prompt of a picked row begins a conversation of its own, rendered as in training.
+        """
         sides = [side for side in self.sides if side in sides]
         if self._service is None or self.state != "ready" or not sides:
             return
@@ -212,9 +217,18 @@ class ChatWithModel(QObject):
         self._set_state("answering")
         self.turns_changed.emit()
         self._question = self._service.ask(
-            "chat_reply", self._on_answered, on_refused=self._on_reply_refused, on_progress=self._on_progress,
-            prompt=prompt, sides=sides, turns=turns, row=self._opening_row, answer=expected, system=system, **how,
-        )  # fmt: skip
+            "chat_reply",
+            self._on_answered,
+            on_refused=self._on_reply_refused,
+            on_progress=self._on_progress,
+            prompt=prompt,
+            sides=sides,
+            turns=turns,
+            row=self._opening_row,
+            answer=expected,
+            system=system,
+            **how,
+        )
 
     def stop(self) -> None:
         """Stop the answer that is being written; what there is of it stays."""
@@ -289,26 +303,28 @@ class ChatWithModel(QObject):
         chosen = {key: settings[key] for key in SCORING} | {"reward_functions": names, "reward_weights": weights}
 
         def on_scores(scored: dict[str, Any]) -> None:
-            self._on_scores(index, side, answer, scored)
+            if scored.get("failed"):
+                answer.problem = scored["failed"]["sentence"]
+            else:
+                ((row,),) = scored["scored"]
+                answer.scores, answer.reward = row["rewards"], row["reward"]
+                errors = [function["error"]["sentence"] for function in scored["functions"] if function["error"]]
+                answer.problem = " ".join(errors)
+            self._tell(index, side, answer)
 
         def on_refused(faults: list[ConfigProblem]) -> None:
             answer.problem = " ".join(fault.sentence for fault in faults)
             self._tell(index, side, answer)
 
         self._service.ask(
-            "score", on_scores, on_refused=on_refused, settings=chosen, groups=[answer.group],
-            trusted=self.consent.trusted(settings), with_cases=False,
-        )  # fmt: skip
-
-    def _on_scores(self, index: int, side: str, answer: ChatAnswer, scored: dict[str, Any]) -> None:
-        if scored.get("failed"):
-            answer.problem = scored["failed"]["sentence"]
-        else:
-            ((row,),) = scored["scored"]
-            answer.scores, answer.reward = row["rewards"], row["reward"]
-            errors = [function["error"]["sentence"] for function in scored["functions"] if function["error"]]
-            answer.problem = " ".join(errors)
-        self._tell(index, side, answer)
+            "score",
+            on_scores,
+            on_refused=on_refused,
+            settings=chosen,
+            groups=[answer.group],
+            trusted=self.consent.trusted(settings),
+            with_cases=False,
+        )
 
     def _tell(self, index: int, side: str, answer: ChatAnswer) -> None:
         """Emit a change of this answer, unless the conversation has been left since."""
@@ -334,17 +350,26 @@ class ChatWithModel(QObject):
             self.message.emit(f"Kept in {Path(kept['path']).name}; the Rewards page runs it again at every scoring.")
 
         self._service.ask(
-            "reward_cases", on_kept, on_refused=self._on_refused, do="keep", file=str(case.file), group=answer.group,
-            completion=answer.text, expected=case.expected, calls=case.calls,
-        )  # fmt: skip
+            "reward_cases",
+            on_kept,
+            on_refused=self._on_refused,
+            do="keep",
+            file=str(case.file),
+            group=answer.group,
+            completion=answer.text,
+            expected=case.expected,
+            calls=case.calls,
+        )
 
     def _on_refused(self, faults: list[ConfigProblem]) -> None:
         self.message.emit(" ".join(fault.sentence for fault in faults))
 
 
 def sampling_of(choice: ChatChoice) -> dict[str, Any]:
-    """The sampling settings that a run was trained with, of a model the defaults, by the names that `ChatWithModel.send` takes.
-    `free_output` is None where the run held nothing."""
+    """The sampling settings of a run, or the defaults for a model, as `ChatWithModel.send` takes them.
+
+    `free_output` is None where the run constrained nothing.
+    """
     try:
         config = choice.config
     except UserError:
@@ -360,8 +385,7 @@ def sampling_of(choice: ChatChoice) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class ChatChoice:
-    """A run or a model. `name` is what the engine calls it by; `settings` are a run's, empty for a model; `problem` is the sentence why it
-    cannot be loaded."""
+    """A run or a model, by its `name` for the engine. `settings` are a run's; `problem` says why it cannot be loaded."""
 
     name: str
     label: str
@@ -402,7 +426,7 @@ def model_choice(name: str) -> ChatChoice:
 
 
 def memory_sentence(choice: ChatChoice, checkpoint: str) -> str:
-    """What the chosen model will take of this machine's memory; "" where its size is not known."""
+    """The memory that the chosen model will need; "" where its size is not known."""
     size = needed_bytes(choice, checkpoint)
     if size is None:
         return ""

@@ -11,10 +11,11 @@ import os
 import re
 import time
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
@@ -158,10 +159,6 @@ def _flags(completions: Sequence[Mapping[str, Any]], rewards: Sequence[float]) -
     ]
 
 
-# ── filters ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-# Which completions to show: the filters by name, and how each is worked out from the columns of facts.
-
 ALL, SCORE, WELL_FORMED_WRONG = "all", "score", "well_formed_wrong"
 
 
@@ -203,24 +200,23 @@ class Query:
 
 
 def select(facts: CompletionFacts, query: Query, largest: dict[str, float] | None = None) -> np.ndarray:
-    """Numbers of the completions that the query leaves, ascending. `largest` are the functions' largest scores over the run, where
-    `facts` is a part of it."""
-    keep = _kept(facts, query, facts.largest if largest is None else largest)
+    """Numbers of the completions that the query leaves, ascending.
+
+    `largest`: the functions' largest scores over the run, where `facts` is a part of it.
+    """
+    flag = FILTERS[query.filter].flag
+    if flag:
+        keep = (facts.column("flags") & flag) > 0
+    elif query.filter == WELL_FORMED_WRONG:
+        keep = _well_formed_wrong(facts, facts.largest if largest is None else largest)
+    elif query.filter == SCORE:
+        values = facts.column(query.measure)
+        keep = values > query.limit if query.is_above else values < query.limit  # NaN is neither
+    else:
+        keep = np.ones(len(facts), bool)
     if query.prompt is not None:
         keep = keep & (facts.per_completion("prompt") == query.prompt)
     return np.flatnonzero(keep)
-
-
-def _kept(facts: CompletionFacts, query: Query, largest: dict[str, float]) -> np.ndarray:
-    flag = FILTERS[query.filter].flag
-    if flag:
-        return (facts.column("flags") & flag) > 0
-    if query.filter == WELL_FORMED_WRONG:
-        return _well_formed_wrong(facts, largest)
-    if query.filter == SCORE:
-        values = facts.column(query.measure)
-        return values > query.limit if query.is_above else values < query.limit  # NaN is neither
-    return np.ones(len(facts), bool)
 
 
 def _well_formed_wrong(facts: CompletionFacts, largest: dict[str, float]) -> np.ndarray:
@@ -290,7 +286,7 @@ class CompletionExport:
             self._source, self._file = open_regular(source), self._partial.open("w", encoding="utf-8", errors="replace")
         except OSError as error:
             raise UserError("export", f"{quote(error.filename or target)} cannot be opened: {cause(error)}.") from None
-        self._chunks = self._texts(_by_row(places))
+        self._chunks = self._texts(places)
 
     def advance(self, seconds: float) -> bool:
         """Write for about so long; returns whether there is more. Raises UserError where writing fails; the target is then absent."""
@@ -317,32 +313,14 @@ class CompletionExport:
         self._file.close()
         self._partial.unlink(missing_ok=True)
 
-    def _texts(self, rows: Iterable[tuple[int, list[int]]]) -> Iterator[str]:
-        for offset, places in rows:
-            row = _row_at(self._source, offset)
+    def _texts(self, places: Sequence[Place]) -> Iterator[str]:
+        for offset, group in groupby(places, key=lambda place: place[0]):  # a row's line is parsed once
+            self._source.seek(offset)
+            row = parse_group_row(self._source.readline()) or {}
             completions = listed_completions(row)
-            for place in places:
+            for _, place in group:
                 if place < len(completions):
                     yield self._format(row, completions[place])
-
-
-def _by_row(places: Sequence[Place]) -> Iterator[tuple[int, list[int]]]:
-    """Neighbours of one row together, so that its line is parsed once; the order stays."""
-    group: list[int] = []
-    current = -1
-    for offset, place in places:
-        if offset != current and group:
-            yield current, group
-            group = []
-        current = offset
-        group.append(place)
-    if group:
-        yield current, group
-
-
-def _row_at(file: IO[bytes], offset: int) -> Mapping[str, Any]:
-    file.seek(offset)
-    return parse_group_row(file.readline()) or {}
 
 
 def _jsonl(row: Mapping[str, Any], completion: Mapping[str, Any]) -> str:

@@ -1,7 +1,4 @@
-"""Downloads from the Hub that this window has started: progress, pause, resume, discard.
-
-They continue whichever page is shown. The bytes of one that ends early are kept, also beyond this session.
-"""
+"""Downloads from the Hub that this window has started, and the update check. Both ask the helper process."""
 
 from __future__ import annotations
 
@@ -20,13 +17,14 @@ from backend.utils.errors import ConfigProblem
 
 WINDOW_S = 6.0
 """Seconds over which the speed is averaged."""
+DAY_S = 24 * 3600
 
 State = Literal["running", "paused", "failed", "done"]
 
 
 @dataclass(slots=True)
 class Download:
-    """One model or dataset being downloaded. `done` and `total` in bytes, None until known; `sentence` says why it failed."""
+    """One model or dataset being downloaded. `done` and `total` in bytes, None until known; `sentence`: why it failed."""
 
     id: str
     repo_type: str
@@ -58,7 +56,7 @@ class Download:
 
 
 class Downloads(QObject):
-    """All downloads of this window.
+    """All downloads of this window. They continue whichever page is shown; the bytes of one that ends early are kept.
 
     Signals:
         changed(Download) – its state or progress.
@@ -75,11 +73,7 @@ class Downloads(QObject):
 
     def of(self, repo_type: str) -> list[Download]:
         """Downloads that have not finished."""
-        return [
-            download
-            for download in self._downloads.values()
-            if download.repo_type == repo_type and download.state != "done"
-        ]
+        return [each for each in self._downloads.values() if each.repo_type == repo_type and each.state != "done"]
 
     def find(self, repo_type: str, id_: str) -> Download | None:
         return self._downloads.get((repo_type, id_))
@@ -91,10 +85,15 @@ class Downloads(QObject):
             return download
         download.state, download.phase, download.sentence = "running", "asking", ""
         download.samples.clear()
+
+        def on_refused(problems: list[ConfigProblem]) -> None:
+            download.sentence = problems[0].sentence
+            self._end(download, "failed")
+
         download.number = self._service.ask(
             "download",
             lambda _: self._end(download, "done"),
-            on_refused=lambda faults: self._on_refused(download, faults),
+            on_refused=on_refused,
             on_progress=lambda progress: self._on_progress(download, progress),
             owner=self,
             id=id_,
@@ -124,10 +123,6 @@ class Downloads(QObject):
             download.add_sample(time.monotonic())
         self.changed.emit(download)
 
-    def _on_refused(self, download: Download, faults: list[ConfigProblem]) -> None:
-        download.sentence = faults[0].sentence
-        self._end(download, "failed")
-
     def _end(self, download: Download, state: State) -> None:
         download.number, download.state = 0, state
         self.changed.emit(download)
@@ -135,11 +130,8 @@ class Downloads(QObject):
             self.finished.emit(download)
 
 
-DAY_S = 24 * 3600
-
-
 class Updates(QObject):
-    """Asks the helper process. `service` is a function, so that a check that never happens starts no process.
+    """The update check: off until the user turns it on, at most once a day. A check that never happens starts no process.
 
     Signals:
         told(str) – one sentence with the result.
@@ -152,36 +144,34 @@ class Updates(QObject):
         self._prefs, self._service = prefs, service
 
     def check_at_start(self) -> bool:
-        """Check if the user wants that and the last check was a day ago; whether one was begun. Tells only of a newer version."""
+        """Check if the user wants that and the last check was a day ago; reports only a newer version."""
         due = time.time() - self._prefs.updates_checked > DAY_S
         if not (self._prefs.check_updates and due and about.feed()):
             return False
-        self._ask(lambda faults: None, lambda: None)
+        self._ask(is_asked=False)
         return True
 
     def check_now(self) -> None:
-        """Check because the user asks; tells whatever comes of it."""
+        """Check because the user asks; reports any result."""
         if not about.feed():
             self.told.emit(about.NO_FEED)
             return
         self.told.emit("Asking for the latest version…")
-        self._ask(
-            lambda faults: self.told.emit(faults[0].sentence),
-            lambda: self.told.emit(f"GRPO Studio {about.our_version()} is the latest version."),
-        )
+        self._ask(is_asked=True)
 
-    def _ask(self, on_refused: Callable[[list[ConfigProblem]], None], on_none: Callable[[], None]) -> None:
+    def _ask(self, *, is_asked: bool) -> None:
         self._prefs.updates_checked = time.time()
 
         def on_answer(release: dict[str, Any] | None) -> None:
-            if release is None:
-                on_none()
-            else:
-                self.told.emit(_sentence(release))
+            if release is not None:
+                where = f": {release['page']}" if release["page"] else ""
+                newer = f"GRPO Studio {release['version']} is available"
+                self.told.emit(f"{newer}; this is {about.our_version()}{where}")
+            elif is_asked:
+                self.told.emit(f"GRPO Studio {about.our_version()} is the latest version.")
+
+        def on_refused(problems: list[ConfigProblem]) -> None:
+            if is_asked:
+                self.told.emit(problems[0].sentence)
 
         self._service().ask("newer_release", on_answer, on_refused=on_refused, owner=self, feed=about.feed())
-
-
-def _sentence(release: dict[str, Any]) -> str:
-    where = f": {release['page']}" if release["page"] else ""
-    return f"GRPO Studio {release['version']} is available; this is {about.our_version()}{where}"

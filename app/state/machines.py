@@ -1,7 +1,4 @@
-"""The machines that the form's run would train on: the hosts file as it is edited, and the check of its machines.
-
-It reads and writes the file, asks the helper process for the check, and holds the answer; it contacts no machine itself.
-"""
+"""The machines of the form's run: the hosts file as it is edited, and the check, made by the helper process."""
 
 from __future__ import annotations
 
@@ -135,8 +132,7 @@ class Machines(QObject):
 
     def move_to(self, rank: int, addresses: str) -> None:
         """Set a machine's addresses, separated by commas or spaces."""
-        ips = tuple(addresses.replace(",", " ").split())
-        self._edit_host(rank, replace(self.hosts[rank], ips=ips))
+        self._edit_host(rank, replace(self.hosts[rank], ips=tuple(addresses.replace(",", " ").split())))
 
     def _edit_host(self, rank: int, host: Host) -> None:
         if host != self.hosts[rank]:
@@ -228,10 +224,18 @@ class Machines(QObject):
             self.report = None
         value = self._draft.value
         self._request = self._service().ask(
-            "check_machines", self._on_report, on_refused=self._on_refused, on_progress=self._on_progress, owner=self,
-            hosts=self._content(), name=Path(self._path).name or "The list", backend=value("distributed_backend"),
-            model=str(value("model") or ""), reward_file=str(value("reward_functions_file") or ""), copies=copies,
-        )  # fmt: skip
+            "check_machines",
+            self._on_report,
+            on_refused=self._on_refused,
+            on_progress=self._on_progress,
+            owner=self,
+            hosts=self._content(),
+            name=Path(self._path).name or "The list",
+            backend=value("distributed_backend"),
+            model=str(value("model") or ""),
+            reward_file=str(value("reward_functions_file") or ""),
+            copies=copies,
+        )
         self.changed.emit()
 
     def stop(self) -> None:

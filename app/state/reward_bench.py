@@ -1,7 +1,6 @@
 """The reward bench: groups of completions, their scores by each reward function, and the findings about those scores.
 
-It sends questions to the service and holds the answers; it scores nothing itself and knows no widget. Settings come from the draft,
-and the user's code runs only with consent.
+The helper process scores. Settings come from the draft, and the user's code runs only with consent.
 """
 
 from __future__ import annotations
@@ -19,8 +18,6 @@ from app.state.processes import Service
 from backend.config.config import keys_used_by
 from backend.rewards import catalogue
 from backend.utils.errors import ConfigProblem, UserError
-
-# Which scores of a completion can be kept as a case of the user's reward file: those of the file's own functions.
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,29 +37,22 @@ def reward_file(settings: Mapping[str, Any]) -> Path | None:
 
 
 def case_of(settings: Mapping[str, Any], scores: Mapping[str, float | None]) -> RewardCase | None:
-    """The case that a completion with these scores makes; None without a file, or where no function of it gave a score."""
+    """The case of a completion with these scores; None without a file, or where no function of it gave a score."""
     file = reward_file(settings)
     if file is None or not scores:
         return None
-    calls = {catalogue.metric_name(str(entry)): str(entry) for entry in settings["reward_functions"]}
-    own = _names_of_file(file, calls)
-    expected = {name: score for name, score in scores.items() if name in own}
-    return RewardCase(file, expected, calls) if expected else None
-
-
-def _names_of_file(file: Path, calls: Mapping[str, str]) -> set[str]:
-    """Metric names of the chosen reward functions that are the file's own."""
     try:
         registered = {entry.name for entry in catalogue.rewards_in_file(file)}
     except UserError:  # the file cannot be read any more, as scoring has said
-        return set()
+        return None
+    calls = {catalogue.metric_name(str(entry)): str(entry) for entry in settings["reward_functions"]}
     shipped = {entry.name for entry in catalogue.builtin_rewards()}
     parsed = {name: catalogue.reward_call(entry, shipped | registered) for name, entry in calls.items()}
     # A file may register a function under a shipped name; the name is then the file's.
-    return {name for name, call in parsed.items() if call.file or call.function not in shipped - registered}
+    own = {name for name, call in parsed.items() if call.file or call.function not in shipped - registered}
+    expected = {name: score for name, score in scores.items() if name in own}
+    return RewardCase(file, expected, calls) if expected else None
 
-
-# ── reward bench ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 SETTLE_MS = 300
 """How long settings must rest before completions are scored again automatically."""
@@ -78,15 +68,12 @@ class RewardBench(QObject):
 
     Attributes:
         groups – rows as in completions.jsonl, with scores added.
-        functions – the result of each reward function.
-        findings – the verdict on the scores.
+        functions, findings – the result of each reward function, and the verdict on all scores.
         failed – where a reward file could not be loaded, and why; else None.
         cases – the kept cases, scored again with everything else.
         origin – where the completions come from, in words.
-        seconds – how long scoring took.
-        stale – the scores are older than the settings.
+        seconds – how long scoring took; stale – the scores are older than the settings.
         busy – what is being done, or "".
-        means – function → its mean score.
 
     Signals:
         changed – any attribute but `busy`.
@@ -239,10 +226,9 @@ class RewardBench(QObject):
                 "Cases are kept with a reward file of your own; none of its functions has scored this one."
             )
             return
-        self._edit_cases(
-            case.file, do="keep", group=_without_scores(group), completion=completion["text"], expected=case.expected,
-            calls=case.calls,
-        )  # fmt: skip
+        group = _without_scores(group)
+        text = completion["text"]
+        self._edit_cases(case.file, do="keep", group=group, completion=text, expected=case.expected, calls=case.calls)
 
     def remove_case(self, index: int) -> None:
         """Remove the case at this index."""
@@ -250,11 +236,11 @@ class RewardBench(QObject):
             self._edit_cases(self.reward_file, do="drop", place=index)
 
     def _edit_cases(self, file: Path, **edit: Any) -> None:
-        self._ask("reward_cases", "Keeping the case", self._on_cases_edited, file=str(file), **edit)
+        def on_edited(_answer: Any) -> None:
+            self._end_request()
+            self.score_quietly()
 
-    def _on_cases_edited(self, _answer: Any) -> None:
-        self._end_request()
-        self.score_quietly()
+        self._ask("reward_cases", "Keeping the case", on_edited, file=str(file), **edit)
 
     # Requests
 

@@ -1,7 +1,6 @@
-"""Several runs followed together, for charts with a curve for each of them.
+"""Several runs followed together, for charts with a curve for each, over steps, tokens or seconds of work.
 
-Runs are read one after the other, each in the slices of `app.state.run`, so that opening ten long ones blocks the window no more than
-opening one; after that all are followed at once. The x axis of a comparison is the step, the tokens seen or the seconds of work.
+Runs are opened one after the other, so that ten long ones block the window no more than one.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Any
 import numpy as np
 from PySide6.QtCore import QObject, Signal
 
-from app.state.charts import CHARTS, Chart, curves_of
+from app.state.charts import CHARTS, curves_of
 from app.state.run import Run
 from backend.runs.completion_rows import CompletionRow, GroupRow
 from backend.runs.run_folder import RunFolder
@@ -97,8 +96,6 @@ class RunComparison(QObject):
         for run in self.runs:
             run.close()
 
-    # ── charts ──────────────────────────────────────────────────────────────────────────────────
-
     def metrics(self) -> list[ComparedMetric]:
         """What at least one run has, in the order of the Monitor page but for the reward, which comes first, held out too."""
         rewards = list(dict.fromkeys(name for run in self.runs for name in run.reward_names))
@@ -107,7 +104,11 @@ class RunComparison(QObject):
             names_of = Run.eval_metric_names if chart.held_out else Run.metric_names
             names = dict.fromkeys(name for run in self.runs for name in names_of(run))
             curves = [curve for curve in curves_of(chart, names, rewards) if curve.metric in names]
-            found += [_compared(chart, curve.metric, curve.label, len(curves) > 1) for curve in curves]
+            for curve in curves:
+                label = curve.label if chart.title == "Other" else f"{chart.title}: {curve.label}"
+                title = chart.title if len(curves) == 1 else label
+                about = chart.axis, chart.unit, chart.help, chart.held_out, chart.title
+                found.append(ComparedMetric(curve.metric, title, *about))
         return sorted(found, key=lambda one: one.metric != "reward")
 
     def curve(self, run: Run, metric: ComparedMetric, axis: str) -> tuple[np.ndarray, np.ndarray]:
@@ -155,8 +156,6 @@ class RunComparison(QObject):
         grid = self._grid(axis)
         return (float(grid[0]), float(grid[-1])) if len(grid) > 1 else None
 
-    # ── completions ─────────────────────────────────────────────────────────────────────────────
-
     def shared_prompts(self, first: Run, second: Run) -> list[SharedPrompt]:
         """Prompts that both runs were asked at the newest step at which there is one; [] where there is none among the newest
         SEARCHED_STEPS steps that both recorded."""
@@ -196,11 +195,6 @@ def resampled(x: np.ndarray, values: np.ndarray, grid: np.ndarray) -> tuple[np.n
     found[2 * many + 1] = np.fmax.reduceat(padded, starts)[many]
     # The first point that is not before the end still belongs to the run: it has the value of the last step.
     return grid, np.where(np.arange(len(grid)) <= np.searchsorted(grid, x[-1]), found, np.nan)
-
-
-def _compared(chart: Chart, metric: str, label: str, is_one_of_several: bool) -> ComparedMetric:
-    title = chart.title if not is_one_of_several else label if chart.title == "Other" else f"{chart.title}: {label}"
-    return ComparedMetric(metric, title, chart.axis, chart.unit, chart.help, chart.held_out, chart.title)
 
 
 def _best(group: GroupRow) -> CompletionRow | None:
