@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from operator import attrgetter
 from pathlib import Path
 from typing import get_args
 
@@ -165,11 +166,11 @@ def test_every_menu_entry_names_an_existing_slot(window: Window):
     entries = [entry for menu in MENUS.values() for entry in menu if entry]
     for entry in entries:
         page = next((page for page in PAGES if page.key == entry.page), None)
-        assert callable(getattr(page.load() if page else window, entry.slot)), entry.name
+        assert callable(attrgetter(entry.slot)(page.load() if page else window)), entry.name
 
 
 def test_the_rewards_menu_shows_its_page_and_follows_its_enabled_actions(window: Window, monkeypatch):
-    waiting = [entry.name for menu in MENUS.values() for entry in menu if entry and entry.starts_disabled]
+    waiting = [entry.name for menu in MENUS.values() for entry in menu if entry and entry.is_off]
     assert len(waiting) > 4 and not any(window.menus[name].isEnabled() for name in waiting)
     window.show_page("rewards")
     page = window.pages["rewards"]
@@ -520,7 +521,7 @@ def test_a_file_open_event_opens_the_config(window: Window, tmp_path: Path):
     assert opener.eventFilter(window, QFileOpenEvent(str(tmp_path / "mine.yaml")))
     assert window.session.draft.value("seed") == 3
     assert opener.eventFilter(window, QFileOpenEvent(str(tmp_path / "picture.png")))
-    assert window.strip.sentence.text().startswith("picture.png is no config")
+    assert window.strip.sentence.text().startswith("picture.png is not a config")
 
 
 def test_a_run_folder_is_shown_when_it_is_dropped_or_opened(window: Window, tmp_path: Path, qtbot):
