@@ -330,9 +330,9 @@ class Draft(QObject):
 
     def _reward_problems(self) -> list[ConfigProblem]:
         own, problems = self._user_rewards()
-        path = self._reward_file()
         if problems:
             return problems  # the names that a broken file would register are unknown
+        path = self._reward_file()
         computes_names = path is not None and catalogue.computes_names(path)
         if path is not None and not own and not computes_names:
             plain = catalogue.plain_rewards_in_file(path)  # as TRL's, which must be named one by one
@@ -422,13 +422,14 @@ class Draft(QObject):
         return own + [entry for entry in catalogue.builtin_rewards() if entry.name not in replaced]
 
     def _user_rewards(self) -> tuple[list[RewardEntry], list[ConfigProblem]]:
-        path = self._reward_file()
         try:
+            path = self._reward_file()
             return (catalogue.rewards_in_file(path) if path is not None else []), []
         except UserError as error:
             return [], error.faults
 
     def _reward_file(self) -> Path | None:
+        """Raises UserError for a text that cannot be a path."""
         text = str(self._values["reward_functions_file"] or "").strip()
         return catalogue.locate_reward_file(text) if text else None
 

@@ -18,6 +18,7 @@ from app.state.processes import Service
 from backend.config.config import keys_used_by
 from backend.rewards import catalogue
 from backend.utils.errors import ConfigProblem, UserError
+from backend.utils.files import is_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +33,11 @@ class RewardCase:
 def reward_file(settings: Mapping[str, Any]) -> Path | None:
     """The user's reward file, where these settings name one that exists."""
     text = str(settings.get("reward_functions_file") or "").strip()
-    path = catalogue.locate_reward_file(text) if text else None
-    return path if path is not None and path.is_file() else None
+    try:
+        path = catalogue.locate_reward_file(text) if text else None
+    except UserError:  # it cannot be a path
+        return None
+    return path if path is not None and is_file(path) else None
 
 
 def case_of(settings: Mapping[str, Any], scores: Mapping[str, float | None]) -> RewardCase | None:

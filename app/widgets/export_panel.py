@@ -47,6 +47,7 @@ from backend.export.exports import FORMATS, TARGETS
 from backend.runs.run_folder import RunFolder
 from backend.utils.command import backend_command
 from backend.utils.errors import UserError
+from backend.utils.files import exists
 from backend.utils.places import lm_studio_models
 
 # What becomes of a run's settings in an export for TRL: those that are not carried over, and those that the folder's
@@ -287,7 +288,7 @@ class ExportChoices(QWidget):
 
     def _is_taken(self) -> bool:
         is_folder = not (TARGETS[self.target.currentData()].store or self.is_upload)
-        return is_folder and bool(self.name.text().strip()) and self.target_folder().exists()
+        return is_folder and bool(self.name.text().strip()) and exists(self.target_folder())
 
     def _show_choice(self) -> None:
         """Show what the present choices amount to."""

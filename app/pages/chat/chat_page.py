@@ -27,6 +27,7 @@ from app.widgets.basic.layout import column, holder, row, set_shown
 from app.widgets.basic.number_format import figure, short_duration
 from app.widgets.completions.completion_model import STOP_LABELS
 from backend.runs.run_folder import RunFolder, all_runs
+from backend.utils.files import is_file
 
 CHECK_MS = 2000
 """Interval of the checks for a run that is training."""
@@ -161,7 +162,7 @@ class ChatPage(QWidget):
 
     def choose(self, name: str) -> None:
         """Choose a run (its folder) or a model; it is not loaded yet."""
-        is_run = (Path(name) / "config.yaml").is_file()
+        is_run = is_file(Path(name) / "config.yaml")
         self._choice = run_choice(RunFolder(Path(name))) if is_run else model_choice(name)
         entries = [(weights.label, weights.key) for weights in self._choice.checkpoints]
         self.bar.models.setCurrentIndex(max(0, self.bar.models.findData(name)))

@@ -19,6 +19,7 @@ from app.widgets.form.fields import PathField
 from backend.config import config, first_choices
 from backend.models.suggested_models import SUGGESTED_MODELS, suggested
 from backend.utils import places
+from backend.utils.files import exists, is_file
 
 FITS = {"fits": "Fits", "tight": "May not fit", "over": "Too large"}
 """Verdict on the memory → words for the column “Where”."""
@@ -213,7 +214,7 @@ class Picking(QObject):
             field.show_note(
                 f"Not on this machine: {'about ' if known else ''}{size}will be downloaded when the run starts."
             )
-        elif facts["refusal"] and not is_base and (Path(name).expanduser() / "adapter_config.json").is_file():
+        elif facts["refusal"] and not is_base and is_file(Path(name).expanduser() / "adapter_config.json"):
             field.show_note("An adapter of the base model.")
         elif facts["refusal"]:  # the base model's refusal is among the form's problems already
             field.show_note("" if is_base else facts["refusal"], wrong=True)
@@ -230,4 +231,4 @@ class Picking(QObject):
 
 
 def _is_path(name: str) -> bool:
-    return name.startswith(("/", "~", ".")) or Path(name).exists()
+    return name.startswith(("/", "~", ".")) or exists(Path(name))
