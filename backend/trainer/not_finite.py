@@ -136,5 +136,4 @@ def _summary(sentence: str, found: NotFiniteError, rows: Sequence[dict[str, Any]
 
 
 def _json_number(value: Any) -> Any:
-    """Numbers that JSON does not know become texts: "nan", "inf", "-inf"."""
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -143,7 +143,6 @@ def _check_models(config: Config, runs_dir: Path, faults: list[ConfigProblem]) -
 
 
 def _too_large(folder: Path, config: Config) -> list[ConfigProblem]:
-    """The fault of a model that this machine cannot train even with the shortest prompts."""
     shape = shape_of(folder)
     if shape is None or not shape.is_transformer:
         return []
@@ -212,7 +211,6 @@ def _opened(folder: Path, name: str, setting: str) -> tuple[nn.Module, Any, dict
 
 
 def _caught(faults: list[ConfigProblem], check_part: Callable[[], T]) -> T | None:
-    """What `check_part` returns; None where it raises UserError, whose faults are added to `faults`."""
     try:
         return check_part()
     except UserError as mistake:
@@ -232,7 +230,6 @@ def check_model(name: str, setting: str) -> Path:
 
 
 def _check_quantised(folder: Path, config: Config) -> None:
-    """A quantised model cannot be quantised again, and its packed integer weights have no gradient."""
     if not is_quantized_by_mlx(read_object(folder / "config.json", "model")):
         return
     if config.quantization != "none":

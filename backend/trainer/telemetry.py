@@ -110,7 +110,6 @@ def token_texts(tokens: Sequence[int], tokenizer: Any) -> list[str]:
 
 
 def _nine_digits(values: Sequence[float]) -> list[float | None]:
-    """Nine significant digits, which name a float32 exactly; None for what is not finite."""
     return [float(f"{x:.9g}") if math.isfinite(x) else None for x in values]
 
 
@@ -204,7 +203,6 @@ class ResourceUse:
             self._processes = [own]
 
     def _cpu_times(self) -> dict[psutil.Process, float]:
-        """Seconds of CPU, user and system, of each process that still runs."""
         found: dict[psutil.Process, float] = {}
         for process in self._processes:
             try:

@@ -339,7 +339,6 @@ class Trainer:
         self.score.take_evaluation(self.state, metrics, self.config)
 
     def _evaluate(self, split: str, measure: Callable[[Callable[[float], None]], dict[str, float]]) -> dict[str, float]:
-        """Held-out rewards after the last finished step, written to the event log."""
         step, began, metrics = self.state.step, self.clock(), measure(lambda done: self.poll("evaluating", done))
         mx.synchronize()  # raises what has failed on the GPU, before the figures count
         took = {"time/eval": self.clock() - began}
@@ -363,7 +362,6 @@ class Trainer:
             self.saver.write_here(self._snapshot())
 
     def _snapshot(self) -> Snapshot:
-        """The last finished step, with the state of everything that a checkpoint holds."""
         self.event_log.write("phase", phase="saving")
         self.score.close_interval(self.state, self.config, has_evaluations=self.has_evaluations)
         # Read last: both files up to these lengths hold the steps of this checkpoint and nothing of later ones.

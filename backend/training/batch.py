@@ -149,7 +149,6 @@ def token_mask(completion: Completion, mask_truncated: bool) -> list[float]:
 
 
 def _sampling_logps(completion: Completion) -> list[float]:
-    """The policy's log-probabilities, renormalised over the tokens that top-p, top-k and min-p kept."""
     # log(p / kept) = log p − log kept: the distribution that the token was in fact sampled from.
     if not completion.log_kept:
         return completion.logps
@@ -161,16 +160,12 @@ def _ints(x_B: mx.array) -> list[int]:
 
 
 def _width(lengths: Sequence[int]) -> int:
-    """At least 1, so that a batch of empty completions still has a width."""
     return max([1, *lengths])
 
 
 def _padded(rows: Sequence[Sequence[float]], width: int, padding: float, dtype: mx.Dtype) -> mx.array:
     # reshape: without rows mx.array([]) has one axis.
     return mx.array([[*row, *[padding] * (width - len(row))] for row in rows], dtype).reshape(len(rows), width)
-
-
-# ── length metrics ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def completion_metrics(groups: Sequence[Group]) -> dict[str, float]:

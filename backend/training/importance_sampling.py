@@ -89,7 +89,6 @@ def logp_gap(
 
 
 def _min_mean_max(name: str, x: mx.array, counted: mx.array) -> dict[str, mx.array]:
-    """Over what is counted; 0 when nothing is."""
     count = counted.sum()
     low = mx.where(counted, x, mx.inf).min()
     high = mx.where(counted, x, -mx.inf).max()

@@ -119,7 +119,6 @@ class EightBitState(optimizers.Optimizer):
     def _update_span(
         self, number: int, gradient: mx.array, parameter: mx.array, state: dict[str, Any]
     ) -> tuple[mx.array, dict[str, mx.array]]:
-        """(updated parameter, packed states) of the span with this number."""
         plain = {name: unpack(state[name], state[name + SCALE], code) for name, code in self.codes.items()}
         updated = super().apply_single(gradient.astype(mx.float32), parameter, plain)
         packed: dict[str, mx.array] = {}

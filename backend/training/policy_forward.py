@@ -61,11 +61,7 @@ def rows_of_ranks(rows: Sequence[RowLengths], speeds: Sequence[float]) -> list[l
 
 
 def _nearest(places: Sequence[int], before: Sequence[int], goal: float) -> int:
-    """The place with the least distance from `goal` tokens; of two, the first."""
     return min(places, key=lambda i: (abs(before[i] - goal), i))
-
-
-# ── policy forward ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def do_nothing() -> None: ...
@@ -205,7 +201,6 @@ class PolicyForward:
 
 
 def _tokens(rows: SequenceRows, mode: PromptMode) -> int:
-    """Tokens of a micro-batch, padding included, as `plan_micro_batches` counts them."""
     if mode == "per_row":
         return rows.tokens_BL.size
     return rows.completion_BT.size + (rows.prompt_PK.size if mode == "per_micro_batch" else 0)

@@ -51,7 +51,6 @@ def repetition(tokens: Sequence[int]) -> float:
 
 
 def _ids(completion: Completion) -> Sequence[int]:
-    """The tokens that the policy produced."""
     if not completion.mask:
         return completion.tokens
     return [token for token, is_own in zip(completion.tokens, completion.mask, strict=True) if is_own]

@@ -93,10 +93,10 @@ def scored_groups(
         tokens = 0
         for i, batch in enumerate(chosen):
             # A batch as long as the ones before: without any, nobody knows how long completions are.
-            expected = tokens / len(groups) * len(batch) if groups else 0.0
+            expected: float = tokens / len(groups) * len(batch) if groups else 0.0
 
-            def poll_tokens(count: int, i: int = i, expected: float = expected) -> None:
-                poll((i + (min(count / expected, 1.0) if expected else 0.0)) / len(chosen))
+            def poll_tokens(count: int, i: int = i, most: float = expected) -> None:
+                poll((i + (min(count / most, 1.0) if most else 0.0)) / len(chosen))
 
             sampled = rollout.sample(batch, group_size, sampling, seed, i * batch_size, poll_tokens)
             scorer.submit(sampled) if overlap_scoring else score(sampled, wait_on)

@@ -369,7 +369,6 @@ def _text(value: float | None) -> str:
 
 
 def _number(estimate: MeanWithInterval, *, absolute: bool = False) -> str:
-    """“1.2 (95 % interval 1.1 to 1.3)”, or the value alone."""
     value, low, high = estimate.value, estimate.low, estimate.high
     if absolute and value is not None and value < 0:
         value, low, high = -value, None if high is None else -high, None if low is None else -low

@@ -80,8 +80,6 @@ class Recent:
             self.evaluations.append(HeldOut(self.step, reward, self.mean("reward")))
             self.first_evaluation = self.first_evaluation or self.evaluations[0]
 
-    # ── settings ─────────────────────────────────────────────────────────────────────────────────────────────────────
-
     def setting(self, key: str) -> Any:
         """The setting's present value."""
         return self._settings.get(key, SETTINGS[key].default)
@@ -94,8 +92,6 @@ class Recent:
     def updates_per_rollout(self) -> int:
         """Optimizer updates between two rollouts: with a single one the ratio is 1, and nothing can be clipped."""
         return self.setting("num_iterations") * self.setting("steps_per_generation")
-
-    # ── metrics ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def values(self, name: str, count: int = WINDOW) -> list[float]:
         """The metric in the last `count` steps, without the steps that did not measure it; [] while there are fewer
@@ -116,8 +112,6 @@ class Recent:
     def rewards(self) -> list[str]:
         """Names of the reward functions of the newest step."""
         return [name.split("/")[1] for name in self.steps[-1] if name.startswith("rewards/") and name.endswith("/mean")]
-
-    # ── how the run goes ─────────────────────────────────────────────────────────────────────────────────────────────
 
     @property
     def has_improved(self) -> bool:

@@ -1,6 +1,8 @@
-"""All rules, in the order in which their findings are shown: the worst and the most basic first. To add one, write
-it in a module of its kind and it is here, in the event log, on the Monitor page, in `doctor` and, once tested, in
-docs/health.md.
+"""The health rules: one function each. Their titles, thresholds and texts are in resources/health_rules.yaml, in the order in which
+findings are shown: the worst and the most basic first.
+
+To add one, write a function with `@rule()` and an entry under its name; it appears in the event log, on the Monitor page, in `doctor` and,
+once tested, in docs/health.md.
 """
 
 from __future__ import annotations
@@ -11,9 +13,12 @@ from itertools import pairwise
 from statistics import fmean
 from typing import Any, Literal
 
+import yaml
+
 from backend.config.first_choices import SYSTEM_PROMPT
 from backend.distributed.hosts_file import MOST_HOSTS
 from backend.trainer.health.recent import LONG, WINDOW, MeanChange, Metrics, Recent, known, label_of
+from backend.utils.places import resources
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +48,6 @@ class Finding:
         always = ("code", "sentence", "advice", "level")
         return {key: value for key, value in asdict(self).items() if key in always or value not in ("", None, {})}
 
-
-# ── rule ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-# The form of a rule: its threshold with the reason for it, and the function that looks at a run.
 
 Level = Literal["error", "warning", "info"]
 
@@ -113,9 +114,20 @@ class Rule:
         )
 
 
-# ── reward rules ─────────────────────────────────────────────────────────────────────────────────────────────────────
+_LOOKS: dict[str, tuple[Look, int]] = {}
 
 
+def rule(needs: int = WINDOW) -> Callable[[Look], Look]:
+    """Make a function the rule of its name; it runs from `needs` steps on."""
+
+    def register(look: Look) -> Look:
+        _LOOKS[look.__name__] = look, needs
+        return look
+
+    return register
+
+
+@rule()
 def never_scores(recent: Recent, threshold: float) -> Sign | None:
     if len(recent.steps) < WINDOW:
         return None
@@ -145,6 +157,7 @@ def never_scores(recent: Recent, threshold: float) -> Sign | None:
     )
 
 
+@rule()
 def no_signal(recent: Recent, threshold: float) -> Sign | None:
     share = recent.mean("frac_groups_without_signal")
     if share is None or share < threshold or recent.has_converged:
@@ -159,6 +172,7 @@ def no_signal(recent: Recent, threshold: float) -> Sign | None:
     )
 
 
+@rule()
 def reward_fell(recent: Recent, threshold: float) -> Sign | None:
     weights_vary = recent.setting("stages") or recent.setting("reward_weight_schedule") != "constant"
     if weights_vary or "reward_weights" in recent.changed:  # rewards of other weights cannot be compared
@@ -188,6 +202,7 @@ def _falls(recent: Recent) -> Iterator[tuple[str, float, float]]:
         yield "“Held-out reward”", first.reward, max(evaluation.reward for evaluation in newest)
 
 
+@rule(needs=2 * WINDOW)
 def hacking(recent: Recent, threshold: float) -> Sign | None:
     return _against_held_out(recent, threshold) or _against_another_function(recent, threshold)
 
@@ -249,6 +264,7 @@ def _change(name: str, before: Sequence[Metrics], recent: Recent) -> MeanChange 
     return MeanChange.between(known(before, metric), recent.values(metric))
 
 
+@rule(needs=LONG)
 def flat(recent: Recent, threshold: float) -> Sign | None:
     rewards = recent.values("reward", LONG)
     if len(rewards) < LONG:
@@ -267,99 +283,6 @@ def flat(recent: Recent, threshold: float) -> Sign | None:
     )
 
 
-REWARD_RULES = (
-    Rule(
-        "never_scores",
-        "A reward function never scores",
-        "Rewards per function",
-        "rewards/*/mean",
-        Threshold(
-            0.0,
-            f"a function gave exactly this to every completion of the last {WINDOW} to {LONG} steps",
-            "SPEC: tags the model never writes",
-        ),
-        "Read some completions: the model may never write what the function looks for, or a column may be the "
-        "wrong one.",
-        never_scores,
-        "reward_functions",
-    ),
-    Rule(
-        "no_signal",
-        "No groups with signal",
-        "Groups without signal",
-        "frac_groups_without_signal",
-        Threshold(
-            0.95,
-            f"the mean over {WINDOW} steps of the share of groups whose completions all got the same reward is "
-            "at least this, "
-            "and the reward has not risen to nearly the same for all",
-            "ours: of 20 groups one teaches; trl#5640, verl#5228 on groups of no variance",
-        ),
-        "Take a larger group, a higher Temp, rewards with partial credit, or other prompts; or stop, if the "
-        "reward is full.",
-        no_signal,
-        "group_size",
-    ),
-    Rule(
-        "reward_fell",
-        "Worse than at the start",
-        "Reward",
-        "reward",
-        Threshold(
-            0.5,
-            f"the mean reward of the last {WINDOW} steps is below that of the first {WINDOW}, by four standard "
-            "errors and by more "
-            "than this many standard deviations of the first completions' rewards; or the last two held-out "
-            "rewards are below the "
-            "first by as much; not where reward weights vary",
-            "ours: half a standard deviation, a medium effect by Cohen's convention",
-        ),
-        "Stop, and go on from an early checkpoint with a lower learning rate; a Beta (KL weight) above 0 keeps "
-        "the policy near its start.",
-        reward_fell,
-        "learning_rate",
-    ),
-    Rule(
-        "hacking",
-        "One reward at the cost of another",
-        "Rewards per function",
-        "rewards/*/mean",
-        Threshold(
-            0.2,
-            "a function's mean, or the held-out reward, has fallen by more than this part of what it was, "
-            "while another "
-            f"function, or the training reward, has risen; means of {WINDOW} steps that differ by four standard errors",
-            "ours; that proxies rise while the goal falls: arXiv:2210.10760",
-        ),
-        "The run may have found a way to score that was not meant. Read some completions; lower the weight of "
-        "the reward that rises.",
-        hacking,
-        "reward_weights",
-        needs=2 * WINDOW,
-    ),
-    Rule(
-        "flat",
-        "Flat reward",
-        "Reward",
-        "reward",
-        Threshold(
-            1.0,
-            f"the mean rewards of the older and newer half of {LONG} steps differ by at most this many "
-            "standard errors, and the "
-            "reward has not risen before to nearly the same for all",
-            "ours: one standard error, which chance exceeds in a third of the cases",
-        ),
-        "Score some completions by hand first: rewards may be too harsh or the prompts too hard. Then a higher "
-        "learning rate.",
-        flat,
-        "learning_rate",
-        needs=LONG,
-    ),
-)
-
-
-# Rules about the updates: too large, too small, none at all, not a number.
-
 SUDDEN = 3
 """Steps that all must lie beyond the limit of an explosion: the KL estimate has single outliers."""
 SETTLED = 30
@@ -371,9 +294,10 @@ MUST_WIDEN = 0.1
 """An epsilon below it is widened before the learning rate is blamed for clipping."""
 
 
+@rule()
 def drifting(recent: Recent, threshold: float) -> Sign | None:
     kl = recent.median("kl")
-    if kl is None or kl <= threshold or _has_exploded(recent, KL_EXPLODING.threshold.value):
+    if kl is None or kl <= threshold or _has_exploded(recent, RULES["kl_exploding"].threshold.value):
         return None
     return Sign(
         kl,
@@ -384,6 +308,7 @@ def drifting(recent: Recent, threshold: float) -> Sign | None:
     )
 
 
+@rule(needs=SUDDEN)
 def kl_exploding(recent: Recent, threshold: float) -> Sign | None:
     if not _has_exploded(recent, threshold):
         return None
@@ -402,6 +327,7 @@ def _has_exploded(recent: Recent, limit: float) -> bool:
     return len(values) == SUDDEN and min(values) > limit
 
 
+@rule()
 def moving_fast(recent: Recent, threshold: float) -> Sign | None:
     clipped, epsilon = recent.mean("clip_ratio_total"), recent.setting("epsilon")
     if clipped is None or clipped <= threshold:
@@ -416,6 +342,7 @@ def moving_fast(recent: Recent, threshold: float) -> Sign | None:
     )
 
 
+@rule(needs=LONG)
 def never_clips(recent: Recent, threshold: float) -> Sign | None:
     clipped, updates = recent.values("clip_ratio_total", LONG), recent.updates_per_rollout
     if updates < 2 or len(clipped) < LONG or sum(clipped) >= threshold * LONG or recent.has_improved:
@@ -430,6 +357,7 @@ def never_clips(recent: Recent, threshold: float) -> Sign | None:
     )
 
 
+@rule(needs=SETTLED)
 def too_slow(recent: Recent, threshold: float) -> Sign | None:
     kl, rates = recent.median("kl", SETTLED), recent.values("learning_rate", SETTLED)
     rate = recent.setting("learning_rate")
@@ -446,6 +374,7 @@ def too_slow(recent: Recent, threshold: float) -> Sign | None:
     )
 
 
+@rule()
 def gradient_zero(recent: Recent, threshold: float) -> Sign | None:
     norms, silent = recent.values("grad_norm"), recent.mean("frac_groups_without_signal")
     # Without a reward that differs there is no gradient either; that is another rule's finding.
@@ -464,6 +393,7 @@ def gradient_zero(recent: Recent, threshold: float) -> Sign | None:
     )
 
 
+@rule(needs=1)
 def not_a_number(recent: Recent, threshold: float) -> Sign | None:
     if not recent.steps:
         return None
@@ -482,6 +412,7 @@ def not_a_number(recent: Recent, threshold: float) -> Sign | None:
     )
 
 
+@rule()
 def sampler_differs(recent: Recent, threshold: float) -> Sign | None:
     """Measured before top-p, top-k and min-p, so filters do not count: only the rounding of the type that the model
     computes in."""
@@ -497,143 +428,7 @@ def sampler_differs(recent: Recent, threshold: float) -> Sign | None:
     )
 
 
-KL_EXPLODING = Rule(
-    "kl_exploding",
-    "KL exploding",
-    "KL from the reference",
-    "kl",
-    Threshold(
-        5.0,
-        f"the KL of each of the last {SUDDEN} steps is above this, in nats a token",
-        "ours: ten times the limit of drifting, and more than the entropy of most models' next token",
-    ),
-    "Stop, and go back to an earlier checkpoint with a tenth of the learning rate.",
-    kl_exploding,
-    "learning_rate",
-    level="error",
-    needs=SUDDEN,
-)
-
-LEARNING_RULES = (
-    Rule(
-        "drifting",
-        "Drifting from the reference",
-        "KL from the reference",
-        "kl",
-        Threshold(
-            0.5,
-            f"the median KL of {WINDOW} steps is above this, in nats a token",
-            "SPEC, after the guides to GRPO with TRL",
-        ),
-        "Lower the learning rate, or raise Beta (KL weight).",
-        drifting,
-        "learning_rate",
-    ),
-    KL_EXPLODING,
-    Rule(
-        "moving_fast",
-        "Clipped too often",
-        "Clip ratios",
-        "clip_ratio_total",
-        Threshold(
-            0.2,
-            f"the mean over {WINDOW} steps of the share of clipped tokens is above this",
-            "SPEC: 0.05 to 0.2 is healthy",
-        ),
-        "Lower the learning rate, widen Epsilon, or make fewer updates per rollout.",
-        moving_fast,
-        "learning_rate",
-    ),
-    Rule(
-        "never_clips",
-        "Clipped never or too seldom",
-        "Clip ratios",
-        "clip_ratio_total",
-        Threshold(
-            0.05,
-            f"with two or more updates per rollout the mean share of clipped tokens over {LONG} steps is below "
-            "this, and the "
-            "reward has not risen",
-            "MLX LoRA Studio's guide: 0.05 to 0.2 is healthy, below it the signal is too weak",
-        ),
-        "Raise the learning rate, or make rewards that tell the completions of a group apart. Else one update "
-        "per rollout saves time.",
-        never_clips,
-        "learning_rate",
-        level="info",
-        needs=LONG,
-    ),
-    Rule(
-        "too_slow",
-        "Learning rate too low to matter",
-        "KL from the reference",
-        "kl",
-        Threshold(
-            1e-5,
-            f"after {SETTLED} steps at half the learning rate or more the median KL is below this, in nats a "
-            "token, and the "
-            "reward has not risen",
-            "ours: a change of 0.4 % in a token's probability, less than rounding to 16 bits; trl#2872, X-R1#66",
-        ),
-        "Raise the learning rate. Adapters want roughly ten times what a full fine-tune wants.",
-        too_slow,
-        "learning_rate",
-        needs=SETTLED,
-    ),
-    Rule(
-        "gradient_zero",
-        "Zero gradient",
-        "Gradient norm",
-        "grad_norm",
-        Threshold(
-            1e-9,
-            f"the gradient norm was not above this in {WINDOW} steps, while most groups have a signal",
-            "ours: below what float32 adds to a weight",
-        ),
-        "Look for completions that are all masked, an adapter whose Scale is 0, or reward weights that cancel out.",
-        gradient_zero,
-        "mask_truncated_completions",
-        level="error",
-    ),
-    Rule(
-        "not_a_number",
-        "Not a number",
-        "Loss",
-        "loss",
-        Threshold(
-            0.0,
-            "the loss, gradient norm, KL or entropy of the newest step is not a number, where it was one before",
-            "open-r1#704, Search-R1#88; a gradient that is not a number ends the run before it is applied",
-        ),
-        "Stop, and go back to an earlier checkpoint with a lower learning rate.",
-        not_a_number,
-        "learning_rate",
-        level="error",
-        needs=1,
-    ),
-    Rule(
-        "sampler_differs",
-        "Sampler and learner apart",
-        "Sampler and learner",
-        "sampling/logp_gap/mean",
-        Threshold(
-            0.05,
-            f"the mean gap over {WINDOW} steps between a token's log-probability in sampling and in learning "
-            "is above this, in nats",
-            "measured: float32 stays below 1e-6, 16 bits about 0.01",
-        ),
-        "Set Precision to float16 or float32, and leave Sampling correction on Automatic.",
-        sampler_differs,
-        "dtype",
-    ),
-)
-
-
-# ── completion rules ─────────────────────────────────────────────────────────────────────────────────────────────────
-
-# Rules about what the model writes: alike, repeating, cut off, of very different lengths.
-
-
+@rule()
 def identical(recent: Recent, threshold: float) -> Sign | None:
     distinct, size = recent.mean("completions/distinct_fraction"), recent.setting("group_size")
     if distinct is None or size < 2 or recent.has_converged:
@@ -652,6 +447,7 @@ def identical(recent: Recent, threshold: float) -> Sign | None:
     )
 
 
+@rule()
 def mode_collapse(recent: Recent, threshold: float) -> Sign | None:
     names = "completions/distinct_2", "completions/mean_length"
     now, length = (recent.mean(name) for name in names)
@@ -680,6 +476,7 @@ def _more_variety(recent: Recent) -> dict[str, float]:
     return {"temperature": 1.0} if recent.setting("temperature") < 0.8 else {}
 
 
+@rule()
 def entropy_collapse(recent: Recent, threshold: float) -> Sign | None:
     entropy, at_first = recent.mean("entropy"), known(recent.first, "entropy")
     if entropy is None or not at_first or recent.has_converged:
@@ -698,6 +495,7 @@ def entropy_collapse(recent: Recent, threshold: float) -> Sign | None:
     )
 
 
+@rule()
 def repetition(recent: Recent, threshold: float) -> Sign | None:
     share = recent.mean("completions/repetition")
     if share is None or share <= threshold:
@@ -711,6 +509,7 @@ def repetition(recent: Recent, threshold: float) -> Sign | None:
     )
 
 
+@rule()
 def cut_off(recent: Recent, threshold: float) -> Sign | None:
     share, length = recent.mean("hit_max_tokens_ratio"), recent.setting("max_completion_length")
     if share is None or share <= threshold:
@@ -720,7 +519,7 @@ def cut_off(recent: Recent, threshold: float) -> Sign | None:
         "too many answers are never "
         f"finished): these completions reached {length:,} tokens."
     )
-    if (recent.mean("completions/repetition") or 0.0) > REPEATING:
+    if (recent.mean("completions/repetition") or 0.0) > RULES["repetition"].threshold.value:
         shorter = max(SHORTEST, length // 2)
         return Sign(
             share, sentence, {"max_completion_length": shorter} if shorter < length else {}, advice=ROOM_IS_WASTED
@@ -728,8 +527,6 @@ def cut_off(recent: Recent, threshold: float) -> Sign | None:
     return Sign(share, sentence, {"max_completion_length": length * 2})
 
 
-REPEATING = 0.3
-"""Share of repeated 8-grams above which more room would be filled with more of the same."""
 SHORTEST = 16
 """Tokens: no shorter completions are proposed."""
 ROOM_IS_WASTED = (
@@ -738,6 +535,7 @@ ROOM_IS_WASTED = (
 )
 
 
+@rule()
 def straggler(recent: Recent, threshold: float) -> Sign | None:
     longest, mean = recent.mean("completions/max_length"), recent.mean("completions/mean_length")
     sampling, step = recent.mean("time/rollout"), recent.mean("time/step")
@@ -759,120 +557,12 @@ def straggler(recent: Recent, threshold: float) -> Sign | None:
 SAMPLING_SHARE = 0.5
 """Share of the step's time that sampling must take before its longest completion matters."""
 
-COMPLETION_RULES = (
-    Rule(
-        "identical",
-        "Identical completions",
-        "Diversity of groups",
-        "completions/distinct_fraction",
-        Threshold(
-            0.05,
-            f"the mean over {WINDOW} steps of the distinct completions of a group, beyond the first, is at "
-            "most this share "
-            "of the group, and the reward has not risen to nearly the same for all",
-            "ours: with 20 other completions in a group, one that differs; the demo starts at 0.2, and ends at "
-            "0 once it has learned",
-        ),
-        "Raise Temp towards 1, and let Top P and Top K through more tokens.",
-        identical,
-        "temperature",
-    ),
-    Rule(
-        "mode_collapse",
-        "Mode collapse",
-        "Distinct words",
-        "completions/distinct_2",
-        Threshold(
-            0.5,
-            f"over {WINDOW} steps the different pairs of tokens of a group, as a share of its tokens and as a "
-            "number, are at most this part of "
-            f"what they were in the run's first {WINDOW} steps, and the reward has not risen to nearly the "
-            "same for all",
-            "ours; distinct-n: arXiv:1510.03055. A healthy run of the demo keeps 0.6 and more, one that "
-            "collapses comes to 0.4",
-        ),
-        "Go on from an earlier checkpoint with a lower learning rate, a KL weight or an entropy bonus; raise "
-        "Temp towards 1.",
-        mode_collapse,
-        "learning_rate",
-    ),
-    Rule(
-        "entropy_collapse",
-        "Entropy collapse",
-        "Entropy",
-        "entropy",
-        Threshold(
-            0.2,
-            f"the mean entropy of {WINDOW} steps is at most this part of that of the run's first {WINDOW} "
-            "steps, and the reward "
-            "has not risen to nearly the same for all",
-            "ours; that reward is bought with entropy and stalls once it is spent: arXiv:2505.22617",
-        ),
-        "Lower the learning rate, raise Epsilon high above Epsilon, or give Beta (KL weight) or the entropy "
-        "bonus a value.",
-        entropy_collapse,
-        "learning_rate",
-    ),
-    Rule(
-        "repetition",
-        "Repetition",
-        "Diversity of groups",
-        "completions/repetition",
-        Threshold(
-            REPEATING,
-            f"the mean over {WINDOW} steps of the share of 8-grams of tokens that stood in the completion "
-            "before is above this",
-            "ours: a text whose second half repeats the first has 0.5, the healthy recordings stay below 0.02",
-        ),
-        "Read some completions. Lower the learning rate or raise Beta (KL weight); take back a reward that "
-        "pays for repeating.",
-        repetition,
-        "reward_functions",
-    ),
-    Rule(
-        "cut_off",
-        "Cut off at the limit",
-        "Cut off at the limit",
-        "hit_max_tokens_ratio",
-        Threshold(
-            0.3,
-            f"the mean over {WINDOW} steps of the share of completions that reached the limit is above this",
-            "users' reports: at 0.97 nothing was learned (trl#5697), below 0.3 runs did well",
-        ),
-        "Read some. Answers that are on their way to an end need more room: raise Completion. Where they go on "
-        "without ever giving an answer, "
-        "lower it, and strengthen a reward for the right form.",
-        cut_off,
-        "max_completion_length",
-    ),
-    Rule(
-        "straggler",
-        "One long completion holds the step",
-        "Completion length",
-        "completions/max_length",
-        Threshold(
-            4.0,
-            f"over {WINDOW} steps the longest completion has on average this many times the mean length, and "
-            "sampling takes at "
-            f"least {SAMPLING_SHARE:.0%} of the step",
-            "ours: from here on three quarters of the sampling steps serve fewer than all completions",
-        ),
-        "Lower Completion to a few times the mean length, or reward shorter answers.",
-        straggler,
-        "max_completion_length",
-        level="info",
-    ),
-)
-
-
-# ── resource rules ───────────────────────────────────────────────────────────────────────────────────────────────────
-
-# Rules about what a run uses up: memory, and its data.
 
 EXPLAINED = 1.1
 """Growth of the longest completion beyond which memory may well have grown with it."""
 
 
+@rule(needs=LONG)
 def memory_creeping(recent: Recent, threshold: float) -> Sign | None:
     peaks, at_first = recent.values("peak_memory_gb", LONG), known(recent.first, "peak_memory_gb")
     if len(peaks) < LONG or not at_first:
@@ -901,6 +591,7 @@ def _grew_with_completions(recent: Recent) -> bool:
     return bool(before and now) and fmean(now) > EXPLAINED * fmean(before)
 
 
+@rule()
 def seen_often(recent: Recent, threshold: float) -> Sign | None:
     values = recent.values("epoch")
     if not values or values[-1] < threshold:
@@ -920,6 +611,7 @@ def seen_often(recent: Recent, threshold: float) -> Sign | None:
     )
 
 
+@rule()
 def machines_wait(recent: Recent, threshold: float) -> Sign | None:
     share = recent.mean("waiting_share")
     if share is None or share <= threshold:
@@ -937,65 +629,20 @@ def machines_wait(recent: Recent, threshold: float) -> Sign | None:
     )
 
 
-RESOURCE_RULES = (
-    Rule(
-        "memory_creeping",
-        "Memory creeping up",
-        "Memory",
-        "peak_memory_gb",
-        Threshold(
-            1.25,
-            f"the mean peak of {WINDOW} steps is more than this many times that of the run's first {WINDOW}, "
-            "it rose from each third "
-            f"of the last {LONG} steps to the next, and the longest completion did not grow by more than 10 %",
-            "ours: peaks of a sound run vary with the longest completion, by a few per cent",
-        ),
-        "Look for a reward function that keeps what it was given. Save, stop and resume: a new process starts "
-        "with none of it.",
-        memory_creeping,
-        "reward_functions_file",
-        needs=LONG,
-    ),
-    Rule(
-        "seen_often",
-        "Data seen too often",
-        "Other",
-        "epoch",
-        Threshold(
-            10.0,
-            "the passes over the dataset are at least this many, and the newest two evaluations are not the "
-            "best of the last eight",
-            "ours; few prompts do teach for many passes as long as held-out reward rises: arXiv:2504.20571",
-        ),
-        "Take more prompts, or stop at the best checkpoint.",
-        seen_often,
-        "data",
-        level="info",
-    ),
-    Rule(
-        "machines_wait",
-        "Machines waiting for each other",
-        "Waiting",
-        "waiting_share",
-        Threshold(
-            0.25,
-            f"the mean over {WINDOW} steps of the share of a step that the ranks spend waiting for each other "
-            "is above this",
-            "ours: a rank with half the speed and as much work would cost as much; work that is shared out in "
-            "small rounds costs below 0.1",
-        ),
-        "Take more prompts a step, so that there is work to share out. If one machine is many times slower, "
-        "leave it out; if the sums take "
-        "the time, use a cable.",
-        machines_wait,
-        "hosts",
-    ),
-)
+def _read_rules() -> dict[str, Rule]:
+    """Code → rule, from resources/health_rules.yaml."""
+    numbers = {"WINDOW": WINDOW, "LONG": LONG, "SUDDEN": SUDDEN, "SETTLED": SETTLED, "SAMPLING_SHARE": SAMPLING_SHARE}
+    rules: dict[str, Rule] = {}
+    for code, texts in yaml.safe_load((resources() / "health_rules.yaml").read_text(encoding="utf-8")).items():
+        threshold = Threshold(
+            float(texts.pop("threshold")), texts.pop("when").format(**numbers), texts.pop("source").format(**numbers)
+        )
+        look, needs = _LOOKS[code]
+        rules[code] = Rule(code, threshold=threshold, look=look, needs=needs, **texts)
+    return rules
 
 
-# ── rules ────────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-RULES = {rule.code: rule for rule in (*REWARD_RULES, *COMPLETION_RULES, *LEARNING_RULES, *RESOURCE_RULES)}
+RULES = _read_rules()
 """Code → rule."""
 
 

@@ -108,8 +108,6 @@ def title_of(code: str) -> str:
     return rule.title if rule else code.replace("_", " ").capitalize()
 
 
-# ── episodes ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-
 # Findings with the steps from which and until which they held: of a whole event log by the rules of today, or as the
 # event log reports them.
 
@@ -202,8 +200,6 @@ def _episode(fields: Mapping[str, Any], until: int | None) -> Episode:
         settings,
     )
 
-
-# ── examination ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 # A whole run looked at by every rule: what was found, between which steps, and what could not be looked at.
 

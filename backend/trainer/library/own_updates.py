@@ -128,7 +128,6 @@ def described(optimizer: Optimizer) -> str:
 
 
 def _constants(optimizer: Optimizer) -> dict[str, str]:
-    """What an optimizer has beside its state, as text that changes with it."""
     return {
         f"{type(each).__name__}.{name}": repr(value)
         for each in (optimizer, *_leaves(optimizer))

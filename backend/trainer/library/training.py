@@ -330,7 +330,6 @@ def _new_folder(raw: Mapping[str, Any], runs_dir: str | os.PathLike[str] | None)
 
 
 def _prepare_engine(settings: Config) -> None:
-    """What must happen before mlx is imported."""
     relax_gpu_timeout(settings)
     from backend.engine.cpu import blas
     from backend.models import transformers_scan

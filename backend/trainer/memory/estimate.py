@@ -61,8 +61,6 @@ def _part(linear: Linear, machines: int) -> Linear:
     return replace(linear, **part)
 
 
-# ── estimate ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-
 GB = 1_000_000_000
 TB = 1000 * GB
 
@@ -284,9 +282,6 @@ def _reductions(first: MemoryPlan, chosen: MemoryPlan, memory: MemoryModel) -> I
         yield f"working logits out for {chosen.chunk} tokens at a time"
 
 
-# ── what to change ───────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def _advice(config: Config, shape: ModelShape, machine: int, prompt: int | None, gpu: bool) -> str:
     """The first change of settings that makes the run fit; else the change that saves most, and a smaller model."""
     # `_fit`, not `estimate`, which would ask for advice on the advice.
@@ -360,8 +355,6 @@ def format_bytes(size: float) -> str:
         return f"{size / GB:.1f} GB"
     return f"{size / 1e6:.0f} MB" if size >= 1e7 else f"{size / 1e6:.1f} MB"
 
-
-# ── worst stage ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 # The memory of a run with stages: that of the stage that needs most, for which the whole run is planned.
 

@@ -197,9 +197,6 @@ class _Contents:
     has_qk_norm: bool
 
 
-# ── from the files ───────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def _headers(folder: Path) -> Iterator[tuple[str, tuple[str, tuple[int, ...]]]]:
     """Name, type and shape of every array in the folder's safetensors; broken files are left out."""
     for file in sorted(folder.glob("model*.safetensors")):
@@ -270,9 +267,6 @@ def _size(kind: str, shape: tuple[int, ...]) -> int:
     return size
 
 
-# ── from config.json alone ───────────────────────────────────────────────────────────────────────────────────────────
-
-
 def _from_config(
     text: Mapping[str, Any],
     kinds: tuple[LayerKind, ...],
@@ -281,7 +275,6 @@ def _from_config(
     packed: Mapping[str, Any],
     tied: bool,
 ) -> _Contents:
-    """The layers that `layer_matrices` describes, and the embeddings."""
     bytes_per_number = _packed_width(packed, width)
     layers = tuple(
         tuple(_linear_from_config(*matrix, bytes_per_number) for matrix in matrices)
@@ -342,9 +335,6 @@ def number(text: Mapping[str, Any], *names: str) -> int:
     return next((value for value in values if type(value) is int and 0 <= value < LARGEST), 0)
 
 
-# ── kinds ────────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def layer_kinds(text: Mapping[str, Any], count: int) -> tuple[LayerKind, ...]:
     """The kind of each of `count` layers of the language model with the settings `text`."""
     types, window = text.get("layer_types"), text.get("sliding_window") and text.get("use_sliding_window", True)
@@ -375,9 +365,6 @@ def layers_with_keys(text: Mapping[str, Any], kinds: tuple[LayerKind, ...]) -> i
     """How many layers, counted from the first, may have keys and values of their own; later ones use those of
     earlier ones."""
     return len(kinds) - number(text, "num_kv_shared_layers")
-
-
-# ── matrices ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def layer_matrices(text: Mapping[str, Any], kinds: tuple[LayerKind, ...]) -> list[list[Matrix]]:

@@ -131,8 +131,6 @@ class MemoryModel:
         self.kinds = shape.kinds[count - trainable_layers :]
         """The trainable layers, which are the last. Earlier layers save nothing for the backward pass."""
 
-    # ── persistent from step to step ────────────────────────────────────────────────────────────────────────────────
-
     def persistent(self) -> list[Allocation]:
         """Weights, adapters, optimizer state, and the reference policy where it has arrays of its own."""
         weights = self.weights()
@@ -251,8 +249,6 @@ class MemoryModel:
             + self._optimizer()
         )
 
-    # ── sampling ─────────────────────────────────────────────────────────────────────────────────────────────────────
-
     def rollout(self, plan: MemoryPlan) -> Phase:
         """The peak of sampling: prefill, copying the prompts' cache into rows, or the last tokens of the longest
         rows."""
@@ -353,8 +349,6 @@ def _rounded(n: int, multiple: int) -> int:
     return -(-n // multiple) * multiple
 
 
-# ── chat memory ──────────────────────────────────────────────────────────────────────────────────────────────────────
-
 # The memory that a chat with a run or a model takes, from file headers: base, what was trained, and keys and values
 # of a conversation.
 
@@ -439,8 +433,6 @@ class BackwardMemory:
         """Gradients before and after clipping, and about a third of the new weights before the old ones are freed."""
         return round(2.3 * self.memory.trainable())
 
-    # ── micro-batches ────────────────────────────────────────────────────────────────────────────────────────────────
-
     def micro_batches(self, token_budget: int) -> Counter[ForwardPass]:
         """The micro-batches of a step whose rows all have full length, each with its number, as
         `backend.training.microbatch` forms them: group after group; a row larger than the budget is a micro-batch of
@@ -480,7 +472,6 @@ class BackwardMemory:
         return max(1, fits)
 
     def _budgeted(self, offset: int, rows: int) -> int:
-        """Tokens that rows count against the budget."""
         prompts = 0 if self.may_share_prefixes else self._prompts_of(offset, rows) if self.shares_prompts else rows
         return rows * self.completion + prompts * self.prompt
 
@@ -497,8 +488,6 @@ class BackwardMemory:
         """Keys and values of all prompts and the gradients dL/dK, dL/dV in them, and both again while a micro-batch
         adds to the gradients."""
         return 4 * self.memory.cache(self.prompts, self.prompt)
-
-    # ── one forward and backward pass ────────────────────────────────────────────────────────────────────────────────
 
     def _peak(self, batch: ForwardPass, plan: MemoryPlan) -> tuple[int, int]:
         """(activations, logits) at the peak: what all layers save, and the temporaries of the output layer or of one

@@ -122,7 +122,6 @@ class _Following:
             self._last_sign = time.monotonic()
 
     def _flush(self) -> None:
-        """A full disk is tried again at the next turn, and reported once."""
         self._last_sign = time.monotonic()
         try:
             self._tracker.flush(self._sent)

@@ -74,7 +74,6 @@ class TensorBoardFiles:
 
 
 def _markdown(record: StepRecord) -> str:
-    """The first completions of a step as a table in Markdown."""
     header, rows = records.table(record.groups)
     return "\n".join(["|".join(map(_cell, line)) for line in (header, ["---"] * len(header), *rows[:ROWS])])
 
@@ -251,7 +250,6 @@ class WandbRun:
 
 
 def _was_synced(files: Path) -> bool:
-    """Whether `wandb sync` has sent any of these files, or they were written online."""
     with contextlib.suppress(OSError):
         return any(path.suffix == ".synced" or _ONLINE.match(path.name) for path in files.rglob("*"))
     return False
