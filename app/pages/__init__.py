@@ -20,8 +20,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PageEntry:
-    """One page. `where` is "module:class" of a QWidget built as `Class(session, parent)`; `icon` a file of resources/icons;
-    `widest` the largest useful width in pixels: a wider window centres the page, as longer lines are harder to read."""
+    """One page. `where` is "module:class" of a widget built as `Class(session, parent)`, `icon` a file of resources/icons.
+
+    A window wider than `widest` pixels centres the page, as longer lines are harder to read.
+    """
 
     key: str
     title: str
@@ -31,7 +33,7 @@ class PageEntry:
     widest: int
 
     def load(self) -> Callable[[Session, QWidget | None], QWidget]:
-        """Import the page's module; returns the page's class."""
+        """Import the page's class."""
         module, name = self.where.split(":")
         return getattr(importlib.import_module(module), name)
 
@@ -56,8 +58,10 @@ PAGES: tuple[PageEntry, ...] = (
 
 
 def read_ahead() -> threading.Thread:
-    """Import every page in a thread, and with them numpy and pyqtgraph: half a second that the first click on Monitor would
-    wait for. No QObject is made in the thread, and none may be destroyed in it."""
+    """Import every page in a thread, so that the first click on one does not wait half a second for pyqtgraph.
+
+    No QObject is made in the thread, and none may be destroyed in it.
+    """
     thread = threading.Thread(target=_read, name="read ahead", daemon=True)
     thread.start()
     return thread

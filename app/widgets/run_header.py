@@ -95,12 +95,7 @@ class ElidedTitle(ElidedLabel):
 
 
 class RunHeader(QWidget):
-    """A title line, and for a live run a progress bar with a line of captions.
-
-    Attributes:
-        tools – a layout at the right of the title line for the page's own controls.
-        doing – the step and the phase in words.
-    """
+    """A title line, and for a live run a progress bar with a line of captions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -129,7 +124,7 @@ class RunHeader(QWidget):
     def show_progress(
         self, step: int, total: int | None, doing: str = "", share: float | None = None, figures: str = ""
     ) -> None:
-        """Show the step and the phase (`doing`), with the share of it that is done, 0 to 1, and its amounts and rates."""
+        """Show the step and the phase (`doing`) with the share of it that is done, 0 to 1, and its figures."""
         # Otherwise setValue paints at once, and with the bar everything else that is due in the window.
         self._bar.setUpdatesEnabled(False)
         self._bar.setValue(round(_BAR_STEPS * min(1.0, step / total)) if total else 0)
@@ -176,7 +171,7 @@ class BeforeAfter:
 
 
 class ResultCard(QFrame):
-    """A card with a title, figures before → after, a sentence, advice and buttons; its left edge has a role's colour."""
+    """A card with a title, figures before → after, a sentence, advice and buttons."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -231,7 +226,6 @@ class ResultCard(QFrame):
         self._box.setSpacing(12 if narrow else theme.SPACE * 3)
 
     def buttons(self) -> list[QPushButton]:
-        """The action buttons, from the left."""
         items = [self._buttons.itemAt(i) for i in range(self._buttons.count())]
         return [widget for item in items if item and isinstance(widget := item.widget(), QPushButton)]
 

@@ -11,8 +11,8 @@ from app import theme
 from app.widgets.basic.controls import ElidedLabel
 from app.widgets.basic.labels import button, label, plain_tip
 from app.widgets.basic.number_format import finite
-from app.widgets.completions.completion_detail import CompletionPane
-from app.widgets.completions.completion_model import one_line
+from app.widgets.completion_detail import CompletionPane
+from app.widgets.completion_table import one_line
 
 TITLES = {"base": "Base", "tuned": "Tuned", "model": "Model"}
 

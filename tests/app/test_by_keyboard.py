@@ -19,8 +19,8 @@ from app.pages import PAGES
 from app.pages.help.guide_page import GuideView
 from app.pages.monitor.steering import SteeringPanel
 from app.pages.runs.clone_dialog import CloneDialog
-from app.pages.runs.column_dialog import ColumnDialog
-from app.pages.runs.free_space_dialog import FreeSpaceDialog
+from app.pages.runs.run_actions import FreeSpaceDialog
+from app.pages.runs.run_table import ColumnDialog
 from app.pages.train.picker import Picker
 from app.state.prefs import Prefs
 from app.state.processes import VerbProcess

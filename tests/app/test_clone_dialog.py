@@ -82,7 +82,7 @@ def test_every_checkpoint_is_offered_with_its_reward(dialog: CloneDialog) -> Non
     texts = [dialog.step.itemText(i) for i in range(dialog.step.count())]
     assert texts == ["Step 30, reward 1.00, the newest", "Step 20, reward 2.00, the best", "Step 10, reward 0.500"]
     assert dialog.name.placeholderText() == "sums-from-30" and dialog.create_button.isEnabled()
-    assert dialog.differs.text().startswith("Nothing differs")
+    assert dialog.differs.text().startswith("Nothing changes")
 
 
 def test_a_setting_is_compared_with_its_value_at_the_chosen_step(dialog: CloneDialog) -> None:
@@ -93,7 +93,7 @@ def test_a_setting_is_compared_with_its_value_at_the_chosen_step(dialog: CloneDi
     dialog.step.setCurrentIndex(2)
     assert "Learning Rate: 3e-05 → 2e-05" in dialog.differs.text()
     dialog.settings.remove("learning_rate")
-    assert dialog.differs.text().startswith("Nothing differs") and flags(dialog.command()).count("--set") == 0
+    assert dialog.differs.text().startswith("Nothing changes") and flags(dialog.command()).count("--set") == 0
 
 
 def test_the_command_says_what_was_chosen(dialog: CloneDialog, run: RunFolder) -> None:
@@ -118,7 +118,7 @@ def test_a_run_at_its_end_goes_on_only_with_more_steps(qtbot, qapp, run: RunFold
     run.config.write_text(text.replace("iters: 60", "iters: 30"))
     dialog = CloneDialog(run, "Sums", FakeTask)
     qtbot.addWidget(dialog)
-    assert dialog.outcome.text() == "The run has done 30 of its 30 steps: give it more Iterations, or begin earlier."
+    assert dialog.outcome.text() == "The run has done 30 of its 30 steps. Increase Iterations, or start earlier."
     assert not dialog.create_button.isEnabled()
     dialog.way.choose("cold")
     assert dialog.create_button.isEnabled()
@@ -142,7 +142,7 @@ def test_a_wrong_value_is_told_at_its_field_and_nothing_can_be_made(dialog: Clon
     field.emit_edited()
     assert dialog.create_button.isEnabled()
     dialog.name.setText("sums")
-    assert dialog.outcome.text() == "There is a run of this name already." and not dialog.create_button.isEnabled()
+    assert dialog.outcome.text() == "A run of this name exists." and not dialog.create_button.isEnabled()
 
 
 def test_what_the_verb_refuses_is_told_where_it_belongs(dialog: CloneDialog) -> None:
@@ -178,7 +178,7 @@ def test_a_run_without_checkpoints_says_so(qtbot, tmp_path: Path) -> None:
     dialog = CloneDialog(run, "Bare", FakeTask)
     qtbot.addWidget(dialog)
     assert (
-        dialog.outcome.text() == "The run bare has no checkpoint to begin from."
+        dialog.outcome.text() == "The run bare has no checkpoint to start from."
         and not dialog.create_button.isEnabled()
     )
 

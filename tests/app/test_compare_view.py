@@ -12,19 +12,16 @@ import numpy as np
 import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QGuiApplication
-from PySide6.QtWidgets import QApplication, QWidget
+from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
 from app import theme
-from app.pages.runs.compare_view import CompareView
-from app.pages.runs.run_legend import letter_of
+from app.pages.runs.compare_view import CompareView, letter_of
 from app.pages.runs.runs_page import RunsPage
 from app.state import run_comparison
 from app.state.run_comparison import RunComparison
 from app.state.run_state import Mark
 from app.state.session import Session
-from app.widgets.basic.labels import place_about
-from app.widgets.basic.layout import FlowLayout
 from backend.runs.events import EventLog
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_record import as_csv, as_markdown, read_record
@@ -96,15 +93,6 @@ def test_each_run_has_a_curve_of_its_own_colour_in_every_chart(unchanged: Compar
     assert len(titles) == len(set(titles))
 
 
-def test_every_chart_has_its_place_in_the_guide(unchanged: CompareView) -> None:
-    asked: list[str] = []
-    unchanged.guide_requested.connect(asked.append)
-    for each in unchanged.grid.plots:
-        each.explanation_requested.emit()
-        assert place_about(each) == asked[-1]
-    assert asked[0] == "charts.md#chart-reward" and "charts.md#chart-rewards-per-function" in asked
-
-
 def test_a_click_in_the_legend_hides_a_run_everywhere(qtbot, view: CompareView) -> None:
     chip = view.legend.chips[0]
     assert chip.text() == "A  slow"
@@ -163,10 +151,10 @@ def test_equal_settings_are_said_to_be_equal(qtbot, view: CompareView, archive: 
 
 
 def test_both_tables_are_copied_and_saved(unchanged: CompareView, tmp_path: Path) -> None:
-    unchanged.export.menu(unchanged).actions()[0].trigger()
+    unchanged.export_menu().actions()[0].trigger()
     text = QGuiApplication.clipboard().text()
     assert "| Learning Rate | 1e-06 | 0.0001 |" in text and "| A  slow | finished | 60 |" in text
-    unchanged.export.save(tmp_path / "tables.csv", as_csv)
+    unchanged.save_tables(tmp_path / "tables.csv", as_csv)
     assert "Learning Rate,1e-06,0.0001" in (tmp_path / "tables.csv").read_text()
     assert as_markdown(unchanged.tables()[0]) in text
 
@@ -185,7 +173,7 @@ def test_the_same_prompt_of_two_runs_side_by_side(qtbot, view: CompareView, arch
     # Both runs were made with the same random numbers: at the newest step that both have, 30, they share every prompt.
     qtbot.waitUntil(lambda: panel.prompt.count() == 4)
     assert panel.where.text() == "step 30" and panel.sides.isVisible()
-    shared = panel._prompts[0]
+    shared = panel.shared[0]
     best = max(one["reward"] for one in shared.groups[0]["completions"])
     assert shared.best()[0]["reward"] == best
     rows = [json.loads(line) for line in (archive / "fast" / "completions.jsonl").read_text().splitlines()]
@@ -209,16 +197,6 @@ def test_an_older_step_is_searched_for_a_prompt_that_both_were_asked(qtbot, arch
     comparison.close()
 
 
-def test_runs_are_opened_one_after_the_other(qtbot, archive: Path) -> None:
-    comparison = RunComparison([archive / "slow", archive / "fast", archive / "third"])
-    assert len(comparison.runs) == 1 and comparison.is_reading
-    seen = []
-    comparison.changed.connect(lambda: seen.append([run.has_caught_up for run in comparison.runs]))
-    qtbot.waitUntil(lambda: not comparison.is_reading)
-    assert len(comparison.runs) == 3 and all(all(caught_up[:-1]) for caught_up in seen)
-    comparison.close()
-
-
 def test_the_page_shows_the_comparison_until_escape(qtbot, qapp, archive: Path) -> None:
     page = RunsPage(Session())
     qtbot.addWidget(page)
@@ -236,25 +214,6 @@ def test_the_page_shows_the_comparison_until_escape(qtbot, qapp, archive: Path) 
 
 def test_letters_go_on_after_z() -> None:
     assert [letter_of(i) for i in (0, 25, 26, 27, 701, 702)] == ["A", "Z", "AA", "AB", "ZZ", "AAA"]
-
-
-def test_a_flow_layout_goes_on_in_a_new_line(qtbot) -> None:
-    box = QWidget()
-    qtbot.addWidget(box)
-    layout = FlowLayout(box, spacing=10)
-    for _ in range(3):
-        child = QWidget()
-        child.setFixedSize(100, 20)
-        layout.addWidget(child)
-    assert (layout.heightForWidth(320), layout.heightForWidth(319), layout.heightForWidth(50)) == (20, 50, 80)
-
-
-def test_resampling_keeps_to_the_values_that_were_there() -> None:
-    x, y = np.array([2.0, 5.0]), np.array([1.0, 3.0])
-    assert run_comparison.resampled(x, y, np.arange(8.0))[1].tolist() == pytest.approx(
-        [np.nan, np.nan, 1, 1, 1, 3, np.nan, np.nan], nan_ok=True
-    )
-    assert np.isnan(run_comparison.resampled(x[:0], y[:0], np.arange(4.0))[1]).all()
 
 
 def test_resampling_loses_no_spike() -> None:

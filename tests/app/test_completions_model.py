@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,9 @@ import pytest
 
 from app.pages.completions.reading_pane import diff, fold
 from app.state import run_completions
-from app.state.completion_facts import FILTERS, CompletionExport, CompletionFacts, Query, select, sort, why_empty
+from app.state.completion_facts import CompletionExport, CompletionFacts, Query, select, sort, why_empty
 from app.state.run_completions import TAIL, CompletionIndex, RunCompletions, TextSearch
-from app.widgets.completions.completion_model import prompt_line
+from app.widgets.completion_table import prompt_line
 from backend.runs.completion_rows import without_token_data
 from backend.runs.events import JsonLines
 from backend.utils.errors import UserError
@@ -47,13 +46,21 @@ def facts_of(rows: Sequence[dict[str, Any]]) -> CompletionFacts:
     return facts
 
 
-# ── facts and filters ────────────────────────────────────────────────────────────────────────────────────────────────
-
 ROWS = [
-    row(1, completion("a", 1.0, r1_accuracy_reward_func=2.0, r1_count_xml=0.5), completion("b", 0.0, "length", r1_accuracy_reward_func=0.0, r1_count_xml=0.4),
-        completion("b", 0.0, r1_accuracy_reward_func=0.0, r1_count_xml=0.1)),
-    row(2, completion("c", 0.5, r1_accuracy_reward_func=0.0), completion("d", 0.5), completion("e", None), prompt="Another"),
-]  # fmt: skip
+    row(
+        1,
+        completion("a", 1.0, r1_accuracy_reward_func=2.0, r1_count_xml=0.5),
+        completion("b", 0.0, "length", r1_accuracy_reward_func=0.0, r1_count_xml=0.4),
+        completion("b", 0.0, r1_accuracy_reward_func=0.0, r1_count_xml=0.1),
+    ),
+    row(
+        2,
+        completion("c", 0.5, r1_accuracy_reward_func=0.0),
+        completion("d", 0.5),
+        completion("e", None),
+        prompt="Another",
+    ),
+]
 
 
 @pytest.mark.parametrize(
@@ -75,15 +82,6 @@ def test_a_filter_leaves_what_it_says(query: Query, expected: list[int]) -> None
     assert select(facts_of(ROWS), query).tolist() == expected
 
 
-def test_rows_of_any_shape_have_facts() -> None:
-    facts = facts_of(
-        [{"step": "x"}, {"step": 1, "completions": [{"text": None, "rewards": "odd", "tokens": [1, 2]}, "odd", {}]}]
-    )
-    assert len(facts) == 2 and facts.rows == 2
-    assert math.isnan(facts.column("reward")[0]) and facts.column("tokens")[0] == 2
-    assert all(select(facts, Query(name)).size == 0 for name in FILTERS if name != "all")
-
-
 def test_sorting_puts_missing_values_last_and_keeps_ties_in_order() -> None:
     facts = facts_of(ROWS)
     every = np.arange(6)
@@ -97,9 +95,6 @@ def test_a_filter_that_can_find_nothing_says_why() -> None:
     assert "right answer" in why_empty(wrong, ["length_target"])
     assert "form" in why_empty(wrong, ["my_accuracy"])
     assert not why_empty(wrong, ["my_accuracy", "tag_format"]) and not why_empty(Query("best"), [])
-
-
-# ── search ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def found(path: Path, text: str) -> list[tuple[int, int]]:
@@ -133,8 +128,15 @@ def found(path: Path, text: str) -> list[tuple[int, int]]:
 def test_text_is_found_whatever_its_case_and_however_json_spells_it(
     tmp_path: Path, text: str, expected: list[tuple[int, int]], ascii_only: bool
 ) -> None:
-    texts = [("x", "y"), ("a", "A Needle here"), ('She will say "Yes".', "one\ntwo"), ("a back\\slash", "un Café noir"),
-             ("Привет, мир", "日本語"), ("<answer>7</answer>", "@answer@"), ("a", "b")]  # fmt: skip
+    texts = [
+        ("x", "y"),
+        ("a", "A Needle here"),
+        ('She will say "Yes".', "one\ntwo"),
+        ("a back\\slash", "un Café noir"),
+        ("Привет, мир", "日本語"),
+        ("<answer>7</answer>", "@answer@"),
+        ("a", "b"),
+    ]
     rows = [row(step, *(completion(one) for one in pair)) for step, pair in enumerate(texts, 1)]
     rows[6]["prompt"] = "A wholly other prompt"
     assert found(write(tmp_path / "completions.jsonl", rows, ascii_only=ascii_only), text) == expected
@@ -164,16 +166,6 @@ def test_a_search_goes_on_with_what_was_written_since_and_sees_a_file_cut_back(t
     path.write_bytes(b"")
     search.advance(1.0)
     assert search.is_void
-
-
-def test_a_search_ends_with_hits_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_completions, "MOST_HITS", 10)
-    path = write(tmp_path / "completions.jsonl", [row(step, completion("x"), completion("x")) for step in range(50)])
-    search = TextSearch(path, "x")
-    assert not search.advance(1.0) and len(search.matches) == 10 and search.is_cut_short
-
-
-# ── the file ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_the_newest_step_of_a_long_file_is_known_at_once(tmp_path: Path) -> None:
@@ -227,9 +219,6 @@ def test_tokens_are_read_of_one_completion(qtbot, tmp_path: Path) -> None:
     assert completions.token_data(0, 0) is None and completions.token_data(0, 5) is None
 
 
-# ── texts ────────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 @pytest.mark.parametrize(
     ("old", "new", "parts"),
     [
@@ -244,21 +233,12 @@ def test_a_difference_is_in_words_and_signs(old: str, new: str, parts: list[tupl
     assert diff(old, new) == parts
 
 
-def test_long_texts_are_compared_by_lines() -> None:
-    lines = [f"line {number} of many words\n" for number in range(2000)]
-    changed = [*lines[:1000], "another\n", *lines[1001:]]
-    assert [kind for kind, _ in diff("".join(lines), "".join(changed))] == ["same", "removed", "added", "same"]
-
-
 def test_folding_counts_the_words_between_tags() -> None:
     text = "<think>one two\nthree</think><answer>4</answer>"
     assert fold(text, ["think"]) == "<think> … 3 words … </think><answer>4</answer>"
     assert fold(text, ["answer"]).endswith("<answer> … 1 word … </answer>")
     assert fold("<think>cut off here", ["think"]) == "<think> … 3 words … "
     assert fold(text, []) == text
-
-
-# ── export ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def exported(source: Path, target: Path, places: list[tuple[int, int]]) -> str:

@@ -9,16 +9,15 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-from PySide6.QtCore import QModelIndex, QPoint, Qt
-from PySide6.QtGui import QColor, QGuiApplication, QTextCharFormat
+from PySide6.QtCore import QModelIndex, Qt
+from PySide6.QtGui import QColor, QTextCharFormat
 from PySide6.QtWidgets import QFileDialog
 
 from app import theme
 from app.pages.completions.completions_page import CompletionsPage
-from app.pages.completions.reading_pane import change_format
-from app.pages.completions.token_colours import MEASURES, background
+from app.pages.completions.reading_pane import MEASURES, background, change_format
 from app.state.session import Session
-from app.widgets.completions.completion_model import BAR_ROLE, STOP_LABELS, CompletionModel
+from app.widgets.completion_table import BAR_ROLE, STOP_LABELS, CompletionModel
 from app.window import Window
 from backend.runs.completion_rows import Stop
 from backend.runs.events import JsonLines
@@ -87,24 +86,11 @@ def test_selecting_a_completion_shows_it_in_full(qtbot, page: CompletionsPage, t
     assert page.detail.text.toPlainText() == completion["text"]
     assert page.detail.prompt.toPlainText() == page.session.run.groups()[0]["prompt"]
     assert (
-        "Accuracy" in page.detail.completion._scores.text()
-        and f"{completion['tokens']} tokens" in page.detail.completion._result.text()
+        "Accuracy" in page.detail.completion.scores.text()
+        and f"{completion['tokens']} tokens" in page.detail.completion.result.text()
     )
     formats = page.detail.text.document().firstBlock().layout().formats()
     assert formats[0].length == len("<think>") and formats[0].format.foreground().color() == theme.palette().accent
-
-
-def test_in_a_wide_page_the_completion_is_beside_the_table(qtbot, page: CompletionsPage, tmp_path: Path) -> None:
-    page.session.open_run(made_up_runs.make_run(tmp_path / "runs" / "one", steps=1).path)
-    table = page.table.parentWidget()
-    qtbot.waitUntil(lambda: page.model.rowCount() > 0)
-    for width, beside in ((1100, False), (1900, True), (1100, False)):
-        page.resize(width, 800)
-        qtbot.waitUntil(lambda beside=beside: (page.detail.x() > table.x()) is beside)
-        assert (page.detail.y() > table.y()) is not beside
-        left, right = (pane.mapTo(page, QPoint()).x() for pane in (page.detail.prompt, page.detail.text))
-        assert (left == right) is beside, "prompt and completion one above the other"
-        assert table.width() > page.detail.width() or not beside
 
 
 def test_selecting_a_completion_of_a_live_run_stops_following(qtbot, page: CompletionsPage, tmp_path: Path) -> None:
@@ -121,23 +107,24 @@ def test_selecting_a_completion_of_a_live_run_stops_following(qtbot, page: Compl
         os.close(handle)
 
 
-def test_rows_are_copied_with_their_headings(qtbot, page: CompletionsPage, tmp_path: Path) -> None:
-    show_run(qtbot, page, made_up_runs.make_run(tmp_path / "run", steps=1))
-    page.table.selectRow(1)
-    qtbot.keyClick(page.table, Qt.Key.Key_C, Qt.KeyboardModifier.ControlModifier)
-    head, line = QGuiApplication.clipboard().text().split("\n")
-    assert head.split("\t")[:3] == ["Completion", "Accuracy × 1", "Integer Answer × 1"] and line.startswith("<think>")
-
-
 GROUP = {
-    "step": 1, "prompt": "What\nis it?", "answer": "4",
+    "step": 1,
+    "prompt": "What\nis it?",
+    "answer": "4",
     "completions": [
-        {"text": "a\nb", "tokens": [5, 6, 7], "stop": "eos", "rewards": {"f": 0.5, "g": None}, "reward": 0.5, "advantage": 0.7},
+        {
+            "text": "a\nb",
+            "tokens": [5, 6, 7],
+            "stop": "eos",
+            "rewards": {"f": 0.5, "g": None},
+            "reward": 0.5,
+            "advantage": 0.7,
+        },
         {"text": "", "tokens": 9, "stop": "length", "rewards": {"f": -1.0}, "reward": -1.0, "advantage": -0.7},
         {"text": None, "rewards": "odd"},
         "odd",
     ],
-}  # fmt: skip
+}
 
 
 def test_a_group_of_any_shape_becomes_table_rows(qtbot) -> None:
@@ -147,18 +134,22 @@ def test_a_group_of_any_shape_becomes_table_rows(qtbot) -> None:
     assert cell(model, 0, "Completion") == "What is it?   answer 4"
     assert (cell(model, 0, "Reward"), cell(model, 0, "Advantage")) == ("−0.250", ""), "the mean of the group"
     assert [cell(model, 1, head) for head in ("Completion", "F", "G", "Reward", "Tokens", "End")] == [
-        "a b", "0.500", "–", "0.500", "3", "ended"]  # fmt: skip
+        "a b",
+        "0.500",
+        "–",
+        "0.500",
+        "3",
+        "ended",
+    ]
     assert [cell(model, 2, head) for head in ("Completion", "F", "Advantage", "Tokens", "End")] == [
-        "", "−1.00", "−0.700", "9", "cut off"]  # fmt: skip
+        "",
+        "−1.00",
+        "−0.700",
+        "9",
+        "cut off",
+    ]
     assert [cell(model, 3, head) for head in ("Completion", "F", "Reward", "Tokens", "End")] == ["–"] * 5
     assert cell(model, 4, "Completion") == "–"
-
-
-def test_advantage_is_blue_above_zero_and_orange_below(qtbot) -> None:
-    model = CompletionModel()
-    model.show_groups([GROUP], ["f", "g"], ["F", "G"])
-    colours = [cell(model, row, "Advantage", ROLE.ForegroundRole) for row in (1, 2)]
-    assert colours == [theme.palette().advantage_above, theme.palette().advantage_below]
 
 
 def test_a_score_has_a_bar_in_the_colour_of_its_function(qtbot) -> None:
@@ -175,11 +166,16 @@ def test_every_stop_reason_that_a_trainer_writes_has_a_label() -> None:
     assert set(get_args(Stop)) == set(STOP_LABELS)
 
 
-# ── filters, search, and the whole run ───────────────────────────────────────────────────────────────────────────────
-
-
 def completion(text: str, reward: float, **more) -> dict:
-    return {"text": text, "tokens": 3, "stop": "eos", "rewards": {"f": reward}, "reward": reward, "advantage": reward, **more}  # fmt: skip
+    return {
+        "text": text,
+        "tokens": 3,
+        "stop": "eos",
+        "rewards": {"f": reward},
+        "reward": reward,
+        "advantage": reward,
+        **more,
+    }
 
 
 @pytest.fixture
@@ -192,10 +188,13 @@ def run(tmp_path: Path):
     data = {"text": ["so ", "it ", "is"], "logp": [-0.1, -2.0, None], "mask": [1, 1, 0]}
     learned = {"learned_logp": [-0.1, -1.5, 0.0], "ratio": [1.0, 1.65, 1.0], "clipped": [0, 1, 0]}
     texts = [
-        [completion("<think>a b</think><answer>4</answer>", 1.0, logged={"kind": "sum"}), completion("four", 0.0, stop="length")],
+        [
+            completion("<think>a b</think><answer>4</answer>", 1.0, logged={"kind": "sum"}),
+            completion("four", 0.0, stop="length"),
+        ],
         [completion("so it is", 0.5, token_data=data | learned), completion("so it was", 0.25)],
         [completion("last", 2.0, stop="length"), completion("last", 2.0)],
-    ]  # fmt: skip
+    ]
     for step, (prompt, pair) in enumerate(zip(("2 + 2?", "2 + 2?", "other"), texts, strict=True), 1):
         rows.append({"step": step, "prompt": prompt, "answer": "4", "type": None, "completions": pair})
     rows.close()
@@ -255,7 +254,7 @@ def test_one_prompt_is_followed_through_the_run(qtbot, page: CompletionsPage, ru
 def test_a_click_on_a_header_sorts_within_the_groups_and_over_the_run(qtbot, page: CompletionsPage, run) -> None:
     show_run(qtbot, page, run)
     page.pick(2)
-    column = next(at for at in range(page.model.columnCount()) if page.model.sort_key(at) == "reward")
+    column = next(at for at in range(page.model.columnCount()) if page.model.columns[at].sort_key == "reward")
     orders = []
     for _ in range(3):
         page.table.horizontalHeader().sectionClicked.emit(column)
@@ -264,7 +263,7 @@ def test_a_click_on_a_header_sorts_within_the_groups_and_over_the_run(qtbot, pag
     page.bar.scope.choose("run")
     qtbot.waitUntil(lambda: page.model.rowCount() == 6)
     page.table.horizontalHeader().sectionClicked.emit(
-        next(at for at in range(page.model.columnCount()) if page.model.sort_key(at) == "reward")
+        next(at for at in range(page.model.columnCount()) if page.model.columns[at].sort_key == "reward")
     )
     assert texts_shown(page)[0] == "last" and texts_shown(page)[-1] == "four"
 
@@ -278,7 +277,7 @@ def test_two_selected_completions_show_what_differs(qtbot, page: CompletionsPage
     qtbot.keyClick(page.table, Qt.Key.Key_Down, Qt.KeyboardModifier.ShiftModifier)
     assert (
         page.pane.text.toPlainText() == "so it iswas"
-        and page.pane._title.text() == "From step 2, number 1 to step 2, number 2"
+        and page.pane.title.text() == "From step 2, number 1 to step 2, number 2"
     )
     marks = marks_of(page)
     assert set(marks) == {"is", "was"} and marks["is"].fontStrikeOut() and not marks["was"].fontStrikeOut()
@@ -311,12 +310,12 @@ def test_tokens_are_coloured_by_what_was_recorded(qtbot, page: CompletionsPage, 
     marks = marks_of(page)
     assert marks["it "].background().color() == background(MEASURES[2], 1.0)
     assert marks["is"].underlineStyle() == QTextCharFormat.UnderlineStyle.DotLine, "not trained on"
-    assert page.pane.legend.isVisible() and page.pane.legend._ends == ("1.00", "1.65 π new / π old")
-    assert page.pane.marks.token_tip(1) == "token 2, “it ”: Ratio 1.65 π new / π old"
+    assert page.pane.legend.isVisible() and page.pane.legend._tokens.ends == ("1.00", "1.65 π new / π old")
+    assert page.pane.marks._tokens.tip(1) == "token 2, “it ”: Ratio 1.65 π new / π old"
     choose_colour(page, "logp")
-    assert page.pane.marks.token_tip(2) == "token 3, “is”: Log-probability when sampled – nats; not trained on"
+    assert page.pane.marks._tokens.tip(2) == "token 3, “is”: Log-probability when sampled – nats; not trained on"
     page.table.selectRow(2)
-    assert page.pane.told.text().startswith("This run did not record") and not page.pane.text.extraSelections()
+    assert page.pane.explanation.text().startswith("This run did not record") and not page.pane.text.extraSelections()
     asked = []
     page.session.field_requested.connect(asked.append)
     page.pane.setting.click()
@@ -339,7 +338,10 @@ def contrast(first: QColor, second: QColor) -> float:
 
 
 def _luminance(colour: QColor) -> float:
-    linear = [x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in (colour.redF(), colour.greenF(), colour.blueF())]  # fmt: skip
+    linear = [
+        x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4
+        for x in (colour.redF(), colour.greenF(), colour.blueF())
+    ]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
@@ -355,16 +357,10 @@ def test_weights_stand_where_totals_are_and_only_where_they_make_them_up(
     show_run(qtbot, page, folder)
     page.pick(1)
     assert [page.model.headerData(c, Qt.Orientation.Horizontal) for c in (1, 2)] == ["f\n× 1", "g\n× 0.1"]
-    shown = re.sub(r"<[^>]+>|&nbsp;", "", page.detail.completion._scores.text())
+    shown = re.sub(r"<[^>]+>|&nbsp;", "", page.detail.completion.scores.text())
     assert shown == "2.05 = ● f 2.00 × 1 + ● g 0.500 × 0.1"
     page.pick(2)
-    assert page.model.headerData(1, Qt.Orientation.Horizontal) == "f" and "×" not in page.pane._scores.text()
-
-
-def test_columns_that_functions_logged_are_shown(qtbot, page: CompletionsPage, run) -> None:
-    show_run(qtbot, page, run)
-    page.pick(1)
-    assert [cell(page.model, row, "kind") for row in (1, 2)] == ["sum", "–"]
+    assert page.model.headerData(1, Qt.Orientation.Horizontal) == "f" and "×" not in page.pane.scores.text()
 
 
 @pytest.fixture
@@ -388,13 +384,13 @@ def test_what_functions_logged_is_sorted_filtered_found_and_read(
     headers = [page.model.headerData(c, Qt.Orientation.Horizontal) for c in range(page.model.columnCount())]
     assert headers[-5:] == ["digits", "kind", "Reward", "Tokens", "End"] and headers.count("Reward") == 2
     digits = len(headers) - 5
-    assert [page.model.sort_key(digits + n) for n in range(3)] == ["logged:digits", "", "logged:Reward"]
+    assert [page.model.columns[digits + n].sort_key for n in range(3)] == ["logged:digits", "", "logged:Reward"]
     assert [page.model.data(page.model.index(1, digits + n)) for n in range(3)] == ["2", "k<2>", "5"]
     assert page.model.data(page.model.index(0, digits + 2)) == "", "the mean of a prompt's rewards is in its own column"
-    page._sort("logged:digits", True)
+    page.sort("logged:digits", True)
     assert texts_shown(page) == ["text 1", "text 0", "text 2"]
-    page._sort("", True)
-    assert "digits: 2" in page.pane._scores.text() and "kind: k&lt;2&gt;" in page.pane._scores.text()
+    page.sort("", True)
+    assert "digits: 2" in page.pane.scores.text() and "kind: k&lt;2&gt;" in page.pane.scores.text()
 
     page.bar.show_filter("score")
     page.bar.measure.setCurrentIndex(page.bar.measure.findData("logged:digits"))
@@ -433,8 +429,8 @@ def test_what_is_shown_is_saved(
     monkeypatch.setattr(QFileDialog, "getSaveFileName", lambda *_args: (str(target), ""))
     told = []
     page.session.message.connect(told.append)
-    page._save(range(page.model.rowCount()))
-    qtbot.waitUntil(lambda: bool(told) and told[-1] == "2 completions are in out.jsonl.")
+    page._ask_where(range(page.model.rowCount()))
+    qtbot.waitUntil(lambda: bool(told) and told[-1] == "Saved 2 completions in out.jsonl.")
     assert [json.loads(line)["text"] for line in target.read_text().splitlines()] == ["four", "last"]
 
 
@@ -446,20 +442,11 @@ def test_a_step_beyond_the_end_is_told_and_does_not_follow_the_run(qtbot, page: 
     page.head.step.setText("9999")
     page.head.step.setModified(True)
     page.head.step.editingFinished.emit()
-    assert told == ["Step 9,999 has no completions; step 3 is the nearest that has."] and page.head.step.text() == "3"
+    assert told == ["Step 9,999 has no completions. The nearest is step 3."] and page.head.step.text() == "3"
     JsonLines(run.completions).append({"step": 4, "prompt": "p", "completions": []})
     page.session.run.poll()
     page._refresh()
     assert page._shown[1] == 3 and not page.head.newest.isChecked()
-
-
-def test_unticking_follow_newest_stays_at_the_step(qtbot, page: CompletionsPage, run) -> None:
-    show_run(qtbot, page, run)
-    page.head.newest.click()
-    JsonLines(run.completions).append({"step": 4, "prompt": "p", "completions": []})
-    page.session.run.poll()
-    page._refresh()
-    assert page._shown[1] == 3
 
 
 def test_find_searches_here_and_elsewhere_a_setting(qtbot, qapp, run) -> None:

@@ -97,9 +97,7 @@ def test_what_is_in_the_way_is_said_and_export_waits(make_panel: MakePanel, tmp_
     (tmp_path / ".lmstudio" / "models" / "grpo-studio" / "mine").mkdir(parents=True)
     panel.choices.name.setText("mine")
     assert panel.choices.overwrite.isVisible() and not panel.start.isEnabled()
-    assert (
-        panel.outcome_label.text() == "There is a model of that name already." and "--overwrite" not in panel.command()
-    )
+    assert panel.outcome_label.text() == "A model of that name exists." and "--overwrite" not in panel.command()
     panel.choices.overwrite.setChecked(True)
     assert panel.start.isEnabled() and not panel.outcome_label.isVisible() and "--overwrite" in panel.command()
 
@@ -154,7 +152,7 @@ def test_progress_then_the_result_with_its_figures(
     panel.reveal.click()
     panel.open_app.click()
     assert opened == [Path("/models/mine"), "lmstudio://"]
-    assert "start it, and look under My Models" in panel.outcome_label.text(), "no program took the link"
+    assert "Start it, and look under My Models" in panel.outcome_label.text(), "no program took the link"
     choose(panel, format="8bit")
     assert not panel.reveal.isVisible() and not panel.details_label.isVisible()
 
@@ -176,7 +174,7 @@ def test_an_upload_asks_for_a_repository_and_previews_first(
     about = {"repo": "someone/run", "private": False, "folder": str(tmp_path), "bytes": 3, "files": [], "card": "# Run",
              "account": None, "account_problem": "Nobody."}  # fmt: skip
     panel = make_panel(f"print({json.dumps({'preview': about})!r})")
-    panel._log_in = lambda *_: None
+    panel.log_in = lambda *_: None
     choose(panel, target="hub", format="adapter")
     assert panel.start.text() == "Preview…" and panel.choices.repo.isVisible() and not panel.choices.name.isVisible()
     assert panel.start.isEnabled(), "without a name it is the run's, under the account's"
@@ -188,7 +186,7 @@ def test_an_upload_asks_for_a_repository_and_previews_first(
     qtbot.waitUntil(lambda: bool(opened))
     qtbot.addWidget(opened[0])
     assert not panel.isVisible() and opened[0].preview.repo == "someone/run"
-    assert opened[0]._command[-8:] == [
+    assert opened[0].command[-8:] == [
         "--to",
         "hub",
         "--repo",
@@ -208,11 +206,11 @@ def test_settings_go_to_trl_and_what_is_left_out_is_listed(
     run.config.write_text("model: nowhere\ndata: rows\noptimizer: muon\nnum_layers: 2\n", encoding="utf-8")
     panel = make_panel(f"print({json.dumps(RESULT)!r})")
     choose(panel, target="trl")
-    panel.choices._set_folder(tmp_path)
+    panel.choices.set_folder(tmp_path)
     panel.choices.name.setText("for-trl")
     shown = [panel.choices.weights, panel.choices.format, panel.choices.held_out, panel.choices.account]
     assert [widget.isVisible() for widget in shown] == [False, False, False, True]
-    text = panel.choices.account.text.text()
+    text = panel.choices.account.text()
     assert "Optimizer: muon" in text and "AdamW, which wants a learning rate of its own" in text
     assert "train.py puts adapters on the last layers only" in text
     assert panel.command()[-8:] == [
@@ -230,7 +228,7 @@ def test_settings_go_to_trl_and_what_is_left_out_is_listed(
     assert "README.md" in panel.details_label.text()
     (tmp_path / "for-trl").mkdir()
     panel.choices.refresh()
-    assert panel.choices.obstacle == "There is a folder of that name already."
+    assert panel.choices.obstacle == "A folder of that name exists."
     choose(panel, target="folder")
     assert panel.choices.weights.isVisible() and not panel.choices.account.isVisible()
 

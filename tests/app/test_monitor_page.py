@@ -4,35 +4,26 @@ from __future__ import annotations
 
 import random
 import re
-import subprocess
-import sys
-import time
 from collections import Counter
 from collections.abc import Iterator
-from itertools import groupby
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PySide6.QtCore import QPointF, Qt
-from PySide6.QtGui import QFont, QFontMetrics, QGuiApplication
 from PySide6.QtTest import QTest
-from PySide6.QtWidgets import QWidget
 
 from app import theme
 from app.pages.monitor.monitor_page import MonitorPage, changes
 from app.pages.monitor.panels import LogView, MetricTile
 from app.state.charts import CHARTS, curves_of, placeholder
-from app.state.run_state import ranks_of
 from app.state.session import Session
 from app.widgets.basic.number_format import duration, figure, moment, signed, ticks
 from app.widgets.run_header import split_name
 from backend.runs.events import METRICS, EventLog
 from backend.runs.run_folder import RunFolder
-from backend.utils.places import project_root
 from tests.support import made_up_runs
 from tests.support.diaries import recording
-from tests.support.latency import LatencyProbe
 
 
 @pytest.fixture(scope="module")
@@ -79,9 +70,6 @@ def plot(page: MonitorPage, title: str):
 
 def button_texts(page: MonitorPage) -> list[str]:
     return [button.text() for button in page.verdict.buttons()]
-
-
-# ── the table of charts ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_every_metric_of_the_event_log_has_a_chart_of_its_own() -> None:
@@ -144,38 +132,11 @@ def test_a_reward_has_the_colour_of_its_index_in_the_config() -> None:
     names = ["rewards/new/mean", "rewards/b/mean", "rewards/a/mean"]
     curves = curves_of(chart, names, ["a", "b", "new"])
     assert [(curve.metric, curve.colour) for curve in curves] == [
-        ("rewards/a/mean", "reward:0"), ("rewards/b/mean", "reward:1"), ("rewards/new/mean", "reward:2")]  # fmt: skip
+        ("rewards/a/mean", "reward:0"),
+        ("rewards/b/mean", "reward:1"),
+        ("rewards/new/mean", "reward:2"),
+    ]
     assert [curve.label for curve in curves_of(chart, ["rewards/r1_count_xml/mean"], ["r1_count_xml"])] == ["XML Count"]
-
-
-def test_a_curve_matched_by_a_pattern_has_a_label_and_a_colour_of_its_own(qapp) -> None:
-    chart = next(chart for chart in CHARTS if chart.title == "Step time")
-    curves = curves_of(chart, ["time/save", "time/other", "time/extra"], [])
-    assert [curve.label for curve in curves] == ["Sampling", "Rewards", "Learning", "Saving", "Other", "Step", "extra"]
-    assert len({curve.colour for curve in curves}) == len(curves)
-
-
-def test_small_memory_figures_change_their_unit() -> None:
-    figures = [figure(value, "GB").replace("\u202f", " ") for value in (1.234, 0.0488, None)]
-    assert figures == ["1.23 GB", "48.8 MB", "–"]
-
-
-@pytest.mark.parametrize("scale", [1.0, 1.5])
-def test_the_text_of_a_tile_is_not_cut_off_at_a_larger_text_scale(
-    qtbot, monkeypatch: pytest.MonkeyPatch, scale: float
-) -> None:
-    """At a text scale of 1.5 the figure was cut at the top and the caption at the bottom."""
-    monkeypatch.setattr(theme, "_scale", [scale])
-    tile = MetricTile("Reward", unit="tokens")
-    qtbot.addWidget(tile)
-    tile.show_value(2.17)
-    tile.resize(round(200 * scale), tile.sizeHint().height())
-    image = tile.grab().toImage()
-    card = image.pixelColor(image.width() - 14, image.height() // 2)
-    inked = [any(image.pixelColor(x, y) != card for x in range(12, image.width() - 12)) for y in range(image.height())]
-    lines = [len(list(run)) for has_ink, run in groupby(inked[3:-3]) if has_ink]
-    figures = QFontMetrics(theme.figures_font(20, QFont.Weight.DemiBold)).tightBoundingRect("2.17").height()
-    assert len(lines) == 2 and max(lines) >= figures - 1, "the label, and below it the whole figure"
 
 
 def test_an_empty_chart_has_a_placeholder() -> None:
@@ -189,9 +150,6 @@ def test_an_empty_chart_has_a_placeholder() -> None:
     assert "off" in placeholder(held_out, {"steps_per_eval": 0})
     assert "ended" in placeholder(held_out, {"steps_per_eval": 20}, is_live=False)
     assert "recorded none" in placeholder(CHARTS[0], {}, is_live=False, steps=3)
-
-
-# ── states ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_without_a_run_there_is_one_button_and_it_leads_to_train(qtbot, page: MonitorPage, session: Session) -> None:
@@ -211,24 +169,6 @@ def test_a_finished_run_shows_its_result_first(page: MonitorPage, show_run, tmp_
     assert page.tiles["reward"].figure() == figure(rewards[-1])
     assert page.tiles["reward"].caption() == f"{signed(rewards[-1] - rewards[0])} since start"
     assert page.tiles["clip_ratio_total"].figure().endswith("%")
-
-
-def test_tab_goes_from_the_result_to_the_charts_to_the_log(page: MonitorPage, show_run, tmp_path: Path) -> None:
-    """The buttons of the verdict are created last, and were last in the tab order."""
-    show_run(made_up_runs.make_run(tmp_path / "run", steps=30))
-    chain: list[QWidget] = [page.charts.menu]
-    while chain[-1].nextInFocusChain() is not page.charts.menu:
-        chain.append(chain[-1].nextInFocusChain())
-    expected_order = [page.charts.menu, *page.verdict.buttons(), page.grid.plots[0], page.log.toggle]
-    assert [widget for widget in chain if widget in expected_order] == expected_order
-
-
-def test_the_reward_charts_are_visible_before_the_first_step(page: MonitorPage, show_run, tmp_path: Path) -> None:
-    """They appeared with the first step, and moved every other chart."""
-    show_run(made_up_runs.make_run(tmp_path / "run", steps=0, ending=None))
-    shown = plot(page, "Rewards per function")
-    assert shown.isVisible()
-    assert shown.waiting.text() == "The run ended before its first step was done.", "it waits for nothing any more"
 
 
 def test_charts_draw_what_the_event_log_says(page: MonitorPage, show_run, tmp_path: Path, session: Session) -> None:
@@ -298,12 +238,6 @@ def test_a_crashed_run_without_a_checkpoint_offers_to_start_over(page: MonitorPa
     assert button_texts(page)[0] == "Start over"
 
 
-def test_closing_the_run_empties_the_page(page: MonitorPage, show_run, tmp_path: Path, session: Session) -> None:
-    show_run(made_up_runs.make_run(tmp_path / "run", steps=3))
-    session.close_run()
-    assert page.nothing.isVisible()
-
-
 def test_a_default_run_name_is_split_into_name_and_time() -> None:
     assert split_name("qwen-lora-grpo-2025-11-03-140509") == ("qwen-lora-grpo", "3 Nov 2025, 14:05")
     assert split_name("qwen-lora-grpo-2025-11-03-140509-2") == ("qwen-lora-grpo-2", "3 Nov 2025, 14:05")
@@ -316,12 +250,16 @@ def test_a_default_run_name_is_split_into_name_and_time() -> None:
 def test_a_tile_shows_the_change_with_the_precision_of_its_figure(qtbot) -> None:
     tile = MetricTile("Memory", unit="GB")
     qtbot.addWidget(tile)
-    for now, start, expected in ((0.1062, 0.1056, "+0.001"), (0.1062, 0.1061, ""), (2.5, 1.0, "+1.50"), (0.0, 0.5, "−0.500"), (0.0467, 0.0441, "+2.6"), (2.5e6, 1e6, "+1.50M")):  # fmt: skip
+    for now, start, expected in (
+        (0.1062, 0.1056, "+0.001"),
+        (0.1062, 0.1061, ""),
+        (2.5, 1.0, "+1.50"),
+        (0.0, 0.5, "−0.500"),
+        (0.0467, 0.0441, "+2.6"),
+        (2.5e6, 1e6, "+1.50M"),
+    ):
         tile.show_value(now, start)
         assert tile.caption().removesuffix(" since start") == expected
-
-
-# ── from a point to its cause ────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_a_point_leads_to_its_completions(qtbot, page: MonitorPage, show_run, tmp_path: Path, session: Session) -> None:
@@ -381,28 +319,9 @@ def test_save_now_says_when_it_is_saved(qtbot, page: MonitorPage, show_run, tmp_
     assert told == ["Saved: the run can be resumed from step 4."]
 
 
-def test_two_rows_of_charts_are_in_view_below_the_result(
-    qtbot, qapp, page: MonitorPage, show_run, tmp_path: Path
+def test_a_event_log_that_is_being_read_says_so(
+    page: MonitorPage, show_run, tmp_path: Path, session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There were fewer, at 1280×800."""
-    folder = made_up_runs.make_run(tmp_path / "run", steps=60)
-    page.resize(1104, 704)  # what a window of 1280×800 leaves to a page
-    show_run(folder)
-    assert page.verdict.isVisible()
-    second_row = plot(page, "Clip ratios")
-    bottom = second_row.mapTo(page.grid.viewport(), second_row.rect().bottomLeft()).y()
-    assert bottom <= page.grid.viewport().height()
-    page.resize(1060, 700)
-
-
-def test_the_parts_of_a_step_s_time_are_stacked(page: MonitorPage, show_run, tmp_path: Path) -> None:
-    show_run(made_up_runs.make_run(tmp_path / "run", steps=9))
-    page.grid.draw(plot(page, "Step time"))
-    stacked = {trace.label: trace.stacked for trace in plot(page, "Step time").traces}
-    assert stacked == {"Sampling": True, "Rewards": True, "Learning": True, "Step": False}
-
-
-def test_a_event_log_that_is_being_read_says_so(page: MonitorPage, show_run, tmp_path: Path, session: Session, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
     """An archived run of 100,000 steps was "starting", with days of work and no time left."""
     show_run(made_up_runs.make_run(tmp_path / "run", steps=9))
     assert session.run.read_share is None
@@ -410,59 +329,6 @@ def test_a_event_log_that_is_being_read_says_so(page: MonitorPage, show_run, tmp
     session.run._follower._offset //= 2
     page._show_progress(session.run)
     assert page.header.doing.text() == "Step 9 of 60 · reading the event log, 50%"
-
-
-# ── quickness ────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-WRITER = """
-import random, sys, time
-from pathlib import Path
-sys.path[:0] = sys.argv[2:]
-from tests.support import made_up_runs
-from backend.runs.events import EventLog, JsonLines
-from backend.runs.run_folder import RunFolder
-from backend.runs.run_lock import hold_lock
-folder = RunFolder(Path(sys.argv[1]))
-handle, dice = hold_lock(folder), random.Random(1)
-log, rows = EventLog(folder.events), JsonLines(folder.completions)
-log.write("started", iterations=100000)
-began, step = time.monotonic(), 0
-while step < 100:
-    step += 1
-    log.write("step", step=step, metrics=made_up_runs.metrics(step, 1000, dice))
-    for row in made_up_runs.groups(step, 1000, dice, prompts=1):
-        rows.append(row)
-    time.sleep(max(0, began + step / 50 - time.monotonic()))
-log.write("finished", step=step, sentence="Done.")
-"""
-
-
-def test_fifty_steps_a_second_never_block_the_event_loop(
-    qtbot, page: MonitorPage, session: Session, tmp_path: Path
-) -> None:
-    folder = RunFolder(tmp_path / "run")
-    folder.path.mkdir()
-    folder.config.write_text("iters: 100000\n")
-    changes = []
-    command = [sys.executable, "-c", WRITER, str(folder.path), str(project_root())]
-    writer = subprocess.Popen(command)
-    try:
-        session.open_run(folder.path)
-        qtbot.waitUntil(lambda: session.run.step > 5)
-        session.run.changed.connect(lambda: changes.append(session.run.step))
-        probe, began = LatencyProbe(page), time.monotonic()
-        qtbot.waitUntil(lambda: session.run.state == "finished")
-        took = time.monotonic() - began
-        probe.check()
-    finally:
-        writer.kill()
-        writer.wait(10)
-    assert session.run.step >= 50 and len(session.run.groups()) == 1
-    assert len(changes) <= 4 * took + 3, "at most about four a second"
-    assert len(plot(page, "Reward").traces[0].x) > 25
-
-
-# ── the log, the export, the figures ─────────────────────────────────────────────────────────────────────────────────
 
 
 def test_the_log_view_joins_a_split_character(qtbot, tmp_path: Path) -> None:
@@ -485,19 +351,27 @@ def test_the_log_view_joins_a_split_character(qtbot, tmp_path: Path) -> None:
 def test_figures_are_formatted_with_three_digits_and_a_unit() -> None:
     thin = "\u202f"
     assert [figure(x) for x in (0, 7, 0.5, 0.01234, 12.345, 1234.5, 123456.0, 1.5e9, 2e-5)] == [
-        "0", "7", "0.500", "0.0123", "12.3", "1,234", "123k", "1.50G", "2.00e−5"]  # fmt: skip
+        "0",
+        "7",
+        "0.500",
+        "0.0123",
+        "12.3",
+        "1,234",
+        "123k",
+        "1.50G",
+        "2.00e−5",
+    ]
     assert [figure(x, "s") for x in (None, float("nan"), float("inf"), "text", True)] == ["–"] * 5
     assert figure(0.1234, "share") == f"12.3{thin}%" and signed(-0.25) == "−0.250" and signed(0.5) == "+0.500"
     assert [duration(s) for s in (None, 0.42, 42, 260, 7500, 97_000)] == [
-        "–", f"0.4{thin}s", f"42{thin}s", f"4{thin}min 20{thin}s", f"2{thin}h 05{thin}min", f"1{thin}d 3{thin}h"]  # fmt: skip
+        "–",
+        f"0.4{thin}s",
+        f"42{thin}s",
+        f"4{thin}min 20{thin}s",
+        f"2{thin}h 05{thin}min",
+        f"1{thin}d 3{thin}h",
+    ]
     assert moment(None) == "–" and ticks([0, 4000, 12_000]) == ["0", "4k", "12k"] and ticks([0, 2e-5]) == ["0", "2e−5"]
-
-
-def test_values_of_a_chart_can_be_copied(page: MonitorPage, show_run, tmp_path: Path) -> None:
-    show_run(made_up_runs.make_run(tmp_path / "run", steps=3))
-    plot(page, "Clip ratios").copy()
-    lines = QGuiApplication.clipboard().text().splitlines()
-    assert lines[0] == "step,Total,Low,High" and [line.split(",")[0] for line in lines[1:]] == ["1", "2", "3"]
 
 
 def test_the_line_above_the_charts_is_a_warning_before_any_other_note(
@@ -514,9 +388,6 @@ def test_the_line_above_the_charts_is_a_warning_before_any_other_note(
     (row,) = page.findings.rows()
     assert row.text.text() == "macOS stopped the GPU's work."
     assert page.note.text() == page.note.toolTip() == "Prompts are read twice."
-
-
-# ── several machines ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_a_run_on_several_machines_shows_each_and_who_was_lost(
@@ -541,22 +412,3 @@ def test_a_run_on_several_machines_shows_each_and_who_was_lost(
         )
     }
     assert curves == {"Rank 0", "Rank 1", "Rank 2"}
-
-
-@pytest.mark.parametrize(
-    "started",
-    [
-        None,
-        {},
-        {"ranks": 1},
-        {"ranks": "2"},
-        {"ranks": True},
-        {"ranks": 10**9},
-        {"ranks": 2, "machines": 3},
-        {"ranks": 2, "machines": [3, {"rank": "x"}, {}]},
-    ],
-)
-def test_a_damaged_event_log_has_no_ranks_or_nameless_ones(started) -> None:
-    ranks = ranks_of(started, {"lost_rank": "x"}, lambda name: None)
-    assert [rank.info.machine for rank in ranks] == (["", ""] if (started or {}).get("ranks") == 2 else [])
-    assert not any(rank.is_lost for rank in ranks)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from PySide6.QtCore import QModelIndex, Qt
 
-from app.pages.runs.queue_panel import QueuePanel, QueueRow
-from app.pages.runs.runs_page import QueuePart
+from app.pages.runs.queue_panel import QueuePanel, QueueRow, SessionQueue
 from app.state import processes
 from app.state.prefs import Prefs
 from app.state.session import Session
@@ -56,9 +54,12 @@ def test_keys_and_buttons_act_on_the_selected_run(panel: QueuePanel, qtbot) -> N
     table.setFocus()
     panel.activateWindow()
     for key, modifier in (
-        (Qt.Key.Key_Up, alt), (Qt.Key.Key_Down, alt), (Qt.Key.Key_Home, alt),
-        (Qt.Key.Key_Return, Qt.KeyboardModifier.NoModifier), (Qt.Key.Key_Delete, Qt.KeyboardModifier.NoModifier),
-    ):  # fmt: skip
+        (Qt.Key.Key_Up, alt),
+        (Qt.Key.Key_Down, alt),
+        (Qt.Key.Key_Home, alt),
+        (Qt.Key.Key_Return, Qt.KeyboardModifier.NoModifier),
+        (Qt.Key.Key_Delete, Qt.KeyboardModifier.NoModifier),
+    ):
         qtbot.keyClick(table, key, modifier)
     panel.next_button.click()
     panel.edit_button.click()
@@ -98,18 +99,6 @@ def test_the_selection_stays_on_its_run_and_an_empty_queue_hides(panel: QueuePan
     assert not panel.isHidden() and panel.table.isHidden()
 
 
-def test_a_button_that_has_done_its_work_gives_the_focus_to_the_rows(panel: QueuePanel, qtbot) -> None:
-    """Run next disables itself; the next press of the same key must not reach Remove."""
-    panel.show_queue([ROWS[0], replace(ROWS[1], has_begun=True), ROWS[2]], "")
-    panel.activateWindow()
-    panel.moved.connect(lambda *_: panel.show_queue([replace(ROWS[1], has_begun=True), ROWS[0], ROWS[2]], ""))
-    panel.table.selectRow(1)
-    panel.next_button.setFocus()
-    assert panel.next_button.hasFocus()
-    qtbot.keyClick(panel.next_button, Qt.Key.Key_Space)
-    assert panel.selected() == panel.model.rows[0] and panel.table.hasFocus()
-
-
 def test_the_page_shows_the_queue_and_changes_it(tmp_path: Path, qtbot, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "start_queue_runner", lambda _queue: None)
     session = Session(Prefs(tmp_path / "prefs"))
@@ -118,10 +107,12 @@ def test_the_page_shows_the_queue_and_changes_it(tmp_path: Path, qtbot, monkeypa
         run.path.mkdir(parents=True)
         run.config.write_text("model: owner/model\niters: 7\n")
         session.queue.add(run)
-    part = QueuePart(session)
-    qtbot.addWidget(part)
-    panel = part.panel
-    assert [(row.path.name, row.model, row.steps) for row in panel.model.rows] == [("a", "owner/model", 7), ("b", "owner/model", 7)]  # fmt: skip
+    panel = SessionQueue(session)
+    qtbot.addWidget(panel)
+    assert [(row.path.name, row.model, row.steps) for row in panel.model.rows] == [
+        ("a", "owner/model", 7),
+        ("b", "owner/model", 7),
+    ]
     panel.table.selectRow(1)
     panel.next_button.click()
     assert [row.path.name for row in panel.model.rows] == ["b", "a"]

@@ -164,12 +164,3 @@ def test_the_panel_opens_at_the_conditions_and_closes_with_the_run(qtbot, steeri
     live.lock = os.open(os.devnull, os.O_RDONLY)
     with pytest.raises(UserError, match="while a run is training or paused"):
         run_of(steering._session).change({"beta": 0.2})
-
-
-def test_two_requests_before_the_trainer_looks_are_both_kept(steering: RunSteering, live: LiveRun) -> None:
-    run = run_of(steering._session)
-    run.change({"beta": 0.2, "top_k": 3})
-    run.change({"beta": 0.3})
-    assert live.asked() == {"beta": 0.3, "top_k": 3}
-    with pytest.raises(UserError, match="Rank is fixed"):
-        run.change({"rank": 4})

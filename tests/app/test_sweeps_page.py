@@ -35,7 +35,9 @@ def finished(name: str = "earlier") -> SweepFolder:
     plan = SweepForm(name, seeds="0, 1", first_rung="20").plan(BASE)
     folder = make_sweep(plan)
     results = fresh_results(plan)
-    for each, values, state in zip(results.configurations, [(1, 1.2), (2, 1.5), (3, 4)], ["given up", "finished", "failed"], strict=True):  # fmt: skip
+    for each, values, state in zip(
+        results.configurations, [(1, 1.2), (2, 1.5), (3, 4)], ["given up", "finished", "failed"], strict=True
+    ):
         for run, value in zip(each.runs, values, strict=True):
             run.value, run.state, run.step, run.completions = value, state, 80, 640
     results.state, results.sentence, results.rungs = "finished", "The best configuration is 2.", [RungResult(20, [2])]
@@ -56,13 +58,10 @@ def page(qtbot: Any, qapp: Any) -> Any:
 
 
 def cells(page: SweepsPage) -> list[list[str]]:
-    model = page.model
+    model = page.table.model()
     return [
         [model.index(row, column).data() for column in range(model.columnCount())] for row in range(model.rowCount())
     ]
-
-
-# ── the form ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_the_fields_are_a_sweep_over_the_form(page: SweepsPage) -> None:
@@ -135,9 +134,6 @@ def test_the_forecast_counts_what_is_given_up_and_one_base() -> None:
     )
 
 
-# ── start, follow, stop ──────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def test_starting_makes_the_folder_and_a_detached_process(page: SweepsPage, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[tuple[list[str], Path]] = []
     monkeypatch.setattr(sweeps_module, "start_detached", lambda command, run: started.append((command, run.path)))
@@ -205,7 +201,7 @@ def test_the_winner_can_be_opened_used_and_trained_on(
         page.use_button.click()
     assert used.args[0].name == "earlier-2-seed0", "the seed with the highest value"
     with qtbot.waitSignal(page.session.page_requested) as opened:
-        page.table.activated.emit(page.model.index(0, 0))
+        page.table.activated.emit(page.table.model().index(0, 0))
     assert opened.args == ["monitor"] and page.session.run.folder.path == runs_folder() / "earlier-2-seed0"
     page.clone_button.click()
     assert commands[0][-6:] == [
@@ -216,11 +212,3 @@ def test_the_winner_can_be_opened_used_and_trained_on(
         "iters=160",
         "--start",
     ]
-
-
-def test_damaged_results_are_told(qtbot: Any, page: SweepsPage) -> None:
-    folder = finished()
-    folder.results.write_text("{")
-    with qtbot.waitSignal(page.session.message) as told:
-        page.show()
-    assert "results.json" in told.args[0]

@@ -104,7 +104,9 @@ def test_the_card_is_drawn_with_its_settings_table_and_picture(
 def test_repository_files_and_account_are_shown_and_nothing_starts_by_itself(make_dialog: MakeDialog):
     dialog = make_dialog(files=12)
     texts = [label.text() for label in dialog.findChildren(QLabel)]
-    assert {"someone/sums", "Private: others cannot see it.", "Files, 2.0 MB", "file-0", "and 3 more"} <= set(texts)
+    assert {"someone/sums", "Private: others cannot see it.", "Files, 2.00\u202fMB", "file-0", "and 3 more"} <= set(
+        texts
+    )
     assert dialog.account_label.text() == "someone (token from keychain)" and not dialog.token.isVisible()
     assert dialog.upload.isEnabled() and dialog.sentence.text() == "Nothing has been sent yet."
 
@@ -140,8 +142,8 @@ def test_upload_pause_resume_and_the_page(qtbot, make_dialog: MakeDialog, monkey
         dialog.sentence.text().startswith("Paused.") and dialog.upload.isEnabled() and not dialog.progress.isVisible()
     )
     dialog.upload.click()
-    qtbot.waitUntil(lambda: dialog.upload.text() == "Open the Page")
-    assert dialog.sentence.text() == "It is at https://hub.example/someone/sums."
+    qtbot.waitUntil(lambda: dialog.upload.text() == "Open the page")
+    assert dialog.sentence.text() == "Uploaded to https://hub.example/someone/sums."
     opened: list[str] = []
     monkeypatch.setattr(upload_dialog, "open_link", opened.append)
     dialog.upload.click()

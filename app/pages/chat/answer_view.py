@@ -14,7 +14,7 @@ from app.widgets.basic.controls import LinkButton
 from app.widgets.basic.labels import label
 from app.widgets.basic.layout import card, clear_layout, column, holder, row, set_shown
 from app.widgets.basic.number_format import figure
-from app.widgets.completions.completion_detail import TagHighlighter, scores_html
+from app.widgets.completion_detail import TagHighlighter, scores_html
 
 FEWEST_LINES, MOST_LINES = 3, 8
 """Height of the prompt box: it grows with its text between these."""

@@ -25,7 +25,7 @@ from app.widgets.basic.dialogs import open_folder
 from app.widgets.basic.labels import button
 from app.widgets.basic.layout import column, holder, row, set_shown
 from app.widgets.basic.number_format import figure, short_duration
-from app.widgets.completions.completion_model import STOP_LABELS
+from app.widgets.completion_table import STOP_LABELS
 from backend.runs.run_folder import RunFolder, all_runs
 from backend.utils.files import is_file
 

@@ -1,1 +1,1 @@
-"""The package app.pages.completions."""
+"""The Completions page."""

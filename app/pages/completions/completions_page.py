@@ -1,5 +1,4 @@
-"""The Completions page: what does the model write? Every completion of a step with each reward beside it, or any of the whole run
-that a filter, a search or a prompt leaves.
+"""The Completions page: every completion of a step with its scores, or what a filter or search finds in the whole run.
 
 Rows are shown as the trainer wrote them; this page scores nothing.
 """
@@ -7,128 +6,170 @@ Rows are shown as the trainer wrote them; this page scores nothing.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, overload
 
 import numpy as np
 from PySide6.QtCore import Qt, QTimer
 from PySide6.QtGui import QHideEvent, QResizeEvent, QShowEvent
-from PySide6.QtWidgets import QFileDialog, QMenu, QSplitter, QStackedLayout, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QFileDialog, QMenu, QSplitter, QStackedLayout, QWidget
 
 from app import theme
-from app.pages.completions.completion_lists import CompletionLists, RunLines, called
-from app.pages.completions.filter_bar import RUN, STEP, FilterBar
+from app.pages.completions.filter_bar import RUN, STEP, FilterBar, StepHead
 from app.pages.completions.reading_pane import ReadingPane
-from app.pages.completions.step_head import StepHead
-from app.state.completion_facts import ALL, FILTERS, SUFFIXES, CompletionExport, Place
+from app.state import charts
+from app.state.completion_facts import (
+    ALL,
+    FILTERS,
+    SUFFIXES,
+    CompletionExport,
+    CompletionFacts,
+    Place,
+    Query,
+    listed_completions,
+    scores_of,
+    select,
+    sort,
+    why_empty,
+)
 from app.state.run import Run
 from app.state.run_completions import RunCompletions
 from app.state.session import Session
 from app.widgets.basic.controls import LinkButton
 from app.widgets.basic.labels import EmptyState, button
-from app.widgets.basic.layout import set_shown
-from app.widgets.completions.completion_detail import CompletionDetail
-from app.widgets.completions.completion_model import CompletionModel
-from app.widgets.completions.completion_table import CompletionTable
+from app.widgets.basic.layout import column, set_shown
+from app.widgets.completion_detail import CompletionDetail
+from app.widgets.completion_table import CompletionLine, CompletionModel, CompletionTable, lines_of_row
 from backend.utils.errors import UserError
-
-# Saving completions into a file: asks where, writes in slices on the event loop, and says how it went.
-
-SLICE_S = 0.010
-
-
-class CompletionSaving:
-    """One export at a time. `tell` takes a sentence, `changed` is called when an export has begun or ended."""
-
-    def __init__(self, page: QWidget, tell: Callable[[str], object], changed: Callable[[], object]) -> None:
-        self._page, self._tell, self._changed = page, tell, changed
-        self._export: CompletionExport | None = None
-        self._timer = QTimer(page)
-        self._timer.timeout.connect(self._advance)
-
-    @property
-    def is_busy(self) -> bool:
-        return self._export is not None
-
-    def ask(self, source: Path, places: Sequence[Place]) -> None:
-        """Ask for a file, and write these completions of `source` into it."""
-        filters = ";;".join(f"{name} (*{suffix})" for suffix, name in SUFFIXES.items())
-        start = str(Path.home() / f"{source.parent.name} completions.jsonl")
-        chosen, name = QFileDialog.getSaveFileName(self._page, "Save completions", start, filters)
-        if chosen:
-            target = Path(chosen)
-            typed = target.suffix in SUFFIXES
-            suffix = next((suffix for suffix, text in SUFFIXES.items() if name.startswith(text)), ".jsonl")
-            self.save(source, places, target if typed else target.with_name(target.name + suffix))
-
-    def save(self, source: Path, places: Sequence[Place], target: Path) -> None:
-        """Begin to write; the event loop goes on with it."""
-        try:
-            self._export = CompletionExport(source, places, target)
-        except UserError as mistake:
-            self._tell(mistake.faults[0].sentence)
-            return
-        self._timer.start(0)
-        self._changed()
-
-    def cancel(self) -> None:
-        """Stop the export; nothing of it is left."""
-        if self._export is not None:
-            self._export.cancel()
-            self._end(f"{self._export.target.name} was not saved.")
-
-    def _advance(self) -> None:
-        export = self._export
-        if export is None:
-            self._timer.stop()
-            return
-        try:
-            if export.advance(SLICE_S):
-                self._tell(f"Saving {export.written:,} of {export.total:,} completions…")
-            else:
-                self._end(f"{export.written:,} completions are in {export.target.name}.")
-        except UserError as mistake:
-            self._end(mistake.faults[0].sentence)
-
-    def _end(self, sentence: str) -> None:
-        self._timer.stop()
-        self._export = None
-        self._tell(sentence)
-        self._changed()
-
-
-# ── completions page ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 DETAIL, BESIDE = 250, 720
 """Initial height of the detail below the table, and its initial width beside the table."""
 WIDE = 1500
 """From this page width on the detail is beside the table."""
+MOST_LINES = 100_000
+"""Lines that a list of the whole run shows."""
+KEPT_LINES = 512
+"""Lines kept once read: a table asks for each of the visible ones a hundred times a repaint."""
+SLICE_S = 0.010
+"""Seconds of one turn of saving."""
+
+
+class RunLines(Sequence[CompletionLine]):
+    """Completions of a run by their numbers among `facts`; `read_row` reads the row at an offset when it is shown."""
+
+    def __init__(
+        self, facts: CompletionFacts, numbers: np.ndarray, read_row: Callable[[int], Mapping[str, Any] | None]
+    ) -> None:
+        self._offsets = facts.per_completion("offset")[numbers]
+        self._places = facts.column("place")[numbers]
+        self._read_row = read_row
+        self._lines: dict[int, CompletionLine] = {}
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    @overload
+    def __getitem__(self, index: int) -> CompletionLine: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[CompletionLine]: ...
+    def __getitem__(self, index: int | slice) -> CompletionLine | Sequence[CompletionLine]:
+        if isinstance(index, slice):
+            return [self[at] for at in range(*index.indices(len(self)))]
+        if index not in self._lines:
+            if len(self._lines) >= KEPT_LINES:
+                self._lines.clear()
+            offset, place = self.place(index)
+            row = self._read_row(offset) or {}
+            listed = listed_completions(row)  # shorter where the file was cut back since: it is about to be read again
+            completion = listed[place] if place < len(listed) else {}
+            self._lines[index] = CompletionLine(0, row, completion, offset, place)
+        return self._lines[index]
+
+    def place(self, index: int) -> tuple[int, int]:
+        """(offset of its row, place in it) of a line, without reading it."""
+        return int(self._offsets[index]), int(self._places[index])
+
+    def begins_with(self, other: Sequence[CompletionLine]) -> bool:
+        return (
+            isinstance(other, RunLines)
+            and np.array_equal(self._offsets[: len(other)], other._offsets)
+            and np.array_equal(self._places[: len(other)], other._places)
+        )
+
+
+def step_lines(
+    placed_rows: Sequence[tuple[int, Mapping[str, Any]]],
+    facts: CompletionFacts,
+    query: Query,
+    order: tuple[str, bool],
+    largest: dict[str, float] | None,
+) -> list[CompletionLine]:
+    """Lines of a step's rows, (offset, row): each prompt with the completions that the query leaves, sorted by `order`.
+
+    `facts` are those of the rows, `order` is (column, descending), `largest` as in `select`.
+    """
+    numbers = select(facts, query, largest)
+    if order[0]:
+        numbers = sort(facts, numbers, order[0], descending=order[1])
+    of_row = facts.column("row")[numbers]
+    lines: list[CompletionLine] = []
+    for group, (offset, row) in enumerate(placed_rows):
+        prompt, *completions = lines_of_row(group, row, offset)
+        chosen = facts.column("place")[numbers[of_row == group]].tolist()
+        if chosen or not completions:
+            lines += [prompt, *(completions[place] for place in chosen)]
+    return lines
+
+
+def weights_at(run: Run, step: int, rows: Sequence[Mapping[str, Any]]) -> list[float]:
+    """The weight of each of `run.reward_names` at a step.
+
+    From the event log, where they vary, or the settings. Empty unless they explain the reward of every completion in
+    `rows`: Σ weight · score.
+    """
+    names = run.reward_names
+    logged = []
+    for name in names:
+        steps, values = run.series(f"reward_weights/{name}")
+        at = int(np.searchsorted(steps, step))
+        if at < len(steps) and steps[at] == step:
+            logged.append(float(values[at]))
+    listed = run.config.get("reward_weights") or [1.0] * len(names)
+    configured = listed if isinstance(listed, list) and all(isinstance(x, int | float) for x in listed) else []
+    for weights in (logged, [float(x) for x in configured]):
+        if names and len(weights) == len(names) and _explains(names, weights, rows):
+            return weights
+    return []
+
+
+def _explains(names: Sequence[str], weights: Sequence[float], rows: Sequence[Mapping[str, Any]]) -> bool:
+    for completion in (completion for row in rows for completion in listed_completions(row)):
+        scores, reward = scores_of(completion), completion.get("reward")
+        known = [(weight, scores.get(name)) for name, weight in zip(names, weights, strict=True)]
+        total = sum(weight * score for weight, score in known if isinstance(score, int | float))
+        if isinstance(reward, int | float) and abs(total - reward) > 1e-6 * max(1.0, abs(reward)):
+            return False
+    return True
 
 
 class CompletionsPage(QWidget):
-    """The page.
-
-    Attributes:
-        session – the state shared with the other pages.
-        completions – what the run has beyond the step on screen; None without a run.
-    """
+    """The page."""
 
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.session = session
         self.completions: RunCompletions | None = None
+        self.order: tuple[str, bool] = ("", True)
         self._run: Run | None = None
         self._shown: tuple[Run, int] | None = None
         self._picked = 0
-        self._compose()
-        self._lay_out()
-        self._connect()
-        self._on_run_changed()
+        self._export: CompletionExport | None = None
+        self._saving = QTimer(self, interval=0)
+        self._saving.timeout.connect(self._save_slice)
 
-    # ── building ────────────────────────────────────────────────────────────────────────────────
-
-    def _compose(self) -> None:
         self.nothing = EmptyState("No completions yet", "They appear here with the first step of a run.", "Go to Train")
+        self.nothing.button_clicked.connect(lambda: session.page_requested.emit("train"))
         self.model = CompletionModel(self)
         self.table = CompletionTable(self.model)
         self.table.allow_sorting()
@@ -140,17 +181,14 @@ class CompletionsPage(QWidget):
         self.show_its_step = LinkButton("Show its step")
         for link in (self.follow_prompt, self.show_its_step):
             self.detail.add_link(link)
-        self.head = StepHead()
-        self.saving = CompletionSaving(self, self.session.message.emit, self._show_saving)
-        self.save = button("Save", self.saving.cancel, tip="Save completions as JSON lines or Markdown")
+        self.save = button("Save", self.cancel_saving, tip="Save completions as JSON lines or Markdown")
         self._save_menu = QMenu(self.save)
-        self._save_menu.addAction("Selected completions…", lambda: self._save(self.table.selected_rows()))
-        self._save_menu.addAction("Everything shown…", lambda: self._save(range(self.model.rowCount())))
+        self._save_menu.addAction("Selected completions…", lambda: self._ask_where(self.table.selected_rows()))
+        self._save_menu.addAction("Everything shown…", lambda: self._ask_where(range(self.model.rowCount())))
         self._show_saving()
-        self.head.add_button(self.save)
-        self.lists = CompletionLists(self.model, self.table, self.detail, self.bar, self.head.about)
+        self.head = StepHead(self.save)
+        self._connect()
 
-    def _lay_out(self) -> None:
         self.parts = QSplitter(Qt.Orientation.Vertical, childrenCollapsible=False, handleWidth=theme.SPACE)
         self.parts.addWidget(self.table.in_card())
         self.parts.addWidget(self.detail)
@@ -158,30 +196,25 @@ class CompletionsPage(QWidget):
             self.parts.setStretchFactor(part, share)
         self.parts.setSizes([1000, theme.scaled(DETAIL)])
         content = QWidget()
-        column = QVBoxLayout(content)
-        column.setContentsMargins(*(2 * theme.SPACE,) * 4)
-        column.setSpacing(theme.SPACE)
-        column.addWidget(self.head)
-        column.addWidget(self.bar)
-        column.addWidget(self.parts, 1)
+        column(self.head, self.bar, (self.parts, 1), into=content, margins=2 * theme.SPACE)
         self._stack = QStackedLayout(self)
         self._stack.addWidget(self.nothing)
         self._stack.addWidget(content)
+        self._on_run_changed()
 
     def _connect(self) -> None:
-        self.nothing.button_clicked.connect(lambda: self.session.page_requested.emit("train"))
         # Both, as Qt changes the selection before the current line.
         self.table.picked.connect(self._show_picked)
         self.table.chosen.connect(lambda _row, _completion: self._show_picked())
         self.table.touched.connect(self._stop_following)
         self.table.activated.connect(lambda _index: self.go_to_step())
-        self.table.sort_requested.connect(self._sort)
+        self.table.sort_requested.connect(self.sort)
         self.head.moved.connect(self.go)
-        self.head.typed.connect(self._pick_or_tell)
-        self.head.followed.connect(self._turn_following)
+        self.head.typed.connect(self._pick_or_explain)
+        self.head.followed.connect(self._set_following)
         self.bar.query_changed.connect(self._show_again)
         self.bar.scope_changed.connect(self._show_again)
-        self.bar.searched.connect(self._search)
+        self.bar.searched.connect(self.find)
         self.bar.moved.connect(self.move)
         self.pane.setting_requested.connect(self._go_to_setting)
         self.follow_prompt.clicked.connect(lambda _checked=False: self._follow_prompt())
@@ -193,17 +226,15 @@ class CompletionsPage(QWidget):
         super().resizeEvent(event)
         wide = self.width() >= theme.scaled(WIDE)
         orientation = Qt.Orientation.Horizontal if wide else Qt.Orientation.Vertical
-        # Sizes are set on a change only: the user may have moved the handle.
-        if orientation != self.parts.orientation():
+        if orientation != self.parts.orientation():  # on a change only: the user may have moved the handle
             self.parts.setOrientation(orientation)
             self.detail.set_upright(wide)
             self.parts.setSizes([self.width(), theme.scaled(BESIDE)] if wide else [self.height(), theme.scaled(DETAIL)])
 
-    # ── the run and its step ────────────────────────────────────────────────────────────────────
+    # The run and its step
 
     def _on_run_changed(self) -> None:
-        self._run, self._shown = self.session.run, None
-        self.completions = None
+        self._run, self._shown, self.completions = self.session.run, None, None
         self.head.follow(True)
         self.bar.reset()
         if self._run is not None:
@@ -229,73 +260,136 @@ class CompletionsPage(QWidget):
         self._read_on()
 
     def _read_on(self) -> None:
-        """Read the whole file only while what it says is shown."""
+        """Read the whole file only while its completions are shown."""
         if self.completions is not None:
             self.completions.follow(self.isVisible() and (self.bar.scope.key == RUN or self.bar.is_filtering))
+
+    def _steps(self) -> list[int]:
+        return self._run.completion_steps() if self._run else []
 
     def _refresh(self) -> None:
         """Show the newest step, or the picked one. A hidden page does nothing."""
         if not self.isVisible():
             return
         self._read_on()
-        steps = self._run.completion_steps() if self._run else []
+        steps = self._steps()
         self._stack.setCurrentIndex(1 if steps else 0)
-        if self._run is None or not steps:
+        if self._run is None or self.completions is None or not steps:
             return
         step = steps[-1] if self.head.newest.isChecked() else _nearest(steps, self._picked)
         self.head.show_step(step, steps[0], steps[-1])
-        if self._shown != (self._run, step):
-            self._shown = (self._run, step)
-            self._show()
-
-    def _show_again(self) -> None:
-        """Show what the filter bar now says."""
-        self._shown = None
-        self._refresh()
-
-    def _show(self) -> None:
-        if self._shown is None or self.completions is None:
+        if self._shown == (self._run, step):
             return
-        run, step = self._shown
+        self._shown = (self._run, step)
         of_run = self.bar.scope.key == RUN
         set_shown(self.show_its_step, of_run)
         if of_run:
-            self.lists.show_run(run, self.completions)
+            self._show_run(self._run, self.completions)
         else:
-            self.lists.show_step(run, self.completions, step)
+            self._show_step(self._run, self.completions, step)
         self._show_picked()
 
-    def _grow(self) -> None:
-        if self.isVisible() and self.bar.scope.key == RUN and self._run is not None and self.completions is not None:
-            self.lists.grow(self._run, self.completions)
+    def _show_again(self) -> None:
+        self._shown = None
+        self._refresh()
 
-    def _search(self, text: str) -> None:
+    def _show_step(self, run: Run, completions: RunCompletions, step: int) -> None:
+        placed = run.placed_groups(step)
+        rows = [row for _, row in placed]
+        facts = CompletionFacts()
+        for offset, row in placed:
+            facts.append(row, offset)
+        names, labels = run.reward_names, labels_of(run)
+        self.model.set_columns(names, labels, weights_at(run, step, rows), facts.logged)
+        self.bar.set_measures(names, labels, facts.logged)
+        largest = completions.facts.largest or None
+        self.model.show_lines(step_lines(placed, facts, self.bar.query, self.order, largest))
+        self._reset_view()
+        count = sum(len(row.get("completions") or ()) for row in rows)
+        shown = sum(line.completion is not None for line in self.model.lines)
+        self.head.about.setText(f"{_counted(len(rows), 'prompt')}, {_counted(count, 'completion')}")
+        found = f"{shown:,} of {_counted(count, 'completion')} of this step" if self.bar.is_filtering else ""
+        self._report_found(run, found, is_empty=shown == 0)
+
+    def _show_run(self, run: Run, completions: RunCompletions) -> None:
+        names, labels, logged = run.reward_names, labels_of(run), completions.found.logged
+        lines = self._run_lines(completions)
+        self.model.set_columns(names, labels, (), logged, has_steps=True)
+        self.bar.set_measures(names, labels, logged)
+        self.model.show_lines(lines, completions.facts.largest or None)
+        self._reset_view()
+        self._report_run(run, completions)
+
+    def _grow(self) -> None:
+        """More of the file was read: add what belongs to the list of the whole run."""
+        run, completions, model = self._run, self.completions, self.model
+        if not self.isVisible() or self.bar.scope.key != RUN or run is None or completions is None:
+            return
+        # A list that is full stays. Sorting a million takes a tenth of a second: once, at the end.
+        is_full = not self.order[0] and model.is_flat and model.rowCount() == MOST_LINES
+        if (not self.order[0] or completions.is_complete) and not is_full:
+            lines = self._run_lines(completions)
+            continues = model.is_flat and model.rowCount() and lines.begins_with(model.lines)
+            if not continues or model.logged != completions.found.logged:
+                self._show_run(run, completions)
+                return
+            model.extend(lines)
+        self._report_run(run, completions)
+
+    def _run_lines(self, completions: RunCompletions) -> RunLines:
+        numbers = completions.select(self.bar.query)
+        if self.order[0]:
+            numbers = sort(completions.found, numbers, self.order[0], descending=self.order[1])
+        return RunLines(completions.found, numbers[:MOST_LINES], completions.row_at)
+
+    def _reset_view(self) -> None:
+        self.table.reset_view()
+        self.table.show_sorting(self.order[0], descending=self.order[1])
+
+    def _report_run(self, run: Run, completions: RunCompletions) -> None:
+        count = self.model.rowCount()
+        is_cut = count == MOST_LINES or (completions.search is not None and completions.search.is_cut_short)
+        parts = [f"The first {count:,} completions" if is_cut else _counted(count, "completion")]
+        if not completions.is_complete:
+            parts.append(f"{completions.share:.0%} of the file read")
+        self.head.about.setText("Whole run")
+        self._report_found(run, ", ".join(parts), is_empty=not count and completions.is_complete)
+
+    def _report_found(self, run: Run, sentence: str, *, is_empty: bool) -> None:
+        reason = why_empty(self.bar.query, run.reward_names) if is_empty else ""
+        self.bar.report(reason or sentence)
+
+    def find(self, text: str) -> None:
+        """Search the whole run for this text; "" ends the search."""
         if self.completions is not None:
             self.completions.find(text)
             self.bar.scope.choose(RUN if text else STEP)
 
-    def _sort(self, key: str, descending: bool) -> None:
-        self.lists.order = (key, descending)
+    def sort(self, key: str, descending: bool) -> None:
+        """Sort by this column of the facts; "" for the order of the file."""
+        self.order = (key, descending)
         self._show_again()
 
-    # ── what is read ────────────────────────────────────────────────────────────────────────────
+    # The completion that is read
 
     def _show_picked(self) -> None:
         """Show the current completion; of two that are selected, what the second changes of the first."""
-        line = self.table.current_line
+        line, completions, run = self.table.current_line, self.completions, self._run
         set_shown(self.follow_prompt, line is not None)
         if line is None:
             self.detail.show_completion({}, None)
             return
-        completions, run = self.completions, self._run
         if completions is not None and run is not None:
-            self.lists.show_weights(run, line)
+            step = line.row.get("step")
+            weights = weights_at(run, step, [line.row]) if isinstance(step, int) else []
+            self.detail.set_rewards(run.reward_names, labels_of(run), weights)
             self.pane.set_token_loader(lambda: completions.token_data(line.offset, line.place))
         pair = self.table.selected_lines if len(self.table.selected_rows()) == 2 else []
         first, second = (pair[0].completion, pair[1].completion) if len(pair) == 2 else (None, None)
         if first is not None and second is not None:
             self.detail.show_completion(pair[1].row, second)
-            self.pane.show_difference(first, second, f"From {called(pair[0])} to {called(pair[1])}")
+            names = [f"step {each.row.get('step')}, number {each.place + 1}" for each in pair]
+            self.pane.show_difference(first, second, f"From {names[0]} to {names[1]}")
         else:
             self.detail.show_completion(line.row, line.completion)
 
@@ -308,25 +402,69 @@ class CompletionsPage(QWidget):
         self.session.page_requested.emit("train")
         self.session.field_requested.emit(key)
 
-    def _save(self, rows: Sequence[int]) -> None:
+    # Saving
+
+    def _ask_where(self, rows: Sequence[int]) -> None:
         lines = self.model.lines
         if isinstance(lines, RunLines):  # without reading what is not shown
             places = [lines.place(row) for row in rows]
         else:
             places = [(line.offset, line.place) for line in (lines[row] for row in rows) if line.completion is not None]
-        if self.completions is not None and places:
-            self.saving.ask(self.completions.path, places)
+        if self.completions is None or not places:
+            return
+        filters = ";;".join(f"{name} (*{suffix})" for suffix, name in SUFFIXES.items())
+        start = str(Path.home() / f"{self.completions.path.parent.name} completions.jsonl")
+        chosen, name = QFileDialog.getSaveFileName(self, "Save completions", start, filters)
+        if chosen:
+            target = Path(chosen)
+            if target.suffix not in SUFFIXES:
+                suffix = next((suffix for suffix, text in SUFFIXES.items() if name.startswith(text)), ".jsonl")
+                target = target.with_name(target.name + suffix)
+            self._start_saving(places, target)
+
+    def _start_saving(self, places: Sequence[Place], target: Path) -> None:
+        assert self.completions is not None
+        try:
+            self._export = CompletionExport(self.completions.path, places, target)
+        except UserError as error:
+            self.session.message.emit(error.faults[0].sentence)
+            return
+        self._saving.start()
+        self._show_saving()
+
+    def _save_slice(self) -> None:
+        export = self._export
+        if export is None:
+            self._saving.stop()
+            return
+        try:
+            if export.advance(SLICE_S):
+                self.session.message.emit(f"Saving {export.written:,} of {export.total:,} completions…")
+            else:
+                self._end_saving(f"Saved {export.written:,} completions in {export.target.name}.")
+        except UserError as error:
+            self._end_saving(error.faults[0].sentence)
+
+    def cancel_saving(self) -> None:
+        if self._export is not None:
+            self._export.cancel()
+            self._end_saving(f"{self._export.target.name} was not saved.")
+
+    def _end_saving(self, sentence: str) -> None:
+        self._saving.stop()
+        self._export = None
+        self.session.message.emit(sentence)
+        self._show_saving()
 
     def _show_saving(self) -> None:
-        """While an export is written the button cancels it."""
-        self.save.setText("Cancel" if self.saving.is_busy else "Save")
-        self.save.setProperty("menu", not self.saving.is_busy)
-        self.save.setMenu(None if self.saving.is_busy else self._save_menu)  # pyright: ignore[reportArgumentType]: None takes it away
+        is_busy = self._export is not None
+        self.save.setText("Cancel" if is_busy else "Save")
+        self.save.setProperty("menu", not is_busy)
+        self.save.setMenu(None if is_busy else self._save_menu)  # pyright: ignore[reportArgumentType]: None removes it
 
-    # ── moving ──────────────────────────────────────────────────────────────────────────────────
+    # Moving
 
     def find_text(self) -> None:
-        """Focus the search."""
         self.bar.search.setFocus(Qt.FocusReason.ShortcutFocusReason)
         self.bar.search.selectAll()
 
@@ -335,26 +473,23 @@ class CompletionsPage(QWidget):
         self.bar.reset()
         self.bar.show_filter(name or ALL)
         self._shown = None  # the step may be the one on screen, with the filter it had
-        self._pick_or_tell(step)
+        self._pick_or_explain(step)
 
     def pick(self, step: int) -> None:
         """Show this step, or the nearest one that has completions, until Follow newest is ticked."""
-        steps = self._run.completion_steps() if self._run else []
-        # The nearest now: a step beyond the end would follow the run.
-        self._picked = _nearest(steps, step) if steps else step
+        steps = self._steps()
+        self._picked = _nearest(steps, step) if steps else step  # the nearest now: a step beyond the end would follow
         self.head.follow(False)
         if self.bar.scope.key == RUN:
             self.bar.scope.choose(STEP)
         self._refresh()
 
-    def _pick_or_tell(self, step: int) -> None:
+    def _pick_or_explain(self, step: int) -> None:
         self.pick(step)
         if self._picked != step:
-            self.session.message.emit(
-                f"Step {step:,} has no completions; step {self._picked:,} is the nearest that has."
-            )
+            self.session.message.emit(f"Step {step:,} has no completions. The nearest is step {self._picked:,}.")
 
-    def _turn_following(self, follow: bool) -> None:
+    def _set_following(self, follow: bool) -> None:
         if not follow and self._shown is not None:
             self._picked = self._shown[1]
         self._refresh()
@@ -371,16 +506,13 @@ class CompletionsPage(QWidget):
         self.go(1)
 
     def go(self, by: int) -> None:
-        """Move by this many steps, forwards or back, among those that have completions."""
-        steps = self._run.completion_steps() if self._run else []
-        if not steps or self._shown is None:
-            return
-        index = steps.index(_nearest(steps, self._shown[1])) + by
-        if 0 <= index < len(steps):
-            self.pick(steps[index])
+        steps = self._steps()
+        if steps and self._shown is not None:
+            index = steps.index(_nearest(steps, self._shown[1])) + by
+            if 0 <= index < len(steps):
+                self.pick(steps[index])
 
     def go_to_step(self) -> None:
-        """From a completion in the list of the whole run to its step."""
         line = self.table.current_line
         if line is not None and self.bar.scope.key == RUN and isinstance(step := line.row.get("step"), int):
             self._go_to(step, line.offset, line.place)
@@ -411,29 +543,25 @@ class CompletionsPage(QWidget):
         completions.follow(True)
         number = completions.number_of(line.offset, line.place)
         chosen = completions.select(self.bar.query)
-        at = (
-            None
-            if number is None
-            else int(np.searchsorted(chosen, number, side="right" if by > 0 else "left")) - (by < 0)
-        )
-        if at is None or not 0 <= at < len(chosen):
-            self._tell_no_further(by)
+        at = -1
+        if number is not None:
+            at = int(np.searchsorted(chosen, number, side="right" if by > 0 else "left")) - (by < 0)
+        if 0 <= at < len(chosen):
+            facts = completions.facts
+            values = (facts.per_completion("step"), facts.per_completion("offset"), facts.column("place"))
+            self._go_to(*(int(numbers[chosen[at]]) for numbers in values))
             return
-        facts = completions.facts
-        values = (facts.per_completion("step"), facts.per_completion("offset"), facts.column("place"))
-        self._go_to(*(int(column[chosen[at]]) for column in values))
-
-    def _tell_no_further(self, by: int) -> None:
-        completions = self.completions
-        where = "later" if by > 0 else "earlier"
-        what = FILTERS[self.bar.query.filter].label.lower()
-        is_read = completions is None or completions.is_complete
-        so_far = (
-            ""
-            if is_read or completions is None
-            else f" in the {completions.share:.0%} of the file that are read so far"
-        )
+        where, what = "later" if by > 0 else "earlier", FILTERS[self.bar.query.filter].label.lower()
+        so_far = "" if completions.is_complete else f" in the {completions.share:.0%} of the file read so far"
         self.session.message.emit(f"There is no {where} completion of “{what}”{so_far}.")
+
+
+def labels_of(run: Run) -> list[str]:
+    return [charts.label_of(name) for name in run.reward_names]
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _nearest(steps: list[int], step: int) -> int:

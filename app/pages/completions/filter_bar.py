@@ -1,34 +1,81 @@
-"""The line above the completions: search, whether one step or the whole run is shown, a filter, and the next of its kind."""
+"""The two lines above the completions: which step is shown, and which of its completions or of the whole run's."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from PySide6.QtCore import Qt, QTimer, Signal
-from PySide6.QtGui import QAction, QDoubleValidator
-from PySide6.QtWidgets import QHBoxLayout, QLineEdit, QSizePolicy, QVBoxLayout, QWidget
+from PySide6.QtCore import QSignalBlocker, Qt, QTimer, Signal
+from PySide6.QtGui import QDoubleValidator, QIntValidator
+from PySide6.QtWidgets import QLineEdit, QPushButton, QSizePolicy, QWidget
 
 from app import theme
 from app.state.completion_facts import ALL, FILTERS, SCORE, Query
 from app.widgets.basic import icons
-from app.widgets.basic.controls import ComboBox, ElidedLabel, LinkButton, NumberEdit, Segments
-from app.widgets.basic.labels import button
-from app.widgets.basic.layout import set_shown
+from app.widgets.basic.controls import CheckBox, ComboBox, ElidedLabel, LinkButton, NumberEdit, Segments
+from app.widgets.basic.labels import button, label
+from app.widgets.basic.layout import column, row, set_shown
 
 STEP, RUN = "step", "run"
 """Scopes: the completions of one step, or of all."""
 TYPING_MS = 300
-"""How long after the last key the search begins."""
-_PLAIN = (("reward", "Reward"), ("advantage", "Advantage"), ("tokens", "Tokens"))
+"""Pause after the last key before the search begins."""
+
+
+class StepHead(QWidget):
+    """The head of the page: what is shown, which step, and whether the newest is followed.
+
+    Signals:
+        moved(int) – go one step on (1) or back (−1).
+        typed(int) – the user typed this step.
+        followed(bool) – follow the newest step, or stay.
+    """
+
+    moved = Signal(int)
+    typed = Signal(int)
+    followed = Signal(bool)
+
+    def __init__(self, save: QPushButton) -> None:
+        super().__init__()
+        self.earlier = button("Earlier", lambda: self.moved.emit(-1), tip="The step before (Ctrl+[)")
+        self.later = button("Later", lambda: self.moved.emit(1), tip="The step after (Ctrl+])")
+        self.step = NumberEdit()
+        self.step.setValidator(QIntValidator(0, 2**31 - 1, self.step))
+        self.step.setFixedWidth(theme.scaled(72))
+        self.step.setAlignment(Qt.AlignmentFlag.AlignRight)
+        self.step.setAccessibleName("Step")
+        self.step.editingFinished.connect(self._type)
+        self.newest = CheckBox("Follow newest")
+        self.newest.setChecked(True)
+        self.newest.toggled.connect(self.followed)
+        self.about = ElidedLabel()
+        self.about.setFont(theme.figures_font())
+        title, steps = label("Completions", theme.title_font()), (label("Step"), self.step, self.earlier, self.later)
+        row(title, 2 * theme.SPACE, (self.about, 1), self.newest, theme.SPACE, *steps, save, into=self)
+
+    def show_step(self, step: int, first: int, last: int) -> None:
+        if not self.step.hasFocus() or not self.step.isModified():  # the user may be typing a number there
+            self.step.setText(str(step))
+        self.earlier.setEnabled(step > first)
+        self.later.setEnabled(step < last)
+
+    def follow(self, newest: bool) -> None:
+        """Tick or untick *Follow newest* without a signal."""
+        with QSignalBlocker(self.newest):
+            self.newest.setChecked(newest)
+
+    def _type(self) -> None:
+        # `editingFinished` comes also when the focus merely leaves the line.
+        if self.step.isModified() and self.step.text():
+            self.step.setModified(False)
+            self.typed.emit(int(self.step.text()))
 
 
 class FilterBar(QWidget):
-    """Attributes:
-        search, scope, filter, previous, next – its controls.
+    """Search, scope, filter, and moving to the next completion that the filter leaves.
 
     Signals:
-        query_changed – `query` is another now, by the user's doing or by `show_query`.
-        scope_changed – `scope.key` is another now.
+        query_changed – `query` changed.
+        scope_changed – `scope.key` changed.
         searched(str) – search the run for this text; "" ends the search.
         moved(int) – go to the next (1) or the previous (−1) completion that the filter leaves.
     """
@@ -42,7 +89,9 @@ class FilterBar(QWidget):
         super().__init__(parent)
         self._prompt: int | None = None
         self.search = SearchLine()
+        self.search.searched.connect(self.searched)
         self.scope = Segments({STEP: "This step", RUN: "Whole run"}, "Completions of")
+        self.scope.chosen.connect(lambda _key: self.scope_changed.emit())
         self.filter = ComboBox()
         self.filter.setAccessibleName("Filter")
         self.filter.setSizePolicy(QSizePolicy.Policy.Maximum, QSizePolicy.Policy.Fixed)
@@ -50,22 +99,9 @@ class FilterBar(QWidget):
             self.filter.addItem(about.label, name)
             self.filter.setItemData(place, about.sentence, Qt.ItemDataRole.ToolTipRole)
         self.filter.setMinimumContentsLength(20)
-        self.previous = button(
-            "Previous",
-            lambda: self.moved.emit(-1),
-            tip="The one before that the filter leaves, in earlier steps too (Ctrl+Shift+G)",
-        )
-        self.next = button(
-            "Next", lambda: self.moved.emit(1), tip="The next one that the filter leaves, in later steps too (Ctrl+G)"
-        )
-        self._build_condition()
-        self.prompt = LinkButton("All prompts again")
-        self.found = ElidedLabel(Qt.TextElideMode.ElideRight)
-        self.found.setFont(theme.figures_font(theme.CAPTION))
-        self._lay_out()
-        self._connect()
-
-    def _build_condition(self) -> None:
+        before, after = "Previous match, in earlier steps too (Ctrl+Shift+G)", "Next match, in later steps too (Ctrl+G)"
+        self.previous = button("Previous", lambda: self.moved.emit(-1), tip=before)
+        self.next = button("Next", lambda: self.moved.emit(1), tip=after)
         self.measure, self.side, self.limit = ComboBox(), ComboBox(), NumberEdit()
         self.measure.setAccessibleName("Score")
         self.measure.setMinimumContentsLength(14)
@@ -77,72 +113,47 @@ class FilterBar(QWidget):
         self.limit.setValidator(QDoubleValidator(self.limit))
         self.limit.setText("0")
         self.limit.setFixedWidth(theme.scaled(72))
-        self._condition = (self.measure, self.side, self.limit)
-        self.set_measures([], [])
-
-    def _lay_out(self) -> None:
-        first, second = QHBoxLayout(), QHBoxLayout()
-        first.addWidget(self.search, 1)
-        for part in (self.scope, self.filter, self.previous, self.next):
-            first.addWidget(part)
-        for part in (*self._condition, self.prompt):
-            second.addWidget(part)
-        second.addWidget(self.found, 1)
-        second.setContentsMargins(0, 0, 0, 0)
+        self.limit.editingFinished.connect(self._changed)
+        self.prompt = LinkButton("All prompts again")
+        self.prompt.clicked.connect(lambda _checked=False: self.follow_prompt(None))
+        self.found = ElidedLabel(Qt.TextElideMode.ElideRight)
+        self.found.setFont(theme.figures_font(theme.CAPTION))
         self._second = QWidget()
-        self._second.setLayout(second)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(0, 0, 0, 0)
-        column.setSpacing(theme.SPACE)
-        column.addLayout(first)
-        column.addWidget(self._second)
-        for row in (first, second):
-            row.setSpacing(theme.SPACE)
+        row(self.measure, self.side, self.limit, self.prompt, (self.found, 1), into=self._second)
+        first = row((self.search, 1), self.scope, self.filter, self.previous, self.next)
+        column(first, self._second, into=self)
+        self.set_measures([], [])
+        for box in (self.filter, self.measure, self.side):
+            box.currentIndexChanged.connect(lambda _index: self._changed())
         self._show_condition()
 
-    def _connect(self) -> None:
-        self.search.searched.connect(self.searched)
-        self.scope.chosen.connect(lambda _key: self.scope_changed.emit())
-        self.filter.currentIndexChanged.connect(lambda _index: self._changed())
-        self.measure.currentIndexChanged.connect(lambda _index: self._changed())
-        self.side.currentIndexChanged.connect(lambda _index: self._changed())
-        self.limit.editingFinished.connect(self._changed)
-        self.prompt.clicked.connect(lambda _checked=False: self.follow_prompt(None))
-
-    def tell(self, sentence: str) -> None:
-        """Say how much was found; "" says nothing."""
+    def report(self, sentence: str) -> None:
         self.found.setText(sentence)
         self._show_condition()
 
-    # ── the query ───────────────────────────────────────────────────────────────────────────────
-
     @property
     def query(self) -> Query:
-        number = self.limit.locale().toDouble(self.limit.text())
-        return Query(
-            self.filter.currentData(),
-            self.measure.currentData() or "reward",
-            is_above=bool(self.side.currentData()),
-            limit=number[0],  # pyright: ignore[reportIndexIssue]: (value, whether it is one)
-            prompt=self._prompt,
-        )
+        limit: tuple[float, bool] = self.limit.locale().toDouble(self.limit.text())  # pyright: ignore
+        is_above, measure = bool(self.side.currentData()), self.measure.currentData() or "reward"
+        return Query(self.filter.currentData(), measure, is_above=is_above, limit=limit[0], prompt=self._prompt)
+
+    @property
+    def is_filtering(self) -> bool:
+        return self.query.filter != ALL or self._prompt is not None
 
     def show_filter(self, name: str) -> None:
-        """Choose a filter by its name; an unknown one chooses all."""
         self.filter.setCurrentIndex(max(0, self.filter.findData(name)))
 
     def reset(self) -> None:
         """No filter, no search, no prompt, one step; without a signal."""
-        blocked = self.blockSignals(True)
-        self.show_filter(ALL)
-        self.search.forget()
-        self._prompt = None
-        self.scope.choose(STEP)
-        self.tell("")
-        self.blockSignals(blocked)
+        with QSignalBlocker(self):
+            self.show_filter(ALL)
+            self.search.forget()
+            self._prompt = None
+            self.scope.choose(STEP)
+            self.report("")
 
     def follow_prompt(self, prompt: int | None) -> None:
-        """Leave this prompt alone, wherever it was sampled, or every prompt again."""
         self._prompt = prompt
         self.scope.choose(RUN if prompt is not None else self.scope.key)
         self._changed()
@@ -150,38 +161,34 @@ class FilterBar(QWidget):
     def set_measures(
         self, names: Sequence[str], labels: Sequence[str], logged: Mapping[str, bool] | None = None
     ) -> None:
-        """The numbers that a condition may be about: scores of functions, and what they `logged`, where that is numbers."""
+        """The numbers that a condition may be about: scores of functions, and what they `logged` if it is numbers."""
+        plain = [("reward", "Reward"), ("advantage", "Advantage"), ("tokens", "Tokens")]
         scores = ((f"score:{name}", text) for name, text in zip(names, labels, strict=True))
         numbers = ((f"logged:{name}", name) for name, is_number in (logged or {}).items() if is_number)
-        listed = [*_PLAIN, *scores, *numbers]
+        listed = [*plain, *scores, *numbers]
         chosen = str(self.measure.currentData())
-        if chosen.startswith("logged:") and chosen not in dict(listed):
-            listed.append(
-                (chosen, self.measure.currentText())
-            )  # what a condition is about stays, where a step has none of it
+        if chosen.startswith("logged:") and chosen not in dict(
+            listed
+        ):  # the condition stays where a step has none of it
+            listed.append((chosen, self.measure.currentText()))
         if [self.measure.itemData(at) for at in range(self.measure.count())] == [key for key, _ in listed]:
             return
-        blocked = self.measure.blockSignals(True)
-        self.measure.clear()
-        for key, text in listed:
-            self.measure.addItem(text, key)
-        self.measure.setCurrentIndex(max(0, self.measure.findData(chosen)))
-        self.measure.blockSignals(blocked)
-
-    @property
-    def is_filtering(self) -> bool:
-        return self.query.filter != ALL or self._prompt is not None
+        with QSignalBlocker(self.measure):
+            self.measure.clear()
+            for key, text in listed:
+                self.measure.addItem(text, key)
+            self.measure.setCurrentIndex(max(0, self.measure.findData(chosen)))
 
     def _changed(self) -> None:
         self._show_condition()
         self.query_changed.emit()
 
     def _show_condition(self) -> None:
-        for part in self._condition:
-            set_shown(part, self.filter.currentData() == SCORE)
+        is_score = self.filter.currentData() == SCORE
+        for part in (self.measure, self.side, self.limit):
+            set_shown(part, is_score)
         set_shown(self.prompt, self._prompt is not None)
-        needed = self.filter.currentData() == SCORE or self._prompt is not None or bool(self.found.text())
-        set_shown(self._second, needed)
+        set_shown(self._second, is_score or self._prompt is not None or bool(self.found.text()))
         self.filter.setToolTip(FILTERS[self.filter.currentData()].sentence)
 
 
@@ -192,31 +199,29 @@ class SearchLine(QLineEdit):
 
     searched = Signal(str)
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self.setPlaceholderText("Find text in prompts and completions")
         self.setAccessibleName("Find text in prompts and completions")
-        self.setToolTip("In prompts, completions, and texts that reward functions logged, over the whole run")
+        self.setToolTip("Searches prompts, completions and texts that reward functions logged, over the whole run")
         self.setClearButtonEnabled(True)
         self.setProperty("role", "search")
         self.setMinimumWidth(theme.scaled(140))
-        self._icon: QAction = self.addAction(icons.icon("search"), QLineEdit.ActionPosition.LeadingPosition)
+        self._icon = self.addAction(icons.icon("search"), QLineEdit.ActionPosition.LeadingPosition)
         self._last = ""
-        self._timer = QTimer(self)
-        self._timer.setSingleShot(True)
+        self._timer = QTimer(self, singleShot=True, interval=TYPING_MS)
         self._timer.timeout.connect(self._search)
-        self.textChanged.connect(lambda _text: self._timer.start(TYPING_MS))
+        self.textChanged.connect(lambda _text: self._timer.start())
         self.returnPressed.connect(self._search)
-        theme.signals.changed.connect(self._draw)
-        self._draw()
+        theme.signals.changed.connect(self._recolour)
+        self._recolour()
 
     def forget(self) -> None:
-        """Empty the line without a search."""
         self._last = ""
         self.clear()
         self._timer.stop()
 
-    def _draw(self) -> None:
+    def _recolour(self) -> None:
         self._icon.setIcon(icons.icon("search", theme.palette().muted))
 
     def _search(self) -> None:

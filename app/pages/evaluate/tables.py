@@ -15,7 +15,7 @@ from app import theme
 from app.theme import CELL_PADDING
 from app.widgets.basic.number_format import DASH, MINUS, figure, signed
 from app.widgets.basic.tables import BaseTable, Column, Index, RowsModel
-from app.widgets.completions.completion_model import advantage_colour, one_line, reward_dot
+from app.widgets.completion_table import advantage_colour, one_line, reward_dot
 from backend.trainer.evaluation.evaluation_rows import SAME, Decoding, MeanWithInterval
 
 NAME, BEFORE, AFTER, FOREST, CHANGE, INTERVAL = range(6)

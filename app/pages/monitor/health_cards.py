@@ -1,7 +1,6 @@
 """Health findings of the run on show: a row for each, with its reason, its advice and what can be done about it.
 
-At most two current findings are shown, fewer where there is less room; the others fold into “3 more”, together with those
-that no longer hold, grey, with the step until which they held.
+At most two current findings are shown; the others fold into “3 more”, together with grey ones that no longer hold.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from PySide6.QtCore import QRectF, Qt, Signal
+from PySide6.QtCore import QRectF, Qt
 from PySide6.QtGui import QFont, QPainter, QPaintEvent, QResizeEvent
 from PySide6.QtWidgets import QBoxLayout, QFrame, QVBoxLayout, QWidget
 
@@ -41,7 +40,6 @@ class HealthRow(QFrame):
     """One finding. `links` are its buttons."""
 
     def __init__(self, episode: Episode, actions: Sequence[tuple[str, str, Callable[[], object]]]) -> None:
-        """`actions`: text, tip and callback of each button."""
         super().__init__()
         self.episode = episode
         self._is_current = episode.until is None
@@ -85,24 +83,13 @@ class HealthRow(QFrame):
 
 
 class HealthCards(QFrame):
-    """The findings of a run. Hidden while there are none.
+    """The findings of a session's run, with what can be done about them. Hidden while there are none."""
 
-    Signals:
-        completions_requested(int, str) – read the completions of this step; the rule that found something in them.
-        setting_requested(str) – show this setting in the form.
-        proposal_taken(dict) – set these settings.
-        guide_requested(str) – show what the guide says about this rule.
-        dismissed(Episode) – hide this finding.
-    """
-
-    completions_requested = Signal(int, str)
-    setting_requested = Signal(str)
-    proposal_taken = Signal(dict)
-    guide_requested = Signal(str)
-    dismissed = Signal(object)
-
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, session: Session, page: QWidget) -> None:
+        super().__init__()
+        self._session, self._page = session, page
+        self._run: Run | None = None
+        self._findings = Findings()
         self.setProperty("role", "card")
         self.setAccessibleName("Health findings")
         self._episodes: list[Episode] = []
@@ -123,7 +110,6 @@ class HealthCards(QFrame):
         self.hide()
 
     def show_episodes(self, episodes: Sequence[Episode]) -> None:
-        """Show these findings, in this order."""
         if list(episodes) != self._episodes:  # new rows would take the button from under the mouse, and the focus
             self._episodes = list(episodes)
             self._show_rows()
@@ -135,13 +121,11 @@ class HealthCards(QFrame):
             self._fit()
 
     def unfold(self, is_open: bool) -> None:
-        """Show all findings, or the first of those that hold."""
         if is_open != self._is_open:
             self._is_open = is_open
             self._show_rows()
 
     def rows(self) -> list[HealthRow]:
-        """The rows on show, from the top."""
         return [row for row in self._rows if not row.isHidden()]
 
     def _show_rows(self) -> None:
@@ -158,21 +142,21 @@ class HealthCards(QFrame):
 
     def _actions(self, episode: Episode) -> list[tuple[str, str, Callable[[], object]]]:
         actions: list[tuple[str, str, Callable[[], object]]] = []
-        is_current = episode.until is None
+        is_current, session = episode.until is None, self._session
         if episode.since is not None:
             step = episode.since if episode.until is None else episode.until
             read = f"Read the completions of step {step}"
-            actions.append(("Read completions", read, lambda: self.completions_requested.emit(step, episode.rule)))
+            actions.append(("Read completions", read, lambda: self._read_completions(step, episode.rule)))
         if is_current and episode.setting:
             show = f"Show {SETTINGS[episode.setting].label} in the form"
-            actions.append(("Go to the setting", show, lambda: self.setting_requested.emit(episode.setting)))
+            actions.append(("Go to the setting", show, lambda: self._go_to_setting(episode.setting)))
         if is_current and episode.settings:
             text, full = f"Do it: {proposal(episode.settings)}", f"Set {proposal(episode.settings, full=True)}"
-            actions.append((text, full, lambda: self.proposal_taken.emit(dict(episode.settings))))
+            actions.append((text, full, lambda: self._take_up(dict(episode.settings))))
         if episode.rule in RULES:  # an old event log may name a rule that was removed
-            tip = "What it means and what to do, step by step"
-            actions.append(("Guide", tip, lambda: self.guide_requested.emit(episode.rule)))
-        actions.append(("Dismiss", "Hide this finding", lambda: self.dismissed.emit(episode)))
+            place, tip = place_of_rule(episode.rule), "What it means and what to do, step by step"
+            actions.append(("Guide", tip, lambda: session.guide_requested.emit(place)))
+        actions.append(("Dismiss", "Hide this finding", lambda: self._dismiss(episode)))
         return actions
 
     def _fit(self) -> None:
@@ -201,39 +185,6 @@ class HealthCards(QFrame):
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
         self._fit()
-
-
-def when(episode: Episode) -> str:
-    """“since step 12”, “step 12 until step 40”."""
-    if episode.since is None:
-        return ""
-    since = f"step {episode.since:,}"
-    return f"since {since}" if episode.until is None else f"{since} until step {episode.until:,}"
-
-
-def proposal(settings: Mapping[str, Any], *, full: bool = False) -> str:
-    """“Learning Rate 5e-05”; of a long text its label alone, unless `full`."""
-    parts = []
-    for key, value in settings.items():
-        shown = f"{value:g}" if isinstance(value, float) else str(value)
-        is_short = full or not isinstance(value, str) or len(value) < 16
-        parts.append(f"{SETTINGS[key].label} {shown}" if is_short else SETTINGS[key].label)
-    return ", ".join(parts)
-
-
-class RunFindings(HealthCards):
-    """The cards of a session's run: finds what to show, and does what the buttons say."""
-
-    def __init__(self, session: Session, page: QWidget) -> None:
-        super().__init__()
-        self._session, self._page = session, page
-        self._run: Run | None = None
-        self._findings = Findings()
-        self.completions_requested.connect(self._read_completions)
-        self.setting_requested.connect(self._go_to_setting)
-        self.proposal_taken.connect(self._take_up)
-        self.guide_requested.connect(lambda code: session.guide_requested.emit(place_of_rule(code)))
-        self.dismissed.connect(self._dismiss)
 
     def show_run(self, run: Run | None, beside: Sequence[QWidget] = ()) -> None:
         """Show the findings of this run. `beside`: the page's other widgets above and below the charts."""
@@ -272,3 +223,21 @@ class RunFindings(HealthCards):
     def _dismiss(self, episode: Episode) -> None:
         self._findings.dismiss(episode)
         self.show_run(self._run)
+
+
+def when(episode: Episode) -> str:
+    """“since step 12”, “step 12 until step 40”."""
+    if episode.since is None:
+        return ""
+    since = f"step {episode.since:,}"
+    return f"since {since}" if episode.until is None else f"{since} until step {episode.until:,}"
+
+
+def proposal(settings: Mapping[str, Any], *, full: bool = False) -> str:
+    """“Learning Rate 5e-05”; of a long text its label alone, unless `full`."""
+    parts = []
+    for key, value in settings.items():
+        shown = f"{value:g}" if isinstance(value, float) else str(value)
+        is_short = full or not isinstance(value, str) or len(value) < 16
+        parts.append(f"{SETTINGS[key].label} {shown}" if is_short else SETTINGS[key].label)
+    return ", ".join(parts)

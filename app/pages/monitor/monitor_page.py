@@ -13,7 +13,7 @@ from PySide6.QtGui import QKeyEvent, QResizeEvent, QShowEvent
 from PySide6.QtWidgets import QStackedLayout, QWidget
 
 from app import theme
-from app.pages.monitor.health_cards import RunFindings
+from app.pages.monitor.health_cards import HealthCards
 from app.pages.monitor.panels import LogView, MetricTile, RankTable
 from app.pages.monitor.run_charts import RunCharts
 from app.pages.monitor.steering import RunSteering
@@ -60,7 +60,7 @@ class MonitorPage(QWidget):
         self.nothing.button_clicked.connect(lambda: session.page_requested.emit("train"))
         self.header = RunHeader()
         self.note = ElidedLabel()
-        self.findings = RunFindings(session, self)
+        self.findings = HealthCards(session, self)
         self.verdict = ResultCard()
         self.tiles = {metric: MetricTile(label, role, unit, help) for label, metric, role, unit, help in TILES}
         self.ranks = RankTable()
@@ -127,7 +127,6 @@ class MonitorPage(QWidget):
             super().keyPressEvent(event)
 
     def _refresh(self) -> None:
-        """Show the run's present state. A hidden page does nothing."""
         run = self._run
         if run is None or not self.isVisible():
             self._clock.stop()

@@ -72,7 +72,6 @@ class MetricTile(QFrame):
         self._fit()
 
     def figure(self) -> str:
-        """The value and its unit, as shown."""
         return f"{self._number.text()}{THIN}{self._unit_label.text()}".removesuffix(THIN)
 
     def caption(self) -> str:
@@ -153,7 +152,6 @@ class RankTable(BaseTable):
         theme.signals.changed.connect(self._fill)
 
     def show_ranks(self, ranks: Sequence[RankNow]) -> None:
-        """Show these; none hide the table."""
         set_shown(self.card, bool(ranks))
         if list(ranks) != self._ranks:
             self._ranks = list(ranks)
@@ -226,7 +224,6 @@ class LogView(QFrame):
         self._fold(False)
 
     def follow(self, path: Path | None) -> None:
-        """Show this file from now on; None shows nothing."""
         self._path, self._offset, self._partial, self._last_line = path, 0, b"", ""
         self.text.clear()
         self.read_on()
@@ -235,12 +232,10 @@ class LogView(QFrame):
         self.toggle.setChecked(open)
 
     def open_file(self) -> None:
-        """Open the file in the desktop's own program for it."""
         if self._path is not None and self._path.exists():
             open_path(self._path)
 
     def read_on(self) -> None:
-        """Show what was appended to the file since the last call."""
         complete, newline, self._partial = (self._partial + self._read_new()).rpartition(b"\n")
         if newline:
             lines = [as_in_a_terminal(line) for line in complete.decode("utf-8", errors="replace").split("\n")]

@@ -22,12 +22,7 @@ SMOOTHING = (("No smoothing", 0.0), ("Light smoothing", 0.6), ("Strong smoothing
 
 
 class RunCharts:
-    """A grid with the charts of `app.state.charts`, filled from a run.
-
-    Attributes:
-        grid – the grid.
-        tools – the controls above it, from the left: the way back from a zoom, the smoothing, and the menu.
-    """
+    """A grid with the charts of `app.state.charts`, filled from a run."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -66,23 +61,19 @@ class RunCharts:
         self.tools = (ZoomButton(self.grid), smoothing, self.menu)
 
     def show_run(self, run: Run | None) -> None:
-        """Show this run from the next refresh on, all of its steps."""
         self._run, self._curves_for = run, ()
         self.grid.forget_span()
 
     def refresh(self) -> None:
-        """Draw what the run holds now."""
         if self._run is not None:
             self._find_curves(self._run)
             self.grid.refresh(self._run.span)
 
     def show_marks(self, shown: bool) -> None:
-        """Show or hide the marks on all charts, now and at the next launch."""
         self._session.prefs.chart_marks = self._shows_marks = shown
         self.refresh()
 
     def set_naming(self, naming: Naming) -> None:
-        """Name the columns of CSV tables like this, now and at the next launch."""
         self._session.prefs.chart_columns = naming
         self.refresh()
 

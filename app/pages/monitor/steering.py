@@ -1,4 +1,4 @@
-"""Changing settings of a live run: a dialog with those that may change, their present values, and the changes so far."""
+"""The dialog that changes settings of a live run, with their present values and the changes so far."""
 
 from __future__ import annotations
 
@@ -73,7 +73,6 @@ class SteeringPanel(QDialog):
         self.resize(on_screen(self, 760, 540))
 
     def _group(self, title: str, keys: Sequence[str]) -> QGridLayout:
-        """Fields from left to right; a wide one has a row of its own."""
         grid = QGridLayout()
         grid.setHorizontalSpacing(2 * theme.SPACE)
         grid.setVerticalSpacing(theme.SPACE)
@@ -107,12 +106,10 @@ class SteeringPanel(QDialog):
             self._show_history(self._changes)
 
     def show_answer(self, sentence: str, *, is_refusal: bool = False) -> None:
-        """Show the trainer's answer to a change."""
         self.answer.setText("" if is_refusal else sentence)
         self.problem.setText(sentence if is_refusal else "")
 
     def focus_setting(self, key: str) -> None:
-        """Put the cursor into a field."""
         self.fields[key].control.setFocus(Qt.FocusReason.ShortcutFocusReason)
 
     def _show_history(self, changes: Sequence[Change]) -> None:
@@ -135,7 +132,6 @@ class SteeringPanel(QDialog):
         self._check()
 
     def _check(self) -> None:
-        """Show each problem beside its field, and enable Apply where something differs and nothing is wrong."""
         if self._present is None:
             return
         pairs: dict[str, Any] = {}
@@ -192,7 +188,6 @@ class RunSteering(QObject):
         session.run_changed.connect(self._follow)
 
     def open(self, key: str = "") -> None:
-        """Show the panel, with the cursor in the field of `key`."""
         run = self._session.run
         if run is None or run.state not in STEERED_STATES:
             self._session.message.emit("Settings can change while a run trains. To change an ended run, clone it.")
@@ -209,7 +204,6 @@ class RunSteering(QObject):
             self.panel.focus_setting(key)
 
     def finish_step(self) -> None:
-        """Stop the run at the end of the present step."""
         if self._session.run is None:
             return
         try:

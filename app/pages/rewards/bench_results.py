@@ -24,8 +24,7 @@ from app.widgets.basic.labels import label
 from app.widgets.basic.layout import card, clear_layout, column, holder, row
 from app.widgets.basic.number_format import DASH, figure, short_duration
 from app.widgets.basic.tables import LEFT, ROW_HEIGHT, BaseTable, Column, Index, RowsModel
-from app.widgets.completions.completion_model import CompletionModel, reward_dot
-from app.widgets.completions.completion_table import CompletionTable
+from app.widgets.completion_table import CompletionModel, CompletionTable, reward_dot
 from app.widgets.form.value_text import number_text
 from app.widgets.reward_delegates import WeightDelegate
 

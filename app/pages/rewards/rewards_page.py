@@ -25,9 +25,9 @@ from app.widgets.basic.dialogs import open_file
 from app.widgets.basic.labels import button, label
 from app.widgets.basic.number_format import THIN, figure
 from app.widgets.basic.tables import BaseTable
+from app.widgets.completion_detail import CompletionDetail
 from app.widgets.completion_source import CompletionSource
-from app.widgets.completions.completion_detail import CompletionDetail
-from app.widgets.completions.completion_model import one_line
+from app.widgets.completion_table import one_line
 from backend.runs.run_folder import all_runs
 
 # The test cases kept with a reward file: which pass, and for those that fail the actual and the expected scores.

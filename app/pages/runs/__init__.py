@@ -1,1 +1,1 @@
-"""The package app.pages.runs."""
+"""The Runs page."""

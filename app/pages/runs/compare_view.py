@@ -1,19 +1,23 @@
-"""Several runs on the same charts, what differs in their settings, what each has reached, and what they write to the same prompt."""
+"""Several runs on the same charts, their settings and results in tables, and completions of the same prompt."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PySide6.QtCore import QObject, Qt, QTimer, Signal
+from PySide6.QtCore import QPointF, QRect, QSignalBlocker, QSize, Qt, QTimer, Signal
 from PySide6.QtGui import (
     QGuiApplication,
     QHideEvent,
     QKeySequence,
+    QPainter,
+    QPaintEvent,
+    QPen,
     QResizeEvent,
     QShortcut,
     QShowEvent,
@@ -21,34 +25,35 @@ from PySide6.QtGui import (
     QStandardItemModel,
 )
 from PySide6.QtWidgets import (
+    QAbstractButton,
     QAbstractItemView,
-    QHBoxLayout,
     QHeaderView,
     QMenu,
     QMessageBox,
     QSplitter,
     QStackedWidget,
-    QVBoxLayout,
     QWidget,
 )
 
 from app import theme
-from app.pages.runs.run_legend import ComparedName, RunLegend, letter_of
-from app.pages.runs.shared_prompt_panel import SharedPromptPanel
+from app.state import charts
 from app.state.guide import place_of_chart
 from app.state.run import Run
-from app.state.run_comparison import AXES, ComparedMetric, RunComparison
+from app.state.run_comparison import AXES, ComparedMetric, RunComparison, SharedPrompt
 from app.state.run_notices import rewards_at_the_ends
 from app.state.run_state import Mark
-from app.widgets.basic.controls import Segments
+from app.widgets.basic.controls import ComboBox, Segments
 from app.widgets.basic.dialogs import save_file
 from app.widgets.basic.labels import button, explain_at, label, plain_tip
+from app.widgets.basic.layout import FlowLayout, clear_layout, column, row
 from app.widgets.basic.number_format import duration, figure
 from app.widgets.basic.tables import BaseTable
 from app.widgets.charts.chart_grid import ChartContent, ChartExport, ChartGrid
 from app.widgets.charts.curves import Trace
 from app.widgets.charts.plot import Plot
+from app.widgets.completion_table import one_line
 from app.widgets.run_header import STATE_LABELS
+from app.widgets.side_by_side import SideBySide
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_record import (
     RunRecord,
@@ -65,98 +70,6 @@ from backend.runs.run_record import (
 from backend.utils.disk_faults import DiskError
 from backend.utils.whole_file import save_as
 
-# A read-only table of texts, such as the settings that differ between runs.
-
-_WIDEST = 260
-_LEFT = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
-
-
-class ComparisonTable(BaseTable):
-    """The first row of a table is its header, its first column names the rows."""
-
-    def __init__(self, name: str, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
-        self.setAccessibleName(name)
-        self.table: list[list[str]] = []
-        self._cells = QStandardItemModel(self)
-        self.setModel(self._cells)
-        self.setSelectionMode(QAbstractItemView.SelectionMode.ExtendedSelection)
-        self.setTextElideMode(Qt.TextElideMode.ElideMiddle)
-        self.horizontalHeader().setDefaultAlignment(_LEFT)
-        self.horizontalHeader().setSectionResizeMode(QHeaderView.ResizeMode.Interactive)
-
-    def show_table(self, table: Sequence[Sequence[str]]) -> None:
-        """Show these rows; where only texts have changed, selection and scroll position stay."""
-        rows = [list(row) for row in table]
-        if rows == self.table:
-            return
-        is_same_shape = [len(row) for row in rows] == [len(row) for row in self.table]
-        self.table = rows
-        if is_same_shape:
-            for i, row in enumerate(rows[1:]):
-                for j, text in enumerate(row):
-                    self._cells.item(i, j).setText(text)
-        else:
-            self._cells.clear()
-            for row in rows[1:]:
-                self._cells.appendRow([_cell(text) for text in row])
-        self._cells.setHorizontalHeaderLabels(rows[0])
-        self.resizeColumnsToContents()
-        for column in range(self._cells.columnCount()):
-            self.setColumnWidth(column, min(self.columnWidth(column) + theme.SPACE, theme.scaled(_WIDEST)))
-
-
-def _cell(text: str) -> QStandardItem:
-    item = QStandardItem(text)
-    item.setFont(theme.figures_font())
-    item.setToolTip(plain_tip(text))
-    return item
-
-
-# ── comparison export ────────────────────────────────────────────────────────────────────────────────────────────────
-
-# The menu that copies or saves the two tables of a comparison, as CSV or Markdown.
-
-Tables = Sequence[Sequence[Sequence[str]]]
-KIND = "tables"
-"""What the preferences remember the folder for."""
-
-
-class ComparisonExport(QObject):
-    """`tables()` returns the tables as they are now."""
-
-    def __init__(self, tables: Callable[[], Tables], parent: QWidget) -> None:
-        super().__init__(parent)
-        self._tables, self._window = tables, parent
-
-    def menu(self, parent: QWidget) -> QMenu:
-        menu = QMenu(parent)
-        menu.addAction("Copy as Markdown", lambda: self.copy(as_markdown))
-        menu.addAction("Copy as CSV", lambda: self.copy(as_csv))
-        menu.addSeparator()
-        menu.addAction("Save as Markdown…", lambda: self.save_as("Markdown", ".md", as_markdown))
-        menu.addAction("Save as CSV…", lambda: self.save_as("CSV", ".csv", as_csv))
-        return menu
-
-    def copy(self, write: Callable[[Sequence[Sequence[str]]], str]) -> None:
-        """Put both tables on the clipboard, with an empty line between them."""
-        QGuiApplication.clipboard().setText("\n".join(map(write, self._tables())))
-
-    def save_as(self, format: str, suffix: str, write: Callable[[Sequence[Sequence[str]]], str]) -> None:
-        """Ask for a file, and write both tables into it."""
-        name, pattern = f"comparison{suffix}", f"{format} (*{suffix})"
-        if path := save_file(self._window, KIND, "Save the tables", name, pattern):
-            self.save(path, write)
-
-    def save(self, path: Path, write: Callable[[Sequence[Sequence[str]]], str]) -> None:
-        try:
-            save_as(path, "\n".join(map(write, self._tables())))
-        except DiskError as fault:
-            QMessageBox.warning(self._window, "Not saved", fault.faults[0].sentence)
-
-
-# ── compare view ─────────────────────────────────────────────────────────────────────────────────────────────────────
-
 POSITIONS: dict[str, tuple[str, Callable[[int], str]]] = {
     "step": ("step", lambda x: f"step {x:,}"),
     "tokens": ("tokens", lambda x: f"{x:,} tokens"),
@@ -164,28 +77,228 @@ POSITIONS: dict[str, tuple[str, Callable[[int], str]]] = {
 }
 """Key of an x axis → its title below the charts, and the name of a position."""
 PARTS = {"results": "Results", "settings": "Settings that differ", "completions": "Completions"}
-TABLES_HEIGHT, TABLES_WIDTH = 210, 760
+NO_SHARED_PROMPT = "These two runs have no prompt in common in the newest steps that both recorded."
+TABLES_HEIGHT, TABLES_WIDTH, WIDEST_COLUMN = 210, 760, 260
 WIDE = 1700
 """From this width on the tables are beside the charts."""
 NEWS_MS = 500
-"""At most this often tables and charts are drawn again while runs are read or train."""
+"""Tables and charts are drawn at most this often while runs are read or train."""
+Write = Callable[[Sequence[Sequence[str]]], str]
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedName:
+    """The names of a run: `letter` in the charts, `title` beside it in the legend. `index` is its colour's."""
+
+    index: int
+    letter: str
+    title: str
+    name: str
+
+    @property
+    def text(self) -> str:
+        return f"{self.letter}  {self.title}"
+
+
+def letter_of(index: int) -> str:
+    """A, B, … Z, AA, AB, …"""
+    letters, index = "", index + 1
+    while index:
+        index, rest = divmod(index - 1, 26)
+        letters = chr(ord("A") + rest) + letters
+    return letters
+
+
+class RunChip(QAbstractButton):
+    """A run's entry in the legend: a line, a letter and a title; checked while its curves are shown."""
+
+    def __init__(self, run: ComparedName) -> None:
+        super().__init__()
+        self.run = run
+        self.setCheckable(True)
+        self.setText(run.text)
+        self.setToolTip(plain_tip(f"{run.name}\nClick to hide its curves, or show them again"))
+        self.setAccessibleName(f"Curves of {run.letter}, {run.title}")
+        self.setFont(theme.body_font())
+        self.setCursor(Qt.CursorShape.PointingHandCursor)
+        theme.signals.changed.connect(self.update)
+
+    def sizeHint(self) -> QSize:
+        width = theme.scaled(20) + self.fontMetrics().horizontalAdvance(self.text()) + 24
+        return QSize(min(theme.scaled(320), width), self.fontMetrics().height() + theme.SPACE)
+
+    minimumSizeHint = sizeHint
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        colours, painter, middle, end = theme.palette(), QPainter(self), self.height() / 2, 6 + theme.scaled(20)
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        if self.hasFocus():
+            painter.setPen(QPen(colours.accent, 1))
+            painter.drawRoundedRect(self.rect().adjusted(0, 0, -1, -1), 6, 6)
+        painter.setPen(theme.reward_pen(self.run.index, 2.5) if self.isChecked() else QPen(colours.faint, 1))
+        painter.drawLine(QPointF(6, middle), QPointF(end, middle))
+        font = self.font()
+        font.setStrikeOut(not self.isChecked())
+        painter.setFont(font)
+        painter.setPen(colours.text if self.isChecked() else colours.muted)
+        box = QRect(self.rect()).adjusted(end + 6, 0, -6, 0)
+        text = self.fontMetrics().elidedText(self.text(), Qt.TextElideMode.ElideMiddle, box.width())
+        painter.drawText(box, Qt.AlignmentFlag.AlignVCenter, text)
+
+
+class RunLegend(QWidget):
+    """The compared runs; a click hides a run's curves and shows them again.
+
+    Signals:
+        shown_changed – a run was hidden or shown.
+    """
+
+    shown_changed = Signal()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setAccessibleName("Legend of the runs")
+        self.chips: list[RunChip] = []
+        self._flow = FlowLayout(self)
+
+    def show_names(self, names: Sequence[ComparedName]) -> None:
+        if [chip.run for chip in self.chips] == list(names):
+            return
+        hidden = {chip.run.name for chip in self.chips if not chip.isChecked()}
+        clear_layout(self._flow)
+        self.chips = [RunChip(name) for name in names]
+        for chip in self.chips:
+            chip.setChecked(chip.run.name not in hidden)
+            chip.toggled.connect(lambda _on: self.shown_changed.emit())
+            self._flow.addWidget(chip)
+
+    def shown(self) -> list[ComparedName]:
+        return [chip.run for chip in self.chips if chip.isChecked()]
+
+
+class ComparisonTable(BaseTable):
+    """A read-only table of texts: its first row is the header, its first column names the rows."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.setAccessibleName(name)
+        self.table: list[list[str]] = []
+        self._cells = QStandardItemModel(self)
+        self.setModel(self._cells)
+        self.setSelectionMode(QAbstractItemView.SelectionMode.ExtendedSelection)
+        self.setTextElideMode(Qt.TextElideMode.ElideMiddle)
+        self.horizontalHeader().setDefaultAlignment(Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter)
+        self.horizontalHeader().setSectionResizeMode(QHeaderView.ResizeMode.Interactive)
+
+    def show_table(self, table: Sequence[Sequence[str]]) -> None:
+        """Show these rows; where only texts have changed, selection and scroll position stay."""
+        rows = [list(cells) for cells in table]
+        if rows == self.table:
+            return
+        if [len(cells) for cells in rows] != [len(cells) for cells in self.table]:
+            self._cells.clear()
+            for cells in rows[1:]:
+                self._cells.appendRow([QStandardItem() for _ in cells])
+        self.table = rows
+        self._cells.setHorizontalHeaderLabels(rows[0])
+        for y, cells in enumerate(rows[1:]):
+            for x, text in enumerate(cells):
+                item = self._cells.item(y, x)
+                item.setText(text)
+                item.setFont(theme.figures_font())
+                item.setToolTip(plain_tip(text))
+        self.resizeColumnsToContents()
+        for place in range(self._cells.columnCount()):
+            self.setColumnWidth(place, min(self.columnWidth(place) + theme.SPACE, theme.scaled(WIDEST_COLUMN)))
+
+
+class SharedPromptPanel(QWidget):
+    """The best completion of each of two runs for the same prompt; combo boxes choose the runs and the prompt.
+
+    Nothing is read while it is hidden.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._comparison: RunComparison | None = None
+        self._names: list[ComparedName] = []
+        self._shown: tuple[object, ...] = ()
+        self.shared: list[SharedPrompt] = []
+        self.runs = (ComboBox(), ComboBox())
+        for box, which in zip(self.runs, ("First", "Second"), strict=True):
+            box.setAccessibleName(f"{which} run")
+            box.activated.connect(lambda _: self.refresh())
+        self.prompt = ComboBox()
+        self.prompt.setAccessibleName("Shared prompt")
+        self.prompt.currentIndexChanged.connect(lambda _: self._show_prompt())
+        self.where = label(font=theme.figures_font(), role="muted")
+        self.sides = SideBySide()
+        self.nothing = label(NO_SHARED_PROMPT, role="muted", wrap=True, align=Qt.AlignmentFlag.AlignCenter)
+        head = row(*((box, 1) for box in self.runs), (self.prompt, 2), self.where)
+        column(head, (self.sides, 1), (self.nothing, 1), into=self)
+
+    def show_runs(self, comparison: RunComparison, names: Sequence[ComparedName]) -> None:
+        is_new, texts = comparison is not self._comparison, [name.text for name in names]
+        if is_new or texts != [self.runs[0].itemText(i) for i in range(self.runs[0].count())]:
+            for place, box in enumerate(self.runs):
+                kept = place if is_new else box.currentIndex()
+                box.clear()
+                box.addItems(texts)
+                box.setCurrentIndex(kept)
+        self._comparison, self._names = comparison, list(names)
+        self.refresh()
+
+    def showEvent(self, event: QShowEvent) -> None:
+        super().showEvent(event)
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Read the newest step that both chosen runs recorded."""
+        if not self.isVisible() or self._comparison is None:
+            return
+        places = [box.currentIndex() for box in self.runs]
+        if max(places) >= len(self._comparison.runs) or min(places) < 0:
+            return
+        first, second = (self._comparison.runs[place] for place in places)
+        newest = tuple(steps[-1] if (steps := run.completion_steps()) else 0 for run in (first, second))
+        if (first, second, newest) == self._shown:
+            return
+        self._shown = (first, second, newest)
+        self.shared = self._comparison.shared_prompts(first, second)
+        rewards = list(dict.fromkeys([*first.reward_names, *second.reward_names]))
+        self.sides.set_rewards(rewards, [charts.label_of(name) for name in rewards])
+        kept = self.prompt.currentText()
+        with QSignalBlocker(self.prompt):
+            self.prompt.clear()
+            self.prompt.addItems([one_line(shared.prompt) for shared in self.shared])
+            self.prompt.setCurrentIndex(max(0, self.prompt.findText(kept)))
+        self._show_prompt()
+
+    def _show_prompt(self) -> None:
+        found = bool(self.shared)
+        self.sides.setVisible(found)
+        self.nothing.setVisible(not found)
+        self.prompt.setEnabled(found)
+        self.where.setText(f"step {self.shared[0].step:,}" if found else "")
+        if found:
+            shared = self.shared[max(0, self.prompt.currentIndex())]
+            names = [self._names[box.currentIndex()].text for box in self.runs]
+            pairs = zip(names, shared.best(), strict=True)
+            self.sides.show_row(shared.groups[0], {name: [best] if best else [] for name, best in pairs})
 
 
 class CompareView(QWidget):
     """Shows the runs passed to `compare`; `update_records` keeps states and titles current.
 
-    Attributes:
-        comparison – the runs being followed; None before the first comparison and after `close_runs`.
-
     Signals:
         closed – back to the list.
         guide_requested(str) – show this place of the guide.
-        told(str) – a sentence for the user.
+        message(str) – a sentence for the user.
     """
 
     closed = Signal()
     guide_requested = Signal(str)
-    told = Signal(str)
+    message = Signal(str)
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -196,10 +309,6 @@ class CompareView(QWidget):
         self._differences: dict[str, list[Any]] = {}
         self._news = QTimer(self, singleShot=True, interval=NEWS_MS)
         self._news.timeout.connect(self.refresh)
-        self._compose()
-        self._lay_out()
-
-    def _compose(self) -> None:
         self.back = button("Back to the list", self.closed.emit, tip="Escape")
         escape = QShortcut(QKeySequence(Qt.Key.Key_Escape), self, self.closed.emit)
         escape.setContext(Qt.ShortcutContext.WidgetWithChildrenShortcut)
@@ -213,44 +322,22 @@ class CompareView(QWidget):
         self.results, self.settings = ComparisonTable("Results of the runs"), ComparisonTable("Settings that differ")
         self.same = label("Their settings are the same.", role="muted", align=Qt.AlignmentFlag.AlignCenter)
         self.prompts = SharedPromptPanel()
-        self.export = ComparisonExport(self.tables, self)
         self.export_button = button("Export…", self._show_export_menu, tip="Both tables, as CSV or Markdown")
 
-    def _lay_out(self) -> None:
-        head = QHBoxLayout()
-        head.setSpacing(theme.SPACE)
-        head.addWidget(self.back)
-        head.addWidget(self.title, 1)
-        head.addWidget(self.axis)
-        lower_head = QHBoxLayout()
-        lower_head.addWidget(self.part)
-        lower_head.addStretch(1)
-        lower_head.addWidget(self.export_button)
-        self._settings = QStackedWidget()
-        self._settings.addWidget(self.settings.in_card())
-        self._settings.addWidget(self.same)
-        self._tables = QStackedWidget()
+        self._settings, self._tables = QStackedWidget(), QStackedWidget()
+        for part in (self.settings.in_card(), self.same):
+            self._settings.addWidget(part)
         for part in (self.results.in_card(), self._settings, self.prompts):
             self._tables.addWidget(part)
-        lower = QWidget()
-        below = QVBoxLayout(lower)
-        below.setContentsMargins(0, 0, 0, 0)
-        below.setSpacing(theme.SPACE)
-        below.addLayout(lower_head)
-        below.addWidget(self._tables, 1)
-        self._charts = QWidget()
-        charts = QVBoxLayout(self._charts)
-        charts.setContentsMargins(0, 0, 0, 0)
+        charts_side, tables_side = QWidget(), QWidget()
+        self._charts = column(into=charts_side)
+        column(row(self.part, None, self.export_button), (self._tables, 1), into=tables_side)
         self.parts = QSplitter(Qt.Orientation.Vertical, childrenCollapsible=False, handleWidth=theme.SPACE)
-        self.parts.addWidget(self._charts)
-        self.parts.addWidget(lower)
+        self.parts.addWidget(charts_side)
+        self.parts.addWidget(tables_side)
         self.parts.setStretchFactor(0, 1)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(*(2 * theme.SPACE,) * 4)
-        column.setSpacing(12)
-        column.addLayout(head)
-        column.addWidget(self.legend)
-        column.addWidget(self.parts, 1)
+        head = row(self.back, (self.title, 1), self.axis)
+        column(head, self.legend, (self.parts, 1), into=self, spacing=12, margins=2 * theme.SPACE)
         for first, second in pairwise([self.back, *self.axis.buttons.values()]):
             QWidget.setTabOrder(first, second)
 
@@ -262,10 +349,9 @@ class CompareView(QWidget):
             self.parts.setOrientation(orientation)
             self.parts.setSizes([10_000, theme.scaled(TABLES_WIDTH if wide else TABLES_HEIGHT)])
 
-    # ── the runs ────────────────────────────────────────────────────────────────────────────────
+    # The runs
 
     def compare(self, records: Sequence[RunRecord]) -> None:
-        """Compare these runs from now on, in this order."""
         self.close_runs()
         self._drop_grid()
         self._records, self._metrics = list(records), []
@@ -277,7 +363,6 @@ class CompareView(QWidget):
         self.refresh()
 
     def update_records(self, records: Sequence[RunRecord]) -> None:
-        """Take the new records of runs that are compared."""
         new = {record.summary.path: record for record in records}
         current = [new.get(record.summary.path, record) for record in self._records]
         if current != self._records:
@@ -285,7 +370,6 @@ class CompareView(QWidget):
             self._on_news()
 
     def close_runs(self) -> None:
-        """Stop following the runs."""
         if self.comparison is not None:
             self.comparison.close()
             self.comparison.deleteLater()
@@ -304,12 +388,14 @@ class CompareView(QWidget):
             self._news.start()
 
     def refresh(self) -> None:
-        """Show what has been read so far."""
         if self.comparison is None:
             return
         names = self.names()
         self.legend.show_names(names)
-        self._show_tables(names)
+        settings, results = self.tables(_shown_text)
+        self.settings.show_table(settings)
+        self._settings.setCurrentIndex(0 if self._differences else 1)
+        self.results.show_table(results)
         self.prompts.show_runs(self.comparison, names)
         metrics = self.comparison.metrics()
         if metrics != self._metrics:
@@ -322,7 +408,7 @@ class CompareView(QWidget):
             ComparedName(i, letter_of(i), record.title, record.summary.name) for i, record in enumerate(self._records)
         ]
 
-    # ── charts ──────────────────────────────────────────────────────────────────────────────────
+    # Charts
 
     def _build_grid(self) -> None:
         """A plot for each metric. New metrics come while the first run is read, and hardly ever after that."""
@@ -333,15 +419,12 @@ class CompareView(QWidget):
             explain_at(plot, place)
             plot.explanation_requested.connect(partial(self.guide_requested.emit, place))
         self.grid = ChartGrid(plots, self._content, lambda i: True)
-        ChartExport(self.grid, lambda: "comparison", self.told.emit)  # the grid owns it
-        layout = self._charts.layout()
-        assert layout is not None
-        layout.addWidget(self.grid)
+        ChartExport(self.grid, lambda: "comparison", self.message.emit)  # the grid owns it
+        self._charts.addWidget(self.grid)
 
     def _change_axis(self) -> None:
-        """A range that was zoomed into on the old axis is none on the new one."""
         if self.grid is not None:
-            self.grid.forget_span()
+            self.grid.forget_span()  # a range on the old axis means nothing on the new one
         self._draw_charts()
 
     def _drop_grid(self) -> None:
@@ -357,67 +440,74 @@ class CompareView(QWidget):
             self.grid.refresh(self.comparison.span(self.axis.key))
 
     def _content(self, i: int) -> ChartContent:
-        assert self.comparison is not None
-        names = [name for name in self.legend.shown() if name.index < len(self.comparison.runs)]
-        traces = [self._trace(name, self._metrics[i]) for name in names]
-        marks = [mark for name in names for mark in self._changes(name)]
-        return ChartContent(
-            [trace for trace in traces if trace.has_data], "None of the runs shown has this metric.", marks
-        )
+        if self.comparison is None:
+            return ChartContent()
+        traces, marks = [], []
+        for name in self.legend.shown():
+            if name.index >= len(self.comparison.runs):
+                continue
+            run = self.comparison.runs[name.index]
+            x, y = self.comparison.curve(run, self._metrics[i], self.axis.key)
+            # Cut after the last value: the legend shows it also of a run that ended early.
+            end = int(np.flatnonzero(np.isfinite(y))[-1]) + 1 if np.isfinite(y).any() else 0
+            traces.append(Trace(name.letter, f"reward:{name.index}", x[:end], y[:end], columns=(name.title,)))
+            changes = self.comparison.changes(run, self.axis.key)
+            marks += [Mark(place, "change", f"{name.letter}: {sentence}") for place, sentence in changes]
+        shown = [trace for trace in traces if trace.has_data]
+        return ChartContent(shown, "None of the runs shown has this metric.", marks)
 
-    def _changes(self, name: ComparedName) -> list[Mark]:
-        """The changes of settings during a run, each with the run's letter."""
-        assert self.comparison is not None
-        run = self.comparison.runs[name.index]
-        found = self.comparison.changes(run, self.axis.key)
-        return [Mark(x, "change", f"{name.letter}: {sentence}") for x, sentence in found]
-
-    def _trace(self, name: ComparedName, metric: ComparedMetric) -> Trace:
-        assert self.comparison is not None
-        x, y = self.comparison.curve(self.comparison.runs[name.index], metric, self.axis.key)
-        end = int(np.flatnonzero(np.isfinite(y))[-1]) + 1 if np.isfinite(y).any() else 0
-        return Trace(
-            name.letter, f"reward:{name.index}", x[:end], y[:end], columns=(name.title,)
-        )  # the legend shows the last value of a run that ended early
-
-    # ── tables ──────────────────────────────────────────────────────────────────────────────────
-
-    def _show_tables(self, names: Sequence[ComparedName]) -> None:
-        settings, results = self.tables(_shown_text)
-        self.settings.show_table(settings)
-        self._settings.setCurrentIndex(0 if self._differences else 1)
-        self.results.show_table(results)
+    # Tables
 
     def tables(
         self, write: Callable[[str, Any], str] = lambda _name, value: value_text(value)
     ) -> list[list[list[str]]]:
-        """The settings that differ and the results, as rows of texts; `write(field of a RunResult, value)` gives a result's."""
-        titles = [f"{name.letter}  {name.title}" for name in self.names()]
-        results = results_table(self._results(), write)
-        for row, title in zip(results[1:], titles, strict=True):
-            row[0] = title
-        return [settings_table(titles, self._differences), results]
-
-    def _results(self) -> list[RunResult]:
-        """Of runs that are not read yet what their records tell."""
+        """The settings that differ and the results, as rows of texts; `write(field of a result, value)` gives a text."""
         assert self.comparison is not None
+        titles = [name.text for name in self.names()]
         runs: list[Run | None] = [*self.comparison.runs]
         runs += [None] * (len(self._records) - len(runs))
-        return [self._result(record, run) for record, run in zip(self._records, runs, strict=True)]
+        found = [self._result(record, run) for record, run in zip(self._records, runs, strict=True)]
+        results = results_table(found, write)
+        for cells, title in zip(results[1:], titles, strict=True):
+            cells[0] = title
+        return [settings_table(titles, self._differences), results]
 
     def _result(self, record: RunRecord, run: Run | None) -> RunResult:
-        if run is None or not run.has_caught_up or self.comparison is None:
+        if run is None or not run.has_caught_up:
             return result_of(record, [])
         steps, rewards = run.eval_series("reward")
         pairs = zip(steps.tolist(), rewards.tolist(), strict=True)
         return result_of(record, [pair for pair in pairs if pair[1] == pair[1]], rewards_at_the_ends(run))
 
+    def export_menu(self) -> QMenu:
+        menu = QMenu(self)
+        formats: tuple[tuple[str, str, Write], ...] = (("Markdown", ".md", as_markdown), ("CSV", ".csv", as_csv))
+        for name, _, write in formats:
+            menu.addAction(f"Copy as {name}", lambda write=write: self._copy_tables(write))
+        menu.addSeparator()
+        for name, suffix, write in formats:
+            menu.addAction(f"Save as {name}…", partial(self._ask_where, name, suffix, write))
+        return menu
+
+    def _copy_tables(self, write: Write) -> None:
+        QGuiApplication.clipboard().setText("\n".join(map(write, self.tables())))
+
+    def _ask_where(self, name: str, suffix: str, write: Write) -> None:
+        path = save_file(self, "tables", "Save the tables", f"comparison{suffix}", f"{name} (*{suffix})")
+        if path is not None:
+            self.save_tables(path, write)
+
+    def save_tables(self, path: Path, write: Write) -> None:
+        try:
+            save_as(path, "\n".join(map(write, self.tables())))
+        except DiskError as error:
+            QMessageBox.warning(self, "Not saved", error.faults[0].sentence)
+
     def _show_export_menu(self) -> None:
-        self.export.menu(self).popup(self.export_button.mapToGlobal(self.export_button.rect().bottomLeft()))
+        self.export_menu().popup(self.export_button.mapToGlobal(self.export_button.rect().bottomLeft()))
 
 
 def _shown_text(name: str, value: Any) -> str:
-    """A result as the window shows it, with the digits that matter; exports have them all."""
     if name == "state":
         return STATE_LABELS[value]
     return duration(value) if name == "worked_s" else figure(value)

@@ -1,7 +1,4 @@
-"""The runs that wait, in their order: reordered by dragging or with keys, edited, removed, paused.
-
-It knows no queue: a page shows rows in it and does what its signals ask for.
-"""
+"""The runs that wait, in their order: reordered by dragging or with keys, edited, removed, paused."""
 
 from __future__ import annotations
 
@@ -10,35 +7,30 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from PySide6.QtCore import (
-    QModelIndex,
-    QObject,
-    QPersistentModelIndex,
-    QPoint,
-    Qt,
-    Signal,
-)
+from PySide6.QtCore import QModelIndex, QObject, QPersistentModelIndex, QPoint, Qt, Signal
 from PySide6.QtGui import QKeySequence, QShortcut
-from PySide6.QtWidgets import QAbstractItemView, QFrame, QHBoxLayout, QHeaderView, QMenu, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QAbstractItemView, QFrame, QHeaderView, QMenu, QWidget
 
 from app import theme
+from app.state.session import Session
 from app.widgets.basic.controls import CheckBox, ElidedLabel
 from app.widgets.basic.labels import REMOVE_KEYS, button, label, plain_tip
+from app.widgets.basic.layout import column, row
 from app.widgets.basic.number_format import DASH
 from app.widgets.basic.tables import ROW_HEIGHT, BaseTable, DraggedRowsModel
+from backend.runs.archive import raw_settings
+from backend.runs.queue import is_fresh
+from backend.runs.run_folder import RunFolder
 
 Index = QModelIndex | QPersistentModelIndex
 SHOWN_ROWS = 3
 """Rows in sight; a longer queue scrolls."""
-_HEADS = ("Place", "Run", "Model", "Steps")
-_RIGHT = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
-_LEFT = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
+HEADS = ("Place", "Run", "Model", "Steps")
 
 
 @dataclass(frozen=True, slots=True)
 class QueueRow:
-    """A waiting run: its folder, its model, and how many steps it will take, None where that is not known. `has_begun`: it is to be
-    resumed, so its settings stand and its folder stays."""
+    """A waiting run. One that `has_begun` will be resumed, so its settings are fixed."""
 
     path: Path
     model: str
@@ -69,32 +61,28 @@ class QueueModel(DraggedRowsModel):
         return 0 if parent.isValid() else len(self.rows)
 
     def columnCount(self, parent: Index = QModelIndex()) -> int:
-        return 0 if parent.isValid() else len(_HEADS)
+        return 0 if parent.isValid() else len(HEADS)
 
     def headerData(self, section: int, orientation: Qt.Orientation, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
-        if orientation != Qt.Orientation.Horizontal:
-            return None
-        if role == Qt.ItemDataRole.TextAlignmentRole:
-            return _RIGHT if section in (0, 3) else _LEFT
-        return _HEADS[section] if role == Qt.ItemDataRole.DisplayRole else None
+        is_title = orientation == Qt.Orientation.Horizontal and role == Qt.ItemDataRole.DisplayRole
+        return HEADS[section] if is_title else None
 
     def data(self, index: Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
-        row, column = self.rows[index.row()], index.column()
+        run, place = self.rows[index.row()], index.column()
         if role == Qt.ItemDataRole.DisplayRole:
-            steps = f"{row.steps:,} steps" if row.steps is not None else DASH
-            steps = f"to step {row.steps:,}" if row.has_begun and row.steps is not None else steps
-            return (str(index.row() + 1), row.path.name, "/".join(Path(row.model).parts[-2:]) or DASH, steps)[column]
+            steps = DASH if run.steps is None else f"to step {run.steps:,}" if run.has_begun else f"{run.steps:,} steps"
+            model = "/".join(Path(run.model).parts[-2:]) or DASH
+            return (str(index.row() + 1), run.path.name, model, steps)[place]
         if role == Qt.ItemDataRole.TextAlignmentRole:
-            return _RIGHT if column in (0, 3) else _LEFT
+            side = Qt.AlignmentFlag.AlignRight if place in (0, 3) else Qt.AlignmentFlag.AlignLeft
+            return side | Qt.AlignmentFlag.AlignVCenter
         if role == Qt.ItemDataRole.FontRole:
             return theme.figures_font()
         if role == Qt.ItemDataRole.ForegroundRole:
-            return theme.palette().text if column == 1 else theme.palette().muted
-        if role == Qt.ItemDataRole.ToolTipRole and column in (1, 2):
-            return plain_tip(str(row.path) if column == 1 else row.model)
+            return theme.palette().text if place == 1 else theme.palette().muted
+        if role == Qt.ItemDataRole.ToolTipRole and place in (1, 2):
+            return plain_tip(str(run.path) if place == 1 else run.model)
         return None
-
-    # Dragging
 
     def flags(self, index: Index) -> Qt.ItemFlag:
         if not index.isValid():
@@ -107,12 +95,6 @@ class QueueModel(DraggedRowsModel):
 
 class QueuePanel(QFrame):
     """A card with the waiting runs and what can be done with them. Hidden while there is nothing to say.
-
-    Attributes:
-        table, model – the rows.
-        status – a sentence about the queue.
-        pause, after_failure – the pause button and the check box of pausing after a failure.
-        next_button, edit_button, remove_button – of the selected run.
 
     Signals:
         moved(Path, place) – give this run another place, from 0.
@@ -130,20 +112,6 @@ class QueuePanel(QFrame):
         super().__init__(parent)
         self.setProperty("role", "card")
         self._is_paused = False
-        self._build_table()
-        self.status = ElidedLabel()
-        self.status.setProperty("role", "muted")
-        self.next_button = button("Run next", self.run_next, tip="Put the run first (Alt+Home)")
-        self.edit_button = button("Edit settings", self._edit, tip="Load its settings into the form (Return)")
-        self.remove_button = button("Remove", self._remove)
-        self.after_failure = CheckBox("Pause after a failure")
-        self.after_failure.clicked.connect(self.pause_after_failure_requested)
-        self.pause = button("Pause", lambda: self.pause_requested.emit(not self._is_paused))
-        self._lay_out()
-        self._show_choice()
-        self.hide()
-
-    def _build_table(self) -> None:
         self.model = QueueModel(self)
         self.model.dropped.connect(self._move)
         self.table = BaseTable()
@@ -153,6 +121,7 @@ class QueuePanel(QFrame):
         self.table.setDragDropMode(QAbstractItemView.DragDropMode.InternalMove)
         self.table.setDragDropOverwriteMode(False)
         self.table.setDropIndicatorShown(True)
+        self.table.setTextElideMode(Qt.TextElideMode.ElideMiddle)  # names of runs and models differ at their end
         self.table.setContextMenuPolicy(Qt.ContextMenuPolicy.CustomContextMenu)
         self.table.customContextMenuRequested.connect(self._show_menu)
         self.table.activated.connect(lambda _: self._edit())
@@ -160,118 +129,145 @@ class QueuePanel(QFrame):
         head = self.table.horizontalHeader()
         head.hide()  # for a copy it names the columns; here they explain themselves
         head.setSectionResizeMode(1, QHeaderView.ResizeMode.Stretch)
-        self.table.setTextElideMode(Qt.TextElideMode.ElideMiddle)  # names of runs and models differ at their end
-        for column, width in ((0, 40), (2, 260), (3, 100)):
-            self.table.setColumnWidth(column, theme.scaled(width))
-        for keys, slot in (("Alt+Up", lambda: self._shift(-1)), ("Alt+Down", lambda: self._shift(1)),
-                           ("Alt+Home", self.run_next), (REMOVE_KEYS, self._remove)):  # fmt: skip
-            shortcut = QShortcut(QKeySequence(keys), self.table, slot)
+        for place, width in ((0, 40), (2, 260), (3, 100)):
+            self.table.setColumnWidth(place, theme.scaled(width))
+        keys = {
+            "Alt+Up": lambda: self._shift(-1),
+            "Alt+Down": lambda: self._shift(1),
+            "Alt+Home": self.run_next,
+            REMOVE_KEYS: self._remove,
+        }
+        for sequence, slot in keys.items():
+            shortcut = QShortcut(QKeySequence(sequence), self.table, slot)
             shortcut.setContext(Qt.ShortcutContext.WidgetShortcut)
-
-    def _lay_out(self) -> None:
-        head = QHBoxLayout()
-        head.setSpacing(theme.SPACE)
-        head.addWidget(label("Queue", theme.heading_font()))
-        head.addWidget(self.status, 1)
-        for part in (self.next_button, self.edit_button, self.remove_button, self.after_failure, self.pause):
-            head.addWidget(part)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(2 * theme.SPACE, theme.SPACE, 2 * theme.SPACE, theme.SPACE)
-        column.setSpacing(theme.SPACE)
-        column.addLayout(head)
-        column.addWidget(self.table)
-
-    # Showing
+        self.status = ElidedLabel()
+        self.status.setProperty("role", "muted")
+        self.next_button = button("Run next", self.run_next, tip="Put the run first (Alt+Home)")
+        self.edit_button = button("Edit settings", self._edit, tip="Load its settings into the form (Return)")
+        self.remove_button = button("Remove", self._remove)
+        self.after_failure = CheckBox("Pause after a failure")
+        self.after_failure.clicked.connect(self.pause_after_failure_requested)
+        self.pause = button("Pause", lambda: self.pause_requested.emit(not self._is_paused))
+        self._parts = (self.next_button, self.edit_button, self.remove_button, self.after_failure)
+        title = label("Queue", theme.heading_font())
+        margins = (2 * theme.SPACE, theme.SPACE, 2 * theme.SPACE, theme.SPACE)
+        column(row(title, (self.status, 1), *self._parts, self.pause), self.table, into=self, margins=margins)
+        self._show_choice()
+        self.hide()
 
     def show_queue(
         self, rows: Sequence[QueueRow], status: str, *, is_paused: bool = False, pauses_after_failure: bool = False
     ) -> None:
         """Show these runs and a sentence; without either the panel hides."""
-        if tuple(rows) != self.model.rows:  # the selected run stays selected wherever it goes
+        if tuple(rows) != self.model.rows:
             chosen = self.selected()
             self.model.set_rows(rows)
-            self._choose(chosen.path if chosen is not None else None)
-            self._fit_height()
+            paths = [each.path for each in rows]
+            if chosen is not None and chosen.path in paths:  # the selected run stays selected wherever it goes
+                self.table.selectRow(paths.index(chosen.path))
+            self._show_choice()
+            self.table.setFixedHeight(min(len(rows), SHOWN_ROWS) * theme.scaled(ROW_HEIGHT) + 2)
         self._is_paused = is_paused
         self.status.setText(status)
         self.status.setToolTip(plain_tip(status))
         self.pause.setText("Resume" if is_paused else "Pause")
-        self.pause.setToolTip("Let the queue go on" if is_paused else "Start no other run; one that trains goes on")
+        self.pause.setToolTip(
+            "Start waiting runs again" if is_paused else "Start no other run; the present one continues"
+        )
         self.after_failure.setChecked(pauses_after_failure)
-        self.table.setVisible(bool(rows))
-        for part in (self.next_button, self.edit_button, self.remove_button, self.after_failure):
+        for part in (self.table, *self._parts):
             part.setVisible(bool(rows))
         self.setVisible(bool(rows) or bool(status))
-
-    def _fit_height(self) -> None:
-        shown = min(len(self.model.rows), SHOWN_ROWS)
-        self.table.setFixedHeight(shown * theme.scaled(ROW_HEIGHT) + 2)
 
     def selected(self) -> QueueRow | None:
         chosen = self.table.selected_rows()
         return self.model.rows[chosen[0]] if chosen else None
 
-    def _choose(self, path: Path | None) -> None:
-        places = [place for place, row in enumerate(self.model.rows) if row.path == path]
-        if places:
-            self.table.selectRow(places[0])
-        self._show_choice()
-
     def _show_choice(self) -> None:
-        chosen = self.table.selected_rows()
-        has_begun = bool(chosen) and self.model.rows[chosen[0]].has_begun
-        goes = "Out of the queue; the run stays as it is" if has_begun else "Out of the queue and into the trash"
+        run = self.selected()
+        has_begun = run is not None and run.has_begun
+        goes = "Removes it from the queue; the run stays" if has_begun else "Removes it and moves it to the trash"
         self.remove_button.setToolTip(f"{goes} ({REMOVE_KEYS})")
         for part, enabled in (
-            (self.next_button, bool(chosen) and chosen[0] > 0),
-            (self.edit_button, bool(chosen) and not has_begun),
-            (self.remove_button, bool(chosen)),
+            (self.next_button, run is not None and self.model.rows.index(run) > 0),
+            (self.edit_button, run is not None and not has_begun),
+            (self.remove_button, run is not None),
         ):
             if not enabled and part.hasFocus():  # Qt would pass the focus on to the next button, Remove in the end
                 self.table.setFocus(Qt.FocusReason.OtherFocusReason)
             part.setEnabled(enabled)
 
     def _show_menu(self, where: QPoint) -> None:
-        row = self.selected()
-        if row is None:
+        run = self.selected()
+        if run is None:
             return
-        place, last = self.model.rows.index(row), len(self.model.rows) - 1
+        place, last = self.model.rows.index(run), len(self.model.rows) - 1
         menu = QMenu(self)
         for text, slot, enabled in (
             ("Run next", self.run_next, place > 0),
             ("Move up", lambda: self._shift(-1), place > 0),
             ("Move down", lambda: self._shift(1), place < last),
-            ("Edit settings", self._edit, not row.has_begun),
+            ("Edit settings", self._edit, not run.has_begun),
             ("Remove", self._remove, True),
         ):
             menu.addAction(text, slot).setEnabled(enabled)
         menu.popup(self.table.viewport().mapToGlobal(where))
 
-    # What the user asks for
-
     def run_next(self) -> None:
-        """Put the selected run first."""
-        row = self.selected()
-        if row is not None:
-            self.moved.emit(row.path, 0)
+        if (run := self.selected()) is not None:
+            self.moved.emit(run.path, 0)
 
     def _move(self, origin: int, place: int) -> None:
-        if origin != place and origin < len(self.model.rows):
+        if origin != place:
             self.moved.emit(self.model.rows[origin].path, place)
 
     def _shift(self, by: int) -> None:
-        row = self.selected()
-        if row is not None:
-            place = self.model.rows.index(row) + by
+        if (run := self.selected()) is not None:
+            place = self.model.rows.index(run) + by
             if 0 <= place < len(self.model.rows):
-                self.moved.emit(row.path, place)
+                self.moved.emit(run.path, place)
 
     def _edit(self) -> None:
-        row = self.selected()
-        if row is not None and not row.has_begun:
-            self.edit_requested.emit(row.path)
+        if (run := self.selected()) is not None and not run.has_begun:
+            self.edit_requested.emit(run.path)
 
     def _remove(self) -> None:
-        row = self.selected()
-        if row is not None:
-            self.removed.emit(row.path)
+        if (run := self.selected()) is not None:
+            self.removed.emit(run.path)
+
+
+class SessionQueue(QueuePanel):
+    """The panel over a session's queue."""
+
+    def __init__(self, session: Session, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._session = session
+        queue = session.queue
+        self.moved.connect(lambda path, place: queue.move(RunFolder(path), place))
+        self.removed.connect(lambda path: queue.remove(RunFolder(path)))
+        self.edit_requested.connect(lambda path: session.waiting_settings_requested.emit(RunFolder(path)))
+        self.pause_requested.connect(queue.set_paused)
+        self.pause_after_failure_requested.connect(queue.set_pauses_after_failure)
+        queue.changed.connect(self._refresh)
+        self._refresh()
+
+    def _refresh(self) -> None:
+        queue = self._session.queue
+        rows = []
+        for run in queue.waiting:
+            settings = raw_settings(run)
+            steps = settings.get("iters")
+            known_steps = steps if isinstance(steps, int) and not isinstance(steps, bool) else None
+            rows.append(QueueRow(run.path, str(settings.get("model", "")), known_steps, has_begun=not is_fresh(run)))
+        if queue.problem or not rows:
+            status = queue.problem
+        elif queue.now.is_paused:
+            status = "Paused: no other run is started."
+        elif queue.now.starting is not None:
+            status = f"After {queue.now.starting.name}, which trains now."
+        else:
+            status = (
+                "The first starts when the present run ends." if self._session.is_training else "The first starts now."
+            )
+        pauses = queue.now.pauses_after_failure
+        self.show_queue(rows, status, is_paused=queue.now.is_paused, pauses_after_failure=pauses)

@@ -3,40 +3,42 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from PySide6.QtCore import QFile, QObject, Signal
+from PySide6.QtCore import QFile, QObject, Qt, Signal
 from PySide6.QtGui import QGuiApplication, QKeySequence
-from PySide6.QtWidgets import QInputDialog, QMenu, QWidget
+from PySide6.QtWidgets import QDialog, QInputDialog, QListWidget, QListWidgetItem, QMenu, QWidget
 
+from app import theme
 from app.state.run_state import LIVE
 from app.state.session import Session
 from app.widgets.basic.dialogs import open_path
-from app.widgets.basic.labels import REMOVE_KEYS, key_name
+from app.widgets.basic.labels import REMOVE_KEYS, button, key_name, label
+from app.widgets.basic.layout import column, on_screen, row
+from app.widgets.basic.number_format import file_size
+from backend.runs.disk_use import FreeableSpace, free_space
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_lock import hold_lock
 from backend.runs.run_record import RunRecord, change_notes, tags_in
 from backend.utils.errors import UserError
 
-# Runs moved to the desktop's trash, and back.
-
-_LINUX_FILES, _LINUX_INFO = "files", "info"
-"""Folders of a trash can on Linux: https://specifications.freedesktop.org/trash-spec/1.0/."""
+RESUMABLE = ("stopped", "failed", "crashed")
+Runs = Sequence[RunRecord]
 
 
 @dataclass(frozen=True, slots=True)
 class TrashedRun:
-    """Where a run was, and where it lies now; `trashed` is None where the desktop does not tell."""
+    """A run's folder before, and where it lies now; `trashed` is None where the desktop does not say."""
 
     path: Path
     trashed: Path | None
 
 
 def move_to_trash(run: RunFolder) -> TrashedRun:
-    """Move a run to the trash. It is locked meanwhile, so that no trainer begins in it.
+    """Move a run to the desktop's trash. It is locked meanwhile, so that no trainer starts in it.
 
     Raises UserError for a run that is being trained, and where the desktop has no trash for it.
     """
@@ -49,34 +51,29 @@ def move_to_trash(run: RunFolder) -> TrashedRun:
 
 
 def move_by_desktop(path: Path) -> Path:
-    """Have the desktop move a folder to its trash; returns where it lies there, as far as the desktop tells. Raises UserError."""
+    """Have the desktop move a folder to its trash; returns its place there, as far as known. Raises UserError."""
     file = QFile(str(path))
     if not file.moveToTrash():
         raise UserError("run", f"{path} could not be moved to the trash: {file.errorString()}.")
     return Path(file.fileName())
 
 
-def put_back(run: TrashedRun) -> None:
+def restore(run: TrashedRun) -> None:
     """Move a run back out of the trash. Raises UserError where its place is taken, or it is no longer in the trash."""
     if run.trashed is None or not run.trashed.exists():
-        raise UserError("run", f"{run.path.name} is no longer where it was put in the trash.")
+        raise UserError("run", f"{run.path.name} is no longer in the trash.")
     if run.path.exists():
         raise UserError("run", f"{run.path} exists again; move that one away first.")
     if not QFile.rename(str(run.trashed), str(run.path)):  # copies where the trash is on another disk
         raise UserError("run", f"{run.trashed} could not be moved back to {run.path}.")
-    if run.trashed.parent.name == _LINUX_FILES:  # the trash would go on listing it
-        (run.trashed.parents[1] / _LINUX_INFO / f"{run.trashed.name}.trashinfo").unlink(missing_ok=True)
-
-
-# ── run actions ──────────────────────────────────────────────────────────────────────────────────────────────────────
-
-RESUMABLE = ("stopped", "failed", "crashed")
-Runs = Sequence[RunRecord]
+    # On Linux (https://specifications.freedesktop.org/trash-spec/1.0/) the trash would go on listing it.
+    if run.trashed.parent.name == "files":
+        (run.trashed.parents[1] / "info" / f"{run.trashed.name}.trashinfo").unlink(missing_ok=True)
 
 
 @dataclass(frozen=True, slots=True)
 class RunAction:
-    """One entry of the menu. `applies(runs)` says whether it is enabled; `text(runs)` what it says then."""
+    """One entry of the menu: its text for a selection, the condition under which it is enabled, its keys."""
 
     key: str
     text: Callable[[Runs], str]
@@ -88,216 +85,244 @@ def _one(runs: Runs) -> bool:
     return len(runs) == 1
 
 
-def _at_rest(runs: Runs) -> bool:
+def _is_idle(runs: Runs) -> bool:
     return bool(runs) and not any(run.summary.state in LIVE for run in runs)
 
 
+def _has_steps(runs: Runs) -> bool:
+    return _one(runs) and (runs[0].summary.step or 0) > 0
+
+
 def _has_trained(runs: Runs) -> bool:
-    return _one(runs) and _at_rest(runs) and (runs[0].summary.step or 0) > 0
+    return _has_steps(runs) and _is_idle(runs)
 
 
-def _fixed(text: str) -> Callable[[Runs], str]:
-    return lambda runs: text
+def _can_resume(runs: Runs) -> bool:
+    return _one(runs) and runs[0].summary.state in RESUMABLE
 
 
-def _toggled(name: str, on: str, off: str) -> Callable[[Runs], str]:
+def _several(runs: Runs) -> bool:
+    return len(runs) > 1
+
+
+def _text(text: str, several: str = "") -> Callable[[Runs], str]:
+    """A fixed text; for more than one run `several`, with their number as {}."""
+    return lambda runs: several.format(len(runs)) if several and len(runs) > 1 else text
+
+
+def _toggle(name: str, on: str, off: str) -> Callable[[Runs], str]:
     return lambda runs: off if runs and all(getattr(run.notes, name) for run in runs) else on
 
 
 ACTIONS: tuple[RunAction | None, ...] = (
-    RunAction("open", _fixed("Open"), _one, "Return"),
-    RunAction("compare", lambda runs: f"Compare {len(runs)} runs" if len(runs) > 1 else "Compare", lambda runs: len(runs) > 1, "Return"),
-    RunAction("resume", _fixed("Resume"), lambda runs: _one(runs) and runs[0].summary.state in RESUMABLE),
-    RunAction("queue", _fixed("Resume in the queue"), lambda runs: _one(runs) and runs[0].summary.state in RESUMABLE),
-    RunAction("chat", _fixed("Chat"), _has_trained),
-    RunAction("export", _fixed("Export…"), _has_trained),
-    RunAction("evaluate", _fixed("Evaluate"), _has_trained),
+    RunAction("open", _text("Open"), _one, "Return"),
+    RunAction("compare", _text("Compare", "Compare {} runs"), _several, "Return"),
+    RunAction("resume", _text("Resume"), _can_resume),
+    RunAction("queue", _text("Resume in the queue"), _can_resume),
+    RunAction("chat", _text("Chat"), _has_trained),
+    RunAction("export", _text("Export…"), _has_trained),
+    RunAction("evaluate", _text("Evaluate"), _has_trained),
     None,
-    RunAction("clone", _fixed("New run from here…"), lambda runs: _one(runs) and (runs[0].summary.step or 0) > 0),
-    RunAction("use_adapter", _fixed("Start a new run from its adapters"), _has_trained),
-    RunAction("use_settings", _fixed("Use its settings"), _one),
+    RunAction("clone", _text("New run from here…"), _has_steps),
+    RunAction("use_adapter", _text("Start a new run from its adapters"), _has_trained),
+    RunAction("use_settings", _text("Use its settings"), _one),
     None,
-    RunAction("favourite", _toggled("favourite", "Favourite", "No favourite"), bool, "Ctrl+Shift+F"),
-    RunAction("rename", _fixed("Rename…"), _one, "F2"),
-    RunAction("tag", _fixed("Add tags…"), bool),
-    RunAction("archive", _toggled("archived", "Archive", "Take out of the archive"), bool),
+    RunAction("favourite", _toggle("favourite", "Add to favourites", "Remove from favourites"), bool, "Ctrl+Shift+F"),
+    RunAction("rename", _text("Rename…"), _one, "F2"),
+    RunAction("tag", _text("Add tags…"), bool),
+    RunAction("archive", _toggle("archived", "Archive", "Remove from the archive"), bool),
     None,
-    RunAction("show_folder", _fixed("Open folder"), _one),
-    RunAction("copy_path", _fixed("Copy path"), bool),
-    RunAction("free", _fixed("Free space…"), bool),
-    RunAction("trash", lambda runs: f"Move {len(runs)} runs to trash" if len(runs) > 1 else "Move to trash", _at_rest, REMOVE_KEYS),
-)  # fmt: skip
+    RunAction("show_folder", _text("Open folder"), _one),
+    RunAction("copy_path", _text("Copy path"), bool),
+    RunAction("free", _text("Free space…"), bool),
+    RunAction("trash", _text("Move to trash", "Move {} runs to trash"), _is_idle, REMOVE_KEYS),
+)
 """None is a separator."""
 
 
 class RunActions(QObject):
-    """Does them. What needs the page itself (compare, rename, free space, clone) is a signal.
-
-    Attributes:
-        trashed – the runs of the last move to the trash.
+    """Does them. `of_page` are those of compare, clone, rename and free, which need the page itself.
 
     Signals:
-        compare_requested, rename_requested, free_requested, clone_requested – the user wants it for the selected runs.
         changed([paths]) – notes of these runs were written.
         moved – runs were moved to the trash, or back.
         refused(sentence) – why something was not done.
     """
 
-    compare_requested = Signal()
-    rename_requested = Signal()
-    free_requested = Signal()
-    clone_requested = Signal(object)
     changed = Signal(list)
     moved = Signal()
     refused = Signal(str)
 
-    def __init__(self, session: Session, selected: Callable[[], Runs], parent: QWidget) -> None:
+    def __init__(
+        self,
+        session: Session,
+        selected: Callable[[], Runs],
+        of_page: Mapping[str, Callable[[], object]],
+        parent: QWidget,
+    ) -> None:
         super().__init__(parent)
         self.session = session
         self.trashed: list[TrashedRun] = []
-        self._selected = selected
-        self._window = parent
+        self._selected, self._window = selected, parent
+        self._callbacks: dict[str, Callable[[], object]] = {
+            "open": lambda: self._show_on("monitor"),
+            "resume": lambda: session.starter.resume(self._folder()),
+            "queue": lambda: session.starter.queue_existing(self._folder()),
+            "chat": lambda: session.chat_with(self._folder()),
+            "export": lambda: session.export_requested.emit(self._folder()),
+            "evaluate": lambda: self._show_on("evaluate"),
+            "use_adapter": self._use_adapter,
+            "use_settings": lambda: session.settings_requested.emit(self._folder()),
+            "favourite": lambda: self._toggle_note("favourite"),
+            "tag": self._tag,
+            "archive": lambda: self._toggle_note("archived"),
+            "show_folder": lambda: open_path(self._folder().path),
+            "copy_path": lambda: QGuiApplication.clipboard().setText("\n".join(run.summary.path for run in selected())),
+            "trash": self.trash,
+            **of_page,
+        }
 
     def do(self, key: str) -> None:
-        """Do an action with the selected runs, if it applies to them."""
-        if _ACTION[key].applies(self._selected()):
-            getattr(self, key)()
+        action = next(entry for entry in ACTIONS if entry is not None and entry.key == key)
+        if action.applies(self._selected()):
+            self._callbacks[key]()
 
     def menu(self, parent: QWidget) -> QMenu:
-        """Every action, enabled as the selection allows."""
         menu, runs = QMenu(parent), self._selected()
         for entry in ACTIONS:
             if entry is None:
                 menu.addSeparator()
                 continue
-            keys = (
-                f"\t{key_name(QKeySequence(entry.keys))}"
-                if entry.keys and not (entry.key == "open" and len(runs) > 1)
-                else ""
-            )
+            has_keys = entry.keys and not (entry.key == "open" and len(runs) > 1)
+            keys = f"\t{key_name(QKeySequence(entry.keys))}" if has_keys else ""
             action = menu.addAction(entry.text(runs) + keys, lambda key=entry.key: self.do(key))
             action.setEnabled(entry.applies(runs))
         return menu
 
-    # ── elsewhere in the window ─────────────────────────────────────────────────────────────────
+    def _folder(self) -> RunFolder:
+        return RunFolder(Path(self._selected()[0].summary.path))
 
-    def open(self) -> None:
-        """Show the run on the Monitor page."""
-        self.session.open_run(self._path())
-        self.session.page_requested.emit("monitor")
+    def _show_on(self, page: str) -> None:
+        self.session.open_run(self._folder().path)
+        self.session.page_requested.emit(page)
 
-    def compare(self) -> None:
-        self.compare_requested.emit()
-
-    def resume(self) -> None:
-        self.session.starter.resume(RunFolder(self._path()))
-
-    def queue(self) -> None:
-        """Let the run wait until no other trains."""
-        self.session.starter.queue_existing(RunFolder(self._path()))
-
-    def chat(self) -> None:
-        self.session.chat_with(RunFolder(self._path()))
-
-    def export(self) -> None:
-        self.session.export_requested.emit(RunFolder(self._path()))
-
-    def evaluate(self) -> None:
-        """Show the run's evaluations, from where a new one can be started."""
-        self.session.open_run(self._path())
-        self.session.page_requested.emit("evaluate")
-
-    def clone(self) -> None:
-        self.clone_requested.emit(self._selected()[0])
-
-    def use_adapter(self) -> None:
-        """Name the run as the start of the one in the form."""
-        self.session.draft.use_adapter(str(self._path()))
+    def _use_adapter(self) -> None:
+        self.session.draft.use_adapter(str(self._folder().path))
         self.session.field_requested.emit("adapter")
 
-    def use_settings(self) -> None:
-        """Load the run's settings into the form."""
-        self.session.settings_requested.emit(RunFolder(self._path()))
-
-    def show_folder(self) -> None:
-        open_path(self._path())
-
-    def copy_path(self) -> None:
-        QGuiApplication.clipboard().setText("\n".join(str(path) for path in self._paths()))
-
-    # ── notes ───────────────────────────────────────────────────────────────────────────────────
-
-    def favourite(self) -> None:
-        self._toggle("favourite")
-
-    def archive(self) -> None:
-        """Hide the runs from the list, or show them again; nothing is moved."""
-        self._toggle("archived")
-
-    def rename(self) -> None:
-        self.rename_requested.emit()
-
-    def tag(self) -> None:
-        text = self.ask_for_tags()
-        new = tags_in(text)
-        if new:
-            for run in self._selected():
-                self.note(Path(run.summary.path), {"tags": tuple(dict.fromkeys([*run.notes.tags, *new]))})
+    def _tag(self) -> None:
+        new = tags_in(self.ask_for_tags())
+        for run in self._selected() if new else ():
+            self.note(Path(run.summary.path), {"tags": tuple(dict.fromkeys([*run.notes.tags, *new]))})
 
     def ask_for_tags(self) -> str:
-        """The tags to add; "" for none. Tests replace it by an answer."""
+        """The tags to add; "" for none."""
         count = len(self._selected())
         of = "the run" if count == 1 else f"{count} runs"
-        return QInputDialog.getText(self._window, "Add tags", f"Tags for {of}, between commas:")[0]
+        return QInputDialog.getText(self._window, "Add tags", f"Tags for {of}, separated by commas:")[0]
 
     def note(self, path: Path, changes: dict[str, Any]) -> None:
-        """Write fields of a run's notes."""
         try:
             change_notes(RunFolder(path), **changes)
-        except UserError as mistake:
-            self.refused.emit(mistake.faults[0].sentence)
+        except UserError as error:
+            self.refused.emit(error.faults[0].sentence)
         self.changed.emit([path])
 
-    def _toggle(self, name: str) -> None:
+    def _toggle_note(self, name: str) -> None:
         runs = self._selected()
         value = not all(getattr(run.notes, name) for run in runs)
         for run in runs:
             self.note(Path(run.summary.path), {name: value})
 
-    # ── disk ────────────────────────────────────────────────────────────────────────────────────
-
-    def free(self) -> None:
-        self.free_requested.emit()
-
     def trash(self) -> None:
-        """Move the runs to the desktop's trash, from where `undo_trash` puts them back. No question is asked: nothing is lost."""
+        """Move the runs to the desktop's trash, without a question: `undo_trash` restores them."""
         moved = []
-        for path in self._paths():
+        for path in [Path(run.summary.path) for run in self._selected()]:
             if self.session.run is not None and self.session.run.folder.path == path:
                 self.session.close_run()
             try:
                 moved.append(move_to_trash(RunFolder(path)))
-            except UserError as mistake:
-                self.refused.emit(mistake.faults[0].sentence)
+            except UserError as error:
+                self.refused.emit(error.faults[0].sentence)
         if moved:
             self.trashed = moved
         self.moved.emit()
 
     def undo_trash(self) -> None:
-        """Put the runs of the last move back."""
         for run in self.trashed:
             try:
-                put_back(run)
-            except UserError as mistake:
-                self.refused.emit(mistake.faults[0].sentence)
+                restore(run)
+            except UserError as error:
+                self.refused.emit(error.faults[0].sentence)
         self.trashed = []
         self.moved.emit()
 
-    def _paths(self) -> list[Path]:
-        return [Path(run.summary.path) for run in self._selected()]
 
-    def _path(self) -> Path:
-        return self._paths()[0]
+class FreeSpaceDialog(QDialog):
+    """Deletes checkpoints: a list of runs with check boxes, all ticked; the button says how much that frees.
 
+    Signals:
+        freed([paths]) – checkpoints of these runs were deleted.
+    """
 
-_ACTION = {action.key: action for action in ACTIONS if action is not None}
+    freed = Signal(list)
+
+    def __init__(
+        self,
+        spaces: Sequence[FreeableSpace],
+        free: Callable[[Any], int] = free_space,
+        parent: QWidget | None = None,
+    ) -> None:
+        super().__init__(parent)
+        self._free = free
+        self.setWindowTitle("Free space")
+        self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        self.resize(on_screen(self, 560, 420))
+        self.list = QListWidget()
+        self.list.setAccessibleName("Runs with checkpoints to spare")
+        for space in spaces:
+            steps = [f"{saved.step:,}" for saved in space.checkpoints]
+            listed = ", ".join(steps) if len(steps) <= 4 else f"{steps[0]} … {steps[-1]}"
+            count = f"{len(steps)} {'checkpoint' if len(steps) == 1 else 'checkpoints'} (step {listed})"
+            item = QListWidgetItem(f"{space.run.name}  –  {count}, {file_size(space.bytes)}")
+            item.setData(Qt.ItemDataRole.UserRole, space)
+            item.setCheckState(Qt.CheckState.Checked)
+            self.list.addItem(item)
+        self.list.itemChanged.connect(lambda _item: self._show_sum())
+        self.outcome = label(wrap=True)
+        self.start = button("", self.delete, primary=True)
+        intro = label(
+            "Deletes all checkpoints but the best and the newest of each run. This cannot be undone. Event logs, "
+            "completions and exported models stay. A run that is training is left alone.",
+            wrap=True,
+        )
+        buttons = row(None, button("Close", self.close), self.start)
+        parts = (intro, (self.list, 1), self.outcome, buttons)
+        column(*parts, into=self, spacing=12, margins=2 * theme.SPACE)
+        self._show_sum()
+
+    def chosen(self) -> list[FreeableSpace]:
+        items = [self.list.item(i) for i in range(self.list.count())]
+        ticked = [item for item in items if item.checkState() == Qt.CheckState.Checked]
+        return [item.data(Qt.ItemDataRole.UserRole) for item in ticked]
+
+    def delete(self) -> None:
+        refused, done, total = list[str](), list[Path](), 0
+        for space in self.chosen():
+            try:
+                total += self._free(space.run)
+                done.append(space.run.path)
+            except UserError as error:
+                refused.append(error.faults[0].sentence)
+        for i in reversed(range(self.list.count())):
+            if self.list.item(i).data(Qt.ItemDataRole.UserRole).run.path in done:
+                self.list.takeItem(i)
+        self._show_sum()
+        self.outcome.setText(" ".join([f"Freed {file_size(total)}.", *refused]))
+        self.freed.emit(done)
+
+    def _show_sum(self) -> None:
+        total = sum(space.bytes for space in self.chosen())
+        self.start.setText(f"Delete checkpoints, free {file_size(total)}" if total else "Nothing to delete")
+        self.start.setEnabled(total > 0)
+        self.outcome.setText("" if self.list.count() else "No run has other checkpoints than its best and its newest.")

@@ -1,9 +1,8 @@
-"""The archive of runs as a table: a row for each run, columns to choose, several rows to select, filtered by a test."""
+"""The archive of runs as a table: a row for each run, columns to choose and order, filtered by a test."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -14,120 +13,161 @@ from PySide6.QtCore import (
     QPersistentModelIndex,
     QPointF,
     QRectF,
+    QSignalBlocker,
     QSortFilterProxyModel,
     Qt,
     Signal,
 )
-from PySide6.QtGui import QKeyEvent, QPainter, QPen, QPolygonF, QResizeEvent
-from PySide6.QtWidgets import QAbstractItemView, QHeaderView, QStyledItemDelegate, QStyleOptionViewItem
+from PySide6.QtGui import QColor, QKeyEvent, QKeySequence, QPainter, QPen, QPolygonF, QResizeEvent, QShortcut
+from PySide6.QtWidgets import (
+    QAbstractItemView,
+    QDialog,
+    QHeaderView,
+    QLineEdit,
+    QListWidget,
+    QListWidgetItem,
+    QStyledItemDelegate,
+    QStyleOptionViewItem,
+    QWidget,
+)
 
 from app import theme
-from app.pages.runs import run_columns
-from app.pages.runs.run_columns import CURVE_KEY, DEFAULT_COLUMNS, FAVOURITE, NAME
 from app.widgets.basic import icons
-from app.widgets.basic.labels import plain_tip
+from app.widgets.basic.labels import button, label, plain_tip
+from app.widgets.basic.layout import column, on_screen, row
+from app.widgets.basic.number_format import DASH, duration, figure, file_size, moment, signed
 from app.widgets.basic.tables import BaseTable
-from backend.runs.run_record import RunRecord
-from backend.runs.run_search import RunField
-
-# The cell of a table that shows a few numbers as a small curve.
-
-CURVE = Qt.ItemDataRole.UserRole + 1
-"""Item role: the numbers, in order."""
-_MARGIN = 6
-
-
-class SparklineDelegate(QStyledItemDelegate):
-    """Draws the numbers of role CURVE over the cell's background, scaled to their own range; a single number is a dot."""
-
-    def paint(
-        self, painter: QPainter, option: QStyleOptionViewItem, index: QModelIndex | QPersistentModelIndex
-    ) -> None:
-        super().paint(painter, option, index)
-        values = index.data(CURVE)
-        if not values:
-            return
-        box = QRectF(option.rect).adjusted(_MARGIN, _MARGIN, -_MARGIN, -_MARGIN)  # type: ignore[attr-defined]
-        painter.save()
-        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
-        painter.setPen(QPen(theme.palette().accent, 1.3))
-        points = _points(values, box)
-        if len(points) == 1:
-            painter.setBrush(theme.palette().accent)
-            painter.drawEllipse(points[0], 1.5, 1.5)
-        else:
-            painter.drawPolyline(QPolygonF(points))
-        painter.restore()
-
-
-def _points(values: tuple[float, ...], box: QRectF) -> list[QPointF]:
-    low, high = min(values), max(values)
-    scale = box.height() / (high - low) if high > low else 0.0
-    step = box.width() / max(1, len(values) - 1)
-    middle = 0.0 if scale else box.height() / 2
-    return [
-        QPointF(box.left() + i * step, box.bottom() - middle - (value - low) * scale) for i, value in enumerate(values)
-    ]
-
-
-# ── run table ────────────────────────────────────────────────────────────────────────────────────────────────────────
+from app.widgets.run_header import STATE_LABELS, STATE_ROLES
+from backend.config.config import SETTINGS
+from backend.runs.run_record import RunRecord, value_text
+from backend.runs.run_search import RunField, field_of
 
 Index = QModelIndex | QPersistentModelIndex
-SORT = Qt.ItemDataRole.UserRole
-_RIGHT = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
-_LEFT = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
+ROLE = Qt.ItemDataRole
+SORT, CURVE = ROLE.UserRole, ROLE.UserRole + 1
+"""Item roles: the sort key, and the numbers of a small curve."""
+NAME, FAVOURITE = "name", "favourite"
+DEFAULT_COLUMNS = (
+    *(FAVOURITE, NAME, "state", "curve", "reward", "change", "held_out"),
+    *("steps", "began", "worked", "model", "tags", "disk"),
+)
+WIDTHS = {
+    "text": 120,
+    "number": 84,
+    "steps": 88,
+    "duration": 92,
+    "time": 120,
+    "bytes": 84,
+    "curve": 92,
+    "change": 92,
+    "flag": 34,
+}
+"""Kind of a field → the first width of its column, in pixels."""
+OWN_WIDTHS = {NAME: 200, "state": 84, "model": 150, "note": 200}
+WRITERS: dict[str, Callable[[Any], str]] = {
+    "change": signed,
+    "duration": duration,
+    "time": moment,
+    "bytes": file_size,
+    "curve": lambda _: "",
+    "flag": lambda _: "",
+}
+
+
+def columns_of(keys: Sequence[str]) -> list[RunField]:
+    """The fields of these keys, without repetitions; the name is always among them."""
+    wanted = keys if NAME in keys else (NAME, *keys)
+    return [field for key in dict.fromkeys(wanted) if (field := field_of(key)) is not None]
+
+
+def width_of(field: RunField) -> int:
+    return theme.scaled(OWN_WIDTHS.get(field.key, WIDTHS[field.kind]))
+
+
+def cell_text(field: RunField, record: RunRecord) -> str:
+    """The text of a cell; curves and flags are drawn."""
+    value = field.value(record)
+    if field.kind in WRITERS:
+        return WRITERS[field.kind](value)
+    if field.key == "state":
+        return STATE_LABELS[value]
+    if field.kind == "steps":
+        total = record.summary.iterations
+        return f"{value:,} of {total:,}" if total else f"{value:,}"
+    if field.kind == "number" and field.key not in SETTINGS:
+        return figure(value, field.unit)
+    if value in (None, ""):
+        return DASH if field.key in SETTINGS or field.key == "model" else ""
+    return value_text(value)
+
+
+def sort_key(field: RunField, record: RunRecord) -> Any:
+    """Values of one kind for every run: a number that is missing sorts below all others."""
+    value = field.value(record)
+    if field.kind == "curve":
+        return value[-1] if value else float("-inf")
+    if field.kind == "text":
+        return value_text(value).lower() if value not in (None, "") else ""
+    return float(value) if isinstance(value, int | float) else float("-inf")
+
+
+def cell_colour(field: RunField, record: RunRecord) -> QColor:
+    colours = theme.palette()
+    if field.key == "state":
+        return getattr(colours, STATE_ROLES[record.summary.state])
+    if field.kind == "change" and (change := field.value(record)):
+        return colours.advantage_above if change > 0 else colours.advantage_below
+    return colours.text if field.key in (NAME, "reward", "held_out") else colours.muted
+
+
+def cell_tip(field: RunField, record: RunRecord) -> str:
+    texts = {
+        NAME: "\n".join(filter(None, (record.summary.path, record.notes_problem))),
+        "model": record.summary.model,
+        "note": record.notes.note,
+        "state": record.summary.sentence,
+    }
+    return plain_tip(texts.get(field.key) or "")
 
 
 class RunModel(QAbstractTableModel):
-    """Runs as rows. A row that changes is replaced in place, so that the selection and the scroll position survive.
-
-    Attributes:
-        rows – unsorted; the view sorts.
-        columns – the fields shown, in order.
-    """
+    """Runs as rows. A row that changes is replaced in place, so that the selection and the scroll position survive."""
 
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self.rows: list[RunRecord] = []
-        self.columns: list[RunField] = run_columns.columns_of(list(DEFAULT_COLUMNS))
-        self._row_of: dict[str, int] = {}
+        self.columns: list[RunField] = columns_of(DEFAULT_COLUMNS)
         theme.signals.changed.connect(self._recolour)
 
     def set_columns(self, keys: Sequence[str]) -> None:
         self.beginResetModel()
-        self.columns = run_columns.columns_of(list(keys))
+        self.columns = columns_of(keys)
         self.endResetModel()
 
     def keep_only(self, paths: set[Path]) -> None:
-        """Remove the runs that are not among `paths`."""
         names = {str(path) for path in paths}
         for i in reversed(range(len(self.rows))):
             if self.rows[i].summary.path not in names:
                 self.beginRemoveRows(QModelIndex(), i, i)
                 del self.rows[i]
                 self.endRemoveRows()
-        self._row_of = {record.summary.path: i for i, record in enumerate(self.rows)}
 
     def set_rows(self, records: Sequence[RunRecord]) -> None:
         """Replace the rows of these runs, and add those of runs that have none."""
-        new = []
+        places = {record.summary.path: i for i, record in enumerate(self.rows)}
+        new = [record for record in records if record.summary.path not in places]
         for record in records:
-            i = self._row_of.get(record.summary.path)
-            if i is None:
-                new.append(record)
-            elif self.rows[i] != record:
+            i = places.get(record.summary.path)
+            if i is not None and self.rows[i] != record:
                 self.rows[i] = record
                 self.dataChanged.emit(self.index(i, 0), self.index(i, len(self.columns) - 1))
         if new:
-            first = len(self.rows)
-            self.beginInsertRows(QModelIndex(), first, first + len(new) - 1)
+            self.beginInsertRows(QModelIndex(), len(self.rows), len(self.rows) + len(new) - 1)
             self.rows += new
-            self._row_of |= {record.summary.path: first + i for i, record in enumerate(new)}
             self.endInsertRows()
 
     def record_at(self, path: Path) -> RunRecord | None:
-        i = self._row_of.get(str(path))
-        return None if i is None else self.rows[i]
+        return next((record for record in self.rows if record.summary.path == str(path)), None)
 
     def _recolour(self) -> None:
         if self.rows:
@@ -139,35 +179,67 @@ class RunModel(QAbstractTableModel):
     def columnCount(self, parent: Index = QModelIndex()) -> int:
         return 0 if parent.isValid() else len(self.columns)
 
-    def headerData(self, section: int, orientation: Qt.Orientation, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
+    def headerData(self, section: int, orientation: Qt.Orientation, role: int = ROLE.DisplayRole) -> Any:
         if orientation != Qt.Orientation.Horizontal:
             return None
         field = self.columns[section]
-        if role == Qt.ItemDataRole.DisplayRole:
+        if role == ROLE.DisplayRole:
             return "" if field.kind == "flag" else field.title
-        if role == Qt.ItemDataRole.ToolTipRole:
-            return f"<p>{escape(field.help or field.title)}</p>"
-        if role == Qt.ItemDataRole.TextAlignmentRole:
-            return _RIGHT if run_columns.is_right_aligned(field) else _LEFT
-        return field.title if role == Qt.ItemDataRole.AccessibleTextRole else None
+        if role == ROLE.ToolTipRole:
+            return plain_tip(field.help or field.title)
+        if role == ROLE.TextAlignmentRole:
+            return _alignment(field)
+        return field.title if role == ROLE.AccessibleTextRole else None
 
-    def data(self, index: Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
+    def data(self, index: Index, role: int = ROLE.DisplayRole) -> Any:
         record, field = self.rows[index.row()], self.columns[index.column()]
-        if role == Qt.ItemDataRole.DisplayRole:
-            return run_columns.cell_text(field, record)
+        if role == ROLE.DisplayRole:
+            return cell_text(field, record)
         if role == SORT:
-            return run_columns.sort_key(field, record)
+            return sort_key(field, record)
         if role == CURVE:
-            return record.curve if field.key == CURVE_KEY else None
-        if role == Qt.ItemDataRole.TextAlignmentRole:
-            return _RIGHT if run_columns.is_right_aligned(field) else _LEFT
-        if role == Qt.ItemDataRole.FontRole:
+            return record.curve if field.kind == "curve" else None
+        if role == ROLE.TextAlignmentRole:
+            return _alignment(field)
+        if role == ROLE.FontRole:
             return theme.figures_font()
-        if role == Qt.ItemDataRole.ToolTipRole:
-            return plain_tip(_tip(field, record) or "")
+        if role == ROLE.ToolTipRole:
+            return cell_tip(field, record)
         if field.key == FAVOURITE:
-            return _star(record, role)
-        return run_columns.cell_colour(field, record) if role == Qt.ItemDataRole.ForegroundRole else None
+            starred, colours = record.notes.favourite, theme.palette()
+            if role == ROLE.DecorationRole:
+                return icons.icon("star-filled" if starred else "star", colours.clip if starred else colours.faint, 16)
+            return ("favourite" if starred else "not a favourite") if role == ROLE.AccessibleTextRole else None
+        return cell_colour(field, record) if role == ROLE.ForegroundRole else None
+
+
+def _alignment(field: RunField) -> Qt.AlignmentFlag:
+    is_left = field.kind in ("text", "curve", "flag")
+    return (Qt.AlignmentFlag.AlignLeft if is_left else Qt.AlignmentFlag.AlignRight) | Qt.AlignmentFlag.AlignVCenter
+
+
+class SparklineDelegate(QStyledItemDelegate):
+    """Draws the numbers of role CURVE, scaled to their own range; a single number is a dot."""
+
+    def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: Index) -> None:
+        super().paint(painter, option, index)
+        values = index.data(CURVE)
+        if not values:
+            return
+        box = QRectF(option.rect).adjusted(6, 6, -6, -6)  # pyright: ignore[reportAttributeAccessIssue]
+        low, high = min(values), max(values)
+        step = box.width() / max(1, len(values) - 1)
+        heights = [(value - low) / (high - low) if high > low else 0.5 for value in values]
+        points = [QPointF(box.left() + i * step, box.bottom() - y * box.height()) for i, y in enumerate(heights)]
+        painter.save()
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        painter.setPen(QPen(theme.palette().accent, 1.3))
+        if len(points) == 1:
+            painter.setBrush(theme.palette().accent)
+            painter.drawEllipse(points[0], 1.5, 1.5)
+        else:
+            painter.drawPolyline(QPolygonF(points))
+        painter.restore()
 
 
 class _TestedRows(QSortFilterProxyModel):
@@ -184,9 +256,6 @@ class _TestedRows(QSortFilterProxyModel):
 class RunTable(BaseTable):
     """The table view, through a proxy model that sorts and filters; newest first at the start.
 
-    Attributes:
-        sorted – the proxy model.
-
     Signals:
         opened – Enter, or a double click.
         star_pressed(path) – the star of a run was clicked.
@@ -200,6 +269,7 @@ class RunTable(BaseTable):
     def __init__(self, model: RunModel) -> None:
         super().__init__()
         self._rows = model
+        self._is_arranging = False
         self.sorted = _TestedRows(self, sortRole=SORT)
         self.sorted.setSourceModel(model)
         self.setModel(self.sorted)
@@ -210,30 +280,27 @@ class RunTable(BaseTable):
         self.setAccessibleName("Runs")
         head = self.horizontalHeader()
         head.setSectionResizeMode(QHeaderView.ResizeMode.Interactive)
-        head.setMinimumSectionSize(theme.scaled(run_columns.WIDTHS["flag"]))
+        head.setMinimumSectionSize(theme.scaled(WIDTHS["flag"]))
         head.setSectionsMovable(True)
         head.setContextMenuPolicy(Qt.ContextMenuPolicy.CustomContextMenu)
-        head.sectionMoved.connect(lambda *_: self._tell_columns())
-        head.sectionResized.connect(lambda *_: self._tell_columns())
-        self._is_laying_out = False
+        head.sectionMoved.connect(lambda *_: self._emit_columns())
+        head.sectionResized.connect(lambda *_: self._emit_columns())
         self.setSortingEnabled(True)
         self.show_columns([])
         self.sort_by("began", Qt.SortOrder.DescendingOrder)
         self.clicked.connect(self._on_clicked)
-        self.doubleClicked.connect(lambda index: self._field_at(index).key != FAVOURITE and self.opened.emit())
+        self.doubleClicked.connect(lambda index: self._is_star(index) or self.opened.emit())
 
     def show_columns(self, columns: Sequence[tuple[str, int]]) -> None:
-        """Show these columns with these widths; none at all means the default ones. The sorting column stays, if it is there."""
+        """Show these columns (key, width); none means the default ones."""
         sorted_by = self._rows.columns[min(self.sorted.sortColumn(), len(self._rows.columns) - 1)].key
-        order = self.sorted.sortOrder()
-        widths = dict(columns)
-        self._is_laying_out = True
+        order, widths, head = self.sorted.sortOrder(), dict(columns), self.horizontalHeader()
+        self._is_arranging = True
         self._rows.set_columns([key for key, _ in columns] or DEFAULT_COLUMNS)
-        head = self.horizontalHeader()
         for i, field in enumerate(self._rows.columns):
             head.moveSection(head.visualIndex(i), i)
-            self.setColumnWidth(i, widths.get(field.key, 0) or run_columns.width_of(field))
-        self._is_laying_out = False
+            self.setColumnWidth(i, widths.get(field.key, 0) or width_of(field))
+        self._is_arranging = False
         self.sort_by(sorted_by, order)
         self._fill_width()
 
@@ -243,18 +310,16 @@ class RunTable(BaseTable):
         self.sortByColumn(keys.index(key if key in keys else NAME), order)
 
     def columns(self) -> list[tuple[str, int]]:
-        """(key, width) of the columns as the user has arranged them."""
         head = self.horizontalHeader()
         logical = [head.logicalIndex(place) for place in range(len(self._rows.columns))]
         return [(self._rows.columns[i].key, self.columnWidth(i)) for i in logical]
 
     def set_test(self, test: Callable[[RunRecord], bool]) -> None:
-        """Show only the runs that pass."""
         self.sorted.test = test
         self.sorted.invalidateFilter()
 
-    def _tell_columns(self) -> None:
-        if not self._is_laying_out:
+    def _emit_columns(self) -> None:
+        if not self._is_arranging:
             self.columns_changed.emit(self.columns())
 
     def resizeEvent(self, event: QResizeEvent) -> None:
@@ -262,14 +327,12 @@ class RunTable(BaseTable):
         self._fill_width()
 
     def _fill_width(self) -> None:
-        """Give the name the width that the other columns leave; where they leave too little, the table scrolls sideways."""
-        keys = [field.key for field in self._rows.columns]
-        name = keys.index(NAME)
-        used = sum(self.columnWidth(i) for i in range(len(keys)) if i != name)
-        self._is_laying_out = True
-        least = run_columns.width_of(self._rows.columns[name])
-        self.setColumnWidth(name, max(least, self.viewport().width() - used))
-        self._is_laying_out = False
+        """Give the name the width that the other columns leave."""
+        name = next(i for i, field in enumerate(self._rows.columns) if field.key == NAME)
+        used = sum(self.columnWidth(i) for i in range(len(self._rows.columns)) if i != name)
+        self._is_arranging = True
+        self.setColumnWidth(name, max(width_of(self._rows.columns[name]), self.viewport().width() - used))
+        self._is_arranging = False
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
         if event.key() in (Qt.Key.Key_Return, Qt.Key.Key_Enter):
@@ -278,44 +341,96 @@ class RunTable(BaseTable):
             super().keyPressEvent(event)
 
     def selected_runs(self) -> list[RunRecord]:
-        """The selected runs, in the order of the table."""
         return [self._record(row) for row in self.selected_rows()]
 
     def choose(self, *paths: Path) -> None:
-        """Select the runs in these folders, as far as the table shows them."""
         wanted = {str(path) for path in paths}
         self.clearSelection()
         mode = self.selectionMode()
         self.setSelectionMode(QAbstractItemView.SelectionMode.MultiSelection)
-        for row in range(self.sorted.rowCount()):
-            if self._record(row).summary.path in wanted:
-                self.selectRow(row)
+        for place in range(self.sorted.rowCount()):
+            if self._record(place).summary.path in wanted:
+                self.selectRow(place)
         self.setSelectionMode(mode)
 
     def _record(self, row: int) -> RunRecord:
         return self._rows.rows[self.sorted.mapToSource(self.sorted.index(row, 0)).row()]
 
-    def _field_at(self, index: QModelIndex) -> RunField:
-        return self._rows.columns[index.column()]
+    def _is_star(self, index: QModelIndex) -> bool:
+        return self._rows.columns[index.column()].key == FAVOURITE
 
     def _on_clicked(self, index: QModelIndex) -> None:
-        if self._field_at(index).key == FAVOURITE:
+        if self._is_star(index):
             self.star_pressed.emit(Path(self._record(index.row()).summary.path))
 
 
-def _tip(field: RunField, record: RunRecord) -> str | None:
-    if field.key == NAME:
-        problem = f"\n{record.notes_problem}" if record.notes_problem else ""
-        return record.summary.path + problem
-    if field.key == "model":
-        return record.summary.model
-    if field.key == "note":
-        return record.notes.note
-    return record.summary.sentence if field.key == "state" and record.summary.sentence else None
+class ColumnDialog(QDialog):
+    """Chooses columns: a list with check boxes, the shown ones first, in their order. A change applies at once.
 
+    Signals:
+        chosen([keys]) – the columns to show, in order.
+    """
 
-def _star(record: RunRecord, role: int) -> Any:
-    starred, colours = record.notes.favourite, theme.palette()
-    if role == Qt.ItemDataRole.DecorationRole:
-        return icons.icon("star-filled" if starred else "star", colours.clip if starred else colours.faint, 16)
-    return ("favourite" if starred else "no favourite") if role == Qt.ItemDataRole.AccessibleTextRole else None
+    chosen = Signal(list)
+
+    def __init__(self, shown: Sequence[str], offered: Sequence[str], parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._offered = list(offered)
+        self.setWindowTitle("Columns")
+        self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        self.resize(on_screen(self, 420, 520))
+        self.search = QLineEdit()
+        self.search.setPlaceholderText("Find a setting or metric")
+        self.search.setAccessibleName("Find a column")
+        self.search.setClearButtonEnabled(True)
+        self.search.textChanged.connect(self._filter)
+        self.list = QListWidget()
+        self.list.setAccessibleName("Columns of the table of runs")
+        self.list.setDragDropMode(QAbstractItemView.DragDropMode.InternalMove)
+        self.list.itemChanged.connect(lambda _item: self._emit())
+        self.list.model().rowsMoved.connect(lambda *_: self._emit())
+        up = button("Up", lambda: self.move(-1), tip="Alt+Up")
+        down = button("Down", lambda: self.move(1), tip="Alt+Down")
+        for keys, by in (("Alt+Up", -1), ("Alt+Down", 1)):
+            QShortcut(QKeySequence(keys), self, lambda by=by: self.move(by))
+        defaults = button("Default columns", lambda: self._fill(DEFAULT_COLUMNS))
+        hint = "Ticked columns are shown, in this order. Drag them, or use Alt+Up and Alt+Down."
+        buttons = row(up, down, defaults, None, button("Close", self.close, primary=True))
+        parts = (self.search, (self.list, 1), label(hint, role="muted", wrap=True), buttons)
+        column(*parts, into=self, margins=2 * theme.SPACE)
+        self._fill(shown)
+
+    def _fill(self, shown: Sequence[str]) -> None:
+        with QSignalBlocker(self.list):
+            self.list.clear()
+            for key in [*shown, *(key for key in self._offered if key not in shown)]:
+                field = field_of(key)
+                if field is None:
+                    continue
+                item = QListWidgetItem(field.title if field.title == key else f"{field.title}  –  {key}")
+                item.setData(ROLE.UserRole, key)
+                item.setToolTip(plain_tip(field.help))
+                item.setCheckState(Qt.CheckState.Checked if key in shown else Qt.CheckState.Unchecked)
+                if key == NAME:
+                    item.setFlags(item.flags() & ~Qt.ItemFlag.ItemIsUserCheckable)
+                self.list.addItem(item)
+        self._emit()
+
+    def keys(self) -> list[str]:
+        items = [self.list.item(i) for i in range(self.list.count())]
+        return [item.data(ROLE.UserRole) for item in items if item.checkState() == Qt.CheckState.Checked]
+
+    def move(self, by: int) -> None:
+        place = self.list.currentRow()
+        if place >= 0 and 0 <= place + by < self.list.count():
+            self.list.insertItem(place + by, self.list.takeItem(place))
+            self.list.setCurrentRow(place + by)
+            self._emit()
+
+    def _filter(self, text: str) -> None:
+        for i in range(self.list.count()):
+            item = self.list.item(i)
+            item.setHidden(text.lower() not in item.text().lower())
+
+    def _emit(self) -> None:
+        self.chosen.emit(self.keys())

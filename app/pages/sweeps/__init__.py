@@ -1,1 +1,1 @@
-"""The package app.pages.sweeps."""
+"""The Sweeps page."""

@@ -1,39 +1,71 @@
-"""The Sweeps page: which settings are best, and what does it take to find out?
-
-Above, a new sweep over the present form: what varies, with which seeds, and what that would take. Below, the results of one sweep.
-"""
+"""The Sweeps page: a new sweep over the present form with what it would take, and below it the results of a sweep."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from PySide6.QtCore import Qt, Signal
-from PySide6.QtGui import QHideEvent, QShowEvent
-from PySide6.QtWidgets import QFrame, QGridLayout, QHBoxLayout, QLineEdit, QVBoxLayout, QWidget
+from PySide6.QtCore import QModelIndex, QPersistentModelIndex, QRectF, Qt, Signal
+from PySide6.QtGui import QHideEvent, QPainter, QResizeEvent, QShowEvent, QStandardItem, QStandardItemModel
+from PySide6.QtWidgets import (
+    QAbstractItemView,
+    QFrame,
+    QGridLayout,
+    QHeaderView,
+    QLineEdit,
+    QStyledItemDelegate,
+    QStyleOptionViewItem,
+    QWidget,
+)
 
 from app import theme
-from app.pages.sweeps.sweep_table import SweepModel, SweepTable
 from app.state.memory import amount
 from app.state.session import Session
 from app.state.sweeps import RESUMABLE, SweepForecast, SweepForm, Sweeps, VariedSetting, forecast, offered_settings
 from app.widgets.basic.controls import ComboBox, Segments, Switch
-from app.widgets.basic.labels import button, label
-from app.widgets.basic.layout import TabArea, set_shown, set_style_property
-from app.widgets.basic.number_format import duration
+from app.widgets.basic.labels import button, label, plain_tip
+from app.widgets.basic.layout import TabArea, column, row, set_shown, set_style_property
+from app.widgets.basic.number_format import DASH, duration, figure
+from app.widgets.basic.tables import BaseTable
+from backend.config.config import SETTINGS
 from backend.config.setting import Setting
-from backend.runs.sweeps.sweep import SweepPlan
-from backend.runs.sweeps.sweep_results import MemberResult, SweepFolder, settings_of_runs
+from backend.runs.sweeps.sweep import SweepPlan, text_of
+from backend.runs.sweeps.sweep_results import (
+    ConfigurationResult,
+    MemberResult,
+    SweepFolder,
+    SweepResults,
+    settings_of_runs,
+)
 from backend.utils.errors import UserError
 
-# The settings that vary in a sweep, a row each: the setting, its values as text, and in a random search how they are
-# drawn.
-
-DRAWS = {"list": "any of", "log_uniform": "between, in decades", "uniform": "between, evenly"}
+DRAWS = {"list": "any of", "log_uniform": "log-uniform between", "uniform": "uniform between"}
 HINTS = {"list": "1e-5, 3e-5, 1e-4", "uniform": "0.5, 1.5", "log_uniform": "1e-6, 1e-3"}
+STATES = {
+    "starting": "Starting",
+    "running": "Running",
+    "finished": "Finished",
+    "stopped": "Stopped",
+    "failed": "Failed",
+    "interrupted": "Interrupted",
+    "waiting": "Waiting",
+}
+STATE_ROLES = {"finished": "good", "training": "accent", "failed": "bad", "stopped": "warning"}
+MEMBER_STATES = {"given up": "Stopped early"}
+FIGURES = (("± sd", 72), ("Seeds", 62), ("Step", 72), ("Completions", 104), ("State", 96))
+"""Columns after that of the value, and their widths."""
+VALUE_WIDTH, NUMBER_WIDTH, SETTING_WIDTH = 120, 44, 88
+SHARE = Qt.ItemDataRole.UserRole
+"""Item role of a cell with a bar: its length, 0 … 1."""
+DECLINED = "The reward file was not allowed to run, so nothing was started."
+ONE_TRAINING = "One training at a time: stop the present one first, or let it finish."
+NOTHING = (
+    "No sweep yet. A sweep trains the present form with several values of a few settings, and shows which are best on "
+    "held-out prompts."
+)
 
 
 class VariedRow(QWidget):
-    """One setting.
+    """A setting that varies: the setting, its values as text, and in a random search their distribution.
 
     Signals:
         edited – any of its fields was changed.
@@ -46,9 +78,9 @@ class VariedRow(QWidget):
     def __init__(self, offered: Sequence[Setting], key: str, text: str, draw: str) -> None:
         super().__init__()
         self.setting, self.draw, self.values = ComboBox(), ComboBox(), QLineEdit(text)
-        for about in offered:
+        for place, about in enumerate(offered):
             self.setting.addItem(about.label, about.key)
-            self.setting.setItemData(self.setting.count() - 1, about.help, Qt.ItemDataRole.ToolTipRole)
+            self.setting.setItemData(place, about.help, Qt.ItemDataRole.ToolTipRole)
         for value, words in DRAWS.items():
             self.draw.addItem(words, value)
         self.setting.choose(key)
@@ -59,13 +91,7 @@ class VariedRow(QWidget):
         self.values.setFont(theme.figures_font())
         self.remove = button("Remove", self.removed.emit)
         self.remove.setAccessibleName("Remove this setting")
-        row = QHBoxLayout(self)
-        row.setContentsMargins(0, 0, 0, 0)
-        row.setSpacing(theme.SPACE)
-        row.addWidget(self.setting, 2)
-        row.addWidget(self.draw, 2)
-        row.addWidget(self.values, 3)
-        row.addWidget(self.remove)
+        row((self.setting, 2), (self.draw, 2), (self.values, 3), self.remove, into=self)
         self.setting.currentIndexChanged.connect(lambda _: self.edited.emit())
         self.draw.currentIndexChanged.connect(lambda _: self._on_draw())
         self.values.textChanged.connect(lambda _: self.edited.emit())
@@ -75,9 +101,8 @@ class VariedRow(QWidget):
     def key(self) -> str:
         return self.setting.currentData()
 
-    def content(self) -> tuple[str, str, str]:
-        """(setting, text of its values, how they are drawn)."""
-        return self.key, self.values.text(), self.draw.currentData()
+    def content(self) -> VariedSetting:
+        return VariedSetting(self.key, self.values.text(), self.draw.currentData())
 
     def _on_draw(self) -> None:
         self.values.setPlaceholderText(HINTS[self.draw.currentData()])
@@ -85,7 +110,7 @@ class VariedRow(QWidget):
 
 
 class VariedRows(QWidget):
-    """All of them, and a button for one more.
+    """All settings that vary, and a button for one more.
 
     Signals:
         edited – any was changed, added or removed.
@@ -99,98 +124,215 @@ class VariedRows(QWidget):
         self._is_random = False
         self.rows: list[VariedRow] = []
         self.add_button = button("Add a setting", self.add_next)
-        self._column = QVBoxLayout(self)
-        self._column.setContentsMargins(0, 0, 0, 0)
-        self._column.setSpacing(theme.SPACE)
-        self._column.addWidget(self.add_button, 0, Qt.AlignmentFlag.AlignLeft)
+        self._column = column((self.add_button, 0, Qt.AlignmentFlag.AlignLeft), into=self)
 
     def add(self, key: str, text: str, draw: str = "list") -> VariedRow:
-        row = VariedRow(self._offered, key, text, draw)
-        row.edited.connect(self.edited)
-        row.removed.connect(lambda: self.remove(row))
-        self.rows.append(row)
-        self._column.insertWidget(len(self.rows) - 1, row)
-        self._show()
+        added = VariedRow(self._offered, key, text, draw)
+        added.edited.connect(self.edited)
+        added.removed.connect(lambda: self.remove(added))
+        self.rows.append(added)
+        self._column.insertWidget(len(self.rows) - 1, added)
+        self.show_draws(self._is_random)
         self.edited.emit()
-        return row
+        return added
 
     def add_next(self) -> None:
-        """A row for the first setting that has none, ready to be typed in."""
-        used = {row.key for row in self.rows}
+        used = {each.key for each in self.rows}
         key = next((about.key for about in self._offered if about.key not in used), self._offered[0].key)
         self.add(key, "").values.setFocus(Qt.FocusReason.OtherFocusReason)
 
-    def remove(self, row: VariedRow) -> None:
-        self.rows.remove(row)
-        self._column.removeWidget(row)
-        row.hide()
-        row.deleteLater()  # its button is what is being handled
-        self._show()
+    def remove(self, removed: VariedRow) -> None:
+        self.rows.remove(removed)
+        removed.hide()
+        removed.deleteLater()  # its button is what is being handled
+        self.show_draws(self._is_random)
         self.edited.emit()
 
     def show_draws(self, is_random: bool) -> None:
-        """Whether rows say how values are drawn."""
         self._is_random = is_random
-        self._show()
+        for each in self.rows:
+            set_shown(each.draw, is_random)
+            each.remove.setEnabled(len(self.rows) > 1)
 
     def show_problems(self, keys: set[str]) -> None:
-        """Mark the rows of these settings."""
-        for row in self.rows:
-            set_style_property(row.values, "problem", row.key in keys)
-
-    def _show(self) -> None:
-        for row in self.rows:
-            set_shown(row.draw, self._is_random)
-            row.remove.setEnabled(len(self.rows) > 1)
+        for each in self.rows:
+            set_style_property(each.values, "problem", each.key in keys)
 
 
-# ── sweeps page ──────────────────────────────────────────────────────────────────────────────────────────────────────
+class BarDelegate(QStyledItemDelegate):
+    """Paints a bar below the figure of a cell with role SHARE."""
 
-STATES = {"starting": "Starting", "running": "Running", "finished": "Finished", "stopped": "Stopped", "failed": "Failed",
-          "interrupted": "Interrupted", "waiting": "Waiting"}  # fmt: skip
-DECLINED = "The reward file was not allowed to run, so nothing was started."
+    def paint(
+        self, painter: QPainter, option: QStyleOptionViewItem, index: QModelIndex | QPersistentModelIndex
+    ) -> None:
+        super().paint(painter, option, index)
+        share = index.data(SHARE)
+        if share is not None:
+            area = QRectF(option.rect)  # pyright: ignore[reportAttributeAccessIssue]
+            painter.save()
+            painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+            painter.setPen(Qt.PenStyle.NoPen)
+            painter.setBrush(theme.palette().accent)
+            length = max(2.0, share * (area.width() - 16))
+            painter.drawRoundedRect(QRectF(area.left() + 8, area.bottom() - 5, length, 3), 1.5, 1.5)
+            painter.restore()
+
+
+class SweepTable(BaseTable):
+    """The results: a row for each configuration, best first, with a bar for its value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.results: SweepResults | None = None
+        self._cells = QStandardItemModel(self)
+        self.setModel(self._cells)
+        self.setItemDelegate(BarDelegate(self))
+        self.setSelectionMode(QAbstractItemView.SelectionMode.SingleSelection)
+        self.setAccessibleName("Configurations of the sweep")
+        self.horizontalHeader().setSectionResizeMode(QHeaderView.ResizeMode.Interactive)
+        theme.signals.changed.connect(self._recolour)
+
+    def _recolour(self) -> None:
+        self.show_results(self.results)
+
+    @property
+    def _varied(self) -> list[str]:
+        return list(self.results.ranked[0].settings) if self.results is not None and self.results.ranked else []
+
+    def show_results(self, results: SweepResults | None) -> None:
+        """Replace the rows; the selected configuration stays selected."""
+        chosen = self.selected_configuration()
+        self.results = results
+        ranked = results.ranked if results is not None else []
+        self._cells.setRowCount(0)
+        self._cells.setColumnCount(0)
+        if results is None or not ranked:
+            return
+        titles = ["No.", *(SETTINGS[key].label for key in self._varied), f"Held-out {results.metric}"]
+        titles += [title for title, _ in FIGURES]
+        for place, title in enumerate(titles):
+            head = QStandardItem(title)
+            is_left = place <= len(self._varied) + 1 or place == len(titles) - 1
+            side = Qt.AlignmentFlag.AlignLeft if is_left else Qt.AlignmentFlag.AlignRight
+            head.setTextAlignment(side | Qt.AlignmentFlag.AlignVCenter)
+            self._cells.setHorizontalHeaderItem(place, head)
+        for each in ranked:
+            self._cells.appendRow(self._row(each, results))
+        self._fit()
+        numbers = [each.number for each in ranked]
+        self.selectRow(numbers.index(chosen.number) if chosen is not None and chosen.number in numbers else 0)
+
+    def _row(self, each: ConfigurationResult, results: SweepResults) -> list[QStandardItem]:
+        is_best = results.winner is not None and results.winner.number == each.number
+        state = "Best" if is_best else MEMBER_STATES.get(each.state, each.state.capitalize())
+        seeds = f"{sum(run.value is not None for run in each.runs)} of {len(each.runs)}"
+        texts = [str(each.number), *(text_of(value) for value in each.settings.values()), figure(each.value)]
+        texts += [figure(each.sd), seeds, f"{each.step:,}", f"{each.completions:,}", state]
+        tip = plain_tip("\n".join(_about(run) for run in each.runs))
+        value_column, colours, cells = len(each.settings) + 1, theme.palette(), []
+        for place, text in enumerate(texts):
+            cell = QStandardItem(text)
+            cell.setTextAlignment(self._cells.horizontalHeaderItem(place).textAlignment())
+            cell.setFont(theme.figures_font())
+            cell.setToolTip(tip)
+            is_muted = each.state == "given up" or place == 0 or place > value_column
+            cell.setForeground(colours.muted if is_muted else colours.text)
+            cells.append(cell)
+        cells[-1].setForeground(getattr(colours, STATE_ROLES.get(each.state, "muted")))
+        if each.value is not None:
+            values = [other.value for other in results.ranked if other.value is not None]
+            span = max(values) - min(values)
+            # The lowest keeps a little, to be seen.
+            cells[value_column].setData(0.04 + 0.96 * (each.value - min(values)) / span if span else 1.0, SHARE)
+        return cells
+
+    def selected_configuration(self) -> ConfigurationResult | None:
+        rows = self.selected_rows()
+        ranked = self.results.ranked if self.results is not None else []
+        return ranked[rows[0]] if rows and rows[0] < len(ranked) else None
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self._fit()
+
+    def _fit(self) -> None:
+        """Figures have their widths, and the settings share the rest."""
+        count = len(self._varied)
+        if not count:
+            return
+        figures = [theme.scaled(width) for width in (VALUE_WIDTH, *(width for _, width in FIGURES))]
+        number = theme.scaled(NUMBER_WIDTH)
+        rest = max(theme.scaled(SETTING_WIDTH), (self.viewport().width() - number - sum(figures)) // count)
+        for place, width in enumerate([number, *[rest] * count, *figures]):
+            self.setColumnWidth(place, width)
+
+
+def _about(run: MemberResult) -> str:
+    value = figure(run.value) if run.value is not None else DASH
+    return f"{run.run}: {MEMBER_STATES.get(run.state, run.state)}, step {run.step:,}, {value}. {run.sentence}"
 
 
 class SweepsPage(QWidget):
-    """The page.
-
-    Attributes:
-        session – the state shared with the other pages.
-        sweeps – the sweep that is looked at.
-        plan – the sweep that the fields describe; None while they have a fault.
-    """
+    """The page."""
 
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.session = session
         self.sweeps = Sweeps(self)
         self.plan: SweepPlan | None = None
-        self._compose_form()
-        self._compose_results()
-        self._lay_out()
+        form_card = self._build_form()
+        self.chosen = ComboBox()
+        self.chosen.setAccessibleName("Sweep on show")
+        self.chosen.setMinimumContentsLength(18)
+        self.chosen.activated.connect(lambda _: self.sweeps.show(self.chosen.currentText()))
+        self.state = label(font=theme.heading_font())
+        self.sentence = label(wrap=True, role="muted", selectable=True)
+        self.nothing = label(NOTHING, role="muted", wrap=True, align=Qt.AlignmentFlag.AlignCenter)
+        self.table = SweepTable()
+        self.table.activated.connect(lambda _: self.open_run())
+        self.table.selectionModel().selectionChanged.connect(lambda *_: self._enable())
+        self.card = self.table.in_card()
+        self.card.setMinimumHeight(theme.scaled(200))
+        self.open_button = button("Open its run", self.open_run, tip="On Monitor: the seed with the highest value")
+        self.use_button = button("Use its settings", self.use_settings, tip="In the form")
+        self.clone_button = button("Continue training the winner", self.sweeps.clone_winner)
+        self.clone_button.setToolTip("A new run that continues from its last step, to twice the length")
+        self.resume_button = button("Resume", self._resume)
+        self.stop_button = button("Stop", self.sweeps.stop, tip="Save every run and end; it can be resumed")
+
+        first, last = (self.open_button, self.use_button, self.clone_button), (self.resume_button, self.stop_button)
+        content, area = QWidget(), TabArea()
+        content.setObjectName("page")
+        column(
+            *(label("Sweeps", theme.title_font()), form_card, row(self.chosen, self.state, (self.sentence, 1))),
+            *((self.nothing, 1), (self.card, 1), row(*first, None, *last)),
+            into=content,
+            spacing=12,
+            margins=2 * theme.SPACE,
+        )
+        area.setWidget(content)
+        column(area, into=self)
         self.sweeps.changed.connect(self._show_results)
-        self.sweeps.told.connect(self.session.message)
-        self.session.draft.changed.connect(lambda _: self._when_visible())
-        self.session.time_forecast.changed.connect(self._when_visible)
+        self.sweeps.told.connect(session.message)
+        session.draft.changed.connect(lambda _: self._show_plan_if_visible())
+        session.time_forecast.changed.connect(self._show_plan_if_visible)
 
-    # ── composition ─────────────────────────────────────────────────────────────────────────────
-
-    def _compose_form(self) -> None:
+    def _build_form(self) -> QFrame:
         begin = SweepForm()
         self.name = _field(begin.name, "Name")
         self.search = Segments({"grid": "Grid", "random": "Random"}, "Search")
         self.search.setToolTip("Grid: every combination. Random: as many draws as you say.")
         self.trials = _field(begin.trials, "Configurations", width=64)
         self.seeds = _field(begin.seeds, "Seeds")
-        self.seeds.setToolTip("Every configuration is trained once with each; results are means over them.")
+        self.seeds.setToolTip("Every configuration is trained once with each seed; results are means over them.")
         self.halves = Switch()
         self.halves.setChecked(begin.halves)
-        self.halves.setAccessibleName("Give weak configurations up early")
-        self.first_rung = _field(begin.first_rung, "Steps before the first are given up", width=64)
-        self.keep = _field(begin.keep, "Share that goes on", width=64)
+        self.halves.setAccessibleName("Stop weak configurations early")
+        self.first_rung = _field(begin.first_rung, "Steps before the first are stopped", width=64)
+        self.keep = _field(begin.keep, "Share that continues", width=64)
         self.varied = VariedRows(offered_settings())
-        for row in begin.varied:
-            self.varied.add(row.key, row.text, row.draw)
+        for varied in begin.varied:
+            self.varied.add(varied.key, varied.text, varied.draw)
         self.what, self.problem = label(wrap=True, role="muted"), label(wrap=True, role="problem")
         self.what.setAccessibleName("What the sweep would take")
         self.start_button = button("Start the sweep", self.start, primary=True)
@@ -200,64 +342,17 @@ class SweepsPage(QWidget):
         self.halves.toggled.connect(lambda _: self._show_plan())
         self.varied.edited.connect(self._show_plan)
 
-    def _compose_results(self) -> None:
-        self.chosen = ComboBox()
-        self.chosen.setAccessibleName("Sweep to look at")
-        self.chosen.setMinimumContentsLength(18)
-        self.chosen.activated.connect(lambda _: self.sweeps.show(self.chosen.currentText()))
-        self.state = label(font=theme.heading_font())
-        self.sentence = label(wrap=True, role="muted", selectable=True)
-        self.nothing = label(
-            "No sweep yet. A sweep trains the present form with several values of a few settings, and shows which are best on "
-            "held-out prompts.", role="muted", wrap=True, align=Qt.AlignmentFlag.AlignCenter,
-        )  # fmt: skip
-        self.model = SweepModel(self)
-        self.table = SweepTable(self.model)
-        self.table.activated.connect(lambda _: self.open_run())
-        self.table.selectionModel().selectionChanged.connect(lambda *_: self._enable())
-        self.open_button = button("Open its run", self.open_run, tip="On Monitor: the seed with the highest value")
-        self.use_button = button("Use its settings", self.use_settings, tip="In the form")
-        self.clone_button = button(
-            "Train the winner on",
-            self.sweeps.clone_winner,
-            tip="A new run that goes on from its last step, to twice the length",
+        self._trials_words = label("configurations", role="muted")
+        after, keep, rest = self._rung_words = tuple(
+            label(words, role="muted") for words in ("after", "steps keep", "and so on")
         )
-        self.resume_button = button("Resume", self._resume)
-        self.stop_button = button("Stop", self.sweeps.stop, tip="Save every run and end; it can be resumed")
-
-    def _lay_out(self) -> None:
-        content = QWidget()
-        content.setObjectName("page")
-        column = QVBoxLayout(content)
-        column.setContentsMargins(*(2 * theme.SPACE,) * 4)
-        column.setSpacing(12)
-        column.addWidget(label("Sweeps", theme.title_font()))
-        column.addWidget(self._form_card())
-        head = QHBoxLayout()
-        head.setSpacing(theme.SPACE)
-        head.addWidget(self.chosen)
-        head.addWidget(self.state)
-        head.addWidget(self.sentence, 1)
-        column.addLayout(head)
-        column.addWidget(self.nothing, 1)
-        self.card = self.table.in_card()
-        self.card.setMinimumHeight(theme.scaled(200))
-        column.addWidget(self.card, 1)
-        buttons = QHBoxLayout()
-        buttons.setSpacing(theme.SPACE)
-        for action in (self.open_button, self.use_button, self.clone_button):
-            buttons.addWidget(action)
-        buttons.addStretch(1)
-        for action in (self.resume_button, self.stop_button):
-            buttons.addWidget(action)
-        column.addLayout(buttons)
-        area = TabArea()
-        area.setWidget(content)
-        whole = QVBoxLayout(self)
-        whole.setContentsMargins(0, 0, 0, 0)
-        whole.addWidget(area)
-
-    def _form_card(self) -> QFrame:
+        search, halving = QWidget(), QWidget()
+        row(self.search, self.trials, self._trials_words, None, into=search)
+        row(self.halves, after, self.first_rung, keep, self.keep, rest, None, into=halving)
+        rows = (
+            *(("Name", self.name), ("Search", search), ("Over", self.varied)),
+            *(("Seeds", self.seeds), ("Stop weak runs early", halving)),
+        )
         card = QFrame()
         card.setProperty("role", "card")
         grid = QGridLayout(card)
@@ -265,35 +360,15 @@ class SweepsPage(QWidget):
         grid.setHorizontalSpacing(12)
         grid.setVerticalSpacing(theme.SPACE)
         grid.setColumnStretch(1, 1)
-        self._trials_words = label("configurations", role="muted")
-        search = _across(self.search, self.trials, self._trials_words)
-        self._rung_words = (
-            label("after", role="muted"),
-            label("steps keep", role="muted"),
-            label("and so on", role="muted"),
-        )
-        after, keep, rest = self._rung_words
-        halving = _across(self.halves, after, self.first_rung, keep, self.keep, rest)
-        rows = (
-            ("Name", self.name), ("Search", search), ("Over", self.varied), ("Seeds", self.seeds),
-            ("Give up early", halving),
-        )  # fmt: skip
-        for row, (words, widget) in enumerate(rows):
+        for place, (words, widget) in enumerate(rows):
             title = label(words, role="muted")
             title.setMinimumHeight(self.name.sizeHint().height())  # beside the first line of its field
-            grid.addWidget(title, row, 0, Qt.AlignmentFlag.AlignTop | Qt.AlignmentFlag.AlignLeft)
-            grid.addWidget(widget, row, 1)
-        end = QHBoxLayout()
-        end.setSpacing(2 * theme.SPACE)
-        sentences = QVBoxLayout()
-        sentences.addWidget(self.what)
-        sentences.addWidget(self.problem)
-        end.addLayout(sentences, 1)
-        end.addWidget(self.start_button, 0, Qt.AlignmentFlag.AlignBottom)
+            grid.addWidget(title, place, 0, Qt.AlignmentFlag.AlignTop | Qt.AlignmentFlag.AlignLeft)
+            grid.addWidget(widget, place, 1)
+        texts = column(self.what, self.problem)
+        end = row((texts, 1), (self.start_button, 0, Qt.AlignmentFlag.AlignBottom), spacing=2 * theme.SPACE)
         grid.addLayout(end, len(rows), 0, 1, 2)
         return card
-
-    # ── the new sweep ───────────────────────────────────────────────────────────────────────────
 
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)
@@ -308,64 +383,70 @@ class SweepsPage(QWidget):
         super().hideEvent(event)
         self.sweeps.watch(False)
 
-    def _when_visible(self) -> None:
+    # The new sweep
+
+    def _show_plan_if_visible(self) -> None:
         if self.isVisible():
             self._show_plan()
 
     def form(self) -> SweepForm:
-        """What the fields hold."""
         return SweepForm(
-            self.name.text(), self.search.key, tuple(VariedSetting(*row.content()) for row in self.varied.rows),
-            self.seeds.text(), self.trials.text(), self.halves.isChecked(), self.first_rung.text(), self.keep.text(),
-        )  # fmt: skip
+            self.name.text(),
+            self.search.key,
+            tuple(each.content() for each in self.varied.rows),
+            self.seeds.text(),
+            self.trials.text(),
+            self.halves.isChecked(),
+            self.first_rung.text(),
+            self.keep.text(),
+        )
 
     def _show_plan(self) -> None:
-        """Check the fields against the present form, and say what the sweep would take."""
-        is_random, halves = self.search.key == "random", self.halves.isChecked()
+        """Check the fields against the present form, and show what the sweep would take."""
+        is_random, draft = self.search.key == "random", self.session.draft
         for widget in (self.trials, self._trials_words):
             set_shown(widget, is_random)
         for widget in (self.first_rung, self.keep, *self._rung_words):
-            set_shown(widget, halves)
+            set_shown(widget, self.halves.isChecked())
         self.varied.show_draws(is_random)
-        every = self.session.draft.value("steps_per_eval")
-        self.first_rung.setPlaceholderText(str(every or ""))
+        self.first_rung.setPlaceholderText(str(draft.value("steps_per_eval") or ""))
         self.plan, problem, keys = None, "", set[str]()
         try:
-            self.plan = self.form().plan(self.session.draft.values())
-        except UserError as mistake:
-            problem = mistake.faults[0].sentence
-            keys = {fault.setting for fault in mistake.faults}
+            self.plan = self.form().plan(draft.values())
+        except UserError as error:
+            problem = error.faults[0].sentence
+            keys = {each.setting for each in error.faults}
         self.varied.show_problems(keys)
         self.problem.setText(problem)
-        self.what.setText(self._forecast_words(self.plan) if self.plan is not None else "")
+        self.what.setText("")
+        if self.plan is not None:
+            seconds = self.session.time_forecast.seconds_per_completion(draft.valid_values())
+            memory = self.session.starter.memory_parts()
+            own = {part.name: part.bytes for part in memory.parts} if memory is not None else {}
+            adapters = own.get("Adapters", 0.0) + own.get("Optimizer", 0.0)
+            total = memory.total if memory is not None else None
+            self.what.setText(forecast_words(forecast(self.plan, seconds, total, adapters)))
         set_shown(self.problem, bool(problem))
         set_shown(self.what, not problem)
         self.start_button.setEnabled(self.plan is not None)
 
-    def _forecast_words(self, plan: SweepPlan) -> str:
-        seconds = self.session.time_forecast.seconds_per_completion(self.session.draft.valid_values())
-        memory = self.session.starter.memory_parts()
-        own = {part.name: part.bytes for part in memory.parts} if memory is not None else {}
-        return forecast_words(
-            forecast(
-                plan, seconds, memory.total if memory is not None else None,
-                own.get("Adapters", 0.0) + own.get("Optimizer", 0.0),
-            )
-        )  # fmt: skip
-
     def start(self) -> None:
-        """Start the sweep in a process of its own, if the user's reward code may run and no other training is alive."""
+        """Start the sweep in its own process, if the user's reward code may run and no other training is alive."""
         self._show_plan()
         if self.plan is None:
             return
         if self.session.is_training or self.sweeps.is_live:
-            self.session.message.emit("One training at a time: stop the present one first, or let it finish.")
+            self.session.message.emit(ONE_TRAINING)
         elif not self.session.consent.obtain_all(self.plan.every_settings()):
             self.session.message.emit(DECLINED)
         elif self.sweeps.start(self.plan):
-            self.name.setText(_next_name(self.plan.name, set(self.sweeps.names())))
+            name, taken, number = self.plan.name, set(self.sweeps.names()), 2
+            while name in taken:
+                name = f"{name.rstrip('0123456789').rstrip('-')}-{number}"
+                number += 1
+            self.name.setText(name)
 
-    # ── results ─────────────────────────────────────────────────────────────────────────────────
+    # Results
 
     def _show_results(self) -> None:
         names, folder, results = self.sweeps.names(), self.sweeps.folder, self.sweeps.results
@@ -378,21 +459,17 @@ class SweepsPage(QWidget):
         set_shown(self.nothing, results is None)
         set_shown(self.card, results is not None)
         self.state.setText(STATES.get(self.sweeps.state, ""))
-        self.sentence.setText(self._sentence())
+        sentence = ""
+        if results is not None and results.sentence and not self.sweeps.is_live:
+            sentence = results.sentence
+        elif results is not None:
+            alive, steps = results.alive, [run.step for each in results.alive for run in each.runs]
+            reached = f"{min(steps):,}" if min(steps) == max(steps) else f"{min(steps):,} to {max(steps):,}"
+            going = f"{len(alive)} of {len(results.configurations)} configurations, step {reached}"
+            sentence = f"{going}, {results.completions:,} completions. {' '.join(results.notes)}"
+        self.sentence.setText(sentence)
         self.table.show_results(results)
         self._enable()
-
-    def _sentence(self) -> str:
-        """How the sweep ended, or where it is."""
-        results = self.sweeps.results
-        if results is None:
-            return ""
-        if results.sentence and not self.sweeps.is_live:
-            return results.sentence
-        alive, steps = results.alive, [run.step for each in results.alive for run in each.runs]
-        reached = f"{min(steps):,}" if min(steps) == max(steps) else f"{min(steps):,} to {max(steps):,}"
-        going = f"{len(alive)} of {len(results.configurations)} configurations, step {reached}"
-        return f"{going}, {results.completions:,} completions. {' '.join(results.notes)}"
 
     def _enable(self) -> None:
         results, run = self.sweeps.results, self._run()
@@ -403,11 +480,11 @@ class SweepsPage(QWidget):
         self.stop_button.setEnabled(self.sweeps.is_live)
 
     def _run(self) -> MemberResult | None:
-        """Of the selected configuration, the run with the highest value; the first before there is any."""
+        """The run of the selected configuration with the highest value; the first before there is any."""
         chosen = self.table.selected_configuration()
-        return (
-            max(chosen.runs, key=lambda run: (run.value is not None, run.value or 0.0)) if chosen is not None else None
-        )
+        if chosen is None:
+            return None
+        return max(chosen.runs, key=lambda run: (run.value is not None, run.value or 0.0))
 
     def open_run(self) -> None:
         run, folder = self._run(), self.sweeps.folder
@@ -416,23 +493,21 @@ class SweepsPage(QWidget):
             self.session.page_requested.emit("monitor")
 
     def use_settings(self) -> None:
-        """Load the selected configuration's settings into the form."""
         run, folder = self._run(), self.sweeps.folder
         if run is not None and folder is not None:
             self.session.settings_requested.emit(folder.run(run.run))
 
     def _resume(self) -> None:
         if self.session.is_training:
-            self.session.message.emit("One training at a time: stop the present one first, or let it finish.")
+            self.session.message.emit(ONE_TRAINING)
         elif self.sweeps.folder is not None and self._may_run_code(self.sweeps.folder):
             self.sweeps.resume()
 
     def _may_run_code(self, folder: SweepFolder) -> bool:
-        """Whether the reward code that a sweep's folder names may run; says so where it may not."""
         try:
             allowed = self.session.consent.obtain_all(settings_of_runs(folder), folder.path)
-        except UserError as mistake:
-            self.session.message.emit(mistake.faults[0].sentence)
+        except UserError as error:
+            self.session.message.emit(error.faults[0].sentence)
             return False
         if not allowed:
             self.session.message.emit(DECLINED)
@@ -445,11 +520,11 @@ def forecast_words(taken: SweepForecast) -> str:
     words = f"{taken.configurations} configurations × {seeds} {'seed' if seeds == 1 else 'seeds'}: {taken.runs} runs"
     if taken.steps is not None and taken.completions is not None and taken.share is not None:
         words += f", {taken.steps:,} steps, {taken.completions:,} training completions"
-        words += f" ({taken.share:.0%} of what they take without giving up)" if taken.rungs else ""
+        words += f" ({taken.share:.0%} of a full sweep)" if taken.rungs else ""
     words += f", about {duration(taken.seconds)}" if taken.seconds is not None else ""
     words += "."
     if taken.rungs:
-        words += " Going on: " + ", ".join(f"{keep} after step {step}" for step, keep in taken.rungs) + "."
+        words += " Remaining: " + ", ".join(f"{keep} after step {step}" for step, keep in taken.rungs) + "."
     if taken.sharing > 1:
         words += f" {taken.sharing} runs share one base model in memory"
         words += f", about {amount(taken.bytes)}." if taken.bytes is not None else "."
@@ -465,24 +540,3 @@ def _field(text: str, name: str, width: int = 0) -> QLineEdit:
     if width:
         line.setFixedWidth(theme.scaled(width))
     return line
-
-
-def _across(*widgets: QWidget) -> QWidget:
-    """Widgets side by side, at the left."""
-    holder = QWidget()
-    row = QHBoxLayout(holder)
-    row.setContentsMargins(0, 0, 0, 0)
-    row.setSpacing(theme.SPACE)
-    for widget in widgets:
-        row.addWidget(widget)
-    row.addStretch(1)
-    return holder
-
-
-def _next_name(name: str, taken: set[str]) -> str:
-    """The name, or it with the first number that makes it new."""
-    number = 2
-    while name in taken:
-        name = f"{name.rstrip('0123456789').rstrip('-')}-{number}"
-        number += 1
-    return name

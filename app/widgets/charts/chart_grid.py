@@ -1,7 +1,7 @@
 """A scrolling grid of plots, and what concerns all of them: zoom, the menu of the charts, saving them as files.
 
-A refresh redraws only the visible plots, one per turn of the event loop. A step that is hovered in one plot is marked in
-all; a range of steps selected in one is shown in all.
+A refresh redraws only the visible plots, one per turn of the event loop. All plots mark the step that is hovered in one,
+and show the range of steps that is selected in one.
 """
 
 from __future__ import annotations
@@ -49,10 +49,6 @@ class ChartGrid(TabArea):
 
     `content_of(i)` returns what plot `i` shows now, `is_included(i)` if it is in the grid at all.
 
-    Attributes:
-        plots – all plots, in order.
-        span – the first and last step of the selected range; None while all steps are shown.
-
     Signals:
         zoomed((first, last), or None) – the range of steps that all plots show now.
         step_chosen(int) – a point of a curve was clicked.
@@ -98,7 +94,7 @@ class ChartGrid(TabArea):
             plot.installEventFilter(self)
 
     def refresh(self, all_steps: tuple[float, float] | None = None) -> None:
-        """Redraw the visible plots now, and the others when they scroll into view. `all_steps`: the run's first and last."""
+        """Redraw the visible plots now, the others when they scroll into view. `all_steps`: the first and last."""
         self._all_steps = all_steps
         self._arrange()
         self.stale = set(range(len(self.plots)))
@@ -110,12 +106,11 @@ class ChartGrid(TabArea):
         self.refresh(self._all_steps)
 
     def forget_span(self) -> None:
-        """Show all steps again, from the next refresh on."""
         self.span = None
         self.zoomed.emit(None)
 
     def zoom(self, span: tuple[float, float] | None) -> None:
-        """Show this range in all plots, moved into the run's steps; None, or a range of all of them, shows all."""
+        """Show this range of steps in all plots; None, or a range of all steps, shows all."""
         self._click.stop()
         if span is not None and self._all_steps is not None:
             first, last = self._all_steps
@@ -127,7 +122,6 @@ class ChartGrid(TabArea):
         self.refresh(self._all_steps)
 
     def included_plots(self) -> list[Plot]:
-        """The plots in the grid, in view or not."""
         return [plot for i, plot in enumerate(self.plots) if self._is_included(i)]
 
     def draw(self, plot: Plot) -> None:
@@ -172,7 +166,6 @@ class ChartGrid(TabArea):
             self.turns.stop()
 
     def _arrange(self) -> None:
-        """Put the included plots into as many columns as the width allows."""
         width = self.width() - theme.GUTTER + theme.SPACE
         fitting, comfortable = (
             width // (theme.scaled(least) + theme.SPACE) for least in (MIN_WIDTH, COMFORTABLE_WIDTH)
@@ -228,7 +221,7 @@ class ZoomButton(QPushButton):
 
 
 class ChartExport(QObject):
-    """Saves one chart of a grid, or all into a folder, one per turn of the event loop.
+    """Saves one chart of a grid, or all into a folder.
 
     `run_name()` begins the files' names; `report` shows one sentence about what was written, or why not.
     """
@@ -236,15 +229,9 @@ class ChartExport(QObject):
     def __init__(self, grid: ChartGrid, run_name: Callable[[], str], report: Callable[[str], object]) -> None:
         super().__init__(grid)
         self._grid, self._run_name, self._report = grid, run_name, report
-        self._queue: list[Plot] = []
-        self._written = 0
-        self._target: tuple[Path, Format] = (Path(), "png")
-        self.turns = QTimer(self, interval=0)
-        self.turns.timeout.connect(self._write_next)
         grid.save_requested.connect(self.save)
 
     def save(self, plot: Plot, format: Format) -> None:
-        """Ask for a file, and write this chart to it."""
         filters = f"{FORMATS[format]} (*.{format})"
         path = save_file(self._grid, "charts", f"Save {plot.title}", self._file_name(plot, format), filters)
         if path is not None:
@@ -253,31 +240,19 @@ class ChartExport(QObject):
                 self._report(f"Saved {plot.title} as {target.name}.")
 
     def save_all(self, format: Format) -> None:
-        """Ask for a folder, and write every chart that has data into it."""
         folder = open_folder(self._grid, "charts", f"Folder for all charts as {FORMATS[format]}")
         if folder is not None:
             self.write_all(folder, format)
 
     def write_all(self, folder: Path, format: Format) -> None:
-        """Start writing every chart that has data into `folder`."""
-        self._queue, self._written = self._grid.included_plots(), 0
-        self._target = (folder, format)
-        self.turns.start()
-
-    def _write_next(self) -> None:
-        folder, format = self._target
-        if not self._queue:
-            self.turns.stop()
-            self._report(f"Saved {self._written} charts in {folder.name}.")
-            return
-        plot = self._queue.pop(0)
-        self._grid.draw(plot)
-        if not any(trace.has_data for trace in plot.traces):
-            return
-        if self._write(plot, folder / self._file_name(plot, format), format):
-            self._written += 1
-        else:  # the others would fail alike
-            self.turns.stop()
+        written = 0
+        for plot in self._grid.included_plots():
+            self._grid.draw(plot)
+            if any(trace.has_data for trace in plot.traces):
+                if not self._write(plot, folder / self._file_name(plot, format), format):
+                    return  # the others would fail alike
+                written += 1
+        self._report(f"Saved {written} charts in {folder.name}.")
 
     def _write(self, plot: Plot, path: Path, format: Format) -> bool:
         try:
@@ -294,10 +269,6 @@ class ChartExport(QObject):
 
 class ChartsMenu(QPushButton):
     """The button above a grid with what concerns all charts: marks, hidden curves, files, columns of tables.
-
-    Attributes:
-        marks – the action that shows or hides the marks.
-        namings – the action of each naming of columns.
 
     Signals:
         naming_chosen(str) – name the columns of tables like this.

@@ -15,10 +15,10 @@ EMPTY = np.empty(0)
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """One curve: steps `x` `[n]`, ascending; values `y` `[n]`, NaN in gaps; optionally a band from `low` to `high` `[n]`.
+    """One curve: steps `x` `[n]`, ascending; values `y` `[n]`, NaN in gaps; a band from `low` to `high` `[n]`.
 
-    `colour` is a role of the palette, or `reward:N` for the colour of reward function N. A `stacked` trace is an area on
-    top of the stacked ones before it. `columns` names the columns of a table: the curve and the edges of its band.
+    `colour` is a role of the palette, or `reward:N` for reward function N. A `stacked` trace is an area on top of those
+    before it. `columns` names the columns of a table: the curve and the edges of its band.
     """
 
     label: str
@@ -88,7 +88,6 @@ class DrawnCurve:
 
     @property
     def columns(self) -> list[np.ndarray]:
-        """All values that the axis must hold."""
         return [column for column in (self.line, self.raw, self.low, self.high) if column is not None]
 
 
@@ -102,8 +101,8 @@ def thin(
 ) -> DrawnCurve:
     """Reduce a curve `[n]` and its band to about `most` points; a short one stays as it is.
 
-    Where several steps share a pixel the line is their mean. Behind it are the least and the largest value of each bucket
-    (min-max decimation), so no spike is lost. A bucket is a gap (NaN) only if every value in it is NaN.
+    Where steps share a pixel the line is their mean, with the extremes of each bucket behind it (min-max decimation), so
+    no spike is lost. A bucket is a gap (NaN) only if every value in it is NaN.
     """
     size = -(-len(x) // max(1, most // 2))
     if size <= 2:
@@ -136,7 +135,7 @@ def _buckets(column: np.ndarray, size: int) -> np.ndarray:
 
 
 def isolated_points(values: np.ndarray) -> np.ndarray:
-    """Where `values` `[n]` has a number between two gaps, bool `[n]`. A line cannot show such a point, so it gets a dot."""
+    """Where `values` `[n]` has a number between two gaps, bool `[n]`: a line cannot show such a point."""
     finite = np.concatenate([[False], np.isfinite(values), [False]])
     return finite[1:-1] & ~finite[:-2] & ~finite[2:]
 
@@ -188,7 +187,7 @@ def axis_range(*columns: np.ndarray, unit: str = "", log: bool = False) -> tuple
 
 
 def has_spike(*columns: np.ndarray) -> bool:
-    """A few values flatten all others on a linear axis: none is negative, and 19 of 20 lie in the lowest eighth."""
+    """Return if a few values flatten all others: none is negative, and 19 of 20 lie in the lowest eighth."""
     values = _finite(columns)
     if len(values) < 20 or values.min() < 0:
         return False
@@ -206,7 +205,7 @@ def log10(values: np.ndarray) -> np.ndarray:
 
 
 def log_ticks(low: float, high: float, most: int) -> list[float]:
-    """At most `most` ticks between two logarithms: 1, 2 and 5 times powers of ten, or powers alone where that is enough."""
+    """At most `most` ticks between two logarithms: 1, 2 and 5 times powers of ten, or powers alone."""
     found: list[float] = []
     for digits in ((1, 2, 5), (1,)):
         ticks = (power + float(np.log10(n)) for power in range(int(low) - 1, int(high) + 2) for n in digits)

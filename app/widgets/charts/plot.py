@@ -91,7 +91,6 @@ class Legend(QLabel):
         self._show_tip()
 
     def _show_tip(self) -> None:
-        """All entries, where some do not fit."""
         fits = self.heightForWidth(self.width()) <= self.maximumHeight()
         everything = "\n".join(f"{entry.label}  {entry.value}" for entry in self.entries)
         self.setToolTip("" if fits else plain_tip(everything))
@@ -101,13 +100,6 @@ class Plot(QFrame):
     """A chart card.
 
     Left, Right, Home and End move the marked step, Return opens its completions, Escape shows all steps again.
-
-    Attributes:
-        title, axis, unit, help – of the chart, its value axis, and the values; what it shows, in a sentence or two.
-        is_built – `build` has made its contents.
-        traces, marks – what is shown now, hidden curves included.
-        hidden – labels of the curves that are hidden.
-        view – the pyqtgraph view; None before there was something to draw.
 
     Signals:
         hovered(step as int, or None) – the pointer or the keyboard is on a step, or has left the plot.
@@ -156,7 +148,8 @@ class Plot(QFrame):
             return
         self.is_built = True
         title = label(self.title, theme.heading_font())
-        title.setToolTip(plain_tip(self.help))
+        title.setToolTip(plain_tip(f"{self.title}\n{self.help}"))
+        title.setMinimumWidth(40)  # a long one is cut instead of widening the column
         self.step_label = label(
             font=theme.figures_font(theme.CAPTION), role="caption", align=Qt.AlignmentFlag.AlignRight
         )
@@ -184,7 +177,7 @@ class Plot(QFrame):
     def show_traces(
         self, traces: Sequence[Trace], waiting: str = "", marks: Sequence[Mark] = (), offer: str = ""
     ) -> None:
-        """Draw these curves and marks. While no trace has a number, show the sentence `waiting` and the link `offer`."""
+        """Draw these curves and marks; without a number, the sentence `waiting` and the link `offer`."""
         self.build()
         self.traces, self.marks = traces, marks
         if not any(trace.has_data for trace in traces):
@@ -216,11 +209,9 @@ class Plot(QFrame):
             self.show_traces(self.traces, self.waiting.text(), self.marks, self.offer.text())
 
     def visible_traces(self) -> list[Trace]:
-        """The traces that are not hidden; all of them if every one is, for an empty plot shows nothing."""
         return [trace for trace in self.traces if trace.label not in self.hidden] or list(self.traces)
 
     def toggle_curve(self, name: str) -> None:
-        """Hide the curve with this label, or show it again."""
         self.hidden ^= {name}
         self._show_again()
 
@@ -234,7 +225,6 @@ class Plot(QFrame):
         return any(bool((trace.y > 0).any()) for trace in self.visible_traces())
 
     def set_log(self, on: bool) -> None:
-        """Make the value axis logarithmic, or linear again."""
         self._log_wanted = on
         if self.is_built:
             self.log_button.setChecked(on)
@@ -293,7 +283,7 @@ class Plot(QFrame):
             self.step_chosen.emit(step)
 
     def _restyle_when_visible(self) -> None:
-        """Restyle now if the plot is in view, else before it is painted next: all plots at once would block the window."""
+        """Restyle now if the plot is in view, else before its next paint: all at once would block the window."""
         self._needs_restyle = self.view is not None
         if not self.visibleRegion().isEmpty():
             self._restyle()
@@ -338,7 +328,7 @@ class Plot(QFrame):
             super().keyPressEvent(event)
 
     def _move_step(self, key: Qt.Key) -> None:
-        """Mark the step before or after the marked one, or the first or last in view; the first key marks the last one."""
+        """Mark the step before or after the marked one, or the first or last in view."""
         steps = steps_of(self.traces)
         if self._span is not None:
             steps = steps[(steps >= self._span[0]) & (steps <= self._span[1])]
@@ -358,7 +348,6 @@ class Plot(QFrame):
         self.menu().popup(event.globalPos())
 
     def menu(self) -> QMenu:
-        """What can be done with this chart."""
         menu = QMenu(self)
         menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         has_data = any(trace.has_data for trace in self.traces)
@@ -389,5 +378,4 @@ class Plot(QFrame):
         return menu
 
     def copy(self) -> None:
-        """Put the values on the clipboard, as CSV."""
         QGuiApplication.clipboard().setText(table_text(self.traces))

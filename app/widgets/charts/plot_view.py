@@ -36,7 +36,7 @@ OVERHANG = 10
 LEFT_AXIS, BOTTOM_AXIS = 64, 34
 """Sizes of the axes: the same in every plot, so that the plots of a column line up."""
 SHORT_CURVES = 600
-"""Plots with fewer points in total are drawn thicker and antialiased; for long curves that costs twenty times as much."""
+"""Plots with fewer points in total are drawn thicker and antialiased, which is slow for long curves."""
 NEAR_CURVE, NEAR_MARK = 24, 6
 """Distance in pixels at which a click still means a point, and the pointer shows a mark's sentence."""
 WHEEL_ZOOM = 0.85
@@ -92,7 +92,7 @@ class ValueAxis(pg.AxisItem):
     def tickStrings(self, values: Sequence[float], scale: float, spacing: float) -> list[str]:
         if self._is_log:
             return [f"{10**value * self._factor:.3g}" for value in values]
-        # Rounded to multiples of the spacing: pyqtgraph's values carry float error, and 0.30000000000000004 is no label.
+        # Multiples of the spacing: pyqtgraph's values carry float error, and 0.30000000000000004 is no label.
         return ticks([float(f"{round(value / spacing) * spacing * self._factor:.6g}") for value in values])
 
 
@@ -139,7 +139,6 @@ class CurveItems:
             self._box.removeItem(item)
 
     def draw(self, trace: Trace, curve: DrawnCurve, *, fine: bool) -> None:
-        """Show a curve; `fine` draws it thicker and antialiased."""
         pen = trace.pen
         pen.setCosmetic(True)  # the width is in pixels, not in steps
         pen.setWidthF(1.6 if fine else 1)
@@ -157,14 +156,13 @@ class CurveItems:
 
 
 def faint(colour: QColor, alpha: int) -> QColor:
-    """The colour with this opacity, 0 to 255."""
     copy = QColor(colour)
     copy.setAlpha(alpha)
     return copy
 
 
 def thin_marks(marks: Sequence[Mark], span: Span, width: float) -> list[Mark]:
-    """The marks within `span`, at most one in every APART pixels of `width`: a hundred evaluations must not become a bar."""
+    """The marks within `span`, at most one in every APART pixels of `width`."""
     kinds = list(MARKS)
     chosen: dict[int, Mark] = {}
     for mark in sorted(marks, key=lambda mark: kinds.index(mark.kind)):
@@ -237,12 +235,10 @@ class PlotView(pg.GraphicsView):
         self.restyle()
 
     def set_step_axis(self, title: str, text: Callable[[int], str], *, is_time: bool) -> None:
-        """As `Plot.set_step_axis`."""
         self._step_text = text
         self.step_axis.title, self.step_axis.is_time = title, is_time
 
     def restyle(self) -> None:
-        """Use the colours of the theme's current palette."""
         colours = theme.palette()
         self.setBackground(colours.plot_background)
         for axis in (self.value_axis, self.step_axis):
@@ -260,7 +256,7 @@ class PlotView(pg.GraphicsView):
     def draw(
         self, traces: Sequence[Trace], marks: Sequence[Mark], span: Span | None, smoothing: float, *, log: bool = False
     ) -> None:
-        """Draw the traces and marks over the range of steps `span`; None shows all steps. On a `log` axis 0 is a gap."""
+        """Draw the traces and marks over the steps `span`, None for all. On a `log` axis 0 is a gap."""
         while len(self.curves) > len(traces):
             self.curves.pop().remove()
         while len(self.curves) < len(traces):
@@ -331,7 +327,7 @@ class PlotView(pg.GraphicsView):
             self._step_line.setValue(step)
 
     def sentences_near(self, step: float) -> list[str]:
-        """Sentences of the marks a few pixels from this step, each with its step; the last line counts the rest."""
+        """Sentences of the marks a few pixels from this step; the last line counts the rest."""
         first, last = self.box.viewRange()[0]
         reach = NEAR_MARK * (last - first) / max(1.0, self.box.width())
         near = [mark for mark in self._marks if abs(mark.step - step) <= reach]
@@ -358,7 +354,7 @@ class PlotView(pg.GraphicsView):
                 return True
         return False
 
-    # None of these calls the base class: it would pass the event to pyqtgraph's items, which pan and zoom by themselves.
+    # None of these calls the base class, whose items pan and zoom by themselves.
 
     def mousePressEvent(self, event: QMouseEvent) -> None:
         shift = bool(event.modifiers() & Qt.KeyboardModifier.ShiftModifier)

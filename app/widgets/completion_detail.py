@@ -1,0 +1,182 @@
+"""One completion in full: the text as sampled, its reward and advantage, each function's score, and its prompt."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from PySide6.QtCore import Qt
+from PySide6.QtGui import QSyntaxHighlighter
+from PySide6.QtWidgets import QFrame, QLabel, QPlainTextEdit, QSplitter, QTextEdit, QVBoxLayout, QWidget
+
+from app import theme
+from app.state.completion_facts import logged_of, scores_of
+from app.widgets.basic.labels import label
+from app.widgets.basic.layout import column, row
+from app.widgets.basic.number_format import figure, signed
+from app.widgets.completion_table import STOP_LABELS, advantage_colour, logged_text
+from backend.runs.completion_rows import token_count
+from backend.utils.text import visible
+
+
+class TagHighlighter(QSyntaxHighlighter):
+    """Colours tags such as <answer>, so that the parts of a completion are visible at a glance."""
+
+    _TAG = re.compile(r"</?[A-Za-z|][^<>\s]{0,40}>")
+
+    def __init__(self, pane: QPlainTextEdit | QTextEdit) -> None:
+        super().__init__(pane.document())
+
+    def highlightBlock(self, text: str) -> None:
+        for tag in self._TAG.finditer(text):
+            self.setFormat(tag.start(), tag.end() - tag.start(), theme.palette().accent)
+
+
+class TextPane(QPlainTextEdit):
+    """A read-only text in the mono font, its tags coloured."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(readOnly=True)
+        self.setFont(theme.mono_font())
+        self.setAccessibleName(name)
+        highlighter = TagHighlighter(self)
+        theme.signals.changed.connect(highlighter.rehighlight)
+
+    def show_text(self, text: Any) -> None:
+        """Show `text`, unless it is there already: setting it again would scroll to the top and drop the selection."""
+        shown = visible("" if text is None else str(text))
+        if self.toPlainText() != shown:
+            self.setPlainText(shown)
+
+
+class CompletionPane(QWidget):
+    """A completion under its title: its result, its scores, its text."""
+
+    def __init__(self, title: str, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._names: Sequence[str] = ()
+        self._labels: Sequence[str] = ()
+        self._weights: Sequence[float] = ()
+        self._completion: Mapping[str, Any] | None = None
+        self.text = TextPane(title)
+        self.title = label(title, theme.heading_font())
+        self.result, self.scores = _rich_label(), _rich_label()
+        head = row((self.title, 0, Qt.AlignmentFlag.AlignTop), (self.result, 1), spacing=2 * theme.SPACE)
+        self.body: QVBoxLayout = column(head, self.scores, (self.text, 1), into=self, spacing=6)
+        # Colours are written into the rich text and the formats, which do not follow a change of the palette.
+        theme.signals.changed.connect(self._recolour)
+
+    def set_title(self, title: str) -> None:
+        self.title.setText(title)
+        self.text.setAccessibleName(title)
+
+    def set_rewards(self, names: Sequence[str], labels: Sequence[str], weights: Sequence[float] = ()) -> None:
+        """Set the reward functions' metric names and labels; a function's index decides its colour.
+
+        With `weights` the scores are written as the sum that makes up the reward.
+        """
+        self._names, self._labels, self._weights = names, labels, weights
+
+    def show_completion(self, completion: Mapping[str, Any] | None) -> None:
+        self._completion = completion
+        self.text.show_text((completion or {}).get("text"))
+        self.result.setText(_result_html(completion) if completion else "")
+        self.scores.setText(self._scores_html(completion) if completion else "")
+
+    def _recolour(self) -> None:
+        self.show_completion(self._completion)
+
+    def _scores_html(self, completion: Mapping[str, Any]) -> str:
+        scores = scores_of(completion)
+        shown = scores_html(self._labels, [scores.get(name) for name in self._names], weights=self._weights)
+        total = f"{figure(completion.get('reward'))} = {shown}" if self._weights else shown
+        logged = " &nbsp;&nbsp; ".join(
+            f"{html.escape(str(name))}: {html.escape(logged_text(value))}"
+            for name, value in logged_of(completion).items()
+        )
+        return f"{total}<br>{logged}" if logged else total
+
+
+class CompletionDetail(QFrame):
+    """The prompt on the left and the completion with its scores on the right; with `upright`, one above the other."""
+
+    def __init__(
+        self, parent: QWidget | None = None, *, upright: bool = False, pane: CompletionPane | None = None
+    ) -> None:
+        """`pane` shows the completion; a plain CompletionPane if left out."""
+        super().__init__(parent)
+        self.setProperty("role", "card")
+        self.prompt = TextPane("Prompt")
+        self._answer = _rich_label()
+        self.completion = pane or CompletionPane("Completion")
+        self.text = self.completion.text
+        side = QWidget()
+        title = label("Prompt", theme.heading_font())
+        self._head = row((title, 0, Qt.AlignmentFlag.AlignTop), (self._answer, 1), spacing=2 * theme.SPACE)
+        column(self._head, (self.prompt, 1), into=side, spacing=6)
+        self._splitter = QSplitter(childrenCollapsible=False, handleWidth=2 * theme.SPACE)
+        self.set_upright(upright)
+        for place, part in enumerate((side, self.completion)):
+            self._splitter.addWidget(part)
+            self._splitter.setStretchFactor(place, 2 + place)
+        row(self._splitter, into=self, margins=(12, 10, 12, 12))
+
+    def add_link(self, link: QWidget) -> None:
+        """Add a control at the right of the prompt's head."""
+        self._head.addWidget(link, 0, Qt.AlignmentFlag.AlignTop)
+
+    def set_upright(self, upright: bool) -> None:
+        self._splitter.setOrientation(Qt.Orientation.Vertical if upright else Qt.Orientation.Horizontal)
+
+    def set_rewards(self, names: Sequence[str], labels: Sequence[str], weights: Sequence[float] = ()) -> None:
+        self.completion.set_rewards(names, labels, weights)
+
+    def show_completion(self, row: Mapping[str, Any], completion: Mapping[str, Any] | None) -> None:
+        """Show a completion of `row` (one line of completions.jsonl); None shows the prompt alone."""
+        answer = row.get("answer")
+        self._answer.setText(f"Answer: {html.escape(visible(str(answer)))}" if answer not in (None, "") else "")
+        self.prompt.show_text(row.get("prompt"))
+        self.completion.show_completion(completion)
+
+
+def scores_html(
+    labels: Sequence[str],
+    scores: Sequence[float | None],
+    colours: Sequence[int] | None = None,
+    weights: Sequence[float] = (),
+) -> str:
+    """“● Accuracy 2   ● Format 0.5”: each score after a dot in its function's colour.
+
+    With weights “● Accuracy 2 × 1 + ● Format 0.5 × 0.2”. `colours`: the functions' indices, by default their places.
+    """
+    parts = [
+        f'<span style="color:{theme.reward_colour(colour).name()}">●</span> {html.escape(short)} {figure(score)}'
+        for colour, short, score in zip(colours or range(len(labels)), labels, scores, strict=True)
+    ]
+    if weights:
+        return _join_unbroken([f"{part} × {weight:g}" for part, weight in zip(parts, weights, strict=True)], " + ")
+    return _join_unbroken(parts)
+
+
+def _result_html(completion: Mapping[str, Any]) -> str:
+    """Reward, advantage where it has one, token count and stop reason of a completion."""
+    stop = str(completion.get("stop"))
+    parts = [f"<b>Reward {figure(completion.get('reward'))}</b>"]
+    if "advantage" in completion:
+        colour = advantage_colour(completion["advantage"]).name()
+        parts.append(f'<span style="color:{colour}">Advantage {signed(completion["advantage"])}</span>')
+    parts.append(f"{figure(token_count(completion.get('tokens')))} tokens, {html.escape(STOP_LABELS.get(stop, stop))}")
+    return _join_unbroken(parts)
+
+
+def _join_unbroken(parts: Sequence[str], between: str = " &nbsp;&nbsp; ") -> str:
+    """Join the parts so that lines break between them only."""
+    return between.join(f'<span style="white-space:nowrap">{part}</span>' for part in parts)
+
+
+def _rich_label() -> QLabel:
+    made = label(font=theme.figures_font(12), role="muted", wrap=True, selectable=True)
+    made.setTextFormat(Qt.TextFormat.RichText)
+    return made

@@ -1,1 +1,0 @@
-"""The table of completions, and one completion in full."""
