@@ -1,9 +1,8 @@
-"""The queue: runs that wait their turn, in the order of one small file, queue.json in the folder of runs.
+"""The queue: runs that wait their turn, in the order of queue.json in the folder of runs.
 
-An entry is the name of a run folder: a run that has never begun, or one that has and is to be resumed (stopped, failed, crashed, or a
-clone). It waits as long as its event log is as it was when it joined. A folder that was deleted, or whose training has begun or gone on,
-counts no more, so nothing has to be undone when a process dies between two steps. The file is changed under a lock and
-replaced by rename: a reader never sees half of it. The runner (`backend.runs.queue_runner`) has a lock of its own, so that there is one.
+An entry is the name of a run folder: a run that has never begun, or one to be resumed (stopped, failed, crashed, or a
+clone). It waits as long as its event log is as it was when it joined, so nothing has to be undone when a process dies. The
+file is changed under a lock and replaced by rename. The runner (`backend.runs.queue_runner`) has a lock of its own.
 """
 
 from __future__ import annotations
@@ -27,14 +26,18 @@ from backend.utils.whole_file import replace_file
 
 FILE, LOCK, RUNNER_LOCK, LOG = "queue.json", "queue.lock", "queue-runner.lock", "queue.log"
 """Names in the folder of runs: the order, the lock on changing it, the lock of the runner, what a detached runner prints."""
+_ADVICE = "fix or delete it, the runs keep their folders"
 
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """What queue.json says. `waiting`: the folders in their order. `is_paused`: no other run is started; one that trains goes on.
+    """What queue.json says.
 
-    `starting`: the run that the runner has started and that may have written nothing yet. It waits again if that runner dies.
-    `event logs`: of the runs that have begun before they joined, name → when their event log was last written, in ns of unix time.
+    Attributes:
+        waiting – the folders in their order.
+        starting – the run that the runner has started and that may have written nothing yet; it waits again if that dies.
+        is_paused – no other run is started; one that trains continues.
+        diaries – of the runs that began before they joined, name → when their event log was last written, in ns.
     """
 
     waiting: tuple[RunFolder, ...] = ()
@@ -51,27 +54,25 @@ class Queue:
         """Whether a listed run has not been deleted, begun or resumed since it joined."""
         return run.config.is_file() and _event_log_written(run) == self.diaries.get(run.name)
 
+    def moved(self, run: RunFolder, place: int | None) -> Queue:
+        """The queue with a run at a place; None is the end."""
+        others = tuple(other for other in self.waiting if other != run)
+        place = len(others) if place is None else place
+        return replace(self, waiting=(*others[:place], run, *others[place:]))
+
+    def without(self, run: RunFolder) -> Queue:
+        return replace(self, waiting=tuple(other for other in self.waiting if other != run))
+
 
 class QueueFile:
-    """The queue of one folder of runs. Every method that changes it raises UserError for a file that cannot be read or written.
-
-    Attributes:
-        folder – the folder of runs.
-    """
+    """The queue of one folder of runs. Changing it raises UserError for a file that cannot be read or written."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = folder or places.runs_folder()
-
-    @property
-    def path(self) -> Path:
-        return self.folder / FILE
-
-    @property
-    def log(self) -> Path:
-        return self.folder / LOG
+        self.path, self.log = self.folder / FILE, self.folder / LOG
 
     def read(self) -> Queue:
-        """The queue now. Raises UserError for a file that is broken; it is left as it is, and so are the runs."""
+        """The queue now. Raises UserError for a broken file, which stays as it is."""
         listed = self._read_listed()
         starting = listed.starting if listed.starting is not None and self.has_runner() else None
         waiting = (run for run in listed.waiting if run != starting and listed.still_waits(run) and not run.is_locked())
@@ -84,10 +85,8 @@ class QueueFile:
         except UserError:
             return False
 
-    # ── changes ─────────────────────────────────────────────────────────────────────────────────
-
     def add(self, run: RunFolder, *, first: bool = False) -> int:
-        """Let a run wait, at the end or `first`; returns its place, from 0. One that has begun before is resumed in its turn."""
+        """Add a run at the end or `first`; returns its place, from 0. One that has begun before is resumed in its turn."""
         run = self._own(run)
         if not run.config.is_file():
             raise UserError("queue", f"The folder {quote(run.path)} holds no config.yaml.")
@@ -101,7 +100,7 @@ class QueueFile:
 
             def join(queue: Queue) -> Queue:
                 others = {name: t for name, t in queue.diaries.items() if name != run.name}
-                return replace(queue, waiting=_with(queue.waiting, run, 0 if first else None), diaries=others | joined)
+                return replace(queue.moved(run, 0 if first else None), diaries=others | joined)
 
             return change(join).waiting.index(run)
 
@@ -110,17 +109,17 @@ class QueueFile:
         self._waiting(run)  # before a folder is made for a queue that is not there
         with self._change() as change:
             entry = self._waiting(run)
-            change(lambda queue: replace(queue, waiting=_without(queue.waiting, entry)))
+            change(lambda queue: queue.without(entry))
 
     def move(self, run: RunFolder, place: int) -> None:
         """Put a waiting run at a place, from 0; beyond the end is the end."""
         self._waiting(run)
         with self._change() as change:
             entry = self._waiting(run)
-            change(lambda queue: replace(queue, waiting=_with(queue.waiting, entry, max(0, place))))
+            change(lambda queue: queue.moved(entry, max(0, place)))
 
     def set_paused(self, paused: bool) -> None:
-        """Start no other run, or go on with starting them."""
+        """Start no other run, or start them again."""
         with self._change() as change:
             change(lambda queue: replace(queue, is_paused=paused))
 
@@ -130,13 +129,11 @@ class QueueFile:
             change(lambda queue: replace(queue, pauses_after_failure=pauses))
 
     def rewrite_settings(self, run: RunFolder, text: str) -> None:
-        """Replace a waiting run's config.yaml; refused once the run is being started, and for one that has begun before."""
-        with self._change():  # under the lock no runner starts it between the look and the rename
+        """Replace a waiting run's config.yaml; refused once the run has begun."""
+        with self._change():  # under the lock no runner starts it meanwhile
             if not is_fresh(self._waiting(run)):
                 raise UserError("queue", f"The run {run.name} has begun with its settings; clone it to change them.")
             replace_file(run.config, text)
-
-    # ── the runner ──────────────────────────────────────────────────────────────────────────────
 
     def has_runner(self) -> bool:
         """Whether a process starts the waiting runs one after the other."""
@@ -152,8 +149,11 @@ class QueueFile:
         return handle
 
     def start_next(self, otherwise: Callable[[Queue], None]) -> RunFolder | None:
-        """The run whose turn it is, which from now on waits no more. Where there is none, or the queue is paused, calls `otherwise`
-        under the lock on changes: a runner that gives its own lock up there leaves no run behind that was added a moment too late."""
+        """Take the run whose turn it is out of the queue. Without one, or where the queue is paused, call `otherwise`.
+
+        That happens under the lock on changes: a runner that gives up its own lock there leaves no run behind that was
+        added a moment too late.
+        """
         with self._change() as change:
             queue = self.read()
             if queue.waiting and not queue.is_paused:
@@ -164,19 +164,25 @@ class QueueFile:
             return None
 
     def settle(self, run: RunFolder) -> None:
-        """The process that was started for this run has ended. If it wrote nothing the run is dropped, lest it be started for ever; if
-        another process holds the run, it stays until that one has begun or died."""
-        with self._change() as change:
-            waiting = self._read_listed().waiting
-            kept = waiting if run.is_locked() else _without(waiting, run)
-            change(lambda queue: replace(queue, waiting=tuple(filter(queue.still_waits, kept)), starting=None))
+        """Note that the process that was started for this run has ended.
 
-    # ── the file ────────────────────────────────────────────────────────────────────────────────
+        A run that wrote nothing is dropped, lest it be started for ever; one that another process holds stays.
+        """
+        with self._change() as change:
+            listed = self._read_listed()
+            kept = listed.waiting if run.is_locked() else listed.without(run).waiting
+            change(lambda queue: replace(queue, waiting=tuple(filter(queue.still_waits, kept)), starting=None))
 
     @contextmanager
     def _change(self) -> Generator[Callable[[Callable[[Queue], Queue]], Queue]]:
-        """Hold the lock; yields a function that replaces the queue by what it is given makes of it, and returns that."""
-        self._make_folder()
+        """Hold the lock; yields a function that replaces the queue by what its argument makes of it."""
+        try:
+            make_private_folder(self.folder)
+            writable = os.access(self.folder, os.W_OK)
+        except OSError:
+            writable = False
+        if not writable:
+            raise UserError("queue", f"The queue cannot be written in {quote(self.folder)}.")
         with file_lock.held(self.folder / LOCK):
             yield self._rewrite
 
@@ -199,42 +205,24 @@ class QueueFile:
         """What the file lists, without a look at the folders."""
         if not os.path.lexists(self.path):
             return Queue()
-        raw = read_json(self.path, "queue", advice="mend or delete it, the runs keep their folders")
+        raw = read_json(self.path, "queue", advice=_ADVICE)
         content = cast("dict[str, Any]", raw) if isinstance(raw, dict) else {}
         names, starting, diaries = content.get("runs"), content.get("starting"), content.get("event logs", {})
         flags = [content.get(key, False) for key in ("paused", "pause_after_failure")]
+        problem = ""
         if not isinstance(names, list) or not all(map(is_folder_name, cast("list[Any]", names))):
-            raise self._broken("runs is no list of names of folders")
-        if starting is not None and not is_folder_name(starting):
-            raise self._broken("starting is no name of a folder")
-        if not all(isinstance(flag, bool) for flag in flags):
-            raise self._broken("paused and pause_after_failure are true or false")
-        if not isinstance(diaries, dict) or not all(
-            isinstance(t, int) for t in cast("dict[str, Any]", diaries).values()
-        ):
-            raise self._broken("event logs is no list of times")
+            problem = "runs is no list of names of folders"
+        elif starting is not None and not is_folder_name(starting):
+            problem = "starting is no name of a folder"
+        elif not all(isinstance(flag, bool) for flag in flags):
+            problem = "paused and pause_after_failure are true or false"
+        elif not isinstance(diaries, dict) or not all(isinstance(t, int) for t in diaries.values()):  # pyright: ignore
+            problem = "event logs is no list of times"
+        if problem:
+            raise UserError("queue", about_path(self.path, f" is no queue ({problem}); {_ADVICE}."))
         waiting = tuple(RunFolder(self.folder / name) for name in dict.fromkeys(cast("list[str]", names)))
-        return Queue(
-            waiting,
-            RunFolder(self.folder / starting) if starting is not None else None,
-            *flags,
-            diaries=cast("dict[str, int]", diaries),
-        )
-
-    def _broken(self, why: str) -> UserError:
-        return UserError(
-            "queue",
-            about_path(self.path, f" is no queue ({why}); mend or delete it, the runs keep their folders."),
-        )
-
-    def _make_folder(self) -> None:
-        try:
-            make_private_folder(self.folder)
-            writable = os.access(self.folder, os.W_OK)
-        except OSError:
-            writable = False
-        if not writable:
-            raise UserError("queue", f"The queue cannot be written in {quote(self.folder)}.")
+        started = RunFolder(self.folder / starting) if starting is not None else None
+        return Queue(waiting, started, *flags, diaries=cast("dict[str, int]", diaries))
 
     def _own(self, run: RunFolder) -> RunFolder:
         """The same run as an entry of this queue. Raises UserError for a folder elsewhere."""
@@ -256,25 +244,17 @@ def is_fresh(run: RunFolder) -> bool:
 
 
 def is_waiting(run: RunFolder) -> bool:
-    """Whether a run waits in the queue of the folder that it is in."""
+    """Whether a run waits in the queue of its folder."""
     return QueueFile(run.path.parent).holds(run)
 
 
 def _event_log_written(run: RunFolder) -> int | None:
-    """When the event log was last written, in ns of unix time; None for a run that has never begun. A resume cuts the event log before it
-    writes, so the time changes with the first thing that a process does to the run."""
+    """When the event log was last written, in ns; None for a run that has never begun.
+
+    A resume cuts the event log before it writes, so the time changes with the first thing that a process does to the run.
+    """
     try:
         status = run.events.stat()
     except OSError:
         return None
     return status.st_mtime_ns if status.st_size else None
-
-
-def _with(waiting: tuple[RunFolder, ...], run: RunFolder, place: int | None) -> tuple[RunFolder, ...]:
-    others = _without(waiting, run)
-    place = len(others) if place is None else place
-    return (*others[:place], run, *others[place:])
-
-
-def _without(waiting: tuple[RunFolder, ...], run: RunFolder) -> tuple[RunFolder, ...]:
-    return tuple(other for other in waiting if other != run)

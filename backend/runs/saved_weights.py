@@ -1,13 +1,13 @@
-"""The weights that a run folder holds: those of its end, and its checkpoints with their step and score.
+"""The weights that a run folder holds, what can be chosen of them, and the adapters that another run may start from.
 
-Reads state.json of each checkpoint; opens no arrays (`backend.runs.checkpoints.checkpoint` does).
+Reads state.json and adapter_config.json; opens no arrays.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -28,8 +28,7 @@ OPTIMIZER_FILE = "optimizer.safetensors"
 
 @dataclass(frozen=True, slots=True)
 class SavedWeights:
-    """A complete checkpoint. `score` is the run's held-out reward at that step, else the mean training reward before it, or another metric
-    that the settings name; None where it is not known."""
+    """A complete checkpoint. `score`: held-out reward at that step, else mean training reward, or `best_metric`."""
 
     path: Path
     step: int
@@ -38,7 +37,7 @@ class SavedWeights:
     """Which metric the score is; "" for the reward."""
     is_lowest_best: bool = False
     series: int = 0
-    """Scores of different series are of different rewards, and not compared."""
+    """Only scores of one series are comparable."""
 
     @property
     def arrays(self) -> Path:
@@ -74,15 +73,15 @@ def _read(folder: Path) -> SavedWeights | None:
 
 
 def has_optimizer(state: Mapping[str, Any]) -> bool:
-    """Whether a checkpoint with this state.json was written with the optimizer's arrays (not so with `save_only_model`)."""
+    """Whether a checkpoint with this state.json has the optimizer's arrays (not so with `save_only_model`)."""
     files = state.get("files")  # absent in the checkpoints of earlier versions, which always wrote them
     return not isinstance(files, dict) or OPTIMIZER_FILE in files
 
 
 def best_of(checkpoints: Iterable[SavedWeights]) -> SavedWeights | None:
-    """The one with the best score of the newest series of scores; None where none has one.
+    """The one with the best score of the newest series; None without scores.
 
-    The score of an evaluation is repeated until the next one: the checkpoint that was evaluated is the first that has it.
+    The score of an evaluation is repeated until the next one: the evaluated checkpoint is the first that has it.
     """
     scored = [(saved, saved.score) for saved in checkpoints if saved.score is not None]
     newest = max((saved.series for saved, _ in scored), default=0)
@@ -108,9 +107,8 @@ def find_checkpoint(run: RunFolder, which: str) -> SavedWeights:
     found = next((saved for saved in checkpoints if str(saved.step) == (which.strip().lstrip("0") or "0")), None)
     if found is None:
         steps = ", ".join(str(saved.step) for saved in checkpoints)
-        raise UserError(
-            "checkpoint", f"The run {run.name} has no checkpoint {which}; there are {steps}, best and last."
-        )
+        sentence = f"The run {run.name} has no checkpoint {which}; there are {steps}, best and last."
+        raise UserError("checkpoint", sentence)
     return found
 
 
@@ -125,8 +123,13 @@ END, BEST = "end", "best"
 
 @dataclass(frozen=True, slots=True)
 class WeightChoice:
-    """Weights of one step. `key` selects them (end, best, or the step's number); `path` is a file of trained arrays, or the folder of a
-    whole model; `step` is None where only what a run leaves beside its checkpoints is there."""
+    """Weights of one step.
+
+    Attributes:
+        key – selects them: end, best, or the step's number.
+        path – a file of trained arrays, or the folder of a whole model.
+        step – None where only what a run leaves beside its checkpoints is there.
+    """
 
     key: str
     path: Path
@@ -148,15 +151,17 @@ class WeightChoice:
 
 
 def choices(run: RunFolder) -> list[WeightChoice]:
-    """Everything that can be chosen: the end, the best checkpoint, then every checkpoint, newest first. Empty where nothing is saved."""
+    """Everything that can be chosen: the end, the best checkpoint, then every checkpoint, newest first."""
     saved = saved_weights(run)
+    of_steps = [WeightChoice(str(each.step), each.arrays, each.step) for each in reversed(saved)]
     best = best_of(saved)
-    named = [_end(run, saved), replace(_of(best), key=BEST) if best is not None else None]
-    return [*(choice for choice in named if choice is not None), *map(_of, reversed(saved))]
+    found = [WeightChoice(BEST, best.arrays, best.step)] if best is not None else []
+    end = _end(run, saved)
+    return [*([end] if end else []), *found, *of_steps]
 
 
 def find_choice(run: RunFolder, key: str = END) -> WeightChoice:
-    """The weights that `key` selects: end (also last), best, or the number of a step. Raises UserError naming what there is."""
+    """The weights that `key` selects: end (also last), best, or a step. Raises UserError naming what there is."""
     offered = choices(run)
     if not offered:
         raise UserError("run", f"The run {run.name} has no trained weights yet.")
@@ -168,16 +173,11 @@ def find_choice(run: RunFolder, key: str = END) -> WeightChoice:
     return found
 
 
-def _of(saved: SavedWeights) -> WeightChoice:
-    return WeightChoice(str(saved.step), saved.arrays, saved.step)
-
-
 def _end(run: RunFolder, saved: list[SavedWeights]) -> WeightChoice | None:
-    """The checkpoint that the run has left as its end, the newest as a rule; where a person has deleted it, what the run has left beside
-    its checkpoints."""
+    """The checkpoint of the run's end, usually the newest; if it was deleted, what the run has left beside them."""
     left = step_of_end(run)
     if found := [each for each in saved if left in (None, each.step)]:
-        return replace(_of(found[-1]), key=END)
+        return WeightChoice(END, found[-1].arrays, found[-1].step)
     adapters = run.adapters / WEIGHT_FILES[0]
     if adapters.is_file():
         return WeightChoice(END, adapters)
@@ -188,13 +188,12 @@ SETTING = "adapter"
 ARRAYS, ABOUT, PEFT = "adapters.safetensors", "adapter_config.json", "adapter_model.safetensors"
 RUNS_LISTED = 30
 PATH = 60
-"""Characters of a path in a sentence."""
+"""Characters of a path in a message."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterSource:
-    """Adapters to start from. `text` names them for good: a run with its step. `about`: their adapter_config.json, None where there is
-    none beside a file."""
+    """Adapters to start from. `text` names them for good: a run with its step. `about`: their adapter_config.json."""
 
     text: str
     weights: Path
@@ -212,20 +211,36 @@ def find_adapter(text: str, runs_dir: Path | None = None) -> AdapterSource:
     """The adapters that `text` names: a folder, a file, `RUN`, `RUN@best` or `RUN@step`. Raises UserError."""
     path = user_path(text, SETTING)
     if (peft := peft_folder(text)) is not None:
-        raise UserError(
-            SETTING,
-            f"{quote(peft, PATH)} is an adapter of peft; import it first, below the field or with the verb import.",
-        )
-    if is_file(path):
-        return AdapterSource(text, path, _about(path))
+        advice = "import it first, below the field or with the verb import"
+        raise UserError(SETTING, f"{quote(peft, PATH)} is an adapter of peft; {advice}.")
     if is_folder(path) and is_file(path / ARRAYS):
-        return AdapterSource(text, path / ARRAYS, _about(path / ARRAYS))
-    run, which = _run_of(text, runs_dir)
-    return _of_run(run, which)
+        path = path / ARRAYS
+    if is_file(path):
+        # adapter_config.json beside a file of arrays; of a checkpoint, that of its run.
+        places = (path.parent / ABOUT, path.parent.parent.parent / "adapters" / ABOUT)
+        return AdapterSource(text, path, next((file for file in places if is_file(file)), None))
+    name, at, which = text.rpartition("@")
+    for candidate, key in ((text, END), *(((name, which or END),) if at else ())):
+        try:
+            run = find_run(candidate, runs_dir)
+        except UserError:
+            continue
+        try:
+            choice = find_choice(run, key)
+        except UserError as error:
+            raise UserError(SETTING, error.faults[0].sentence) from None
+        if choice.path.name != ARRAYS:
+            sentence = f"The run {quote(run.name, 40)} trained every weight, so it has no adapter;"
+            raise UserError(SETTING, f"{sentence} choose its model folder as the Base model.")
+        step = "" if choice.step is None else f"@{choice.step}"
+        about = run.adapters / ABOUT
+        return AdapterSource(f"{run.path}{step}", choice.path, about if is_file(about) else None)
+    where = f"no folder with {ARRAYS}, no file, and no run in {quote(runs_dir or runs_folder(), PATH)}"
+    raise UserError(SETTING, f"There is no adapter {shown_path(text, 50)}: {where}.")
 
 
 def peft_folder(text: str) -> Path | None:
-    """The folder of an adapter of peft that `text` names, by itself or by its file of arrays; None where it names none."""
+    """The folder of a peft adapter that `text` names, by itself or by its file of arrays."""
     try:
         path = user_path(text, SETTING)
     except UserError:
@@ -235,60 +250,26 @@ def peft_folder(text: str) -> Path | None:
 
 
 def imported_folder(folder: Path) -> Path:
-    """Where an adapter of peft goes when it is imported and no other place is named: beside it. Raises UserError inside Hugging Face's cache,
-    where a folder beside it would be taken for a newer revision, and for the root of a disk, which has nothing beside it."""
+    """Where an imported peft adapter goes by default: beside it.
+
+    Raises UserError inside Hugging Face's cache, where a folder would be taken for a revision, and for the root of a disk.
+    """
     folder = resolved(folder)
     if not folder.name:
-        raise UserError(
-            "output", f"{quote(folder, PATH)} is the root of a disk, with no place beside it; name one with --output."
-        )
+        sentence = f"{quote(folder, PATH)} is the root of a disk, with no place beside it; name one with --output."
+        raise UserError("output", sentence)
     if folder.is_relative_to(resolved(hub_cache())):
         sentence = f"{quote(folder, PATH)} lies in Hugging Face's cache; copy it, or name another place with --output."
         raise UserError("output", sentence)
     return folder.with_name(f"{folder.name}-mlx")
 
 
-def _run_of(text: str, runs_dir: Path | None) -> tuple[RunFolder, str]:
-    name, at, which = text.rpartition("@")
-    for candidate, chosen in ((text, ""), *(((name, which),) if at else ())):
-        try:
-            return find_run(candidate, runs_dir), chosen
-        except UserError:
-            continue
-    where = quote(runs_dir or runs_folder(), PATH)
-    raise UserError(
-        SETTING, f"There is no adapter {shown_path(text, 50)}: no folder with {ARRAYS}, no file, and no run in {where}."
-    )
-
-
-def _of_run(run: RunFolder, which: str) -> AdapterSource:
-    try:
-        choice = find_choice(run, which or "end")
-    except UserError as mistake:
-        raise UserError(SETTING, mistake.faults[0].sentence) from None
-    if choice.path.name != ARRAYS:
-        sentence = f"The run {quote(run.name, 40)} trained every weight, so it has no adapter;"
-        raise UserError(SETTING, f"{sentence} choose its model folder as the Base model.")
-    step = "" if choice.step is None else f"@{choice.step}"
-    about = run.adapters / ABOUT
-    return AdapterSource(f"{run.path}{step}", choice.path, about if is_file(about) else None)
-
-
-def _about(weights: Path) -> Path | None:
-    """adapter_config.json beside a file of arrays; of a checkpoint, that of its run."""
-    places = (weights.parent / ABOUT, weights.parent.parent.parent / "adapters" / ABOUT)
-    return next((file for file in places if is_file(file)), None)
-
-
-# ── settings that belong to it ───────────────────────────────────────────────────────────────────────────────────────
-
-
 def adapter_settings(source: AdapterSource) -> dict[str, Any]:
-    """The settings that the adapters were trained with, as far as adapter_config.json tells them. Raises UserError."""
+    """The settings that the adapters were trained with, by adapter_config.json. Raises UserError."""
     about = source.described()
     listed: Any = about.get("lora_parameters")
     parameters = cast("dict[str, Any]", listed if isinstance(listed, dict) else {})
-    told: dict[str, Any] = {
+    found: dict[str, Any] = {
         "train_type": about.get("fine_tune_type"),
         "num_layers": about.get("num_layers"),
         "rank": parameters.get("rank"),
@@ -297,24 +278,26 @@ def adapter_settings(source: AdapterSource) -> dict[str, Any]:
         "modules_to_save": about.get("modules_to_save"),
         "model": about.get("model"),
     }
-    return {key: value for key, value in told.items() if value is not None}
+    return {key: value for key, value in found.items() if value is not None}
 
 
 def with_adapter(raw: Mapping[str, Any], runs_dir: Path | None = None) -> dict[str, Any]:
-    """Raw settings in which a run as the start is named with its step, and settings that the adapter decides stand where the file leaves
-    them out. What cannot be found stays, and is reported by the check."""
+    """Raw settings with the step of a run as the start, and what the adapter decides where the file leaves it out.
+
+    An adapter that cannot be found stays, and is reported by the check.
+    """
     text = raw.get(SETTING)
     if not isinstance(text, str) or not text.strip():
         return dict(raw)
     try:
         source = find_adapter(text, runs_dir)
-        told = adapter_settings(source)
+        decided = adapter_settings(source)
     except UserError:
         return dict(raw)
     given = translate(raw)[0]
     if given.get("lora_alpha") is not None:  # with the rank, it is the scale
-        told.pop("scale", None)
-    missing = {key: value for key, value in told.items() if given.get(key) in (None, "")}
+        decided.pop("scale", None)
+    missing = {key: value for key, value in decided.items() if given.get(key) in (None, "")}
     return dict(raw) | missing | {SETTING: source.text}
 
 
@@ -324,7 +307,5 @@ def runs_with_adapters(runs_dir: Path | None = None) -> list[str]:
         folders = [entry for entry in os.scandir(runs_dir or runs_folder()) if entry.is_dir()]
     except OSError:
         return []
-    found = [
-        (entry.stat().st_mtime, entry.name) for entry in folders if is_file(Path(entry.path) / "adapters" / ARRAYS)
-    ]
-    return [name for _, name in sorted(found, reverse=True)[:RUNS_LISTED]]
+    having = [entry for entry in folders if is_file(Path(entry.path) / "adapters" / ARRAYS)]
+    return [entry.name for entry in sorted(having, key=lambda entry: -entry.stat().st_mtime)[:RUNS_LISTED]]

@@ -28,7 +28,7 @@ from backend.utils.text import about_path, quote
 from backend.utils.whole_file import replace_file
 
 VERSION = 1
-_ADVICE = "mend or delete it (the run then goes on without its changes)"
+_ADVICE = "fix or delete it (the run then goes on without its changes)"
 
 
 @dataclass(frozen=True, slots=True)

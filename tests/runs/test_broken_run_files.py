@@ -38,7 +38,7 @@ def test_a_broken_file_is_named_with_what_to_do_however_long_its_path(tmp_path: 
     with pytest.raises(UserError) as mistake:
         read(folder)
     (fault,) = mistake.value.faults
-    assert file(folder).name in fault.sentence and "mend or delete" in fault.sentence.lower(), fault.sentence
+    assert file(folder).name in fault.sentence and "fix or delete" in fault.sentence.lower(), fault.sentence
     assert len(fault.sentence) <= 200, fault.sentence
 
 

@@ -143,7 +143,7 @@ def test_a_broken_file_is_told_and_stays_as_it_is(queue: QueueFile, text: str) -
     queue.path.write_text(text)
     for change in (queue.read, lambda: queue.add(prepared("d")), lambda: queue.set_paused(True)):
         with pytest.raises(
-            UserError, match=r"queue\.json (is no queue|is not valid JSON).* mend or delete it, the runs keep"
+            UserError, match=r"queue\.json (is no queue|is not valid JSON).* fix or delete it, the runs keep"
         ):
             change()
     assert queue.path.read_text() == text

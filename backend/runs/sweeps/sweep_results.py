@@ -269,7 +269,7 @@ def write_results(folder: SweepFolder, results: SweepResults) -> None:
     replace_file(folder.results, json.dumps(results.to_dict(), ensure_ascii=False, indent=1) + "\n")
 
 
-_ADVICE = "mend or delete it, and resume the sweep"
+_ADVICE = "fix or delete it, and resume the sweep"
 
 
 def read_results(folder: SweepFolder) -> SweepResults | None:
