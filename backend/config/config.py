@@ -1,8 +1,8 @@
 """Every setting of a run, declared once. Form, YAML, command line, checks and help are read from this list.
 
-The keys are those of the YAML file; a file written for mlx-lm-lora or TRL is translated (`backend.config.other_programs`).
-To add a setting, add one field in `backend.config.settings` and the line that uses it. Where other code depends on a
-group of settings, tag the field (`used_by`) and ask `keys_used_by`.
+The keys are those of the YAML file; a file written for mlx-lm-lora or TRL is translated
+(`backend.config.other_programs`). To add a setting, add one field in `backend.config.settings` and the line that uses
+it. Where other code depends on a group of settings, tag the field (`used_by`) and ask `keys_used_by`.
 """
 
 from __future__ import annotations
@@ -155,7 +155,8 @@ def read(path: str | Path) -> dict[str, Any]:
 
 
 def resolve_paths(folder: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Raw settings with relative paths that exist in `folder` made absolute. Ids, absolute paths and ~ stay as they are."""
+    """Raw settings with relative paths that exist in `folder` made absolute. Ids, absolute paths and ~ stay as they
+    are."""
     resolved = dict(raw)
     for key in (*PATHS, *(word for word in raw if NAMES.get(word) in PATHS)):
         value: Any = raw.get(key)

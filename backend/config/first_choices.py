@@ -15,14 +15,16 @@ DATASET = "mlx-community/Dolci-Think-RL-7B-2k"
 """The default of MLX LoRA Studio's guide to GRPO, with the columns `prompt` and `answer`."""
 DATASET_ABOUT = "about 2,000 reasoning tasks, from Hugging Face"
 SYSTEM_PROMPT = (
-    "Think the question through before you answer. Write your thoughts between <think> and </think>, and after them only "
-    "the final answer between <answer> and </answer>."
+    "Think the question through before you answer. Write your thoughts between <think> and </think>, and after them "
+    "only the final answer between <answer> and </answer>."
 )
-"""Describes the format that the five default rewards check; without it a model never writes the tags, and every reward is 0."""
+"""Describes the format that the five default rewards check; without it a model never writes the tags, and every reward
+is 0."""
 
 
 def model_to_begin_with() -> str:
-    """A model id: MODEL where it was fetched already, else the smallest chat model of the Hugging Face cache, else MODEL."""
+    """A model id: MODEL where it was fetched already, else the smallest chat model of the Hugging Face cache, else
+    MODEL."""
     cached = dict(_cached_models())
     return MODEL if MODEL in cached or not cached else min(cached, key=lambda name: cached[name])
 

@@ -1,4 +1,4 @@
-"""The order of the form: blocks, headings, and within a heading first what MLX LoRA Studio's guide to GRPO documents."""
+"""The order of the form: blocks, headings, and within a heading first what MLX LoRA Studio's guide documents."""
 
 from __future__ import annotations
 
@@ -72,7 +72,8 @@ DOCUMENTED: dict[str, tuple[str, ...]] = {
 
 
 def documented_part(section: str, settings: Iterable[Setting]) -> list[Setting]:
-    """The documented settings of a section in the guide's order, each followed by what depends on it and is not advanced."""
+    """The documented settings of a section in the guide's order, each followed by what depends on it and is not
+    advanced."""
     members = [about for about in settings if about.section == section]
     documented = DOCUMENTED.get(section, ())
     part: list[Setting] = []

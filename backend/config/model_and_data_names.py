@@ -21,7 +21,7 @@ _ID = re.compile(r"(?:[A-Za-z0-9_](?:[\w.-]*\w)?/)?[A-Za-z0-9_](?:[\w.-]{0,94}\w
 
 
 def model_source(name: str, setting: str) -> str:
-    """`name` as mlx-lm takes it: an existing folder, or an id on Hugging Face. Raises UserError for a missing folder."""
+    """`name` as mlx-lm takes it: a folder, or an id on Hugging Face. Raises UserError for a missing folder."""
     path = user_path(name, setting)
     if is_folder(path):
         if not is_file(path / "config.json"):
@@ -74,7 +74,8 @@ def of_no_known_type(path: Path, setting: str = "data") -> UserError:
 
 
 def _check_id(name: str, setting: str) -> None:
-    """Raises UserError for what is no id on Hugging Face: parts of letters, digits, ., - and _, as huggingface_hub checks them too."""
+    """Raises UserError for what is no id on Hugging Face: parts of letters, digits, ., - and _, as huggingface_hub
+    checks them too."""
     if not _ID.fullmatch(name) or ".." in name or "--" in name or name.endswith(".git"):
         raise UserError(setting, f"There is no file or folder {quote(name)}, and no id on Hugging Face is written so.")
 
@@ -84,8 +85,8 @@ def _check_model(name: str) -> None:
 
 
 def source_faults(config: Config) -> list[ConfigProblem]:
-    """Faults in the names of model, dataset and reference policy. Empty names are not checked here, nor is a reference that
-    the run does not need."""
+    """Faults in the names of model, dataset and reference policy. Empty names are not checked here, nor is a reference
+    that the run does not need."""
     checks: dict[str, Callable[[str], None]] = {"model": _check_model, "data": check_data}
     if config.needs_reference:
         checks["reference_model_path"] = check_reference

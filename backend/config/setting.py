@@ -43,7 +43,8 @@ Kind = Literal[
     "stages",
     "rewards",
 ]
-"""Which editor a setting has. `prose` is text of several lines, `numbers` a list of numbers, `mapping` a small YAML map."""
+"""Which editor a setting has. `prose` is text of several lines, `numbers` a list of numbers, `mapping` a small YAML
+map."""
 
 Use = Literal["task", "rows", "row_view", "prompt_text", "prompt_limit", "rewards", "scoring", "duration"]
 """What depends on a setting (see `keys_used_by`):

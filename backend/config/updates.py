@@ -1,7 +1,8 @@
-"""Derived values of the learning-rate settings, and runs whose optimizer or schedule is an object of the calling program.
+"""Derived values of the learning-rate settings, and runs whose optimizer or schedule is an object of the calling
+program.
 
-For such an object config.yaml has `own` as the name and a description (`own_optimizer`, `own_schedule`), so that the run
-can be shown, compared, exported and evaluated. Only training needs the objects. Functions take a `Config`.
+For such an object config.yaml has `own` as the name and a description (`own_optimizer`, `own_schedule`), so that the
+run can be shown, compared, exported and evaluated. Only training needs the objects. Functions take a `Config`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ FINAL_SHARE = 0.2
 
 
 def final_rate(learning_rate: float, lr_final: float | None) -> float:
-    """The rate at the end of the decay: a fifth of the learning rate if `lr_final` is empty, or is the default and above it."""
+    """The rate at the end of the decay: a fifth of the learning rate if `lr_final` is empty, or is the default and
+    above it."""
     if lr_final is None or lr_final == DEFAULT_FINAL > learning_rate:
         return FINAL_SHARE * learning_rate
     return lr_final

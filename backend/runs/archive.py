@@ -150,8 +150,8 @@ def state_of(
     """The state of a run from its event log and its lock; no pid is trusted.
 
     `ending`: the event that ended the run. `has_started`: the log has a `started` event of the present process.
-    `may_be_coming`: nothing holds the lock, but a process that was just launched may still be importing. `is_queued`: it
-    has never begun, and waits its turn (`backend.runs.queue`).
+    `may_be_coming`: nothing holds the lock, but a process that was just launched may still be importing. `is_queued`:
+    it has never begun, and waits its turn (`backend.runs.queue`).
     """
     if ending is not None:
         return ending["kind"]

@@ -1,13 +1,14 @@
 """A new run from a checkpoint of another, with some settings changed.
 
-*Warm*: the clone goes on. It has the parent's weights, optimizer, place in the data, step counter, event log and completions up to that
-step, so that a clone without changes continues as the parent would have, bit for bit. *Cold*: the clone starts at step 0 from the
-parent's weights, with a fresh optimizer and the prompts from the beginning. In both the reference is the one that the settings name,
-the base model by default; a cold clone may stay near the weights it starts from instead.
+*Warm*: the clone goes on. It has the parent's weights, optimizer, place in the data, step counter, event log and
+completions up to that step, so that a clone without changes continues as the parent would have, bit for bit. *Cold*:
+the clone starts at step 0 from the parent's weights, with a fresh optimizer and the prompts from the beginning. In both
+the reference is the one that the settings name, the base model by default; a cold clone may stay near the weights it
+starts from instead.
 
-The folder appears complete or not at all, and starts nothing: a clone is a stopped run, which `resume` continues, a cold one from a
-checkpoint of step 0. Changes of settings that the parent had by that step are in
-the clone's config.yaml; those that it had later are not inherited.
+The folder appears complete or not at all, and starts nothing: a clone is a stopped run, which `resume` continues, a
+cold one from a checkpoint of step 0. Changes of settings that the parent had by that step are in the clone's
+config.yaml; those that it had later are not inherited.
 """
 
 from __future__ import annotations
@@ -66,8 +67,8 @@ COPIED_AT_ONCE = 16 << 20
 
 
 def clone_settings(parent: RunFolder, which: str, changes: Mapping[str, Any], *, warm: bool) -> tuple[Config, Config]:
-    """The parent's settings at checkpoint `which` ("best", "last" or a step), and those of a clone with `changes`, raw settings of
-    which None means the default. Raises UserError for changes that a clone cannot have."""
+    """The parent's settings at checkpoint `which` ("best", "last" or a step), and those of a clone with `changes`, raw
+    settings of which None means the default. Raises UserError for changes that a clone cannot have."""
     step = find_checkpoint(parent, which).step
     before = own_config(load(parent.config), read_changes(parent), step)
     values, faults = translate(changes)
@@ -130,7 +131,7 @@ def clone(
     runs_dir: Path | None = None,
     reference: Reference = "base",
 ) -> RunFolder:
-    """Make the folder of a clone; see above. `runs_dir`: where it goes, beside the parent by default. Raises UserError."""
+    """Make the folder of a clone. `runs_dir`: where it goes, beside the parent by default. Raises UserError."""
     check_format(parent)
     require_plain_files(parent.path)  # a copy would take what they lead to
     before, after = clone_settings(parent, which, changes or {}, warm=warm)
@@ -164,8 +165,8 @@ def clone(
 
 
 def _free_folder(runs_dir: Path, name: str, is_given: bool) -> RunFolder:
-    """The folder that a clone will have: `name`, with a number where that is taken and was not `is_given`. An empty folder is free, since
-    a rename replaces it. Raises UserError."""
+    """The folder that a clone will have: `name`, with a number where that is taken and was not `is_given`. An empty
+    folder is free, since a rename replaces it. Raises UserError."""
     try:
         runs_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -182,9 +183,6 @@ def _free_folder(runs_dir: Path, name: str, is_given: bool) -> RunFolder:
 def _changed(before: Config, after: Config) -> dict[str, tuple[Any, Any]]:
     keys = [key for key in SETTINGS if key not in OF_THE_PARENT and getattr(before, key) != getattr(after, key)]
     return {key: (getattr(before, key), getattr(after, key)) for key in keys}
-
-
-# ── warm ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _copy_warm(
@@ -236,13 +234,11 @@ def _copy_head(source: Path, target: Path, size: int) -> None:
             size -= len(piece)
 
 
-# ── cold ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def _copy_cold(
     parent: RunFolder, saved: Checkpoint, after: Config, changed: Mapping[str, tuple[Any, Any]], draft: RunFolder
 ) -> None:
-    """A checkpoint of step 0: the weights, and the optimizer as it is before its first update; none of a program's, which begins by itself."""
+    """A checkpoint of step 0: the weights, and the optimizer as it is before its first update; none of a program's,
+    which begins by itself."""
     target = draft.checkpoints / "000000"
     target.mkdir(parents=True)
     shutil.copy2(saved.weights_file, target)
@@ -265,9 +261,6 @@ def _with_own_reference(
     shutil.copy2(saved.weights_file, draft.path / "reference")
     shutil.copy2(parent.adapters / "adapter_config.json", draft.path / "reference")
     return parse(after.model_dump() | {"reference_model_path": str(folder.path / "reference")})
-
-
-# ── both ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _publish_adapters(parent: RunFolder, saved: Checkpoint, draft: RunFolder) -> None:

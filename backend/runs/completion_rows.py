@@ -1,8 +1,8 @@
 """Rows of completions as typed dictionaries: one line of a run's completions.jsonl, and one group that is to be scored.
 
-In completions.jsonl `tokens` is a count; in a group to be scored it holds the sampled ids, which reward functions may ask
-for. `token_count` and `token_ids` read either. Rows are checked as far as their step: a file may be cut off, edited or from
-another program, so code that shows a row must expect missing keys.
+In completions.jsonl `tokens` is a count; in a group to be scored it holds the sampled ids, which reward functions may
+ask for. `token_count` and `token_ids` read either. Rows are checked as far as their step: a file may be cut off, edited
+or from another program, so code that shows a row must expect missing keys.
 """
 
 from __future__ import annotations
@@ -17,21 +17,18 @@ Stop = Literal["eos", "length", "string"]
 """An end-of-sequence token, the length limit, or one of the `stop` strings."""
 
 
-# ── completion rows ──────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 class TokenData(TypedDict):
     """Every token of one completion, recorded where the run's `record_tokens` is on. Each list has one entry a token.
 
-    Log-probabilities are in nats, after the logits were divided by the temperature; None where one is not finite. What the learner
-    made of a token is that of the last update of the step: with one update a rollout every ratio is 1. The four keys of the learner
-    are absent where the completion was left out of every update, because nothing of it could move the policy
-    (`skip_zero_signal`, `mask_truncated_completions`).
+    Log-probabilities are in nats, after the logits were divided by the temperature; None where one is not finite. What
+    the learner made of a token is that of the last update of the step: with one update a rollout every ratio is 1. The
+    four keys of the learner are absent where the completion was left out of every update, because nothing of it could
+    move the policy (`skip_zero_signal`, `mask_truncated_completions`).
     """
 
     text: list[str]
-    """Joined, they begin with the completion's `text`; an end-of-sequence token follows. Of a character that several tokens make up,
-    the last one has it and the others have none."""
+    """Joined, they begin with the completion's `text`; an end-of-sequence token follows. Of a character that several
+    tokens make up, the last one has it and the others have none."""
     logp: list[float | None]
     """When sampled, before top-p, top-k and min-p."""
     mask: NotRequired[list[int]]
@@ -43,8 +40,8 @@ class TokenData(TypedDict):
     clipped: NotRequired[list[int]]
     """1 where clipping took effect."""
     advantage: NotRequired[list[float | None]]
-    """Of each token, with the importance correction, and 0 where a token carried no policy term; absent where all are the
-    completion's own `advantage`."""
+    """Of each token, with the importance correction, and 0 where a token carried no policy term; absent where all are
+    the completion's own `advantage`."""
 
 
 class CompletionRow(TypedDict):
@@ -67,8 +64,8 @@ class CompletionRow(TypedDict):
 
 
 class GroupRow(TypedDict):
-    """One line of completions.jsonl: the completions that a step sampled for one prompt, in the order in which they were
-    sampled. Written by `backend.trainer.telemetry.group_row`, read by `parse_group_row`."""
+    """One line of completions.jsonl: the completions that a step sampled for one prompt, in the order in which they
+    were sampled. Written by `backend.trainer.telemetry.group_row`, read by `parse_group_row`."""
 
     step: int
     prompt: str
@@ -105,13 +102,13 @@ def parse_group_row(line: bytes) -> GroupRow | None:
 
 
 _DATA, _DATA_TEXT_END, _DATA_END = b', "token_data": {"text": [', b'], "logp": [', b"}"
-"""What begins the token data of a line, what ends its texts, and what ends it. JSON escapes every quote inside a string, so the first
-two occur nowhere else; after the texts there are only keys and numbers."""
+"""What begins the token data of a line, what ends its texts, and what ends it. JSON escapes every quote inside a
+string, so the first two occur nowhere else; after the texts there are only keys and numbers."""
 
 
 def without_token_data(line: bytes) -> bytes:
-    """A line of completions.jsonl as the trainer writes it, less its token data, of which it may be four fifths: what needs no
-    tokens is parsed that much sooner. Any other line is returned as it is."""
+    """A line of completions.jsonl as the trainer writes it, less its token data, of which it may be four fifths: what
+    needs no tokens is parsed that much sooner. Any other line is returned as it is."""
     kept: list[bytes] = []
     start = 0
     while (cut := line.find(_DATA, start)) >= 0:

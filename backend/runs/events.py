@@ -1,13 +1,13 @@
 """The event log of a run, events.jsonl: one JSON object per line, one writer, any number of readers.
 
 Every line has `v`, `seq`, `t` (unix seconds), `mono` (seconds on its process's monotonic clock; older logs lack it) and
-`kind`. A line is written in one piece and flushed, so a killed process leaves at most one line without its newline, which
-readers ignore. Readers skip kinds they do not know.
+`kind`. A line is written in one piece and flushed, so a killed process leaves at most one line without its newline,
+which readers ignore. Readers skip kinds they do not know.
 
-Each checkpoint's state.json records how many bytes events.jsonl and completions.jsonl had when its step was done (both are
-fsynced first). A resume takes the newest complete checkpoint, truncates both files to those lengths, without a checkpoint
-to 0, and appends from there. Later steps are trained again, so each step appears once and `seq` has no gaps. A `Follower`
-that had read past that length starts over from byte 0 and sets `restarted`.
+Each checkpoint's state.json records how many bytes events.jsonl and completions.jsonl had when its step was done (both
+are fsynced first). A resume takes the newest complete checkpoint, truncates both files to those lengths, without a
+checkpoint to 0, and appends from there. Later steps are trained again, so each step appears once and `seq` has no gaps.
+A `Follower` that had read past that length starts over from byte 0 and sets `restarted`.
 """
 
 from __future__ import annotations
@@ -237,7 +237,8 @@ class EventLog(JsonLines):
     def write(self, kind: str, **fields: Any) -> Event:
         """Append one event and return it. With a `t` among the fields it has no `mono`.
 
-        Raises DiskError with nothing written. An error of `echo` is raised by the next call, since this event is written.
+        Raises DiskError with nothing written. An error of `echo` is raised by the next call, since this event is
+        written.
         """
         if (fault := self.take_echo_fault()) is not None:
             raise fault
@@ -263,9 +264,9 @@ class EventLog(JsonLines):
 class Follower:
     """Reads a growing file of JSON lines incrementally. Never raises for anything a writer may do.
 
-    After `read`, `restarted` says whether the file was truncated or replaced, so that earlier events are void. To notice
-    that, each `read` compares the last line read before with the bytes now at its offset: a resumed run may have grown
-    past the old length between two reads.
+    After `read`, `restarted` says whether the file was truncated or replaced, so that earlier events are void. To
+    notice that, each `read` compares the last line read before with the bytes now at its offset: a resumed run may have
+    grown past the old length between two reads.
     """
 
     def __init__(self, path: Path, *, limit: int = 4 << 20) -> None:

@@ -37,8 +37,8 @@ class FolderPlace:
 class RunFolderGuard:
     """Notices that the folder of a training run was moved or deleted, or is trained by another process.
 
-    The trainer's open files go with a folder that is moved, while everything it writes by name would miss it. An flock is
-    of a file and not of its name, so a deleted run.lock lets another process in.
+    The trainer's open files go with a folder that is moved, while everything it writes by name would miss it. An flock
+    is of a file and not of its name, so a deleted run.lock lets another process in.
     """
 
     def __init__(self, run: RunFolder, event_log: EventLog, warn: Callable[[str], None]) -> None:

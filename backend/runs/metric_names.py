@@ -1,7 +1,8 @@
 """Names of metrics: which there are here, and what TRL calls them, so that runs of both lie on one chart.
 
-The event log and the window have our names. Trackers and tables that leave this program have TRL's (`trl_metrics`, `prefixed`), and wherever a
-user names a metric, TRL's name is taken for ours (`our_name`). A metric that no table lists has the same name in both, or TRL has none.
+The event log and the window have our names. Trackers and tables that leave this program have TRL's (`trl_metrics`,
+`prefixed`), and wherever a user names a metric, TRL's name is taken for ours (`our_name`). A metric that no table lists
+has the same name in both, or TRL has none.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ TRL_NAMES = {
 """Our name → TRL's, as `GRPOTrainer` logs it."""
 
 SPREAD = "reward_std", "reward_std_within_groups"
-"""Our standard deviations of the reward: over the step, and the mean of the groups' own. TRL has one name for both, and which it means
-depends on `scale_rewards`."""
+"""Our standard deviations of the reward: over the step, and the mean of the groups' own. TRL has one name for both, and
+which it means depends on `scale_rewards`."""
 OVER_THE_STEP = "reward_std_over_step"
 
 OTHER_NAMES = {
@@ -63,12 +64,10 @@ def known_metrics(rewards: Iterable[str]) -> list[str]:
     return [*METRICS, *OCCASIONAL_METRICS, *of_rewards]
 
 
-# ── from TRL's names to ours ─────────────────────────────────────────────────────────────────────────────────────────
-
-
 def our_name(name: str) -> str:
-    """The name here of a metric that a user may have named as TRL does: `step_time` is time/step, `eval_reward` and `eval/reward` are both
-    eval/reward, `eval/hard_kl` is eval/hard/kl, of the evaluation set hard. Any other name is returned as it is.
+    """The name here of a metric that a user may have named as TRL does: `step_time` is time/step, `eval_reward` and
+    `eval/reward` are both eval/reward, `eval/hard_kl` is eval/hard/kl, of the evaluation set hard. Any other name is
+    returned as it is.
 
     `reward_std` is ours, over the step: only an export can tell which of the two TRL would mean.
     """
@@ -113,12 +112,10 @@ def _is_known(name: str) -> bool:
     return name in METRICS or name in OCCASIONAL_METRICS or bool(_OF_REWARD.fullmatch(name))
 
 
-# ── from our names to TRL's ──────────────────────────────────────────────────────────────────────────────────────────
-
-
 def trl_name(name: str, scale_rewards: str, *, has_both: bool = True) -> str:
-    """TRL's name of a metric. Its `reward_std` is the mean within groups, but with `scale_rewards: batch` that over the step; the other one
-    keeps a name of ours. `has_both`: whether there are both, as there are of groups of two and more."""
+    """TRL's name of a metric. Its `reward_std` is the mean within groups, but with `scale_rewards: batch` that over the
+    step; the other one keeps a name of ours. `has_both`: whether there are both, as there are of groups of two and
+    more."""
     over_step, within = SPREAD
     if scale_rewards != "batch" and has_both:
         return {within: over_step, over_step: OVER_THE_STEP}.get(name) or TRL_NAMES.get(name, name)
@@ -132,7 +129,8 @@ def trl_metrics(metrics: Mapping[str, Any], scale_rewards: str) -> dict[str, Any
 
 
 def by_set(metrics: Mapping[str, Any], names: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """The metrics of one evaluation by what they are of: "valid", or one of the evaluation sets `names`, whose name is taken off."""
+    """The metrics of one evaluation by what they are of: "valid", or one of the evaluation sets `names`, whose name is
+    taken off."""
     found: dict[str, dict[str, Any]] = {}
     sets = set(names)
     for metric, value in metrics.items():
@@ -143,14 +141,15 @@ def by_set(metrics: Mapping[str, Any], names: Iterable[str]) -> dict[str, dict[s
 
 
 def prefixed(split: str, metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Metrics with the prefix that transformers gives them for trackers: train/ for the split "train", eval/ for "valid", test/ for "test",
-    and eval/NAME_ for an evaluation set of its own name."""
+    """Metrics with the prefix that transformers gives them for trackers: train/ for the split "train", eval/ for
+    "valid", test/ for "test", and eval/NAME_ for an evaluation set of its own name."""
     prefix = {"train": TRAINING, "valid": EVALUATION, "test": "test/"}.get(split, f"{EVALUATION}{split}_")
     return {prefix + name: value for name, value in metrics.items()}
 
 
 def transformers_name(metric: str, sets: Iterable[str], scale_rewards: str) -> str:
-    """The name by which TRL's configuration knows a metric of evaluations, which is eval/… here: eval/hard/kl is eval_hard_kl."""
+    """The name by which TRL's configuration knows a metric of evaluations, which is eval/… here: eval/hard/kl is
+    eval_hard_kl."""
     ((split, metrics),) = by_set({metric.removeprefix(EVALUATION): None}, sets).items()
     (name,) = prefixed(split, {trl_name(each, scale_rewards): None for each in metrics})
     return f"eval_{name.removeprefix(EVALUATION)}"
@@ -202,10 +201,11 @@ def with_our_name(text: str) -> str:
 
 
 def condition_fault(text: str, rewards: Sequence[str], may_log_metrics: bool, sets: Sequence[str] = ()) -> str:
-    """Why a condition cannot be used, or "". `rewards`: the run's reward functions as the settings name them; `sets`: its named
-    evaluation sets, whose metrics are eval/<name>/….
+    """Why a condition cannot be used, or "". `rewards`: the run's reward functions as the settings name them; `sets`:
+    its named evaluation sets, whose metrics are eval/<name>/….
 
-    `may_log_metrics`: reward functions of the user's own may log any metric, so that a name is only refused if it is nearly a known one.
+    `may_log_metrics`: reward functions of the user's own may log any metric, so that a name is only refused if it is
+    nearly a known one.
     """
     try:
         condition = parse_condition(text)

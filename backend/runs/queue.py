@@ -1,8 +1,8 @@
 """The queue: runs that wait their turn, in the order of queue.json in the folder of runs.
 
 An entry is the name of a run folder: a run that has never begun, or one to be resumed (stopped, failed, crashed, or a
-clone). It waits as long as its event log is as it was when it joined, so nothing has to be undone when a process dies. The
-file is changed under a lock and replaced by rename. The runner (`backend.runs.queue_runner`) has a lock of its own.
+clone). It waits as long as its event log is as it was when it joined, so nothing has to be undone when a process dies.
+The file is changed under a lock and replaced by rename. The runner (`backend.runs.queue_runner`) has a lock of its own.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from backend.utils.text import about_path, quote
 from backend.utils.whole_file import replace_file
 
 FILE, LOCK, RUNNER_LOCK, LOG = "queue.json", "queue.lock", "queue-runner.lock", "queue.log"
-"""Names in the folder of runs: the order, the lock on changing it, the lock of the runner, what a detached runner prints."""
+"""Names in the folder of runs: the order, the lock on changing it, the lock of the runner, what a detached runner
+prints."""
 _ADVICE = "fix or delete it, the runs keep their folders"
 
 
@@ -35,7 +36,8 @@ class Queue:
 
     Attributes:
         waiting – the folders in their order.
-        starting – the run that the runner has started and that may have written nothing yet; it waits again if that dies.
+        starting – the run that the runner has started and that may have written nothing yet; it waits again if that
+          dies.
         is_paused – no other run is started; one that trains continues.
         diaries – of the runs that began before they joined, name → when their event log was last written, in ns.
     """
@@ -86,7 +88,7 @@ class QueueFile:
             return False
 
     def add(self, run: RunFolder, *, first: bool = False) -> int:
-        """Add a run at the end or `first`; returns its place, from 0. One that has begun before is resumed in its turn."""
+        """Add a run at the end or `first`; returns its place, from 0. One that has begun is resumed in its turn."""
         run = self._own(run)
         if not run.config.is_file():
             raise UserError("queue", f"The folder {quote(run.path)} holds no config.yaml.")
@@ -188,7 +190,8 @@ class QueueFile:
 
     def _rewrite(self, change: Callable[[Queue], Queue]) -> Queue:
         listed = self._read_listed()
-        # A run that is just being started stays: should its process die before the event log's first line, it waits again.
+        # A run that is just being started stays: should its process die before the event log's first line, it
+        # waits again.
         queue = change(replace(listed, waiting=tuple(filter(listed.still_waits, listed.waiting))))
         names = [run.name for run in queue.waiting]
         content = {
@@ -251,7 +254,8 @@ def is_waiting(run: RunFolder) -> bool:
 def _event_log_written(run: RunFolder) -> int | None:
     """When the event log was last written, in ns; None for a run that has never begun.
 
-    A resume cuts the event log before it writes, so the time changes with the first thing that a process does to the run.
+    A resume cuts the event log before it writes, so the time changes with the first thing that a process does to the
+    run.
     """
     try:
         status = run.events.stat()

@@ -1,8 +1,8 @@
 """The process that trains the waiting runs, one after the other, without a window: `queue run`.
 
-It starts `train --run` for the first run of the queue, or `resume` if that has begun before, waits until it has ended, and takes the
-next; the queue itself is a file (`backend.runs.queue`). Killed, it leaves a training that goes on and a queue in which nothing is
-missing.
+It starts `train --run` for the first run of the queue, or `resume` if that has begun before, waits until it has ended,
+and takes the next; the queue itself is a file (`backend.runs.queue`). Killed, it leaves a training that goes on and a
+queue in which nothing is missing.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ Reason = Literal["empty", "paused"]
 
 
 def train_in_process(run: RunFolder) -> int:
-    """Train a prepared run, or resume one that has begun, in a process of its own and wait for its end; returns its exit code, below 0
-    for a signal.
+    """Train a prepared run, or resume one that has begun, in a process of its own and wait for its end; returns its
+    exit code, below 0 for a signal.
 
     It has a session of its own, so neither Ctrl-C in the runner's terminal nor the runner's death reaches it.
     """
@@ -54,8 +54,8 @@ class QueueRunner:
         self._train = train
 
     def run(self) -> Reason:
-        """Train until the queue is empty or paused; returns which. Raises UserError where another process runs the queue, or its file is
-        broken."""
+        """Train until the queue is empty or paused; returns which. Raises UserError where another process runs the
+        queue, or its file is broken."""
         lock: int | None = self.queue.hold_runner_lock()
         reason: Reason = "empty"
 
@@ -104,5 +104,6 @@ class QueueRunner:
 def _how(code: int) -> str:
     """What a failure's exit code says, after the run's name."""
     if code == -signal.SIGKILL:
-        return "was killed, as a system does that runs out of memory: a smaller Group or Completion helps. It goes on from its last checkpoint."
+        hint = "a smaller Group or Completion helps. It goes on from its last checkpoint."
+        return f"was killed, as a system does that runs out of memory: {hint}"
     return f"failed{f' (signal {-code})' if code < 0 else ''}; its log tells why."

@@ -1,7 +1,9 @@
-"""Plays a recorded run into a new folder: the same events, completions and log at the recorded times, divided by a speed.
+"""Plays a recorded run into a new folder: the same events, completions and log at the recorded times, divided by a
+speed.
 
-For demonstrations and tests. The lock is held as a trainer holds it and control words are obeyed, so the window shows a live run; at
-the end the folder is as the original is: finished, stopped, failed, or without an ending. No model is loaded and nothing is trained.
+For demonstrations and tests. The lock is held as a trainer holds it and control words are obeyed, so the window shows a
+live run; at the end the folder is as the original is: finished, stopped, failed, or without an ending. No model is
+loaded and nothing is trained.
 """
 
 from __future__ import annotations
@@ -120,8 +122,8 @@ class Replay:
 
 
 def replay(source: RunFolder, runs_dir: Path | None = None, name: str = "", speed: float = 1.0) -> Replay:
-    """Prepare a replay in a new folder of `runs_dir`. Raises UserError where there is nothing to play, the speed is negative, the name is none,
-    or the run's folder holds a link."""
+    """Prepare a replay in a new folder of `runs_dir`. Raises UserError where there is nothing to play, the speed is
+    negative, the name is none, or the run's folder holds a link."""
     if speed < 0:
         raise UserError("speed", f"The speed is a number above 0, or 0 for at once, not {speed:g}.")
     require_plain_files(source.path)  # a copy would take what they lead to

@@ -53,12 +53,14 @@ class RunFolder:
 
     @property
     def change_request(self) -> Path:
-        """Settings that a running trainer is asked to change, by `backend.runs.steering.request_change`; transient, as `control` is."""
+        """Settings that a running trainer is asked to change, by `backend.runs.steering.request_change`; transient, as
+        `control` is."""
         return self.path / "change.json"
 
     @property
     def changes(self) -> Path:
-        """Every change of settings that the trainer took, with the step it holds from. With config.yaml it determines the run."""
+        """Every change of settings that the trainer took, with the step it holds from. With config.yaml it determines
+        the run."""
         return self.path / "changes.json"
 
     @property
@@ -77,7 +79,8 @@ class RunFolder:
 
     @property
     def launch_lock(self) -> Path:
-        """Held by the process that starts the ranks of a run on several machines, from before the first start until after the last."""
+        """Held by the process that starts the ranks of a run on several machines, from before the first start until
+        after the last."""
         return self.path / "launch.lock"
 
     @property
@@ -133,16 +136,19 @@ class RunFolder:
         return self.events.exists() and self.events.stat().st_size > 0
 
     def is_locked(self) -> bool:
-        """Whether a trainer is alive in this folder, or one is started again. No pid is trusted: a lock dies with its process."""
+        """Whether a trainer is alive in this folder, or one is started again. No pid is trusted: a lock dies with its
+        process."""
         return file_lock.is_held(self.lock) or file_lock.is_held(self.launch_lock)
 
     def say(self, word: str) -> None:
-        """Write a control word (pause, resume, save, stop, finish-step) for the trainer, atomically by rename. Raises DiskError."""
+        """Write a control word (pause, resume, save, stop, finish-step) for the trainer, atomically by rename. Raises
+        DiskError."""
         replace_file(self.control, word)
 
 
 def all_runs(folder: Path | None = None) -> Iterator[RunFolder]:
-    """Every run in `folder` (the runs folder by default), newest first. A hidden folder is none: a clone is made in one."""
+    """Every run in `folder` (the runs folder by default), newest first. A hidden folder is none: a clone is made in
+    one."""
     folder = folder or runs_folder()
     written = {RunFolder(path): _written(path / "config.yaml") for path in folder.glob("[!.]*")}
     yield from sorted((run for run, t in written.items() if t), key=lambda run: written[run], reverse=True)
@@ -162,10 +168,8 @@ def find_run(name: str | Path, folder: Path | None = None) -> RunFolder:
     for candidate in (path, (folder or runs_folder()) / name):
         if is_file(candidate / "config.yaml"):
             return RunFolder(candidate.resolve())
-    raise UserError(
-        "run",
-        f"There is no run {shown_path(str(name), 40)}: neither a run folder at that path nor one in {quote(folder or runs_folder(), 80)}.",
-    )
+    where = f"neither a run folder at that path nor one in {quote(folder or runs_folder(), 80)}"
+    raise UserError("run", f"There is no run {shown_path(str(name), 40)}: {where}.")
 
 
 def default_run_name(model: str, train_type: str, train_mode: str, now: datetime | None = None) -> str:
@@ -179,8 +183,8 @@ def default_run_name(model: str, train_type: str, train_mode: str, now: datetime
 
 def make_run_folder(name: str, folder: Path | None = None, *, reuse: bool = False) -> RunFolder:
     """Make a fresh folder for a run. Without `reuse`, a number is added where the name is taken; with it, an existing
-    folder is used unless it holds an event log. Raises UserError when that is so, for a name that leads elsewhere or that no folder can have, and
-    where nothing can be written."""
+    folder is used unless it holds an event log. Raises UserError when that is so, for a name that leads elsewhere or
+    that no folder can have, and where nothing can be written."""
     parent = folder or runs_folder()
     if not is_folder_name(name):
         raise UserError("run_name", f"A run cannot be called {quote(name, 40)}: that is no name of a folder.")

@@ -1,7 +1,8 @@
-"""The locks of a run, by which one process at a time trains it: the trainer's own, and that of a launcher which starts trainers.
+"""The locks of a run, by which one process at a time trains it: the trainer's own, and that of a launcher which starts
+trainers.
 
-Both are flocks, which the kernel releases however their process ends. A lock may be handed on: over an exec, as a file descriptor, and from a
-launcher to the processes that it starts, by a variable of the environment.
+Both are flocks, which the kernel releases however their process ends. A lock may be handed on: over an exec, as a file
+descriptor, and from a launcher to the processes that it starts, by a variable of the environment.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from backend.utils.files import require_plain_files
 LOCK_VARIABLE = "GRPO_STUDIO_LOCK"
 """Environment variable with the file descriptor of a lock that a process has taken over from the program before it."""
 LAUNCH_VARIABLE = "GRPO_STUDIO_LAUNCHED"
-"""Environment variable with the folder of the run that this process, or the one that has started it, holds by `held_for_launch`."""
+"""Environment variable with the folder of the run that this process, or the one that has started it, holds by
+`held_for_launch`."""
 
 
 LOCK_PATIENCE_S = 0.5
@@ -35,10 +37,12 @@ NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.E
 def hold_lock(run: RunFolder) -> int:
     """Lock the run for this process, until the process ends or the returned handle is closed.
 
-    Raises UserError when another process holds it or starts its ranks, the folder cannot be written, or there is a link in it.
+    Raises UserError when another process holds it or starts its ranks, the folder cannot be written, or there is a link
+    in it.
     """
     handle = _held(run, run.lock)
-    # This lock first, then a look at the other; `held_for_launch` has them the other way round, so that one of two sees the other.
+    # This lock first, then a look at the other; `held_for_launch` has them the other way round, so that one of
+    # two sees the other.
     if os.environ.get(LAUNCH_VARIABLE) != str(run.path) and file_lock.is_held(run.launch_lock):
         os.close(handle)
         raise _is_trained(run)
@@ -47,8 +51,8 @@ def hold_lock(run: RunFolder) -> int:
 
 @contextmanager
 def held_for_launch(run: RunFolder) -> Generator[None]:
-    """Let no process train the run but this one and those that it starts, one after the other: between two of them nobody holds the lock of
-    the run. Raises UserError as `hold_lock`."""
+    """Let no process train the run but this one and those that it starts, one after the other: between two of them
+    nobody holds the lock of the run. Raises UserError as `hold_lock`."""
     handle = _held(run, run.launch_lock)
     try:
         if file_lock.is_held(run.lock):
@@ -73,8 +77,8 @@ def _held(run: RunFolder, lock: Path) -> int:
     except OSError as error:
         if error.errno in NO_LOCKS:
             sentence = (
-                f"The run folder {run.path} is on a file system without locks ({error.strerror}), so two trainings could write "
-                f"to it at once; choose a folder on another disk."
+                f"The run folder {run.path} is on a file system without locks ({error.strerror}), so two trainings could "
+                f"write to it at once; choose a folder on another disk."
             )
             raise UserError("runs_dir", sentence) from None
         raise UserError("run", f"The run folder {run.path} cannot be written: {error.strerror}.") from None
@@ -92,7 +96,8 @@ def hand_on_lock(handle: int) -> None:
 
 
 def inherited_lock(run: RunFolder) -> int | None:
-    """The handle of this run's lock that the program before this one, in the same process, has handed on; None otherwise."""
+    """The handle of this run's lock that the program before this one, in the same process, has handed on; None
+    otherwise."""
     try:
         handle = int(os.environ[LOCK_VARIABLE])
         # The number alone would prove nothing: the variable may have come from another process.

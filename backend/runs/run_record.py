@@ -1,4 +1,4 @@
-"""Everything that a list of runs shows of one: summary, notes, parent, disk use, reward curve; and runs side by side."""
+"""What a list of runs shows of one: summary, notes, parent, disk use, reward curve; and runs side by side."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from backend.utils.whole_file import replace_file
 
 @dataclass(frozen=True, slots=True)
 class RunNotes:
-    """What the user has noted about a run, in its about.json. `archived` hides a run from the list, and moves nothing."""
+    """What the user has noted about a run, in its about.json. `archived` hides a run from the list."""
 
     title: str = ""
     note: str = ""
@@ -380,7 +380,7 @@ def settings_in_course(run: RunFolder) -> dict[str, Any]:
 def result_of(
     record: RunRecord, evaluations: Sequence[tuple[int, float]], rewards: Iterable[Any] | None = None
 ) -> RunResult:
-    """A run's result. `evaluations`: (step, held-out reward), ascending; `rewards`: of every step, if they were read."""
+    """A run's result. `evaluations`: (step, held-out reward), ascending; `rewards`: of every step, if read."""
     about = record.summary
     first, last = about.reward_before, about.reward_after
     if rewards is not None:

@@ -1,8 +1,9 @@
-"""The search for runs: `lr>1e-5 tag:math loss:dapo -state:failed addition`, and the fields that it and the columns share.
+"""The search for runs: `lr>1e-5 tag:math loss:dapo -state:failed addition`, and the fields that it and the columns
+share.
 
 A query is words and conditions, all of which must hold; `-` negates one, and quotes keep spaces. A word is searched in
-title, folder, model, data, state, tags and note. A condition is a field, setting or metric, one of `: = > < >= <=`, and a
-value; `:` means "contains" for text and "equals" for numbers.
+title, folder, model, data, state, tags and note. A condition is a field, setting or metric, one of `: = > < >= <=`, and
+a value; `:` means "contains" for text and "equals" for numbers.
 """
 
 from __future__ import annotations

@@ -252,7 +252,8 @@ def peft_folder(text: str) -> Path | None:
 def imported_folder(folder: Path) -> Path:
     """Where an imported peft adapter goes by default: beside it.
 
-    Raises UserError inside Hugging Face's cache, where a folder would be taken for a revision, and for the root of a disk.
+    Raises UserError inside Hugging Face's cache, where a folder would be taken for a revision, and for the root of a
+    disk.
     """
     folder = resolved(folder)
     if not folder.name:

@@ -1,7 +1,9 @@
-"""How far the work before a run's first step has come: going through a large dataset, fetching one, reading a model's weights.
+"""How far the work before a run's first step has come: going through a large dataset, fetching one, reading a model's
+weights.
 
-Whoever works says it after some seconds, and again every few, as one line; whoever wants to hear it says so for the time of a `with`. A run's
-process prints the lines, so that they are in its log, and the window reads the newest there: before the run holds a model there is no event log.
+Whoever works says it after some seconds, and again every few, as one line; whoever wants to hear it says so for the
+time of a `with`. A run's process prints the lines, so that they are in its log, and the window reads the newest there:
+before the run holds a model there is no event log.
 """
 
 from __future__ import annotations
@@ -34,8 +36,8 @@ _listener: ContextVar[Callable[[str], None] | None] = ContextVar("listener to th
 class StartProgress:
     """What a run does before its first step, and how far it has come.
 
-    `doing`: “Checking rows.jsonl”. `share`: how much of it is done, 0 to 1; None where nobody knows. `figures`: amount and rate, such as
-    “1,204,000 rows, 310,000 rows/s”; empty where the share is None.
+    `doing`: “Checking rows.jsonl”. `share`: how much of it is done, 0 to 1; None where nobody knows. `figures`: amount
+    and rate, such as “1,204,000 rows, 310,000 rows/s”; empty where the share is None.
     """
 
     doing: str
@@ -100,8 +102,8 @@ def telling(
 ) -> Iterator[T]:
     """The items, with lines on the way: “Checking rows.jsonl: 35%, 1,204,000 rows, 310,000 rows/s.”
 
-    `share` and `amount`: how much is done once so many items were taken, 0 to 1 and in `unit`. `looked`: items between two looks at the
-    clock, LOOKED by default.
+    `share` and `amount`: how much is done once so many items were taken, 0 to 1 and in `unit`. `looked`: items between
+    two looks at the clock, LOOKED by default.
     """
     listener = _listener.get()
     if listener is None:

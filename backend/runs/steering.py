@@ -1,9 +1,10 @@
 """Changes of settings during a run: which settings may change, what a change must satisfy, and how changes are kept.
 
-A change holds from the beginning of a step on, and the step in flight ends with the settings it began with. `changes.json` in the run's
-folder lists every change with its step; config.yaml and this list together determine the run, so a resume from any checkpoint
-repeats it exactly (`backend.trainer.steering` applies them). A changed setting means from its step on what it would mean had the run
-begun with it: of a schedule only the part that is still to come is another one.
+A change holds from the beginning of a step on, and the step in flight ends with the settings it began with.
+`changes.json` in the run's folder lists every change with its step; config.yaml and this list together determine the
+run, so a resume from any checkpoint repeats it exactly (`backend.trainer.steering` applies them). A changed setting
+means from its step on what it would mean had the run begun with it: of a schedule only the part that is still to come
+is another one.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ class Change:
 
     @classmethod
     def from_dict(cls, entry: Mapping[str, Any]) -> Change:
-        """The change that an entry of changes.json, or an event of the event log, tells. Raises KeyError, TypeError, ValueError or
-        AttributeError for what tells none."""
+        """The change that an entry of changes.json, or an event of the event log, tells. Raises KeyError, TypeError,
+        ValueError or AttributeError for what tells none."""
         pairs = {str(key): (old, new) for key, (old, new) in entry["settings"].items()}
         try:
             step = int(entry["step"])
@@ -67,16 +68,14 @@ def _shown(value: Any) -> str:
     return "empty" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
-# ── what a change must satisfy ───────────────────────────────────────────────────────────────────────────────────────
-
-
 def changed(
     config: Config, asked: Mapping[str, Any], done: int = 0, *, at_resume: bool = False
 ) -> dict[str, tuple[Any, Any]]:
     """What the raw settings `asked` change in `config`: key → (old, new), without those that keep their value.
 
-    `done`: steps that will have been done when the change begins to hold. `at_resume`: no trainer runs, so `AT_RESUME` may change too. A key with the value None goes back to its default. Raises
-    UserError with every fault, in the words of the form.
+    `done`: steps that will have been done when the change begins to hold. `at_resume`: no trainer runs, so `AT_RESUME`
+    may change too. A key with the value None goes back to its default. Raises UserError with every fault, in the words
+    of the form.
     """
     values, faults = translate(asked)
     allowed = (*STEERABLE, *AT_RESUME) if at_resume else STEERABLE
@@ -121,7 +120,7 @@ def _faults_in_course(config: Config, new: Config, changes: Mapping[str, Any], d
             "iters", f"Iterations must be at least {done}, which are done when the change holds, not {new.iters}."
         )
     if config.lr_schedule == OWN and (of_rate := next((key for key in OF_THE_RATE if key in changes), None)):
-        sentence = "The learning rate of this run is a program's schedule, which no setting changes; a new run may have another."
+        sentence = "The learning rate of this run is a program's schedule, which no setting changes."
         yield ConfigProblem(of_rate, sentence)
     if "reward_weights" in changes and config.stages:
         yield ConfigProblem(
@@ -130,12 +129,9 @@ def _faults_in_course(config: Config, new: Config, changes: Mapping[str, Any], d
     yield from faults_in_course(config.model_dump(), new.model_dump())
 
 
-# ── what is kept ─────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def read_changes(run: RunFolder) -> list[Change]:
-    """The changes of a run in the order of their steps; none where there is no file. Raises UserError for a damaged file, without which
-    the run cannot be repeated."""
+    """The changes of a run in the order of their steps; none where there is no file. Raises UserError for a damaged
+    file, without which the run cannot be repeated."""
     if not os.path.lexists(run.changes):
         return []
     kept = read_json(run.changes, "run", advice=_ADVICE)
@@ -143,7 +139,8 @@ def read_changes(run: RunFolder) -> list[Change]:
         changes = [Change.from_dict(entry) for entry in kept["changes"]]
     except (ValueError, TypeError, KeyError, AttributeError):
         raise UserError("run", about_path(run.changes, f" does not hold a list of changes; {_ADVICE}.")) from None
-    # No trainer writes another key. One from somebody else could name other weights, rows or reward files than config.yaml does.
+    # No trainer writes another key. One from somebody else could name other weights, rows or reward files than
+    # config.yaml does.
     strange = next((key for change in changes for key in change.settings if key not in (*STEERABLE, *AT_RESUME)), None)
     if strange is not None:
         raise UserError(
@@ -160,8 +157,8 @@ def write_changes(run: RunFolder, changes: Sequence[Change]) -> None:
 
 
 def run_config(run: RunFolder, step: int | None = None) -> Config:
-    """The settings that a run had at a step, or has at its end: whoever means the settings of a trained run reads these, and not
-    config.yaml, which has those that it began with. Raises UserError."""
+    """The settings that a run had at a step, or has at its end: whoever means the settings of a trained run reads
+    these, and not config.yaml, which has those that it began with. Raises UserError."""
     config, changes = load(run.config), read_changes(run)
     if step is None and config.stages:  # a run that ended before its last stage has never had its settings
         _, last = first_and_last_events(run.events)
@@ -170,8 +167,9 @@ def run_config(run: RunFolder, step: int | None = None) -> Config:
 
 
 def config_at(config: Config, changes: Sequence[Change], step: int | None = None) -> Config:
-    """The settings of a step: those of config.yaml, `config`, with every change that holds by then, and those of its stage; without a
-    step with every change, in the last stage. Raises UserError where they do not fit together, as after an edit of config.yaml."""
+    """The settings of a step: those of config.yaml, `config`, with every change that holds by then, and those of its
+    stage; without a step with every change, in the last stage. Raises UserError where they do not fit together, as
+    after an edit of config.yaml."""
     new = changed_values(changes, step)
     if config.stages:
         values, index = config.model_dump() | new, stage_at(config.stages, step)
@@ -183,8 +181,8 @@ def config_at(config: Config, changes: Sequence[Change], step: int | None = None
 
 
 def own_config(config: Config, changes: Sequence[Change], step: int) -> Config:
-    """The settings with which a run that goes on after `step` has all that it had by then: as `config_at`, with the stages apart. What was
-    changed in the present stage is taken out of it, since the change replaced it."""
+    """The settings with which a run that goes on after `step` has all that it had by then: as `config_at`, with the
+    stages apart. What was changed in the present stage is taken out of it, since the change replaced it."""
     values = config.model_dump() | changed_values(changes, step)
     if config.stages:
         index = stage_at(config.stages, step)
@@ -196,7 +194,8 @@ def own_config(config: Config, changes: Sequence[Change], step: int) -> Config:
 
 
 def stage_configs(config: Config) -> list[Config]:
-    """The settings of each stage of a run, its training rows and reward functions included; those of the run where it has no stages."""
+    """The settings of each stage of a run, its training rows and reward functions included; those of the run where it
+    has no stages."""
     values = config.model_dump()
     return [
         parse(values | _of_stage(values, index) | {"stages": [], "reward_weights": []})
@@ -210,8 +209,8 @@ def _of_stage(values: Mapping[str, Any], index: int) -> dict[str, Any]:
 
 
 def stage_change(config: Config, changes: Sequence[Change], step: int) -> Change | None:
-    """What changes where a stage begins at `step`; None where none does, or it is as the one before. `changes`: those that were asked
-    for."""
+    """What changes where a stage begins at `step`; None where none does, or it is as the one before. `changes`: those
+    that were asked for."""
     if not config.stages or step == 1 or first_step(config.stages, index := stage_at(config.stages, step)) != step:
         return None
     earlier = [change for change in changes if change.step < step]
@@ -229,12 +228,10 @@ def changed_values(changes: Sequence[Change], step: int | None = None) -> dict[s
     return {key: pair[1] for change in held for key, pair in change.settings.items()}
 
 
-# ── asking a running trainer ─────────────────────────────────────────────────────────────────────────────────────────
-
-
 def request_change(run: RunFolder, asked: Mapping[str, Any]) -> None:
-    """Ask the trainer of a run to change settings. The file is the request: the trainer takes it between two bursts of work, in a
-    pause too. A request that was not taken yet is added to. Raises UserError where the folder cannot be written."""
+    """Ask the trainer of a run to change settings. The file is the request: the trainer takes it between two bursts of
+    work, in a pause too. A request that was not taken yet is added to. Raises UserError where the folder cannot be
+    written."""
     waiting = read_request(run.change_request)
     replace_file(run.change_request, json.dumps({"settings": waiting | dict(asked)}, ensure_ascii=False))
 

@@ -1,4 +1,4 @@
-"""A file for another program as a YAML file of ours, with that program's defaults and a comment on what was left out."""
+"""A file for another program as a YAML file of ours, with its defaults and a comment on what was left out."""
 
 from __future__ import annotations
 

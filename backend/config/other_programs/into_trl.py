@@ -1,9 +1,9 @@
 """A run's settings as arguments of TRL (`trl grpo --config`), and what of them is not carried over.
 
-Where TRL's table only renames a setting, the same row is read backwards; where it regroups, a function here undoes it. What
-is written here and read again by `translation` is the same run, except for `left_out` and for what the exported folder's
-own files carry. The exported train.py follows our learning-rate curve; what is written here is what `trl grpo` does
-without that script.
+Where TRL's table only renames a setting, the same row is read backwards; where it regroups, a function here undoes it.
+What is written here and read again by `translation` is the same run, except for `left_out` and for what the exported
+folder's own files carry. The exported train.py follows our learning-rate curve; what is written here is what `trl grpo`
+does without that script.
 """
 
 from __future__ import annotations
@@ -296,7 +296,7 @@ def _precision(to: _Writing) -> None:
 
 
 def _adapters(to: _Writing) -> None:
-    """PEFT's words for adapters and a reference that follows. PEFT's alpha is ours times the rank, or times its root."""
+    """Adapters and a reference that follows. PEFT's alpha is ours times the rank, or times its root."""
     config = to.config
     to.put(use_peft=config.train_type != "full")
     if config.train_type != "full":
@@ -466,6 +466,7 @@ REGROUPS = {
     _sampling: "presence_penalty frequency_penalty stop output_regex output_schema",
     _trackers: "report_to tracker_project tracker_run_name run_name",
     _optimizer: "optimizer optimizer_bits",
-    _schedule: "lr_schedule lr_warmup_steps lr_warmup_ratio lr_warmup_init lr_decay_fraction lr_final lr_cycles lr_power",
+    _schedule: "lr_schedule lr_warmup_steps lr_warmup_ratio lr_warmup_init lr_decay_fraction lr_final lr_cycles "
+    "lr_power",
 }
 """Function → the settings that it writes."""

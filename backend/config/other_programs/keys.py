@@ -41,7 +41,7 @@ class IgnoredKey:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A key for what does not exist here. `nearest`: a sentence on what does. `off`: values with which it is accepted."""
+    """A key for what does not exist here. `nearest`: a sentence on what does. `off`: accepted values."""
 
     nearest: str
     off: tuple[Any, ...] = ()

@@ -1,4 +1,4 @@
-"""The keys of mlx-lm-lora 5.10, of the window that drives it (MLX LoRA Studio), and of mlx-lm 0.32, which it builds on."""
+"""The keys of mlx-lm-lora 5.10, of MLX LoRA Studio, which drives it, and of mlx-lm 0.32, which it builds on."""
 
 from __future__ import annotations
 

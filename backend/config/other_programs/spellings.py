@@ -1,4 +1,5 @@
-"""Other spellings of our own keys and values, of no program in particular, and the shapes in which lists may be written."""
+"""Other spellings of our own keys and values, of no program in particular, and the shapes in which lists may be
+written."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 TRL counts completions and updates of the weights, GRPO Studio prompts and steps. In TRL, `per_device_train_batch_size`
 completions are a batch, `gradient_accumulation_steps` batches an update, and `steps_per_generation` batches are sampled
-at once (by default those of one update) and used `num_iterations` times (trl/trainer/grpo_config.py). Here a step samples
-`batch_size` × `gradient_accumulation_steps` × `steps_per_generation` prompts and makes `num_iterations` ×
+at once (by default those of one update) and used `num_iterations` times (trl/trainer/grpo_config.py). Here a step
+samples `batch_size` × `gradient_accumulation_steps` × `steps_per_generation` prompts and makes `num_iterations` ×
 `steps_per_generation` updates. Schedules are those of transformers/optimization.py, `get_scheduler`.
 """
 

@@ -1,12 +1,12 @@
 """Checkpoints of a run: weights, optimizer and training state, written completely or not at all, rotated and verified.
 
-A checkpoint is a folder `checkpoints/000100/`. It is written as `.000100`, synced to disk and renamed, and loses its name
-before its files when it is deleted, so a folder with a number for a name is complete. There is no random state to save:
-each random number is a function of the seed and of its position in the run.
+A checkpoint is a folder `checkpoints/000100/`. It is written as `.000100`, synced to disk and renamed, and loses its
+name before its files when it is deleted, so a folder with a number for a name is complete. There is no random state to
+save: each random number is a function of the seed and of its position in the run.
 
-After a kill, events.jsonl and completions.jsonl are ahead of the newest checkpoint. Its state.json holds their byte lengths
-at that moment, to which a resume truncates them; both are synced before the checkpoint gets its name. The `checkpoint` event
-is written after the folder exists, beyond the recorded length, and again after a resume.
+After a kill, events.jsonl and completions.jsonl are ahead of the newest checkpoint. Its state.json holds their byte
+lengths at that moment, to which a resume truncates them; both are synced before the checkpoint gets its name. The
+`checkpoint` event is written after the folder exists, beyond the recorded length, and again after a resume.
 
 A checkpoint that is not as it was written is set aside under another name, and the run continues from the one before.
 """
@@ -289,7 +289,7 @@ def newest_whole(run: RunFolder) -> tuple[Checkpoint | None, list[Damaged]]:
 
 
 def set_aside(damaged: Damaged) -> str:
-    """Rename a damaged checkpoint's folder, so that no reader takes it for one. Returns a message. Raises UserError."""
+    """Rename a damaged checkpoint's folder, so that nobody reads it. Returns a message. Raises UserError."""
     names = (f"{ASIDE}{damaged.path.name}{suffix}" for suffix in ("", *(f"-{number}" for number in range(2, 1000))))
     aside = next(path for path in map(damaged.path.with_name, names) if not path.exists())
     try:

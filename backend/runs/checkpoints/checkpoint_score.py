@@ -1,7 +1,8 @@
 """The score of a checkpoint: which metric makes one the best, and the scores that count for early stopping.
 
-A score is a metric of held-out prompts (`eval/…`) at the newest evaluation, or a metric of the steps, averaged since the checkpoint before.
-Reads metrics, and neither saves nor ends anything (`backend.trainer.steering`, `backend.trainer.trainer`).
+A score is a metric of held-out prompts (`eval/…`) at the newest evaluation, or a metric of the steps, averaged since
+the checkpoint before. Reads metrics, and neither saves nor ends anything (`backend.trainer.steering`,
+`backend.trainer.trainer`).
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ def metric_of(config: Config, *, has_evaluations: bool) -> str:
 
 
 def check_metric(config: Config, *, has_held_out: bool) -> None:
-    """Raises UserError where scores are of held-out prompts, and there are none. `has_held_out`: whether rows were held out."""
+    """Raises UserError where scores are of held-out prompts, and there are none. `has_held_out`: whether rows were held
+    out."""
     if config.best_metric.startswith(EVALUATION) and not has_held_out:
         sentence = (
             f"{quote(config.best_metric, 50)} is of held-out prompts, and {quote(Path(config.data), 50)} has none."
@@ -36,7 +38,8 @@ def check_metric(config: Config, *, has_held_out: bool) -> None:
 
 
 class CheckpointScore:
-    """Follows the metric of a run's scores. What a resumed run needs of it is in the TrainingState: at a checkpoint no step is open."""
+    """Follows the metric of a run's scores. What a resumed run needs of it is in the TrainingState: at a checkpoint no
+    step is open."""
 
     def __init__(self) -> None:
         self._since_save: list[float] = []
@@ -56,8 +59,8 @@ class CheckpointScore:
     def begin_stage(
         self, state: TrainingState, changed: Collection[str], config: Config, *, has_evaluations: bool
     ) -> None:
-        """Where a stage begins with other rewards, or other rows where scores are of the steps, begin another series of scores: those so far
-        are no higher or lower than those to come."""
+        """Where a stage begins with other rewards, or other rows where scores are of the steps, begin another series of
+        scores: those so far are no higher or lower than those to come."""
         of_steps = not metric_of(config, has_evaluations=has_evaluations).startswith(EVALUATION)
         others = ("reward_functions", "reward_weights", *(STAGE_DATA if of_steps else ()))
         if config.stages and set(changed) & set(others):
@@ -90,8 +93,8 @@ def mean_score(values: Sequence[float]) -> float | None:
 def observe_score(state: TrainingState, score: float | None, step: int, config: Config) -> None:
     """Count a score of `step` in the state.
 
-    A score counts as a gain if it is better than the last gain by more than `early_stopping_min_delta`: a slow rise is one as soon as it
-    adds up.
+    A score counts as a gain if it is better than the last gain by more than `early_stopping_min_delta`: a slow rise is
+    one as soon as it adds up.
     """
     if score is None:
         return

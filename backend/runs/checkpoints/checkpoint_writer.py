@@ -1,7 +1,7 @@
 """Checkpoints written by a thread: the next step samples while the last one goes to disk.
 
-An evaluated mlx array is immutable: an update makes new arrays. So a snapshot is a set of references, the thread writes the
-step it was taken at whatever the run does meanwhile, and nothing is copied. The trainer waits for the thread before
+An evaluated mlx array is immutable: an update makes new arrays. So a snapshot is a set of references, the thread writes
+the step it was taken at whatever the run does meanwhile, and nothing is copied. The trainer waits for the thread before
 the next update all the same: after it the snapshot alone would keep the old weights alive, a second copy of the model.
 Decides neither when to save nor what a checkpoint contains.
 """
@@ -54,12 +54,14 @@ class Snapshot:
 
 
 def snapshot(state: TrainingState, policy: Policy, learner: Learner, config: Config) -> Snapshot:
-    """References to everything that a checkpoint holds; nothing is copied. Raises UserError for an array that is not finite."""
+    """References to everything that a checkpoint holds; nothing is copied. Raises UserError for an array that is not
+    finite."""
     full = config.train_type == "full"
     weights, optimizer = policy.trainable(), None if config.save_only_model else learner.state_arrays()
     reference = policy.reference_arrays() if config.sync_ref_model else None
     mx.eval(weights, optimizer, reference)  # a lazy array can be evaluated only in the thread that made its graph
-    # A pass that a lost rank has left hanging may hold all the work that mlx takes on at once: asking it for more would hang too.
+    # A pass that a lost rank has left hanging may hold all the work that mlx takes on at once: asking it for more
+    # would hang too.
     hold = on_host if policy.is_sharded else _as_it_is
     weights, optimizer, reference = hold(weights), optimizer and hold(optimizer), reference and hold(reference)
     held = (weights, optimizer or {}, reference or {})
@@ -84,7 +86,8 @@ class CheckpointWriter:
         self._pending: Future[WrittenCheckpoint] | None = None
 
     def begin(self, taken: Snapshot, logs: Sequence[JsonLines]) -> None:
-        """Start writing a snapshot, after syncing `logs` (event log and completions) to disk. Call `wait` for the previous one first."""
+        """Start writing a snapshot, after syncing `logs` (event log and completions) to disk. Call `wait` for the
+        previous one first."""
         assert self._pending is None
         self._pending = self._writer.submit(self._write, [taken], logs)
 
@@ -107,9 +110,11 @@ class CheckpointWriter:
         self._writer.shutdown()
 
     def _write(self, only: list[Snapshot], logs: Sequence[JsonLines]) -> WrittenCheckpoint:
-        # Popped from a list, because the executor keeps its arguments until after `wait` returns: the arrays would live on.
+        # Popped from a list, because the executor keeps its arguments until after `wait` returns: the arrays
+        # would live on.
         taken = only.pop()
-        # Before the checkpoint exists: state.json holds the lengths of these files, and a resume truncates them to it. After
+        # Before the checkpoint exists: state.json holds the lengths of these files, and a resume truncates
+        # them to it. After
         # a power cut, bytes that were never synced could be missing below that length.
         for log in logs:
             log.sync()
@@ -125,8 +130,8 @@ class CheckpointWriter:
 def publish_adapters(run: RunFolder, arrays: Path, about: Mapping[str, Any]) -> None:
     """Put the adapters of a checkpoint into `adapters/`, where mlx-lm loads them. Raises DiskError.
 
-    Each file is replaced completely or not at all, and any two of a run fit together: its adapters keep their shapes. Weights before config:
-    readers need both files, so a first checkpoint appears only once its weights are complete.
+    Each file is replaced completely or not at all, and any two of a run fit together: its adapters keep their shapes.
+    Weights before config: readers need both files, so a first checkpoint appears only once its weights are complete.
     """
     folder = run.adapters
     with writing(folder):
@@ -136,8 +141,8 @@ def publish_adapters(run: RunFolder, arrays: Path, about: Mapping[str, Any]) -> 
 
 
 def refresh_adapters(run: RunFolder, saved: Checkpoint, policy: Policy, config: Config) -> None:
-    """Make `adapters/` those of the newest checkpoint, where a process was killed between writing the one and the other. Raises
-    DiskError."""
+    """Make `adapters/` those of the newest checkpoint, where a process was killed between writing the one and the
+    other. Raises DiskError."""
     if config.train_type == "full":
         return
     published = run.adapters / "adapters.safetensors"
@@ -150,8 +155,6 @@ def _digest(path: Path) -> bytes:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").digest()
 
-
-# ── run saver ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 # The saving of a run as its event log tells it: one checkpoint at a time in the background, its event once it is
 # complete, the seconds it took.
@@ -176,15 +179,16 @@ class RunSaver:
         return self._writer.is_done
 
     def begin(self, take: Callable[[], Snapshot]) -> None:
-        """Take a snapshot and begin to write it; `wait` writes its event. Raises DiskError if the checkpoint before could not be written,
-        and what `take` raises."""
+        """Take a snapshot and begin to write it; `wait` writes its event. Raises DiskError if the checkpoint before
+        could not be written, and what `take` raises."""
         self.wait()
         began = self._clock()
         self._writer.begin(take(), self._logs)
         self._seconds += self._clock() - began
 
     def wait(self) -> None:
-        """Wait until the checkpoint that was begun is complete, and write its event. Raises DiskError if it could not be written."""
+        """Wait until the checkpoint that was begun is complete, and write its event. Raises DiskError if it could not
+        be written."""
         began = self._clock()
         if (written := self._writer.wait()) is not None:
             self.tell(written.step, written.path)

@@ -1,7 +1,8 @@
 """One run of a sweep: an ordinary run folder and an ordinary trainer, which take a few steps at a time.
 
-Nothing of a run changes between its turns: its adapters, optimizer, place in the data and compiled steps are its own, and only frozen
-arrays are shared. So it computes what it would compute alone, bit for bit, and a turn costs nothing to begin.
+Nothing of a run changes between its turns: its adapters, optimizer, place in the data and compiled steps are its own,
+and only frozen arrays are shared. So it computes what it would compute alone, bit for bit, and a turn costs nothing to
+begin.
 
 When runs take their turns, and which are given up, is decided in `backend.runs.sweeps.run_sweep`.
 """
@@ -38,10 +39,11 @@ TURN_OVER = "turn over"
 
 
 class MemberRun:
-    """`result` is this run's line of the sweep's results, kept up to date. `ending` is set once the run has ended in this process.
+    """`result` is this run's line of the sweep's results, kept up to date. `ending` is set once the run has ended in
+    this process.
 
-    `read_inputs` is called when the run is loaded. `gpu_retries`: how often a GPU error may be answered by a RESTART. `stop_reason`: why
-    the sweep is to stop, "" while it goes on.
+    `read_inputs` is called when the run is loaded. `gpu_retries`: how often a GPU error may be answered by a RESTART.
+    `stop_reason`: why the sweep is to stop, "" while it goes on.
     """
 
     def __init__(
@@ -76,8 +78,6 @@ class MemberRun:
         """The length of the run; known once it is loaded."""
         assert self._trainer is not None
         return self._trainer.parts.steps
-
-    # ── turns ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def load(self, shared: SharedResources) -> None:
         """Take the run's lock and load it, from its newest checkpoint if it has one; after `park`, where it was."""
@@ -140,7 +140,8 @@ class MemberRun:
         self._guarded(load)
 
     def _guarded(self, work: Callable[[], Ending | None]) -> None:
-        """Do a part of the run's work, which may return its ending; end the run then, or where the work fails or is stopped."""
+        """Do a part of the run's work, which may return its ending; end the run then, or where the work fails or is
+        stopped."""
         trainer = self._trainer
         assert trainer is not None
 
@@ -161,11 +162,9 @@ class MemberRun:
         if reason := self._stop_reason():
             raise Stopped(reason)
 
-    # ── the end ──────────────────────────────────────────────────────────────────────────────────────────────────────
-
     def stop(self, sentence: str, *, is_given_up: bool = False) -> None:
-        """End the run between two turns, saved, as stopped. One that is given up will not be resumed, so it keeps its whole model;
-        a parked one is loaded for that."""
+        """End the run between two turns, saved, as stopped. One that is given up will not be resumed, so it keeps its
+        whole model; a parked one is loaded for that."""
         trainer = self._trainer
         if is_given_up and trainer is not None and self.config.train_type == "full" and not trainer.has_parts:
             self._unpark(trainer, SharedResources(None))
@@ -174,7 +173,8 @@ class MemberRun:
             self.result.state = "given up" if is_given_up else self.result.state
 
     def _end(self, ending: Ending) -> None:
-        """Write the run's ending and close it. After a GPU error it may be left open for the process that comes next (RESTART)."""
+        """Write the run's ending and close it. After a GPU error it may be left open for the process that comes next
+        (RESTART)."""
         trainer, self._trainer = self._trainer, None
         assert trainer is not None
         self.ending = end_run(trainer, ending, self._gpu_retries)

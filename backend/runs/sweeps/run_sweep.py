@@ -1,7 +1,8 @@
 """The course of a sweep: its runs in turns, rung by rung, and what is written about them.
 
-Runs on one base take turns of `round_steps` steps. Where a sweep has several bases, or runs of full fine-tuning, which change every
-weight, they are loaded one after the other at each rung. Nothing here computes; a run's turn is `backend.runs.sweeps.member`'s.
+Runs on one base take turns of `round_steps` steps. Where a sweep has several bases, or runs of full fine-tuning, which
+change every weight, they are loaded one after the other at each rung. Nothing here computes; a run's turn is
+`backend.runs.sweeps.member`'s.
 """
 
 from __future__ import annotations
@@ -107,8 +108,6 @@ class SweepCommands:
                 run.say(word)
 
 
-# ── sweep ────────────────────────────────────────────────────────────────────────────────────────────────────────────
-
 END = Rung(1 << 62, 0)
 """The end of every run, however long it is."""
 
@@ -122,10 +121,12 @@ def run_sweep(
     echo: Callable[[SweepResults], None] = lambda results: None,
     may_restart: bool = False,
 ) -> Ending:
-    """Train a sweep, from where it was if it has been begun. Its folder and its runs' folders exist, with their settings inside.
+    """Train a sweep, from where it was if it has been begun. Its folder and its runs' folders exist, with their
+    settings inside.
 
-    Errors of single runs end those runs; errors of the sweep are returned in the Ending. With `may_restart` that may be a RESTART, as in
-    `backend.trainer.run_process.train`. Raises UserError when another process trains the sweep. `echo` is called after every turn.
+    Errors of single runs end those runs; errors of the sweep are returned in the Ending. With `may_restart` that may be
+    a RESTART, as in `backend.trainer.run_process.train`. Raises UserError when another process trains the sweep. `echo`
+    is called after every turn.
     """
     process = folder.process
     inherited = inherited_lock(process)
@@ -167,11 +168,14 @@ class Sweep:
         run = self.folder.run(member.run)
         config = load(run.config)
         return MemberRun(
-            config, run, self.results.run(member.run), lambda: self.inputs.of(member, config), command=self._command,
-            gpu_retries=config.retry_on_gpu_error if self._may_restart else 0, stop_reason=lambda: self.commands.stop_reason,
-        )  # fmt: skip
-
-    # ── from the first rung to the last ──────────────────────────────────────────────────────────────────────────────
+            config,
+            run,
+            self.results.run(member.run),
+            lambda: self.inputs.of(member, config),
+            command=self._command,
+            gpu_retries=config.retry_on_gpu_error if self._may_restart else 0,
+            stop_reason=lambda: self.commands.stop_reason,
+        )
 
     def run(self) -> Ending:
         self.commands.listen()
@@ -212,7 +216,8 @@ class Sweep:
             self._train_group(group, rung, parks=len(groups) > 1)
 
     def _train_group(self, group: list[MemberRun], rung: Rung, *, parks: bool) -> None:
-        """Train the runs of one base to a rung, in turns. Those of several bases are parked then, to make room for the next."""
+        """Train the runs of one base to a rung, in turns. Those of several bases are parked then, to make room for the
+        next."""
         if not all(run.is_loaded for run in group if run.ending is None):
             first = group[0].config
             shared = SharedResources(None if first.train_type == "full" else load_base(first))
@@ -262,8 +267,6 @@ class Sweep:
         if self.commands.stop_reason or (run.ending is not None and run.ending.gpu_error is not None):
             raise Stop
 
-    # ── what is given up ─────────────────────────────────────────────────────────────────────────────────────────────
-
     def _judge(self, rung: Rung) -> None:
         """Keep the best configurations at a rung, and end the runs of the others."""
         alive = self.results.alive
@@ -273,15 +276,16 @@ class Sweep:
                 sentence = self._given_up(rung, len(alive), each.value)
                 for result in each.runs:
                     self.members[result.run].stop(sentence, is_given_up=True)
-        # After the runs have ended: if this process dies in between, the next one comes to the same rung and judges it alike.
+        # After the runs have ended: if this process dies in between, the next one comes to the same rung and
+        # judges it alike.
         self.results.rungs.append(RungResult(rung.step, kept))
         self.report()
 
     def _given_up(self, rung: Rung, count: int, value: float | None) -> str:
         reached = "it has none" if value is None else f"its mean is {value:.4g}"
         return (
-            f"Stopped at step {rung.step}: by held-out {self.plan.metric} its configuration is not among the best {rung.keep} of {count} "
-            f"in the sweep {self.plan.name} ({reached}); everything is saved."
+            f"Stopped at step {rung.step}: by held-out {self.plan.metric} its configuration is not among the best "
+            f"{rung.keep} of {count} in the sweep {self.plan.name} ({reached}); everything is saved."
         )
 
     def _read_value(self, run: MemberRun) -> None:
@@ -290,8 +294,6 @@ class Sweep:
         if values:
             run.result.evaluated = max(values)
             run.result.value = values[run.result.evaluated]
-
-    # ── the end ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _after_stop(self) -> Ending:
         """Every other run is saved and ends as the one that stopped did."""

@@ -1,9 +1,11 @@
 """A sweep as plain data: which runs there are, what their settings are, and when configurations are given up.
 
-Successive halving (Jamieson & Talwalkar, 2016, arXiv:1502.07943): all configurations train to the first rung, the best share `keep`
-of them goes on to a rung 1/`keep` times as far, and so on; what is left trains to the end. So each rung costs about the same.
+Successive halving (Jamieson & Talwalkar, 2016, arXiv:1502.07943): all configurations train to the first rung, the best
+share `keep` of them goes on to a rung 1/`keep` times as far, and so on; what is left trains to the end. So each rung
+costs about the same.
 
-The file is read by `backend.runs.sweeps.sweep`, results are in `backend.runs.sweeps.sweep_results`, `backend.trainer.sweep` trains.
+The file is read by `backend.runs.sweeps.sweep`, results are in `backend.runs.sweeps.sweep_results`,
+`backend.trainer.sweep` trains.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ ROUND_STEPS = 10
 
 @dataclass(frozen=True, slots=True)
 class Halving:
-    """After `first_rung` steps the share `keep` of the configurations goes on; then after first_rung / keep steps, and so on."""
+    """After `first_rung` steps the share `keep` of the configurations goes on; then after first_rung / keep steps, and
+    so on."""
 
     first_rung: int
     keep: float
@@ -107,8 +110,8 @@ class SweepPlan:
         return [self.base | configuration.settings for configuration in self.configurations]
 
     def groups(self) -> list[list[Member]]:
-        """Runs that are trained in turns in one process, on one base model: those with the same model in the same precision. Full
-        fine-tuning changes every weight, so that such a run is by itself."""
+        """Runs that are trained in turns in one process, on one base model: those with the same model in the same
+        precision. Full fine-tuning changes every weight, so that such a run is by itself."""
         groups: dict[tuple[str, ...], list[Member]] = {}
         for member in self.members():
             config = parse(self.raw_settings(member))
@@ -187,9 +190,6 @@ MOST_RUNS = 500
 """Runs of one sweep."""
 DRAWS_PER_TRIAL = 200
 """How often random search draws again where it meets a configuration that it has."""
-
-
-# ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def load_sweep(path: str | Path) -> SweepPlan:
@@ -364,9 +364,6 @@ def _unknown_key(key: str, known: tuple[str, ...], of: str, what: str = "key") -
     return f"There is no {what} {quote(key, 40)} in {of}." + (f" Did you mean {near}?" if near else "")
 
 
-# ── configurations ───────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def _configurations(
     over: Mapping[str, Any], search: str, trials: int | None, search_seed: int
 ) -> tuple[Configuration, ...]:
@@ -466,7 +463,7 @@ def _halving_faults(plan: SweepPlan, halving: Halving) -> Iterator[ConfigProblem
     elif halving.first_rung % every:
         yield ConfigProblem(
             "halving",
-            f"The first rung, {quote(halving.first_rung)}, is no multiple of Eval, {every}, so there would be no held-out reward.",
+            f"The first rung, {quote(halving.first_rung)}, is no multiple of Eval, {every}, so it has no held-out reward.",
         )
     elif halving.first_rung >= steps:
         yield ConfigProblem(

@@ -1,4 +1,5 @@
-"""A sweep's folder, `<runs>/sweeps/<name>/`, and its results as far as they have come: results.json, replaced by rename.
+"""A sweep's folder, `<runs>/sweeps/<name>/`, and its results as far as they have come: results.json, replaced by
+rename.
 
     sweep.yaml      the sweep, its base and values resolved; loading it again gives the same runs
     results.json    a line for each configuration; written by the process that trains, read by anyone
@@ -95,7 +96,7 @@ def find_sweep(name: str | Path, runs: Path | None = None) -> SweepFolder | None
 
 
 def make_sweep(plan: SweepPlan, runs: Path | None = None) -> SweepFolder:
-    """A folder for a new sweep, with sweep.yaml inside and nothing trained. Raises UserError where the name is taken."""
+    """A folder for a new sweep, with sweep.yaml inside. Raises UserError where the name is taken."""
     folder = sweep_folder(plan.name, runs)
     taken = next((member.run for member in plan.members() if folder.run(member.run).path.exists()), None)
     # Without a visible entry it is what a process left that was killed before it had written the plan.
@@ -119,8 +120,8 @@ def make_runs(plan: SweepPlan, folder: SweepFolder) -> None:
 
 
 def settings_of_runs(folder: SweepFolder) -> list[dict[str, Any]]:
-    """The raw settings of every run: those of the plan, and of the folders that there are, which count where the two differ. Raises UserError
-    for a config.yaml that cannot be read."""
+    """The raw settings of every run: those of the plan, and of the folders that there are, which count where the two
+    differ. Raises UserError for a config.yaml that cannot be read."""
     plan = load_sweep(folder.plan)
     made = [folder.run(member.run).config for member in plan.members()]
     return [*plan.every_settings(), *(read(config) for config in made if config.is_file())]
@@ -129,9 +130,6 @@ def settings_of_runs(folder: SweepFolder) -> list[dict[str, Any]]:
 def live_sweep() -> SweepFolder | None:
     """The newest sweep that a process trains."""
     return next((folder for folder in all_sweeps() if folder.process.is_locked()), None)
-
-
-# ── results ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(slots=True)
@@ -297,7 +295,8 @@ def shown_state(folder: SweepFolder, results: SweepResults) -> str:
 
 
 def held_out_values(run: RunFolder, metric: str) -> dict[int, float]:
-    """Step → the metric at the held-out evaluation after it, of one run. Raises UserError where evaluations have no such metric."""
+    """Step → the metric at the held-out evaluation after it, of one run. Raises UserError where evaluations have no
+    such metric."""
     evaluations = [event for event in read_events(run.events) if event.get("kind") == "eval"]
     found: dict[int, float] = {}
     for event in evaluations:
