@@ -158,7 +158,7 @@ def tokenize_if_fits(
         with time_limit(CHAT_S):
             if characters(messages) <= ALWAYS_EXACT:
                 return apply_chat_template(messages, tokenizer, variables)
-            text = _text(messages, tokenizer, variables)
+            text = _rendered(messages, tokenizer, variables)
         if most is not None and (least := least_tokens(text, tokenizer)) > most:
             return TooLong(least)
         # Rendered once more, and tokenised without a limit on time, which would count that of the tokenizer too.
@@ -184,7 +184,7 @@ def _joined(messages: Messages) -> str:
     return "\n\n".join(message["content"] for message in messages)
 
 
-def _text(messages: Messages, tokenizer: Any, variables: Mapping[str, Any]) -> str:
+def _rendered(messages: Messages, tokenizer: Any, variables: Mapping[str, Any]) -> str:
     """What of a chat is tokenised; the messages alone for a tokenizer that gives no text."""
     if not _has_template(tokenizer):
         return _joined(messages)

@@ -19,7 +19,7 @@ from backend.utils.errors import UserError
 from backend.utils.text import quote
 
 SETTING = "modules_to_save"
-SENTENCE = 200
+_SENTENCE = 200
 """Characters of a sentence that lists names."""
 SIXTEEN_BIT_TYPES = (mx.bfloat16, mx.float16)
 _WITHIN_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.\d+\.(.+)$")
@@ -50,7 +50,7 @@ def _unknown(key: str, modules: Iterable[str]) -> str:
     sentence = f"No module of this model is called {quote(key, 40) or 'nothing'}"
     if key.endswith("lm_head"):
         return f"{sentence}: its output layer is its embedding, which is trained by the name of that."
-    return f"{sentence}; there are {quote(', '.join(ends), SENTENCE - len(sentence) - 13)}."
+    return f"{sentence}; there are {quote(', '.join(ends), _SENTENCE - len(sentence) - 13)}."
 
 
 def _within_layer(name: str) -> str:
