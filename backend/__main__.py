@@ -13,7 +13,7 @@ from backend.cli import completions
 from backend.cli.common import MISTAKE, force_utf8, print_faults
 from backend.distributed import PROBE, RECEIVE
 from backend.engine.cpu import blas
-from backend.models import template_limits, transformers_scan
+from backend.models import transformers_scan
 from backend.rewards.registry import REWARD_PROCESSES
 from backend.trainer.trackers.targets import PROCESS_VERB
 from backend.utils.command import BUNDLED_PROGRAM
@@ -129,10 +129,6 @@ def main() -> int | None:
         from backend.trainer.trackers import follow
 
         return follow.main(sys.argv[2:])
-    if sys.argv[1:] == [template_limits.VERB]:
-        from backend.models import template_child
-
-        return template_child.main()
     if sys.argv[1:] in ([PROBE], [RECEIVE]):
         from backend.distributed import machine_probe
 

@@ -155,7 +155,7 @@ def _make_large(base: Path, run: Path) -> None:
     from mlx_lm.tuner.utils import linear_to_lora_layers
 
     from backend.config.config import dump, parse
-    from backend.export.model_files import write_safetensors, write_weights
+    from backend.export.writer import write_safetensors, write_weights
 
     for folder in (base, run / "adapters"):
         folder.mkdir(parents=True)

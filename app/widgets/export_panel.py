@@ -33,7 +33,7 @@ from app.widgets.upload_dialog import (
 )
 from backend.config.config import SETTINGS
 from backend.config.other_programs.into_trl import into_trl
-from backend.export import export_choices
+from backend.export import exports
 from backend.export.exports import FORMATS, TARGETS
 from backend.runs.run_folder import RunFolder
 from backend.utils.command import backend_command
@@ -64,12 +64,12 @@ class ExportChoices(QWidget):
         self.run = run
         self.obstacle = self._unreadable = ""
         self._folder = run.path
-        self._can_compare = export_choices.has_held_out_prompts(run)
+        self._can_compare = exports.has_held_out_prompts(run)
         self.weights, self.format, self.target = ComboBox(), ComboBox(), ComboBox()
-        for choice in export_choices.weights_choices(run):
+        for choice in exports.weights_choices(run):
             self.weights.addItem(choice.label, choice.key)
         for key, about in FORMATS.items():
-            if about.kind != "adapter" or export_choices.has_adapter(run):
+            if about.kind != "adapter" or exports.has_adapter(run):
                 self.format.addItem(about.label, key)
         for key, about in TARGETS.items():
             self.target.addItem(about.label, key)
@@ -192,7 +192,7 @@ class ExportChoices(QWidget):
         """List the settings that an export for TRL leaves out, and those that the folder's own files carry."""
         self._unreadable = ""
         try:
-            settings = into_trl(export_choices.settings_of(self.run))
+            settings = into_trl(exports.settings_of(self.run))
         except UserError as error:
             self._unreadable = error.faults[0].sentence
             return
@@ -216,11 +216,11 @@ class ExportChoices(QWidget):
 
     def _show_choice(self) -> None:
         target, about, name = TARGETS[self.target.currentData()], FORMATS[self.format.currentData()], self.name.text()
-        size = export_choices.export_size(self.run, about, self.weights.currentData() or "")
+        size = exports.export_size(self.run, about, self.weights.currentData() or "")
         self.format_line.setText(about.sentence + ("" if size is None else f" About {figure(size / 1e9, 'GB')}."))
         self.held_out.setEnabled(about.kind == "model")
         is_folder = not (target.store or self.is_upload) and bool(name.strip())
-        path = export_choices.target_folder(self.target.currentData(), name.strip(), self._folder)
+        path = exports.target_folder(self.target.currentData(), name.strip(), self._folder)
         is_taken = is_folder and exists(path)
         # What a program keeps by itself is only known once it is asked.
         set_shown(self.overwrite, is_taken or bool(target.store))
@@ -240,7 +240,7 @@ class ExportChoices(QWidget):
             return f"Give the {what} a name."
         if is_taken and not self.overwrite.isChecked():
             return f"A {what} of that name exists."
-        free = export_choices.free_bytes(self._folder)
+        free = exports.free_bytes(self._folder)
         if weights and size is not None and free is not None and size > free:
             return f"The disk has only {figure(free / 1e9, 'GB')} free."
         return ""

@@ -15,8 +15,8 @@ from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.files import user_path
 
 if TYPE_CHECKING:
-    from backend.data.prompt_preview import PromptLengths
-    from backend.data.row_views import Rows
+    from backend.data.preview import PromptLengths
+    from backend.data.rows import Rows
 
 Prompts = Annotated[bool, typer.Option("--prompts", help="Say also how varied the prompts are, and how long.")]
 
@@ -99,7 +99,7 @@ def report_lines(report: dict[str, Any]) -> list[str]:
 def _lengths(rows: Rows, config: Config, source: str) -> tuple[str, str, str]:
     from itertools import islice
 
-    from backend.data.prompt_preview import SAMPLE, PromptLengths, preview_order, tokenizer_for
+    from backend.data.preview import SAMPLE, PromptLengths, preview_order, tokenizer_for
 
     name, meaning = "Tokens", f"Lengths of up to {SAMPLE:,} prompts: percentiles, and the longest."
     try:

@@ -224,9 +224,6 @@ def longest_prompt(config: Config, folder: Path) -> int | None:
         return None
     from tokenizers import Tokenizer
 
-    from backend.models.tokenizer_limits import check_growth
-
-    check_growth(folder, "model")
     texts = sorted(_texts(config), key=len)[-LONGEST:]
     if not texts:
         return None

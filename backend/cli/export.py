@@ -13,8 +13,7 @@ import typer
 from backend.cli.common import STOPPED, AllowCode, AsJson, ExistingRunsDir, ignore_sighup, tell, tell_json, verb
 from backend.cli.completions import checkpoints, run_names
 from backend.config.config import Config, load, read
-from backend.export.export_choices import settings_of
-from backend.export.exports import DEFAULT_FORMAT, FORMATS, TARGETS
+from backend.export.exports import DEFAULT_FORMAT, FORMATS, TARGETS, settings_of
 from backend.rewards.allowed_code import require_allowed
 from backend.runs.run_folder import find_run
 from backend.trainer.control import StopRequested, raising_stop
@@ -160,7 +159,7 @@ def export_settings(
     """Write the folder; what is not carried over goes to stderr, its place to stdout. `about_weights`: options that have no use here, with
     what was given. Raises UserError for one that was given, and for a run's reward file that was never allowed here: the folder carries it to a
     machine on which nothing confines it."""
-    from backend.export.trl.folder import export_trl
+    from backend.export.trl_folder import export_trl
 
     if given := next((option for option, value in about_weights.items() if value), ""):
         raise UserError(given, f"--{given} is about weights, and --to trl takes the settings of a run; leave it out.")

@@ -20,7 +20,7 @@ def login(
     from_stdin: Annotated[bool, typer.Option("--from-stdin", help="Read the token from standard input.")] = False,
 ) -> None:
     """Keep a token with write access in the system's keychain. It is asked for without being shown."""
-    from backend.export.publish.hub_token import TOKENS_PAGE, log_in
+    from backend.export.hub_upload import TOKENS_PAGE, log_in
 
     if from_stdin:
         token = sys.stdin.readline()
@@ -37,7 +37,7 @@ def login(
 @verb
 def logout() -> None:
     """Delete the token from the keychain. What `hf auth login` has stored stays."""
-    from backend.export.publish.hub_token import find_token, log_out
+    from backend.export.hub_upload import find_token, log_out
 
     tell("Logged out." if log_out() else "There was no token in the keychain.")
     if left := find_token():
@@ -48,7 +48,7 @@ def logout() -> None:
 @verb
 def whoami(as_json: AsJson = False) -> None:
     """Whose token uploads use, and where it was found."""
-    from backend.export.publish.hub_token import need_token, whose
+    from backend.export.hub_upload import need_token, whose
 
     account = whose(need_token())
     if as_json:

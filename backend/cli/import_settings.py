@@ -86,8 +86,8 @@ def _import_file(file: Path, target: Path | None, *, overwrite: bool, their_defa
 
 
 def _import_adapter(folder: Path, target: Path | None, model: str, *, overwrite: bool, fetch: bool) -> None:
-    from backend.export.original.fetching import fetch_original
-    from backend.models.peft.importing import import_adapter
+    from backend.export.original_files import fetch_original
+    from backend.models.peft_import import import_adapter
 
     def report(sentence: str, done: float | None = None) -> None:
         tell(sentence, file=sys.stderr, flush=True)

@@ -25,10 +25,8 @@ from backend.cli.common import tell, tell_json
 from backend.cli.consoles import new_console
 from backend.export.build import Progress as BuildProgress
 from backend.export.export_run import Export
-from backend.export.publish.hub_token import find_token, need_token, whose
-from backend.export.publish.prepared import PreparedUpload
-from backend.export.publish.upload import Uploaded
-from backend.export.publish_run import prepare_upload, send
+from backend.export.hub_upload import Uploaded, find_token, need_token, whose
+from backend.export.publishing import PreparedUpload, prepare_upload, send
 from backend.runs.run_folder import RunFolder
 from backend.utils.errors import UserError
 

@@ -1,49 +1,49 @@
-"""The rows of one file, by its ending. A file is somebody else's: whatever it holds, reading it ends, in rows or in one sentence.
-
-Which files a dataset has is `backend.data.rows`'s.
-"""
+"""The rows of one file (JSONL, JSON, CSV or parquet): all of them in memory, the first ones, or streamed from the disk."""
 
 from __future__ import annotations
 
 import csv
 import errno
+import io
 import os
+import re
 import stat
 import sys
+import threading
+import weakref
+from array import array
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, TextIO
+from typing import Any, BinaryIO, Literal, NoReturn, overload
 
 from backend.config.model_and_data_names import of_no_known_type
-from backend.runs.start_progress import telling
+from backend.runs.start_progress import LOOKED, telling
 from backend.utils import documents
 from backend.utils.errors import UserError
-from backend.utils.files import reason
+from backend.utils.files import open_regular, reason
 from backend.utils.machine import machine_bytes
 from backend.utils.text import quote
 
 Row = dict[str, Any]
+Rows = Sequence[Row]
+"""The rows of a split: a list, or lazy rows. Readers ask for one at a time, or go through them once in order."""
 
 PATH = 70
-"""Characters of a file's path in a sentence."""
-LINE_LIMIT = 64 * 2**20
-"""Characters of one line: a row of a JSONL file, or a line of a CSV file."""
-BATCH_ROWS = 256
-"""Rows of a parquet file that are unpacked at once."""
-UNPACKED, UNPACKED_FREE = 200, 64 * 2**20
-"""A parquet file may unpack to this many times its size, and to this many bytes whatever its size. Text packs to a third; columns that
-repeat themselves pack better, and a file made to fill the memory a million times. Rows count as in Python, at 64 bytes a
-value and more, so short rows that resemble each other reach some forty times."""
-CELL_BYTES = 64
-"""Bytes of Python's smallest value with its place in a row."""
+"""Characters of a file's path in a message."""
+BATCH_ROWS, UNPACKED_BYTES = 256, 64 * 2**20
+"""Rows of a parquet file to unpack at once, and about their bytes at most."""
+HEAD_ROWS, HEAD_BYTES = 10_000, 16 * 2**20
+"""A preview of a large file shows at most so many rows, from at most so many bytes."""
+LARGE_TEXT, LARGE_PARQUET, LARGE_ROWS = 64 * 2**20, 16 * 2**20, 1_000_000
+"""Bytes of text or of parquet, and rows of parquet, above which a file is large: it takes seconds to read."""
 
 
 def kind_of_path(path: Path, setting: str = "data") -> Literal["file", "folder", ""]:
-    """What is at `path`; "" for nothing. Raises UserError for what cannot be read as rows: a pipe, a device, a circle of links, a folder that
-    may not be entered."""
+    """What is at `path`; "" for nothing. Raises UserError for what cannot be read as rows, such as a pipe or a device."""
     try:
         mode = path.stat().st_mode
     except OSError as error:
@@ -57,137 +57,73 @@ def kind_of_path(path: Path, setting: str = "data") -> Literal["file", "folder",
     return "file"
 
 
-HEAD_ROWS, HEAD_BYTES = 10_000, 16 * 2**20
-"""A preview of a large file shows at most so many rows, from at most so many bytes."""
-LARGE_TEXT, LARGE_PARQUET = 64 * 2**20, 16 * 2**20
-"""Bytes above which a file is large: what takes seconds to read."""
-LARGE_ROWS = 1_000_000
-"""Rows above which a parquet file is large, however few bytes it has: equal values pack to nothing."""
+def first_line(error: BaseException) -> str:
+    """The first line of an exception's text as a sentence; its class where it has no text."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return f"{quote(lines[0].rstrip('.'), 90)}."
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
-    """The first rows of a file, and about how many it has."""
-
-    rows: list[Row]
-    about: int
-
-
-def read_head(path: Path, streamed: bool = False) -> Head | None:
-    """The first rows of a large file; None for a file that is not large, or of a kind that only opens as a whole. A parquet file that is `streamed`
-    is large where its rows are, however few bytes they pack to. Raises UserError."""
-    kind = path.suffix.lower()
-    try:
-        size = path.stat().st_size
-        if kind in (".jsonl", ".csv") and size > LARGE_TEXT:
-            return _head_of_text(path, kind, size)
-        if kind == ".parquet" and (size > LARGE_PARQUET or _rows_of_parquet(path) > LARGE_ROWS):
-            return _head_of_parquet(path)
-        if kind == ".parquet" and streamed and size:
-            head = _head_of_parquet(path)
-            return head if len(head.rows) < head.about else None
-    except UnicodeDecodeError:
-        raise UserError("data", f"{quote(path, PATH)} is not UTF-8 text.") from None
-    except OSError as error:
-        raise UserError("data", f"{quote(path, PATH)} cannot be read: {reason(error)}.") from None
-    return None
+def _refuse(path: Path, error: BaseException) -> NoReturn:
+    """Raise what came of reading a file as a UserError."""
+    match error:
+        case UserError():
+            raise error
+        case UnicodeDecodeError():
+            sentence = "is not UTF-8 text."
+        case MemoryError():
+            sentence = "is larger than the memory that is free."
+        case OSError() if path.suffix.lower() != ".parquet":
+            sentence = f"cannot be read: {reason(error)}."
+        case _ if path.suffix.lower() == ".parquet":  # pyarrow raises anything: odd dates, broken text and pages
+            sentence = f"cannot be read as parquet: {first_line(error)}"
+        case _:
+            raise error
+    raise UserError("data", f"{quote(path, PATH)} {sentence}") from None
 
 
-def _head_of_text(path: Path, kind: str, size: int) -> Head:
-    newline = "" if kind == ".csv" else None
-    read = 0
-
-    def lines() -> Iterator[str]:
-        nonlocal read
-        for line in _lines(path, newline, whole=False):
-            if read > HEAD_BYTES:
-                return
-            read += len(line.encode(errors="replace"))
-            yield line
-
-    made = _csv_rows(lines(), path) if kind == ".csv" else _jsonl_rows(lines(), path)
-    rows = list(islice(made, HEAD_ROWS))
-    return Head(rows, max(len(rows), round(size / max(read, 1) * len(rows))))
-
-
-def _rows_of_parquet(path: Path) -> int:
-    """As the file's end says; 0 of a broken one, about which reading it says what is wrong."""
-    import pyarrow.parquet
-
-    try:
-        return pyarrow.parquet.read_metadata(path).num_rows
-    except Exception:  # of pyarrow's many kinds
-        return 0
-
-
-def _head_of_parquet(path: Path) -> Head:
-    import pyarrow.parquet
-
-    try:
-        file = pyarrow.parquet.ParquetFile(path)
-        refuse_equal_columns(list(file.schema_arrow.names), path)
-        rows: list[Row] = []
-        size = 0
-        for part in chain.from_iterable(map(unpacked_parts, file.iter_batches(BATCH_ROWS))):
-            rows += part
-            size += sum(map(_bytes, part))
-            if len(rows) >= HEAD_ROWS or size > HEAD_BYTES:
-                break
-        return Head(rows[:HEAD_ROWS], file.metadata.num_rows)
-    except (MemoryError, UserError):
-        raise
-    except Exception as error:  # as in `_read_parquet`
-        raise UserError("data", f"{quote(path, PATH)} cannot be read as parquet: {first_line(error)}") from None
-
-
-def largest_file() -> int:
-    """Bytes of the largest file of text: what it becomes in memory is several times as much."""
-    return max(2 * 2**30, machine_bytes() // 8)
+# All rows in memory
 
 
 def read_file(path: Path) -> list[Row]:
     """Rows of one file by its ending. Raises UserError naming file and line."""
-    if path.suffix.lower() not in READERS:
-        raise of_no_known_type(path)
+    kind = path.suffix.lower()
     try:
-        return READERS[path.suffix.lower()](path)
-    except UnicodeDecodeError:
-        raise UserError("data", f"{quote(path, PATH)} is not UTF-8 text.") from None
-    except OSError as error:
-        raise UserError("data", f"{quote(path, PATH)} cannot be read: {reason(error)}.") from None
-    except MemoryError:
-        raise UserError("data", f"{quote(path, PATH)} is larger than the memory that is free.") from None
-
-
-# ── text ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+        if kind == ".parquet":
+            file = _parquet_file(path)
+            rows: list[Row] = []
+            count = max(1, file.metadata.num_rows)
+            batches = file.iter_batches(BATCH_ROWS)
+            share, amount = (lambda _: len(rows) / count), (lambda _: len(rows))
+            for batch in telling(batches, "Reading", path, share, amount=amount, looked=1):
+                rows.extend(_unpacked(batch))
+            return rows
+        if kind == ".jsonl":
+            return list(_jsonl_rows(_lines(path), path))
+        if kind == ".csv":
+            return list(_csv_rows(_lines(path, newline=""), path))
+        if kind == ".json":
+            return _json_rows("".join(_lines(path)), path)
+    except Exception as error:
+        _refuse(path, error)
+    raise of_no_known_type(path)
 
 
 def _lines(path: Path, newline: str | None = None, *, whole: bool = True) -> Iterator[str]:
-    """The lines of a text file, each of a limited length. `whole`: all of them will be kept in memory. Raises UserError."""
-    if whole and path.stat().st_size > (limit := largest_file()):
-        raise UserError("data", f"{quote(path, PATH)} is larger than the {limit / 2**30:.3g} GB that can be read here.")
-    # Not blocking: since it was looked at, a pipe may have taken the file's place.
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    """The lines of a text file. `whole`: the caller keeps all of them in memory, which is refused for a huge file."""
+    limit = max(2 * 2**30, machine_bytes() // 8)
+    if whole and path.stat().st_size > limit:
+        advice = "make it JSONL, CSV or parquet, and switch Streaming on"
+        too_large = f"is larger than the {limit / 2**30:.3g} GB that can be read here; {advice}"
+        raise UserError("data", f"{quote(path, PATH)} {too_large}.")
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # non-blocking: a pipe would never answer
     with open(descriptor, encoding="utf-8-sig", newline=newline) as file:
         size = max(1, os.fstat(descriptor).st_size)
-        lines = _limited(file, path)
-        if whole:
-            lines = telling(lines, "Reading", path, lambda _: os.lseek(descriptor, 0, os.SEEK_CUR) / size, unit="lines")
-        yield from lines
-
-
-def _limited(file: TextIO, path: Path) -> Iterator[str]:
-    """The lines of an open file. Raises UserError for one that is too long."""
-    number = 0
-    while line := file.readline(LINE_LIMIT):
-        number += 1
-        if len(line) == LINE_LIMIT:
-            raise UserError("data", f"Line {number:,} of {quote(path, PATH)} is longer than {LINE_LIMIT:,} characters.")
-        yield line
-
-
-def _read_jsonl(path: Path) -> list[Row]:
-    return list(_jsonl_rows(_lines(path), path))
+        if not whole:
+            yield from file
+            return
+        # `readline` rather than iteration, which forbids `tell`.
+        lines = iter(file.readline, "")
+        yield from telling(lines, "Reading", path, lambda _: os.lseek(descriptor, 0, os.SEEK_CUR) / size, unit="lines")
 
 
 def _jsonl_rows(lines: Iterable[str], path: Path) -> Iterator[Row]:
@@ -207,8 +143,7 @@ def json_object(text: str, where: str) -> Row:
     return value
 
 
-def _read_json(path: Path) -> list[Row]:
-    text = "".join(_lines(path))
+def _json_rows(text: str, path: Path) -> list[Row]:
     try:
         value = documents.parse_loose_json(text)
     except documents.BrokenJson as error:
@@ -219,113 +154,353 @@ def _read_json(path: Path) -> list[Row]:
     return value
 
 
-def _read_csv(path: Path) -> list[Row]:
-    return list(_csv_rows(_lines(path, newline=""), path))
-
-
 def _csv_rows(lines: Iterable[str], path: Path) -> Iterator[Row]:
-    # The default refuses a cell over 128 KB; prompts that are too long are left out later.
-    csv.field_size_limit(sys.maxsize)
+    csv.field_size_limit(sys.maxsize)  # the default refuses a cell over 128 KB
     reader = csv.DictReader(lines, strict=True)
     try:
-        refuse_equal_columns([name for name in reader.fieldnames or () if name], path)
+        _refuse_equal_columns([name for name in reader.fieldnames or () if name], path)
         for row in reader:
             if None in row:
-                raise ragged()
+                raise csv.Error(_TOO_MANY_FIELDS)
             yield dict(row)
     except csv.Error as error:
-        line = reader.reader.line_num
-        raise UserError("data", f"The CSV in line {line} of {quote(path, PATH)} is broken: {quote(error)}.") from None
+        raise _broken_csv(path, reader.reader.line_num, error) from None
 
 
-def ragged() -> csv.Error:
-    """Of a record that is longer than the header."""
-    return csv.Error("it has more fields than the header has columns")
+_TOO_MANY_FIELDS = "it has more fields than the header has columns"
 
 
-def refuse_equal_columns(names: Sequence[str], path: Path) -> None:
-    """Raise UserError for a name that two columns have: of their values, all but the last column's would be lost."""
+def _broken_csv(path: Path, line: int, error: csv.Error) -> UserError:
+    return UserError("data", f"The CSV in line {line} of {quote(path, PATH)} is broken: {quote(error)}.")
+
+
+def _refuse_equal_columns(names: Sequence[str], path: Path) -> None:
+    """Raise UserError if two columns have one name: all values but the last column's would be lost."""
     twice = next((name for name, count in Counter(names).items() if count > 1), None)
     if twice is not None:
         raise UserError("data", f"{quote(path, PATH)} has two columns called {quote(twice, 40)}; rename one of them.")
 
 
-# ── parquet ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+def _unpacked(batch: Any) -> Iterator[Row]:
+    """The rows of a batch, some at a time: equal texts share their memory until they are Python's."""
+    at_once = max(1, UNPACKED_BYTES // max(1, batch.nbytes))
+    for start in range(0, batch.num_rows, at_once):
+        yield from batch.slice(start, at_once).to_pylist()
 
 
-def _read_parquet(path: Path) -> list[Row]:
-    import pyarrow
+def _parquet_file(path: Path) -> Any:
     import pyarrow.parquet
 
     if not path.stat().st_size:
         raise UserError("data", f"{quote(path, PATH)} cannot be read as parquet: it is empty.")
+    file = pyarrow.parquet.ParquetFile(path)
+    _refuse_equal_columns(list(file.schema_arrow.names), path)
+    return file
+
+
+# The first rows, for a preview
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The first rows of a file, and about how many it has."""
+
+    rows: list[Row]
+    about: int
+
+
+def read_head(path: Path, streamed: bool = False) -> Head | None:
+    """The first rows of a large file; None for a file that is not large, or whose kind only opens as a whole.
+
+    A parquet file that is `streamed` counts as large however few bytes its rows pack to. Raises UserError.
+    """
+    kind = path.suffix.lower()
     try:
-        return _unpacked(pyarrow.parquet.ParquetFile(path), path)
-    except (MemoryError, UserError):
-        raise
-    except Exception as error:  # of any kind: dates out of Python's range, unknown time zones, broken text and pages
-        raise UserError("data", f"{quote(path, PATH)} cannot be read as parquet: {first_line(error)}") from None
+        size = path.stat().st_size
+        if kind in (".jsonl", ".csv") and size > LARGE_TEXT:
+            return _head_of_text(path, kind, size)
+        if kind == ".parquet" and size:
+            file = _parquet_file(path)
+            count = file.metadata.num_rows
+            if size > LARGE_PARQUET or count > LARGE_ROWS or streamed:
+                rows: list[Row] = []
+                read = 0
+                for row in (row for batch in file.iter_batches(BATCH_ROWS) for row in _unpacked(batch)):
+                    rows.append(row)
+                    read += len(str(row))
+                    if len(rows) >= HEAD_ROWS or read > HEAD_BYTES:
+                        break
+                return Head(rows, count) if len(rows) < count or not streamed else None
+    except Exception as error:
+        _refuse(path, error)
+    return None
 
 
-def _unpacked(file: Any, path: Path) -> list[Row]:
-    """The rows of an open parquet file, counted while they are unpacked: a small file may stand for any number of them."""
-    names = list(file.schema_arrow.names)
-    refuse_equal_columns(names, path)
-    limit = UNPACKED * path.stat().st_size + UNPACKED_FREE
-    rows: list[Row] = []
-    size = 0
-    count = max(1, file.metadata.num_rows)
-    batches = telling(
-        file.iter_batches(BATCH_ROWS),
-        "Reading",
-        path,
-        lambda _: len(rows) / count,
-        amount=lambda _: len(rows),
-        looked=1,
-    )
-    for part in chain.from_iterable(map(unpacked_parts, batches)):
-        size += sum(map(_bytes, part))
-        if size > limit:
-            raise UserError(
-                "data", f"{quote(path, PATH)} unpacks to more than {UNPACKED:,} times its size; it is not read."
+def _head_of_text(path: Path, kind: str, size: int) -> Head:
+    read = 0
+
+    def lines() -> Iterator[str]:
+        nonlocal read
+        for line in _lines(path, "" if kind == ".csv" else None, whole=False):
+            if read > HEAD_BYTES:
+                return
+            read += len(line.encode(errors="replace"))
+            yield line
+
+    made = _csv_rows(lines(), path) if kind == ".csv" else _jsonl_rows(lines(), path)
+    rows = list(islice(made, HEAD_ROWS))
+    return Head(rows, max(len(rows), round(size / max(read, 1) * len(rows))))
+
+
+# Streamed rows
+
+OFFSET = "Q"
+"""Type code of a place in a file: eight bytes."""
+BOM = b"\xef\xbb\xbf"
+_AFTER_A_RETURN = re.compile(rb"(?<=\r)(?!\n)")
+
+
+class LazyRows(Sequence[Row]):
+    """Rows that are not in memory. `known` caches what is costly to compute from all of them."""
+
+    def __init__(self, columns: Iterable[str] | None = None) -> None:
+        """`columns`: every column in order of appearance; None where only reading all rows would tell."""
+        self._names = None if columns is None else list(columns)
+        self.known: dict[Any, Any] = {}
+
+    @property
+    def columns(self) -> list[str]:
+        """Every column, in order of appearance."""
+        if self._names is None:
+            self._names = list(dict.fromkeys(name for row in self for name in row))
+        return self._names
+
+    def without(self, names: Iterable[str]) -> list[str]:
+        """Those of the names that no row has as a column; reads rows until all names are found, mostly one."""
+        if self._names is not None:
+            return [name for name in names if name not in self._names]
+        missing = list(names)
+        for row in self if missing else ():
+            missing = [name for name in missing if name not in row]
+            if not missing:
+                break
+        return missing
+
+    def row(self, index: int) -> Row:
+        """The row of an index that exists."""
+        raise NotImplementedError
+
+    def sizes(self) -> Sequence[int] | None:
+        """About how large each row is, in any unit; None where that is not known without reading them."""
+        return None
+
+    @overload
+    def __getitem__(self, index: int) -> Row: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Row]: ...
+    def __getitem__(self, index: int | slice) -> Row | list[Row]:
+        if isinstance(index, slice):
+            return [self.row(each) for each in range(*index.indices(len(self)))]
+        if not -len(self) <= index < len(self):
+            raise IndexError(index)
+        return self.row(index % len(self))
+
+
+def stream_file(path: Path) -> LazyRows:
+    """The rows of one file, left on the disk. Raises UserError naming file and line."""
+    kinds = {".jsonl": JsonlRows, ".csv": CsvRows, ".parquet": ParquetRows}
+    kind = kinds.get(path.suffix.lower())
+    if kind is None:
+        only = f"only {', '.join(kinds)} files can; make it one of them"
+        raise UserError("streaming", f"{quote(path, PATH)} cannot be streamed: {only}.")
+    try:
+        return kind(path)
+    except Exception as error:
+        _refuse(path, error)
+
+
+class _TextRows(LazyRows):
+    """Rows that each begin at some place of a text file; one pass finds the places. Threads may read at once."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        weakref.finalize(self, os.close, self._file)
+        self._stamp = self._written()
+        self._starts = array(OFFSET)
+        with open_regular(path, 1 << 20) as file:
+            size = max(1, self._stamp[1])
+            lines = telling(
+                _lines_with_places(file),
+                "Looking for the rows of",
+                path,
+                lambda _: file.tell() / size,
+                amount=lambda _: len(self._starts),
             )
-        rows += part
-    return rows
+            columns = self._index(lines)
+        self._starts.append(self._stamp[1])  # where the last row ends
+        super().__init__(columns)
+
+    def __len__(self) -> int:
+        return len(self._starts) - 1
+
+    def sizes(self) -> Sequence[int]:
+        return array(OFFSET, (end - start for start, end in zip(self._starts, self._starts[1:], strict=False)))
+
+    def row(self, index: int) -> Row:
+        """Raises UserError if the file has changed since."""
+        self._check_unchanged()
+        start = self._starts[index]
+        return self._decoded(os.pread(self._file, self._starts[index + 1] - start, start), index)
+
+    def __iter__(self) -> Iterator[Row]:
+        """All rows in one pass over the file, in half the time of asking for each."""
+        with open_regular(self._path, 1 << 20) as file:
+            file.seek(self._starts[0])
+            for index in range(len(self)):
+                if index % LOOKED == 0:
+                    self._check_unchanged()
+                yield self._decoded(file.read(self._starts[index + 1] - self._starts[index]), index)
+        self._check_unchanged()
+
+    def _written(self) -> tuple[int, int]:
+        about = os.fstat(self._file)
+        return about.st_mtime_ns, about.st_size
+
+    def _check_unchanged(self) -> None:
+        if self._written() != self._stamp:
+            changed = "has been changed since its rows were counted; start again"
+            raise UserError("data", f"{quote(self._path, PATH)} {changed}.")
+
+    def _decoded(self, text: bytes, index: int) -> Row:
+        try:
+            return self._parsed(text.decode(), index)
+        except UnicodeDecodeError as error:
+            _refuse(self._path, error)
+
+    def _index(self, lines: Iterable[tuple[int, bytes]]) -> list[str] | None:
+        """Append to `_starts` where each row begins; returns the columns, None if they are not known."""
+        raise NotImplementedError
+
+    def _parsed(self, text: str, index: int) -> Row:
+        """The row at the beginning of `text`, which reaches to the next one."""
+        raise NotImplementedError
 
 
-def unpacked_parts(batch: Any) -> Iterator[list[Row]]:
-    """The rows of a batch of a parquet file, some at a time: a column that is a dictionary shares its values between rows until they are
-    Python's, at most all of it in every row."""
-    at_once = max(1, UNPACKED_FREE // max(1, batch.nbytes))
-    for start in range(0, batch.num_rows, at_once):
-        yield batch.slice(start, at_once).to_pylist()
+class JsonlRows(_TextRows):
+    """A line that is no row is found when it is read, as all are before a run begins (`problems.chat_sizes`)."""
+
+    def _index(self, lines: Iterable[tuple[int, bytes]]) -> None:
+        for start, line in lines:
+            # Only white space that is not ASCII needs decoding.
+            if line.lstrip()[:1] == b"{" or line.decode().strip():
+                self._starts.append(start)
+
+    def _parsed(self, text: str, index: int) -> Row:
+        line = text.replace("\r", "\n").partition("\n")[0]  # blank lines may follow
+        try:
+            return json_object(line, "")
+        except UserError:
+            with open_regular(self._path) as file:
+                places = enumerate(_lines_with_places(file), 1)
+                number = next((number for number, (start, _) in places if start == self._starts[index]), 0)
+            return json_object(line, f"line {number} of {quote(self._path, PATH)}")
 
 
-def _bytes(value: Any) -> int:
-    """About the memory of a cell, or of a row."""
-    if isinstance(value, (str, bytes)):
-        return CELL_BYTES + len(value)
-    if isinstance(value, dict):
-        return CELL_BYTES + sum(map(_bytes, value.values()))
-    if isinstance(value, (list, tuple)):
-        return CELL_BYTES + sum(map(_bytes, value))
-    return CELL_BYTES
+class CsvRows(_TextRows):
+    """A record may go over several lines; its place is that of the first."""
+
+    def _index(self, lines: Iterable[tuple[int, bytes]]) -> list[str]:
+        csv.field_size_limit(sys.maxsize)
+        end = 0
+
+        def texts() -> Iterator[str]:
+            nonlocal end
+            for start, line in lines:
+                end = start + len(line)
+                yield line.decode()
+
+        reader = csv.reader(texts(), strict=True)
+        try:
+            self._columns = next(reader, [])
+            _refuse_equal_columns([name for name in self._columns if name], self._path)
+            start = end
+            for record in reader:
+                if record:
+                    self._starts.append(start)
+                    if len(record) > len(self._columns):
+                        raise csv.Error(_TOO_MANY_FIELDS)
+                start = end
+        except csv.Error as error:
+            raise _broken_csv(self._path, reader.line_num, error) from None
+        return list(dict.fromkeys(self._columns))
+
+    def _parsed(self, text: str, index: int) -> Row:
+        record = next(csv.reader(io.StringIO(text, newline=""), strict=True))
+        return dict(zip(self._columns, [*record, *[None] * (len(self._columns) - len(record))], strict=True))
 
 
-def first_line(error: BaseException) -> str:
-    """The first line of an exception's text as a sentence; its class where it has no text."""
-    lines = _text_of(error).strip().splitlines() or [type(error).__name__]
-    return f"{quote(lines[0].rstrip('.'), 90)}."
+def _lines_with_places(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    r"""(place, line with its end) of every line; lines end in \n, \r\n or \r, as Python reads text."""
+    start = len(BOM) if file.read(len(BOM)) == BOM else 0
+    file.seek(start)
+    while line := file.readline():
+        for part in _AFTER_A_RETURN.split(line) if b"\r" in line else (line,):
+            if part:
+                yield start, part
+                start += len(part)
 
 
-def _text_of(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception:  # an exception's own code
-        return ""
+class ParquetRows(LazyRows):
+    """Rows of a parquet file, one batch of a row group in memory at a time.
 
+    A row group is read from its beginning to the row that is asked for: files of the Hub have small groups.
+    """
 
-READERS: dict[str, Callable[[Path], list[Row]]] = {
-    ".jsonl": _read_jsonl, ".json": _read_json, ".csv": _read_csv, ".parquet": _read_parquet,
-}  # fmt: skip
-"""Ending → what reads such a file. Each raises UserError, UnicodeDecodeError or OSError."""
+    def __init__(self, path: Path) -> None:
+        self._path, self._lock = path, threading.Lock()
+        self._file = _parquet_file(path)
+        groups = self._file.metadata
+        self._starts = array(OFFSET, [0])
+        for group in range(groups.num_row_groups):
+            self._starts.append(self._starts[-1] + groups.row_group(group).num_rows)
+        self._batches: Iterator[Any] = iter(())
+        self._batch: Any = None
+        # The group being read; the numbers of the first row of the batch in memory and of the first after it.
+        self._group, self._first, self._after = -1, 0, 0
+        super().__init__(self._file.schema_arrow.names)
+
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    def row(self, index: int) -> Row:
+        with self._lock:
+            try:
+                group = bisect_right(self._starts, index) - 1
+                if group != self._group or index < self._first:
+                    self._batches = self._file.iter_batches(BATCH_ROWS, row_groups=[group], use_threads=False)
+                    self._group, self._first = group, self._starts[group]
+                    self._after = self._first
+                while index >= self._after:
+                    self._batch = next(self._batches)
+                    self._first, self._after = self._after, self._after + self._batch.num_rows
+                return self._batch.slice(index - self._first, 1).to_pylist()[0]
+            except Exception as error:
+                self._group = -1
+                _refuse(self._path, error)
+
+    def __iter__(self) -> Iterator[Row]:
+        """All rows in one pass, in a fraction of the time of asking for each."""
+        batches = self._file.iter_batches(BATCH_ROWS, use_threads=False)
+        while True:
+            with self._lock:
+                try:
+                    batch = next(batches, None)
+                except Exception as error:
+                    _refuse(self._path, error)
+            if batch is None:
+                return
+            try:
+                yield from _unpacked(batch)
+            except Exception as error:
+                _refuse(self._path, error)

@@ -1,58 +1,85 @@
-"""What the Dataset page shows of a dataset before training: its splits, its columns, their likely roles, its gaps.
+"""The Dataset page before training: splits, columns and their likely roles, gaps, one row's prompt in pieces, lengths.
 
-Rows come from `backend.data.rows` alone, so the page shows what training reads, and faults have the sentences of `check`.
-Nothing is changed here, nothing is tokenised (`backend.data.prompt_preview` does), and nothing is downloaded unless asked.
+Rows come from `backend.data.rows` and problems from `backend.data.problems`, so the page shows what training reads, and problems
+have the messages of `check`. Nothing is downloaded: without the model there are messages and no tokens.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from array import array
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 from backend.config.config import Config, keys_used_by, problems
-from backend.config.model_and_data_names import DATA_SUFFIXES, check_data
-from backend.config.setting_groups import ColumnSettings, DatasetSettings
+from backend.config.model_and_data_names import DATA_SUFFIXES, check_data, model_source
+from backend.config.setting_groups import ColumnSettings, DatasetSettings, PromptSettings
 from backend.data.dataset_columns import likeliest_column
-from backend.data.files import Row, kind_of_path
-from backend.data.row_steps import MapRows
-from backend.data.row_views import Rows, column_names, missing_columns
-from backend.data.rows import SPLITS, Splits, check_columns, read_splits
+from backend.data.files import Row, Rows, kind_of_path
+from backend.data.problems import (
+    PromptFormat,
+    TooLong,
+    check_unicode,
+    count,
+    cut_left,
+    messages_of,
+    problem_of,
+    tokenize_if_fits,
+)
+from backend.data.rows import (
+    SPLITS,
+    MapRows,
+    Splits,
+    check_columns,
+    column_names,
+    missing_columns,
+    read_splits,
+    row_name,
+)
+from backend.models.tokenizers import load_tokenizer, tokenizer_folder
+from backend.types import Problem
 from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.files import user_path
-from backend.utils.hub_cache import is_dataset_cached
+from backend.utils.hub_cache import is_dataset_cached, local_folder
 
 READING = keys_used_by("rows")
 """Settings that decide which rows the dataset has."""
 MAPPING = keys_used_by("row_view", "prompt_limit")
 """Settings that decide how a row becomes a prompt."""
 CODE = ("reward_functions_file", "reward_network", "reward_timeout")
-"""Settings of the process in which a map function is called."""
+"""Settings of the process that calls map functions."""
 COLUMNS_OF_STEPS = ("prompt_feature", "answer_feature", "reward_functions_file")
-"""Settings that the steps of rows depend on besides: the columns that they write, and the file of the map function."""
+"""Further settings that the steps of rows depend on: the columns that they write, and the file of the map function."""
 KINDS_GUESSED = {"prompt_feature": ("text", "messages"), "answer_feature": ("text", "number", "yes or no")}
-"""Settings whose column is guessed → the kinds that its cells may have. Type and system may be absent, and are not guessed."""
+"""Settings whose column is guessed → the kinds that its cells may have. Type and system may be absent."""
 INSPECTED_ROWS = 200
 """Rows from which the kind of a column is inferred."""
+SAMPLE = 1000
+"""Rows, spread evenly, to measure first: the distribution of lengths shows after a moment."""
+UNMEASURED, REFUSED = -1, -2
+"""In place of a length: not tokenised yet; training would refuse the row."""
+_MARKUP = re.compile(r"[<\[].*[>\]]\Z", re.DOTALL)
 
 
 def settings_of(raw: Mapping[str, Any]) -> Config:
-    """The settings that a preview needs; an invalid setting is left at its default, because the form reports it."""
+    """The settings that a preview needs; an invalid one has its default, because the form reports it."""
     given = {key: raw[key] for key in (*READING, *MAPPING, *CODE) if raw.get(key) not in (None, "", [])}
     wrong = {fault.setting for fault in problems(given)} - {"model", "data"}
     return Config(**{key: value for key, value in given.items() if key not in wrong})
 
 
-# ── reading, once ────────────────────────────────────────────────────────────────────────────────────────────────────
+# Reading
 
 
 @dataclass(slots=True)
 class LoadedDataset:
-    """A dataset that was read. `computed` caches what is costly to compute from its rows, by what that depends on."""
+    """A dataset that was read. `computed` caches what is costly to compute from its rows."""
 
     splits: Splits
     computed: dict[Any, Any] = field(default_factory=dict)
@@ -61,8 +88,8 @@ class LoadedDataset:
         return self.splits.rows(split)
 
     def source(self, split: str, config: DatasetSettings) -> str:
-        """The name of the split in sentences, the same as in `check` and in training."""
-        return self.splits.source.get(split, config.data)
+        """The name of the split in messages, the same as in `check` and in training."""
+        return self.splits.source.get(split) or str(config.data)
 
 
 _opened: tuple[Any, LoadedDataset] | None = None
@@ -70,8 +97,7 @@ _reading = threading.Lock()
 
 
 def open_dataset(config: Config, map_rows: MapRows | None = None) -> LoadedDataset:
-    """The rows of all splits, of large files the first ones; read again only when the settings or the files have changed. `map_rows`: as in
-    `read_splits`. Raises UserError."""
+    """The rows of all splits, of large files the first; read again only when settings or files change. Raises UserError."""
     global _opened
     with _reading:
         files = [user_path(name, "data") for name in (config.data, config.valid_data, config.test_data) if name]
@@ -87,18 +113,18 @@ def open_dataset(config: Config, map_rows: MapRows | None = None) -> LoadedDatas
 
 
 def _written(path: Path) -> list[tuple[str, int, int]]:
-    """Name, time and size of every file that the rows may come from."""
+    """Name, time and size of every file that the rows may come from; [] if they cannot be read, which reading reports."""
     try:
-        files = [path] if path.is_file() else _data_files(path) if path.is_dir() else []
+        files = [path] if path.is_file() else _data_files(path)
         return [(file.name, file.stat().st_mtime_ns, file.stat().st_size) for file in files]
-    except OSError:  # reading the rows meets the same error, and reports it
+    except OSError:
         return []
 
 
 def _data_files(folder: Path) -> list[Path]:
     try:
         return sorted(file for file in folder.iterdir() if file.suffix in DATA_SUFFIXES and file.is_file())
-    except OSError:  # as above
+    except OSError:
         return []
 
 
@@ -113,34 +139,77 @@ def form_of(data: str) -> str:
 
 
 def is_here(data: str) -> bool:
-    """Whether the dataset can be read without a download. A name that looks like a path is never looked up on the Hub."""
+    """True if the dataset can be read without a download. A name that looks like a path is never looked up on the Hub."""
     return form_of(data) != "hub" or is_dataset_cached(data)
-
-
-# ── splits and columns ───────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def split_names(data: str) -> list[str]:
-    """The splits that a folder has files for; a single file has none, and `hub_choices` lists those of the Hub."""
-    if form_of(data) != "folder":
-        return []
-    return list(dict.fromkeys(file.stem for file in _data_files(user_path(data, "data"))))
 
 
 def hub_choices(data: str, config_name: str) -> dict[str, list[str]]:
     """Configurations and splits of a dataset on Hugging Face; empty where neither cache nor network has them."""
     import datasets
 
-    configs = _names_or_none(lambda: datasets.get_dataset_config_names(data))
-    chosen = config_name if config_name in configs else configs[0] if len(configs) == 1 else config_name or None
-    return {"configs": configs, "splits": _names_or_none(lambda: datasets.get_dataset_split_names(data, chosen))}
-
-
-def _names_or_none(look_up: Callable[[], Iterable[Any]]) -> list[str]:
+    configs: list[str] = []
     try:
-        return [str(name) for name in look_up()]
+        configs = [str(name) for name in datasets.get_dataset_config_names(data)]
+        chosen = config_name if config_name in configs else configs[0] if len(configs) == 1 else config_name or None
+        splits = [str(name) for name in datasets.get_dataset_split_names(data, chosen)]
     except Exception:  # reading the rows meets the same error, and reports it
-        return []
+        splits = []
+    return {"configs": configs, "splits": splits}
+
+
+# Splits and columns
+
+
+def overview(config: Config, map_rows: MapRows | None = None) -> dict[str, Any]:
+    """What the page shows of the dataset, with its problems if it cannot be read.
+
+    {form, splits {split: {rows, about, source, unanswered, repeated}}, names (of the files in a folder), columns, likely,
+    faults, notes, written (names, times and sizes of the files)}. `about`: how many rows a large file has, else None.
+    """
+    form, names = form_of(config.data), list[str]()
+    if form == "folder":
+        names = list(dict.fromkeys(file.stem for file in _data_files(user_path(config.data, "data"))))
+    known: dict[str, Any] = {"form": form, "names": names}
+    known |= {"splits": {}, "columns": [], "likely": {}, "faults": [], "notes": [], "written": []}
+    try:
+        known["written"] = _written(user_path(config.data, "data"))
+        opened = open_dataset(config, map_rows)
+    except UserError as error:
+        return known | {"faults": [fault.to_dict() for fault in error.faults]}
+    present = [split for split in SPLITS if opened.rows(split)]
+    columns = columns_of([opened.rows(split) for split in present])
+    by_split = (check_columns(opened.rows(split), config, opened.source(split, config)) for split in present)
+    faults = next((faults for faults in by_split if faults), [])  # as `check`: of the first split that has any
+    return known | {
+        "splits": {split: _split(opened, split, config) for split in present},
+        "columns": columns,
+        "likely": likely(columns, config),
+        "faults": [fault.to_dict() for fault in faults],
+        "notes": opened.splits.notes,
+    }
+
+
+def _split(opened: LoadedDataset, split: str, config: ColumnSettings) -> dict[str, Any]:
+    key = ("gaps", split, config.prompt_feature, config.system_feature, config.answer_feature)
+    if key not in opened.computed:
+        opened.computed[key] = gaps(opened.rows(split), config)
+    source, about = opened.splits.source.get(split, ""), opened.splits.about.get(split)
+    return {"rows": len(opened.rows(split)), "about": about, "source": source, **opened.computed[key]}
+
+
+def gaps(rows: Rows, config: ColumnSettings) -> dict[str, int | None]:
+    """Rows without an answer, and rows that repeat the prompt of an earlier row; None where there is no such column."""
+    missing, prompts = 0, set[Any]()
+    for row in rows:
+        missing += not cell_text(row.get(config.answer_feature), 64).strip()
+        prompt, system = row.get(config.prompt_feature), row.get(config.system_feature)
+        is_plain = isinstance(prompt, str) and not system
+        prompts.add(prompt if is_plain else (cell_text(prompt, 1 << 30), cell_text(system, 1 << 30)))
+    absent = missing_columns(rows, (config.answer_feature, config.prompt_feature))
+    return {
+        "unanswered": None if config.answer_feature in absent else missing,
+        "repeated": None if config.prompt_feature in absent else len(rows) - len(prompts),
+    }
 
 
 def columns_of(splits: Sequence[Rows]) -> list[dict[str, str]]:
@@ -187,63 +256,165 @@ def likely(columns: Sequence[Mapping[str, str]], config: ColumnSettings) -> dict
     return guessed
 
 
-# ── what is wrong, what is missing ───────────────────────────────────────────────────────────────────────────────────
+# One row's prompt
+
+_loaded: tuple[Any, Any] | None = None
+_loading = threading.Lock()
+_tokenizer_lock = threading.Lock()
+"""Questions run in threads and share one tokenizer, which may change its own settings while it works."""
 
 
-def column_faults(opened: LoadedDataset, config: Config) -> list[ConfigProblem]:
-    """The faults that `check` finds in the columns: those of the first split that has any."""
-    by_split = (check_columns(opened.rows(split), config, opened.source(split, config))
-                for split in SPLITS if opened.rows(split))  # fmt: skip
-    return next((faults for faults in by_split if faults), [])
+def tokenizer_for(config: Config) -> Any:
+    """The run's tokenizer, its own or the model's, cached until its files change. Raises UserError if this machine has none."""
+    global _loaded
+    folder = _tokenizer_files(config)
+    with _loading:
+        files = sorted(folder.glob("*token*")) + sorted(folder.glob("*.jinja"))
+        stamp = (str(folder), [(file.name, file.stat().st_mtime_ns) for file in files])
+        if _loaded is None or _loaded[0] != stamp:
+            _loaded = (stamp, load_tokenizer(folder))
+        return _loaded[1]
 
 
-def gaps(rows: Rows, config: ColumnSettings) -> dict[str, int | None]:
-    """Rows without an answer, and rows that repeat the prompt of an earlier row; None where there is no such column."""
-    missing, prompts = 0, set[Any]()
-    for row in rows:
-        missing += not cell_text(row.get(config.answer_feature), 64).strip()
-        prompts.add(_identity(row, config))
-    absent = missing_columns(rows, (config.answer_feature, config.prompt_feature))
-    return {
-        "unanswered": None if config.answer_feature in absent else missing,
-        "repeated": None if config.prompt_feature in absent else len(rows) - len(prompts),
-    }
-
-
-def _identity(row: Row, config: ColumnSettings) -> Any:
-    prompt, system = row.get(config.prompt_feature), row.get(config.system_feature)
-    return (
-        prompt if isinstance(prompt, str) and not system else (cell_text(prompt, 1 << 30), cell_text(system, 1 << 30))
-    )
-
-
-def overview(config: Config, map_rows: MapRows | None = None) -> dict[str, Any]:
-    """Everything that the page shows of the dataset: {form, splits {split: {rows, about, source, unanswered, repeated}}, names (of splits),
-    columns, likely, faults, notes, written (names, times and sizes of the files)}. `about`: how many rows a large file has, of which `rows` were
-    read; else None. A dataset that cannot be read gives its faults beside what is known all the same."""
-    known: dict[str, Any] = {
-        "form": form_of(config.data), "names": split_names(config.data), "splits": {}, "columns": [], "likely": {},
-        "faults": [], "notes": [], "written": [],
-    }  # fmt: skip
+def is_warm(config: Config) -> bool:
+    """True if the tokenizer is loaded already, so that `tokenizer_for` returns without delay."""
     try:
-        known["written"] = _written(user_path(config.data, "data"))
-        opened = open_dataset(config, map_rows)
-    except UserError as mistake:
-        return known | {"faults": [fault.to_dict() for fault in mistake.faults]}
-    present = [split for split in SPLITS if opened.rows(split)]
-    columns = columns_of([opened.rows(split) for split in present])
-    return known | {
-        "splits": {split: _split(opened, split, config) for split in present},
-        "columns": columns,
-        "likely": likely(columns, config),
-        "faults": [fault.to_dict() for fault in column_faults(opened, config)],
-        "notes": opened.splits.notes,
-    }
+        return _loaded is not None and _loaded[0][0] == str(_tokenizer_files(config))
+    except UserError:
+        return False
 
 
-def _split(opened: LoadedDataset, split: str, config: ColumnSettings) -> dict[str, Any]:
-    key = ("gaps", split, config.prompt_feature, config.system_feature, config.answer_feature)
-    if key not in opened.computed:
-        opened.computed[key] = gaps(opened.rows(split), config)
-    source, about = opened.splits.source.get(split, ""), opened.splits.about.get(split)
-    return {"rows": len(opened.rows(split)), "about": about, "source": source, **opened.computed[key]}
+def _tokenizer_files(config: Config) -> Path:
+    """The folder with the tokenizer's files. Raises UserError."""
+    if config.tokenizer:
+        return tokenizer_folder(config.tokenizer)
+    if not config.model.strip():
+        raise UserError("model", "No model is chosen yet, so there are no tokens to show.")
+    path = Path(model_source(config.model, "model"))
+    if path.is_dir():
+        if not (path / "tokenizer_config.json").is_file():
+            raise UserError("model", f"The folder {path} holds no tokenizer: tokenizer_config.json is missing.")
+        return path
+    snapshot = local_folder(config.model)
+    if snapshot is None or not (snapshot / "tokenizer_config.json").is_file():
+        absent = "is not on this machine yet, so there are no tokens to show"
+        raise UserError("model", f"The model {config.model} {absent}.")
+    return snapshot
+
+
+def preview_problem(index: int, row: Row, tokenizer: Any, config: PromptSettings, source: str) -> tuple[Problem, int]:
+    """(the problem that training makes of a row, its prompt not cut; the number of its tokens).
+
+    Without a tokenizer it has no tokens, nor has one that is too long to be tokenised. Raises UserError for a row that training
+    would refuse.
+    """
+    where, prompt_format = row_name(index, source), PromptFormat.of(config)
+    messages = messages_of(row, prompt_format, where)
+    check_unicode(messages, where)
+    if tokenizer is None:
+        return problem_of(index, row, messages, [], prompt_format), 0
+    most, variables = max(prompt_format.max_tokens, 0), prompt_format.template_variables
+    with _tokenizer_lock:
+        tokens = tokenize_if_fits(messages, tokenizer, variables, where, most)
+    ids = [] if isinstance(tokens, TooLong) else tokens
+    return problem_of(index, row, messages, ids, prompt_format), count(tokens)
+
+
+def cut_problem(problem: Problem, tokens: int, tokenizer: Any, config: PromptSettings, source: str) -> Problem:
+    """The problem as it is trained on: a prompt of too many `tokens` cut, where the settings say so. Raises UserError."""
+    prompt_format = PromptFormat.of(config)
+    most, variables = prompt_format.max_tokens, prompt_format.template_variables
+    if not prompt_format.cuts or tokens <= most:
+        return problem
+    with _tokenizer_lock:
+        cut = cut_left(problem.messages, tokenizer, variables, row_name(problem.index, source), most)
+    return problem if cut is None else problem_of(problem.index, problem.row, *cut, prompt_format)
+
+
+def prompt_pieces(tokens: Sequence[int], tokenizer: Any) -> list[dict[str, Any]]:
+    """The prompt split before and after every special token: [{text, ids, special}]. The texts joined are the prompt."""
+    added = getattr(tokenizer, "added_tokens_decoder", {})
+    # Added tokens that look like markup (`<think>`, `[INST]`) count as special: the page marks them.
+    special = {number for number, token in added.items() if token.special or _MARKUP.match(token.content)}
+    special |= set(tokenizer.all_special_ids)
+    runs: list[list[int]] = []
+    for index, token in enumerate(tokens):
+        if index and token not in special and tokens[index - 1] not in special:
+            runs[-1].append(token)
+        else:
+            runs.append([token])
+
+    def decoded(ids: list[int]) -> str:
+        return tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+    pieces: list[dict[str, Any]] = []
+    # Each run is decoded after the one before it: some tokenizers drop the leading space of a text.
+    for before, ids in zip([[], *runs], runs, strict=False):
+        prefix, both = decoded(before), decoded(before + ids)
+        text = both.removeprefix(prefix) if both.startswith(prefix) else decoded(ids)
+        pieces.append({"text": text, "ids": ids, "special": ids[0] in special})
+    return pieces
+
+
+# All prompts' lengths
+
+
+@dataclass
+class PromptLengths:
+    """Lengths of a split's prompts, as far as they have been measured; rows may come in any order.
+
+    `lengths` holds each row's tokens (or UNMEASURED, REFUSED); `by_length` counts rows by tokens, `refused` the refused rows, of
+    which `fault` is the first in the file, with its row. Without a tokenizer every length is 0.
+    """
+
+    rows: Sequence[Row]
+    config: PromptSettings
+    source: str
+    lengths: array[int] = field(init=False)
+    by_length: Counter[int] = field(default_factory=Counter)
+    refused: int = 0
+    fault: tuple[int, ConfigProblem] | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        self.lengths = array("i", [UNMEASURED]) * len(self.rows)
+
+    @property
+    def measured(self) -> int:
+        return self.by_length.total() + self.refused
+
+    def measure(self, indices: Sequence[int], tokenizer: Any) -> None:
+        """Tokenise those of these rows that were not measured yet."""
+        with self._lock:
+            for index in indices:
+                if self.lengths[index] != UNMEASURED:
+                    continue
+                try:
+                    _, tokens = preview_problem(index, self.rows[index], tokenizer, self.config, self.source)
+                except UserError as error:
+                    self.lengths[index] = REFUSED
+                    self.refused += 1
+                    if self.fault is None or index < self.fault[0]:
+                        self.fault = (index, error.faults[0])
+                else:
+                    self.lengths[index] = min(tokens, 2**31 - 1)
+                    self.by_length[tokens] += 1
+
+    def summary(self) -> dict[str, Any]:
+        """{seen, rows, lengths [[tokens, rows], …] ascending, refused, faults}."""
+        with self._lock:
+            return {
+                "seen": self.measured,
+                "rows": len(self.rows),
+                "lengths": sorted(self.by_length.items()),
+                "refused": self.refused,
+                "faults": [self.fault[1].to_dict()] if self.fault else [],
+            }
+
+
+def preview_order(count: int, sample: int = SAMPLE) -> Iterator[int]:
+    """Every index below `count` once, `sample` of them first, spread evenly."""
+    step = max(1, count // sample)
+    yield from range(0, count, step)
+    if step > 1:
+        yield from (index for index in range(count) if index % step)

@@ -1,8 +1,7 @@
-"""A dataset's row becomes a Problem: the prompt column as chat messages, rendered by the chat template, tokenised.
+"""A row of a dataset becomes a Problem: its prompt as chat messages, rendered by the chat template, tokenised.
 
-A row whose prompt leaves no room for the completion is left out and counted; or, where the settings say so, the beginning of its last user
-message is cut off (`backend.data.chat_tokens`). Reading the rows is `backend.data.rows`'s, choosing when a row is tokenised
-`backend.data.prompts`'s.
+A row whose prompt leaves no room for the completion is left out and counted, or, where the settings say so, the beginning of
+its last user message is cut off.
 """
 
 from __future__ import annotations
@@ -12,16 +11,119 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from jinja2 import TemplateError
+
 from backend.config.row_settings import prompt_limit
 from backend.config.setting_groups import PromptSettings
-from backend.data.chat_tokens import Messages, TooLong, characters, check_unicode, count, cut_left, tokenize_if_fits
-from backend.data.files import Row
-from backend.data.row_views import LazyRows, Rows
+from backend.data.files import LazyRows, Row, Rows, first_line
 from backend.data.rows import check_columns, row_name, shown_source
 from backend.runs.start_progress import telling
 from backend.types import Problem
 from backend.utils.errors import UserError
 from backend.utils.text import quote
+
+Messages = list[dict[str, Any]]
+"""A chat as tokenizers take it: [{"role": …, "content": …}, …]."""
+
+ALWAYS_EXACT = 200_000
+"""Characters of a chat that are always tokenised, in about a tenth of a second."""
+LONGEST_TOKEN = 1000
+"""Characters of one token at most: longer texts than `most` such tokens are too long without tokenising them."""
+FIRST_TRY = 4
+"""Characters per token of the first attempt to cut a prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class TooLong:
+    """In place of token ids: the chat has at least so many tokens, which do not fit."""
+
+    at_least: int
+
+
+def count(tokens: list[int] | TooLong) -> int:
+    """The number of tokens, or a lower bound of it."""
+    return tokens.at_least if isinstance(tokens, TooLong) else len(tokens)
+
+
+def apply_chat_template(messages: Messages, tokenizer: Any, variables: Mapping[str, Any]) -> list[int]:
+    """Token ids of a chat up to where the assistant begins. Without a chat template the contents are joined as text."""
+    if getattr(tokenizer, "has_chat_template", False) or getattr(tokenizer, "chat_template", None):
+        return list(tokenizer.apply_chat_template(messages, add_generation_prompt=True, **variables))
+    return list(tokenizer.encode("\n\n".join(message["content"] for message in messages)))
+
+
+def tokenize(messages: Messages, tokenizer: Any, variables: Mapping[str, Any], where: str) -> list[int]:
+    """`apply_chat_template` with a UserError that names the row `where` the text or the template makes it impossible."""
+    tokens = tokenize_if_fits(messages, tokenizer, variables, where, None)
+    assert not isinstance(tokens, TooLong)
+    return tokens
+
+
+def tokenize_if_fits(
+    messages: Messages, tokenizer: Any, variables: Mapping[str, Any], where: str, most: int | None
+) -> list[int] | TooLong:
+    """As `tokenize`, except that a very long chat, surely of more than `most` tokens, is not tokenised."""
+    check_unicode(messages, where)
+    size = _characters(messages)
+    if most is not None and size > ALWAYS_EXACT and size > most * LONGEST_TOKEN:
+        return TooLong(max(most, size // LONGEST_TOKEN) + 1)
+    try:
+        return apply_chat_template(messages, tokenizer, variables)
+    except TemplateError as error:  # templates call raise_exception: no system message, turns that do not alternate
+        sentence = f"The model's chat template refuses {where}: {first_line(error)}"
+    except Exception as error:  # of any kind: a template divides by zero, recurses, adds text to a number
+        sentence = f"The model's chat template fails for {where}: {first_line(error)}"
+    raise UserError("prompt_feature", sentence)
+
+
+def check_unicode(messages: Messages, where: str) -> None:
+    """Raise UserError for a lone surrogate, which JSON can carry and no tokenizer takes."""
+    try:
+        for message in messages:
+            (message["role"] + message["content"]).encode()
+    except UnicodeEncodeError:
+        raise UserError("prompt_feature", f"The text of {where} is broken: it holds half a character.") from None
+
+
+def _characters(messages: Messages) -> int:
+    return sum(len(message["content"]) for message in messages)
+
+
+def cut_left(
+    messages: Messages, tokenizer: Any, variables: Mapping[str, Any], where: str, most: int
+) -> tuple[Messages, list[int]] | None:
+    """Cut the beginning of the last user message so that the chat fits into `most` tokens.
+
+    Returns the chat with the longest end that fits and its tokens; None where not even one character fits, or there is no user
+    message. Raises UserError naming the row.
+    """
+    place = next((i for i in reversed(range(len(messages))) if messages[i]["role"] == "user"), None)
+    if place is None or most < 1 or len(messages[place]["content"]) < 2:
+        return None
+    text: str = messages[place]["content"]
+
+    def attempt(kept: int) -> tuple[Messages, list[int]] | None:
+        shorter = {**messages[place], "content": text[len(text) - kept :]}
+        chat = [*messages[:place], shorter, *messages[place + 1 :]]
+        tokens = tokenize_if_fits(chat, tokenizer, variables, where, most)
+        return None if isinstance(tokens, TooLong) or len(tokens) > most else (chat, tokens)
+
+    # Double from a guess while it fits, so that a text of millions of characters is never tokenised; then bisect.
+    longest = len(text) - 1
+    fits, best, beyond = 0, None, longest + 1
+    kept = max(1, min(most * FIRST_TRY, longest))
+    while fits < longest and (found := attempt(kept)) is not None:
+        fits, best = kept, found
+        kept = min(2 * kept, longest)
+    if fits < longest:
+        beyond = kept
+    while beyond - fits > 1:
+        kept = (fits + beyond) // 2
+        if (found := attempt(kept)) is None:
+            beyond = kept
+        else:
+            fits, best = kept, found
+    return best
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +139,11 @@ class PromptFormat:
     template_variables: Mapping[str, Any]
     """Variables of the chat template beside the messages (`enable_thinking`, …)."""
     max_tokens: int
-    """Tokens of the longest prompt that is taken."""
+    """Tokens of the longest prompt that is used."""
     cuts: bool = False
-    """Whether a longer prompt is cut on the left; else its row is left out."""
+    """True cuts a longer prompt on the left; False leaves its row out."""
     has_own_limit: bool = False
-    """Whether `max_tokens` is `max_prompt_length`, and not what Max Seq leaves beside the completion."""
+    """True if `max_tokens` is `max_prompt_length`, not what Max Seq leaves beside the completion."""
 
     @classmethod
     def of(cls, config: PromptSettings) -> PromptFormat:
@@ -59,13 +161,10 @@ class PromptFormat:
         )
 
 
-# ── one row ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def messages_of(row: Row, prompt_format: PromptFormat, where: str) -> Messages:
     """The chat of one row: its prompt (text or messages) after its own system message or the common one.
 
-    Raises UserError on `prompt_feature` for a cell that is neither; `where` names the row in the sentence.
+    Raises UserError on `prompt_feature` for a cell that is neither; `where` names the row in the message.
     """
     prompt = row.get(prompt_format.prompt_column)
     if isinstance(prompt, str) and prompt.strip():
@@ -73,9 +172,10 @@ def messages_of(row: Row, prompt_format: PromptFormat, where: str) -> Messages:
     elif isinstance(prompt, list) and prompt and all(_is_message(item) for item in prompt):
         messages = [{"role": message["role"], "content": message["content"]} for message in prompt]
     else:
-        raise UserError("prompt_feature", f"The column {quote(prompt_format.prompt_column, 24)} of {where} must hold text or a list "
-                      f"of messages with role and content, and may not be empty.")  # fmt: skip
-    system = _text(row.get(prompt_format.system_column)) or prompt_format.system_prompt
+        column = f"The column {quote(prompt_format.prompt_column, 24)} of {where}"
+        must = "must hold text or a list of messages with role and content, and may not be empty"
+        raise UserError("prompt_feature", f"{column} {must}.")
+    system = _as_text(row.get(prompt_format.system_column)) or prompt_format.system_prompt
     if system and messages[0]["role"] != "system":
         messages.insert(0, {"role": "system", "content": system})
     return messages
@@ -85,12 +185,12 @@ def _is_message(item: Any) -> bool:
     return isinstance(item, dict) and isinstance(item.get("role"), str) and isinstance(item.get("content"), str)
 
 
-def _text(value: Any) -> str:
+def _as_text(value: Any) -> str:
     return "" if value is None else value if isinstance(value, str) else str(value)
 
 
 def problem_of(index: int, row: Row, messages: Messages, tokens: list[int], prompt_format: PromptFormat) -> Problem:
-    """A row as a Problem, once its chat is built and tokenised."""
+    """A row as a Problem, from its chat and tokens."""
     from_user = [message["content"] for message in messages if message["role"] == "user"]
     kind = row.get(prompt_format.type_column)
     return Problem(
@@ -98,8 +198,8 @@ def problem_of(index: int, row: Row, messages: Messages, tokens: list[int], prom
         prompt=from_user[-1] if from_user else messages[-1]["content"],
         messages=messages,
         tokens=tokens,
-        answer=_text(row.get(prompt_format.answer_column)),
-        type=_text(kind) if kind is not None else None,
+        answer=_as_text(row.get(prompt_format.answer_column)),
+        type=_as_text(kind) if kind is not None else None,
         row=row,
     )
 
@@ -107,15 +207,14 @@ def problem_of(index: int, row: Row, messages: Messages, tokens: list[int], prom
 def fitting_problem(index: int, row: Row, tokenizer: Any, prompt_format: PromptFormat, source: str) -> Problem | None:
     """Row `index` as a Problem; None where its prompt leaves no room for a completion. Raises UserError naming the row."""
     where = row_name(index, source)
-    messages = messages_of(row, prompt_format, where)
-    chat, tokens = fitted(messages, tokenizer, prompt_format, where)
+    chat, tokens = fitted(messages_of(row, prompt_format, where), tokenizer, prompt_format, where)
     return problem_of(index, row, chat, tokens, prompt_format) if isinstance(tokens, list) else None
 
 
 def fitted(
     messages: Messages, tokenizer: Any, prompt_format: PromptFormat, where: str
 ) -> tuple[Messages, list[int] | TooLong]:
-    """A chat that fits with its tokens: as it is, or cut where the format says so. TooLong for one that does not fit. Raises UserError."""
+    """(chat, its tokens): as it is, or cut where the format says so; TooLong if it does not fit. Raises UserError."""
     variables, most = prompt_format.template_variables, prompt_format.max_tokens
     tokens = tokenize_if_fits(messages, tokenizer, variables, where, most)
     if isinstance(tokens, list) and len(tokens) <= most:
@@ -125,9 +224,6 @@ def fitted(
     return messages, TooLong(count(tokens))
 
 
-# ── all rows ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 @dataclass(slots=True)
 class Prepared:
     """The problems of one split, and how many rows were left out because the prompt is too long."""
@@ -135,7 +231,7 @@ class Prepared:
     problems: list[Problem]
     too_long: int = 0
     longest: int = 0
-    """Tokens of the longest prompt that was left out; of one that was not tokenised, as many as it has at least."""
+    """Tokens of the longest prompt that was left out; a lower bound if it was not tokenised."""
 
 
 def prepare(rows: Rows, tokenizer: Any, config: PromptSettings, source: str) -> Prepared:
@@ -159,51 +255,35 @@ def prepare(rows: Rows, tokenizer: Any, config: PromptSettings, source: str) -> 
 
 
 def check_prompts(rows: Rows, tokenizer: Any, prompt_format: PromptFormat, source: str) -> None:
-    """Raises the UserError of a row that is no chat, or `max_seq_length` when no prompt leaves room for a completion.
+    """Raise UserError for a row that is no chat, or `max_seq_length` when no prompt leaves room for a completion.
 
     Builds every row's chat, which is quick, and tokenises only until one prompt fits.
     """
     chat_sizes(rows, prompt_format, source)
-    for index, row in enumerate(rows):
-        name = row_name(index, source)
-        _, tokens = fitted(messages_of(row, prompt_format, name), tokenizer, prompt_format, name)
-        if isinstance(tokens, list):
-            return
-    raise no_prompt_fits(prompt_format, "Every prompt")
+    if not any(fitting_problem(index, row, tokenizer, prompt_format, source) for index, row in enumerate(rows)):
+        raise no_prompt_fits(prompt_format, "Every prompt")
 
 
 def no_prompt_fits(prompt_format: PromptFormat, prompts: str) -> UserError:
-    """Of a split without a prompt that fits; `prompts` begins the sentence."""
+    """The error for a split without a prompt that fits; `prompts` begins the sentence."""
     most = prompt_format.max_tokens
     if prompt_format.has_own_limit:
-        return UserError(
-            "max_prompt_length",
-            f"{prompts} is longer than Max prompt ({most} tokens); raise it, or cut prompts on the left.",
-        )
-    return UserError(
-        "max_seq_length",
-        f"{prompts} is longer than the {most} token{'s' if most != 1 else ''} that Max Seq leaves beside the completion; raise Max Seq or lower Completion.",
-    )
+        advice = "raise it, or cut prompts on the left"
+        return UserError("max_prompt_length", f"{prompts} is longer than Max prompt ({most} tokens); {advice}.")
+    room = f"the {most} token{'s' if most != 1 else ''} that Max Seq leaves beside the completion"
+    return UserError("max_seq_length", f"{prompts} is longer than {room}; raise Max Seq or lower Completion.")
 
 
 def chat_sizes(rows: Rows, prompt_format: PromptFormat, source: str) -> Sequence[int]:
-    """Characters of every row's chat. Builds every chat, and raises the UserError of the first row that is none.
-
-    Of lazy rows it is remembered: going through them takes its time.
-    """
+    """Characters of every row's chat. Raises UserError for the first row that is no chat. Cached for lazy rows."""
     known = rows.known if isinstance(rows, LazyRows) else {}
     key = ("chat sizes", str(prompt_format))
     if key not in known:
         sizes, named = array("I"), shown_source(source)
-        read = telling(rows, "Checking", source, lambda done: done / len(rows))
-        for index, row in enumerate(read, 1):
-            where = f"row {index} of {named}"  # as `row_name`, of which naming the source takes as long as the rest
+        for index, row in enumerate(telling(rows, "Checking", source, lambda done: done / len(rows)), 1):
+            where = f"row {index} of {named}"  # as `row_name`, which takes as long as the rest
             chat = messages_of(row, prompt_format, where)
             check_unicode(chat, where)
-            sizes.append(min(characters(chat), _LARGEST))
+            sizes.append(min(_characters(chat), 2**32 - 1))
         known[key] = sizes
     return known[key]
-
-
-_LARGEST = 2**32 - 1
-"""The largest size that is kept: four bytes."""

@@ -1,50 +1,334 @@
-"""The rows that a run has: those of its dataset by split, those of other datasets to evaluate on, and whether they have the configured columns.
+"""The rows of a run: those of its dataset by split, those of other datasets to evaluate on, and what the steps make of each.
 
-Every row is a dict of its columns. Prompts, chat templates and tokens are in `backend.data.problems`.
+A dataset is a file, a folder or an id of the Hub. The steps (map function, prompt template, answer pattern) make new rows and
+leave the dataset's own as they are.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+import string
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import compress
+from itertools import compress, islice
 from pathlib import Path
 from typing import Any
 
-from backend.config.model_and_data_names import DATA_SUFFIXES as SUFFIXES
-from backend.config.row_settings import evaluation_sets
+from backend.config.model_and_data_names import DATA_SUFFIXES, check_data
+from backend.config.row_settings import evaluation_sets, template_columns
 from backend.config.setting_groups import ColumnSettings, DatasetSettings
-from backend.data.files import PATH
-from backend.data.row_steps import MapRows, RowSteps
-from backend.data.row_views import (
-    STEPPING,
+from backend.data.files import (
+    HEAD_ROWS,
+    PATH,
     LazyRows,
-    PickedRows,
+    Row,
     Rows,
-    SteppedRows,
-    applied,
-    column_names,
-    missing_columns,
+    first_line,
+    kind_of_path,
+    read_file,
+    read_head,
+    stream_file,
 )
-from backend.data.sources import Check, Found, Names, Reading, find_splits
 from backend.rewards.catalogue import CODE_TESTS, COMPARING_REWARDS, metric_name, without_tests
 from backend.runs.start_progress import telling
 from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.files import user_path
 from backend.utils.text import quote
 
-SOURCE = 50
-"""Characters of a file's path, or of a dataset's name, in a sentence that names a row or columns."""
 SPLITS = ("train", "valid", "test")
 SPLIT_NAMES = {"valid": ("valid", "validation", "val", "dev"), "test": ("test",), "train": ("train",)}
 WHOLE = "rows"
 """The split of a dataset of which one split is wanted."""
+INDEX = "I"
+"""Type code of a row's number: four bytes."""
+MATCH_S = 1.0
+"""Seconds that the answer pattern may take on one answer: some patterns take exponential time."""
+CHUNK = 256
+"""Rows per call of the map function."""
+MOST_SHUFFLED = 1_000_000
+"""Rows up to which Python shuffles; it takes some seconds for ten million."""
+HEAD_OF_HUB = 200_000
+"""Rows of a split of the Hub that a preview reads in full."""
+
+Where = Callable[[int], str]
+"""How messages call the i-th row."""
+MapRows = Callable[[str, Sequence[Row], Where], Sequence[Row | None]]
+"""(name of a map function, rows, how messages call them) → one row for each, None to leave it out. Raises UserError."""
+
+
+def shown_source(source: str) -> str:
+    """The name of a split in a message: a shortened path, or a dataset of Hugging Face with its split."""
+    return quote(Path(source), 50)
+
+
+def row_name(index: int, source: str) -> str:
+    """How messages call a row: "row 3 of train.jsonl", counted from 1."""
+    return f"row {index + 1} of {shown_source(source)}"
+
+
+def column_names(rows: Rows) -> list[str]:
+    """Every column of the rows, in order of appearance."""
+    return rows.columns if isinstance(rows, LazyRows) else list(dict.fromkeys(name for row in rows for name in row))
+
+
+def missing_columns(rows: Rows, names: Iterable[str]) -> list[str]:
+    """Those of the names that no row has as a column."""
+    if isinstance(rows, LazyRows):
+        return rows.without(names)
+    columns = column_names(rows)
+    return [name for name in names if name not in columns]
+
+
+# Steps
+
+
+@dataclass(frozen=True, slots=True)
+class RowSteps:
+    """The steps of one dataset: map function, prompt template, answer pattern. False if there are none."""
+
+    map_function: str
+    template: str
+    pattern: str
+    prompt_column: str
+    answer_column: str
+    map_rows: MapRows | None
+
+    @classmethod
+    def of(cls, config: DatasetSettings, map_rows: MapRows | None) -> RowSteps:
+        """`map_rows` calls map functions; None skips them, for previews of code that may not run."""
+        return cls(
+            map_function=config.map_function if map_rows is not None else "",
+            template=config.prompt_template,
+            pattern=config.answer_pattern,
+            prompt_column=config.prompt_feature,
+            answer_column=config.answer_feature,
+            map_rows=map_rows,
+        )
+
+    def __bool__(self) -> bool:
+        return bool(self.map_function or self.template or self.pattern)
+
+    def apply(self, rows: Sequence[Row], where: Where) -> list[Row | None]:
+        """One row for each, None for those that are left out. Raises UserError naming the row."""
+        mapped: Sequence[Row | None] = rows
+        if self.map_function:
+            assert self.map_rows is not None
+            mapped = self.map_rows(self.map_function, rows, where)
+        return [None if row is None else self._with_texts(row, where, index) for index, row in enumerate(mapped)]
+
+    def _with_texts(self, row: Row, where: Where, index: int) -> Row | None:
+        changed = dict(row)
+        # The template sees the row as it was: a pattern that cuts the answer must not change the prompt.
+        if self.template:
+            changed[self.prompt_column] = fill_template(self.template, row, lambda: where(index))
+        if self.pattern:
+            answer = find_answer(self.pattern, row.get(self.answer_column), lambda: where(index))
+            if answer is None:
+                return None
+            changed[self.answer_column] = answer
+        return changed
+
+    def left_out_words(self) -> str:
+        """Why rows are left out, as the end of a sentence."""
+        reasons: list[str] = []
+        if self.map_function:
+            reasons.append(f"the map function {quote(self.map_function, 40)} returned None for them")
+        if self.pattern:
+            reasons.append("the answer pattern matches nothing in their answers")
+        return ", or ".join(reasons)
+
+
+def fill_template(template: str, row: Row, where: Callable[[], str]) -> str:
+    """Fill a row's cells into the template. Raises UserError for a column that is missing, or no text or number."""
+    cells: dict[str, str] = {}
+    for column in template_columns(template):
+        named = f"The prompt template names {quote(column, 24)}, which"
+        if column not in row:
+            there = quote(", ".join(row), 50)
+            raise UserError("prompt_template", f"{named} {where()} does not have; it has {there}.")
+        cell = row[column]
+        if isinstance(cell, (list, dict, bytes)):
+            raise UserError("prompt_template", f"{named} is neither text nor a number in {where()}.")
+        cells[column] = "" if cell is None else str(cell)
+    parts = string.Formatter().parse(template)
+    return "".join(text + (cells[column] if column is not None else "") for text, column, _, _ in parts)
+
+
+def find_answer(pattern: str, answer: Any, where: Callable[[], str]) -> str | None:
+    """What the pattern's group matches in an answer, stripped; None if nothing. Raises UserError."""
+    import regex
+
+    if answer is None:
+        return None
+    try:
+        found = regex.search(pattern, str(answer), timeout=MATCH_S)
+    except TimeoutError:
+        slow = f"The answer pattern takes more than {MATCH_S:g} s on the answer of {where()}"
+        raise UserError("answer_pattern", f"{slow}; write a simpler one.") from None
+    except regex.error as error:  # Python's own re accepts it, see `backend.config.row_settings`
+        raise UserError("answer_pattern", f"The answer pattern is no regular expression: {quote(error, 80)}.") from None
+    return None if found is None or found[1] is None else found[1].strip()
+
+
+def applied(rows: Rows, steps: RowSteps, where: Where, source: str) -> Iterator[tuple[int, Row | None]]:
+    """(number, the row after the steps) of every row, in order, with progress. Raises UserError."""
+
+    def made() -> Iterator[tuple[int, Row | None]]:
+        rest, first = iter(rows), 0
+        while chunk := list(islice(rest, CHUNK)):
+            yield from enumerate(steps.apply(chunk, lambda index, first=first: where(first + index)), first)
+            first += len(chunk)
+
+    return telling(made(), "Preparing the rows of", source, lambda done: done / len(rows))
+
+
+class PickedRows(LazyRows):
+    """Those of other rows whose numbers are given."""
+
+    def __init__(self, rows: Rows, numbers: Sequence[int]) -> None:
+        super().__init__()
+        self._rows, self._numbers = rows, array(INDEX, numbers)
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns of all the rows that these were picked from."""
+        return column_names(self._rows)
+
+    def without(self, names: Iterable[str]) -> list[str]:
+        return missing_columns(self._rows, names)
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def row(self, index: int) -> Row:
+        return self._rows[self._numbers[index]]
+
+
+class SteppedRows(LazyRows):
+    """Lazy rows after the steps, made again at every access: only the numbers of the rows that are left are kept."""
+
+    def __init__(self, rows: Rows, steps: RowSteps, where: Where, source: str) -> None:
+        """Goes through all rows of `source` once. Raises UserError naming the first row that a step refuses."""
+        self._rows, self._steps, self._where = rows, steps, where
+        self._numbers = array(INDEX)
+        columns: dict[str, None] = {}
+        for number, row in applied(rows, steps, where, source):
+            if row is not None:
+                self._numbers.append(number)
+                columns |= dict.fromkeys(row)
+        super().__init__(columns)
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def row(self, index: int) -> Row:
+        number = self._numbers[index]
+        (row,) = self._steps.apply([self._rows[number]], lambda _: self._where(number))
+        if row is None:
+            changed = f"The map function kept {self._where(number)} at first and left it out now"
+            raise UserError("map_function", f"{changed}; it must not depend on chance.")
+        return row
+
+
+# From the name of a dataset to its rows
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Rows of one split, the file or split that they come from, and about how many there are if only the first were read."""
+
+    rows: Rows
+    source: str
+    about: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How rows are read: into memory, or left on the disk (`streamed`); of large files only the first rows (`head`)."""
+
+    streamed: bool = False
+    head: bool = False
+
+    def file(self, path: Path) -> Found:
+        """The rows of a file. Raises UserError."""
+        if self.head and (part := read_head(path, self.streamed)) is not None:
+            return Found(part.rows, str(path), part.about)
+        return Found(stream_file(path) if self.streamed else read_file(path), str(path))
+
+    def split(self, dataset: Any, source: str) -> Found:
+        """The rows of a split of `datasets`, mapped into memory from its files. Raises anything."""
+        if self.head and (self.streamed or len(dataset) > HEAD_OF_HUB):
+            return Found([dict(row) for row in islice(dataset, HEAD_ROWS)], source, len(dataset))
+        return Found(HubRows(dataset) if self.streamed else [dict(row) for row in dataset], source)
+
+
+class HubRows(LazyRows):
+    """Rows of a split of the Hub, which `datasets` maps into memory."""
+
+    def __init__(self, dataset: Any) -> None:
+        super().__init__(dataset.column_names)
+        self._dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def row(self, index: int) -> Row:
+        """Raises UserError for a row that `datasets` cannot read."""
+        try:
+            return dict(self._dataset[index])
+        except Exception as error:  # `datasets` raises anything at all
+            raise UserError("data", f"Row {index + 1:,} of the dataset cannot be read: {first_line(error)}") from error
+
+
+Names = Mapping[str, Sequence[str]]
+"""Split → the names that it may have in the dataset, the likeliest first."""
+Check = Callable[[Mapping[str, Any], str], None]
+"""Called with what there is by split (None if nothing) and the splits of a Hub dataset ("" for a folder). Raises UserError."""
+
+
+def find_splits(
+    name: str, config_name: str, setting: str, names: Names, reading: Reading, check: Check
+) -> dict[str, Found]:
+    """The splits of a dataset. A file has one, the first of `names`. Raises UserError, naming `setting`."""
+    path = user_path(name, setting)
+    kind = kind_of_path(path, setting)
+    if kind == "file":
+        return {next(iter(names)): reading.file(path)}
+    if kind == "folder":
+        files = {split: _split_file(path, each) for split, each in names.items()}
+        check(files, "")
+        return {split: reading.file(file) for split, file in files.items() if file}
+    check_data(name, setting)
+    from backend.data import hub_rows
+
+    try:
+        dataset = hub_rows.load(name, config_name or None, setting)
+        available = {str(split): split for split in dataset}
+        chosen = {split: next((each for each in usual if each in available), None) for split, usual in names.items()}
+        check(chosen, quote(", ".join(available), 60))
+        return {
+            split: reading.split(dataset[available[each]], f"{name}, {each}") for split, each in chosen.items() if each
+        }
+    except UserError:
+        raise
+    except Exception as error:  # `datasets` raises anything at all for rows that it cannot read
+        there = f"There is no file or folder {quote(name, 50)}, and Hugging Face's dataset of that name"
+        raise UserError(setting, f"{there} cannot be loaded: {quote(first_line(error).rstrip('.'), 60)}.") from error
+
+
+def _split_file(folder: Path, names: Sequence[str]) -> Path | None:
+    """The file of a split in a folder, by the first of these names that exists."""
+    paths = (user_path(name + suffix, "data", folder) for name in names for suffix in DATA_SUFFIXES)
+    return next((path for path in paths if kind_of_path(path) == "file"), None)
+
+
+# The splits of a run
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluationRows:
-    """The rows of one dataset to evaluate on, and the settings of the run in which it differs (`eval_data`)."""
+    """The rows of one dataset to evaluate on, and the settings in which it differs from the run's (`eval_data`)."""
 
     rows: Rows
     source: str
@@ -53,7 +337,7 @@ class EvaluationRows:
 
 @dataclass(slots=True)
 class Splits:
-    """Rows by split; `source[split]` names the file or Hub split they came from."""
+    """Rows by split; `source[split]` names the file or Hub split that they came from."""
 
     train: Rows
     valid: Rows = field(default_factory=list)
@@ -62,7 +346,7 @@ class Splits:
     evals: dict[str, EvaluationRows] = field(default_factory=dict)
     """The sets of `eval_data` by name."""
     notes: list[str] = field(default_factory=list)
-    """Sentences on rows that were left out."""
+    """Messages about rows that were left out."""
     about: dict[str, int] = field(default_factory=dict)
     """Split → about how many rows it has, where only the first were read."""
 
@@ -71,41 +355,47 @@ class Splits:
         return {"train": self.train, "valid": self.valid, "test": self.test}[split]
 
 
-# ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def read_splits(config: DatasetSettings, map_rows: MapRows | None = None, *, head: bool = False) -> Splits:
-    """Rows of all splits of `config.data`, a file (all of it is train), a folder, or a Hub id, and of the datasets beside it.
+    """Rows of all splits of `config.data`, a file (all of it is train), a folder, or a Hub id, and of the other datasets.
 
-    `map_rows` calls the map function of the settings; without it that function is left undone. `head`: of large files only the first rows, for
-    a preview. Raises UserError.
+    `map_rows` calls the map function of the settings; None skips it. `head`: of large files only the first rows, for a preview.
+    Raises UserError.
     """
-    reading = Reading(config.streaming, head)
-    splits = Splits([])
-    steps = RowSteps.of(config, map_rows)
-    for split, each in found_splits(config, reading).items():
-        rows = stepped(each, steps, split, splits.notes)
-        setattr(splits, split, rows)
+    reading, steps, splits = Reading(config.streaming, head), RowSteps.of(config, map_rows), Splits([])
+    found = own_splits(config, reading)
+    found |= {split: split_elsewhere(config, split, reading) for split in splits_elsewhere(config)}
+    for split, each in found.items():
+        setattr(splits, split, stepped(each, steps, split, splits.notes))
         splits.source[split] = each.source
         if each.about is not None:
             splits.about[split] = each.about
     if not splits.train:
         raise UserError("data", f"The dataset {shown_source(config.data)} has no rows to train on.")
-    splits.evals = _evaluation_rows(config, map_rows, reading, splits.notes)
+    for name, about in evaluation_sets(config.eval_data).items():
+        own, each = config.model_copy(update=about), found_evaluation_set(about, reading)
+        rows = stepped(each, RowSteps.of(own, map_rows), name, splits.notes)
+        splits.evals[name] = EvaluationRows(rows, each.source, about)
     return hold_out(splits, config)
 
 
-def found_splits(config: DatasetSettings, reading: Reading) -> dict[str, Found]:
-    """The rows of each split as they are stored, before any step; those of another dataset where one takes a split's place. Raises
-    UserError."""
-    return own_splits(config, reading) | {
-        split: split_elsewhere(config, split, reading) for split in splits_elsewhere(config)
-    }
-
-
 def own_splits(config: DatasetSettings, reading: Reading) -> dict[str, Found]:
-    """Those of the run's own dataset. Raises UserError."""
-    return find_splits(config.data, config.dataset_config, "data", names_by_split(config), reading, _checked(config))
+    """The splits of the run's own dataset. Raises UserError if the training split, or a split that the user named, is missing."""
+
+    def check(available: Mapping[str, Any], existing: str) -> None:
+        name = quote(config.data, 50)
+        folder = f"The folder {quote(user_path(config.data, 'data'), PATH)}"
+        if available["train"] is None and existing:
+            raise UserError("train_split", f"{name} has no split {quote(config.train_split, 40)}; it has {existing}.")
+        if available["train"] is None:
+            expected = ", ".join(quote(config.train_split, 20) + suffix for suffix in DATA_SUFFIXES)
+            raise UserError("data", f"{folder} has none of {expected}.")
+        why = f"{name} has {existing}." if existing else f"{folder} has no file of that name."
+        for key in ("valid_split", "test_split"):
+            split, named = key.removesuffix("_split"), getattr(config, key)
+            if split in available and named != split and available[split] is None:
+                raise UserError(key, f"There is no split {quote(named, 40)}. {why}")
+
+    return find_splits(config.data, config.dataset_config, "data", names_by_split(config), reading, check)
 
 
 def splits_elsewhere(config: DatasetSettings) -> dict[str, str]:
@@ -114,85 +404,34 @@ def splits_elsewhere(config: DatasetSettings) -> dict[str, str]:
 
 
 def names_by_split(config: DatasetSettings) -> dict[str, tuple[str, ...]]:
-    """Split → the names it may have in the dataset: the configured name, or all usual names where it is the default. Without the splits that
-    another dataset takes the place of."""
+    """Split → the names it may have in the dataset: the configured name, or all usual names if it is the default."""
     configured = {"train": config.train_split, "valid": config.valid_split, "test": config.test_split}
-    elsewhere = splits_elsewhere(config)
     return {
         split: SPLIT_NAMES[split] if name == split else (name,)
         for split, name in configured.items()
-        if split not in elsewhere
+        if split not in splits_elsewhere(config)
     }
 
 
-def _checked(config: DatasetSettings) -> Check:
-    """A check that raises UserError for a missing training split, or a missing split that the user named. Others under their default name may
-    be absent."""
-
-    def check(available: Mapping[str, Any], existing: str) -> None:
-        name = quote(config.data, 50)
-        folder = f"The folder {quote(user_path(config.data, 'data'), PATH)}"
-        if available["train"] is None and existing:
-            raise UserError("train_split", f"{name} has no split {quote(config.train_split, 40)}; it has {existing}.")
-        if available["train"] is None:
-            expected = ", ".join(quote(config.train_split, 20) + suffix for suffix in SUFFIXES)
-            raise UserError("data", f"{folder} has none of {expected}.")
-        why = f"{name} has {existing}." if existing else f"{folder} has no file of that name."
-        for key in ("valid_split", "test_split"):
-            split, named = key.removesuffix("_split"), getattr(config, key)
-            if split in available and named != split and available[split] is None:
-                raise UserError(key, f"There is no split {quote(named, 40)}. {why}")
-
-    return check
-
-
 def split_elsewhere(config: DatasetSettings, split: str, reading: Reading) -> Found:
-    """The rows of the other dataset that takes a split's place: of a folder or a Hub id the split for that use, else another that is not for
-    training, else the training split. Raises UserError."""
+    """The rows of the other dataset that takes a split's place. Raises UserError."""
     name = splits_elsewhere(config)[split]
-    # A configuration is one of a dataset; another dataset has it only where it is the same one.
+    # Another dataset has the configuration only where it is the same one.
     of_same = config.dataset_config if name == config.data else ""
-    return _single(name, of_same, f"{split}_data", {WHOLE: names_elsewhere(config, split)}, reading)
+    return _single(name, of_same, f"{split}_data", names_elsewhere(config, split), reading)
 
 
 def names_elsewhere(config: DatasetSettings, use: str) -> tuple[str, ...]:
-    """The names that the split for one use may have in another dataset, the likeliest first."""
+    """The names of the split for one use in another dataset, the likeliest first: for evaluation, else training."""
     own = {"valid": config.valid_split, "test": config.test_split}[use]
     first, second = ("test", "valid") if use == "test" else ("valid", "test")
     usual = (*SPLIT_NAMES[first], *SPLIT_NAMES[second], *SPLIT_NAMES["train"])
     return (own,) if own not in ("", use) else usual
 
 
-def _single(name: str, config_name: str, setting: str, names: Names, reading: Reading) -> Found:
-    """Raises UserError for a dataset without rows."""
-
-    def check(available: Mapping[str, Any], existing: str) -> None:
-        if available[WHOLE] is None:
-            raise UserError(
-                setting, f"{shown_source(name)} has none of the splits {quote(', '.join(names[WHOLE]), 60)}."
-            )
-
-    found = find_splits(name, config_name, setting, names, reading, check)[WHOLE]
-    if not found.rows:
-        raise UserError(setting, f"The dataset {shown_source(name)} has no rows.")
-    return found
-
-
-def _evaluation_rows(
-    config: DatasetSettings, map_rows: MapRows | None, reading: Reading, notes: list[str]
-) -> dict[str, EvaluationRows]:
-    """The sets of `eval_data`, each with its own columns and steps where it says so."""
-    evals: dict[str, EvaluationRows] = {}
-    for name, about in evaluation_sets(config.eval_data).items():
-        own, found = config.model_copy(update=about), found_evaluation_set(about, reading)
-        rows = stepped(found, RowSteps.of(own, map_rows), name, notes)
-        evals[name] = EvaluationRows(rows, found.source, about)
-    return evals
-
-
 def found_evaluation_set(about: Mapping[str, Any], reading: Reading) -> Found:
     """The rows of one of `evaluation_sets` as they are stored. Raises UserError."""
-    names = {WHOLE: names_of_evaluation_set(about)}
+    names = names_of_evaluation_set(about)
     return _single(about["data"], about.get("dataset_config", ""), "eval_data", names, reading)
 
 
@@ -203,8 +442,21 @@ def names_of_evaluation_set(about: Mapping[str, Any]) -> tuple[str, ...]:
     return (wanted,) if wanted else usual
 
 
+def _single(name: str, config_name: str, setting: str, names: Sequence[str], reading: Reading) -> Found:
+    """The one wanted split of a dataset. Raises UserError if it is missing or empty."""
+
+    def check(available: Mapping[str, Any], existing: str) -> None:
+        if available[WHOLE] is None:
+            raise UserError(setting, f"{shown_source(name)} has none of the splits {quote(', '.join(names), 60)}.")
+
+    found = find_splits(name, config_name, setting, {WHOLE: names}, reading, check)[WHOLE]
+    if not found.rows:
+        raise UserError(setting, f"The dataset {shown_source(name)} has no rows.")
+    return found
+
+
 def stepped(found: Found, steps: RowSteps, split: str, notes: list[str]) -> Rows:
-    """What the steps make of rows, with a note on those that they leave out. Raises UserError where they leave out all."""
+    """Apply the steps to rows, and note how many they leave out. Raises UserError if they leave out all."""
     if not steps or not found.rows:
         return found.rows
 
@@ -214,25 +466,24 @@ def stepped(found: Found, steps: RowSteps, split: str, notes: list[str]) -> Rows
     if isinstance(found.rows, LazyRows):
         rows: Rows = SteppedRows(found.rows, steps, where, found.source)
     else:
-        made = telling(applied(found.rows, steps, where), STEPPING, found.source, lambda done: done / len(found.rows))
-        rows = [row for _, row in made if row is not None]
-    left_out = len(found.rows) - len(rows)
+        rows = [row for _, row in applied(found.rows, steps, where, found.source) if row is not None]
     if not rows:
         setting = "answer_pattern" if steps.pattern else "map_function"
         raise UserError(setting, f"No row of {shown_source(found.source)} is left: {steps.left_out_words()}.")
-    if left_out:
-        notes.append(f"{left_out:,} of {len(found.rows):,} rows of {split} are left out: {steps.left_out_words()}.")
+    if left_out := len(found.rows) - len(rows):
+        counts = f"{left_out:,} of {len(found.rows):,} rows of {split}"
+        notes.append(f"{counts} are left out: {steps.left_out_words()}.")
     return rows
 
 
 def hold_out(splits: Splits, config: DatasetSettings) -> Splits:
-    """Move a seeded share of the training rows to valid when there is no valid split and `validation_split` is set."""
+    """Move a seeded share of the training rows to valid if there is no valid split and `validation_split` is set."""
     if splits.valid or not config.validation_split:
         return splits
-    count = max(1, round(len(splits.train) * config.validation_split))
-    if count >= len(splits.train):
-        raise UserError("validation_split", f"Holding out {count} of {len(splits.train)} rows leaves none to train on.")
     rows = splits.train
+    count = max(1, round(len(rows) * config.validation_split))
+    if count >= len(rows):
+        raise UserError("validation_split", f"Holding out {count} of {len(rows)} rows leaves none to train on.")
     held_out = _drawn(len(rows), count, f"hold-out {data_seed(config)}")
     stays = bytearray(b"\1") * len(rows)
     for i in held_out:
@@ -242,10 +493,6 @@ def hold_out(splits: Splits, config: DatasetSettings) -> Splits:
     else:
         splits.valid, splits.train = [rows[i] for i in held_out], [*compress(rows, stays)]
     return splits
-
-
-MOST_SHUFFLED = 1_000_000
-"""Rows up to which they are shuffled in Python, which takes some seconds for ten million."""
 
 
 def _drawn(size: int, count: int, seed: str) -> list[int]:
@@ -259,35 +506,20 @@ def _drawn(size: int, count: int, seed: str) -> list[int]:
 
 
 def data_seed(config: DatasetSettings) -> int:
-    """The seed of everything that is drawn about the data."""
+    """The seed of everything random about the data."""
     return config.seed if config.data_seed is None else config.data_seed
 
 
-def row_name(index: int, source: str) -> str:
-    """How sentences call a row: "row 3 of train.jsonl", counted from 1."""
-    return f"row {index + 1} of {shown_source(source)}"
-
-
-# ── columns ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-NAMES_LISTED = 60
-"""Characters of the list of columns in a sentence."""
-
-
-def shown_source(source: str) -> str:
-    """The name of a split in a sentence: a path with its middle left out, or a dataset of Hugging Face with its split."""
-    return quote(Path(source), SOURCE)
-
-
 def check_columns(rows: Rows, config: ColumnSettings, source: str) -> list[ConfigProblem]:
-    """Faults in the columns of `rows` (at least one row); the sentences name the columns that exist."""
+    """Problems with the columns of `rows` (at least one row); the messages name the columns that exist."""
+    compares = any(metric_name(name) in COMPARING_REWARDS for name in config.reward_functions)
+    wanted = ["prompt_feature", *(["answer_feature"] if compares or config.answer_feature != "answer" else [])]
     optional = {"type_feature": "type", "system_feature": "system"}
-    wanted = ["prompt_feature", *(["answer_feature"] if _needs_answer(config) else [])]
     wanted += [key for key, default in optional.items() if getattr(config, key) not in (default, "")]
     missing = missing_columns(rows, [getattr(config, key) for key in wanted])
-    # All names of columns may take reading all rows, which a dataset without a fault is spared here.
-    tests = without_tests(config.reward_functions, [*column_names(rows), "answer"]) if _runs_tests(config) else []
+    # All names of columns may take reading all rows, so only where code is tested or a column is missing.
+    runs_tests = any(CODE_TESTS in name for name in config.reward_functions)
+    tests = without_tests(config.reward_functions, [*column_names(rows), "answer"]) if runs_tests else []
     if not missing and not tests:
         return []
     existing = f"{shown_source(source)} has the columns {_listed(column_names(rows))}"
@@ -297,10 +529,8 @@ def check_columns(rows: Rows, config: ColumnSettings, source: str) -> list[Confi
         if getattr(config, key) in missing
     ]
     for name in tests:
-        sentence = (
-            f"code_tests finds no column {quote(name, 24)} with tests; {existing}. Name it: code_tests(column=…)."
-        )
-        faults.append(ConfigProblem("reward_functions", sentence))
+        sentence = f"code_tests finds no column {quote(name, 24)} with tests; {existing}."
+        faults.append(ConfigProblem("reward_functions", f"{sentence} Name it: code_tests(column=…)."))
     return faults
 
 
@@ -309,17 +539,7 @@ def _listed(names: Sequence[str]) -> str:
     kept: list[str] = []
     for name in names:
         kept.append(quote(name, 24))
-        if sum(map(len, kept)) + 2 * len(kept) > NAMES_LISTED:
+        if sum(map(len, kept)) + 2 * len(kept) > 60:
             break
     rest = len(names) - len(kept)
     return ", ".join(kept) + (f" and {rest:,} more" if rest else "")
-
-
-def _runs_tests(config: ColumnSettings) -> bool:
-    return any(CODE_TESTS in name for name in config.reward_functions)
-
-
-def _needs_answer(config: ColumnSettings) -> bool:
-    return config.answer_feature != "answer" or any(
-        metric_name(name) in COMPARING_REWARDS for name in config.reward_functions
-    )

@@ -1,11 +1,15 @@
-"""Where an export goes: LM Studio's models folder, any folder, or the folder that an upload sends. One entry of DESTINATIONS for each row
-of `backend.export.exports.TARGETS`.
+"""Where an export goes: LM Studio's models folder, any folder, Ollama, or the folder that an upload sends.
 
-A destination says what stands in the way before anything is loaded, where to build, and brings the finished folder to its place.
+One entry of DESTINATIONS for each row of `backend.export.exports.TARGETS`. A destination checks everything that may fail before
+anything is loaded, says where to build, and moves the finished folder to its place.
 """
 
 from __future__ import annotations
 
+import os
+import re
+import shutil
+import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +18,7 @@ from typing import Protocol
 from backend.config.checks import cross_setting_faults
 from backend.export import atomic_folder
 from backend.export.exports import PUBLISHER
-from backend.export.gguf.ollama import ollama_model
+from backend.export.modelfile import MODELFILE
 from backend.runs.run_folder import RunFolder
 from backend.utils import places
 from backend.utils.errors import UserError
@@ -22,16 +26,16 @@ from backend.utils.files import resolved
 
 
 class Destination(Protocol):
-    """Where one export goes."""
+    """The destination of one export."""
 
     @property
     def target(self) -> Path:
-        """The finished folder; on a service, what it would be called here. Two exports of one target cannot run at once."""
+        """The finished folder; for a service, its name here. Two exports of one target cannot run at once."""
         ...
 
     @property
     def workshop(self) -> Path:
-        """An existing folder to build in: best on the target's disk."""
+        """An existing folder to build in, best on the target's disk."""
         ...
 
     def check(self) -> None:
@@ -39,14 +43,16 @@ class Destination(Protocol):
         ...
 
     def deliver(self, built: Path) -> str:
-        """Bring the finished folder `built` to its place, completely or not at all; → where it is, for people."""
+        """Bring the finished folder to its place, completely or not at all; returns the place, for people."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What the user chose: a name, a parent folder where the target asks for one, whether an existing model may be replaced, or is as good where
-    it is equal."""
+    """The user's choice: a name, a parent folder if the target asks for one, and whether to replace an existing model.
+
+    `keeps_equal` accepts an existing model that is equal.
+    """
 
     run: RunFolder
     name: str
@@ -65,8 +71,8 @@ class OnDisk:
     keeps_equal: bool = False
 
     def check(self) -> None:
-        # And again by `move_into_place`: the target may have appeared since.
-        if not self.keeps_equal:  # whether it is equal is known once there is something to compare with
+        # Checked again by `move_into_place`: the target may have appeared since. With `keeps_equal` only then.
+        if not self.keeps_equal:
             atomic_folder.check_target(self.target, overwrite=self.overwrite)
 
     def deliver(self, built: Path) -> str:
@@ -76,28 +82,29 @@ class OnDisk:
 
 
 def in_lm_studio(place: Place) -> Destination:
-    """`grpo-studio`/name in LM Studio's models folder. Raises UserError for a name that no folder can have, or without LM Studio."""
+    """`grpo-studio`/name in LM Studio's models folder. Raises UserError for a bad name, or without LM Studio."""
     root = lm_studio_root()
     # Built outside LM Studio's models folder, which it watches, but on the same disk, so that the last step is a rename:
-    # usually beside the models folder, else in the run. If the models have a disk of their own, neither is on it, and
-    # `atomic_folder.move_into_place` copies.
+    # usually beside the models folder, else in the run. If the models have their own disk, `move_into_place` copies.
     workshop = atomic_folder.staging_parent(root, (root.parent, place.run.path))
     return OnDisk(root / PUBLISHER / safe_name(place.name), workshop, place.overwrite, place.keeps_equal)
 
 
 def in_folder(place: Place) -> Destination:
-    """`folder`/name; without a folder the run's own fused/. Raises UserError for a name that no folder can have."""
+    """`folder`/name; without a folder the run's own fused/. Raises UserError for a bad name."""
     target = resolved(place.folder.expanduser()) / safe_name(place.name) if place.folder else place.run.fused
     return OnDisk(target, atomic_folder.nearest_existing(target.parent), place.overwrite)
 
 
 def in_uploads(place: Place) -> Destination:
-    """The folder in the run from which `backend.export.publish_run` uploads: what lies there can be made again."""
+    """The folder in the run from which `backend.export.publishing` uploads; it can be made again."""
     return OnDisk(place.run.uploads / place.name, place.run.path, overwrite=True)
 
 
 def in_ollama(place: Place) -> Destination:
-    return ollama_model(place.name.strip(), place.run.path, place.overwrite)
+    name, run = place.name.strip(), place.run.path
+    target = run / f"ollama-{name.replace(':', '-')}"
+    return OllamaModel(name, target, atomic_folder.nearest_existing(run), place.overwrite)
 
 
 DESTINATIONS: dict[str, Callable[[Place], Destination]] = {
@@ -110,26 +117,78 @@ DESTINATIONS: dict[str, Callable[[Place], Destination]] = {
 
 
 def safe_name(name: str) -> str:
-    """`name` without surrounding spaces. Raises UserError when it is empty or cannot name a folder."""
+    """`name` without surrounding spaces. Raises UserError if it is empty or cannot name a folder."""
     name = name.strip()
     if not name:
         raise UserError("lm_studio_name", "Give the exported model a name.")
-    faults = cross_setting_faults({"lm_studio_name": name})
-    if faults:
+    if faults := cross_setting_faults({"lm_studio_name": name}):
         raise UserError(faults)
     return name
 
 
 def lm_studio_root() -> Path:
-    """LM Studio's models folder. Raises UserError when LM Studio was never started, or its disk is not attached.
-
-    Only an empty `models` folder in an existing home is ever created for it.
-    """
+    """LM Studio's models folder. Raises UserError if LM Studio was never started, or its disk is not attached."""
     root, home = places.lm_studio_models(), places.lm_studio_home()
+    # Only an empty `models` folder in an existing home is ever created for it.
     if root.is_dir() or (root == home / "models" and home.is_dir()):
         return resolved(root)
-    raise UserError(
-        "lm_studio",
-        f"LM Studio was not found: there is no folder {root}; start LM Studio once, attach the disk that holds its "
-        "models, or export to a folder.",
-    )
+    advice = "start LM Studio once, attach the disk that holds its models, or export to a folder"
+    raise UserError("lm_studio", f"LM Studio was not found: there is no folder {root}; {advice}.")
+
+
+# Ollama
+
+OLLAMA_PLACES = ("/usr/local/bin", "/opt/homebrew/bin", "/Applications/Ollama.app/Contents/Resources", "~/.local/bin")
+"""Where installers put the program. An app that the Finder started sees /usr/bin and /bin alone."""
+OLLAMA_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}(:[A-Za-z0-9._-]{1,80})?")
+OLLAMA_TIMEOUT_S = 3600
+
+
+@dataclass(frozen=True, slots=True)
+class OllamaModel:
+    """A model in Ollama's own store. `target` names it on this disk only while it is built."""
+
+    name: str
+    target: Path
+    workshop: Path
+    overwrite: bool
+
+    def check(self) -> None:
+        """Raise UserError for a bad or existing name, or without a running Ollama."""
+        if not OLLAMA_NAME.fullmatch(self.name):
+            takes = "Ollama takes letters, digits, dots, dashes and underlines as a name"
+            raise UserError("name", f"{takes}, not {self.name!r}.")
+        listed = _ollama("list").splitlines()[1:]
+        names = {line.split()[0].removesuffix(":latest").lower() for line in listed if line.strip()}
+        if self.name.removesuffix(":latest").lower() in names and not self.overwrite:
+            there = f"Ollama has a model {self.name} already"
+            raise UserError("overwrite", f"{there}; choose another name, or overwrite it.")
+
+    def deliver(self, built: Path) -> str:
+        """Raise UserError with Ollama's own words if it refuses the model; it then keeps what it had."""
+        _ollama("create", self.name, "-f", str(built / MODELFILE))
+        return f"Ollama, as {self.name}"
+
+
+def find_ollama() -> str | None:
+    """The program, on the PATH or where installers put it."""
+    places = [os.environ.get("PATH", ""), *(str(Path(place).expanduser()) for place in OLLAMA_PLACES)]
+    return shutil.which("ollama", path=os.pathsep.join(places))
+
+
+def _ollama(*arguments: str) -> str:
+    """What the command prints. Raises UserError if it is missing or fails."""
+    program = find_ollama()
+    if program is None:
+        advice = "install it from https://ollama.com, or export to a folder and run `ollama create` there"
+        raise UserError("to", f"Ollama was not found; {advice}.")
+    try:
+        done = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=OLLAMA_TIMEOUT_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UserError("to", f"`ollama {arguments[0]}` did not end: {error}.") from None
+    if done.returncode:
+        # It draws its progress over itself; the last line is the reason.
+        lines = [line.strip() for line in re.split(r"[\r\n]", done.stderr) if line.strip()]
+        reason = lines[-1].rstrip(".") if lines else "it gave no reason"
+        raise UserError("to", f"`ollama {arguments[0]}` failed: {reason}.")
+    return done.stdout

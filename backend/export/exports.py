@@ -1,21 +1,40 @@
-"""What a run can be exported as and where to: the tables that the command line and the window show, and the size of the result.
+"""Formats and targets of exports, as the command line and the window show them, and the weights to choose from.
 
-A format or a target is one row here and one function in `backend.models.export` (`merging`, `destinations`). Reads headers of
-weight files; loads no weights.
+Reads the run folder and headers of weight files; loads nothing. A format or a target is one row here, and one function in
+`backend.export.writer` or `destinations`.
 """
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
+from backend.config.config import Config, load
+from backend.runs.archive import raw_settings
+from backend.runs.events import first_and_last_events
+from backend.runs.run_folder import RunFolder
+from backend.runs.saved_weights import SavedWeights, best_of, find_checkpoint, has_end, saved_weights
+from backend.runs.steering import run_config
 from backend.trainer.memory.model_shape import Linear, ModelShape, packed_width, shape_of
 from backend.trainer.memory.phases import QUANTIZED
 from backend.utils.errors import UserError
+from backend.utils.hub_cache import local_folder
+from backend.utils.places import lm_studio_models
 
 Kind = Literal["adapter", "model", "gguf"]
-"""Adapters to be loaded beside their base, a folder that is a model complete in itself, or one file that is."""
+"""Adapters to be loaded beside their base, a folder with a complete model, or one file."""
+
+
+class Progress(Protocol):
+    """Receives a sentence for the user at each stage, and the stage's fraction done if known."""
+
+    def __call__(self, sentence: str, done: float | None = None) -> None: ...
+
+
+def silent(sentence: str, done: float | None = None) -> None:
+    """A Progress that says nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,80 +50,84 @@ class ExportFormat:
     quantization: dict[str, Any] = field(default_factory=dict[str, Any])
     """bits, group_size and mode of mlx's `quantize`; {} for floats."""
     keeps_bits: bool = False
-    """Whether layers of a quantised base stay quantised, each with its own bits."""
+    """True keeps layers of a quantised base quantised, each with its own bits."""
     names: Literal["mlx", "original"] = "mlx"
-    """Whose names the weights have: mlx-lm's, or those of the original Hugging Face weights, which other programs read."""
+    """The names of the weights: mlx-lm's, or those of the original Hugging Face weights, which other programs read."""
     gguf_type: str = ""
     """The type of matrices in a GGUF file: q8_0, f16 or bf16."""
     matrix_bits: float = 0
-    """Bits of a number of a matrix, where neither the base nor `quantization` tells them."""
+    """Bits of a number of a matrix, if neither the base nor `quantization` defines them."""
 
 
 def _affine(bits: int, sentence: str) -> ExportFormat:
-    return ExportFormat(f"{bits}bit", f"{bits} bits", sentence,
-                        quantization={"bits": bits, "group_size": 64, "mode": "affine"})  # fmt: skip
+    quantization = {"bits": bits, "group_size": 64, "mode": "affine"}
+    return ExportFormat(f"{bits}bit", f"{bits} bits", sentence, quantization=quantization)
 
 
 def _gguf(type_: str, bits: float, sentence: str) -> ExportFormat:
-    return ExportFormat(f"gguf-{type_}", f"GGUF {type_.upper()}", f"One file for llama.cpp, Ollama and LM Studio, {sentence}",
-                        kind="gguf", names="original", gguf_type=type_, matrix_bits=bits)  # fmt: skip
-
-
-FORMATS: dict[str, ExportFormat] = {
-    row.key: row
-    for row in (
-        ExportFormat(
-            "full", "Full precision", "The floats of the base model; a quantised base is unpacked. Nothing is lost."
-        ),
-        ExportFormat(
-            "fused",
-            "As the base came",
-            "The base model's own bits, layer by layer. On a quantised base, rounding the merged weights again loses a part of "
-            "what was learned.",
-            keeps_bits=True,
-        ),
-        _affine(8, "About half of 16 bits in size; the loss is hardly measurable."),
-        _affine(6, "A little smaller than 8 bits, with a small loss."),
-        _affine(4, "The smallest and the fastest to answer; loses the most."),
-        ExportFormat(
-            "mxfp4",
-            "MXFP4",
-            "4-bit floats in blocks of 32 (OCP microscaling), for hardware and programs that compute with them.",
-            quantization={"bits": 4, "group_size": 32, "mode": "mxfp4"},
-        ),
-        ExportFormat("bf16", "bfloat16", "Every weight as a 16-bit float with the range of float32.", dtype="bfloat16"),
-        ExportFormat(
-            "fp16",
-            "float16",
-            "Every weight as a 16-bit float with three digits more than bfloat16, up to 65,504.",
-            dtype="float16",
-        ),
-        ExportFormat(
-            "adapter",
-            "Adapter alone",
-            "What training added, in mlx-lm's files: small, and of use only with the base model.",
-            kind="adapter",
-        ),
-        ExportFormat(
-            "original",
-            "Hugging Face weights",
-            "The original files with what was trained merged into them, name by name: for transformers, vLLM and llama.cpp.",
-            names="original",
-        ),
-        ExportFormat(
-            "peft",
-            "Adapter for peft",
-            "What training added, in the files of Hugging Face's peft: for transformers and vLLM, beside the original model.",
-            kind="adapter",
-            names="original",
-        ),
-        _gguf("q8_0", 8.5, "in 8 bits: half of 16 bits in size, and the loss is hardly measurable."),
-        _gguf("f16", 16, "in float16; llama-quantize makes smaller ones of it."),
-        _gguf("bf16", 16, "in bfloat16: nothing of a model in bfloat16 is lost."),
+    return ExportFormat(
+        f"gguf-{type_}",
+        f"GGUF {type_.upper()}",
+        f"One file for llama.cpp, Ollama and LM Studio, {sentence}",
+        kind="gguf",
+        names="original",
+        gguf_type=type_,
+        matrix_bits=bits,
     )
-}
-"""Format by the word that `--format` takes, in the order of menus; the first is what an export writes unless told otherwise."""
 
+
+_FORMATS = (
+    ExportFormat(
+        "full", "Full precision", "The floats of the base model; a quantised base is unpacked. Nothing is lost."
+    ),
+    ExportFormat(
+        "fused",
+        "As the base came",
+        "The base model's own bits, layer by layer. On a quantised base, rounding the merged weights again loses a part of "
+        "what was learned.",
+        keeps_bits=True,
+    ),
+    _affine(8, "About half of 16 bits in size; the loss is hardly measurable."),
+    _affine(6, "A little smaller than 8 bits, with a small loss."),
+    _affine(4, "The smallest and the fastest to answer; loses the most."),
+    ExportFormat(
+        "mxfp4",
+        "MXFP4",
+        "4-bit floats in blocks of 32 (OCP microscaling), for hardware and programs that compute with them.",
+        quantization={"bits": 4, "group_size": 32, "mode": "mxfp4"},
+    ),
+    ExportFormat("bf16", "bfloat16", "Every weight as a 16-bit float with the range of float32.", dtype="bfloat16"),
+    ExportFormat(
+        "fp16",
+        "float16",
+        "Every weight as a 16-bit float with three digits more than bfloat16, up to 65,504.",
+        dtype="float16",
+    ),
+    ExportFormat(
+        "adapter",
+        "Adapter alone",
+        "What training added, in mlx-lm's files: small, and of use only with the base model.",
+        kind="adapter",
+    ),
+    ExportFormat(
+        "original",
+        "Hugging Face weights",
+        "The original files with what was trained merged into them, name by name: for transformers, vLLM and llama.cpp.",
+        names="original",
+    ),
+    ExportFormat(
+        "peft",
+        "Adapter for peft",
+        "What training added, in the files of Hugging Face's peft: for transformers and vLLM, beside the original model.",
+        kind="adapter",
+        names="original",
+    ),
+    _gguf("q8_0", 8.5, "in 8 bits: half of 16 bits in size, and the loss is hardly measurable."),
+    _gguf("f16", 16, "in float16; llama-quantize makes smaller ones of it."),
+    _gguf("bf16", 16, "in bfloat16: nothing of a model in bfloat16 is lost."),
+)
+FORMATS: dict[str, ExportFormat] = {row.key: row for row in _FORMATS}
+"""Format by the value of `--format`, in the order of menus; the first is the default."""
 DEFAULT_FORMAT = next(iter(FORMATS))
 
 
@@ -116,63 +139,62 @@ class ExportTarget:
     label: str
     asks_for_folder: bool = False
     kinds: tuple[Kind, ...] = ("model", "adapter", "gguf")
-    """What it can take."""
+    """Kinds of formats that it takes."""
     refusal: str = ""
     """The sentence for a kind that it cannot take."""
     store: str = ""
-    """Where a program keeps the model in files of its own; "" for a folder on this disk, which can be looked at before and shown after."""
+    """Where a program keeps the model in its own files; "" for a folder on this disk, which can be shown."""
     takes_settings: bool = False
-    """Whether it takes the run's settings, to train elsewhere, and no weights."""
+    """True if it takes the run's settings, to train elsewhere, and no weights."""
 
 
 PUBLISHER = "grpo-studio"
-"""The folder under LM Studio's models that ours go into; its layout is <publisher>/<model>/files."""
+"""Our folder under LM Studio's models; its layout is <publisher>/<model>/files."""
 
-TARGETS: dict[str, ExportTarget] = {
-    row.key: row
-    for row in (
-        ExportTarget(
-            "lmstudio",
-            "LM Studio",
-            kinds=("model", "gguf"),
-            refusal="LM Studio loads complete models only, so an adapter alone cannot go there; choose another format, or a folder.",
-        ),
-        ExportTarget("folder", "A folder", asks_for_folder=True),
-        ExportTarget(
-            "ollama",
-            "Ollama",
-            kinds=("gguf",),
-            refusal="Ollama takes GGUF files only; choose a GGUF format.",
-            store="Among Ollama's own models.",
-        ),
-        ExportTarget(
-            "hub",
-            "Hugging Face",
-            kinds=("model", "adapter"),
-            refusal="GGUF files are not uploaded from here; export to a folder, and upload that with `hf upload`.",
-        ),
-        ExportTarget(
-            "trl",
-            "TRL, on CUDA machines",
-            asks_for_folder=True,
-            kinds=(),
-            refusal="TRL gets the settings of a run and no weights, so there is no format to choose.",
-            takes_settings=True,
-        ),
-    )
-}
-"""Target by the word that `--to` takes."""
+_TARGETS = (
+    ExportTarget(
+        "lmstudio",
+        "LM Studio",
+        kinds=("model", "gguf"),
+        refusal="LM Studio loads complete models only, so an adapter alone cannot go there; choose another format, or a "
+        "folder.",
+    ),
+    ExportTarget("folder", "A folder", asks_for_folder=True),
+    ExportTarget(
+        "ollama",
+        "Ollama",
+        kinds=("gguf",),
+        refusal="Ollama takes GGUF files only; choose a GGUF format.",
+        store="Among Ollama's own models.",
+    ),
+    ExportTarget(
+        "hub",
+        "Hugging Face",
+        kinds=("model", "adapter"),
+        refusal="GGUF files are not uploaded from here; export to a folder, and upload that with `hf upload`.",
+    ),
+    ExportTarget(
+        "trl",
+        "TRL, on CUDA machines",
+        asks_for_folder=True,
+        kinds=(),
+        refusal="TRL gets the settings of a run and no weights, so there is no format to choose.",
+        takes_settings=True,
+    ),
+)
+TARGETS: dict[str, ExportTarget] = {row.key: row for row in _TARGETS}
+"""Target by the value of `--to`."""
 
 
 def format_named(key: str) -> ExportFormat:
-    """Raises UserError for a word that names no format."""
+    """Raises UserError for an unknown format."""
     if key not in FORMATS:
         raise UserError("format", f"There is no format {key}; there are {', '.join(FORMATS)}.")
     return FORMATS[key]
 
 
 def target_for(key: str, format_: ExportFormat) -> ExportTarget:
-    """Raises UserError for a word that names no target, or a target that cannot take this format."""
+    """Raises UserError for an unknown target, or one that cannot take this format."""
     if key not in TARGETS:
         raise UserError("to", f"There is no target {key}; there are {', '.join(TARGETS)}.")
     if format_.kind not in TARGETS[key].kinds:
@@ -180,14 +202,10 @@ def target_for(key: str, format_: ExportFormat) -> ExportTarget:
     return TARGETS[key]
 
 
-# ── how large ────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def exported_bytes(base: Path, format_: ExportFormat, quantization: str = "none") -> int | None:
-    """About how many bytes of weights an export has: within a few per cent. None where `base` does not tell its sizes.
+    """About how many bytes a complete model has, within a few per cent. None if the sizes of `base` are unknown.
 
-    `base` is the folder of the model that the weights are put on; `quantization` is the run's setting, how it quantised the model after
-    loading. For complete models: an adapter is as large as its file.
+    `base` is the folder of the model that the weights are put on; `quantization` is the run's setting.
     """
     shape = shape_of(base)
     if shape is None or not shape.exact:
@@ -206,3 +224,72 @@ def _matrix_bytes(matrix: Linear, shape: ModelShape, format_: ExportFormat, quan
     if format_.keeps_bits:
         return matrix.bytes
     return matrix.numbers * (2 if format_.dtype else shape.width)
+
+
+# Choices for one run
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsChoice:
+    """One state of a run's weights. `key` is the value of `--checkpoint`, "" for the run's end."""
+
+    key: str
+    label: str
+
+
+def weights_choices(run: RunFolder) -> list[WeightsChoice]:
+    """The run's end, the best checkpoint, then every checkpoint, newest first."""
+
+    def score(saved: SavedWeights) -> str:
+        return "" if saved.score is None else f", {saved.metric or 'reward'} {saved.score:.3g}"
+
+    checkpoints = saved_weights(run)
+    choices = [WeightsChoice("", "End of the run")] if has_end(run) else []
+    if best := best_of(checkpoints):
+        choices.append(WeightsChoice("best", f"Best checkpoint: step {best.step}{score(best)}"))
+    for saved in reversed(checkpoints):
+        choices.append(WeightsChoice(str(saved.step), f"Checkpoint of step {saved.step}{score(saved)}"))
+    return choices
+
+
+def export_size(run: RunFolder, format_: ExportFormat, checkpoint: str) -> int | None:
+    """About the bytes of an export; None if unknown."""
+    settings = raw_settings(run)
+    is_full = settings.get("train_type") == "full"
+    if format_.kind == "adapter":
+        file = run.adapters / "adapters.safetensors"
+        if checkpoint:
+            try:
+                file = find_checkpoint(run, checkpoint).arrays
+            except UserError:  # deleted since it was listed
+                return None
+        return file.stat().st_size if file.is_file() and not is_full else None
+    base = run.model if is_full and not checkpoint else local_folder(str(settings.get("model", "")))
+    return exported_bytes(base, format_, str(settings.get("quantization", "none"))) if base else None
+
+
+def has_adapter(run: RunFolder) -> bool:
+    return raw_settings(run).get("train_type") != "full"
+
+
+def has_held_out_prompts(run: RunFolder) -> bool:
+    """True if the run has evaluated on prompts that it did not train on."""
+    _, last = first_and_last_events(run.events)
+    return any(event["kind"] == "eval" for event in last)
+
+
+def settings_of(run: RunFolder) -> Config:
+    """The settings for TRL: those at the run's end; of a run in stages, those outside of them. Raises UserError."""
+    begun = load(run.config)
+    return begun if begun.stages else run_config(run)
+
+
+def target_folder(target: str, name: str, folder: Path) -> Path:
+    """The folder of a model of that name."""
+    return lm_studio_models() / PUBLISHER / name if target == "lmstudio" else folder / name
+
+
+def free_bytes(folder: Path) -> int | None:
+    """Free on the disk that `folder` is on, or would be."""
+    existing = next((path for path in (folder, *folder.parents) if path.exists()), None)
+    return shutil.disk_usage(existing).free if existing else None

@@ -1,4 +1,4 @@
-"""Every rule known of a model folder that LM Studio (and mlx-lm) opens, checked on any folder. Reads headers; loads nothing.
+"""Check a model folder against the rules of LM Studio and mlx-lm. Reads headers; loads nothing.
 
 `faults` are reasons for which a model is refused or answers nonsense; `warnings` are what a user of it will miss.
 """
@@ -23,122 +23,94 @@ SHARD = re.compile(r"model-(\d{5})-of-(\d{5})\.safetensors")
 
 
 def faults(folder: Path) -> list[ConfigProblem]:
-    """What is wrong with a model folder, file by file; [] where nothing is."""
+    """Problems of a model folder, by file; [] if there are none."""
     if not folder.is_dir():
         return [ConfigProblem(str(folder), "This is no folder.")]
-    return [*_layout(folder), *_config(folder), *_weights(folder), *_tokenizer(folder), *_strays(folder)]
+    found = [*_layout(folder), *_config_and_tokenizer(folder), *_weights(folder), *_strays(folder)]
+    return [ConfigProblem(where, sentence) for where, sentence in found]
 
 
 def warnings(folder: Path) -> list[ConfigProblem]:
     """What is missing without being wrong."""
-    has_template = any(folder.glob("chat_template.*")) or _object(folder / "tokenizer_config.json").get("chat_template")
-    if has_template:
+    if any(folder.glob("chat_template.*")) or _object(folder / "tokenizer_config.json").get("chat_template"):
         return []
-    return [
-        ConfigProblem(
-            "chat_template", "The model has no chat template, so LM Studio guesses how a question is put to it."
-        )
-    ]
+    missing = "The model has no chat template, so LM Studio guesses how a question is put to it."
+    return [ConfigProblem("chat_template", missing)]
 
 
-# ── where it lies ────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def _layout(folder: Path) -> Iterator[ConfigProblem]:
+def _layout(folder: Path) -> Iterator[tuple[str, str]]:
     """Inside LM Studio's models folder: <publisher>/<model>, no deeper, no hidden name."""
     root, folder = resolved(places.lm_studio_models()), resolved(folder)
     if not folder.is_relative_to(root):
         return
     parts = folder.relative_to(root).parts
     if len(parts) != 2:
-        yield ConfigProblem(
-            str(folder), f"LM Studio reads {root}/<publisher>/<model>, and this folder is {len(parts)} below it."
-        )
+        yield str(folder), f"LM Studio reads {root}/<publisher>/<model>, and this folder is {len(parts)} below it."
     if any(part.startswith(".") for part in parts):
-        yield ConfigProblem(str(folder), "LM Studio does not look into hidden folders.")
+        yield str(folder), "LM Studio does not look into hidden folders."
 
 
-def _strays(folder: Path) -> Iterator[ConfigProblem]:
+def _strays(folder: Path) -> Iterator[tuple[str, str]]:
     for file in sorted(folder.iterdir()):
         is_known_weight = file.name == "model.safetensors" or SHARD.fullmatch(file.name)
         if file.is_dir():
-            yield ConfigProblem(file.name, "A folder is no part of a model.")
+            yield file.name, "A folder is no part of a model."
         elif file.name.startswith(".") and file.name != ".DS_Store":
-            yield ConfigProblem(
-                file.name, "A hidden file is no part of a model; some programs take ._ files for weights."
-            )
+            yield file.name, "A hidden file is no part of a model; some programs take ._ files for weights."
         elif file.name.startswith("adapter"):
-            yield ConfigProblem(file.name, "Adapters are no part of a complete model; LM Studio does not load them.")
+            yield file.name, "Adapters are no part of a complete model; LM Studio does not load them."
         elif file.suffix == ".safetensors" and not is_known_weight:
-            yield ConfigProblem(
-                file.name, "A weight file is called model.safetensors, or model-00001-of-00002.safetensors."
-            )
+            yield file.name, "A weight file is called model.safetensors, or model-00001-of-00002.safetensors."
 
 
-# ── its files ────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def _config(folder: Path) -> Iterator[ConfigProblem]:
+def _config_and_tokenizer(folder: Path) -> Iterator[tuple[str, str]]:
     config = _object(folder / "config.json")
     if not config:
-        yield ConfigProblem("config.json", "The file is missing, or holds no JSON object.")
+        yield "config.json", "The file is missing, or holds no JSON object."
     elif not isinstance(config.get("model_type"), str):
-        yield ConfigProblem("config.json", "It does not name a model_type.")
-
-
-def _tokenizer(folder: Path) -> Iterator[ConfigProblem]:
+        yield "config.json", "It does not name a model_type."
     if not _object(folder / "tokenizer_config.json"):
-        yield ConfigProblem("tokenizer_config.json", "The file is missing, or holds no JSON object.")
+        yield "tokenizer_config.json", "The file is missing, or holds no JSON object."
     if not any(any(folder.glob(pattern)) for pattern in VOCABULARIES):
-        yield ConfigProblem("tokenizer.json", "There is no vocabulary: neither tokenizer.json nor an older form of it.")
+        yield "tokenizer.json", "There is no vocabulary: neither tokenizer.json nor an older form of it."
 
 
-def _weights(folder: Path) -> Iterator[ConfigProblem]:
+def _weights(folder: Path) -> Iterator[tuple[str, str]]:
     files = sorted(file for file in folder.glob("model*.safetensors") if file.is_file())
     if not files:
-        yield ConfigProblem("model.safetensors", "There are no weights.")
+        yield "model.safetensors", "There are no weights."
         return
     arrays: dict[str, str] = {}
     for file in files:
         try:
             header, metadata = read_header_and_metadata(file)
         except BrokenFile as error:
-            yield ConfigProblem(file.name, f"The file {error}.")
+            yield file.name, f"The file {error}."
             continue
         if metadata is None:
-            yield ConfigProblem(file.name, "Its header has no metadata object, and LM Studio refuses such a file.")
+            yield file.name, "Its header has no metadata object, and LM Studio refuses such a file."
         arrays |= dict.fromkeys(header, file.name)
-    yield from _index(folder, files, arrays)
-    is_quantised = "quantization" in (config := _object(folder / "config.json")) or "quantization_config" in config
-    if any(name.endswith(".scales") for name in arrays) != is_quantised and not _quantised_within(config):
-        word = "does not say" if not is_quantised else "says"
-        yield ConfigProblem("config.json", f"It {word} that the weights are quantised, and the weight files differ.")
-
-
-def _quantised_within(config: dict[str, Any]) -> bool:
-    inner = config.get("text_config")
-    return isinstance(inner, dict) and "quantization_config" in inner
-
-
-def _index(folder: Path, files: list[Path], arrays: dict[str, str]) -> Iterator[ConfigProblem]:
-    """Shards are numbered without gaps, and their index names every array and its file."""
+    # Shards are numbered without gaps, and their index names every array and its file.
     numbered = [match for file in files if (match := SHARD.fullmatch(file.name))]
-    if not numbered:
-        if len(files) > 1:
-            yield ConfigProblem(
-                files[1].name, "There is more than one weight file, and they are not numbered as shards."
-            )
-        return
-    counts = {int(match[2]) for match in numbered}
-    if counts != {len(files)} or {int(match[1]) for match in numbered} != set(range(1, len(files) + 1)):
-        yield ConfigProblem(files[0].name, f"Of {max(counts)} shards {len(files)} are here.")
-    listed = _object(folder / INDEX).get("weight_map")
-    if listed != arrays:
-        yield ConfigProblem(INDEX, "The index of the shards is missing, or does not say where each array is.")
+    if numbered:
+        counts = {int(match[2]) for match in numbered}
+        if counts != {len(files)} or {int(match[1]) for match in numbered} != set(range(1, len(files) + 1)):
+            yield files[0].name, f"Of {max(counts)} shards {len(files)} are here."
+        if _object(folder / INDEX).get("weight_map") != arrays:
+            yield INDEX, "The index of the shards is missing, or does not say where each array is."
+    elif len(files) > 1:
+        yield files[1].name, "There is more than one weight file, and they are not numbered as shards."
+    config = _object(folder / "config.json")
+    inner = config.get("text_config")
+    is_quantised = "quantization" in config or "quantization_config" in config
+    is_within = isinstance(inner, dict) and "quantization_config" in inner
+    if any(name.endswith(".scales") for name in arrays) != is_quantised and not is_within:
+        says = "says" if is_quantised else "does not say"
+        yield "config.json", f"It {says} that the weights are quantised, and the weight files differ."
 
 
 def _object(file: Path) -> dict[str, Any]:
-    """The JSON object in a file; {} where there is none."""
+    """The JSON object in a file; {} if there is none."""
     try:
         return read_object(file, file.name)
     except UserError:

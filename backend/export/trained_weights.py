@@ -1,7 +1,7 @@
 """What training has left on disk, opened as a model whose arrays are read when they are needed.
 
 mlx reads an array of a safetensors file when it is evaluated, so opening a model costs its headers. Every pass over the weights
-(reference, writing, verification) opens it anew and lets go of each array once it is used: no pass needs the whole model in memory.
+(reference, writing, verification) opens it again and frees each array once it is used: none needs the whole model in memory.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ from mlx.utils import tree_flatten
 from mlx_lm.tuner.utils import linear_to_lora_layers
 
 from backend.models import policy
+from backend.models.adapters import array_names
 from backend.models.loading import open_weights
-from backend.models.own_tokenizer import with_end_tokens
-from backend.models.saved_modules import array_names
-from backend.models.tokenizers import load_tokenizer
+from backend.models.tokenizers import load_tokenizer, with_end_tokens
 from backend.utils.errors import UserError
 
 ADAPTER_LEAVES = ("lora_a", "lora_b", "m")
@@ -30,7 +29,7 @@ ADAPTER_LEAVES = ("lora_a", "lora_b", "m")
 
 @dataclass(frozen=True, slots=True)
 class AdapterFiles:
-    """Adapters in mlx-lm's format: adapters.safetensors and adapter_config.json, which need not lie in one folder."""
+    """Adapters in mlx-lm's format: adapters.safetensors and adapter_config.json, which may lie in different folders."""
 
     arrays: Path
     config: Path
@@ -40,7 +39,7 @@ class AdapterFiles:
         return json.loads(self.config.read_text(encoding="utf-8"))
 
     def copied_to(self, folder: Path) -> AdapterFiles:
-        """Copies under mlx-lm's names in `folder`, made where it is missing."""
+        """Copy under mlx-lm's names into `folder`, which is made if missing."""
         folder.mkdir(parents=True, exist_ok=True)
         # copyfile drops extended attributes, which some disks turn into ._ files.
         arrays, config = folder / "adapters.safetensors", folder / "adapter_config.json"
@@ -51,28 +50,27 @@ class AdapterFiles:
 
 @dataclass(frozen=True, slots=True)
 class TrainedWeights:
-    """One state of a run's weights: a base model on this disk, and what training has made of it."""
+    """One state of a run's weights: a base model on this disk, and the result of training."""
 
     base: Path
     """The folder of the model that the trained arrays are put on."""
     name: str
-    """How the run's settings call the base model: an id on Hugging Face, or a folder."""
+    """The base model as the run's settings name it: an id on Hugging Face, or a folder."""
     tokenizer: Path
     """The folder from which tokenizer files are copied."""
     adapters: AdapterFiles | None = None
     """None under full fine-tuning."""
     arrays: Path | None = None
-    """Full fine-tuning's arrays that replace the base's, as a checkpoint has them; None where `base` is the trained model itself."""
+    """Full fine-tuning's arrays that replace the base's, as in a checkpoint; None if `base` is the trained model itself."""
     quantization: str = "none"
-    """How the run quantised the base after loading it: a key of `policy.QUANTIZATION`, or "none". Adapters were trained on these
-    weights, and merged into others they would be another model."""
+    """How the run quantised the base after loading it: a key of `policy.QUANTIZATION`, or "none"."""
     untrained: Path | None = None
-    """The folder of the model before training; None where it is not on this disk."""
+    """The folder of the model before training; None if it is not on this disk."""
     has_own_tokenizer: bool = False
-    """Whether `tokenizer` is one that the run chose in place of the base's, so that config.json has to name its end tokens."""
+    """True if the run chose `tokenizer` in place of the base's, so that config.json has to name its end tokens."""
 
     def open(self) -> nn.Module:
-        """The trained model, adapters attached. Raises UserError where it cannot be loaded or the arrays do not fit it."""
+        """The trained model, adapters attached. Raises UserError if it cannot be loaded or the arrays do not fit it."""
         return self.open_with_config()[0]
 
     def open_with_config(self) -> tuple[nn.Module, dict[str, Any]]:
@@ -82,7 +80,7 @@ class TrainedWeights:
         if self.adapters is not None:
             _attach(model, self.adapters)
         model.eval()  # dropout
-        return model, with_end_tokens(config, open_tokenizer(self.tokenizer)) if self.has_own_tokenizer else config
+        return model, with_end_tokens(config, load_tokenizer(self.tokenizer)) if self.has_own_tokenizer else config
 
     def open_untrained(self) -> nn.Module:
         """The model before training, from `untrained`."""
@@ -102,44 +100,34 @@ class TrainedWeights:
 
     def pinned(self, folder: Path) -> TrainedWeights:
         """The same with copies of the adapters in `folder`: a run that is still training replaces its own."""
-        return self.with_adapters(self.adapters.copied_to(folder)) if self.adapters else self
-
-    def with_adapters(self, files: AdapterFiles) -> TrainedWeights:
-        return replace(self, adapters=files)
+        return replace(self, adapters=self.adapters.copied_to(folder)) if self.adapters else self
 
 
 def open_model(folder: Path) -> tuple[nn.Module, dict[str, Any]]:
-    """(model, its config.json), nothing read but headers. Raises UserError for a model that mlx-lm cannot load."""
+    """(model, its config.json) with arrays that are not read yet. Raises UserError for a model that mlx-lm cannot load."""
     return open_weights(folder, str(folder), "model")
 
 
-def open_tokenizer(folder: Path) -> Any:
-    """The tokenizer with mlx-lm's wrapper. Raises UserError."""
-    return load_tokenizer(folder)
-
-
 def _attach(model: nn.Module, files: AdapterFiles) -> None:
-    """Attach saved adapters. Raises UserError unless every array has its place and every place its array: mlx-lm leaves those that are
-    missing at random."""
-    config = json.loads(files.config.read_text(encoding="utf-8"))
+    """Attach saved adapters. Raises UserError unless every array has its place and every place its array."""
+    config = files.about()
     is_dora = config.get("fine_tune_type") == "dora"
     linear_to_lora_layers(model, config["num_layers"], config["lora_parameters"], use_dora=is_dora)
     saved: Any = mx.load(str(files.arrays))
-    names = [name for name, _ in tree_flatten(model.parameters())]
-    own = {name for name in names if name.rpartition(".")[2] in (ADAPTER_LEAVES if is_dora else ADAPTER_LEAVES[:2])}
+    parameters: dict[str, mx.array] = dict(tree_flatten(model.parameters()))
+    leaves = ADAPTER_LEAVES if is_dora else ADAPTER_LEAVES[:2]
     whole = array_names(model, config.get("modules_to_save") or [])
-    own |= whole
-    if missing := sorted(own - saved.keys()):
+    own = {name for name in parameters if name.rpartition(".")[2] in leaves} | whole
+    if missing := sorted(own - saved.keys()):  # mlx-lm would leave them at random
         raise UserError("run", f"{files.arrays} lacks {len(missing)} of the model's adapters, {missing[0]} among them.")
-    types = {name: array.dtype for name, array in tree_flatten(model.parameters()) if name in whole}
-    # What was trained as a whole was kept in 32 bits, and has the type of the model in it.
-    typed = {name: array.astype(types.get(name, array.dtype)) for name, array in saved.items()}
+    # Modules trained as a whole were kept in 32 bits, and have the type of the model in it.
+    typed = {name: array.astype(parameters[name].dtype) if name in whole else array for name, array in saved.items()}
     _load(model, typed, own, files.arrays)
 
 
 def _replace_arrays(model: nn.Module, file: Path) -> None:
-    """Put trained arrays in the place of the model's own, in the type that the model came in. Raises UserError where they do not fit."""
-    own = dict(tree_flatten(model.parameters()))
+    """Replace the model's arrays by trained ones, in the type that the model came in. Raises UserError if they do not fit."""
+    own: dict[str, mx.array] = dict(tree_flatten(model.parameters()))
     saved: Any = mx.load(str(file))
     typed = {name: array.astype(own[name].dtype) if name in own else array for name, array in saved.items()}
     _load(model, typed, set(own), file)

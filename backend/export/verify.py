@@ -1,40 +1,46 @@
-"""Verify that a model written to disk equals the trained one: its files, its tokenizer, its logits on the run's own completions.
+"""Verify that a model written to disk equals the trained one: its files, its tokenizer, its logits on the run's completions.
 
-The trained model's logits are computed first and kept on disk; the written folder is then loaded back and compared with them. Both passes
-hold one layer at a time (`forward_pass`). Rewards on held-out prompts are `backend.export.export_run`'s.
+The trained model's logits are computed first and kept on disk; the written folder is then loaded back and compared with them.
+Both passes hold one layer in memory at a time, in float32: then two models differ by their weights alone, and on a CPU it is many
+times faster than 16 bits. Quantised layers are unpacked, which is exact.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten, tree_map
+from mlx_lm import utils as mlx_lm_utils
 
 from backend.export import lm_studio_rules
-from backend.export.forward_pass import OpenModel, logits_at
 from backend.export.trained_weights import TrainedWeights
-from backend.models.saving import save_arrays
 from backend.utils.errors import UserError
 
 TOLERANCE = {"float32": 1e-3, "float16": 0.1, "bfloat16": 0.1}
-"""Most that a written model's logits may differ at a typical position, as a share of their spread, by the precision of
-its weights. Wide for 16 bits, whose rounding adds up over layers; a wrong or missing tensor is off by about 1."""
-
+"""Most that a written model's logits may differ at a typical position, as a share of their spread, by the precision of its
+weights. Wide for 16 bits, whose rounding adds up over layers; a wrong or missing tensor is off by about 1."""
 SAMPLE_TOKENS, COMPARED_TOKENS = 256, 48
 """The last tokens of a sample that the model reads, and how many of an answer's last tokens are compared."""
+HEAD_ROWS = 1 << 14
+"""Rows of the vocabulary to unpack together."""
+
+OpenModel = Callable[[], nn.Module]
+"""Opens a model whose arrays are not read yet; every call returns another one."""
 
 
-class Unanswerable(RuntimeError):
-    """A written model whose logits are infinite or no numbers, although the trained one's are finite."""
+class NotFiniteError(RuntimeError):
+    """The logits of a written model are infinite or NaN, although the trained one's are finite."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnsweredPrompt:
-    """A prompt as the run put it, and an answer to it."""
+    """A prompt of the run, and an answer to it."""
 
     messages: list[dict[str, Any]]
     answer: str
@@ -48,7 +54,7 @@ SAMPLES = [
         "The sea was calm, and the light lay on it like a road.",
     ),
 ]
-"""What models are compared on when the run has no completions."""
+"""Samples for a run without completions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +69,9 @@ class TokenizedSample:
 class Verification:
     """How a written model differs from the trained one, over the compared tokens.
 
-    `max_error` is the largest absolute difference of a logit. `nats` is the mean absolute difference of an answer token's
-    log-probability. `agreement` is the share of positions where the likeliest token is the same. `lost` is the root mean square of the
-    logits' difference over that of their change by training; None where the untrained model is not known, or training changed nothing.
+    `max_error`: the largest absolute difference of a logit. `nats`: the mean absolute difference of an answer token's
+    log-probability. `agreement`: the share of positions with the same likeliest token. `lost`: the root mean square of the
+    logits' difference over that of their change by training; None if the untrained model is unknown, or nothing changed.
     """
 
     max_error: float
@@ -79,11 +85,10 @@ class Verification:
 
 @dataclass(slots=True)
 class Reference:
-    """A trained model's logits on samples.
+    """A trained model's logits on samples, in files in `folder`: a large vocabulary takes hundreds of megabytes.
 
-    `logits(i)` [≤48, V], float32, predict the compared tokens of `tokens[i]`; they are in files in `folder`, because of a large vocabulary
-    they would take hundreds of megabytes. `effect` is the root mean square of what training changed in them, None where that is not
-    known. `tolerance` is a value of TOLERANCE, or None for a model that is quantised on its way out, which no bound fits.
+    `effect` is the root mean square of what training changed in them, None if unknown. `tolerance` is a value of TOLERANCE, or
+    None for a model that is quantised on its way out, which no bound fits.
     """
 
     samples: list[AnsweredPrompt]
@@ -92,69 +97,62 @@ class Reference:
     effect: float | None
     tolerance: float | None
 
+    def file(self, index: int) -> Path:
+        return self.folder / f"logits-{index}.safetensors"
+
     def logits(self, index: int) -> mx.array:
-        arrays: Any = mx.load(str(_logits_file(self.folder, index)))
+        """[≤48, V], float32: they predict the compared tokens of `tokens[index]`."""
+        arrays: Any = mx.load(str(self.file(index)))
         return arrays["logits"]
 
 
-def _logits_file(folder: Path, index: int) -> Path:
-    return folder / f"logits-{index}.safetensors"
-
-
-def kept_bytes(vocabulary: int, samples: int) -> int:
+def reference_bytes(vocabulary: int, samples: int) -> int:
     """Bytes of a reference's files."""
     return 4 * vocabulary * COMPARED_TOKENS * samples
-
-
-# ── the reference ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def make_reference(
     trained: TrainedWeights, tokenizer: Any, samples: list[AnsweredPrompt], tolerance: float | None, folder: Path
 ) -> Reference:
-    """Compute the trained model's logits, and what training changed in them. Raises UserError where they are not finite."""
+    """Compute the trained model's logits, and what training changed in them. Raises UserError if they are not finite."""
     tokens = tokenize_samples(tokenizer, samples)
+    reference = Reference(samples, tokens, folder, None, tolerance)
     folder.mkdir()
     for index, logits in enumerate(answer_logits(trained.open, tokens)):
         if not mx.all(mx.isfinite(logits)).item():
             raise UserError("run", "The trained model gives no finite numbers, so there is nothing worth writing.")
-        save_arrays(_logits_file(folder, index), {"logits": logits})
-    reference = Reference(samples, tokens, folder, None, tolerance)
+        with reference.file(index).open("wb") as file:  # Python's errors keep their errno
+            mx.save_safetensors(file, {"logits": logits})
     if trained.untrained is not None:
-        reference.effect = _rms_difference(reference, answer_logits(trained.open_untrained, tokens))
+        squares, size = 0.0, 0
+        for index, other_PV in enumerate(answer_logits(trained.open_untrained, tokens)):
+            squares += _number(mx.sum(mx.square(reference.logits(index) - other_PV)))
+            size += other_PV.size
+        reference.effect = math.sqrt(squares / size)
     return reference
 
 
 def tokenize_samples(tokenizer: Any, samples: list[AnsweredPrompt]) -> list[TokenizedSample]:
     """Token ids of prompt and answer, each cut to its last 256."""
-    return [_tokenized(tokenizer, sample) for sample in samples]
-
-
-def _tokenized(tokenizer: Any, sample: AnsweredPrompt) -> TokenizedSample:
-    answer = list(tokenizer.encode(sample.answer, add_special_tokens=False))
-    if tokenizer.has_chat_template:
-        prompt = tokenizer.apply_chat_template(sample.messages, add_generation_prompt=True, **sample.template_variables)
-    else:
-        prompt = tokenizer.encode("\n\n".join(message["content"] for message in sample.messages))
-    ids = [*prompt, *answer][-SAMPLE_TOKENS:]
-    # An empty answer still has a prompt whose last token is predicted by those before it.
-    return TokenizedSample(ids, max(1, min(len(answer), COMPARED_TOKENS, len(ids) - 1)))
-
-
-def answer_logits(open_: OpenModel, tokens: list[TokenizedSample]) -> Iterator[mx.array]:
-    """For each sample the logits [compared, V], float32, that predict its compared tokens."""
-    positions = [list(range(len(sample.ids) - 1 - sample.compared, len(sample.ids) - 1)) for sample in tokens]
-    return logits_at(open_, [sample.ids for sample in tokens], positions)
-
-
-# ── comparing ────────────────────────────────────────────────────────────────────────────────────────────────────────
+    tokenized: list[TokenizedSample] = []
+    for sample in samples:
+        answer = list(tokenizer.encode(sample.answer, add_special_tokens=False))
+        if tokenizer.has_chat_template:
+            variables = sample.template_variables
+            prompt = tokenizer.apply_chat_template(sample.messages, add_generation_prompt=True, **variables)
+        else:
+            prompt = tokenizer.encode("\n\n".join(message["content"] for message in sample.messages))
+        ids = [*prompt, *answer][-SAMPLE_TOKENS:]
+        # An empty answer still has a prompt whose last token is predicted by those before it.
+        tokenized.append(TokenizedSample(ids, max(1, min(len(answer), COMPARED_TOKENS, len(ids) - 1))))
+    return tokenized
 
 
 def verify_folder(folder: Path, tokenizer: Any, reference: Reference, open_: OpenModel) -> Verification:
     """Compare a complete model, written to `folder` and read back with `tokenizer`, with `reference`.
 
-    Raises RuntimeError when a file is not what LM Studio and mlx-lm need, the tokenizer reads text differently, or the
-    answers differ by more than rounding.
+    Raises RuntimeError if a file is not what LM Studio and mlx-lm need, the tokenizer reads text differently, or the answers
+    differ by more than rounding.
     """
     if broken := lm_studio_rules.faults(folder):
         raise RuntimeError(f"{folder} is not a model that LM Studio opens. {broken[0]}")
@@ -164,8 +162,10 @@ def verify_folder(folder: Path, tokenizer: Any, reference: Reference, open_: Ope
 
 
 def compare(folder: Path, reference: Reference, open_: OpenModel) -> Verification:
-    """Compare what was written to `folder`, which `open_` opens, with the reference. Raises RuntimeError where it differs by more than the
-    reference's tolerance, or gives no numbers."""
+    """Compare the model in `folder`, which `open_` opens, with the reference.
+
+    Raises RuntimeError if it differs by more than the reference's tolerance, NotFiniteError if it gives no numbers.
+    """
     typical: list[mx.array] = []
     largest, same, nats, squares, logits_count, count = 0.0, 0.0, 0.0, 0.0, 0, 0
     for index, written_PV in enumerate(answer_logits(open_, reference.tokens)):
@@ -178,19 +178,15 @@ def compare(folder: Path, reference: Reference, open_: OpenModel) -> Verificatio
         nats += _number(mx.sum(mx.abs(_logps(written_PV, answer) - _logps(expected_PV, answer))))
         squares += _number(mx.sum(mx.square(error_PV)))
         logits_count, count = logits_count + error_PV.size, count + sample.compared
-    _check_typical(folder, reference, _number(mx.median(mx.concatenate(typical))))
+    # The median over positions: a token that rounding routes to another expert is no error; a wrong tensor shows everywhere.
+    off = _number(mx.median(mx.concatenate(typical)))
+    if not math.isfinite(off):
+        raise NotFiniteError(f"The model written to {folder} gives no finite numbers.")
+    if reference.tolerance is not None and off > reference.tolerance:
+        differs = "does not answer like the run's: its logits are off by"
+        raise RuntimeError(f"The model written to {folder} {differs} {off:.1%}.")
     rms = math.sqrt(squares / logits_count)
     return Verification(largest, nats / count, same / count, rms / reference.effect if reference.effect else None)
-
-
-def _check_typical(folder: Path, reference: Reference, typical: float) -> None:
-    # The median over positions: a token that rounding routes to another expert is no error, and a wrong tensor shows everywhere.
-    if not math.isfinite(typical):
-        raise Unanswerable(f"The model written to {folder} gives no finite numbers.")
-    if reference.tolerance is not None and typical > reference.tolerance:
-        raise RuntimeError(
-            f"The model written to {folder} does not answer like the run's: its logits are off by {typical:.1%}."
-        )
 
 
 def _logps(logits_PV: mx.array, token_P: mx.array) -> mx.array:
@@ -198,13 +194,104 @@ def _logps(logits_PV: mx.array, token_P: mx.array) -> mx.array:
     return chosen - mx.logsumexp(logits_PV, axis=-1)
 
 
-def _rms_difference(reference: Reference, others: Iterator[mx.array]) -> float:
-    squares, count = 0.0, 0
-    for index, other_PV in enumerate(others):
-        squares += _number(mx.sum(mx.square(reference.logits(index) - other_PV)))
-        count += other_PV.size
-    return math.sqrt(squares / count)
-
-
 def _number(array: mx.array) -> float:
     return float(array.item())  # pyright: ignore[reportArgumentType]
+
+
+# The forward pass
+
+
+def answer_logits(open_: OpenModel, tokens: list[TokenizedSample]) -> Iterator[mx.array]:
+    """For each sample the logits [compared, V], float32, that predict its compared tokens."""
+    positions = [list(range(len(sample.ids) - 1 - sample.compared, len(sample.ids) - 1)) for sample in tokens]
+    return logits_at(open_, [sample.ids for sample in tokens], positions)
+
+
+def logits_at(open_: OpenModel, rows: list[list[int]], positions: list[list[int]]) -> Iterator[mx.array]:
+    """For each row of token ids its logits [P, V], float32, at its positions.
+
+    All rows go through a layer together, and each layer's weights are freed before the next one's are read.
+    """
+    longest, most = max(map(len, rows)), max(map(len, positions))
+    # Padded on the right, where no earlier token sees it.
+    tokens_BL = mx.array([ids + [0] * (longest - len(ids)) for ids in rows])
+    wanted = _Wanted(mx.array([at + at[-1:] * (most - len(at)) for at in positions]))
+    model = open_()
+    for index, layer in enumerate(list(getattr(model, "layers", ()))):
+        _free_after_use(layer, lambda index=index: open_().layers[index])  # pyright: ignore
+    for name, module in model.named_modules():
+        # An output layer that is not known computes every position: more memory and time, the same logits.
+        if type(module) in (nn.Embedding, nn.QuantizedEmbedding):
+            _replace_method(module, "as_linear", lambda self, hidden: _products(self, wanted.of(hidden)))
+        elif type(module) in (nn.Linear, nn.QuantizedLinear) and name.rpartition(".")[2] == "lm_head":
+            _replace_method(module, "__call__", lambda self, hidden: _products(self, wanted.of(hidden)))
+    logits: mx.array = model(tokens_BL)  # pyright: ignore
+    for row, at in enumerate(positions):
+        yield (logits[row, : len(at)] if wanted.is_met else logits[row, mx.array(at)]).astype(mx.float32)
+
+
+@dataclass(slots=True)
+class _Wanted:
+    """The positions [B, P] of the wanted logits; `is_met` once an output layer has computed these alone."""
+
+    position_BP: mx.array
+    is_met: bool = False
+
+    def of(self, hidden_BLH: mx.array) -> mx.array:
+        self.is_met = True
+        return mx.take_along_axis(hidden_BLH, self.position_BP[..., None], axis=1)
+
+
+def _free_after_use(layer: nn.Module, reopened: Callable[[], nn.Module]) -> None:
+    """Make the layer compute in float32 and drop its weights. A model that calls a layer twice reads it again."""
+    kind, is_freed = type(layer), False
+
+    def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        nonlocal is_freed
+        if is_freed:
+            self.update(in_float32(reopened()).parameters())
+        else:
+            in_float32(self)
+        result = kind.__call__(self, *tree_map(_widened, args), **tree_map(_widened, kwargs))  # pyright: ignore
+        mx.eval([array for _, array in tree_flatten(result) if isinstance(array, mx.array)])
+        self.update(tree_map(lambda _: mx.array([]), self.parameters()))
+        is_freed = True
+        return result
+
+    _replace_method(layer, "__call__", call)
+
+
+def _replace_method(module: nn.Module, name: str, method: Callable[..., Any]) -> None:
+    # Python looks `__call__` up on the class, and modules of one class differ here: each gets a subclass.
+    kind = type(module)
+    module.__class__ = type(kind.__name__, (kind,), {name: method})
+
+
+def _widened(argument: Any) -> Any:
+    is_float = isinstance(argument, mx.array) and mx.issubdtype(argument.dtype, mx.floating)
+    return argument.astype(mx.float32) if is_float else argument
+
+
+def in_float32(module: nn.Module) -> nn.Module:
+    """The module itself, its weights unpacked and cast, lazily."""
+    module.set_dtype(mx.float32)  # scales and biases, so that affine weights unpack exactly
+    mlx_lm_utils.dequantize_model(module)
+    module.set_dtype(mx.float32)  # mx and nv formats unpack to bfloat16, which holds them exactly
+    return module
+
+
+def _products(head: Any, hidden: mx.array) -> mx.array:
+    """hidden Wᵀ + b in float32, `HEAD_ROWS` rows of W at a time."""
+    hidden, parts = hidden.astype(mx.float32), []
+    for start in range(0, head.weight.shape[0], HEAD_ROWS):
+        rows = slice(start, start + HEAD_ROWS)
+        weight = head.weight[rows]
+        if "scales" in head:
+            biases = head.biases[rows].astype(mx.float32) if head.get("biases") is not None else None
+            scales = head.scales[rows]
+            scales = scales.astype(mx.float32) if mx.issubdtype(scales.dtype, mx.floating) else scales
+            weight = mx.dequantize(weight, scales, biases, head.group_size, head.bits, head.mode)
+        parts.append(hidden @ weight.astype(mx.float32).T)
+        mx.eval(parts[-1])
+    logits = mx.concatenate(parts, axis=-1)
+    return logits + head.bias if "bias" in head else logits

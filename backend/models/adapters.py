@@ -1,23 +1,24 @@
-"""Adapters: attach LoRA or DoRA to a loaded model, on those layers whose model runs with them.
+"""Attach LoRA or DoRA adapters to a loaded model, and find the modules that are trained as a whole beside them.
 
-Knows a module tree and settings; loads and saves nothing (`backend.models.policy`).
+Modules trained as a whole (peft's `modules_to_save`: an output layer, embeddings, norms) are in adapters.safetensors too.
+mlx-lm's `load_adapters` refuses such a file by name; our own loader, and every export but mlx-lm's adapter, has them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx.utils import tree_flatten, tree_unflatten
+from mlx.utils import tree_flatten, tree_map, tree_unflatten
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 from mlx_lm.tuner.utils import linear_to_lora_layers
 
 from backend.config.setting_groups import AdapterSettings
 from backend.engine.model_probe import tracing_error
 from backend.models.adapter_types import ALL_LINEAR, adapter_scale, is_named
-from backend.models.saved_modules import whole_modules, without_whole
 from backend.utils.errors import UserError
 from backend.utils.text import quote
 
@@ -27,23 +28,34 @@ ADAPTABLE_LAYERS = (
 )
 """Layers that mlx-lm can attach adapters to."""
 SENTENCE = 200
-"""Characters of a sentence that lists names."""
+"""Characters of a message that lists names."""
+SIXTEEN_BIT_TYPES = (mx.bfloat16, mx.float16)
+_WITHIN_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.\d+\.(.+)$")
 
 
 def attach_adapters(
     model: nn.Module, config: AdapterSettings, note: Callable[[str], None] = lambda sentence: None
 ) -> list[str]:
-    """Freeze the base and attach LoRA or DoRA to its last `num_layers` layers, initialised from `seed`. → the names of the layers
-    that take part, [] where it is every layer that can. Raises UserError."""
+    """Freeze the base and attach adapters to its last `num_layers` layers, initialised from `seed`.
+
+    Returns the names of the adapted layers, [] if they are all that can be. Raises UserError.
+    """
     model.freeze()
     layers, adapted_layers = len(model.layers), adapted_layer_count(model, config.num_layers)  # pyright: ignore
     if config.num_layers > layers:
         note(f"Layers is {config.num_layers}, and the model has {layers}: all of them get adapters.")
     whole = whole_modules(model, config.modules_to_save)
-    keys, base = _keys_beside(model, layer_names(model, config.lora_keys), whole), model.leaf_modules()
+    base = model.leaf_modules()
+    # Layers in modules that are trained as a whole need no adapter.
+    keys, inside = layer_names(model, config.lora_keys), sorted(_names_in_layers(model))
+    beside = _outside(keys or inside, whole)
+    if both := [key for key in keys if key not in beside]:
+        twice = f"{quote(both[0], 60)} would get an adapter and be trained as a whole"
+        raise UserError("modules_to_save", f"{twice}; name it in one of the two.")
+    keys = beside if keys or len(beside) < len(inside) else []
     reason = _attach(model, config, keys)
     if reason and not config.lora_keys and (keys := _keys_whose_adapters_run(model, config, base, note)):
-        keys = without_whole(keys, whole)
+        keys = _outside(keys, whole)
         reason = _attach(model, config, keys)
     if reason:
         raise UserError("train_type", f"This model cannot take {config.train_type.upper()} adapters: {reason}.")
@@ -57,23 +69,11 @@ def attach_adapters(
     return keys
 
 
-def _keys_beside(model: nn.Module, keys: list[str], whole: Mapping[str, nn.Module]) -> list[str]:
-    """`keys` without layers in modules that are trained as a whole, which need no adapter. Raises UserError where they were asked for."""
-    inside = sorted({name for layer in model.layers for name in adaptable_names(layer)})  # pyright: ignore
-    beside = without_whole(keys or inside, whole)
-    if both := [key for key in keys if key not in beside]:
-        sentence = f"{quote(both[0], 60)} would get an adapter and be trained as a whole; name it in one of the two."
-        raise UserError("modules_to_save", sentence)
-    return beside if keys or len(beside) < len(inside) else []
-
-
 def without_adapters(model: nn.Module) -> nn.Module:
     """`model` with the layers that it had before adapters were attached, in place."""
     layers = [
-        (
-            name,
-            module.linear if hasattr(module, "linear") else module.embedding,
-        )  # mlx-lm's names for what an adapter wraps
+        # mlx-lm's names for what an adapter wraps
+        (name, module.linear if hasattr(module, "linear") else module.embedding)
         for name, module in model.named_modules()
         if hasattr(module, "lora_a")
     ]
@@ -82,29 +82,31 @@ def without_adapters(model: nn.Module) -> nn.Module:
 
 
 def _attach(model: nn.Module, config: AdapterSettings, keys: list[str]) -> str:
-    """Attach adapters to the layers called `keys`, [] for all. → what the model's code raises with them, or "". Raises UserError where
-    mlx-lm has no such adapter for a layer."""
+    """Attach adapters to the layers `keys`, [] for all. Returns what the model's code raises with them, or "".
+
+    Raises UserError if mlx-lm has no such adapter for a layer.
+    """
     parameters, is_dora = lora_parameters(config, keys), config.train_type == "dora"
     mx.random.seed(config.seed)
     try:
         linear_to_lora_layers(model, adapted_layer_count(model, config.num_layers), parameters, use_dora=is_dora)
     except ValueError as error:
         reason = str(error).strip().splitlines()[0].rstrip(".")
-        raise UserError(
-            "train_type", f"This model cannot take {config.train_type.upper()} adapters: {reason}."
-        ) from error
+        cannot = f"This model cannot take {config.train_type.upper()} adapters"
+        raise UserError("train_type", f"{cannot}: {reason}.") from error
     return tracing_error(model)
 
 
 def _keys_whose_adapters_run(
     model: nn.Module, config: AdapterSettings, base: Any, note: Callable[[str], None]
 ) -> list[str]:
-    """Names of the layers that take adapters in a model where not all of them do, [] where none does: some models' code reads a
-    layer's weight itself, which a layer with an adapter has not (mlx_lm/models/gemma3n.py). `base`: the leaf modules without adapters,
-    which are back in place afterwards."""
+    """Names of the layers that take adapters in a model where not all of them do, [] if none does.
+
+    Some models' code reads a layer's weight itself, which a layer with an adapter lacks (mlx_lm/models/gemma3n.py). `base`: the
+    leaf modules without adapters, which are restored afterwards.
+    """
     model.update_modules(base)
-    names = sorted({name for layer in model.layers for name in adaptable_names(layer)})  # pyright: ignore
-    working: list[str] = []
+    names, working = sorted(_names_in_layers(model)), list[str]()
     for name in names:
         if not _attach(model, config, [name]):
             working.append(name)
@@ -116,16 +118,19 @@ def _keys_whose_adapters_run(
 
 
 def layer_names(model: nn.Module, keys: list[str]) -> list[str]:
-    """The names within a layer (or within the model, outside its layers) of the layers that `keys` mean; [] where they are all that can
-    take adapters. Raises UserError for a key that fits no layer; mlx-lm ignores it silently."""
-    inside = {name for layer in model.layers for name in adaptable_names(layer)}  # pyright: ignore
-    everywhere = adaptable_names(model)
+    """The names within a layer (or in the model, outside its layers) that `keys` mean; [] if they are all that can be adapted.
+
+    Raises UserError for a key that fits no layer; mlx-lm ignores it silently.
+    """
+    inside, everywhere = _names_in_layers(model), set(adaptable_layers(model))
     outside = {name for name in everywhere if "layers." not in name}
     names: dict[str, None] = {}
     unknown: list[str] = []
     for key in keys:
-        if key == ALL_LINEAR:
-            found = _linear_names(model)
+        if key == ALL_LINEAR:  # the output layer is in no layer
+            layers = {name: each for within in model.layers for name, each in adaptable_layers(within).items()}  # pyright: ignore
+            embeddings = (nn.Embedding, nn.QuantizedEmbedding)
+            found = sorted(name for name, layer in layers.items() if not isinstance(layer, embeddings))
         elif key in inside | everywhere:
             found = [key]
         else:
@@ -133,31 +138,21 @@ def layer_names(model: nn.Module, keys: list[str]) -> list[str]:
         names |= dict.fromkeys(found)
         unknown += [] if found else [key]
     if unknown:
-        # Those that have what was asked for in them first: self_attn.q_proj for q.
-        listed = ", ".join(
-            sorted(inside | outside, key=lambda name: (not any(key in name for key in unknown if key), name))
-        )
+        # Names that contain the key first: self_attn.q_proj for q.
+        near = sorted(inside | outside, key=lambda name: (not any(key in name for key in unknown if key), name))
         sentence = f"No layer of this model is called {quote(', '.join(unknown), 60) or 'nothing'}; there are "
-        raise UserError("lora_keys", f"{sentence}{quote(listed, SENTENCE - len(sentence) - 1)}.")
+        raise UserError("lora_keys", f"{sentence}{quote(', '.join(near), SENTENCE - len(sentence) - 1)}.")
     return [] if ALL_LINEAR in keys and names.keys() == inside else list(names)
 
 
-def _linear_names(model: nn.Module) -> list[str]:
-    """Names, within their layer, of the model's linear layers; the output layer is in none of them."""
-    layers: list[nn.Module] = model.layers  # pyright: ignore
-    found = {name: layer for within in layers for name, layer in adaptable_layers(within).items()}
-    return sorted(name for name, layer in found.items() if not isinstance(layer, (nn.Embedding, nn.QuantizedEmbedding)))
+def _names_in_layers(model: nn.Module) -> set[str]:
+    return {name for layer in model.layers for name in adaptable_layers(layer)}  # pyright: ignore
 
 
 def adaptable_layers(module: nn.Module) -> dict[str, nn.Module]:
     """The layers that take an adapter, by their names relative to `module`."""
     children = module.named_modules()
     return {name: child for name, child in children if isinstance(child, ADAPTABLE_LAYERS) or hasattr(child, "to_lora")}
-
-
-def adaptable_names(module: nn.Module) -> set[str]:
-    """Names, relative to `module`, of the layers that take an adapter."""
-    return set(adaptable_layers(module))
 
 
 def adapted_layer_count(model: nn.Module, num_layers: int) -> int:
@@ -168,6 +163,60 @@ def adapted_layer_count(model: nn.Module, num_layers: int) -> int:
 
 def lora_parameters(config: AdapterSettings, keys: list[str]) -> dict[str, Any]:
     """mlx-lm's `lora_parameters`; `keys` names the layers with adapters, [] for all."""
-    return {"rank": config.rank, "scale": adapter_scale(config), "dropout": config.dropout} | (
-        {"keys": keys} if keys else {}
-    )
+    parameters = {"rank": config.rank, "scale": adapter_scale(config), "dropout": config.dropout}
+    return parameters | ({"keys": keys} if keys else {})
+
+
+# Modules trained as a whole
+
+
+def whole_modules(model: nn.Module, names: Iterable[str]) -> dict[str, nn.Module]:
+    """The modules that `names` mean, whole names or their ends, by their full names.
+
+    Raises UserError for an unknown name, and for a module with quantised weights, which have no gradient.
+    """
+    if not (names := list(names)):
+        return {}
+    modules = {name: module for name, module in model.named_modules() if name and tree_flatten(module.parameters())}
+    found: dict[str, nn.Module] = {}
+    for key in names:
+        meant = {name: module for name, module in modules.items() if is_named(name, [key])}
+        if not meant:
+            sentence = f"No module of this model is called {quote(key, 40) or 'nothing'}"
+            if key.endswith("lm_head"):
+                tied = "its output layer is its embedding, which is trained by the name of that"
+                raise UserError("modules_to_save", f"{sentence}: {tied}.")
+            ends = ", ".join(sorted({_within_layer(name) for name in modules}))
+            listed = quote(ends, SENTENCE - len(sentence) - 13)
+            raise UserError("modules_to_save", f"{sentence}; there are {listed}.")
+        found |= meant
+    for name, module in found.items():
+        if any("scales" in part for part in module.modules()):
+            quantised = f"{quote(name, 60)} is quantised, and quantised weights cannot be trained"
+            raise UserError("modules_to_save", f"{quantised}; take it out.")
+    return found
+
+
+def _within_layer(name: str) -> str:
+    found = _WITHIN_LAYER.search(name)
+    return found.group(1) if found else name
+
+
+def _outside(adaptable: Iterable[str], whole: Mapping[str, nn.Module]) -> list[str]:
+    """Those of the layers, by their names within a layer, that are in no module of `whole`."""
+    ends = {_within_layer(name) for name in whole}
+    return [name for name in adaptable if not any(f"{name}.".startswith(f"{end}.") for end in ends)]
+
+
+def masters_of(model: nn.Module) -> Any:
+    """The trainable arrays with those of 16 bits in float32, where small updates count; None if none has 16 bits."""
+    own = model.trainable_parameters()
+    if not any(array.dtype in SIXTEEN_BIT_TYPES for array in dict[str, mx.array](tree_flatten(own)).values()):
+        return None
+    return tree_map(lambda x: x.astype(mx.float32) if x.dtype in SIXTEEN_BIT_TYPES else x, own)
+
+
+def array_names(model: nn.Module, modules: Iterable[str]) -> set[str]:
+    """The names of the arrays in the modules with these full names."""
+    prefixes = tuple(f"{name}." for name in modules)
+    return {name for name, _ in tree_flatten(model.parameters()) if prefixes and name.startswith(prefixes)}

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from backend.config.model_and_data_names import DATA_SUFFIXES
-from backend.models import supported_architectures
-from backend.models.model_config import model_type
+from backend.models import architectures
+from backend.models.architectures import model_type
 from backend.models.model_folder import read_object
 from backend.runs.run_folder import all_runs
 from backend.utils.errors import UserError
@@ -91,9 +91,9 @@ def model_at(folder: Path, name: str = "", where: Where = "folder", id_: str = "
     item = InventoryItem(id_ or str(folder), name or default_name, where, str(folder))
     item.size = sum(size for size, _ in files.values())
     item.changed = max((t for _, t in files.values()), default=0.0)
-    item.refusal = supported_architectures.refusal(config, files) or _missing_shards(folder, files)
+    item.refusal = architectures.refusal(config, files) or _missing_shards(folder, files)
     if config is not None:
-        item.kind, item.precision = model_type(config), supported_architectures.precision_of(config)
+        item.kind, item.precision = model_type(config), architectures.precision_of(config)
     if not item.refusal and not _has_chat_template(folder, files):
         item.remarks.append("It has no chat template: prompts go in as plain text, as to a base model.")
     return item
@@ -103,12 +103,10 @@ def is_incomplete(snapshot: Path) -> bool:
     """Whether a cached model lacks files but could be used with them: only its config.json was fetched, or a download was
     interrupted."""
     files, config = _files(snapshot), _config(snapshot)
-    if config is None or not (supported_architectures.refusal(config, files) or _missing_shards(snapshot, files)):
+    if config is None or not (architectures.refusal(config, files) or _missing_shards(snapshot, files)):
         return False
     has_other_weights = any(name.endswith((".gguf", ".bin", ".pth", ".pt")) for name in files)
-    return not has_other_weights and not supported_architectures.refusal(
-        config, [*files, "model.safetensors", "tokenizer.json"]
-    )
+    return not has_other_weights and not architectures.refusal(config, [*files, "model.safetensors", "tokenizer.json"])
 
 
 def _cached_models() -> Iterator[InventoryItem]:

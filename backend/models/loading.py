@@ -1,4 +1,4 @@
-"""Opening a model through mlx-lm: whatever goes wrong in somebody else's files becomes one sentence, and no code of theirs is run."""
+"""Open a model through mlx-lm. Whatever goes wrong in its files becomes one sentence, and none of its code is run."""
 
 from __future__ import annotations
 
@@ -19,17 +19,11 @@ from backend.engine.cpu import compiler
 from backend.engine.model_probe import is_causal
 from backend.engine.output_layer import PROBE
 from backend.models.model_folder import check_arrays, check_config, check_kinds
-from backend.models.time_limit import TimeLimitError, time_limit
 from backend.models.tokenizers import is_panic, load_tokenizer, reason_of
 from backend.runs.start_progress import tell, telling
 from backend.utils.errors import UserError
 from backend.utils.hub_cache import local_folder
 from backend.utils.text import quote
-
-BUILD_S = 15.0
-"""Seconds for building a model without its weights. The largest in use take one or two."""
-NAME = 50
-"""Characters of a model's name in a sentence."""
 
 
 def load_model(name: str, setting: str) -> tuple[nn.Module, Any, dict[str, Any]]:
@@ -52,42 +46,8 @@ def open_model(name: str, setting: str) -> tuple[nn.Module, Any, dict[str, Any]]
     return _open(folder, name, setting)
 
 
-def _read_weights(model: nn.Module, name: str) -> None:
-    """Read all arrays of a model that was opened, one after the other, and say how far that has come."""
-    arrays: list[Any] = [array for _, array in tree_flatten(model.parameters())]
-    ends = list(accumulate((array.nbytes for array in arrays), initial=0))
-    read = telling(
-        arrays, "Loading", name, lambda number: ends[number] / ends[-1],
-        amount=lambda number: ends[number] / 1e9, unit="GB", looked=1,
-    )  # fmt: skip
-    for array in read:
-        mx.eval(array)
-
-
-def open_weights(folder: Path, name: str, setting: str) -> tuple[nn.Module, dict[str, Any]]:
-    """(model, its config.json), nothing read of the weights but headers: names and shapes of all arrays are those of the model that
-    config.json describes. Raises UserError naming `setting`."""
-    check_kinds(folder, setting)
-    check_arrays(folder, check_config(folder / "config.json", name, setting), setting)
-    try:
-        with loading(name, setting), time_limit(BUILD_S):
-            return mlx_lm_utils.load_model(folder, lazy=True, trust_remote_code=False)
-    except TimeLimitError:
-        sentence = (
-            f"The model {quote(Path(name), NAME)} cannot be built from its config.json within {BUILD_S:g} seconds."
-        )
-        raise UserError(setting, sentence) from None
-
-
-def _open(folder: Path, name: str, setting: str) -> tuple[nn.Module, Any, dict[str, Any]]:
-    model, config = open_weights(folder, name, setting)
-    tokenizer = load_tokenizer(folder, setting, config.get("eos_token_id"))
-    _check_end_tokens(tokenizer, name, setting)
-    return model, tokenizer, config
-
-
 def check_opens(folder: Path, name: str, setting: str) -> tuple[nn.Module, Any, dict[str, Any]]:
-    """`load_model` of a folder, with arrays that are not read. Raises the UserError that it would raise, as far as it shows without the weights."""
+    """`load_model` of a folder without reading its weights. Raises the UserError that shows without them."""
     compiler.prepare()
     model, tokenizer, config = _open(folder, name, setting)
     try:
@@ -98,11 +58,19 @@ def check_opens(folder: Path, name: str, setting: str) -> tuple[nn.Module, Any, 
     return model, tokenizer, config
 
 
+def open_weights(folder: Path, name: str, setting: str) -> tuple[nn.Module, dict[str, Any]]:
+    """(model, its config.json) with arrays that are not read yet; their names and shapes fit config.json. Raises UserError."""
+    check_kinds(folder, setting)
+    check_arrays(folder, check_config(folder / "config.json", name, setting), setting)
+    with loading(name, setting):
+        return mlx_lm_utils.load_model(folder, lazy=True, trust_remote_code=False)
+
+
 @contextlib.contextmanager
 def loading(name: str, setting: str) -> Iterator[None]:
-    """Inside, whatever mlx-lm raises while it loads the model `name` becomes a UserError, and what it prints is dropped."""
+    """Raise whatever mlx-lm raises while it loads the model `name` as a UserError, and drop what it prints."""
     stdout = io.StringIO()
-    refused = f"The model {quote(Path(name), NAME)} cannot be loaded"
+    refused = f"{_called(name)} cannot be loaded"
     try:
         with contextlib.redirect_stdout(stdout):
             yield
@@ -118,35 +86,50 @@ def loading(name: str, setting: str) -> Iterator[None]:
         raise UserError(setting, f"{refused}: its files are broken.") from error
 
 
-def _check_end_tokens(tokenizer: Any, name: str, setting: str) -> None:
-    """Raises UserError where the ids of the end-of-sequence tokens, from config.json and the tokenizer, are no ids, or where there is no
-    token to fill rows with."""
-    ends = set(tokenizer.eos_token_ids)
-    if odd := [end for end in ends if type(end) is not int or end < 0]:
-        raise UserError(
-            setting,
-            f"The model {quote(Path(name), NAME)} has {quote(odd[0], 40)} as the id of a token that ends a text.",
-        )
-    if not ends and getattr(tokenizer, "pad_token_id", None) is None:
-        raise UserError(
-            setting,
-            f"The model {quote(Path(name), NAME)} has no token that ends a text, neither in config.json nor in its tokenizer.",
-        )
-
-
 def check_runs(model: nn.Module, name: str, setting: str) -> None:
-    """Run a few tokens forward: some models load and cannot run, for lack of a kernel or by a bug in their code. Raises UserError."""
+    """Run a few tokens forward: some models load and cannot run, for lack of a kernel or by a bug. Raises UserError."""
     try:
         model.trainable_parameters()
         causal = is_causal(model)
     except Exception as error:  # of any kind, as above
         raise UserError(setting, _cannot_run(name, error)) from error
     if not causal:
-        raise UserError(
-            setting,
-            f"In mlx-lm's code of the model {quote(Path(name), NAME)} a token's logits change with the tokens after it.",
-        )
+        what = f"In mlx-lm's code of the model {quote(Path(name), 50)}"
+        raise UserError(setting, f"{what} a token's logits change with the tokens after it.")
+
+
+def _open(folder: Path, name: str, setting: str) -> tuple[nn.Module, Any, dict[str, Any]]:
+    model, config = open_weights(folder, name, setting)
+    tokenizer = load_tokenizer(folder, setting, config.get("eos_token_id"))
+    ends = set(tokenizer.eos_token_ids)
+    if odd := [end for end in ends if type(end) is not int or end < 0]:
+        raise UserError(setting, f"{_called(name)} has {quote(odd[0], 40)} as the id of a token that ends a text.")
+    if not ends and getattr(tokenizer, "pad_token_id", None) is None:
+        missing = "no token that ends a text, neither in config.json nor in its tokenizer"
+        raise UserError(setting, f"{_called(name)} has {missing}.")
+    return model, tokenizer, config
+
+
+def _read_weights(model: nn.Module, name: str) -> None:
+    """Read all arrays, one after the other, and report progress."""
+    arrays: list[Any] = [array for _, array in tree_flatten(model.parameters())]
+    ends = list(accumulate((array.nbytes for array in arrays), initial=0))
+    read = telling(
+        arrays,
+        "Loading",
+        name,
+        lambda number: ends[number] / ends[-1],
+        amount=lambda number: ends[number] / 1e9,
+        unit="GB",
+        looked=1,
+    )
+    for array in read:
+        mx.eval(array)
+
+
+def _called(name: str) -> str:
+    return f"The model {quote(Path(name), 50)}"
 
 
 def _cannot_run(name: str, error: Exception) -> str:
-    return f"The model {quote(Path(name), NAME)} loads, but cannot run with this mlx-lm here: {quote(reason_of(error), 80)}."
+    return f"{_called(name)} loads, but cannot run with this mlx-lm here: {quote(reason_of(error), 80)}."

@@ -1,13 +1,12 @@
-"""Whether the files of a model's folder can be opened, before they are: config.json, and the headers of the weights.
+"""Check the files of a model or adapter folder before they are opened: config.json, and the headers of the weights.
 
-A folder is somebody else's. Nothing of it is run or unpickled: `model*.safetensors` are the only weights that are opened, and a model that
-brings its own code is refused. No weight is read.
+A model from somebody else executes nothing: `model*.safetensors` are the only weights that are opened, and a model that brings
+its own code is refused.
 """
 
 from __future__ import annotations
 
 import re
-import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -21,10 +20,9 @@ from backend.utils.text import quote
 
 CONFIG_LIMIT = 16 * 2**20
 """Bytes of config.json and of the index of the weights."""
-TEXTS, TEXT_LIMIT = (".json", ".jinja", ".txt", ".jsonl", ".model", ".tiktoken"), 2**29
-"""Files that the tokenizer's libraries read whole, and the most bytes of one. The largest in use have 35 MB."""
 PATH = 70
 """Characters of a path in a sentence."""
+LARGEST_RANK = 2**16
 _COUNT = re.compile(r"^(num|n)_.*(layer|block|expert|head|codebook|loop)|_layers$|^depth$|^n_(layer|head)s?$")
 """Settings that say how many of something a model is built of."""
 
@@ -43,56 +41,51 @@ def read_object(file: Path, setting: str) -> dict[str, Any]:
 
 
 def check_kinds(folder: Path, setting: str) -> None:
-    """Raises UserError where the folder holds a pipe or a device, which a library would wait for without end, or a text that is none."""
+    """Raise UserError for a pipe or a device in the folder, which a library would wait for without end."""
     for file in sorted(folder.iterdir()):
-        try:
-            about = file.stat()
-        except OSError:  # a link to nothing, which counts as missing
-            continue
-        if not (stat.S_ISREG(about.st_mode) or stat.S_ISDIR(about.st_mode)):
+        # A link to nothing counts as missing.
+        if file.exists() and not (file.is_file() or file.is_dir()):
             raise UserError(setting, f"{quote(file, PATH)} is no file, but a pipe, a socket or a device.")
-        if file.suffix in TEXTS and about.st_size > TEXT_LIMIT:
-            raise UserError(
-                setting, f"{quote(file, PATH)} is larger than the {TEXT_LIMIT / 2**20:g} MB that a tokenizer may have."
-            )
 
 
 def check_config(file: Path, name: str, setting: str) -> dict[str, Any]:
-    """The content of a model's config.json. Raises UserError for a file that is none, or of a model that brings its own code."""
+    """The content of a model's config.json. Raises UserError for a broken file, or a model that brings its own code."""
     config = read_object(file, setting)
-    shown_name = quote(Path(name), 50)
     if config.get("model_file"):
-        file_name = quote(config["model_file"], 40)
-        raise UserError(setting, f"The model {shown_name} needs code of its own ({file_name}), which is not run.")
+        code = f"needs code of its own ({quote(config['model_file'], 40)}), which is not run"
+        raise UserError(setting, f"The model {quote(Path(name), 50)} {code}.")
     return config
 
 
 def check_arrays(folder: Path, config: Mapping[str, Any], setting: str) -> None:
-    """Raises UserError where the weights in `folder` are not whole, or are of far fewer parts than config.json counts."""
+    """Raise UserError if weights are incomplete, or far fewer than config.json counts."""
     arrays: dict[str, tuple[str, StoredArray]] = {}
     for file in sorted(folder.glob("model*.safetensors")):
-        try:
-            header = read_header(file)
-        except BrokenFile as error:
-            raise UserError(setting, f"{quote(file, PATH)} {error}.") from None
+        header = header_of(file, setting)
         if twice := next((name for name in header if name in arrays), None):
             both = f"{quote(arrays[twice][0], 40)} and {quote(file.name, 40)}"
             raise UserError(setting, f"{quote(folder, 50)} has {quote(twice, 40)} in both {both}.")
         arrays |= {name: (file.name, array) for name, array in header.items()}
     if not arrays:
-        raise UserError(
-            setting, f"The folder {quote(folder, PATH)} holds no weights: model*.safetensors is missing or empty."
-        )
+        missing = "holds no weights: model*.safetensors is missing or empty"
+        raise UserError(setting, f"The folder {quote(folder, PATH)} {missing}.")
     _check_shards(folder, setting)
     # mlx-lm builds as many layers as config.json says before it looks at the weights.
     for key, count in _counts(config):
         if count > 1000 + 10 * len(arrays):
-            raise UserError(setting, f"{quote(folder / 'config.json', PATH)} has {quote(key, 30)} {quote(count, 40)}, and the weights "
-                          f"are {len(arrays):,} arrays.")  # fmt: skip
+            where = f"{quote(folder / 'config.json', PATH)} has {quote(key, 30)} {quote(count, 40)}"
+            raise UserError(setting, f"{where}, and the weights are {len(arrays):,} arrays.")
+
+
+def header_of(file: Path, setting: str) -> dict[str, StoredArray]:
+    """The header of a safetensors file. Raises UserError naming the file."""
+    try:
+        return read_header(file)
+    except BrokenFile as error:
+        raise UserError(setting, f"{quote(file, PATH)} {error}.") from None
 
 
 def _counts(config: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """The counts in a config.json and in the parts that describe the language model."""
     for key, value in config.items():
         if isinstance(value, (int, float)) and _COUNT.search(key):
             yield key, value
@@ -101,7 +94,7 @@ def _counts(config: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 
 
 def _check_shards(folder: Path, setting: str) -> None:
-    """Raises UserError where the index of the weights names files that are not in the folder. Nothing opens what it names."""
+    """Raise UserError if the index of the weights names files that are not in the folder."""
     index = folder / "model.safetensors.index.json"
     if not index.is_file():
         return
@@ -111,37 +104,24 @@ def _check_shards(folder: Path, setting: str) -> None:
     there = {file.name for file in folder.glob("model*.safetensors")}
     files = dict.fromkeys(quote(name, 40) for name in cast("dict[str, Any]", named).values())
     if missing := [name for name in files if name not in there]:
-        raise UserError(
-            setting,
-            f"{quote(index, PATH)} names {len(missing):,} weight files that are missing, {missing[0]} among them.",
-        )
-
-
-# ── adapter files ────────────────────────────────────────────────────────────────────────────────────────────────────
-
-# Whether the files of an adapter in mlx-lm's format can be loaded: adapter_config.json and adapters.safetensors. No
-# array is read.
-
-LARGEST_RANK = 2**16
+        what = f"{len(missing):,} weight files that are missing, {missing[0]} among them"
+        raise UserError(setting, f"{quote(index, PATH)} names {what}.")
 
 
 def check_adapter(folder: Path, setting: str) -> None:
-    """Raises UserError where mlx-lm cannot load the adapter: its settings are of the wrong kind, or its arrays are not whole."""
+    """Raise UserError if mlx-lm cannot load the adapter: wrong kinds of settings, or incomplete arrays."""
     check_adapter_config(folder / "adapter_config.json", setting)
-    try:
-        read_header(folder / "adapters.safetensors")
-    except BrokenFile as error:
-        raise UserError(setting, f"{quote(folder / 'adapters.safetensors', PATH)} {error}.") from None
+    header_of(folder / "adapters.safetensors", setting)
 
 
 def check_adapter_config(file: Path, setting: str) -> None:
-    """Raises UserError where an adapter_config.json has settings of the wrong kind."""
+    """Raise UserError if an adapter_config.json has settings of the wrong kind."""
     if wrong := _wrong_setting(read_object(file, setting)):
         raise UserError(setting, f"{quote(file, PATH)} is not mlx-lm's: {wrong}.")
 
 
 def _wrong_setting(config: dict[str, Any]) -> str:
-    """What is wrong, as part of a sentence; "" for nothing."""
+    """The first wrong setting, as part of a sentence; "" if there is none."""
     kind = config.get("fine_tune_type", "lora")
     if kind not in ("lora", "dora", "full"):
         return f"fine_tune_type is {quote(kind, 40)}"
@@ -153,22 +133,20 @@ def _wrong_setting(config: dict[str, Any]) -> str:
     if not isinstance(parameters, dict):
         return "lora_parameters are missing"
     parameters = cast("dict[str, Any]", parameters)
-    rank, scale, dropout = (
-        parameters.get(key, default) for key, default in (("rank", 8), ("scale", 1.0), ("dropout", 0.0))
-    )
+    defaults = (("rank", 8), ("scale", 1.0), ("dropout", 0.0))
+    rank, scale, dropout = (parameters.get(key, default) for key, default in defaults)
     if type(rank) is not int or not 1 <= rank <= LARGEST_RANK:
         return f"the rank is {quote(rank, 40)}"
-    if not _is_number(scale):
+    if not is_number(scale):
         return f"the scale is {quote(scale, 40)}"
-    if not _is_number(dropout) or not 0 <= dropout < 1:
+    if not is_number(dropout) or not 0 <= dropout < 1:
         return f"the dropout is {quote(dropout, 40)}"
-    keys = parameters.get("keys")
-    if keys is not None and not (
-        isinstance(keys, list) and all(isinstance(key, str) for key in cast("list[Any]", keys))
-    ):
+    keys: Any = parameters.get("keys")
+    if keys is not None and not (isinstance(keys, list) and all(isinstance(key, str) for key in keys)):
         return "the keys are no list of names"
     return ""
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
+    """True for a finite int or float that is no bool."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and fits_a_float(value)

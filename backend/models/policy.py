@@ -2,18 +2,17 @@
 
 The reference is the model before training. Its module tree is copied before adapters are attached and shares every array with
 the policy's base, so it costs no memory under LoRA and DoRA; under full fine-tuning the arrays diverge at the first update.
-
-Does not train (`backend.training`), and writes nothing (`backend.models.saving`, `backend.runs.checkpoints.checkpoint_writer`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from typing import cast as typed
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -21,21 +20,20 @@ from mlx.utils import tree_flatten, tree_map, tree_map_with_path
 from mlx_lm import utils as mlx_lm_utils
 from mlx_lm.tuner.utils import load_adapters
 
-from backend.config.setting_groups import ModelSettings
+from backend.config.setting_groups import AdapterSettings, ModelSettings
 from backend.engine import device
 from backend.engine.cpu import compiler
 from backend.engine.model_probe import gradient_error, split
 from backend.engine.output_layer import PROBE
 from backend.engine.shared_weights import SharedWeights, copy_sharing_arrays
-from backend.models.adapters import attach_adapters, without_adapters
+from backend.models.adapters import attach_adapters, lora_parameters, masters_of, without_adapters
 from backend.models.loading import load_model
-from backend.models.model_folder import check_adapter
-from backend.models.own_tokenizer import run_tokenizer, with_end_tokens
-from backend.models.saved_modules import masters_of
-from backend.models.tokenizers import reason_of
-from backend.utils.errors import UserError
+from backend.models.model_folder import PATH, check_adapter, check_adapter_config, header_of
+from backend.models.tokenizers import reason_of, run_tokenizer, with_end_tokens
+from backend.runs.saved_weights import SETTING, AdapterSource, adapter_settings, find_adapter
+from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.files import user_path
-from backend.utils.text import quote
+from backend.utils.text import quote, shown_path
 
 QUANTIZATION = {
     "4": {"bits": 4, "group_size": 64, "mode": "affine"},
@@ -52,15 +50,15 @@ DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
 class Policy:
     """Model, tokenizer and reference of one run. Built by `load_policy`.
 
-    `original_dtypes` holds the type of every array that was loaded in 16 bits and is trained in 32; it is saved in that type.
-    `masters` is mixed precision (arXiv:1710.03740): the tree of trainable arrays in float32, where the model computes with copies of
-    them in 16 bits. None where the model's own arrays are what learns.
-    `adapted_keys` names the layers with adapters where they are not all. `shared_weights`: the base that other policies share with it.
-    `hidden` and `logits` are the two parts of the forward pass (see `backend.engine.forward.SplitModel`).
+    `original_dtypes`: the type of every array that was loaded in 16 bits and is trained in 32; it is saved in that type.
+    `masters`: mixed precision (arXiv:1710.03740), the trainable arrays in float32 where the model computes with copies in 16
+    bits; None where the model's own arrays learn. `adapted_keys` names the layers with adapters if they are not all.
+    `shared_weights`: the base that other policies share. `hidden` and `logits` are the two parts of the forward pass (see
+    `backend.engine.forward.SplitModel`).
     """
 
     is_sharded = False
-    """Whether several ranks compute one model, so that a pass of it hangs when one of them is lost."""
+    """True if several ranks compute one model."""
 
     def __init__(
         self,
@@ -94,11 +92,11 @@ class Policy:
         return self.split_model.logits(hidden)
 
     def parameters(self) -> Any:
-        """The tree of trainable arrays as the optimizer has them."""
+        """The trainable arrays as the optimizer has them."""
         return self.model.trainable_parameters() if self.masters is None else self.masters
 
     def set_parameters(self, parameters: Any) -> None:
-        """Put what the optimizer has made of `parameters()` back. Lazy: evaluate `arrays()` after it."""
+        """Set the arrays that the optimizer returned. Lazy: evaluate `arrays()` after it."""
         if self.masters is not None:
             self.masters = parameters
             parameters = tree_map(lambda x, own: x.astype(own.dtype), parameters, self.model.trainable_parameters())
@@ -109,22 +107,22 @@ class Policy:
         return dict(tree_flatten(self.parameters()))
 
     def arrays(self) -> Any:
-        """What training changes, copies in 16 bits included."""
+        """All arrays that training changes, copies in 16 bits included."""
         return [self.parameters(), self.model.trainable_parameters()]
 
     def assign(self, arrays: dict[str, mx.array]) -> None:
-        """Restore saved trainable arrays. Raises ValueError when names or shapes are not those of this policy."""
+        """Restore saved trainable arrays. Raises ValueError if names or shapes differ."""
         own = self.trainable()
         if own.keys() != arrays.keys() or any(own[name].shape != arrays[name].shape for name in own):
             raise ValueError("The saved weights do not belong to this model.")
         self.set_parameters(tree_map_with_path(lambda name, _: arrays[name], self.parameters()))
 
     def gather_gradient(self, gradient: Any) -> Any:
-        """The gradient in `parameters()`, from that in the model's own arrays, where the model has parts of them (`ShardedPolicy`)."""
+        """The gradient in `parameters()`, from that in the model's own arrays (see `ShardedPolicy`)."""
         return gradient
 
     def broadcast_from_rank0(self, arrays: Sequence[mx.array]) -> Sequence[mx.array]:
-        """What all ranks go on with of arrays that each of them has computed, where several compute one model (`ShardedPolicy`)."""
+        """Rank 0's arrays where several ranks compute one model (see `ShardedPolicy`)."""
         return arrays
 
     def move_reference(self, alpha: float) -> None:
@@ -133,8 +131,10 @@ class Policy:
         self.restore_reference({name: (1 - alpha) * reference[name] + alpha * policy[name] for name in policy})
 
     def use_reference(self, config: ModelSettings) -> None:
-        """Load or drop the reference as the settings have it now. Under full fine-tuning the base weights are gone, so that a reference
-        can be dropped there, but not taken up. Raises UserError for a reference model that cannot be loaded."""
+        """Load or drop the reference to follow the settings. Raises UserError for a reference that cannot be loaded.
+
+        Under full fine-tuning the base weights are gone: a reference can be dropped there, but not loaded again.
+        """
         if config.needs_reference == (self.reference is not None):
             return
         reference = None
@@ -146,7 +146,7 @@ class Policy:
         self.reference = split(reference) if reference is not None else None
 
     def reference_arrays(self) -> dict[str, mx.array]:
-        """The reference's value of every trainable array. Complete only with `sync_ref_model`, or under full fine-tuning."""
+        """The reference's value of every trainable array. Complete only with `sync_ref_model` or full fine-tuning."""
         assert self.reference_model is not None
         everything = dict(tree_flatten(self.reference_model.parameters()))
         return {name: everything[name] for name in self.trainable()}
@@ -164,9 +164,9 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """A model in the precision of the settings, without adapters. `original_dtypes` and `masters` as in `Policy`, of full fine-tuning.
+    """A model in the precision of the settings, without adapters; `original_dtypes` and `masters` as in `Policy`.
 
-    Policies with adapters may be built on one Base, one after the other: each has a module tree of its own over the same arrays.
+    Policies with adapters may be built on one Base: each has its own module tree over the same arrays.
     """
 
     model: nn.Module
@@ -180,7 +180,7 @@ class Base:
 
 
 def load_base(config: ModelSettings, note: Callable[[str], None] = lambda sentence: None) -> Base:
-    """Load, quantise and cast the model of a run. Raises UserError, naming the setting, where that cannot be done."""
+    """Load, quantise and cast the model of a run. Raises UserError, naming the setting."""
     device.use(config.device)
     model, tokenizer, model_config = load_model(config.model, "model")
     tokenizer = run_tokenizer(config.tokenizer, tokenizer, model)
@@ -196,8 +196,7 @@ def load_base(config: ModelSettings, note: Callable[[str], None] = lambda senten
 
 
 def check_learns(model: nn.Module, model_config: dict[str, Any], config: ModelSettings) -> None:
-    """Raise the UserError that `load_policy` would raise, as far as it shows without the weights of `model`, which may be left unread; it is
-    of no use afterwards."""
+    """Raise the UserError of `load_policy` that shows without weights; `model` is of no use afterwards."""
     model, _ = quantized_as(model, model_config, config)
     if config.needs_reference and (adapters := _reference_adapters(config)) is not None:
         _with_adapters(copy_sharing_arrays(model), adapters)
@@ -212,10 +211,10 @@ def check_learns(model: nn.Module, model_config: dict[str, Any], config: ModelSe
 def load_policy(
     config: ModelSettings, note: Callable[[str], None] = lambda sentence: None, shared: Base | None = None
 ) -> Policy:
-    """Build the policy of a run, before its first step; `note` takes sentences for the user.
+    """Build the policy of a run, before its first step; `note` takes messages for the user.
 
-    `shared` is a base that other policies use too, of the same `model`, `quantization` and `dtype`: it stays as it is, and only adapters
-    can be trained on it. Raises UserError, naming the setting, for a model that cannot be loaded, run, quantised or adapted.
+    `shared` is a base that other policies use too, of the same `model`, `quantization` and `dtype`: only adapters can be trained
+    on it. Raises UserError, naming the setting, for a model that cannot be loaded, run, quantised or adapted.
     """
     if sentence := compiler.prepare():
         note(sentence)
@@ -242,10 +241,10 @@ def load_policy(
 
 
 def cast(model: nn.Module, dtype: str, keep: bool = False) -> Any:
-    """Give the model's float arrays this type, scales and biases of quantised layers included. "auto" leaves them as they are.
+    """Cast the model's float arrays, scales and biases of quantised layers included. "auto" leaves them as they are.
 
-    Arrays that the architecture computes in float32 whatever the model's type (routers, state-space decays) stay, as in mlx-lm's own
-    conversion. With `keep`: → the arrays as they were before, where casting to 16 bits has rounded them; else None.
+    Arrays that the architecture computes in float32 (routers, state-space decays) stay, as in mlx-lm's own conversion. With
+    `keep`: returns the arrays before the cast if it rounded them to 16 bits; else None.
     """
     if dtype == "auto":
         return None
@@ -261,8 +260,7 @@ def cast(model: nn.Module, dtype: str, keep: bool = False) -> Any:
 
 
 def check_computes(model: nn.Module, config: ModelSettings) -> None:
-    """Raise UserError where the model does not run in the type of the settings: some of mlx's operations take one type on a device, such
-    as products with experts float32 on a CPU."""
+    """Raise UserError if the model does not run in the settings' type: some operations take one type on a device."""
     if config.dtype == "auto":  # as `check_runs` has run it
         return
     try:
@@ -273,7 +271,7 @@ def check_computes(model: nn.Module, config: ModelSettings) -> None:
 
 
 def check_can_learn(model: nn.Module, name: str) -> None:
-    """Raise UserError for a model with an operation that has no gradient here, such as a Metal kernel that only runs forward."""
+    """Raise UserError for an operation without a gradient here, such as a Metal kernel that only runs forward."""
     if reason := gradient_error(model):
         raise UserError(
             "model",
@@ -285,7 +283,7 @@ def check_can_learn(model: nn.Module, name: str) -> None:
 def quantized_as(
     model: nn.Module, model_config: dict[str, Any], config: ModelSettings
 ) -> tuple[nn.Module, dict[str, Any]]:
-    """(model, config.json) in the setting Quantization, lazily. Raises UserError where that cannot be done."""
+    """(model, config.json) in the setting Quantization, lazily. Raises UserError."""
     if config.quantization == "none":
         return model, model_config
     if is_quantised(model):
@@ -312,13 +310,15 @@ def quantize(
 
 
 def is_quantised(model: nn.Module) -> bool:
-    """Whether a loaded model has quantised layers. For what config.json states, see `backend.models.model_config`."""
+    """True if a loaded model has quantised layers; for config.json see `backend.models.architectures`."""
     return any(isinstance(module, (nn.QuantizedLinear, nn.QuantizedEmbedding)) for module in model.modules())
 
 
 def _prepare_full_training(model: nn.Module, note: Callable[[str], None]) -> dict[str, mx.Dtype]:
-    """Cast the model to float32: a 16-bit weight loses updates smaller than its rounding. → the types of the arrays that were cast,
-    by name. Raises UserError for a quantised model."""
+    """Cast the model to float32, since a 16-bit weight loses updates smaller than its rounding.
+
+    Returns the types of the cast arrays by name. Raises UserError for a quantised model.
+    """
     if is_quantised(model):
         raise UserError(
             "train_type",
@@ -338,7 +338,7 @@ def _prepare_full_training(model: nn.Module, note: Callable[[str], None]) -> dic
 def _load_reference(
     model: nn.Module, tokenizer: Any, config: ModelSettings, loaded: dict[str, nn.Module]
 ) -> nn.Module | None:
-    """The reference that the settings ask for: the model before training, or another one, which `loaded` keeps by its path."""
+    """The model before training, or another one, which `loaded` caches by its path; None if none is needed."""
     if not config.needs_reference:
         return None
     if not config.reference_model_path:
@@ -359,13 +359,13 @@ def _other_reference(model: nn.Module, tokenizer: Any, config: ModelSettings) ->
 
 
 def _reference_adapters(config: ModelSettings) -> Path | None:
-    """The folder of the reference where that is the base with other adapters; None where it is a model, or none is named."""
+    """The adapter folder, if the reference is the base with other adapters."""
     path = user_path(config.reference_model_path, "reference_model_path")
     return path if config.reference_model_path and (path / "adapter_config.json").is_file() else None
 
 
 def check_same_tokens(of_reference: Any, of_model: Any, config: ModelSettings) -> None:
-    """Raise UserError for a reference model whose log-probabilities are of other tokens."""
+    """Raise UserError for a reference model with other tokens."""
     if of_reference.get_vocab() != of_model.get_vocab():
         raise UserError(
             "reference_model_path",
@@ -381,7 +381,7 @@ def frozen(model: nn.Module) -> nn.Module:
 
 
 def _with_adapters(model: nn.Module, adapters: Path) -> nn.Module:
-    """`model` with trained adapters loaded. Raises UserError when they do not fit it."""
+    """`model` with trained adapters loaded. Raises UserError if they do not fit it."""
     check_adapter(adapters, "reference_model_path")
     try:
         return load_adapters(model, str(adapters))
@@ -390,3 +390,59 @@ def _with_adapters(model: nn.Module, adapters: Path) -> nn.Module:
         reason = reason_of(error, rest if first.endswith(":") else first)
         sentence = f"The adapter {quote(adapters, 50)} does not fit this model: {reason}."
         raise UserError("reference_model_path", sentence) from error
+
+
+LABELS = {"train_type": "Fine-tune", "rank": "Rank", "scale": "Scale"}
+"""Settings that must be the adapter's → their labels."""
+
+
+def check_start(model: nn.Module, config: AdapterSettings, adapter: str, runs_dir: Path | None = None) -> None:
+    """Raise UserError if the run cannot start from `adapter`. `model` has the run's own adapters, its weights unread."""
+    own: Any = tree_flatten(model.trainable_parameters())
+    _check(find_adapter(adapter, runs_dir), config, {name: tuple(array.shape) for name, array in own})
+
+
+def load_start(policy: Policy, config: ModelSettings, adapter: str, runs_dir: Path | None = None) -> str:
+    """Replace the policy's adapters by `adapter`; returns a sentence for the event log. Raises UserError."""
+    source, own = find_adapter(adapter, runs_dir), policy.trainable()
+    _check(source, config, {name: tuple(array.shape) for name, array in own.items()})
+    try:
+        arrays = typed("dict[str, mx.array]", mx.load(str(source.weights)))
+        if odd := next((name for name in own if not mx.all(mx.isfinite(arrays[name])).item()), None):
+            where = f"NaN or infinite numbers in {quote(odd, 60)}"
+            raise UserError(SETTING, f"The adapter {shown_path(source.text, 50)} has {where}; start from another.")
+        policy.assign({name: arrays[name].astype(own[name].dtype) for name in own})
+        mx.eval(policy.arrays())
+    except (RuntimeError, KeyError) as error:  # changed since its header was read
+        raise UserError(
+            SETTING, f"The adapter {quote(source.weights, PATH)} cannot be read: {quote(error, 60)}."
+        ) from error
+    base = adapter_settings(source).get("model", config.model)
+    other = "" if base == config.model else f" They were trained on {quote(base, 60)}."
+    return f"The adapters start from {source.text}.{other}"
+
+
+def _check(source: AdapterSource, config: AdapterSettings, own: Mapping[str, tuple[int, ...]]) -> None:
+    if source.about is not None:
+        check_adapter_config(source.about, SETTING)
+    theirs = adapter_settings(source)
+    ours: dict[str, Any] = lora_parameters(config, []) | {"train_type": config.train_type}
+    faults: list[ConfigProblem] = []
+    for key, label in LABELS.items():
+        if key in theirs and theirs[key] != ours[key]:
+            value = quote(theirs[key], 20)
+            differs = f"{label} is {quote(ours[key], 20)}, and the adapter to start from has {value}"
+            faults.append(ConfigProblem(key, f"{differs}; set it to {value}."))
+    if faults:
+        raise UserError(faults)
+    stored = {name: array.shape for name, array in header_of(source.weights, SETTING).items()}
+    fields = "(Layers, Target modules)"
+    if other := sorted(name for name in own.keys() & stored.keys() if own[name] != stored[name]):
+        why = f"{quote(other[0], 40)} is {stored[other[0]]} there and {own[other[0]]} here"
+    elif extra := sorted(stored.keys() - own.keys()):
+        why = f"it has {quote(extra[0], 40)}, which this run does not train {fields}"
+    elif missing := sorted(own.keys() - stored.keys()):
+        why = f"it lacks {quote(missing[0], 40)}, which this run trains {fields}"
+    else:
+        return
+    raise UserError(SETTING, f"The adapter {shown_path(source.text, 50)} does not fit this run: {why}.")

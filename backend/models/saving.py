@@ -1,7 +1,4 @@
-"""What is written of a policy: the whole model as mlx-lm loads it, and the description of its adapters.
-
-Checkpoints are written by `backend.runs.checkpoints.checkpoint_writer`, exports by `backend.models.export`.
-"""
+"""Write a policy: the whole model as mlx-lm loads it, and the description of its adapters."""
 
 from __future__ import annotations
 
@@ -16,11 +13,10 @@ from mlx_lm import utils as mlx_lm_utils
 
 from backend.config.setting_groups import ModelSettings
 from backend.engine.shared_weights import copy_sharing_arrays
-from backend.export.model_files import write_model, write_safetensors
-from backend.models.adapters import adapted_layer_count, lora_parameters
-from backend.models.own_tokenizer import tokenizer_folder
+from backend.export.writer import write_model, write_safetensors
+from backend.models.adapters import adapted_layer_count, lora_parameters, whole_modules
 from backend.models.policy import Policy
-from backend.models.saved_modules import whole_modules
+from backend.models.tokenizers import tokenizer_folder
 from backend.utils.disk_faults import require_room
 from backend.utils.files import names_folder
 from backend.utils.whole_file import whole_folder
@@ -55,8 +51,8 @@ def save_arrays(path: Path, arrays: Arrays | HostArrays) -> None:
     if any(isinstance(x, np.ndarray) for x in arrays.values()):
         write_safetensors(path, dict(arrays))
         return
-    # Through a file of Python's, whose errors keep their errno; mlx itself would only say that it was unable to write. Without metadata
-    # it writes `"__metadata__": null`, which not every reader of safetensors accepts.
+    # Through a file of Python's, whose errors keep their errno. Without metadata mlx writes `"__metadata__": null`, which not
+    # every reader of safetensors accepts.
     with path.open("wb") as file:
         mx.save_safetensors(file, cast("Arrays", arrays), metadata={"format": "mlx"})
 
@@ -64,10 +60,9 @@ def save_arrays(path: Path, arrays: Arrays | HostArrays) -> None:
 def save_model(policy: Policy, config: ModelSettings, folder: Path) -> None:
     """Replace `folder` by the whole model as `mlx_lm.load` opens it, in the precision that it was loaded with.
 
-    The tokenizer's files are copied from the base model, or from the run's own tokenizer. Raises DiskError; an older model in `folder`
-    stays then, and both are on the disk for a moment.
+    The tokenizer's files are copied from the base model, or from the run's own tokenizer. Raises DiskError; an older model in
+    `folder` stays then, and both are on the disk for a moment.
     """
-
     require_room(folder, model_bytes(policy), "The model")
     # A folder, never an id: for an id mlx-lm requests a model card from the Hub, and a run must be able to end offline.
     path = Path(config.model).expanduser() if names_folder(config.model) else mlx_lm_utils.hf_repo_to_path(config.model)
@@ -77,7 +72,7 @@ def save_model(policy: Policy, config: ModelSettings, folder: Path) -> None:
 
 
 def model_bytes(policy: Policy) -> int:
-    """What the whole model takes on disk in the precision that it was loaded with."""
+    """Bytes of the whole model on disk in the precision that it was loaded with."""
     model = _in_original_precision(policy)  # lazy: nothing is computed
     arrays: dict[str, mx.array] = dict(tree_flatten(model.parameters()))
     return sum(array.nbytes for array in arrays.values())

@@ -10,8 +10,7 @@ import importlib
 from collections.abc import Mapping
 from typing import Any
 
-from backend.models.model_config import model_type
-from backend.models.supported_architectures import module_of
+from backend.models.architectures import model_type, module_of
 from backend.utils.text import quote
 
 WITHOUT_GRADIENT = {

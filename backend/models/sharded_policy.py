@@ -26,8 +26,8 @@ from backend.engine.sharding.tensor import LayerShare, Unshardable, read_weights
 from backend.engine.shared_weights import copy_sharing_arrays
 from backend.models.adapters import attach_adapters
 from backend.models.loading import check_runs, loading, open_model
-from backend.models.own_tokenizer import run_tokenizer, with_end_tokens
 from backend.models.policy import Policy, cast, check_can_learn, check_computes, frozen, quantized_as
+from backend.models.tokenizers import run_tokenizer, with_end_tokens
 from backend.utils.errors import UserError
 from backend.utils.text import quote
 

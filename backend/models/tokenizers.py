@@ -1,60 +1,117 @@
-"""Loading the tokenizer of a model's folder, without running code of the model's and without trusting its files."""
+"""Load the tokenizer of a model, or the one that the user chose in its place. No code of a model is run."""
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from backend.models.mlx_lm_import import import_mlx_lm
 from backend.models.model_folder import check_kinds
-from backend.models.template_probe import check_template
-from backend.models.tokenizer_limits import check_growth
 from backend.utils.errors import UserError
-from backend.utils.text import quote
+from backend.utils.files import is_file, is_folder, user_path
+from backend.utils.hub_cache import local_folder
+from backend.utils.text import quote, shown_path
+
+if TYPE_CHECKING:
+    import mlx.nn as nn
 
 NO_CODE = {"trust_remote_code": False}
-"""Options of transformers. Left out, it asks on stdin whether to run what `auto_map` names, and stdin may be the window's pipe."""
+"""Options of transformers. Left out, it asks on stdin whether to run code of the model, and stdin may be the window's pipe."""
+SETTING = "tokenizer"
+FILES = (
+    *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "vocab.txt"),
+    *("spiece.model", "*.tiktoken", "chat_template.*"),
+)
+"""Files to fetch of a repository of the Hub."""
+
+_first_import = threading.Lock()
+
+
+def import_mlx_lm() -> None:
+    """Import mlx-lm; call before importing a part of it where threads may do so at once.
+
+    Its package imports its parts: one thread that imports the package and one that imports a part would wait for each other, and
+    Python raises `_DeadlockError` in one of them.
+    """
+    with _first_import:
+        import mlx_lm  # noqa: F401  # pyright: ignore[reportUnusedImport]
 
 
 def load_tokenizer(folder: Path, setting: str = "model", eos_token_ids: Any = None) -> Any:
-    """The tokenizer in a model's folder, through mlx-lm, without the model; `eos_token_ids` as config.json has them. Raises UserError on
-    `setting`."""
+    """The tokenizer in a folder, through mlx-lm, without the model; `eos_token_ids` as in config.json. Raises UserError."""
     import_mlx_lm()
     from mlx_lm.utils import load_tokenizer as load
 
     check_kinds(folder, setting)
-    check_growth(folder, setting)
+    cannot = f"The tokenizer in {quote(folder, 70)} cannot be loaded"
     try:
-        tokenizer = load(folder, tokenizer_config_extra=NO_CODE, eos_token_ids=eos_token_ids)
-    except Exception as error:  # transformers raises anything at all for files it cannot read
-        raise UserError(
-            setting, f"The tokenizer in {quote(folder, 70)} cannot be loaded: {reason_of(error)}."
-        ) from error
+        return load(folder, tokenizer_config_extra=NO_CODE, eos_token_ids=eos_token_ids)
+    except Exception as error:  # transformers raises anything at all for files that it cannot read
+        raise UserError(setting, f"{cannot}: {reason_of(error)}.") from error
     except BaseException as error:
         if not is_panic(error):
             raise
-        raise UserError(
-            setting, f"The tokenizer in {quote(folder, 70)} cannot be loaded: its files are broken."
-        ) from error
-    check_template(tokenizer, setting, quote(folder, 70))
-    return tokenizer
+        raise UserError(setting, f"{cannot}: its files are broken.") from error
 
 
 def is_panic(error: BaseException) -> bool:
-    """Whether Rust code of the tokenizers has given up: an exception without a public class, and no Exception."""
+    """True for a panic of the Rust code of `tokenizers`, which is a BaseException without a public class."""
     return type(error).__name__ == "PanicException"
 
 
 def reason_of(error: BaseException, text: str | None = None) -> str:
-    """The first line of an exception's message, without its full stop, for the end of a sentence; with the second where the first ends in
-    a colon. `text` is in place of the message."""
-    lines = (text or _message(error)).strip().splitlines() or [type(error).__name__]
+    """The first line of an exception's message (or of `text`) for the end of a sentence; with the second after a colon."""
+    lines = (text or str(error)).strip().splitlines() or [type(error).__name__]
     first = " ".join(line.strip() for line in lines[: 2 if lines[0].rstrip().endswith(":") else 1])
     return quote(first.rstrip(".: "), 90)
 
 
-def _message(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception:  # an exception's own code
-        return ""
+def tokenizer_folder(name: str) -> Path:
+    """The folder with a tokenizer's files: `name` itself, or an id's in the Hub's cache, fetched if missing. Raises UserError."""
+    folder = user_path(name, SETTING)
+    if not is_folder(folder):
+        cached = local_folder(name)
+        if cached is not None and is_file(cached / "tokenizer_config.json"):
+            return cached
+        if name.startswith((".", "/", "~")) or name.count("/") != 1:
+            what = "it is neither a folder nor an owner/name id on Hugging Face"
+            raise UserError(SETTING, f"There is no tokenizer {shown_path(name, 90)}: {what}.")
+        from huggingface_hub import snapshot_download
+
+        from backend.models.hub import check_reachable, hub_errors
+
+        check_reachable(name, "model", SETTING)
+        with hub_errors(name, "model", SETTING):
+            folder = Path(snapshot_download(name, allow_patterns=list(FILES)))
+    if not is_file(folder / "tokenizer_config.json"):
+        raise UserError(SETTING, f"The folder {quote(folder)} holds no tokenizer: tokenizer_config.json is missing.")
+    return folder
+
+
+def run_tokenizer(name: str, own: Any, model: nn.Module) -> Any:
+    """The tokenizer `name`, or the model's `own` if `name` is "". Raises UserError for one that does not fit the model."""
+    if not name:
+        return own
+    tokenizer = load_tokenizer(tokenizer_folder(name), SETTING)
+    largest, rows = max(tokenizer.get_vocab().values(), default=-1), vocabulary_rows(model)
+    called = f"The tokenizer {quote(Path(name), 50)}"
+    if rows is not None and largest >= rows:
+        ends = f"the model's vocabulary ends at {rows - 1:,}"
+        raise UserError(SETTING, f"{called} has tokens up to {largest:,}, and {ends}: it is another model's.")
+    if not set(tokenizer.eos_token_ids):
+        raise UserError(SETTING, f"{called} names no token that ends a text.")
+    return tokenizer
+
+
+def with_end_tokens(config: dict[str, Any], tokenizer: Any) -> dict[str, Any]:
+    """config.json for a model with this tokenizer: programs that load the saved model end its texts at these tokens."""
+    return config | {"eos_token_id": sorted(int(token) for token in tokenizer.eos_token_ids)}
+
+
+def vocabulary_rows(model: nn.Module) -> int | None:
+    """The number of tokens that the model's embedding has; None for a model without one."""
+    import mlx.nn as nn
+
+    kinds = (nn.Embedding, nn.QuantizedEmbedding)
+    rows = [module.weight.shape[0] for _, module in model.named_modules() if isinstance(module, kinds)]
+    return max(rows, default=None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from backend.models.peft.importing import import_adapter as carry
+from backend.models.peft_import import import_adapter as carry
 from backend.runs.saved_weights import imported_folder
 from backend.serve.question_call import QuestionCall
 from backend.utils.files import resolved

@@ -16,25 +16,23 @@ from backend.config.config import Config, keys_used_by
 from backend.data.files import Row
 from backend.data.preview import (
     LoadedDataset,
+    PromptLengths,
     cell_text,
+    cut_problem,
     hub_choices,
     is_here,
+    is_warm,
     kind_of,
     open_dataset,
     overview,
-    settings_of,
-)
-from backend.data.prompt_preview import (
-    PromptLengths,
-    cut_problem,
-    is_warm,
     preview_order,
     preview_problem,
     prompt_pieces,
+    settings_of,
     tokenizer_for,
 )
 from backend.data.prompt_variety import prompt_variety
-from backend.data.row_steps import MapRows
+from backend.data.rows import MapRows
 from backend.rewards.allowed_code import AllowedCode
 from backend.rewards.catalogue import locate_reward_file
 from backend.rewards.scorer import begin_scorer
@@ -194,7 +192,7 @@ def _with_prompt(
 
 def preview_counts(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
     """`settings`, `split`, `most` → `PromptLengths.summary` and `no_tokens`, the reason why there are no lengths. Reports the same
-    while it counts the first `most` rows, or all, in the order of `backend.data.prompt_preview.preview_order`."""
+    while it counts the first `most` rows, or all, in the order of `backend.data.preview.preview_order`."""
     config = settings_of(request["settings"])
     opened = open_dataset(config, map_rows_of(config)[0])
     answer: dict[str, Any] = {"faults": []}

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from backend.models.mlx_lm_import import import_mlx_lm
+from backend.models.tokenizers import import_mlx_lm
 from backend.serve.question_call import QuestionCall
 
 Handler = Callable[[dict[str, Any], QuestionCall], Any]

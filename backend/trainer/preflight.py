@@ -20,18 +20,16 @@ from backend.distributed.hosts_file import read_hosts
 from backend.distributed.machine_check import plan_machines
 from backend.engine import device
 from backend.engine.shared_weights import copy_sharing_arrays
-from backend.export.final_export import exports
-from backend.export.model_files import kept_files
-from backend.models.hub_search import config_file
+from backend.export.export_run import exports
+from backend.export.writer import kept_files
+from backend.models.architectures import architecture_refusal, is_quantized_by_mlx
+from backend.models.hub import config_file
 from backend.models.loading import check_opens
-from backend.models.model_config import is_quantized_by_mlx
 from backend.models.model_folder import check_adapter, check_config, read_object
-from backend.models.own_tokenizer import run_tokenizer, tokenizer_folder
-from backend.models.policy import check_learns, check_same_tokens, quantized_as
+from backend.models.policy import check_learns, check_same_tokens, check_start, quantized_as
 from backend.models.sharded_architectures import sharding_refusal
 from backend.models.sharded_policy import check_divides
-from backend.models.start_adapter import check_start
-from backend.models.supported_architectures import architecture_refusal
+from backend.models.tokenizers import run_tokenizer, tokenizer_folder
 from backend.rewards.scorer import Scorer, SharedProcesses, begin_scorer
 from backend.runs.guards import RESERVE, run_bytes
 from backend.runs.steering import stage_configs

@@ -12,8 +12,7 @@ import mlx.core as mx
 from backend.config.config import Config
 from backend.config.notes import config_notes
 from backend.data.problems import PromptFormat
-from backend.data.prompt_stream import PromptStream
-from backend.data.prompts import BackgroundTokenizer, TokenizedPrompts
+from backend.data.prompts import BackgroundTokenizer, PromptStream, TokenizedPrompts
 from backend.data.rows import Rows, data_seed
 from backend.engine import device
 from backend.engine.memory import release_cached_buffers

@@ -13,8 +13,7 @@ from typing import Any
 from backend.config.config import Config
 from backend.config.stages import Stages, fault_of_stage, stage_at, stage_rows
 from backend.data.problems import PromptFormat, check_prompts
-from backend.data.prompt_stream import PromptStream
-from backend.data.prompts import TokenizedPrompts, measure_first_rows
+from backend.data.prompts import PromptStream, TokenizedPrompts, measure_first_rows
 from backend.data.rows import SPLITS, Rows, Splits, check_columns, read_splits
 from backend.rewards.scorer import Scorer, SharedProcesses, begin_scorer
 from backend.runs.checkpoints.checkpoint_score import check_metric

@@ -13,9 +13,9 @@ import mlx.core as mx
 from mlx_lm.utils import maybe_set_recommended_wired_limit
 
 from backend.config.config import Config
-from backend.export.final_export import export_finished, exports
+from backend.export.export_run import export_finished, exports
+from backend.models.policy import load_start
 from backend.models.saving import adapter_config, model_bytes, save_model
-from backend.models.start_adapter import load_start
 from backend.runs.checkpoints.checkpoint import Checkpoint, TrainingState, first_start, read_checkpoint
 from backend.runs.checkpoints.checkpoint_score import CheckpointScore
 from backend.runs.checkpoints.checkpoint_writer import RunSaver, Snapshot, publish_adapters, refresh_adapters, snapshot

@@ -16,8 +16,7 @@ from backend.config.config import Config
 from backend.data.preview import LoadedDataset, open_dataset
 from backend.data.problems import PromptFormat, fitting_problem
 from backend.data.rows import check_columns
-from backend.models.policy import Policy, load_policy
-from backend.models.start_adapter import load_start
+from backend.models.policy import Policy, load_policy, load_start
 from backend.runs.saved_weights import find_adapter
 from backend.sampling.rollout import Sampler
 from backend.sampling.sampler import Sampling

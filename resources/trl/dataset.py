@@ -15,9 +15,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from backend.data.problems import PromptFormat, messages_of, problem_of
-from backend.data.row_steps import RowSteps
+from backend.data.rows import RowSteps
 from backend.data.rows import Splits, hold_out, row_name, stepped
-from backend.data.sources import Found
+from backend.data.rows import Found
 from backend.rewards.user_files import stand_in_library
 from backend.rewards.scoring import map_each
 from backend.rewards.user_files import load_reward_file

@@ -37,7 +37,7 @@ import torch  # noqa: E402
 import yaml  # noqa: E402
 from accelerate import PartialState  # noqa: E402
 from backend.data.problems import fitted  # noqa: E402
-from backend.data.prompt_stream import PromptStream  # noqa: E402
+from backend.data.prompts import PromptStream  # noqa: E402
 from backend.utils.errors import UserError  # noqa: E402
 from backend.training.schedules import learning_rates  # noqa: E402
 from datasets import Dataset, load_dataset  # noqa: E402

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import time
 from pathlib import Path
 
 import pyarrow
@@ -13,7 +12,6 @@ import pyarrow.parquet
 import pytest
 
 from backend.config.config import Config, parse
-from backend.data import files
 from backend.data.dataset_columns import columns_of
 from backend.data.files import read_file
 from backend.data.rows import check_columns, read_splits
@@ -60,12 +58,6 @@ def test_nan_and_infinity_are_numbers_of_a_row(tmp_path: Path) -> None:
     assert read_splits(settings(tmp_path / "a.jsonl")).train[0]["most"] == float("inf")
 
 
-def test_a_line_has_a_limited_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "LINE_LIMIT", 1000)
-    (tmp_path / "a.jsonl").write_text('{"prompt": "hi"}\n' + "7" * 5000)
-    assert sentence(tmp_path / "a.jsonl").startswith("Line 2 of ")
-
-
 def test_a_file_that_claims_a_terabyte_is_not_read(tmp_path: Path) -> None:
     with (tmp_path / "a.jsonl").open("wb") as file:
         file.truncate(10**12)
@@ -87,17 +79,6 @@ def test_links_in_a_circle(tmp_path: Path) -> None:
 def parquet(path: Path, table: pyarrow.Table) -> Path:
     pyarrow.parquet.write_table(table, path, compression="zstd")
     return path
-
-
-def test_a_small_parquet_file_does_not_fill_the_memory(tmp_path: Path) -> None:
-    """A kilobyte that stands for 3,000 prompts of a megabyte each, and for 10 million rows."""
-    one = pyarrow.array(["y" * 1_000_000]).dictionary_encode()
-    repeated = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * 3000, pyarrow.int32()), one.dictionary)
-    file = parquet(tmp_path / "a.parquet", pyarrow.table({"prompt": repeated}))
-    assert file.stat().st_size < 2000
-    began = time.process_time()
-    assert sentence(file).endswith("unpacks to more than 200 times its size; it is not read.")
-    assert time.process_time() - began < 3
 
 
 def test_parquet_columns_of_one_name_are_refused_and_repeated_text_is_read(tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ import pyarrow.parquet
 import pytest
 
 from backend.config.config import parse
+from backend.data import preview
 from backend.data import preview as previews
-from backend.data import prompt_preview
 from backend.data.problems import PromptFormat
 from backend.data.prompts import TokenizedPrompts
 from backend.data.rows import read_splits
@@ -232,7 +232,7 @@ def test_the_preview_shows_the_tokens_of_training(ask, tmp_path: Path, model: Pa
         "system_prompt": "Think first.", "chat_template_kwargs": {"enable_thinking": True}, "max_seq_length": 4000,
     }  # fmt: skip
     config = parse(settings)
-    tokenizer = prompt_preview.tokenizer_for(config)
+    tokenizer = preview.tokenizer_for(config)
     trained = TokenizedPrompts(read_splits(config).train, tokenizer, PromptFormat.of(config), "rows")
     for index, chat in enumerate(CHATS):
         row, problem = ask("preview_row", settings, index=index), trained[index]
@@ -264,7 +264,7 @@ def test_pieces_keep_the_leading_spaces_that_a_tokenizer_drops_at_the_beginning(
         return "".join(words[number] for number in ids).removeprefix(" ")
 
     tokenizer = SimpleNamespace(decode=decode, all_special_ids=[1], added_tokens_decoder={})
-    assert [piece["text"] for piece in prompt_preview.prompt_pieces([5, 6, 1, 5], tokenizer)] == [
+    assert [piece["text"] for piece in preview.prompt_pieces([5, 6, 1, 5], tokenizer)] == [
         "one two",
         "<s>",
         " one",
@@ -305,10 +305,10 @@ def test_without_the_model_there_are_messages_no_tokens_and_a_sentence(
 
 
 def test_the_order_begins_with_an_even_sample_and_has_every_row_once() -> None:
-    places = list(prompt_preview.preview_order(10_007, 100))
+    places = list(preview.preview_order(10_007, 100))
     assert sorted(places) == list(range(10_007))
     assert max(places[:100]) > 9000 and places[:2] == [0, 100]
-    assert list(prompt_preview.preview_order(3)) == [0, 1, 2]
+    assert list(preview.preview_order(3)) == [0, 1, 2]
 
 
 def test_a_cancelled_measurement_continues_where_it_stopped(
@@ -318,9 +318,9 @@ def test_a_cancelled_measurement_continues_where_it_stopped(
     settings = {"data": str(write(tmp_path / "rows.jsonl", rows))}
     assert ask("preview_counts", settings, most=50)["seen"] == 50
     measured: list[int] = []
-    tokenize = prompt_preview.preview_problem
+    tokenize = preview.preview_problem
     monkeypatch.setattr(
-        prompt_preview, "preview_problem", lambda index, *rest: measured.append(index) or tokenize(index, *rest)
+        preview, "preview_problem", lambda index, *rest: measured.append(index) or tokenize(index, *rest)
     )
     monkeypatch.setattr(dataset_questions, "REPORT_EVERY_S", 0.0)
     call = QuestionCall()
@@ -412,9 +412,7 @@ def test_a_hundred_thousand_rows_are_previewed_in_two_seconds(ask, tmp_path: Pat
         "repeated": 0,
     }
     assert first < 2.0, f"the first rows took {first:.1f} s"
-    prompt_preview.tokenizer_for(
-        previews.settings_of({"model": ""} | settings | {"model": str(tmp_path / "model-files")})
-    )
+    preview.tokenizer_for(previews.settings_of({"model": ""} | settings | {"model": str(tmp_path / "model-files")}))
     began = time.process_time()
     for start in range(0, 100_000, 10_000):
         assert ask("preview_rows", settings, start=start, count=100)["tokens"][0]

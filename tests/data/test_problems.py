@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from backend.config.config import Config, parse
-from backend.data.chat_tokens import apply_chat_template
-from backend.data.problems import Prepared, prepare
+from backend.data.problems import Prepared, apply_chat_template, prepare
 from backend.types import Problem
 from backend.utils.errors import UserError
 from tests.support.random_models import tiny_tokenizer

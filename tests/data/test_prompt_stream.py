@@ -6,7 +6,7 @@ import hypothesis
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend.data.prompt_stream import PromptStream
+from backend.data.prompts import PromptStream
 from backend.types import Problem
 
 

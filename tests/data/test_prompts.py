@@ -16,8 +16,7 @@ from mlx_lm.utils import load_tokenizer
 from backend.config.config import Config, parse
 from backend.data import prompts as prompts_module
 from backend.data.problems import PromptFormat, prepare
-from backend.data.prompt_stream import PromptStream
-from backend.data.prompts import FIRST_ROWS, BackgroundTokenizer, TokenizedPrompts, measure_first_rows
+from backend.data.prompts import FIRST_ROWS, BackgroundTokenizer, PromptStream, TokenizedPrompts, measure_first_rows
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
 from backend.trainer import run_context

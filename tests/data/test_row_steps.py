@@ -62,8 +62,8 @@ def test_rows_without_a_match_are_left_out_and_counted(tmp_path: Path) -> None:
         ({"prompt_template": "{"}, "prompt_template", "cannot be read"),
         ({"prompt_template": "}"}, "prompt_template", "cannot be read"),
         ({"prompt_template": "{}"}, "prompt_template", "a place is empty"),
-        ({"prompt_template": "{question!r}"}, "prompt_template", "nothing but the name of a column"),
-        ({"prompt_template": "{question:>40}"}, "prompt_template", "nothing but the name of a column"),
+        ({"prompt_template": "{question!r}"}, "prompt_template", "holds only the name of a column"),
+        ({"prompt_template": "{question:>40}"}, "prompt_template", "holds only the name of a column"),
         ({"map_function": "shorter"}, "map_function", "no reward functions file"),
         ({"eval_data": {"a b": "x"}}, "eval_data", "cannot name an evaluation set"),
         ({"eval_data": {"rewards": "x"}}, "eval_data", "has a meaning already"),
@@ -98,7 +98,7 @@ def test_what_cannot_be_right_for_any_row_is_refused_before_one_is_read(
 def test_what_is_wrong_with_a_row_names_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raw: dict[str, Any], setting: str, says: str
 ) -> None:
-    monkeypatch.setattr("backend.data.row_steps.MATCH_S", 0.05)
+    monkeypatch.setattr("backend.data.rows.MATCH_S", 0.05)
     path = write(tmp_path / "rows.jsonl", [{"prompt": "?", "answer": "a" * 5000 + "b", "tags": ["x"]}])
     found, sentence = mistake(read_splits, settings(path, **raw))
     assert found == setting and says in sentence and len(sentence) <= 200

@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from backend.data import sources
-from backend.data.files import read_file
+from backend.data import files as sources
+from backend.data.files import read_file, stream_file
 from backend.data.problems import PromptFormat, chat_sizes, check_prompts
 from backend.data.rows import check_columns, read_splits
-from backend.data.sources import stream_file
 from backend.runs import start_progress
 from backend.runs.start_progress import StartProgress, progress_listener
 from backend.utils.errors import UserError

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import random
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +10,9 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from backend.data.files import Row, read_file
-from backend.data.prompt_stream import shuffled
+from backend.data.files import Row, read_file, stream_file
+from backend.data.prompts import shuffled
 from backend.data.rows import read_splits
-from backend.data.sources import JsonlRows, stream_file
 from backend.utils.errors import UserError
 from tests.data.test_rows import ROWS, mistake, settings, write
 
@@ -118,21 +115,3 @@ def test_a_file_that_changes_under_a_run_is_noticed(tmp_path: Path) -> None:
 def test_the_order_is_that_of_pythons_own_sample(count: int) -> None:
     """The order of the runs that there are: another one would train another model."""
     assert list(shuffled(count, random.Random("0 3"))) == random.Random("0 3").sample(range(count), count)
-
-
-def test_a_pipe_that_has_taken_the_files_place_is_not_waited_for(tmp_path: Path) -> None:
-    """Between the look at a file and its opening, or a file of the kernel such as /proc/kmsg, which says that it is one and waits."""
-    path = tmp_path / "rows.jsonl"
-    os.mkfifo(path)
-    raised: list[BaseException] = []
-
-    def read() -> None:
-        try:
-            JsonlRows(path)
-        except OSError as error:
-            raised.append(error)
-
-    reader = threading.Thread(target=read, daemon=True)
-    reader.start()
-    reader.join(5)
-    assert not reader.is_alive() and raised

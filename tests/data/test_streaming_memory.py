@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from backend.data.problems import PromptFormat
-from backend.data.prompt_stream import PromptStream
-from backend.data.prompts import TokenizedPrompts
+from backend.data.prompts import PromptStream, TokenizedPrompts
 from backend.data.rows import read_splits
 from backend.models.tokenizers import load_tokenizer
 from backend.utils.command import backend_command, backend_environment

@@ -14,8 +14,8 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from backend.models.architectures import UNTRAINABLE
 from backend.models.policy import load_policy
-from backend.models.supported_architectures import UNTRAINABLE
 from backend.sampling import rollout as rollout_module
 from backend.sampling.rollout import Sampler
 from backend.trainer.preflight import check_model

@@ -21,8 +21,8 @@ from tokenizers import Tokenizer
 
 from backend.export.export_run import Export, ExportedModel, export_run
 from backend.export.exports import FORMATS, exported_bytes
-from backend.export.gguf.gguf_file import LLAMA_3, QWEN_2
-from backend.export.gguf.modelfile import ChatFormat, Message, chat_format, modelfile
+from backend.export.gguf_file import LLAMA_3, QWEN_2
+from backend.export.modelfile import ChatFormat, Message, chat_format, modelfile
 from backend.runs.run_folder import RunFolder
 from backend.utils.errors import UserError
 from tests.support.random_models import tiny_model
@@ -287,10 +287,10 @@ def test_what_ollama_says_is_passed_on(run: Path, ollama: Path, monkeypatch: pyt
     with pytest.raises(UserError, match="Ollama takes GGUF files only"):
         export(run, "full", to="ollama")
     monkeypatch.setenv("PATH", "/nowhere")
-    monkeypatch.setattr("backend.export.gguf.ollama.USUAL_PLACES", ())
+    monkeypatch.setattr("backend.export.destinations.OLLAMA_PLACES", ())
     with pytest.raises(UserError, match="Ollama was not found"):
         export(run, to="ollama")
-    monkeypatch.setattr("backend.export.gguf.ollama.USUAL_PLACES", (str(ollama),))
+    monkeypatch.setattr("backend.export.destinations.OLLAMA_PLACES", (str(ollama),))
     (ollama / "broken").unlink()
     assert export(run, to="ollama").place == "Ollama, as mine", "found outside the PATH"
 

@@ -16,10 +16,10 @@ import mlx_lm
 import numpy as np
 import pytest
 
+from backend.export import original_files
 from backend.export.export_run import Export, ExportedModel, export_run
-from backend.export.original import row_trace
-from backend.export.original.original_files import read_original
-from backend.export.original.row_trace import Rows, trace
+from backend.export.original_files import read_original
+from backend.export.original_rows import RowRun, trace
 from backend.runs.run_folder import RunFolder
 from backend.utils.errors import UserError
 from tests.support.random_models import tiny_model
@@ -205,7 +205,7 @@ def test_an_original_that_is_not_here_is_named_and_fetched_when_asked(
         listener.report({"done": 1, "total": 2, "phase": "downloading"})
         return tiny_model(place, "llama", layers=1)
 
-    monkeypatch.setattr("backend.models.hub_download.download", download)
+    monkeypatch.setattr("backend.models.hub.download", download)
     assert export(RunFolder(tmp_path / "run"), "original", fetch=True).verification.max_error < 1e-4
     assert fetched == ["owner/original"]
 
@@ -251,15 +251,15 @@ class Sanitizing(nn.Module):
 def test_rows_are_followed_through_renaming_splitting_joining_and_stacking(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(row_trace, "empty_model", lambda original: Sanitizing())
+    monkeypatch.setattr(original_files.OriginalFiles, "empty_model", lambda original: Sanitizing())
     shapes = {"o": (4, 4), "qkv": (8, 4), "up": (3, 4), "gate": (3, 4), "norm": (4,)}
     arrays = {name: mx.zeros(shape) for name, shape in shapes.items()}
     mx.save_safetensors(str(tmp_path / "model.safetensors"), arrays)
     (tmp_path / "config.json").write_text("{}")
     assert trace(read_original(tmp_path, "x")) == {
-        "renamed": [Rows("renamed", 0, "o", 0, 4)],
-        "k": [Rows("k", 0, "qkv", 2, 3)],
-        "up_gate": [Rows("up_gate", 0, "up", 0, 3), Rows("up_gate", 3, "gate", 0, 3)],
-        "stacked": [Rows("stacked", 0, "up", 0, 3), Rows("stacked", 3, "gate", 0, 3)],
-        "interleaved": [Rows("interleaved", at, "qkv", row, 1) for at, row in enumerate((0, 2, 1))],
+        "renamed": [RowRun("renamed", 0, "o", 0, 4)],
+        "k": [RowRun("k", 0, "qkv", 2, 3)],
+        "up_gate": [RowRun("up_gate", 0, "up", 0, 3), RowRun("up_gate", 3, "gate", 0, 3)],
+        "stacked": [RowRun("stacked", 0, "up", 0, 3), RowRun("stacked", 3, "gate", 0, 3)],
+        "interleaved": [RowRun("interleaved", at, "qkv", row, 1) for at, row in enumerate((0, 2, 1))],
     }

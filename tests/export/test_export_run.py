@@ -19,7 +19,7 @@ from mlx.utils import tree_flatten
 from mlx_lm import utils as mlx_lm_utils
 
 from backend.config import config as spec_config
-from backend.export import atomic_folder, build, export_run, merging, trained_weights, verify
+from backend.export import atomic_folder, build, export_run, trained_weights, verify, writer
 from backend.export.atomic_folder import move_into_place
 from backend.export.destinations import lm_studio_root
 from backend.export.export_run import Export, ExportedModel, fuse_run, run_weights
@@ -88,7 +88,7 @@ def quick_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
         shutil.copyfile(trained.adapters.arrays, to / "model.safetensors")
 
     monkeypatch.setattr(build, "write_in_format", write)
-    for name in ("make_reference", "open_tokenizer", "_tolerance"):
+    for name in ("make_reference", "load_tokenizer", "_tolerance"):
         monkeypatch.setattr(build, name, lambda *_: None)
     monkeypatch.setattr(build, "_verified", lambda *_: verify.Verification(0.0, 0.0, 1.0, None))
     return run
@@ -244,7 +244,7 @@ def test_a_large_weight_is_quantised_in_blocks_to_the_same_codes(
     run, _ = trained_run(hidden=64, dtype="bfloat16")
     whole = stored(export(run, "folder", "whole", folder=tmp_path, format=format_).path)
     sizes, quantize = [], mx.quantize
-    monkeypatch.setattr(merging, "BLOCK", 2048)
+    monkeypatch.setattr(writer, "BLOCK", 2048)
     monkeypatch.setattr(mx, "quantize", lambda w, *given, **how: sizes.append(w.shape) or quantize(w, *given, **how))
     blocks = stored(export(run, "folder", "blocks", folder=tmp_path, format=format_).path)
     assert (32, 64) in sizes, "in blocks"
@@ -449,7 +449,7 @@ def test_the_model_is_never_in_memory_as_a_whole(trained_run: TrainedRun, tmp_pa
 def written_base(tmp_path: Path, run: RunFolder) -> tuple[trained_weights.TrainedWeights, Any, verify.Reference]:
     """The run's model in tmp_path / "out", and what it is compared with."""
     trained = run_weights(run, spec_config.load(run.config))
-    tokenizer = trained_weights.open_tokenizer(trained.tokenizer)
+    tokenizer = trained_weights.load_tokenizer(trained.tokenizer)
     reference = verify.make_reference(trained, tokenizer, verify.SAMPLES, 1e-3, tmp_path / "reference")
     build.write_in_format(trained, FORMATS["full"], tmp_path / "out")
     return trained, tokenizer, reference
@@ -697,7 +697,7 @@ def test_too_little_disk_space_is_refused_before_anything_is_loaded(
     run, _ = trained_run()
     before = listing(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: namedtuple("usage", "free")(1000))
-    monkeypatch.setattr(build, "open_tokenizer", lambda *_: pytest.fail("loaded all the same"))
+    monkeypatch.setattr(build, "load_tokenizer", lambda *_: pytest.fail("loaded all the same"))
     with pytest.raises(UserError, match=r"needs [0-9.]+ MB and the disk of .* has 1 kB free"):
         export(run, "lmstudio", "mine")
     assert listing(tmp_path) == before

@@ -18,9 +18,7 @@ from backend.config.config import Config, parse, read
 from backend.config.other_programs.translation import read_words
 from backend.data.problems import PromptFormat, messages_of, problem_of
 from backend.data.rows import Rows, Splits
-from backend.export.trl.code_files import SCRIPTS, carried_code, our_code, script
-from backend.export.trl.folder import export_trl
-from backend.export.trl.module_source import Use, module_source
+from backend.export.trl_folder import SCRIPTS, export_trl, needed_modules, script
 from backend.rewards.catalogue import builtin_rewards
 from backend.rewards.inputs import TrainerState
 from backend.rewards.resolve import resolve
@@ -163,22 +161,6 @@ def test_the_folder_runs_its_own_code(folder: Path, probe: dict[str, Any]) -> No
     assert {path for path in probe["ours"].values() if not path.startswith(str(folder))} == set()
 
 
-def test_the_code_is_ours_as_it_stands(folder: Path) -> None:
-    """Each statement that was carried is one of the module that it is of, and every name that it uses is there."""
-    for path in (folder / "backend").rglob("*.py"):
-        name = ".".join(path.relative_to(folder).with_suffix("").parts).removesuffix(".__init__")
-        tree, original = ast.parse(path.read_text()), module_source(name)
-        own = {ast.dump(statement.node) for statement in original.statements}
-        body = [node for node in tree.body if not isinstance(node, (ast.Import, ast.ImportFrom))]
-        assert all(ast.dump(node) in own for node in body if not isinstance(node, ast.Expr)), name
-    check = subprocess.run(
-        [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "F821", str(folder)],
-        capture_output=True,
-        text=True,
-    )
-    assert not check.returncode, check.stdout
-
-
 def test_nothing_of_this_machine_is_in_it(config: Config, folder: Path) -> None:
     texts = {
         path: path.read_text()
@@ -253,24 +235,6 @@ def test_a_model_of_mlx_gives_way_to_its_original(tmp_path: Path) -> None:
     assert [left.setting for left in exported.left_out] == ["model"]
 
 
-def test_a_users_file_that_needs_more_of_ours_is_refused(tmp_path: Path) -> None:
-    file = tmp_path / "odd.py"
-    file.write_text(
-        "from backend.config.config import nothing_of_the_kind\n\ndef f(completions, **kwargs):\n    return [0.0]\n"
-    )
-    config = parse({"model": "owner/model", "data": "owner/rows", "reward_functions": [f"{file}::f"]})
-    with pytest.raises(UserError, match=r"odd\.py imports of GRPO Studio what a folder for TRL cannot carry"):
-        export_trl(config, "it", tmp_path)
-
-
-def test_a_call_that_registers_is_carried_with_what_it_speaks_of() -> None:
-    code = carried_code([Use("backend.rewards.functions.math_equality", "correct")])
-    assert "atexit.register(_math_verify.child.stop)" in code["backend/rewards/functions/math_equality.py"]
-    assert 'if __name__ == "__main__":' in code["backend/rewards/functions/math_equality.py"]
-    with pytest.raises(LookupError):
-        carried_code([Use("backend.rewards.registry", "nothing")])
-
-
 def test_the_bundled_app_has_the_sources_that_are_carried(config: Config) -> None:
     contents = (Path(__file__).parents[2] / "packaging" / "bundle_contents.py").read_text()
     (assignment,) = [
@@ -279,4 +243,4 @@ def test_the_bundled_app_has_the_sources_that_are_carried(config: Config) -> Non
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "READ_AS_TEXT"
     ]
     patterns = ast.literal_eval(assignment.value)
-    assert [path for path in our_code(config) if not any(fnmatch(path, pattern) for pattern in patterns)] == []
+    assert [path for path in needed_modules(config) if not any(fnmatch(path, pattern) for pattern in patterns)] == []

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from backend.__main__ import app
-from backend.export import lm_studio_rules, model_files
+from backend.export import lm_studio_rules, writer
 from tests.support.random_models import tiny_model
 
 
@@ -41,7 +41,7 @@ def shards(folder: Path, *, gap: bool = False, index: bool = True) -> None:
     names, where = sorted(arrays), {}
     for number, part in ((1, names[:3]), (3 if gap else 2, names[3:])):
         file = f"model-{number:05d}-of-00002.safetensors"
-        model_files.write_safetensors(folder / file, {name: arrays[name] for name in part})
+        writer.write_safetensors(folder / file, {name: arrays[name] for name in part})
         where |= dict.fromkeys(part, file)
     if index:
         (folder / lm_studio_rules.INDEX).write_text(json.dumps({"weight_map": where}))
@@ -110,10 +110,10 @@ def test_the_verb_names_faults_and_what_is_missing(sound: Path, tmp_path: Path) 
 
 
 def test_every_type_of_array_is_written_as_mlx_reads_it(tmp_path: Path) -> None:
-    arrays = {kind.lower(): (mx.arange(6) - 2).reshape(2, 3).astype(dtype) for dtype, kind in model_files.SAFETENSORS_TYPES.items()}  # fmt: skip
+    arrays = {kind.lower(): (mx.arange(6) - 2).reshape(2, 3).astype(dtype) for dtype, kind in writer.SAFETENSORS_TYPES.items()}  # fmt: skip
     arrays |= {"scalar": mx.array(2.5), "empty": mx.zeros((0, 4)), "turned": mx.arange(12).reshape(3, 4).T}
     given, sizes = dict(arrays), []
-    model_files.write_safetensors(tmp_path / "x.safetensors", given, sizes.append)
+    writer.write_safetensors(tmp_path / "x.safetensors", given, sizes.append)
     read = dict(mx.load(str(tmp_path / "x.safetensors")))  # pyright: ignore
     assert not given, "each array is let go of once it is written"
     assert read.keys() == arrays.keys() and sum(sizes) == sum(array.nbytes for array in arrays.values())

@@ -23,10 +23,10 @@ import yaml
 from backend.config.config import Config, parse
 from backend.config.other_programs.into_trl import into_trl, trl_yaml
 from backend.data.problems import PromptFormat, messages_of, prepare, problem_of
-from backend.data.prompt_stream import PromptStream
+from backend.data.prompts import PromptStream
 from backend.export.trained_weights import AdapterFiles, TrainedWeights
-from backend.export.trl.folder import export_trl
-from backend.models.peft.importing import import_adapter
+from backend.export.trl_folder import export_trl
+from backend.models.peft_import import import_adapter
 from backend.models.tokenizers import load_tokenizer
 from backend.rewards.inputs import TrainerState
 from backend.rewards.resolve import resolve

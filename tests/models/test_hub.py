@@ -19,7 +19,8 @@ from huggingface_hub.utils import _http
 
 from backend.config.config import Config
 from backend.data.rows import read_splits
-from backend.models import hub_download, hub_errors, hub_search, inventory
+from backend.models import hub as our_hub
+from backend.models import inventory
 from backend.serve.question_call import Cancelled, QuestionCall
 from backend.trainer.preflight import check_model
 from backend.utils.errors import UserError
@@ -58,7 +59,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubStandIn]
                               {"mainSize": 33, "tags": ["size_categories:1K<n<10K"]})},
     )  # fmt: skip
     point_at(stand_in.url, tmp_path / "cache", monkeypatch)
-    monkeypatch.setattr(hub_download, "RETRIES_S", (0.01, 0.01, 0.01))
+    monkeypatch.setattr(our_hub, "RETRIES_S", (0.01, 0.01, 0.01))
     with stand_in:
         yield stand_in
     _http.close_session()
@@ -100,7 +101,7 @@ class Listener(QuestionCall):
 
 
 def test_a_search_returns_size_kind_precision_and_downloads(hub: HubStandIn):
-    hits = {hit["id"]: hit for hit in hub_search.search("tiny", "model")}
+    hits = {hit["id"]: hit for hit in our_hub.search("tiny", "model")}
     assert next(iter(hits)) == "someone/tiny-4bit", "models in MLX form come first, however many download another"
     first = hits["someone/tiny-4bit"]
     assert (first["size"], first["kind"], first["precision"], first["downloads"]) == (4020, "qwen3", "4-bit", 7000)
@@ -110,13 +111,13 @@ def test_a_search_returns_size_kind_precision_and_downloads(hub: HubStandIn):
 
 
 def test_a_dataset_search_returns_size_and_kind(hub: HubStandIn):
-    assert [(hit["id"], hit["size"], hit["kind"]) for hit in hub_search.search("sums", "dataset")] == [
+    assert [(hit["id"], hit["size"], hit["kind"]) for hit in our_hub.search("sums", "dataset")] == [
         ("someone/sums", 33, "1K<rows<10K")
     ]
 
 
 def test_a_plan_lists_the_files_that_mlx_lm_loads(hub: HubStandIn):
-    plan = hub_search.plan("someone/tiny", "model")
+    plan = our_hub.plan("someone/tiny", "model")
     assert plan.commit == COMMIT and set(plan.files) == set(FILES) - {"README.md"}
     assert plan.total == sum(len(FILES[name]) for name in plan.files)
 
@@ -125,9 +126,9 @@ def test_a_plan_lists_the_files_that_mlx_lm_loads(hub: HubStandIn):
 
 
 def test_a_downloaded_model_is_listed_from_the_cache(hub: HubStandIn, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(hub_download, "PROGRESS_S", 0.0)
+    monkeypatch.setattr(our_hub, "PROGRESS_S", 0.0)
     listener = Listener()
-    folder = hub_download.download("someone/tiny", "model", listener)
+    folder = our_hub.download("someone/tiny", "model", listener)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == {
         name: data for name, data in FILES.items() if name != "README.md"
     }
@@ -136,11 +137,7 @@ def test_a_downloaded_model_is_listed_from_the_cache(hub: HubStandIn, monkeypatc
     assert len(set(done)) > 10, "progress, not only a beginning and an end"
     hub.down = True  # all files that mlx-lm loads are in the cache: no request is needed
     assert (
-        Path(
-            snapshot_download(
-                "someone/tiny", allow_patterns=list(hub_search.DOWNLOADED["model"]), local_files_only=True
-            )
-        )
+        Path(snapshot_download("someone/tiny", allow_patterns=list(our_hub.DOWNLOADED["model"]), local_files_only=True))
         == folder
     )
     (model,) = inventory.models()
@@ -151,7 +148,7 @@ def test_a_downloaded_model_is_listed_from_the_cache(hub: HubStandIn, monkeypatc
 
 
 def test_a_dataset_is_downloaded_whole(hub: HubStandIn):
-    folder = hub_download.download("someone/sums", "dataset", QuestionCall())
+    folder = our_hub.download("someone/sums", "dataset", QuestionCall())
     assert (folder / "train.jsonl").read_bytes().startswith(b'{"prompt"')
     assert [(dataset.id, dataset.kind, dataset.refusal) for dataset in inventory.datasets()] == [
         ("someone/sums", "jsonl", "")
@@ -159,14 +156,14 @@ def test_a_dataset_is_downloaded_whole(hub: HubStandIn):
 
 
 def test_nothing_is_fetched_twice(hub: HubStandIn):
-    hub_download.download("someone/tiny", "model", QuestionCall())
-    hub_download.download("someone/tiny", "model", QuestionCall())
+    our_hub.download("someone/tiny", "model", QuestionCall())
+    our_hub.download("someone/tiny", "model", QuestionCall())
     assert hub.sent["model.safetensors"] == len(BIG)
 
 
 def test_a_broken_connection_is_resumed_from_the_same_byte(hub: HubStandIn):
     hub.break_after = 100_000
-    folder = hub_download.download("someone/tiny", "model", QuestionCall())
+    folder = our_hub.download("someone/tiny", "model", QuestionCall())
     assert (folder / "model.safetensors").read_bytes() == BIG
     assert hub.sent["model.safetensors"] == len(BIG)
 
@@ -174,11 +171,11 @@ def test_a_broken_connection_is_resumed_from_the_same_byte(hub: HubStandIn):
 def test_a_download_that_broke_off_can_be_resumed(hub: HubStandIn):
     hub.down_after = 150_000
     with pytest.raises(UserError) as mistake:
-        hub_download.download("someone/tiny", "model", QuestionCall())
+        our_hub.download("someone/tiny", "model", QuestionCall())
     assert "broke off" in sentence_of(mistake) and "what has arrived is kept" in sentence_of(mistake)
     assert_unfinished("someone/tiny")
     hub.down, hub.down_after = False, 0
-    folder = hub_download.download("someone/tiny", "model", QuestionCall())
+    folder = our_hub.download("someone/tiny", "model", QuestionCall())
     assert (folder / "model.safetensors").read_bytes() == BIG
     assert hub.sent["model.safetensors"] == len(BIG), "what had arrived was fetched again"
     assert not list(folder.parents[1].rglob("*.incomplete"))
@@ -192,12 +189,12 @@ def assert_unfinished(id_: str) -> None:
 
 
 def test_a_cancelled_download_resumes_from_its_bytes(hub: HubStandIn, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(hub_download, "PROGRESS_S", 0.0)
+    monkeypatch.setattr(our_hub, "PROGRESS_S", 0.0)
     with pytest.raises(Cancelled):
-        hub_download.download("someone/tiny", "model", Listener(until=200_000))
+        our_hub.download("someone/tiny", "model", Listener(until=200_000))
     assert_unfinished("someone/tiny")
     again = Listener()
-    folder = hub_download.download("someone/tiny", "model", again)
+    folder = our_hub.download("someone/tiny", "model", again)
     began = next(progress["done"] for progress in again.heard if progress["phase"] == "downloading")
     assert began >= 190_000, "progress continues from the kept bytes"
     assert (folder / "model.safetensors").read_bytes() == BIG
@@ -205,48 +202,44 @@ def test_a_cancelled_download_resumes_from_its_bytes(hub: HubStandIn, monkeypatc
 
 def test_a_server_without_ranges_is_read_from_the_start(hub: HubStandIn):
     hub.break_after, hub.knows_ranges = 100_000, False
-    folder = hub_download.download("someone/tiny", "model", QuestionCall())
+    folder = our_hub.download("someone/tiny", "model", QuestionCall())
     assert (folder / "model.safetensors").read_bytes() == BIG
 
 
 def test_a_damaged_download_is_deleted(hub: HubStandIn):
     hub.damage = True
     with pytest.raises(UserError) as mistake:
-        hub_download.download("someone/tiny", "model", QuestionCall())
+        our_hub.download("someone/tiny", "model", QuestionCall())
     assert "arrived damaged" in sentence_of(mistake)
     assert not list(Path(constants.HF_HUB_CACHE).rglob("model.safetensors"))
     assert not [
         path for path in Path(constants.HF_HUB_CACHE).rglob("*") if path.is_file() and path.stat().st_size > 9999
     ]
     hub.damage = False
-    assert (hub_download.download("someone/tiny", "model", QuestionCall()) / "model.safetensors").read_bytes() == BIG
+    assert (our_hub.download("someone/tiny", "model", QuestionCall()) / "model.safetensors").read_bytes() == BIG
 
 
 def test_a_second_download_of_the_same_model_is_refused_while_one_runs(
     hub: HubStandIn, monkeypatch: pytest.MonkeyPatch
 ):
-    plan = hub_search.plan("someone/tiny", "model")
-    blob = hub_download._Download(plan, QuestionCall()).blobs / hub.repos["models"]["someone/tiny"].etag(
-        "model.safetensors"
-    )
+    plan = our_hub.plan("someone/tiny", "model")
+    blob = our_hub._Download(plan, QuestionCall()).blobs / hub.repos["models"]["someone/tiny"].etag("model.safetensors")
     blob.parent.mkdir(parents=True)
-    monkeypatch.setattr(hub_download, "LOCK_TIMEOUT_S", 0.1)
-    held = hub_download._locked(hub_download._partial(blob), "someone/tiny", "model")
+    monkeypatch.setattr(our_hub, "LOCK_TIMEOUT_S", 0.1)
+    held = our_hub._locked(our_hub._partial(blob), "someone/tiny", "model")
     with held, pytest.raises(UserError, match="being downloaded already"):
-        hub_download.download("someone/tiny", "model", QuestionCall())
+        our_hub.download("someone/tiny", "model", QuestionCall())
 
 
 def test_discarding_deletes_unfinished_files_and_keeps_whole_ones(hub: HubStandIn):
     hub.down_after = 150_000
     with pytest.raises(UserError):
-        hub_download.download("someone/tiny", "model", QuestionCall())
-    assert hub_download.discard("someone/tiny", "model") > 100_000
+        our_hub.download("someone/tiny", "model", QuestionCall())
+    assert our_hub.discard("someone/tiny", "model") > 100_000
     assert not list(Path(constants.HF_HUB_CACHE).rglob("*.incomplete"))
     hub.down, hub.down_after = False, 0
-    hub_download.download("someone/tiny", "model", QuestionCall())
-    assert hub_download.discard("someone/tiny", "model") == 0 and inventory.models()[0].refusal == "", (
-        "whole files stay"
-    )
+    our_hub.download("someone/tiny", "model", QuestionCall())
+    assert our_hub.discard("someone/tiny", "model") == 0 and inventory.models()[0].refusal == "", "whole files stay"
 
 
 # ── refusals ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -254,7 +247,7 @@ def test_discarding_deletes_unfinished_files_and_keeps_whole_ones(hub: HubStandI
 
 def refused(id_: str) -> str:
     with pytest.raises(UserError) as mistake:
-        hub_download.download(id_, "model", QuestionCall())
+        our_hub.download(id_, "model", QuestionCall())
     (fault,) = mistake.value.faults
     assert fault.setting == "model" and fault.sentence.endswith(".") and fault.sentence.count(". ") == 0
     assert inventory.models() == [], "an unusable folder is listed as a model"
@@ -268,33 +261,33 @@ def test_a_missing_repository_is_refused(hub: HubStandIn):
 def test_a_private_model_needs_a_token(hub: HubStandIn, monkeypatch: pytest.MonkeyPatch):
     assert "it is private: then log in" in refused("someone/private")
     monkeypatch.setenv("HF_TOKEN", TOKEN)
-    assert hub_download.download("someone/private", "model", QuestionCall()).is_dir()
+    assert our_hub.download("someone/private", "model", QuestionCall()).is_dir()
 
 
 def test_a_gated_model_needs_a_token(hub: HubStandIn, monkeypatch: pytest.MonkeyPatch):
     sentence = refused("someone/gated")
     assert "is gated: accept its conditions at" in sentence and f"{hub.url}/someone/gated" in sentence
     monkeypatch.setenv("HF_TOKEN", TOKEN)
-    assert hub_download.download("someone/gated", "model", QuestionCall()).is_dir()
+    assert our_hub.download("someone/gated", "model", QuestionCall()).is_dir()
 
 
 def test_a_wrong_token_is_refused(hub: HubStandIn, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("HF_TOKEN", "hf_wrong")
     assert "does not accept the token" in refused("someone/tiny")
     with pytest.raises(UserError, match="does not accept the token"):
-        hub_search.search("tiny", "model")
+        our_hub.search("tiny", "model")
 
 
 def test_no_token_is_ever_written(hub: HubStandIn, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("HF_TOKEN", TOKEN)
-    hub_download.download("someone/private", "model", QuestionCall())
+    our_hub.download("someone/private", "model", QuestionCall())
     written = [path for path in Path(constants.HF_HUB_CACHE).parent.rglob("*") if path.is_file()]
     assert written and not [path for path in written if TOKEN.encode() in path.read_bytes()]
 
 
 def test_too_little_disk_space_is_refused_before_anything_is_fetched(hub: HubStandIn, monkeypatch: pytest.MonkeyPatch):
     usage = shutil.disk_usage(".")
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=hub_download.SPARE + 1000))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=our_hub.SPARE + 1000))
     sentence = refused("someone/tiny")
     assert "needs 0.4 MB more, and the disk" in sentence and "has 67.1 MB free" in sentence
     assert hub.sent["model.safetensors"] == 0
@@ -306,21 +299,21 @@ def test_a_disk_that_fills_up_during_a_download_is_one_sentence(hub: HubStandIn,
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
-        patch.setattr(hub_download._Download, "_count", full)
+        patch.setattr(our_hub._Download, "_count", full)
         with pytest.raises(UserError) as mistake:
-            hub_download.download("someone/tiny", "model", QuestionCall())
+            our_hub.download("someone/tiny", "model", QuestionCall())
     assert "is full" in sentence_of(mistake)
     assert_unfinished("someone/tiny")
-    assert (hub_download.download("someone/tiny", "model", QuestionCall()) / "model.safetensors").read_bytes() == BIG
+    assert (our_hub.download("someone/tiny", "model", QuestionCall()) / "model.safetensors").read_bytes() == BIG
 
 
 def test_without_a_network_every_question_is_refused_within_5_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The library alone retries for some twenty seconds."""
     point_at("http://127.0.0.1:9", tmp_path / "cache", monkeypatch)
     for ask in (
-        lambda: hub_search.search("tiny", "model"),
-        lambda: hub_search.plan("someone/tiny", "model"),
-        lambda: hub_search.config_file("someone/tiny"),
+        lambda: our_hub.search("tiny", "model"),
+        lambda: our_hub.plan("someone/tiny", "model"),
+        lambda: our_hub.config_file("someone/tiny"),
         lambda: check_model("someone/tiny", "model"),
     ):
         began = time.monotonic()
@@ -330,15 +323,15 @@ def test_without_a_network_every_question_is_refused_within_5_seconds(tmp_path: 
 
 
 def test_a_cached_config_file_is_found_without_a_network(hub: HubStandIn):
-    hub_download.download("someone/tiny", "model", QuestionCall())
+    our_hub.download("someone/tiny", "model", QuestionCall())
     hub.down = True
     requests = len(hub.asked)
-    assert hub_search.config_file("someone/tiny").read_bytes() == FILES["config.json"]
+    assert our_hub.config_file("someone/tiny").read_bytes() == FILES["config.json"]
     assert len(hub.asked) == requests
 
 
 def test_a_downloaded_dataset_is_read_without_a_network(hub: HubStandIn):
-    hub_download.download("someone/sums", "dataset", QuestionCall())
+    our_hub.download("someone/sums", "dataset", QuestionCall())
     hub.down = True
     began = time.monotonic()
     splits = read_splits(Config(model="-", data="someone/sums"))
@@ -357,13 +350,13 @@ def test_an_uncached_dataset_is_refused_within_5_seconds_without_a_network(hub: 
 def test_offline_each_sentence_names_what_is_missing_and_has_no_error_number(repo_type: str):
     """A config with a model and a dataset of the Hub gave the same sentence twice, with “[Errno -2] Name or service not known”,
     and neither said what it was about."""
-    error = hub_errors.HTTPError("[Errno -2] Name or service not known")
-    said = hub_errors.explain(error, "someone/thing", repo_type)
+    error = our_hub.HTTPError("[Errno -2] Name or service not known")
+    said = our_hub.explain(error, "someone/thing", repo_type)
     assert said == (
         f"The {repo_type} someone/thing is not on this machine, and Hugging Face cannot be reached: this machine seems to be "
         f"offline; connect, or choose a {repo_type} that is here."
     )
-    refused = hub_errors.explain(hub_errors.HTTPError("[Errno 111] Connection refused"), "", repo_type)
+    refused = our_hub.explain(our_hub.HTTPError("[Errno 111] Connection refused"), "", repo_type)
     assert "Errno" not in refused and "cannot be reached: Connection refused; check" in refused
 
 
@@ -383,6 +376,6 @@ def test_a_refusal_under_hf_hub_offline_names_the_variable(hub: HubStandIn, monk
 )
 def test_each_error_status_of_the_hub_has_its_sentence(status: int, words: str):
     request = httpx2.Request("GET", "https://huggingface.co/api/models/a/b")
-    error = hub_errors.HfHubHTTPError("", response=httpx2.Response(status, request=request))
-    assert words in hub_errors.explain(error, "a/b", "model")
+    error = our_hub.HfHubHTTPError("", response=httpx2.Response(status, request=request))
+    assert words in our_hub.explain(error, "a/b", "model")
     get_session()

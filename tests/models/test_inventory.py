@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from backend.models import inventory, supported_architectures
+from backend.models import architectures, inventory
 from backend.serve.inventory_questions import model_facts
 from backend.serve.question_call import QuestionCall
 from backend.utils.command import backend_environment
@@ -73,7 +73,7 @@ def cached(home: Path, id_: str, *names: str, config: dict[str, Any] | None = No
     ],
 )
 def test_a_model_that_cannot_be_loaded_has_a_reason(config: dict[str, Any] | None, names: tuple[str, ...], words: str):
-    sentence = supported_architectures.refusal(config, names)
+    sentence = architectures.refusal(config, names)
     assert words in sentence and bool(sentence) == bool(words) and (not sentence or sentence.endswith("."))
 
 
@@ -89,16 +89,16 @@ def test_a_model_that_cannot_be_loaded_has_a_reason(config: dict[str, Any] | Non
     ],
 )
 def test_precision_is_read_from_the_config(config: dict[str, Any], precision: str):
-    assert supported_architectures.precision_of(config) == precision
+    assert architectures.precision_of(config) == precision
 
 
 def test_known_architectures_are_those_that_mlx_lm_itself_resolves():
     """We read the names of mlx-lm's files; mlx-lm itself must resolve every alias in the same way."""
     from mlx_lm.utils import MODEL_REMAPPING, _get_classes
 
-    assert supported_architectures._remappings()[0] == MODEL_REMAPPING
+    assert architectures._remappings()[0] == MODEL_REMAPPING
     for kind in ("qwen3", "mistral", "gemma3_text", "nothing"):
-        known = supported_architectures.module_of({"model_type": kind}) in supported_architectures.architectures()
+        known = architectures.module_of({"model_type": kind}) in architectures.architectures()
         try:
             _get_classes({"model_type": kind})
         except ValueError:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from backend.models import inventory, template_probe
+from backend.models import inventory
 from backend.models.loading import check_opens
 from backend.models.model_folder import check_adapter
 from backend.models.tokenizers import load_tokenizer
@@ -47,9 +47,6 @@ def refused(folder: Path) -> str:
 
 def test_a_sound_model_opens_without_its_weights_being_read(folder: Path) -> None:
     assert check_opens(folder, str(folder), "model")[1].eos_token_ids == {1}
-
-
-# ── code ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize(
@@ -90,9 +87,6 @@ def test_a_pickle_is_never_opened(folder: Path) -> None:
     (folder / "pytorch_model.bin").rename(folder / "model.safetensors")
     assert "no safetensors file" in refused(folder)
     assert not mark.exists()
-
-
-# ── headers ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def rewrite(file: Path, edit: Callable[[dict[str, Any]], None], cut: int = 0, claim: int = 0) -> None:
@@ -197,40 +191,3 @@ def test_an_adapter_of_any_shape(tmp_path: Path) -> None:
         (tmp_path / "adapter_config.json").write_text(json.dumps(about))
         with pytest.raises(UserError, match=says):
             check_adapter(tmp_path, "reference_model_path")
-
-
-# ── chat templates, in a process ─────────────────────────────────────────────────────────────────────────────────────
-
-
-@pytest.mark.parametrize(
-    ("template", "says"),
-    [
-        pytest.param(
-            "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
-            "takes longer than 1 seconds",
-            marks=pytest.mark.proof,
-        ),
-        ("{{ 'x' * 10**10 }}", "of memory"),
-        ("{{ 10 ** (10 ** 9) }}", "takes longer than 1 seconds"),
-    ],
-)
-def test_a_template_that_takes_all_time_or_memory_is_refused_where_it_is_loaded(
-    folder: Path, template: str, says: str
-) -> None:
-    change(folder / "tokenizer_config.json", chat_template=template)
-    with pytest.raises(UserError, match=says):
-        load_tokenizer(folder)
-
-
-def test_usual_templates_pass(folder: Path) -> None:
-    thinking = (
-        "{%- set ns = namespace(last=messages|length - 1) %}{%- for m in messages[::-1] %}{%- set ns.last = ns.last - 1 %}{%- endfor %}"
-        "{%- macro role(m) %}{{ m.role }}{% endmacro %}{% for m in messages %}{{ role(m) + ': ' + m.content }}{% endfor %}{{ ns.last }}"
-        "{% generation %}{{ strftime_now('%d %b %Y') }}{% endgeneration %}"
-    )
-    assert template_probe._reason(thinking) == ""
-    assert template_probe._is_plain(
-        "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m.content | trim }}{% endfor %}"
-    )
-    for suspicious in ("{{ 'x' * 9 }}", "{% for i in range(9) %}{% endfor %}", "{{ 'x'|center(9) }}", thinking):
-        assert not template_probe._is_plain(suspicious)

@@ -16,11 +16,10 @@ from typer.testing import CliRunner
 
 from backend.__main__ import app
 from backend.export.export_run import Export, export_run
-from backend.export.original.row_trace import Rows
+from backend.export.original_rows import RowRun
 from backend.export.trained_weights import AdapterFiles, TrainedWeights
-from backend.models.peft.importing import carried_adapter, import_adapter
-from backend.models.peft.reading import PeftAdapter, PeftLayer
-from backend.models.peft.settings import Origin, read_settings
+from backend.models.peft_files import Origin, PeftAdapter, PeftLayer, read_settings
+from backend.models.peft_import import carried_adapter, import_adapter
 from backend.runs.run_folder import RunFolder
 from backend.runs.saved_weights import imported_folder
 from backend.serve.adapter_questions import import_adapter as import_question
@@ -169,9 +168,12 @@ class Fused(nn.Module):
 
 
 JOINED = {
-    "gate_up.weight": [Rows("gate_up.weight", 0, "gate.weight", 0, 3), Rows("gate_up.weight", 3, "up.weight", 0, 2)],
-    "q.weight": [Rows("q.weight", 0, "qk.weight", 0, 3)],
-    "k.weight": [Rows("k.weight", 0, "qk.weight", 3, 2)],
+    "gate_up.weight": [
+        RowRun("gate_up.weight", 0, "gate.weight", 0, 3),
+        RowRun("gate_up.weight", 3, "up.weight", 0, 2),
+    ],
+    "q.weight": [RowRun("q.weight", 0, "qk.weight", 0, 3)],
+    "k.weight": [RowRun("k.weight", 0, "qk.weight", 3, 2)],
 }
 SHAPES = {"gate.weight": (3, 4), "up.weight": (2, 4), "qk.weight": (5, 4)}
 

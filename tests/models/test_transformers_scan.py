@@ -27,9 +27,9 @@ def fresh_scanner() -> ModuleType:
 
 @pytest.fixture(scope="module")
 def scanners() -> tuple[ModuleType, ModuleType]:
-    """The module as it is, and quickened."""
+    """The module as it is, and patched."""
     plain, quick = fresh_scanner(), fresh_scanner()
-    transformers_scan.quicken(quick)
+    transformers_scan.patch(quick)
     return plain, quick
 
 
@@ -95,5 +95,5 @@ def test_the_module_is_changed_as_soon_as_it_has_run_and_the_finder_is_gone(
 def test_another_version_of_the_module_is_left_as_it_is() -> None:
     other = ModuleType("other")
     other.__dict__["fetch__all__"] = before = len
-    transformers_scan.quicken(other)
+    transformers_scan.patch(other)
     assert other.fetch__all__ is before

@@ -17,7 +17,7 @@ PACKAGE = {
 """mlx-lm in small: a package that imports its parts, and a handler that imports one of them."""
 SCRIPT = """
 import threading, time
-from backend.models.mlx_lm_import import import_mlx_lm
+from backend.models.tokenizers import import_mlx_lm
 from backend.serve.questions import Question
 
 tokenizer = threading.Thread(target=import_mlx_lm)

@@ -8,7 +8,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["backend.export.publish.upload", "tests.support.upload_process"])
+FORKS.set_forkserver_preload(["backend.export.hub_upload", "tests.support.upload_process"])
 
 
 def start_upload(url: str, folder: Path, repo_id: str, token: str) -> BaseProcess:
@@ -21,7 +21,7 @@ def start_upload(url: str, folder: Path, repo_id: str, token: str) -> BaseProces
 def _upload(url: str, folder: str, repo_id: str, token: str) -> None:
     from huggingface_hub import constants
 
-    from backend.export.publish.upload import Upload, upload
+    from backend.export.hub_upload import Upload, upload
     from backend.utils.errors import UserError
 
     constants.ENDPOINT, constants.HF_HUB_DISABLE_XET = url, True

@@ -144,7 +144,7 @@ def test_another_tokenizer_is_used_and_saved_with_what_was_trained(tmp_path: Pat
 
 def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(tmp_path: Path) -> None:
     from backend.models.loading import load_model
-    from backend.models.own_tokenizer import run_tokenizer, vocabulary_rows
+    from backend.models.tokenizers import run_tokenizer, vocabulary_rows
     from backend.utils.errors import UserError
 
     raw = small_run.settings_for(tmp_path)

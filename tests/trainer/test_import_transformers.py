@@ -13,7 +13,7 @@ import pytest
 
 from backend.export.export_run import Export, export_run
 from backend.export.trained_weights import AdapterFiles, TrainedWeights
-from backend.models.peft.importing import import_adapter
+from backend.models.peft_import import import_adapter
 from backend.runs.run_folder import RunFolder
 from backend.utils.errors import UserError
 from tests.support.random_models import tiny_tokenizer

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from backend.__main__ import app
 from backend.config.config import parse
-from backend.data import sources
+from backend.data import rows
 from backend.rewards.scorer import begin_scorer
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
@@ -59,8 +59,8 @@ def test_train_reads_the_dataset_and_executes_the_reward_file_once(
 ) -> None:
     """`check` ran before loading, in the same process, and both read the rows and ran the user's file."""
     files_read: list[Path] = []
-    read_file = sources.read_file
-    monkeypatch.setattr(sources, "read_file", lambda path: files_read.append(path) or read_file(path))
+    read_file = rows.read_file
+    monkeypatch.setattr(rows, "read_file", lambda path: files_read.append(path) or read_file(path))
     raw = small_run.settings_for(tmp_path, iters=1, **rewards(reward_file))
     run = RunFolder(tmp_path / "runs" / "mine")
     if prepared:

@@ -14,9 +14,9 @@ from backend.config.config import parse
 from backend.config.other_programs.into_trl import LeftOut
 from backend.distributed.hosts_file import Host
 from backend.distributed.machine_check import copy_model
-from backend.export.model_files import kept_files
-from backend.export.trl.folder import Requirements, export_trl, readme
-from backend.models.peft.settings import _matching
+from backend.export.trl_folder import Requirements, export_trl, readme
+from backend.export.writer import kept_files
+from backend.models.peft_files import _matching
 from backend.runs.saved_weights import find_adapter
 from backend.trainer.preflight import preflight
 from backend.utils.errors import UserError

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from backend.config.model_and_data_names import check_data, check_reference
-from backend.models.own_tokenizer import tokenizer_folder
+from backend.models.tokenizers import tokenizer_folder
 from backend.runs.run_folder import find_run
 from backend.runs.saved_weights import find_adapter
 from backend.sampling.chat.source import find_source

@@ -1,6 +1,6 @@
 """PEFT's LoraConfig, as `peft_config` of a file for TRL and in the file of a trained adapter (peft 0.21.2).
 
-`backend.models.peft.settings` takes its messages from here.
+`backend.models.peft_files` takes its messages from here.
 """
 
 from __future__ import annotations

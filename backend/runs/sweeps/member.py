@@ -15,8 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from backend.config.config import Config
-from backend.data.row_views import LazyRows, Rows
-from backend.data.rows import SPLITS
+from backend.data.rows import SPLITS, LazyRows, Rows
 from backend.rewards.scorer import SharedProcesses
 from backend.rewards.worker_process import RewardWorker
 from backend.runs.checkpoints import checkpoint

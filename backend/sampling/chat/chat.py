@@ -15,12 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from backend.data.chat_tokens import Messages, tokenize
 from backend.data.files import Row
 from backend.data.preview import open_dataset
-from backend.data.problems import PromptFormat, messages_of, problem_of
-from backend.data.row_views import Rows
-from backend.data.rows import row_name
+from backend.data.problems import Messages, PromptFormat, messages_of, problem_of, tokenize
+from backend.data.rows import Rows, row_name
 from backend.engine.cpu.affinity import on_one_core
 from backend.sampling.cached_sequence import CachedSequence, SampledToken
 from backend.sampling.chat.sides import SideName, Sides

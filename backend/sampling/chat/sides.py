@@ -18,8 +18,8 @@ from mlx.utils import tree_flatten
 from backend.engine.model_probe import split
 from backend.engine.output_layer import SplitModel
 from backend.engine.shared_weights import copy_sharing_arrays
-from backend.models.own_tokenizer import run_tokenizer
 from backend.models.policy import cast, load_model, load_policy
+from backend.models.tokenizers import run_tokenizer
 from backend.sampling.chat.source import ChatSource
 from backend.trainer.memory.estimate import format_bytes
 from backend.utils.errors import UserError

@@ -22,8 +22,7 @@ from backend.config.config import Config
 from backend.config.model_and_data_names import check_weights, model_source
 from backend.data.problems import PromptFormat
 from backend.data.prompts import TokenizedPrompts
-from backend.data.row_views import Rows
-from backend.data.rows import SPLITS, Splits, check_columns
+from backend.data.rows import SPLITS, Rows, Splits, check_columns
 from backend.models.policy import Policy, load_policy
 from backend.runs.archive import summary
 from backend.runs.checkpoints.checkpoint import Checkpoint, all_checkpoints

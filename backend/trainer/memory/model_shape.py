@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from backend.models.model_config import quantization_of
+from backend.models.architectures import quantization_of
 from backend.utils import documents
 from backend.utils.errors import UserError
 from backend.utils.files import read_text

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from backend.config.config import load
-from backend.export.publish.privacy import public_settings
+from backend.export.privacy import public_settings
 from backend.runs.run_folder import RunFolder
 from backend.trainer.trackers.csv_tables import CsvTables
 from backend.trainer.trackers.packages import TensorBoardFiles, TrackioRun, WandbRun

@@ -13,8 +13,8 @@ from backend.config.config import SETTINGS, parse, problems
 from backend.config.other_programs.imported import import_file
 from backend.config.other_programs.keys import IgnoredKey, Refused, Translated
 from backend.config.other_programs.peft import LORA_WORDS, OTHER_KINDS
-from backend.models.peft.settings import OTHER_KINDS as NOT_CARRIED
-from backend.models.peft.settings import read_settings
+from backend.models.peft_files import OTHER_KINDS as NOT_CARRIED
+from backend.models.peft_files import read_settings
 from backend.utils.errors import UserError
 
 PEFT_0_21_2 = [

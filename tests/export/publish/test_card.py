@@ -14,11 +14,11 @@ from huggingface_hub import ModelCard
 from markdown_it import MarkdownIt
 from PIL import Image
 
+from backend.export import model_card as card_facts
+from backend.export import publishing
 from backend.export.exports import FORMATS
-from backend.export.publish import card_facts, prepared
-from backend.export.publish.card import model_card
-from backend.export.publish.card_facts import CURVES, CardFacts, CardSample, Licence, is_hub_id, read_facts
-from backend.export.publish.privacy import clean_json_files, public_name, public_settings, refuse_leaks
+from backend.export.model_card import CURVES, CardFacts, CardSample, Licence, is_hub_id, model_card, read_facts
+from backend.export.privacy import clean_json_files, public_name, public_settings, refuse_leaks
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_record import Parent, write_parent
 from backend.trainer.evaluation.evaluation_rows import write_evaluation
@@ -239,13 +239,13 @@ def test_json_files_are_cleaned_and_what_is_left_is_found(tmp_path: Path, home: 
 
 def test_curves_are_drawn_where_there_are_some(run: RunFolder, tmp_path: Path):
     picture = tmp_path / "curves.png"
-    prepared.draw_curves({"reward": [(1, 0.5)]}, CURVES, picture)
+    publishing.draw_curves({"reward": [(1, 0.5)]}, CURVES, picture)
     assert not picture.exists(), "one step is no curve"
-    prepared.draw_curves(facts(run).curves, CURVES, picture)
+    publishing.draw_curves(facts(run).curves, CURVES, picture)
     with Image.open(picture) as image:
         colours = {colour for _, colour in image.convert("RGB").getcolors(1 << 20) or []}
-        assert image.width == 2 * prepared.EDGE + 3 * prepared.WIDTH + 2 * prepared.GAP
-    assert all(tuple(int(code[at : at + 2], 16) for at in (1, 3, 5)) in colours for code in prepared.COLOURS.values())
+        assert image.width == 2 * publishing.EDGE + 3 * publishing.WIDTH + 2 * publishing.GAP
+    assert all(tuple(int(code[at : at + 2], 16) for at in (1, 3, 5)) in colours for code in publishing.COLOURS.values())
 
 
 @pytest.mark.parametrize(
@@ -254,13 +254,13 @@ def test_curves_are_drawn_where_there_are_some(run: RunFolder, tmp_path: Path):
      (5, 5, ["2", "4", "6", "8"]), (100, 9000, ["0", "2,500", "5,000", "7,500", "10,000"])],
 )  # fmt: skip
 def test_ticks_are_round_and_cover_the_values(low: float, high: float, labels: list[str]):
-    found = prepared.ticks(low, high)
+    found = publishing.ticks(low, high)
     assert found[0] <= low and found[-1] >= high
-    assert [prepared.number(tick, found) for tick in found] == labels
+    assert [publishing.number(tick, found) for tick in found] == labels
 
 
 def test_the_running_mean_keeps_both_ends():
     curve = [(step, float(step % 2)) for step in range(1, 41)]
-    smooth = prepared.smoothed(curve)
+    smooth = publishing.smoothed(curve)
     assert (smooth[0], smooth[-1]) == (curve[0], curve[-1])
     assert all(0.2 < value < 0.8 for _, value in smooth[2:-2])

@@ -12,9 +12,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from backend.__main__ import app
-from backend.export import build
+from backend.export import build, hub_upload
 from backend.export.exports import ExportFormat
-from backend.export.publish import hub_token
 from backend.export.verify import Verification
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_record import Parent, change_notes, write_parent
@@ -64,7 +63,7 @@ def run(tmp_path: Path, hub: UploadHub, monkeypatch: pytest.MonkeyPatch) -> RunF
             shutil.copyfile(run.adapters / name if name != "config.json" else base / name, to / name)
 
     monkeypatch.setattr(build, "write_in_format", write)
-    for name in ("make_reference", "open_tokenizer", "_tolerance"):
+    for name in ("make_reference", "load_tokenizer", "_tolerance"):
         monkeypatch.setattr(build, name, lambda *_: None)
     monkeypatch.setattr(build, "_verified", lambda *_: Verification(0.0, 0.0, 1.0, None))
     monkeypatch.setattr(build.lm_studio_rules, "warnings", lambda _: [])
@@ -73,7 +72,7 @@ def run(tmp_path: Path, hub: UploadHub, monkeypatch: pytest.MonkeyPatch) -> RunF
 
 @pytest.fixture
 def logged_in(keychain: Keychain) -> None:
-    keychain.entries[hub_token.SERVICE, hub_token.ENTRY] = TOKEN
+    keychain.entries[hub_upload.SERVICE, hub_upload.ENTRY] = TOKEN
 
 
 @pytest.mark.usefixtures("logged_in")

@@ -11,8 +11,8 @@ from keyring.backend import KeyringBackend
 from keyring.backends import chainer, fail
 from keyring.errors import KeyringLocked
 
-from backend.export.publish import hub_token
-from backend.export.publish.hub_token import HubToken, find_token, log_in, log_out, need_token, whose
+from backend.export import hub_upload
+from backend.export.hub_upload import HubToken, find_token, log_in, log_out, need_token, whose
 from backend.utils.errors import UserError
 from tests.support.hub_server import TOKEN
 from tests.support.hub_upload_server import UploadHub
@@ -52,7 +52,7 @@ def test_the_environment_comes_first_then_the_keychain_then_hf_auth_login(
     stored.parent.mkdir(parents=True, exist_ok=True)
     stored.write_text("hf_of_the_library")
     assert find_token() == HubToken("hf_of_the_library", "hf auth login")
-    keychain.entries[hub_token.SERVICE, hub_token.ENTRY] = "hf_ours"
+    keychain.entries[hub_upload.SERVICE, hub_upload.ENTRY] = "hf_ours"
     assert find_token() == HubToken("hf_ours", "keychain")
     monkeypatch.setenv("HF_TOKEN", "hf_of_the_environment")
     assert find_token() == HubToken("hf_of_the_environment", "HF_TOKEN")

@@ -11,8 +11,8 @@ import pytest
 from huggingface_hub import constants
 from huggingface_hub.utils import _xet_progress_reporting
 
-from backend.export.publish import upload as upload_module
-from backend.export.publish.upload import Upload, files_of, upload, xet_progress
+from backend.export import hub_upload as upload_module
+from backend.export.hub_upload import Upload, files_of, upload, xet_progress
 from backend.utils.errors import UserError
 from tests.support.hub_server import TOKEN, Repo
 from tests.support.hub_upload_server import NEW_FILES, Fault, UploadHub

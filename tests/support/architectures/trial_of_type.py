@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from backend.models import supported_architectures
-from backend.models.supported_architectures import UNTRAINABLE
+from backend.models import architectures
+from backend.models.architectures import UNTRAINABLE
 from backend.utils.errors import UserError
 from tests.support.architectures import trials
 from tests.support.architectures.outcome import FINE_TUNES, Outcome
@@ -43,7 +43,7 @@ def try_type(arch: str, work: Path) -> Outcome:
 
 def _still_untrainable(arch: str, work: Path) -> Outcome:
     """The outcome of a type that is refused by its name: something has to be wrong with it still."""
-    refusal = supported_architectures.refusal({"model_type": arch}, ["model.safetensors", "tokenizer.json"])
+    refusal = architectures.refusal({"model_type": arch}, ["model.safetensors", "tokenizer.json"])
     try:
         folder = trials.tiny_model(work / "models", arch)
         if not trials.refused(folder, "lora"):

@@ -1,6 +1,7 @@
-"""Whether mlx-lm can load a model, and its precision, from its config.json and the names of its files.
+"""What a model's config.json says, and whether mlx-lm can load and train the model.
 
-Reads no weights and imports no mlx: the architectures that mlx-lm supports are read from the names of its modules.
+Reads mappings and names of files; opens no weights and imports no mlx: the architectures that mlx-lm supports are read from the
+names of its modules.
 """
 
 from __future__ import annotations
@@ -11,23 +12,18 @@ import pkgutil
 from collections.abc import Collection, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from backend.models.model_config import is_quantized_by_mlx, language_model, model_type, quantization_of
 from backend.utils.text import quote
 
 WEIGHTS = "model*.safetensors"
 """Files that mlx-lm loads as a model's weights."""
-
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "tiktoken.model")
 """A model with none of these cannot read or write text; *.tiktoken counts too."""
-
 METHODS = ("bitnet", "mxfp4", "mxfp8", "fp8", "compressed-tensors", "modelopt", "awq", "gptq")
 """Quantisation methods of other libraries that mlx-lm converts to its own (mlx_lm.utils.load_model)."""
-
 PACKED = ("pack-quantized", "mxfp4-pack-quantized", "nvfp4-pack-quantized")
 """The formats of compressed-tensors among them."""
-
 UNTRAINABLE = {
     "afm7": "mlx-lm cannot open the adapters of its fused layers again",
     "bitnet": "its layers take no adapters, and their Metal kernel has no gradient",
@@ -40,15 +36,44 @@ UNTRAINABLE = {
     "prism_hadamard_qwen35": "its packed layers take no adapters",
     "recurrent_gemma": "its code in mlx-lm fails as soon as its weights are read",
 }
-"""Architectures that mlx-lm has code for and that cannot be trained, with the reason as part of a sentence. `make architectures` tries
-each again, and reports those that work by now."""
+"""Architectures that mlx-lm has code for and that cannot be trained, with the reason as part of a sentence. `make architectures`
+tries each again, and reports those that work by now."""
 
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 _REMAPPING, _BY_ARCHITECTURE = "MODEL_REMAPPING", "MODEL_ARCHITECTURE_REMAPPING"
 
 
+def model_type(config: Mapping[str, Any]) -> str:
+    """The usual name of the architecture; "" if config.json does not say."""
+    name = config.get("model_type")
+    return name if isinstance(name, str) else ""
+
+
+def language_model(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The language model's part of a config that describes several models; {} if there is only one."""
+    return _mapping(config.get("text_config"))
+
+
+def quantization_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """How the weights are quantised: bits, group_size, mode and exceptions by layer name; {} for floats.
+
+    mlx-lm writes `quantization` (and a copy as `quantization_config`); other tools write `quantization_config`, with a
+    `quant_method`, sometimes inside `text_config`. mlx-lm's counts first.
+    """
+    theirs = config.get("quantization_config") or language_model(config).get("quantization_config")
+    return {**_mapping(theirs), **_mapping(config.get("quantization"))}
+
+
+def is_quantized_by_mlx(config: Mapping[str, Any]) -> bool:
+    return isinstance(config.get("quantization"), Mapping)
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}
+
+
 def precision_of(config: Mapping[str, Any]) -> str:
-    """The usual name of the weights' type: "4-bit", "mxfp4", "bf16", …; "" where config.json does not say."""
+    """The usual name of the weights' type: "4-bit", "mxfp4", "bf16", …; "" if config.json does not say."""
     if quantization := quantization_of(config):
         mode, bits = quantization.get("mode") or "affine", quantization.get("bits")
         if mode != "affine":
@@ -61,27 +86,39 @@ def precision_of(config: Mapping[str, Any]) -> str:
 
 
 def refusal(config: Mapping[str, Any] | None, names: Collection[str]) -> str:
-    """Why mlx-lm cannot load this model, in one sentence; "" where nothing speaks against it.
+    """Why mlx-lm cannot load this model, in one sentence; "" if nothing is known against it.
 
     `config` is its config.json (None: there is none), `names` are the files of its folder.
     """
+    has_gguf = any(name.endswith(".gguf") for name in names)
     if config is None:
-        return _without_config(names)
+        if "adapter_config.json" in names:
+            return "It is an adapter without its base: choose the base, and the adapter as reference."
+        if has_gguf:
+            return "It is a GGUF file, which mlx-lm cannot train: look for the same model in MLX or safetensors form."
+        return "It has no config.json."
     if config.get("model_file"):
         return f"It needs code of its own ({quote(config['model_file'], 40)}), which is not run."
-    return architecture_refusal(config) or _quantization_refusal(config) or _file_refusal(names)
-
-
-def _without_config(names: Collection[str]) -> str:
-    if "adapter_config.json" in names:
-        return "It is an adapter without its base: choose the base, and the adapter as reference."
-    if any(name.endswith(".gguf") for name in names):
-        return "It is a GGUF file, which mlx-lm cannot train: look for the same model in MLX or safetensors form."
-    return "It has no config.json."
+    if sentence := architecture_refusal(config):
+        return sentence
+    theirs = {} if is_quantized_by_mlx(config) else quantization_of(config)
+    method, format_ = str(theirs.get("quant_method") or "a way of its own"), theirs.get("format")
+    if theirs and method not in METHODS:
+        return f"It is quantised with {quote(method, 40)}, which mlx-lm cannot read."
+    if theirs and method == "compressed-tensors" and format_ not in PACKED:
+        return f"It is quantised with {method} in the format {quote(format_, 40)}, which mlx-lm cannot read."
+    if not any(Path(name).match(WEIGHTS) and "/" not in name for name in names):
+        if has_gguf:
+            return "It has GGUF weights only: look for the same model in MLX or safetensors form."
+        others = any(name.endswith((".bin", ".pth", ".pt")) for name in names)
+        return f"It has no {WEIGHTS}" + (", only PyTorch's pickled weights." if others else ".")
+    if not any(name in TOKENIZERS or name.endswith(".tiktoken") for name in names):
+        return "It has no tokenizer."
+    return ""
 
 
 def architecture_refusal(config: Mapping[str, Any]) -> str:
-    """Why a model of this architecture cannot be trained, in one sentence; "" where nothing is known against it."""
+    """Why a model of this architecture cannot be trained, in one sentence; "" if nothing is known against it."""
     kind = model_type(config)
     if not kind:
         return "Its config.json names no model_type."
@@ -91,33 +128,6 @@ def architecture_refusal(config: Mapping[str, Any]) -> str:
     return f"A model of the kind {kind} cannot be trained: {reason}." if reason else ""
 
 
-def _quantization_refusal(config: Mapping[str, Any]) -> str:
-    theirs = {} if is_quantized_by_mlx(config) else quantization_of(config)
-    if not theirs:
-        return ""
-    method = str(theirs.get("quant_method") or "a way of its own")
-    if method not in METHODS:
-        return f"It is quantised with {quote(method, 40)}, which mlx-lm cannot read."
-    format_ = theirs.get("format")
-    if method == "compressed-tensors" and format_ not in PACKED:
-        return f"It is quantised with {method} in the format {quote(format_, 40)}, which mlx-lm cannot read."
-    return ""
-
-
-def _file_refusal(names: Collection[str]) -> str:
-    if not any(Path(name).match(WEIGHTS) and "/" not in name for name in names):
-        if any(name.endswith(".gguf") for name in names):
-            return "It has GGUF weights only: look for the same model in MLX or safetensors form."
-        others = any(name.endswith((".bin", ".pth", ".pt")) for name in names)
-        return f"It has no {WEIGHTS}" + (", only PyTorch's pickled weights." if others else ".")
-    if not any(name in TOKENIZERS or name.endswith(".tiktoken") for name in names):
-        return "It has no tokenizer."
-    return ""
-
-
-# ── what mlx-lm knows ────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 @cache
 def architectures() -> frozenset[str]:
     """Names of the modules in mlx_lm.models, each an architecture."""
@@ -125,26 +135,19 @@ def architectures() -> frozenset[str]:
 
 
 def module_of(config: Mapping[str, Any]) -> str:
-    """The module of mlx_lm.models that a config leads to, as mlx_lm.utils._get_classes finds it."""
+    """The module of mlx_lm.models for a config, as mlx_lm.utils._get_classes finds it."""
     kind, classes = model_type(config), config.get("architectures") or ()
     by_kind, by_architecture = _remappings()
     for architecture in classes if isinstance(classes, list) else (classes,):
-        if not isinstance(architecture, str):
-            continue
-        if module := by_architecture.get((kind, architecture)):
+        if isinstance(architecture, str) and (module := by_architecture.get((kind, architecture))):
             return module
     return by_kind.get(kind, kind)
 
 
 @cache
 def _remappings() -> tuple[dict[str, str], dict[tuple[str, str], str]]:
-    """mlx-lm's aliases of architectures, read from its source so that mlx is not imported; imported where there is no source."""
-    try:
-        tree = ast.parse((_mlx_lm() / "utils.py").read_text(encoding="utf-8"))
-    except OSError:  # a bundled app has compiled modules only
-        from mlx_lm import utils
-
-        return getattr(utils, _REMAPPING), getattr(utils, _BY_ARCHITECTURE, {})
+    """mlx-lm's aliases of architectures, read from its source, which a bundled app has too."""
+    tree = ast.parse((_mlx_lm() / "utils.py").read_text(encoding="utf-8"))
     tables = {
         target.id: ast.literal_eval(node.value)
         for node in tree.body

@@ -1,1 +1,0 @@
-"""GGUF, the file of llama.cpp and of the programs built on it, and what Ollama needs beside it."""

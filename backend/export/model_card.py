@@ -1,0 +1,545 @@
+"""The model card (README.md) of a repository: facts read from the run, and the text made of them.
+
+No path of this machine is in it. The settings at the top are what the Hub sorts and links by (huggingface_hub's ModelCardData).
+Results come first, then how to use the model, then how it was made.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shlex
+import statistics
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+from huggingface_hub import HfApi, ModelCard, ModelCardData
+from huggingface_hub.constants import HUGGINGFACE_CO_URL_HOME
+from huggingface_hub.errors import HTTPError
+
+from backend.config.config import SETTINGS, Config
+from backend.config.loss_menu import kl_estimators, levels, losses
+from backend.config.updates import OWN
+from backend.export.exports import ExportFormat
+from backend.export.privacy import public_name, public_settings, public_text
+from backend.rewards.catalogue import canonical_entry, metric_name
+from backend.runs.archive import WorkClock, first_and_last_means
+from backend.runs.completion_rows import CompletionRow, GroupRow, parse_group_row
+from backend.runs.events import Event, read_events, step_of_end
+from backend.runs.run_folder import RunFolder
+from backend.runs.run_record import read_parent
+from backend.runs.saved_weights import find_checkpoint
+from backend.runs.steering import Change, run_config
+from backend.trainer.evaluation.evaluation_rows import (
+    Decoding,
+    EvaluatedRow,
+    Evaluation,
+    MeanWithInterval,
+    change_of,
+    evaluations_of,
+    mean_reward,
+    read_evaluation,
+    read_rows,
+)
+from backend.utils.errors import UserError
+from backend.utils.hub_cache import local_folder
+from backend.utils.machine import chip
+from backend.utils.text import one_line
+
+Curve = list[tuple[int, float]]
+"""(step, value) pairs."""
+
+CURVES = {
+    "reward": "Reward",
+    "kl": "KL to the base model, nats",
+    "completions/mean_length": "Completion length, tokens",
+}
+"""The metrics to draw → their titles."""
+CURVES_FILE, SETTINGS_FILE = "curves.png", "training.yaml"
+LONGEST_SAMPLE = 1200
+"""Characters of a prompt or completion on the card."""
+LICENCE_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class RewardEnds:
+    """A reward function: its weight, and its mean score over the first and the last steps."""
+
+    name: str
+    weight: float
+    start: float | None
+    end: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class CardSample:
+    """One prompt, and completions with a heading and their reward."""
+
+    prompt: str
+    completions: list[tuple[str, str, float | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Licence:
+    """As in the card of the base model."""
+
+    key: str
+    name: str | None = None
+    link: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CardFacts:
+    """Everything that the card is written from."""
+
+    repo_id: str
+    base: str
+    """An id on Hugging Face, or the bare name of a folder."""
+    base_is_on_hub: bool
+    dataset: str
+    dataset_is_on_hub: bool
+    format: ExportFormat
+    config: Config
+    """As it was at that step."""
+    settings: str
+    """`config` as YAML, without paths of this machine."""
+    step: int | None
+    """The step of these weights."""
+    changes: list[Change]
+    """Changes of settings up to that step, without paths of this machine."""
+    steps_before: int | None
+    """Steps of another run, whose weights this one began with; None for one that began with the base."""
+    rewards: list[RewardEnds]
+    total: RewardEnds
+    """The weighted sum."""
+    curves: dict[str, Curve]
+    evaluation: Evaluation | None
+    samples: list[CardSample]
+    licence: Licence | None
+    seconds: float
+    """Of training, without loading and pauses."""
+    device: str
+    versions: dict[str, str] = field(default_factory=dict[str, str])
+
+
+def is_hub_id(name: str) -> bool:
+    """True if a name can be an owner's repository on the Hub, and so stand in a link."""
+    return re.fullmatch(r"[\w.-]+/[\w.-]+", name, re.ASCII) is not None
+
+
+# Facts
+
+
+def read_facts(
+    run: RunFolder, repo_id: str, format_: ExportFormat, checkpoint: str, original: str | None = None
+) -> CardFacts:
+    """Read a run. Raises UserError.
+
+    `checkpoint` as in an export: "best", "last", a step, or "" for the run's end. `original`: the model with whose weights these
+    are written, if not the run's own.
+    """
+    events = list(read_events(run.events))
+    steps = [event for event in events if event["kind"] == "step"]
+    started = next((event for event in reversed(events) if event["kind"] == "started"), {})
+    last_step = step_of_end(run) or (steps[-1].get("step") if steps else None)
+    step = find_checkpoint(run, checkpoint).step if checkpoint else last_step
+    config = run_config(run, step)
+    evaluation, rows = _evaluation(run, step)
+    base, dataset = public_name(original or config.model), public_name(config.data)
+    names = [metric_name(canonical_entry(entry)) for entry in config.reward_functions]
+    weights = config.reward_weights or [1.0] * len(names)
+    parent, clock = read_parent(run), WorkClock()
+    for event in events:
+        clock.take(event)
+    versions: dict[str, str] = started.get("versions") or {}
+    # The system's own name, which may be a person's, is left out: “Apple M3 Max (GPU)”, “Linux (CPU)”.
+    device = chip() or str(versions.get("platform", "")).partition("-")[0] or "unknown"
+    return CardFacts(
+        repo_id=repo_id,
+        base=base,
+        base_is_on_hub=is_hub_id(base),
+        dataset=dataset,
+        dataset_is_on_hub=is_hub_id(dataset),
+        format=format_,
+        config=config,
+        settings=yaml.safe_dump(public_settings(config.model_dump(mode="json")), sort_keys=False, allow_unicode=True),
+        step=step,
+        changes=list(_changes(events, step)),
+        steps_before=parent.step if parent is not None and not parent.warm else None,
+        rewards=[
+            RewardEnds(public_text(name), float(weight), *_ends(steps, f"rewards/{name}/mean"))
+            for name, weight in zip(names, weights, strict=False)
+        ],
+        total=RewardEnds("weighted sum", 1.0, *_ends(steps, "reward")),
+        curves={name: curve for name in CURVES if (curve := _curve(steps, name))},
+        evaluation=evaluation,
+        samples=list(_samples_of_rows(evaluation, rows)) if evaluation else list(_samples_of_training(run, step)),
+        licence=base_licence(original or config.model, base),
+        seconds=clock.seconds,
+        device=f"{device} ({'GPU' if 'gpu' in str(started.get('device', '')) else 'CPU'})",
+        versions={name: version for name, version in versions.items() if name != "platform"},
+    )
+
+
+def _curve(steps: Iterable[Event], name: str) -> Curve:
+    pairs = ((event.get("step"), (event.get("metrics") or {}).get(name)) for event in steps)
+    return [
+        (step, float(value))
+        for step, value in pairs
+        if isinstance(step, int) and isinstance(value, int | float) and math.isfinite(value)
+    ]
+
+
+def _ends(steps: list[Event], name: str) -> tuple[float | None, float | None]:
+    return first_and_last_means(value for _, value in _curve(steps, name))
+
+
+def _changes(events: Iterable[Event], step: int | None) -> Iterator[Change]:
+    """From the event log, which has those of the run that a clone continues as well."""
+    for event in events:
+        if event["kind"] != "change" or (step is not None and event["step"] > step):
+            continue
+        change = Change.from_dict(event)
+        pairs = {key: pair for key, pair in change.settings.items() if key in SETTINGS}
+        old, new = (public_settings({key: pair[i] for key, pair in pairs.items()}) for i in (0, 1))
+        yield Change(change.step, {key: (old[key], new[key]) for key in old})
+
+
+def _evaluation(run: RunFolder, step: int | None) -> tuple[Evaluation | None, list[EvaluatedRow]]:
+    """The newest evaluation of these weights beside their base, and its rows; (None, []) if there is none."""
+    for path in evaluations_of(run):
+        try:
+            found = read_evaluation(path)
+        except UserError:
+            continue  # another program's file
+        if found.subject.step == step and found.headline.difference is not None:
+            return found, list(read_rows(path))
+    return None, []
+
+
+def _samples_of_rows(evaluation: Evaluation, rows: list[EvaluatedRow]) -> Iterator[CardSample]:
+    """The prompt that has gained most, and one whose reward after training is the median."""
+    how: Any = evaluation.headline.name
+    changed = [(change, row) for row in rows if (change := change_of(row, how)) is not None]
+    if not changed:
+        return
+    most = max(changed, key=lambda pair: pair[0])[1]
+    others = [row for _, row in changed if row is not most]
+    others.sort(key=lambda row: mean_reward((row[how] or {}).get("tuned", [])) or 0.0)
+    for row in (most, *others[len(others) // 2 :][:1]):
+        sides = row[how] or {}
+        before, after = (sides.get("base") or [])[:1], (sides.get("tuned") or [])[:1]
+        shown = [*(("Before training", each) for each in before), *(("After training", each) for each in after)]
+        yield CardSample(_short(row["prompt"]), [_completion(heading, each) for heading, each in shown])
+
+
+def _samples_of_training(run: RunFolder, step: int | None) -> Iterator[CardSample]:
+    """Of a prompt of that step: the best completion, and the one of median reward."""
+    group = _last_group(run, step)
+    rows = [row for row in group["completions"] if row.get("reward") is not None] if group else []
+    if group is None or not rows:
+        return
+    best = max(rows, key=_reward)
+    median = statistics.median(map(_reward, rows))
+    typical = min(sorted(rows, key=_reward), key=lambda row: abs(_reward(row) - median))
+    shown = [_completion("Best of its group", best)]
+    if typical["text"] != best["text"]:
+        shown.append(_completion("Typical of its group", typical))
+    yield CardSample(_short(group["prompt"]), shown)
+
+
+def _last_group(run: RunFolder, step: int | None) -> GroupRow | None:
+    """The last group up to `step`, preferably one of that step whose completions differ in reward."""
+    last = telling = None
+    try:
+        with run.completions.open("rb") as lines:
+            for line in lines:
+                group = parse_group_row(line)
+                if group is None or not group.get("completions") or (step is not None and group["step"] > step):
+                    continue
+                last = group
+                if len({row.get("reward") for row in group["completions"]}) > 1:
+                    telling = group
+    except OSError:
+        return None
+    return telling if telling is not None and last is not None and telling["step"] == last["step"] else last
+
+
+def _reward(row: CompletionRow) -> float:
+    return row["reward"] or 0.0
+
+
+def _completion(heading: str, row: CompletionRow) -> tuple[str, str, float | None]:
+    return heading, _short(row["text"]), row.get("reward")
+
+
+def _short(text: str) -> str:
+    text = public_text(text)
+    return text if len(text) <= LONGEST_SAMPLE else f"{text[:LONGEST_SAMPLE]} …"
+
+
+def base_licence(model: str, id_: str) -> Licence | None:
+    """The licence that the base's card names: the card in the folder `model`, else the Hub's. None if neither does."""
+    folder, about = local_folder(model), dict[str, Any]()
+    if folder is not None:
+        try:
+            about = ModelCard.load(folder / "README.md", ignore_metadata_errors=True).data.to_dict()
+        except (OSError, ValueError):
+            about = {}
+    if not about.get("license") and "/" in id_:
+        try:
+            card = HfApi().model_info(id_, timeout=LICENCE_TIMEOUT_S).card_data
+            about = card.to_dict() if card else {}
+        except (HTTPError, OSError, ValueError, TypeError, KeyError, AttributeError):  # offline, gated, gone
+            return None
+    key = about.get("license")
+    return Licence(str(key), about.get("license_name"), about.get("license_link")) if key else None
+
+
+# The text
+
+MLX_LM = "[mlx-lm](https://github.com/ml-explore/mlx-lm)"
+MESSAGES = 'messages = [{"role": "user", "content": "…"}]'
+DEEPSEEK_MATH = """\
+@misc{shao2024deepseekmath,
+  title         = {DeepSeekMath: Pushing the Limits of Mathematical Reasoning in Open Language Models},
+  author        = {Zhihong Shao and Peiyi Wang and Qihao Zhu and Runxin Xu and Junxiao Song and Xiao Bi and Haowei Zhang and
+                   Mingchuan Zhang and Y. K. Li and Y. Wu and Daya Guo},
+  year          = {2024},
+  eprint        = {2402.03300},
+  archivePrefix = {arXiv}
+}"""
+TAGS = {"mlx": ("mlx", "mlx-lm"), "transformers": ("transformers",), "peft": ("peft",)}
+"""Tags of each library."""
+
+
+def model_card(facts: CardFacts) -> str:
+    """The whole file, settings at the top included."""
+    parts = (_summary, _results, _training_rewards, _usage, _samples, _method)
+    body = "\n\n".join(text for part in parts if (text := "\n".join(part(facts)).strip()))
+    citation = f"## Citation\n\n```bibtex\n{DEEPSEEK_MATH}\n```"
+    return f"---\n{_metadata(facts).to_yaml()}\n---\n\n{body}\n\n{citation}\n"
+
+
+def _metadata(facts: CardFacts) -> ModelCardData:
+    is_adapter, library = facts.format.kind == "adapter", _library(facts)
+    base: dict[str, Any] = {}
+    if facts.base_is_on_hub:
+        # The Hub calls quantized what has its base's weights in fewer bits, untrained: 4 bits are a fine-tune here.
+        base = {"base_model": facts.base, "base_model_relation": "adapter" if is_adapter else "finetune"}
+    adapters = [facts.config.train_type] if facts.config.train_type != "full" else []
+    licence = facts.licence
+    return ModelCardData(
+        library_name=library,
+        pipeline_tag="text-generation",
+        tags=[*TAGS[library], "grpo", "reinforcement-learning", *adapters, "grpo-studio"],
+        license=licence.key if licence else None,
+        license_name=licence.name if licence else None,
+        license_link=licence.link if licence else None,
+        datasets=[facts.dataset] if facts.dataset_is_on_hub else None,
+        **base,
+    )
+
+
+def _library(facts: CardFacts) -> str:
+    """The Hub's name of the library that loads the files."""
+    if facts.format.names == "mlx":
+        return "mlx"
+    return "peft" if facts.format.kind == "adapter" else "transformers"
+
+
+def _summary(facts: CardFacts) -> Iterator[str]:
+    kind = {"lora": "LoRA", "dora": "DoRA"}.get(facts.config.train_type, "")
+    is_adapter = facts.format.kind == "adapter"
+    base = f"[{facts.base}]({HUGGINGFACE_CO_URL_HOME}{facts.base})" if facts.base_is_on_hub else _code(facts.base)
+    dataset = f"a dataset of its author's ({_code(facts.dataset)})"
+    if facts.dataset_is_on_hub:
+        dataset = f"[{facts.dataset}]({HUGGINGFACE_CO_URL_HOME}datasets/{facts.dataset})"
+    what = f"A {kind} adapter for {base}, trained" if is_adapter else f"{base}, fine-tuned"
+    steps = f", {facts.step:,} steps" if facts.step else ""
+    yield f"# {facts.repo_id.rpartition('/')[2]}\n"
+    yield f"{what} with GRPO on {dataset}{steps}, in GRPO Studio on MLX."
+    if not facts.licence:
+        yield "Its licence is that of the base model, which could not be read when this card was written."
+    if not is_adapter:
+        merged = f" {kind} adapters were merged into it." if kind else ""
+        yield f"Weights: {facts.format.label}.{merged}"
+
+
+def _results(facts: CardFacts) -> Iterator[str]:
+    yield "## Held-out results\n"
+    if facts.evaluation is None:
+        below = "the rewards below are of prompts that they were trained on"
+        yield f"These weights were not evaluated on held-out prompts; {below}."
+        return
+    found, decoding = facts.evaluation, facts.evaluation.headline
+    yield f"{found.sentence()}\n"
+    yield from _table(("", "before", "after", "difference"), _figure_rows(decoding))
+    how = f"at temperature {decoding.temperature:g}, {decoding.completions} each"
+    how = "greedily" if decoding.name == "greedy" else how
+    intervals = f"In brackets {100 * found.confidence:g} % intervals, paired by prompt for the difference."
+    yield f"\nSampled {how}. {intervals}"
+    if found.pass_rule:
+        yield found.pass_rule.sentence()
+
+
+def _figure_rows(decoding: Decoding) -> Iterator[tuple[str, ...]]:
+    before, after = (decoding.sides[name].figures for name in ("base", "tuned"))
+    assert decoding.difference is not None
+    sides = (before, after, decoding.difference)
+    yield ("**Reward**", *(_interval(side.reward) for side in sides))
+    for name in before.rewards:
+        yield (_code(name), *(_interval(side.rewards.get(name)) for side in sides))
+    for k in before.pass_at:
+        yield (f"pass@{k}", *(_interval(side.pass_at.get(k), percent=True) for side in sides))
+    yield ("Tokens of a completion", *(_interval(side.tokens) for side in sides))
+    if any(side.cut_off.value for side in sides):
+        yield ("Cut off at the length limit", *(_interval(side.cut_off, percent=True) for side in sides))
+
+
+def _interval(found: MeanWithInterval | None, *, percent: bool = False) -> str:
+    if found is None or found.value is None:
+        return "–"
+    ends = [found.value] if found.low is None or found.high is None else [found.value, found.low, found.high]
+    shown = [f"{100 * end:.3g}\u00a0%" if percent else _number(end) for end in ends]
+    return shown[0] if len(shown) == 1 else f"{shown[0]}\u00a0({shown[1]}\u00a0…\u00a0{shown[2]})"
+
+
+def _training_rewards(facts: CardFacts) -> Iterator[str]:
+    yield "## Rewards in training\n"
+    rows = [(_code(row.name), f"{row.weight:g}", _number(row.start), _number(row.end)) for row in facts.rewards]
+    rows.append(("**weighted sum**", "", _number(facts.total.start), _number(facts.total.end)))
+    yield from _table(("reward function", "weight", "start", "end"), rows)
+    yield "\nMean scores of sampled completions over the first and the last steps."
+    if facts.curves:
+        yield f"\n![Reward, KL and completion length by step]({CURVES_FILE})"
+
+
+def _usage(facts: CardFacts) -> Iterator[str]:
+    is_adapter, library, config = facts.format.kind == "adapter", _library(facts), facts.config
+    yield "## How to use it\n"
+    if library != "mlx":
+        tokenizer = json.dumps(facts.base if is_adapter else facts.repo_id, ensure_ascii=False)
+        source, model = ("peft", "AutoPeftModelForCausalLM") if is_adapter else ("transformers", "AutoModelForCausalLM")
+        template = 'messages, add_generation_prompt=True, return_tensors="pt", return_dict=True'
+        output = f"model.generate(**inputs, max_new_tokens={config.max_completion_length})[0]"
+        yield f"With transformers{' and peft' if is_adapter else ''}:\n"
+        yield f"```python\nfrom {source} import {model} as Model\nfrom transformers import AutoTokenizer\n"
+        yield f'model = Model.from_pretrained("{facts.repo_id}")'
+        yield f"tokenizer = AutoTokenizer.from_pretrained({tokenizer})"
+        yield f"{MESSAGES}\ninputs = tokenizer.apply_chat_template({template})"
+        yield f"print(tokenizer.decode({output}))\n```"
+    elif is_adapter:
+        yield f"With {MLX_LM}, on the base model that it was trained on:\n"
+        yield f"```bash\npip install mlx-lm\nhf download {facts.repo_id} --local-dir adapter"
+        yield f'mlx_lm.generate --model {shlex.quote(one_line(facts.base))} --adapter-path adapter --prompt "…"\n```'
+        if config.quantization != "none":
+            trained = f"It was trained on the base in {config.quantization} bits"
+            yield f"\n{trained}; on other weights it answers a little differently."
+    else:
+        yield f"With {MLX_LM}:\n"
+        yield f'```bash\npip install mlx-lm\nmlx_lm.generate --model {facts.repo_id} --prompt "…"\n```\n'
+        yield "```python\nfrom mlx_lm import generate, load\n"
+        yield f'model, tokenizer = load("{facts.repo_id}")'
+        yield f"{MESSAGES}\nprompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True)"
+        yield f"print(generate(model, tokenizer, prompt=prompt, max_tokens={config.max_completion_length}))\n```\n"
+        link = f"lmstudio://open_from_hf?model={facts.repo_id}"
+        yield f"In LM Studio: search for `{facts.repo_id}` under Discover, or open `{link}`."
+    if config.system_prompt:
+        settings = f"[{SETTINGS_FILE}]({SETTINGS_FILE})"
+        yield f"\nIt was trained with a system prompt; it is `system_prompt` in {settings}."
+
+
+def _samples(facts: CardFacts) -> Iterator[str]:
+    if facts.samples:
+        yield "## What it writes\n"
+    for sample in facts.samples:
+        yield f"**Prompt**\n\n{_fenced(sample.prompt)}\n"
+        for heading, text, reward in sample.completions:
+            yield f"{heading}{'' if reward is None else f', reward {_number(reward)}'}:\n\n{_fenced(text)}\n"
+
+
+def _method(facts: CardFacts) -> Iterator[str]:
+    config, settings = facts.config, f"[{SETTINGS_FILE}]({SETTINGS_FILE})"
+    grpo = (
+        "For each prompt, GRPO samples a group of completions, scores them with reward functions, and makes those that"
+    )
+    paper = "score above their group's mean more likely ([DeepSeekMath](https://arxiv.org/abs/2402.03300))."
+    yield f"## How it was trained\n\n{grpo} {paper} {_loss_sentence(config)}\n"
+    kl = ""
+    if config.kl_estimator != "k3" and config.beta:
+        kl = next(row.name for row in kl_estimators() if row.key == config.kl_estimator).lower()
+        kl = f", estimator: {kl}"
+    # An optimizer or schedule of the program that trained is named as it is.
+    optimizer = f"; {_plain(config.own_optimizer)}" if config.optimizer == OWN else ""
+    rate = f"{config.learning_rate:g}, {config.lr_schedule}"
+    rate = _plain(config.own_schedule) if config.lr_schedule == OWN else rate
+    rows = [
+        ("Steps × prompts × completions", f"{facts.step or '–'} × {config.batch_size} × {config.group_size}"),
+        ("Longest completion", f"{config.max_completion_length} tokens"),
+        ("Learning rate", f"{rate}{optimizer}"),
+        ("KL coefficient β", f"{config.beta:g}{kl}"),
+        ("Seed", str(config.seed)),
+        ("Time", f"{_duration(facts.seconds)} on {_plain(facts.device)}"),
+        ("Versions", _plain(", ".join(f"{name} {version}" for name, version in facts.versions.items())) or "–"),
+    ]
+    yield from _table(("", ""), rows, rest="---")
+    yield f"\nEvery setting is in {settings}; GRPO Studio trains from it once `model` and `data` are yours."
+    if facts.steps_before:
+        yield f"\nIt began with the weights of another run, after {facts.steps_before:,} steps of that."
+    if facts.changes:
+        yield f"\nSettings were changed during training; the figures above and {SETTINGS_FILE} have the last ones:\n"
+        yield from (f"- {_plain(change.sentence)}" for change in facts.changes)
+
+
+def _loss_sentence(config: Config) -> str:
+    loss = next(row for row in losses() if row.key == config.grpo_loss_type)
+    level = next((row for row in levels() if row.key == config.importance_sampling_level), None)
+    ratio = f", with importance ratios by {level.name.lower()}" if level and level.key != "token" else ""
+    if config.ratio_against == "reference":
+        ratio += ", with importance ratios against the reference model"
+    number = loss.paper.removeprefix("arXiv:")
+    paper = f"[{loss.paper}](https://arxiv.org/abs/{number})" if number != loss.paper else loss.paper
+    return f"The loss is {loss.name} ({paper}){ratio}: {loss.sentence[0].lower()}{loss.sentence[1:]}"
+
+
+def _fenced(text: str) -> str:
+    """Text as a code block whose fence is longer than any in it."""
+    fence = "```"
+    while fence in text:
+        fence += "`"
+    return f"{fence}text\n{text}\n{fence}"
+
+
+def _code(text: str) -> str:
+    """A name as one code span; one with grave accents has a longer delimiter around it."""
+    name, delimiter = one_line(text), "`"
+    while delimiter in name:
+        delimiter += "`"
+    return f"`{name}`" if delimiter == "`" else f"{delimiter} {name} {delimiter}"
+
+
+def _plain(text: str) -> str:
+    """Text on one line that is no link, picture, code or HTML in Markdown."""
+    return re.sub(r"[\\`\[\]<>&!]", r"\\\g<0>", one_line(text))
+
+
+def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]], rest: str = "---:") -> Iterator[str]:
+    """Markdown; `rest` aligns every column but the first."""
+    yield f"| {' | '.join(head)} |"
+    yield f"|{'|'.join(['---', *[rest] * (len(head) - 1)])}|"
+    for row in rows:
+        yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |"
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3g}".replace("-", "−")
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -1,1 +1,0 @@
-"""Exports under the names of the original Hugging Face weights, which transformers, peft, vLLM and llama.cpp read; mlx-lm's may differ."""

@@ -1,0 +1,283 @@
+"""Merge what was trained into the original weights: the same files, tensors, names, types and order.
+
+Which rows of which original tensor each of mlx-lm's arrays consists of is found by running the family's own `sanitize` on
+numbered arrays. It renames tensors, and for some families splits, joins or stacks them; here it gets arrays of the original names
+and shapes whose numbers say where they are: in one pass the tensor, in others the row and the column. A row is everything along
+the last axis; a vector has rows of one number.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import shutil
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten
+from mlx_lm.tuner.dora import DoRAEmbedding, DoRALinear
+from mlx_lm.tuner.lora import LoRAEmbedding, LoRALinear, LoRASwitchLinear
+
+from backend.export.original_files import OriginalFiles
+from backend.export.trained_weights import TrainedWeights
+from backend.export.writer import KEPT_FILES, Done, counter, write_safetensors
+from backend.models.adapters import array_names
+from backend.utils.errors import UserError
+from backend.utils.own_files import own_file
+
+COPIED = (*KEPT_FILES, "config.json", "*.safetensors.index.json", "LICENSE*", "*processor*.json")
+"""Files of the original, beside its weights, to copy unchanged."""
+LARGEST = 1 << 24
+"""Whole numbers up to here are exact in float32."""
+
+Shape = tuple[int, ...]
+
+
+# Where mlx-lm's arrays come from
+
+
+@dataclass(frozen=True, slots=True)
+class RowRun:
+    """`count` rows of mlx-lm's `array` from `start` on: those of the tensor `original` from `original_start` on."""
+
+    array: str
+    start: int
+    original: str
+    original_start: int
+    count: int
+
+    @property
+    def source(self) -> slice:
+        return slice(self.original_start, self.original_start + self.count)
+
+
+Trace = dict[str, list[RowRun]]
+"""By the name of mlx-lm's array. Arrays whose numbers `sanitize` computes, or whose rows it mixes, are missing."""
+
+
+def trace(original: OriginalFiles) -> Trace:
+    """Where every array of mlx-lm comes from. Reads no weights."""
+    shapes = original.shapes
+    # Random codes: `sanitize` adding 1 to an array would turn a counted code into its neighbour's.
+    codes = dict(zip(shapes, random.Random(0).sample(range(1, LARGEST), len(shapes)), strict=True))
+    # Broadcast arrays take the memory of one number.
+    tagged = {name: mx.broadcast_to(mx.array(float(codes[name])), shape) for name, shape in shapes.items()}
+    origins = {id(array): name for name, array in tagged.items()}
+    passed = _sanitized(original, dict(tagged))
+    found: Trace = {}
+    changed: list[str] = []
+    for name, array in passed.items():
+        if id(array) in origins:
+            source = origins[id(array)]
+            found[name] = [RowRun(name, 0, source, 0, _row_count(shapes[source]))]
+        else:
+            changed.append(name)
+    if changed:
+        row_numbers = _sanitized(original, {name: _row_numbers(shape) for name, shape in shapes.items()})
+        column_numbers = _sanitized(original, {name: _column_numbers(shape) for name, shape in shapes.items()})
+        names = {code: name for name, code in codes.items()}
+        for name in changed:
+            if runs := _runs(name, passed[name], row_numbers[name], column_numbers[name], names, shapes):
+                found[name] = runs
+    return found
+
+
+def by_original(rows: Iterable[RowRun]) -> dict[str, list[RowRun]]:
+    """The same rows by original tensor, from its first row to its last."""
+    grouped: dict[str, list[RowRun]] = {}
+    for run in rows:
+        grouped.setdefault(run.original, []).append(run)
+    return {name: sorted(runs, key=lambda run: run.original_start) for name, runs in grouped.items()}
+
+
+def _sanitized(original: OriginalFiles, arrays: dict[str, mx.array]) -> dict[str, mx.array]:
+    model: Any = original.empty_model()
+    return model.sanitize(arrays) if hasattr(model, "sanitize") else arrays
+
+
+def _row_numbers(shape: Shape) -> mx.array:
+    rows = mx.arange(_row_count(shape), dtype=mx.float32)
+    return rows.reshape(shape) if len(shape) < 2 else mx.broadcast_to(rows.reshape(*shape[:-1], 1), shape)
+
+
+def _column_numbers(shape: Shape) -> mx.array:
+    if len(shape) < 2:
+        return mx.zeros(shape)
+    return mx.broadcast_to(mx.arange(shape[-1], dtype=mx.float32), shape)
+
+
+def _row_count(shape: Shape) -> int:
+    return math.prod(shape) if len(shape) < 2 else math.prod(shape[:-1])
+
+
+def _width(shape: Shape) -> int:
+    return shape[-1] if len(shape) > 1 else 1
+
+
+def _runs(
+    name: str,
+    tensors: mx.array,
+    rows: mx.array,
+    columns: mx.array,
+    names: Mapping[int, str],
+    shapes: Mapping[str, Shape],
+) -> list[RowRun]:
+    """Runs of neighbouring rows; [] if the array does not consist of whole rows of original tensors."""
+    if not tensors.shape == rows.shape == columns.shape or not tensors.size:
+        return []
+    width = _width(tensors.shape)
+    tensors, rows, columns = (array.astype(mx.float32).reshape(-1, width) for array in (tensors, rows, columns))
+    is_whole = mx.all(tensors == tensors[:, :1]) & mx.all(rows == rows[:, :1]) & mx.all(columns == mx.arange(width))
+    if not is_whole.item():
+        return []
+    runs: list[RowRun] = []
+    for at, (code, row) in enumerate(zip(_integers(tensors[:, 0]), _integers(rows[:, 0]), strict=True)):
+        source = names.get(code)
+        if source is None or _width(shapes[source]) != width:
+            return []
+        last = runs[-1] if runs else None
+        if last and last.original == source and last.original_start + last.count == row:
+            runs[-1] = RowRun(name, last.start, source, last.original_start, last.count + 1)
+        else:
+            runs.append(RowRun(name, at, source, row, 1))
+    return runs
+
+
+def _integers(numbers: mx.array) -> list[int]:
+    values: Any = numbers.tolist()
+    return [int(value) if value == int(value) else -1 for value in values]
+
+
+# The result of training by rows, because an original tensor may hold a part of one of mlx-lm's arrays, or several
+
+
+@dataclass(frozen=True, slots=True)
+class LowRank:
+    """The adapter of a weight [R, in]: its change is scale · b a.
+
+    `a` [E, r, in], for E experts of R/E rows each, E = 1 for other layers; `b` [R, r]; `magnitude` [R], the length of every row,
+    under DoRA.
+    """
+
+    scale: float
+    a: mx.array
+    b: mx.array
+    magnitude: mx.array | None
+    is_linear: bool
+
+    @property
+    def rank(self) -> int:
+        return self.a.shape[1]
+
+    def merged(self, base: mx.array, start: int) -> mx.array:
+        """base [n, in], float32: rows from `start` on. Returns the same rows with the adapter."""
+        per_expert, end = self.b.shape[0] // self.a.shape[0], start + base.shape[0]
+        changes: list[mx.array] = []
+        for expert in range(start // per_expert, -(-end // per_expert)):
+            rows = slice(max(start, expert * per_expert), min(end, (expert + 1) * per_expert))
+            changes.append(self.b[rows].astype(mx.float32) @ self.a[expert].astype(mx.float32))
+        merged = base + self.scale * mx.concatenate(changes)
+        if self.magnitude is None:
+            return merged
+        length = mx.linalg.norm(merged, axis=-1, keepdims=True)
+        return self.magnitude[start:end, None].astype(mx.float32) / length * merged
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedRows:
+    """The difference from the base, by the name of mlx-lm's array: adapters, or whole arrays."""
+
+    adapters: dict[str, LowRank]
+    arrays: dict[str, mx.array]
+
+    def changed(self) -> set[str]:
+        return {*self.adapters, *self.arrays}
+
+    def rows(self, name: str, start: int, base: mx.array) -> mx.array:
+        """The trained rows, float32, of the array `name` from `start` on; `base` [n, in] are the untrained ones."""
+        if name in self.adapters:
+            return self.adapters[name].merged(base.astype(mx.float32), start)
+        array = self.arrays[name]
+        return array.reshape(-1, base.shape[-1])[start : start + base.shape[0]].astype(mx.float32)
+
+
+def trained_rows(trained: TrainedWeights) -> TrainedRows:
+    """Raises UserError for an unknown kind of adapter."""
+    model = trained.open()
+    arrays: dict[str, mx.array] = dict(tree_flatten(model.parameters()))
+    if trained.adapters is None:
+        return TrainedRows({}, arrays)
+    adapted = {name: module for name, module in model.named_modules() if "lora_a" in module}
+    whole = {name: arrays[name] for name in array_names(model, trained.whole_modules())}
+    return TrainedRows({f"{name}.weight": _low_rank(name, module) for name, module in adapted.items()}, whole)
+
+
+def _low_rank(name: str, module: nn.Module) -> LowRank:
+    layer: Any = module
+    magnitude = layer.m if "m" in layer else None
+    match layer:
+        case LoRALinear() | DoRALinear():
+            return LowRank(layer.scale, layer.lora_a.T[None], layer.lora_b.T, magnitude, True)
+        case LoRAEmbedding() | DoRAEmbedding():
+            return LowRank(layer.scale, layer.lora_b[None], layer.lora_a, magnitude, False)
+        case LoRASwitchLinear():
+            experts, outputs, rank = layer.lora_b.shape
+            a = layer.lora_a.reshape(experts, rank, -1)
+            return LowRank(layer.scale, a, layer.lora_b.reshape(experts * outputs, rank), None, False)
+    kind = f"of a kind ({type(layer).__name__}) that only mlx-lm knows"
+    raise UserError("format", f"The adapter of {name} is {kind}; choose its format.")
+
+
+# Merging
+
+
+def write_merged(trained: TrainedWeights, original: OriginalFiles, to: Path, done: Done) -> None:
+    """Write the original's files into a new folder, its weights merged, one tensor in memory at a time.
+
+    Raises UserError if a trained array has no place in them.
+    """
+    arrays = merged_arrays(trained, original)
+    written: Callable[[int], None] = counter(sum(array.nbytes for array in arrays.values()), done)
+    to.mkdir(parents=True)
+    for file, tensors in original.files.items():
+        write_safetensors(to / file, {name: arrays.pop(name) for name in tensors}, written, metadata={"format": "pt"})
+    for pattern in COPIED:
+        for file in original.folder.glob(pattern):
+            shutil.copyfile(own_file(file, original.folder, "model"), to / file.name)
+
+
+def merged_arrays(trained: TrainedWeights, original: OriginalFiles) -> dict[str, mx.array]:
+    """Every original tensor by name, lazily merged in float32, in its own type. Raises UserError as `write_merged`."""
+    learned, traced = trained_rows(trained), trace(original)
+    if lost := sorted(learned.changed() - traced.keys()):
+        unknown = f"How mlx-lm makes {lost[0]} from the original weights could not be found out"
+        raise UserError("format", f"{unknown}, so nothing can be merged into them; choose one of mlx's formats.")
+    arrays = original.arrays()
+    for name, runs in by_original(run for array in learned.changed() for run in traced[array]).items():
+        arrays[name] = merged(arrays[name], runs, learned)
+    # Some files hold an output layer beside the embedding that it is tied to. mlx-lm drops it; llama.cpp would use it.
+    used = {run.original for runs in traced.values() for run in runs}
+    heads = [name for name in arrays if name.endswith("lm_head.weight") and name not in used]
+    embeddings = [name for name in used if name.endswith("embed_tokens.weight")]
+    if original.config.get("tie_word_embeddings") and len(heads) == len(embeddings) == 1:
+        arrays[heads[0]] = arrays[embeddings[0]].astype(arrays[heads[0]].dtype)
+    return arrays
+
+
+def merged(tensor: mx.array, runs: list[RowRun], learned: TrainedRows) -> mx.array:
+    """The tensor with the trained rows in place of its own."""
+    rows = tensor.reshape(-1, tensor.shape[-1]) if tensor.ndim > 1 else tensor.reshape(-1, 1)
+    parts: list[mx.array] = []
+    at = 0
+    for run in runs:
+        if run.original_start < at:
+            twice = f"mlx-lm uses {run.original} twice"
+            raise UserError("format", f"{twice}, so what was trained cannot be merged into it.")
+        parts += [rows[at : run.original_start], learned.rows(run.array, run.start, rows[run.source])]
+        at = run.source.stop
+    parts.append(rows[at:])
+    return mx.concatenate([part.astype(mx.float32) for part in parts]).reshape(tensor.shape).astype(tensor.dtype)

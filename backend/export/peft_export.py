@@ -1,0 +1,145 @@
+"""Write LoRA or DoRA adapters in the files of Hugging Face's peft: adapter_config.json and adapter_model.safetensors."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from backend.export.original_files import OriginalFiles
+from backend.export.original_rows import LowRank, RowRun, Trace, TrainedRows, by_original, merged, trace, trained_rows
+from backend.export.trained_weights import TrainedWeights
+from backend.export.writer import write_safetensors
+from backend.models.peft_files import ARRAYS, CONFIG, PREFIX, PeftLayer, is_tied, tidy
+from backend.utils.errors import UserError
+
+EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
+"""transformers' names of an embedding and the output layer in models that may tie them."""
+MERGE_INSTEAD = "choose another format, which merges the adapter into the weights"
+
+
+def write_peft_adapter(trained: TrainedWeights, original: OriginalFiles, to: Path) -> None:
+    """Write the adapters into a new folder, with a README. Raises UserError for a layer that peft has no adapter for."""
+    assert trained.adapters is not None
+    learned, traced = trained_rows(trained), trace(original)
+    _check_names(original, learned, traced)
+    weights, shapes = original.arrays(), original.shapes
+    layers = {
+        name.removesuffix(".weight"): _layer(runs, learned.adapters, shapes[name], weights[name])
+        for name, runs in by_original(run for array in learned.adapters for run in traced[array]).items()
+    }
+    to.mkdir(parents=True)
+    arrays: dict[str, mx.array] = {}
+    for name, layer in layers.items():
+        arrays[f"{PREFIX}{name}.lora_A.weight"] = layer.a.astype(mx.float32)
+        arrays[f"{PREFIX}{name}.lora_B.weight"] = layer.b.astype(mx.float32)
+        if layer.magnitude is not None:
+            arrays[f"{PREFIX}{name}.lora_magnitude_vector"] = layer.magnitude.astype(mx.float32)
+    whole = _whole_tensors(original, learned, traced)
+    arrays |= {f"{PREFIX}{name}": tensor for name, tensor in whole.items()}
+    write_safetensors(to / ARRAYS, arrays, metadata={"format": "pt"})
+    config = _config(original.name, layers, trained.adapters.about())
+    config["modules_to_save"] = sorted({name.rpartition(".")[0] for name in whole}) or None
+    (to / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    base, kind = original.name, "DoRA" if config["use_dora"] else "LoRA"
+    (to / "README.md").write_text(
+        f"---\nbase_model: {base}\nlibrary_name: peft\n---\n\n"
+        f"{kind} adapters for {base}, trained with GRPO Studio.\n\n"
+        "```python\nfrom peft import PeftModel\nfrom transformers import AutoModelForCausalLM\n\n"
+        f'model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained("{base}"), ".")\n```\n',
+        encoding="utf-8",
+    )
+
+
+def _check_names(original: OriginalFiles, learned: TrainedRows, traced: Trace) -> None:
+    """Raise UserError for a layer that peft has no adapter for."""
+    for array, adapter in sorted(learned.adapters.items()):
+        layer = array.removesuffix(".weight")
+        if array not in traced:
+            unknown = f"Which of the original weights {layer} comes from could not be found out"
+            raise UserError("format", f"{unknown}; choose mlx-lm's adapter.")
+        if not adapter.is_linear:
+            odd = f"{layer} is no plain linear layer, and peft's adapters would not do"
+            raise UserError("format", f"{odd}; {MERGE_INSTEAD}.")
+        for run in traced[array]:
+            module = run.original.removesuffix(".weight")
+            # transformers 5 holds experts, and the layer that chooses among them, as parameters.
+            if any(name.startswith(f"{module.rpartition('.')[0]}.experts.") for name in original.shapes):
+                raise UserError("format", f"transformers has no linear layer {module} for an adapter; {MERGE_INSTEAD}.")
+            if module.startswith("language_model."):
+                raise UserError("format", f"transformers renames {module} when it loads this model; {MERGE_INSTEAD}.")
+
+
+def _whole_tensors(original: OriginalFiles, learned: TrainedRows, traced: Trace) -> dict[str, mx.array]:
+    """The original tensors, float32, of modules trained as a whole. Raises UserError if one cannot be found."""
+    if lost := sorted(learned.arrays.keys() - traced.keys()):
+        unknown = f"Which of the original weights {lost[0]} comes from could not be found out"
+        raise UserError("format", f"{unknown}; {MERGE_INSTEAD}.")
+    tensors = original.arrays()
+    runs = by_original(run for array in learned.arrays for run in traced[array])
+    whole = {name: merged(tensors[name].astype(mx.float32), rows, learned) for name, rows in runs.items()}
+    if is_tied(original.config, traced) and (inputs := [name for name in whole if name.endswith(EMBEDDING)]):
+        # peft unties a module that is trained as a whole: the output layer would stay the base's.
+        whole[HEAD] = whole[inputs[0]]
+    return whole
+
+
+def _layer(runs: list[RowRun], adapters: Mapping[str, LowRank], shape: tuple[int, ...], weight: mx.array) -> PeftLayer:
+    """One adapter of an original layer [out, in] from those of the mlx-lm layers in it, side by side along the rank."""
+    arrays = list(dict.fromkeys(run.array for run in runs))
+    first = adapters[arrays[0]]
+    column: dict[str, int] = {}
+    ranks = 0
+    for array in arrays:
+        column[array], ranks = ranks, ranks + adapters[array].rank
+    b = mx.zeros((shape[0], ranks))
+    # Rows without an adapter keep their length.
+    magnitude = mx.linalg.norm(weight.astype(mx.float32), axis=1) if first.magnitude is not None else None
+    for run in runs:
+        adapter, there = adapters[run.array], slice(run.start, run.start + run.count)
+        # One alpha / r for the whole layer, so each adapter's own scale is brought to the first one's.
+        relative = adapter.scale / first.scale
+        b[run.source, column[run.array] : column[run.array] + adapter.rank] = relative * adapter.b[there]
+        if magnitude is not None and adapter.magnitude is not None:
+            magnitude[run.source] = adapter.magnitude[there]
+    a = mx.concatenate([adapters[array].a[0] for array in arrays])
+    return PeftLayer(a, b, magnitude, first.scale)
+
+
+def _config(base: str, layers: Mapping[str, PeftLayer], about: Mapping[str, Any]) -> dict[str, Any]:
+    """peft's adapter_config.json; `about` is mlx-lm's.
+
+    alpha is scale · rank, under rsLoRA scale · √rank. Layers have their full names: a last part like q_proj would also fit
+    layers that were not trained.
+    """
+    ranks = {name: layer.a.shape[0] for name, layer in layers.items()}
+    usual = min(ranks.values())
+    others = {name: rank for name, rank in ranks.items() if rank != usual}
+    scale, rslora = next(iter(layers.values())).scale, about.get("use_rslora") is True
+    alphas = {rank: tidy(scale * (math.sqrt(rank) if rslora else rank)) for rank in ranks.values()}
+    # As an integer where it is one, as peft itself writes alpha.
+    alphas = {rank: int(alpha) if alpha == int(alpha) else alpha for rank, alpha in alphas.items()}
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "revision": None,
+        "inference_mode": True,
+        "r": usual,
+        "lora_alpha": alphas[usual],
+        "bias": "none",
+        "lora_dropout": about["lora_parameters"].get("dropout", 0.0),
+        "target_modules": sorted(layers),
+        "rank_pattern": others,
+        "alpha_pattern": {name: alphas[rank] for name, rank in others.items()},
+        "use_dora": any(layer.magnitude is not None for layer in layers.values()),
+        "use_rslora": rslora,
+        "fan_in_fan_out": False,
+        "modules_to_save": None,
+        "layers_to_transform": None,
+        "layers_pattern": None,
+    }

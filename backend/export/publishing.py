@@ -1,0 +1,211 @@
+"""Publish a run on Hugging Face in two steps: prepare a folder that people can look at, then send it.
+
+The folder is in the run, under uploads/OWNER--NAME: the model's files, its card, curves and settings. The record beside it is
+written last and says what it was made from: while that has not changed, the folder is sent as it is, so a card that a person has
+edited there stays edited.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id
+from PIL import Image, ImageDraw, ImageFont
+
+from backend.export.export_run import Export, export_run
+from backend.export.exports import Progress, format_named, silent
+from backend.export.hub_upload import NOT_A_NAME, ByteProgress, HubToken, Upload, Uploaded, files_of, upload
+from backend.export.model_card import CURVES, CURVES_FILE, SETTINGS_FILE, Curve, model_card, read_facts
+from backend.export.original_files import find_original
+from backend.export.privacy import clean_json_files, refuse_leaks
+from backend.runs.run_folder import RunFolder
+from backend.runs.saved_weights import END, find_choice
+from backend.runs.steering import run_config
+from backend.trainer.evaluation import evaluation_rows
+from backend.utils.errors import UserError
+from backend.utils.hub_cache import local_folder
+from backend.utils.whole_file import replace_file
+
+CARD = "README.md"
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedUpload:
+    """A complete folder, ready to be sent."""
+
+    repo_id: str
+    folder: Path
+
+    @property
+    def card(self) -> str:
+        return (self.folder / CARD).read_text(encoding="utf-8")
+
+    @property
+    def bytes(self) -> int:
+        return sum(size for _, size in self.files())
+
+    def files(self) -> list[tuple[str, int]]:
+        """(name, bytes) of each file, largest first."""
+        found = ((path.relative_to(self.folder).as_posix(), path.stat().st_size) for path in files_of(self.folder))
+        return sorted(found, key=lambda row: (-row[1], row[0]))
+
+    def to_dict(self) -> dict[str, Any]:
+        files = [{"name": name, "bytes": size} for name, size in self.files()]
+        about = {"repo": self.repo_id, "folder": str(self.folder), "bytes": self.bytes}
+        return about | {"files": files, "card": self.card}
+
+    @property
+    def record(self) -> Path:
+        """The file that says what the folder was made from."""
+        return self.folder.with_name(f"{self.folder.name}.json")
+
+    def discard(self) -> None:
+        """Delete it, once it was sent or another takes its place."""
+        self.record.unlink(missing_ok=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def prepare_upload(run: RunFolder, repo_id: str, export: Export, progress: Progress = silent) -> PreparedUpload:
+    """The folder to send: the existing one if it was made from the same weights and evaluations, else a new one.
+
+    Sends nothing; asks the Hub for the licence of the base at most. Raises as `export_run`, and UserError for a bad name or for
+    something in the folder that must not leave this machine.
+    """
+    try:
+        validate_repo_id(repo_id)
+        is_valid = repo_id.count("/") == 1
+    except HFValidationError:
+        is_valid = False
+    if not is_valid:
+        raise UserError("repo", f"{repo_id or 'Nothing'} {NOT_A_NAME}.")
+    weights, newest = find_choice(run, export.checkpoint or END).path, evaluation_rows.evaluations_of(run)[:1]
+    made_from = {"format": export.format, "weights": _stamp(weights), "evaluation": [_stamp(path) for path in newest]}
+    prepared = PreparedUpload(repo_id, run.uploads / repo_id.replace("/", "--"))
+    folder = prepared.folder
+    try:
+        if json.loads(prepared.record.read_text(encoding="utf-8")) == made_from and (folder / CARD).is_file():
+            return prepared
+    except (OSError, ValueError, RecursionError):
+        pass  # no record, or another program's
+    prepared.discard()
+    run.uploads.mkdir(exist_ok=True)
+    export_run(run, replace(export, to="hub", name=folder.name), progress)
+    progress("Writing the card.")
+    format_, original = format_named(export.format), None
+    if format_.names == "original":
+        name = run_config(run).model
+        base = local_folder(name)
+        original = find_original(base, name).name if base else name
+    facts = read_facts(run, repo_id, format_, export.checkpoint, original)
+    clean_json_files(folder, facts.base)
+    draw_curves(facts.curves, CURVES, folder / CURVES_FILE)
+    (folder / SETTINGS_FILE).write_text(facts.settings, encoding="utf-8")
+    (folder / CARD).write_text(model_card(facts), encoding="utf-8")
+    refuse_leaks(folder)
+    replace_file(prepared.record, json.dumps(made_from))
+    return prepared
+
+
+def send(
+    prepared: PreparedUpload, token: HubToken, progress: ByteProgress, *, private: bool, overwrite: bool
+) -> Uploaded:
+    """Upload a prepared folder, then delete it here. Raises UserError; sending it again then continues the upload."""
+    refuse_leaks(prepared.folder, token.value)  # a person may have edited the card
+    done = upload(Upload(prepared.repo_id, prepared.folder, private, overwrite), token.value, progress)
+    prepared.discard()
+    return done
+
+
+def _stamp(path: Path) -> list[Any]:
+    about = path.stat()
+    return [path.name, about.st_mtime_ns, about.st_size]
+
+
+# Training curves as a PNG, one small plot beside the other
+
+WIDTH, HEIGHT, GAP, EDGE = 560, 400, 44, 28
+"""Pixels of one plot, between two plots, and around all. The Hub shows the picture at about half its size."""
+FINER = 3
+"""Everything is drawn this many times as large and reduced: lines get smooth edges."""
+BACKGROUND, TEXT, MUTED, GRID = "#ffffff", "#1c1c21", "#65656d", "#e6e6ea"
+COLOURS = {"reward": "#4453d0", "kl": "#b3541e", "completions/mean_length": "#2e7d5b"}
+"""Those of the window's charts in its light theme, or near."""
+PALE = 0.35
+"""Opacity of single steps behind their running mean."""
+RUNNING = 0.08
+"""Share of the steps in a running mean."""
+
+
+def draw_curves(curves: Mapping[str, Curve], titles: Mapping[str, str], to: Path) -> None:
+    """Draw the curves, each by its key of COLOURS, and write the PNG; nothing without a curve of two steps."""
+    shown = [(name, curve) for name, curve in curves.items() if len(curve) > 1]
+    if not shown:
+        return
+    width = 2 * EDGE + len(shown) * WIDTH + (len(shown) - 1) * GAP
+    image = Image.new("RGB", (width * FINER, (HEIGHT + 2 * EDGE) * FINER), BACKGROUND)
+    for place, (name, curve) in enumerate(shown):
+        left = EDGE + place * (WIDTH + GAP)
+        _draw_plot(ImageDraw.Draw(image), left, EDGE, curve, COLOURS.get(name, COLOURS["reward"]), titles[name])
+    image.resize((width, HEIGHT + 2 * EDGE), Image.Resampling.LANCZOS).save(to, optimize=True)
+
+
+def _draw_plot(pen: ImageDraw.ImageDraw, left: int, top: int, curve: Curve, colour: str, title: str) -> None:
+    """Title, grid, single steps and their running mean. Sizes are in final pixels until they are drawn."""
+    small, large = (ImageFont.load_default(size * FINER) for size in (22, 26))
+    y_ticks = ticks(min(value for _, value in curve), max(value for _, value in curve))
+    labels = [number(tick, y_ticks) for tick in y_ticks]
+    first, last = curve[0][0], curve[-1][0]
+    x0, x1 = left + max(pen.textlength(label, small) for label in labels) / FINER + 14, left + WIDTH
+    y0, y1 = top + HEIGHT - 38, top + 58
+
+    def at(step: float, value: float) -> tuple[float, float]:
+        across = (step - first) / max(last - first, 1)
+        up = (value - y_ticks[0]) / (y_ticks[-1] - y_ticks[0])
+        return (x0 + across * (x1 - x0)) * FINER, (y0 + up * (y1 - y0)) * FINER
+
+    pen.text((left * FINER, top * FINER), title, TEXT, large, anchor="lt")
+    for tick, label in zip(y_ticks, labels, strict=True):
+        y = at(first, tick)[1]
+        pen.line([(x0 * FINER, y), (x1 * FINER, y)], GRID, FINER)
+        pen.text(((x0 - 10) * FINER, y), label, MUTED, small, anchor="rm")
+    for step, anchor in ((first, "lt"), (last, "rt")):
+        pen.text((at(step, 0)[0], (y0 + 10) * FINER), f"step {step:,}", MUTED, small, anchor=anchor)
+    strong, white = ([int(code[place : place + 2], 16) for place in (1, 3, 5)] for code in (colour, BACKGROUND))
+    pale = tuple(round(PALE * one + (1 - PALE) * two) for one, two in zip(strong, white, strict=True))
+    pen.line([at(*point) for point in curve], pale, 2 * FINER, joint="curve")
+    pen.line([at(*point) for point in smoothed(curve)], colour, 3 * FINER, joint="curve")
+
+
+def smoothed(curve: Curve) -> Curve:
+    """The mean of each step and its neighbours, a share RUNNING of all; fewer neighbours near the ends, on both sides."""
+    reach = round(RUNNING * len(curve) / 2) or 1
+    result: Curve = []
+    for at, (step, _) in enumerate(curve):
+        near = min(reach, at, len(curve) - 1 - at)
+        values = [value for _, value in curve[at - near : at + near + 1]]
+        result.append((step, sum(values) / len(values)))
+    return result
+
+
+def ticks(low: float, high: float, about: int = 4) -> list[float]:
+    """Round numbers, evenly spaced, that cover low … high."""
+    if high - low < 1e-12 * max(abs(high), 1):
+        low, high = low - 0.5 * max(abs(low), 1), high + 0.5 * max(abs(high), 1)
+    rough = (high - low) / about
+    unit = 10 ** math.floor(math.log10(rough))
+    gap = next(unit * factor for factor in (1, 2, 2.5, 5, 10) if unit * factor >= rough * 0.999)
+    return [gap * at for at in range(math.floor(low / gap + 1e-9), math.ceil(high / gap - 1e-9) + 1)]
+
+
+def number(value: float, all_ticks: list[float]) -> str:
+    """A tick's label, with the digits that distinguish it from its neighbours."""
+    gap = all_ticks[1] - all_ticks[0]
+    digits = max(0, next(d for d in range(12) if abs(round(gap, d) - gap) < 1e-6 * gap))
+    return f"{value + 0.0:,.{digits}f}".replace("-", "−")

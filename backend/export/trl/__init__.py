@@ -1,1 +1,0 @@
-"""`export --to trl`: a folder that trains a run's settings with TRL on CUDA machines, without GRPO Studio."""

@@ -1,0 +1,528 @@
+"""Write a run's settings as a folder that trains with TRL on CUDA machines, without GRPO Studio.
+
+It holds scripts, settings, rows, reward functions, the modules of ours that these import, the model, and a README on what is
+not the same. It is written completely or not at all.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from keyword import iskeyword
+from pathlib import Path
+from typing import Any
+
+from backend.config.config import Config
+from backend.config.other_programs.into_trl import LeftOut, TrlSettings, into_trl, trl_yaml
+from backend.config.row_settings import evaluation_sets
+from backend.config.updates import OWN
+from backend.data.files import kind_of_path
+from backend.data.rows import (
+    Found,
+    Reading,
+    found_evaluation_set,
+    names_by_split,
+    names_elsewhere,
+    names_of_evaluation_set,
+    own_splits,
+    split_elsewhere,
+    splits_elsewhere,
+)
+from backend.export.atomic_folder import move_into_place, nearest_existing, staging_folder
+from backend.export.destinations import safe_name
+from backend.export.original_files import converted_from
+from backend.rewards.allowed_code import code_files, read_code
+from backend.rewards.catalogue import locate_reward_file, metric_name, reward_call
+from backend.rewards.registry import REWARD_REGISTRY, RewardCallable
+from backend.utils.disk_faults import disk_errors_of
+from backend.utils.errors import UserError
+from backend.utils.files import read_text, resolved, user_path
+from backend.utils.hub_cache import local_folder
+from backend.utils.own_files import own_file, own_files
+from backend.utils.places import project_root, resources
+from backend.utils.text import quote
+
+TRL = "1.16"
+"""The release whose arguments the tables of `backend.config.other_programs.trl` have."""
+SCRIPTS = ("train.py", "dataset.py", "reward_calls.py")
+USER_CODE, SOURCE, COPY = "user_code", "source", "model"
+"""Folders of the user's files, of local rows, and of a local model."""
+MARK = "grpo_config.yaml"
+"""The file that marks a folder of ours: only such a one is replaced."""
+DATA, TRAIN, VALIDATION = "data", "train", "validation"
+"""Where dataset.py puts the rows, and the names of its splits."""
+OUTPUT = "output"
+"""Where TRL leaves what it trains."""
+HOW_TO_RUN = "the arguments of TRL. python train.py, or python dataset.py and trl grpo --config grpo_config.yaml."
+PACKAGES = {
+    "regex": "regex",
+    "math_verify": "math-verify",
+    "pydantic": "pydantic",
+    "yaml": "pyyaml",
+    "jinja2": "jinja2",
+}
+"""Module that our code imports → the package that has it."""
+FILES = {
+    "train.py": "trains: TRL's GRPOTrainer with what this list says",
+    "grpo_config.yaml": "TRL's arguments, as `trl grpo --config` takes them",
+    "settings.json": "the run's settings under their names in GRPO Studio, for the other files",
+    "dataset.py": "makes the rows: `data/` for training and validation, `held_out/` for the test and further sets",
+    "rewards.py": "the reward functions under the names that TRL calls them by",
+    "reward_calls.py": "gives them what they expect",
+    "backend/": "the modules of GRPO Studio that these need",
+    "source/": "the rows of local files",
+    "user_code/": "your own reward and map functions",
+    "model/": "the model, which has no name on Hugging Face",
+}
+"""What may be in the folder → what it is."""
+OF_THIS_MACHINE = (
+    *("data", "valid_data", "test_data", "eval_data", "model", "adapter", "reference_model_path", "output_schema"),
+    "hosts",
+)
+"""Settings that no file of the folder reads and that may be paths."""
+READ_AS_TEXT = ("backend/training/losses.py",)
+"""Modules that others read and do not import: `backend.config.loss_menu` makes menus of them."""
+_SETTING = "reward_functions_file"
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class TrlFolder:
+    """A folder that is in its place."""
+
+    path: Path
+    bytes: int
+    left_out: list[LeftOut]
+    by_files: dict[str, str]
+
+    def sentences(self) -> list[str]:
+        """What is not carried over, a line each."""
+        return [f"Not carried over: {left.line}." for left in self.left_out]
+
+    def to_dict(self) -> dict[str, Any]:
+        left = [{"setting": each.setting, "value": each.value, "instead": each.instead} for each in self.left_out]
+        about = {"place": str(self.path), "path": str(self.path), "bytes": self.bytes}
+        return about | {"sentences": self.sentences(), "by_files": self.by_files, "left_out": left}
+
+
+def export_trl(
+    config: Config, name: str, parent: Path | None, *, overwrite: bool = False, tell: Tell = lambda _: None
+) -> TrlFolder:
+    """Write these settings as a folder for TRL, `parent`/`name`.
+
+    Raises UserError; nothing is left behind then, and an existing folder stays.
+    """
+    parent = resolved((parent or Path.cwd()).expanduser())
+    target = parent / safe_name(name)
+    _check_target(target, overwrite)
+    model = trl_model(config)
+    with disk_errors_of(target), staging_folder(nearest_existing(parent), target) as staging:
+        new = staging / "new"
+        new.mkdir()
+        settings = _write(config, model, name, new, tell)
+        size = sum(file.stat().st_size for file in new.rglob("*") if file.is_file())
+        if overwrite and target.exists():
+            shutil.move(target, staging / "previous")
+        move_into_place(new, target, overwrite=False)
+    return TrlFolder(target, size, [*model.left_out, *settings.left_out], settings.by_files)
+
+
+def _check_target(target: Path, overwrite: bool) -> None:
+    if not target.exists():
+        return
+    if not overwrite:
+        there = f"{quote(target, 120)} is there already"
+        raise UserError("overwrite", f"{there}; choose another name, or overwrite it.")
+    if not (target / MARK).is_file() or not (target / "settings.json").is_file():
+        other = f"{quote(target, 110)} is there and no folder for TRL, so it is not replaced"
+        raise UserError("overwrite", f"{other}; choose another name.")
+    if (target / OUTPUT).exists():
+        trained = f"{quote(target / OUTPUT, 110)} has what was trained there, and would be lost"
+        raise UserError("overwrite", f"{trained}; move it away, or choose another name.")
+
+
+def _write(config: Config, model: TrlModel, name: str, new: Path, tell: Tell) -> TrlSettings:
+    if model.copied_from is not None:
+        tell("Copying the model.")
+        _copy_folder(model.copied_from, new / COPY, "model")
+    rows, sets = write_rows(config, new, tell)
+    portable = _with_tokenizer(copy_user_code(config, new), new)
+    modules = needed_modules(config)
+    for path in modules:
+        (new / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(project_root() / path, new / path)
+    settings = into_trl(config)
+    words = _arguments(settings, config, model)
+    needs = requirements(words, [(new / path).read_text(encoding="utf-8") for path in modules])
+    for file in SCRIPTS:
+        (new / file).write_text((needs.header if file == "train.py" else "") + script(file), encoding="utf-8")
+    (new / "rewards.py").write_text(rewards_module(config), encoding="utf-8")
+    (new / MARK).write_text(trl_yaml(words, f"{name}: {HOW_TO_RUN}"), encoding="utf-8")
+    values = {key: value for key, value in portable.model_dump().items() if key not in OF_THIS_MACHINE}
+    if config.lr_schedule == OWN:  # which train.py cannot follow
+        values["lr_schedule"] = "constant"
+    about = {"settings": values, "rows": rows, "evaluation_sets": sets}
+    text = json.dumps(about, ensure_ascii=False, indent=1) + "\n"
+    (new / "settings.json").write_text(text, encoding="utf-8")
+    there = [f"{path.name}/" if path.is_dir() else path.name for path in new.iterdir()]
+    left = [*model.left_out, *settings.left_out]
+    (new / "README.md").write_text(readme(name, needs, there, settings.by_files, left), encoding="utf-8")
+    return settings
+
+
+def _with_tokenizer(config: Config, new: Path) -> Config:
+    """The settings with the run's own tokenizer, if it is a folder here, copied into the export."""
+    folder = user_path(config.tokenizer, "tokenizer") if config.tokenizer else None
+    if folder is None or not folder.is_dir():
+        return config
+    (new / "tokenizer").mkdir()
+    for file in folder.iterdir():
+        if file.is_file() and not file.name.endswith(".safetensors"):
+            shutil.copyfile(own_file(file, folder, "tokenizer"), new / "tokenizer" / file.name)
+    return config.model_copy(update={"tokenizer": "tokenizer"})
+
+
+def _arguments(settings: TrlSettings, config: Config, model: TrlModel) -> dict[str, Any]:
+    """TRL's arguments for this folder: its own rows, reward functions and model."""
+    words = {key: value for key, value in settings.words.items() if key not in ("dataset_config", "dataset_streaming")}
+    words |= {
+        "model_name_or_path": model.name,
+        "dataset_name": DATA,
+        "dataset_train_split": TRAIN,
+        "dataset_test_split": VALIDATION,
+        "reward_funcs": [f"rewards.{name}" for name in reward_names(config).values()],
+    }
+    is_packed = "load_in_4bit" in words or "load_in_8bit" in words
+    return words if is_packed else words | dict.fromkeys(model.words, True)
+
+
+# The model
+
+
+@dataclass(frozen=True, slots=True)
+class TrlModel:
+    """`name` for TRL; `copied_from`: the folder to copy into COPY; `words`: further arguments; `left_out`: differences."""
+
+    name: str
+    copied_from: Path | None = None
+    words: tuple[str, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
+
+
+def trl_model(config: Config) -> TrlModel:
+    """The id on Hugging Face, the original of a model that MLX converted, or a copy of a folder.
+
+    Raises UserError for a model that MLX packed and whose card does not name its original.
+    """
+    folder = local_folder(config.model)
+    if folder is None:
+        return TrlModel(config.model)
+    original, bits = converted_from(folder, config.model)
+    if original is None:
+        is_path = user_path(config.model, "model").is_dir()
+        return TrlModel(COPY, folder) if is_path else TrlModel(config.model)
+    nearest = 4 if bits <= 5 else 8
+    packed = f"bitsandbytes packs it into {nearest} bits" if bits else "its weights are those that MLX converted"
+    left = LeftOut("model", config.model, f"PyTorch does not read MLX's files: the original, {original}; {packed}")
+    words = (f"load_in_{nearest}bit",) if bits and config.train_type != "full" else ()
+    return TrlModel(original, None, words, (left,))
+
+
+# The rows: a dataset of Hugging Face by its name, the rows of local files as JSON lines in `source/`
+
+
+def write_rows(config: Config, folder: Path, tell: Tell) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(where dataset.py finds the rows of each split, and those of each evaluation set with its settings).
+
+    Local rows are written below `folder`. Raises UserError for rows that cannot be read.
+    """
+    reading, rows = Reading(streamed=config.streaming), dict[str, Any]()
+    if is_local(config.data):
+        rows = {split: _copied(found, split, folder, tell) for split, found in own_splits(config, reading).items()}
+    else:
+        for split, names in names_by_split(config).items():
+            is_needed = split == "train" or names == (getattr(config, f"{split}_split"),)
+            rows[split] = _on_hub(config.data, config.dataset_config, names, is_needed)
+    for split, name in splits_elsewhere(config).items():
+        if is_local(name):
+            rows[split] = _copied(split_elsewhere(config, split, reading), split, folder, tell)
+        else:
+            of_same = config.dataset_config if name == config.data else ""
+            rows[split] = _on_hub(name, of_same, names_elsewhere(config, split), True)
+    sets: dict[str, Any] = {}
+    for name, about in evaluation_sets(config.eval_data).items():
+        if is_local(str(about["data"])):
+            found = _copied(found_evaluation_set(about, Reading()), f"set_{name}", folder, tell)
+        else:
+            found = _on_hub(about["data"], about.get("dataset_config", ""), names_of_evaluation_set(about), True)
+        sets[name] = {"settings": {key: value for key, value in about.items() if key != "data"}, "rows": found}
+    return rows, sets
+
+
+def is_local(name: str) -> bool:
+    """True if a dataset is a file or a folder here, and no id."""
+    return kind_of_path(user_path(name, "data")) != ""
+
+
+def _on_hub(repo: str, configuration: str, names: Iterable[str], is_needed: bool) -> dict[str, Any]:
+    return {"repo": repo, "config": configuration, "names": list(names), "is_needed": is_needed, "source": repo}
+
+
+def _copied(found: Found, name: str, folder: Path, tell: Tell) -> dict[str, Any]:
+    """Write the rows as JSON lines; values that JSON lacks become text."""
+    source, file = Path(found.source).name, folder / SOURCE / f"{name}.jsonl"
+    tell(f"Copying the rows of {source}.")
+    file.parent.mkdir(exist_ok=True)
+    with file.open("w", encoding="utf-8") as out:
+        for row in found.rows:
+            out.write(json.dumps(row, ensure_ascii=False, default=str) + "\n")
+    return {"file": f"{SOURCE}/{name}.jsonl", "source": source}
+
+
+# Our code: whole modules, as far as they import each other when they are imported
+
+
+def script(name: str) -> str:
+    return (resources() / "trl" / name).read_text(encoding="utf-8")
+
+
+def needed_modules(config: Config) -> list[str]:
+    """Paths of our modules that the scripts, the reward functions and the user's files import. Raises UserError."""
+    waiting = [name for file in SCRIPTS for name in _imported(script(file), lazy=True)]
+    waiting += ["backend.rewards", *(function.__module__ for function in _shipped(config))]
+    for path in code_files(config.model_dump()):
+        try:
+            waiting += _imported(read_text(path, _SETTING), lazy=True)
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            raise UserError(_SETTING, f"{quote(path, 90)} is no Python: {quote(error, 60)}.") from None
+    paths: dict[str, str] = {}
+    while waiting:
+        name = waiting.pop()
+        path = _module_path(name)
+        if path is None or name in paths:
+            continue
+        paths[name] = path
+        waiting += [name.rpartition(".")[0]]
+        # Reward functions import the rest of the rewards when they are called.
+        source = (project_root() / path).read_text(encoding="utf-8")
+        waiting += _imported(source, lazy=name.startswith("backend.rewards."))
+    return sorted([*paths.values(), *READ_AS_TEXT])
+
+
+def _module_path(name: str) -> str | None:
+    """The file of one of our modules, relative to the project; None for another name."""
+    base = name.replace(".", "/")
+    if not (name == "backend" or name.startswith("backend.")):
+        return None
+    return next((path for path in (f"{base}.py", f"{base}/__init__.py") if (project_root() / path).is_file()), None)
+
+
+def _imported(source: str, *, lazy: bool) -> Iterator[str]:
+    """Names that a module imports, and modules that it names in a string; `lazy`: also those imported in functions."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+    for node in ast.walk(tree) if lazy else tree.body:
+        if isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+
+
+def _shipped(config: Config) -> list[RewardCallable]:
+    """Our reward functions that the run names; all of them if the user has a file, which may ask for any by its name."""
+    if code_files(config.model_dump()):
+        return list(REWARD_REGISTRY.values())
+    return [REWARD_REGISTRY[reward_call(entry, REWARD_REGISTRY).function] for entry in config.reward_functions]
+
+
+def reward_names(config: Config) -> dict[str, str]:
+    """The name of a function's scores → its name in rewards.py, a Python identifier."""
+    names: dict[str, str] = {}
+    for entry in config.reward_functions:
+        plain = re.sub(r"\W", "_", metric_name(entry), flags=re.ASCII)
+        if plain == "FUNCTIONS" or iskeyword(plain) or not plain.isidentifier():
+            plain = f"reward_{plain}"
+        names[metric_name(entry)] = plain + "_" * sum(name.rstrip("_") == plain for name in names.values())
+    return names
+
+
+def rewards_module(config: Config) -> str:
+    """rewards.py: one function for each entry, which `trl grpo` names as rewards.NAME."""
+    modules = sorted({call.__module__ for call in _shipped(config)})
+    lines = [
+        '"""The reward functions of the run, in the order of their weights: `trl grpo` names them as rewards.NAME."""',
+        "",
+        *(f"import {module}  # registers its functions" for module in modules),
+        "from reward_calls import reward_functions",
+        "",
+        "FUNCTIONS = reward_functions()",
+    ]
+    lines += [f"{name} = FUNCTIONS[{place}]" for place, name in enumerate(reward_names(config).values())]
+    return "\n".join(lines) + "\n"
+
+
+# The user's files
+
+
+def copy_user_code(config: Config, folder: Path) -> Config:
+    """Copy the user's files, and what they import from beside them, into `folder`; returns the settings with new paths."""
+    homes: dict[Path, str] = {}
+    for path in code_files(config.model_dump()):
+        home = homes.setdefault(path.parent, USER_CODE + (f"_{len(homes) + 1}" if homes else ""))
+        (folder / home).mkdir(exist_ok=True)
+        _copy_code(path, folder / home)
+    if not homes:
+        return config
+
+    def portable(name: str) -> str:
+        path = locate_reward_file(name).resolve()
+        return f"{homes[path.parent]}/{path.name}"
+
+    entries: list[str] = []
+    for entry in config.reward_functions:
+        call = reward_call(entry, ())
+        entries.append(replace(call, file=portable(call.file)).text if call.file else entry)
+    file = portable(config.reward_functions_file) if config.reward_functions_file else ""
+    return config.model_copy(update={"reward_functions": entries, "reward_functions_file": file})
+
+
+def _copy_code(path: Path, home: Path) -> None:
+    """Copy a file, and the modules beside it that it imports, and so on. Raises UserError for a link out of its folder."""
+    if (home / path.name).exists():
+        return
+    shutil.copyfile(own_file(path, path.parent, _SETTING), home / path.name)
+    for name in read_code(path).beside:
+        module, package = path.parent / f"{name}.py", path.parent / name
+        if module.is_file():
+            _copy_code(module, home)
+        elif not (home / name).exists() and _module_path(name) is None:
+            _copy_folder(package, home / name, _SETTING)
+
+
+def _copy_folder(source: Path, target: Path, setting: str) -> None:
+    """Copy a folder without hidden files and caches. Raises UserError for a link out of it, and the first OSError."""
+    target.mkdir()
+    for path in own_files(source, setting, but=("__pycache__",)):
+        copy = target / path.relative_to(source)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, copy)
+
+
+# Requirements and README
+
+
+@dataclass(frozen=True, slots=True)
+class Requirements:
+    """`packages` as pip takes them, TRL first."""
+
+    packages: tuple[str, ...]
+    trl: str = TRL
+
+    @property
+    def header(self) -> str:
+        """The comment that `uv run` reads (PEP 723), and a blank line."""
+        listed = "".join(f'#     "{package}",\n' for package in self.packages)
+        return f'# /// script\n# requires-python = ">=3.11"\n# dependencies = [\n{listed}# ]\n# ///\n'
+
+    @property
+    def install_line(self) -> str:
+        return "pip install " + " ".join(f'"{package}"' for package in self.packages)
+
+
+def requirements(words: Mapping[str, Any], code: Iterable[str]) -> Requirements:
+    """The packages for these arguments of TRL and these sources of ours."""
+    extras = [name for name, is_on in (("peft", words.get("use_peft")), ("vllm", words.get("use_vllm"))) if is_on]
+    text = "\n".join(code)
+    packages = [f"trl[{','.join(extras)}]=={TRL}.*" if extras else f"trl=={TRL}.*"]
+    if words.get("load_in_4bit") or words.get("load_in_8bit") or "8bit" in str(words.get("optim")):
+        packages.append("bitsandbytes>=0.45.1")
+    packages += [
+        package for module, package in PACKAGES.items() if re.search(rf"^\s*(import|from) {module}\b", text, re.M)
+    ]
+    trackers = words.get("report_to")
+    packages += [name for name in (trackers if isinstance(trackers, list) else []) if name != "none"]
+    return Requirements(tuple(packages))
+
+
+def readme(
+    name: str,
+    requirements: Requirements,
+    files: Iterable[str],
+    by_files: Mapping[str, str],
+    left_out: Iterable[LeftOut],
+) -> str:
+    """The text of README.md. `files`: the names at the top of the folder."""
+
+    def in_code(text: str) -> str:
+        return text.replace("`", "'").replace("|", "\\|")
+
+    there = set(files)
+    listed = [f"| `{file}` | {about} |" for file, about in FILES.items() if file in there]
+    carried = [f"| `{setting}` | {how} |" for setting, how in by_files.items()]
+    left = [f"| `{row.setting}: {in_code(row.shown)}` | {row.instead} |" for row in left_out]
+    trains = f"It trains on CUDA machines with TRL {requirements.trl} and needs nothing of GRPO Studio."
+    parts = [
+        f"# {name}, for TRL\n\nWritten by GRPO Studio. {trains}\n",
+        _RUN.format(install=requirements.install_line),
+        "## What is here\n\n| | |\n|---|---|\n" + "\n".join(listed) + "\n",
+    ]
+    if carried:
+        heading = (
+            "## What TRL has no argument for, and these files do\n\nWhat train.py does, `trl grpo` alone does not."
+        )
+        parts.append(f"{heading}\n\n| setting | how |\n|---|---|\n" + "\n".join(carried) + "\n")
+    if left:
+        table = "| setting | what stands in for it |\n|---|---|\n" + "\n".join(left)
+    else:
+        table = "Nothing: every setting of this run has its counterpart."
+    parts.append(f"## What is not carried over\n\n{table}\n")
+    return "\n".join([*parts, _DIFFERENT])
+
+
+_RUN = """\
+## Run it
+
+One GPU; [uv](https://docs.astral.sh/uv/) installs what the first lines of train.py name:
+
+    uv run train.py
+
+Several GPUs, here four, where the packages are installed. train.py divides an update among them, so that it has as many completions as
+on one:
+
+    {install}
+    accelerate launch --num_processes 4 train.py
+
+Hugging Face Jobs, from this folder. The folder is copied into a bucket, and `output/` is written there; what the job prints says how to
+fetch it:
+
+    hf jobs uv run --flavor a100-large --timeout 12h --secrets HF_TOKEN -v .:/run:rw train.py --folder /run
+
+TRL's own script, which knows the arguments alone (below is what it leaves out):
+
+    python dataset.py
+    trl grpo --config grpo_config.yaml
+
+Any argument of `trl grpo` may follow train.py and overrides the file: `--max_steps 2 --report_to none`. Without CUDA, train.py trains
+on the CPU and samples with transformers. Reward functions run in the trainer's own process: code that a model wrote is executed
+there, so use a machine or container that may be lost.
+
+`output/` has the adapter in PEFT's files, or the whole model. An adapter comes home to GRPO Studio, onto the model there, with its logits
+compared:
+
+    python -m backend import output --model MODEL
+"""
+
+_DIFFERENT = """\
+## What is different all the same
+
+Sampling draws other random numbers, and vLLM or transformers computes in other kernels: the run is the same experiment, not the same
+numbers. Loss and advantages of one batch are the same to five digits (GRPO Studio's tests compare them with TRL's).
+"""

@@ -1,0 +1,269 @@
+"""Write a model: adapters merged, weights unpacked, cast or quantised, one array at a time into safetensors files.
+
+Everything is lazy: a weight is computed when it is written. Merging is done in float32 and rounded once, at the end; a quantised
+layer is unpacked in float32 too, because merging into few bits can lose more than the adapter gained.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+from mlx.utils import tree_flatten, tree_map, tree_map_with_path, tree_unflatten
+from mlx_lm import utils as mlx_lm_utils
+
+from backend.export.exports import ExportFormat
+from backend.export.trained_weights import TrainedWeights
+from backend.export.verify import in_float32
+from backend.models import policy
+from backend.utils.errors import UserError
+from backend.utils.own_files import own_file
+
+KEPT_FILES = (
+    *("tokenizer*.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "vocab.txt"),
+    *("tokenizer.model", "spiece.model", "*.tiktoken", "chat_template.*", "generation_config.json"),
+    *("tokenization_*.py", "configuration_*.py", "modeling_*.py"),
+)
+"""Files of the base model to copy unchanged, beside the new config.json and weights."""
+SAFETENSORS_TYPES = {
+    mx.float32: "F32",
+    mx.float16: "F16",
+    mx.bfloat16: "BF16",
+    mx.bool_: "BOOL",
+    mx.int8: "I8",
+    mx.int16: "I16",
+    mx.int32: "I32",
+    mx.int64: "I64",
+    mx.uint8: "U8",
+    mx.uint16: "U16",
+    mx.uint32: "U32",
+    mx.uint64: "U64",
+}
+METADATA = {"format": "mlx"}
+"""Without metadata a file's header would hold "__metadata__": null, which LM Studio refuses."""
+PACKING = ("bits", "group_size", "mode")
+BLOCK = 1 << 22
+"""Numbers to quantise together."""
+
+Done = Callable[[float], None]
+"""Receives the fraction of the bytes that are written."""
+
+
+# The model in a format
+
+
+def in_format(model: nn.Module, config: dict[str, Any], format_: ExportFormat) -> tuple[nn.Module, dict[str, Any]]:
+    """(the model without adapters and in this format, its config.json). Changes `model`.
+
+    Raises UserError for a quantised layer that mlx-lm cannot unpack.
+    """
+    keeps_bits, dtype = format_.keeps_bits, float_type(model)
+    adapted = {name for name, module in model.named_modules() if hasattr(module, "fuse")}
+    changed = [
+        (name, _plain(module, dtype, keeps_bits))
+        for name, module in model.named_modules()
+        if name in adapted or (_is_packed(module) and not keeps_bits and name.rpartition(".")[0] not in adapted)
+    ]
+    model.update_modules(tree_unflatten(changed))
+    if not keeps_bits:
+        # mlx-lm skips layer classes that it does not know.
+        if packed := [name for name, module in model.named_modules() if _is_packed(module)]:
+            cannot = f"mlx-lm cannot unpack the quantised layer {packed[0]} of this model"
+            raise UserError("model", f"{cannot}, so it cannot be fused.")
+        config = without_quantization(config)
+    if format_.dtype:
+        policy.cast(model, format_.dtype)
+        config = {**config, "torch_dtype": format_.dtype} | ({"dtype": format_.dtype} if "dtype" in config else {})
+    if format_.quantization:
+        floats = {name: module.weight for name, module in model.named_modules() if _is_large(module)}
+        model, config = policy.quantize(model, config, **format_.quantization)
+        _quantise_in_blocks(model, floats)
+    return model, config
+
+
+def _plain(layer: nn.Module, dtype: mx.Dtype, keeps_bits: bool) -> nn.Module:
+    """The layer without adapter and packing, each array in the float type it had (`dtype` if packed).
+
+    With `keeps_bits` it is packed again as it was.
+    """
+    children: list[Any] = list(layer.children().values())
+    base: Any = next((child for child in children if isinstance(child, nn.Module) and "weight" in child), layer)
+    packing = {key: getattr(base, key) for key in PACKING} if _is_packed(base) else {}
+    original = {name: array.dtype for name, array in tree_flatten(base.parameters())}
+    within: Any = nn.Module()  # mlx-lm replaces the children of a module
+    within.layer = layer
+    in_float32(within)
+    merged: Any = within.layer
+    if hasattr(merged, "fuse"):
+        merged = merged.fuse(True)
+
+    def as_before(name: str, array: mx.array) -> mx.array:
+        type_ = original.get(name, dtype)
+        return array.astype(type_ if mx.issubdtype(type_, mx.floating) else dtype)
+
+    merged.update(tree_map_with_path(as_before, merged.parameters()))
+    return merged.to_quantized(**packing) if packing and keeps_bits else merged
+
+
+def _is_packed(module: nn.Module) -> bool:
+    return "scales" in module and hasattr(module, "bits")
+
+
+def _is_large(module: nn.Module) -> bool:
+    weight = module.get("weight")
+    return isinstance(weight, mx.array) and weight.size > BLOCK
+
+
+def _quantise_in_blocks(model: nn.Module, floats: dict[str, mx.array]) -> None:
+    """Quantise the weights `floats` block by block, one after another: the same codes in less memory.
+
+    On a CPU mlx composes MXFP4 of other operations, which take forty bytes for every number of the array.
+    """
+    for name, module in model.named_modules():
+        if name not in floats or not _is_packed(module):
+            continue
+        how: dict[str, Any] = {key: getattr(module, key) for key in PACKING}
+        weight, parts = floats[name], []
+        rows = max(1, BLOCK * weight.shape[0] // weight.size)
+        for start in range(0, weight.shape[0], rows):
+            block = weight[start : start + rows]
+            # mlx may compute independent operations in any order, and so hold what all of them need.
+            block = mx.depends([block], [parts[-1][0]])[0] if parts else block
+            parts.append(mx.quantize(block, **how))
+        for key, pieces in zip(("weight", "scales", "biases"), zip(*parts, strict=True), strict=False):
+            setattr(module, key, mx.concatenate(list(pieces)))
+
+
+def without_quantization(config: dict[str, Any]) -> dict[str, Any]:
+    """config.json without its quantisation, or mlx-lm would expect quantised weights."""
+    plain = {key: value for key, value in config.items() if key not in ("quantization", "quantization_config")}
+    if isinstance(inner := plain.get("text_config"), dict):
+        plain["text_config"] = without_quantization(inner)
+    return plain
+
+
+def float_type(model: nn.Module) -> mx.Dtype:
+    """The floating type of most of the model's numbers (in a quantised model: of scales and norms), adapters aside."""
+    sizes: Counter[mx.Dtype] = Counter()
+    for name, array in tree_flatten(model.parameters()):
+        if mx.issubdtype(array.dtype, mx.floating) and not name.endswith((".lora_a", ".lora_b", ".m")):
+            sizes[array.dtype] += array.size
+    return sizes.most_common(1)[0][0]
+
+
+# Its files
+
+
+def write_model(
+    model: nn.Module, config: dict[str, Any], tokenizer_from: Path, to: Path, done: Done = lambda share: None
+) -> None:
+    """Write weights, config.json and the base's tokenizer files into an empty folder. Takes the arrays out of the model.
+
+    Raises UserError as `kept_files`.
+    """
+    to.mkdir(parents=True, exist_ok=True)
+    # By default mlx-lm drops `vision_config`, which a model that keeps its vision tower needs for loading.
+    keep_vision = "vision_tower" in getattr(model, "model", {})
+    write_weights(model, to, done)
+    mlx_lm_utils.save_config(config, to / "config.json", keep_vision_config=keep_vision)
+    # Copied, since transformers 5 would write a class name that older versions refuse to load. By copyfile, which drops
+    # extended attributes: some disks turn them into ._ files.
+    for file in kept_files(tokenizer_from):
+        shutil.copyfile(file, to / file.name)
+
+
+def kept_files(base: Path) -> list[Path]:
+    """KEPT_FILES in a folder. Raises UserError for a link out of the folder: exports are published."""
+    return [own_file(file, base, "model") for pattern in KEPT_FILES for file in base.glob(pattern)]
+
+
+def write_weights(model: nn.Module, to: Path, done: Done) -> None:
+    """Write model.safetensors, or shards of mlx-lm's size with their index. Takes the arrays out of the model.
+
+    Each array is computed, written and freed before the next, so a lazy model is never in memory as a whole.
+    """
+    weights: dict[str, mx.array] = dict(tree_flatten(model.parameters()))
+    total = sum(array.nbytes for array in weights.values())
+    shards = mlx_lm_utils.make_shards(weights)
+    model.update(tree_map(lambda _: mx.array([]), model.parameters()))
+    weights.clear()  # from here only `shards` holds the arrays
+    index: dict[str, str] = {}
+    count, written = len(shards), counter(total, done)
+    for number, shard in enumerate(shards, 1):
+        name = f"model-{number:05d}-of-{count:05d}.safetensors" if count > 1 else "model.safetensors"
+        index |= dict.fromkeys(shard, name)
+        write_safetensors(to / name, shard, written)
+    if count > 1:
+        about = {"metadata": {"total_size": total}, "weight_map": dict(sorted(index.items()))}
+        (to / "model.safetensors.index.json").write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
+
+
+def counter(total: int, done: Done) -> Callable[[int], None]:
+    """A function that adds up bytes and calls `done` with their fraction of `total`."""
+    written = 0
+
+    def count(size: int) -> None:
+        nonlocal written
+        written += size
+        done(written / max(total, 1))
+
+    return count
+
+
+def write_safetensors(
+    file: Path,
+    arrays: dict[str, Any],
+    written: Callable[[int], None] = lambda size: None,
+    metadata: dict[str, str] = METADATA,
+) -> None:
+    """Write lazy arrays of mlx, or numpy's, one by one, removing each from `arrays`; `written` receives the bytes of each.
+
+    The format (https://github.com/huggingface/safetensors): eight bytes of length, little-endian; a JSON header with the type,
+    shape and byte range of every array; the bytes. mlx's own writer holds every array of a file in memory.
+    """
+    header: dict[str, Any] = {"__metadata__": metadata}
+    at = 0
+    for name, array in arrays.items():
+        dtype = getattr(mx, array.dtype.name) if isinstance(array, np.ndarray) else array.dtype
+        offsets = [at, at + array.nbytes]
+        header[name] = {"dtype": SAFETENSORS_TYPES[dtype], "shape": list(array.shape), "data_offsets": offsets}
+        at += array.nbytes
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # the data begins at a multiple of eight
+    with file.open("wb") as stream:
+        stream.write(len(text).to_bytes(8, "little") + text)
+        for name in list(arrays):
+            written(_write_array(stream, arrays.pop(name)))
+
+
+def _write_array(stream: BinaryIO, array: mx.array | np.ndarray) -> int:
+    """Compute an array, write its bytes and free it; returns their number."""
+    if isinstance(array, np.ndarray):
+        stream.write(np.ascontiguousarray(array).data)
+        return array.nbytes
+    if array.size:
+        numbers: Any = mx.contiguous(array).reshape(-1).view(mx.uint8)
+        stream.write(memoryview(numbers))
+    size = array.nbytes
+    del array
+    mx.clear_cache()  # a GPU's allocator keeps freed buffers for the next array of the same size
+    return size
+
+
+def write_adapter(trained: TrainedWeights, to: Path) -> None:
+    """Write the adapters in mlx-lm's layout into a new folder, with a README that names their base model."""
+    assert trained.adapters is not None
+    kind = trained.adapters.copied_to(to).about().get("fine_tune_type", "lora")
+    packed = {"none": "", "mxfp4": " quantised to MXFP4"}
+    quantised = packed.get(trained.quantization, f" quantised to {trained.quantization} bits")
+    adapters = f"{'DoRA' if kind == 'dora' else 'LoRA'} adapters for the model {trained.name}{quantised}"
+    command = f'mlx_lm.generate --model {trained.name} --adapter-path . --prompt "…"'
+    text = f"{adapters}, trained with GRPO Studio.\n\n```\n{command}\n```\n"
+    (to / "README.md").write_text(text, encoding="utf-8")

@@ -1,0 +1,471 @@
+"""The Hugging Face Hub: search, list a repository, and download it with resume into huggingface_hub's cache.
+
+A window waits for the answers, so every request has a timeout and is sent once. huggingface_hub deletes a partial file when a
+download ends early; `download` therefore fetches the bytes itself and leaves names, links and references to the library.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import datetime
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol
+from urllib.parse import urlsplit
+
+from huggingface_hub import HfApi, constants, get_token, hf_hub_download, hf_hub_url, snapshot_download
+from huggingface_hub import try_to_load_from_cache as find_in_cache
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    HTTPError,  # of the HTTP library that huggingface_hub uses
+    LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+)
+from huggingface_hub.file_download import repo_folder_name
+from huggingface_hub.utils import build_hf_headers, disable_progress_bars, get_session, hf_raise_for_status
+
+from backend.models import architectures
+from backend.utils.errors import UserError
+from backend.utils.hub_cache import ENDPOINT_VARIABLE, RepoType
+
+SETTING = {"model": "model", "dataset": "data"}
+"""The setting that names a repository of this type."""
+TIMEOUT_S = 6.0
+"""Time limit of one request."""
+MAX_RESULTS = 20
+DOWNLOADED = {
+    "model": (
+        *("*.json", "model*.safetensors", "*.py", "tokenizer.model", "*.tiktoken", "tiktoken.model", "*.txt"),
+        *("*.jsonl", "*.jinja"),
+    ),
+    "dataset": ("*",),
+}
+"""Patterns of the files to download; for a model those of mlx-lm (mlx_lm.utils.DEFAULT_ALLOW_PATTERNS)."""
+LOG_IN = "log in with `hf auth login`"
+
+_NO_ADDRESS = ("Name or service not known", "nodename nor servname", "name resolution", "No address")
+"""What Linux and macOS say when a name has no address, which usually means that there is no network."""
+_MALFORMED = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
+"""Raised for answers that are not the Hub's, such as the login page of a captive portal."""
+
+
+@contextlib.contextmanager
+def hub_errors(repo_id: str, repo_type: str, setting: str = "") -> Iterator[None]:
+    """Raise errors of the network, the Hub, the token and the disk as a UserError that names the repository."""
+    try:
+        yield
+    except (HTTPError, OSError, HFValidationError, *_MALFORMED) as error:
+        raise UserError(setting or SETTING[repo_type], explain(error, repo_id, repo_type)) from error
+
+
+def host() -> str:
+    """Hugging Face, or the host that HF_ENDPOINT names instead."""
+    netloc = urlsplit(constants.ENDPOINT).netloc
+    return "Hugging Face" if netloc == "huggingface.co" else f"{netloc} ({ENDPOINT_VARIABLE})"
+
+
+def explain(error: BaseException, repo_id: str, repo_type: str) -> str:
+    """One sentence for the user: what went wrong, and what to do about it."""
+    name = f"the {repo_type} {repo_id}" if repo_id else "it"
+    match error:
+        case LocalEntryNotFoundError() if error.__cause__ is not None:
+            return explain(error.__cause__, repo_id, repo_type)
+        case OfflineModeIsEnabled():
+            return "HF_HUB_OFFLINE is set, so Hugging Face is not asked for anything."
+        case GatedRepoError():
+            page = f"{constants.ENDPOINT}/{'datasets/' if repo_type == 'dataset' else ''}{repo_id}"
+            return f"The {repo_type} {repo_id} is gated: accept its conditions at {page}, and {LOG_IN}."
+        case HFValidationError():
+            return f"{repo_id} is not an owner/name id on Hugging Face."
+        case RepositoryNotFoundError():
+            may = "the token of this machine may not see it" if get_token() else f"it is private: then {LOG_IN}"
+            return f"{host()} has no {name.removeprefix('the ')}, or {may}."
+        case HfHubHTTPError():
+            return _explain_status(error.response.status_code, name)
+        case HTTPError():
+            unreached = f"{host()} cannot be reached: {_connection_problem(error)}"
+            if not repo_id:
+                return f"{unreached}; check the connection, or choose what is on this machine."
+            missing = f"The {repo_type} {repo_id} is not on this machine"
+            return f"{missing}, and {unreached}; connect, or choose a {repo_type} that is here."
+        case OSError() if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            full = f"The disk that holds {constants.HF_HUB_CACHE} is full"
+            return f"{full}; what has arrived is kept, so make room and resume."
+        case OSError():
+            return f"{error.filename or constants.HF_HUB_CACHE} cannot be written: {error.strerror or error}."
+    return f"The answer for {name} is not {host()}'s; if this network has a login page, log in there first."
+
+
+def _explain_status(status: int, name: str) -> str:
+    sentences = {
+        401: f"{host()} does not accept the token of this machine; {LOG_IN} again, or correct HF_TOKEN.",
+        403: f"{host()} does not let the token of this machine read {name}.",
+        404: f"{host()} has no such file or revision of {name}.",
+        429: f"{host()} has been asked too often; try again in a few minutes.",
+    }
+    if status >= 500:
+        return f"{host()} has trouble of its own ({status}); try again later."
+    return sentences.get(status, f"{host()} answers with an error ({status}) for {name}.")
+
+
+def _connection_problem(error: Exception) -> str:
+    if "Timeout" in type(error).__name__:
+        return "it does not answer"
+    message = re.sub(r"\[Errno -?\d+\]\s*", "", str(error)).strip().rstrip(".")
+    if any(words in message for words in _NO_ADDRESS):
+        return "this machine seems to be offline"
+    return message or type(error).__name__
+
+
+# Search
+
+_EXPAND = {
+    "model": ("downloads", "lastModified", "gated", "tags", "safetensors", "config"),
+    "dataset": ("downloads", "lastModified", "gated", "tags", "mainSize"),
+}
+_BYTES = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "BF16": 2, "F16": 2, "I16": 2, "U16": 2}
+"""Bytes of one number in a safetensors file by type; 1 for every other type."""
+
+
+def search(words: str, repo_type: RepoType) -> list[dict[str, Any]]:
+    """Matching repositories, the most downloaded first; models in MLX form come before others.
+
+    Each is {id, size, kind, precision, changed, downloads, gated, refusal}: bytes, unix seconds, None where unknown.
+    Raises UserError.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    with hub_errors("", repo_type):
+        for filter_ in ("mlx", "") if repo_type == "model" else ("",):
+            query: dict[str, Any] = {"search": words, "sort": "downloads", "limit": MAX_RESULTS}
+            query["expand"] = list(_EXPAND[repo_type])
+            if filter_:
+                query["filter"] = filter_
+            elif repo_type == "model":
+                query["pipeline_tag"] = "text-generation"
+            url = f"{constants.ENDPOINT}/api/{repo_type}s"
+            response = get_session().get(url, params=query, headers=build_hf_headers(), timeout=TIMEOUT_S)
+            hf_raise_for_status(response)
+            for repo in response.json():
+                found[repo["id"]] = _search_result(repo, repo_type)
+    return list(found.values())
+
+
+def _search_result(repo: Mapping[str, Any], repo_type: RepoType) -> dict[str, Any]:
+    moment, tags = repo.get("lastModified"), repo.get("tags") or []
+    result = {
+        "id": repo["id"],
+        "size": None,
+        "kind": "",
+        "precision": "",
+        "changed": datetime.fromisoformat(moment.replace("Z", "+00:00")).timestamp() if moment else None,
+        "downloads": repo.get("downloads"),
+        "gated": bool(repo.get("gated")),
+        "refusal": "",
+    }
+    if repo_type == "dataset":
+        rows = next((tag.partition(":")[2] for tag in tags if tag.startswith("size_categories:")), "")
+        return result | {"size": repo.get("mainSize"), "kind": rows.replace("n", "rows")}
+    config = repo.get("config") or {}
+    counts = (repo.get("safetensors") or {}).get("parameters") or {}
+    bits = next((tag for tag in tags if fnmatch(tag, "[2-8]-bit")), "")
+    commonest = max(counts, key=lambda name: counts[name], default="")
+    usual = {"BF16": "bf16", "F16": "fp16", "F32": "fp32"}.get(commonest, "")
+    return result | {
+        "kind": architectures.model_type(config),
+        "size": sum(count * _BYTES.get(type_, 1) for type_, count in counts.items()) or None,
+        "precision": architectures.precision_of(config) or bits or usual,
+        "refusal": _refusal(config, tags),
+    }
+
+
+def _refusal(config: Mapping[str, Any], tags: list[str]) -> str:
+    """Why the model cannot be used, as far as a search result shows: it does not list the files."""
+    if "safetensors" in tags or "mlx" in tags:
+        files = ["model.safetensors", "tokenizer.json"]
+        return architectures.refusal(config, files) if config.get("model_type") else ""
+    return architectures.refusal(None, ["model.gguf"]) if "gguf" in tags else architectures.refusal(config or None, [])
+
+
+# One repository
+
+
+@dataclass(frozen=True, slots=True)
+class DownloadPlan:
+    """The revision to download, and its files with their sizes in bytes and their hashes, by which the cache names them."""
+
+    repo_id: str
+    repo_type: RepoType
+    commit: str
+    files: dict[str, int]
+    hashes: dict[str, str]
+
+    @property
+    def total(self) -> int:
+        return sum(self.files.values())
+
+
+def plan(repo_id: str, repo_type: RepoType) -> DownloadPlan:
+    """Plan the download of a repository at its newest revision. Raises UserError."""
+    with hub_errors(repo_id, repo_type):
+        info = HfApi().repo_info(repo_id, repo_type=repo_type, files_metadata=True, timeout=TIMEOUT_S)
+        patterns = DOWNLOADED[repo_type]
+        wanted = [
+            file
+            for file in info.siblings or ()
+            if file.rfilename != ".gitattributes" and any(fnmatch(file.rfilename, pattern) for pattern in patterns)
+        ]
+        sizes = {file.rfilename: int(file.size or 0) for file in wanted}
+        hashes = {file.rfilename: str(file.lfs.sha256 if file.lfs else file.blob_id) for file in wanted}
+        for name, found in hashes.items():
+            if not re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", found):
+                raise UserError(SETTING[repo_type], f"{host()} gives no checksum for {name}, so it is not downloaded.")
+        return DownloadPlan(repo_id, repo_type, str(info.sha), sizes, hashes)
+
+
+def check_reachable(repo_id: str, repo_type: RepoType, setting: str = "") -> None:
+    """Raise UserError within seconds where a repository cannot be fetched; the libraries that fetch it try for longer."""
+    with hub_errors(repo_id, repo_type, setting):
+        HfApi().repo_info(repo_id, repo_type=repo_type, timeout=TIMEOUT_S)
+
+
+def config_file(repo_id: str, setting: str = "model") -> Path:
+    """A model's config.json: from the cache without a request, else from the Hub. Raises UserError."""
+    cached = find_in_cache(repo_id, "config.json")
+    if isinstance(cached, str):
+        return Path(cached)
+    check_reachable(repo_id, "model", setting)
+    with hub_errors(repo_id, "model", setting):
+        return Path(hf_hub_download(repo_id, "config.json", etag_timeout=TIMEOUT_S))
+
+
+# Downloads
+
+PARALLEL = 4
+"""Files to fetch at the same time."""
+SPARE = 64 << 20
+"""Bytes that a disk must keep free beside the download."""
+RETRIES_S = (0.5, 2.0, 4.0)
+"""Waits before a broken connection is tried again; the count restarts when bytes arrive."""
+READ_TIMEOUT_S = 20.0
+"""Time without a byte after which a connection counts as broken."""
+LOCK_TIMEOUT_S = 3.0
+"""How long to wait for another download of the same file: one that was just cancelled needs a moment to end."""
+PROGRESS_S = 0.2
+"""Least time between two progress reports."""
+
+
+class DownloadListener(Protocol):
+    """Receives progress, and may cancel by raising in `check` or `sleep` (`backend.serve.question_call.QuestionCall`)."""
+
+    report: Callable[[dict[str, Any]], None]
+
+    def check(self) -> None: ...
+    def sleep(self, seconds: float) -> None: ...
+
+
+def download(repo_id: str, repo_type: RepoType, listener: DownloadListener) -> Path:
+    """Download a model or dataset into the cache and return its snapshot folder. Progress: {done, total, phase}, in bytes.
+
+    A cancelled download keeps its partial files, and the next one resumes them. Raises UserError; an incomplete file never has
+    the name of a complete one.
+    """
+    disable_progress_bars()
+    listener.report({"done": 0, "total": None, "phase": "asking"})
+    with hub_errors(repo_id, repo_type):
+        return _Download(plan(repo_id, repo_type), listener).run()
+
+
+def discard(repo_id: str, repo_type: RepoType) -> int:
+    """Delete partial files, and the repository's folder if it is empty then; returns the bytes freed."""
+    blobs, freed = _blobs(repo_id, repo_type), 0
+    for partial in blobs.glob("*.incomplete"):
+        with contextlib.suppress(UserError), _locked(partial, repo_id, repo_type):  # another process writes it
+            freed += _size(partial)
+            partial.unlink()
+    if not any(path.is_file() for path in blobs.parent.rglob("*")):
+        shutil.rmtree(blobs.parent, ignore_errors=True)
+    return freed
+
+
+class _StoppedError(Exception):
+    """Raised in a thread because another file failed."""
+
+
+class _Download:
+    def __init__(self, plan: DownloadPlan, listener: DownloadListener) -> None:
+        self.plan, self.listener, self.setting = plan, listener, SETTING[plan.repo_type]
+        self.blobs = _blobs(plan.repo_id, plan.repo_type)
+        self._counting, self._failed = threading.Lock(), threading.Event()
+        self._reported, self._total = 0.0, 0
+        self._arrived: dict[str, int] = {}  # bytes so far, by hash
+
+    def run(self) -> Path:
+        self.blobs.mkdir(parents=True, exist_ok=True)
+        # Smallest first. Files of equal content are one blob.
+        names = {self.plan.hashes[name]: name for name in sorted(self.plan.files, key=self.plan.files.__getitem__)}
+        self._total = sum(self.plan.files[name] for name in names.values())
+        for hash_ in names:
+            blob = self.blobs / hash_
+            self._arrived[hash_] = _size(blob) if blob.exists() else _size(_partial(blob))
+        self._report("downloading", now=True)
+        missing = self._total - sum(self._arrived.values())
+        free = shutil.disk_usage(self.blobs).free
+        if missing and missing + SPARE > free:
+            needs = f"{self.plan.repo_id} needs {_gigabytes(missing)} more"
+            disk = f"the disk that holds {constants.HF_HUB_CACHE} has {_gigabytes(free)} free"
+            raise UserError(self.setting, f"{needs}, and {disk}.")
+        # Leaving the `with` waits for every thread; after a failure the others end at their next `_check`.
+        with ThreadPoolExecutor(PARALLEL, thread_name_prefix="download") as pool:
+            futures = [pool.submit(self._fetch, name, hash_) for hash_, name in names.items()]
+        errors = [error for future in futures if (error := future.exception()) is not None]
+        if errors:
+            raise next((error for error in errors if not isinstance(error, _StoppedError)), errors[0])
+        self._report("linking", now=True)
+        return Path(
+            snapshot_download(
+                self.plan.repo_id,
+                repo_type=self.plan.repo_type,
+                allow_patterns=list(self.plan.files),
+                etag_timeout=TIMEOUT_S,
+            )
+        )
+
+    def _fetch(self, name: str, hash_: str) -> None:
+        blob = self.blobs / hash_
+        try:
+            self._check()
+            if blob.exists():
+                return
+            with _locked(_partial(blob), self.plan.repo_id, self.plan.repo_type) as file:
+                if blob.exists():  # another process has just finished it
+                    return
+                self._fill(name, hash_, file)
+                file.flush()
+                self._check_content(name, hash_, Path(file.name))
+                os.fsync(file.fileno())
+                _partial(blob).replace(blob)
+        except BaseException:
+            self._failed.set()
+            raise
+
+    def _check(self) -> None:
+        self.listener.check()
+        if self._failed.is_set():
+            raise _StoppedError
+
+    def _fill(self, name: str, hash_: str, file: BinaryIO) -> None:
+        """Append until the file has its size. After a broken connection it continues at the same byte."""
+        size, tries = self.plan.files[name], 0
+        if file.tell() > size:  # not the beginning of this file
+            file.seek(0)
+            file.truncate()
+        while (offset := file.tell()) < size:
+            error = self._stream(name, hash_, file)
+            tries = 0 if file.tell() > offset else tries
+            if tries == len(RETRIES_S):
+                done = f"{_gigabytes(sum(self._arrived.values()))} of {_gigabytes(self._total)}"
+                kept = "what has arrived is kept, so resume when it is back"
+                raise UserError(self.setting, f"The connection to {host()} broke off at {done}; {kept}.") from error
+            if file.tell() < size:
+                self.listener.sleep(RETRIES_S[tries])
+                tries += 1
+
+    def _stream(self, name: str, hash_: str, file: BinaryIO) -> Exception | None:
+        """Send one range request that starts at the end of the file. Returns the error that a retry may help."""
+        plan = self.plan
+        url = hf_hub_url(plan.repo_id, name, repo_type=plan.repo_type, revision=plan.commit)
+        # identity: a range counts bytes as they are sent, so a compressed answer could not be appended.
+        headers = build_hf_headers() | {"Accept-Encoding": "identity", "Range": f"bytes={file.tell()}-"}
+        try:
+            with get_session().stream("GET", url, headers=headers, timeout=READ_TIMEOUT_S) as response:
+                hf_raise_for_status(response)
+                if response.status_code != 206:  # the server ignores ranges
+                    file.seek(0)
+                    file.truncate()
+                for chunk in response.iter_bytes():
+                    self._check()
+                    file.write(chunk)
+                    self._count(hash_, file.tell())
+                    if file.tell() > plan.files[name]:  # an endless answer
+                        break
+        except HTTPError as error:
+            # 4xx (gated, deleted, bad token) stays the same on a retry.
+            if isinstance(error, HfHubHTTPError) and error.response.status_code < 500:
+                raise
+            return error
+        return None
+
+    def _check_content(self, name: str, hash_: str, file: Path) -> None:
+        """Delete a file whose content does not match its hash, SHA-256 or git's, and raise UserError."""
+        self._report("checking", now=True)
+        prefix = b"blob %d\0" % self.plan.files[name]
+        with file.open("rb") as stream:
+            digest = hashlib.file_digest(stream, "sha256" if len(hash_) == 64 else lambda: hashlib.sha1(prefix))
+        if digest.hexdigest() != hash_:
+            file.unlink()
+            damaged = f"{name} of {self.plan.repo_id} arrived damaged and was thrown away"
+            raise UserError(self.setting, f"{damaged}; download it again.")
+
+    def _count(self, hash_: str, size: int) -> None:
+        with self._counting:
+            self._arrived[hash_] = size
+        self._report("downloading")
+
+    def _report(self, phase: str, *, now: bool = False) -> None:
+        with self._counting:
+            moment = time.monotonic()
+            if not now and moment - self._reported < PROGRESS_S:
+                return
+            self._reported = moment
+            done = sum(self._arrived.values())
+        self.listener.report({"done": done, "total": self._total, "phase": phase})
+
+
+@contextlib.contextmanager
+def _locked(path: Path, repo_id: str, repo_type: str) -> Iterator[BinaryIO]:
+    """The partial file, locked and at its end. Raises UserError if another process has it for longer than LOCK_TIMEOUT_S."""
+    # flock rather than a lock file: the kernel releases it with the process. "ab" never truncates another process's file.
+    with path.open("ab") as file:
+        until = time.monotonic() + LOCK_TIMEOUT_S
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    busy = f"{repo_id} is being downloaded already, by another process or window."
+                    raise UserError(SETTING[repo_type], busy) from None
+                time.sleep(0.05)
+        file.seek(0, os.SEEK_END)
+        yield file
+
+
+def _blobs(repo_id: str, repo_type: str) -> Path:
+    # By the library's own constant: it must be where `snapshot_download` looks for blobs.
+    return Path(constants.HF_HUB_CACHE, repo_folder_name(repo_id=repo_id, repo_type=repo_type), "blobs")
+
+
+def _partial(blob: Path) -> Path:
+    return blob.with_name(f"{blob.name}.incomplete")
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def _gigabytes(size: int) -> str:
+    return f"{size / 1e9:.1f} GB" if size >= 1e8 else f"{size / 1e6:.1f} MB"

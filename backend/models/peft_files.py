@@ -1,0 +1,343 @@
+"""Read an adapter in the files of Hugging Face's peft, and find where its layers are in mlx-lm's model.
+
+Headers are checked before an array is read, nothing is unpickled, and only arrays in the folder itself are opened. The names of
+settings are those of `peft.LoraConfig` (peft 0.21). Which layers have adapters is read from the arrays; a list of names in
+`target_modules` is compared with them.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import mlx.core as mx
+import mlx.nn as nn
+import regex
+from mlx.utils import tree_flatten
+
+from backend.config.other_programs.peft import kind_sentence
+from backend.export.original_files import Fetch, OriginalFiles, find_original
+from backend.export.original_rows import RowRun, Trace, trace
+from backend.models.adapter_types import is_named
+from backend.models.model_folder import LARGEST_RANK, PATH, header_of, is_number, read_object
+from backend.utils.errors import UserError
+from backend.utils.files import is_file
+from backend.utils.safetensors import StoredArray
+from backend.utils.text import about_path, excess, quote
+
+SETTING = "file"
+PREFIX = "base_model.model."
+"""peft's prefix of a layer's name."""
+ARRAYS, CONFIG, PICKLE = "adapter_model.safetensors", "adapter_config.json", "adapter_model.bin"
+NAME = 90
+"""Characters of a layer's name in a message."""
+PATTERN_S = 0.2
+"""Seconds that one pattern may search one name: `(a|aa)+$` can backtrack for years."""
+FLOATS = ("F32", "F16", "BF16", "F64")
+STARTS_FROM_LORA = (True, False, "gaussian", "eva", "orthogonal")
+"""Values of `init_lora_weights` that leave the base as it is. The others subtract the first adapter from its weights."""
+OTHER_KINDS = {
+    "use_qalora": "groups its inputs (QA-LoRA)",
+    "layer_replication": "repeats layers of the model",
+    "trainable_token_indices": "trains single rows of the embedding",
+    "alora_invocation_tokens": "works only after certain tokens (aLoRA)",
+    "lora_bias": "has a bias in B",
+    "target_parameters": "adapts parameters that are no layers",
+    "arrow_config": "routes between adapters (Arrow)",
+    "kasa_config": "changes the base's weights (KaSA)",
+    "monteclora_config": "draws its weights at random (MonteCLoRA)",
+    "use_bdlora": "has matrices in blocks (BD-LoRA)",
+}
+"""Settings of peft that make another function than base + scale · B A → what it does, as part of a sentence."""
+_LORA = re.compile(r"(?P<layer>.+)\.lora_(?P<part>A\.weight|B\.weight|magnitude_vector(?:\.weight)?)")
+
+
+# adapter_config.json
+
+
+@dataclass(frozen=True, slots=True)
+class PeftSettings:
+    """The settings in an adapter_config.json. Keys of the patterns: a layer's name, its end, or a pattern for either."""
+
+    base: str
+    rank: int
+    alpha: float
+    rank_pattern: Mapping[str, float]
+    alpha_pattern: Mapping[str, float]
+    uses_rslora: bool
+    uses_dora: bool
+    dropout: float
+    targets: tuple[str, ...]
+    """`target_modules` if they and `excluded` are names, else ()."""
+    excluded: tuple[str, ...]
+    layers: tuple[int, ...] | None
+    """`layers_to_transform`; None means every layer."""
+    modules_to_save: tuple[str, ...]
+    ties_weights: bool
+    """`ensure_weight_tying`: a trained embedding is the output layer too, where the base's is."""
+
+    def rank_of(self, layer: str) -> int:
+        return int(_matching(self.rank_pattern, layer, self.rank))
+
+    def scale_of(self, layer: str) -> float:
+        """alpha / rank, under rsLoRA alpha / √rank, of one layer."""
+        rank, alpha = self.rank_of(layer), _matching(self.alpha_pattern, layer, self.alpha)
+        return tidy(alpha / (math.sqrt(rank) if self.uses_rslora else rank))
+
+    def means(self, layer: str) -> bool:
+        """True if the names in `target_modules` mean this layer."""
+        parts = layer.split(".")
+        parents = (".".join(parts[: end + 1]) for end in range(len(parts)))
+        if not is_named(layer, self.targets) or is_named(layer, self.excluded):
+            return False
+        if any(is_named(parent, self.modules_to_save) for parent in parents):
+            return False
+        number = next((int(part) for part in parts if part.isdigit()), None)
+        return self.layers is None or number in self.layers
+
+
+def tidy(number: float) -> float:
+    """The number with 12 digits if that is a rounding error away: alpha / rank · rank need not be alpha to the last bit."""
+    short = float(f"{number:.12g}")
+    return short if math.isclose(short, number, rel_tol=1e-15) else number
+
+
+def _matching(patterns: Mapping[str, float], layer: str, usual: float) -> float:
+    """The value of the first pattern for the layer's name or its end, as in `peft.utils.other.get_pattern_key`."""
+    if layer in patterns:
+        return patterns[layer]
+    for pattern, value in patterns.items():
+        if sentence := excess(pattern):
+            raise UserError(SETTING, f"The pattern {sentence}")
+        try:
+            if regex.match(rf"(.*\.)?({pattern})$", layer, timeout=PATTERN_S):
+                return value
+        except (regex.error, TimeoutError, RecursionError, MemoryError):
+            unusable = f"The pattern {quote(pattern, 60)} in adapter_config.json cannot be used."
+            raise UserError(SETTING, unusable) from None
+    return usual
+
+
+def read_settings(file: Path) -> PeftSettings:
+    """Raises UserError for a file that is not peft's, and for an adapter that mlx-lm has no counterpart for."""
+    raw, where = read_object(file, SETTING), quote(file, PATH)
+    kind = raw.get("peft_type")
+    if kind is None:
+        raise UserError(SETTING, f"{where} is no file of peft: it has no peft_type.")
+    if kind != "LORA":
+        raise UserError(SETTING, about_path(file, f" {kind_sentence(str(kind))}"))
+    nothing = "which mlx-lm has nothing for"
+    for key, what in OTHER_KINDS.items():
+        if raw.get(key):
+            raise UserError(SETTING, f"The adapter {what}, {nothing} ({key} in adapter_config.json).")
+    if raw.get("bias") not in (None, False, "none"):
+        biases = f"The adapter has trained biases of layers, {nothing} (bias {quote(raw['bias'], 30)})."
+        raise UserError(SETTING, biases)
+    start = raw.get("init_lora_weights", True)
+    if start not in STARTS_FROM_LORA:
+        began = f"The adapter began with {quote(start, 30)}, which changed the base's weights too"
+        convert = "convert it to LoRA with peft (path_initial_model_for_weight_conversion)"
+        raise UserError(SETTING, f"{began}; {convert}.")
+
+    def refuse(key: str, value: Any) -> NoReturn:
+        raise UserError(SETTING, f"{where} has {quote(key, 40)} {quote(value, 40)}.")
+
+    def number(key: str, value: Any) -> float:
+        return value if is_number(value) else refuse(key, value)
+
+    def rank(key: str, value: Any) -> int:
+        return value if type(value) is int and 1 <= value <= LARGEST_RANK else refuse(key, value)
+
+    def numbers(key: str) -> dict[str, float]:
+        value: Any = raw.get(key) or {}
+        if not isinstance(value, dict):
+            refuse(key, value)
+        return {str(name): number(key, each) for name, each in value.items()}  # pyright: ignore
+
+    def items(key: str, value: Any, kind: type) -> tuple[Any, ...]:
+        if not isinstance(value, list) or not all(type(each) is kind for each in value):  # pyright: ignore
+            refuse(key, value)
+        return tuple(value)  # pyright: ignore
+
+    def names(key: str) -> tuple[str, ...]:
+        return items(key, raw.get(key) or [], str)
+
+    is_pattern = any(isinstance(raw.get(key), str) for key in ("target_modules", "exclude_modules"))
+    layers = raw.get("layers_to_transform")
+    layers = [layers] if type(layers) is int else layers
+    return PeftSettings(
+        base=str(raw.get("base_model_name_or_path") or ""),
+        rank=rank("r", raw.get("r", 8)),
+        alpha=number("lora_alpha", raw.get("lora_alpha", 8)),
+        rank_pattern={name: rank(name, value) for name, value in numbers("rank_pattern").items()},
+        alpha_pattern=numbers("alpha_pattern"),
+        uses_rslora=raw.get("use_rslora") is True,
+        uses_dora=raw.get("use_dora") is True,
+        dropout=min(max(number("lora_dropout", raw.get("lora_dropout", 0.0)), 0.0), 0.99),
+        targets=() if is_pattern else names("target_modules"),
+        excluded=() if is_pattern else names("exclude_modules"),
+        layers=items("layers_to_transform", layers, int) if layers else None,
+        modules_to_save=names("modules_to_save"),
+        ties_weights=raw.get("ensure_weight_tying") is True,
+    )
+
+
+# Its arrays
+
+
+@dataclass(frozen=True, slots=True)
+class PeftLayer:
+    """The adapter of one original layer: `a` [r, in], `b` [out, r], under DoRA `magnitude` [out]. Its change is scale · b a."""
+
+    a: mx.array
+    b: mx.array
+    magnitude: mx.array | None
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class PeftAdapter:
+    """`layers` by the original layers' names; `whole`: original tensors that replace the base's. float32, not read yet."""
+
+    settings: PeftSettings
+    layers: Mapping[str, PeftLayer]
+    whole: Mapping[str, mx.array]
+
+
+def read_peft_adapter(folder: Path) -> PeftAdapter:
+    """Raises UserError, naming the file or the layer, for a folder without a complete adapter of peft."""
+    if not is_file(folder / ARRAYS):
+        if is_file(folder / PICKLE):
+            pickle = f"{quote(folder / PICKLE, PATH)} is a pickle, which can run code when it is opened"
+            raise UserError(SETTING, f"{pickle}; save the adapter as safetensors with peft.")
+        raise UserError(SETTING, f"{quote(folder, PATH)} is no adapter of peft: it has no {ARRAYS}.")
+    settings = read_settings(folder / CONFIG)
+    header = header_of(folder / ARRAYS, SETTING)
+    parts, whole = _sorted_by_layer(header)
+    for layer, found in parts.items():
+        _check_layer(layer, found, header, settings)
+    try:
+        arrays: Any = mx.load(str(folder / ARRAYS))
+    except RuntimeError as error:
+        raise UserError(SETTING, f"{quote(folder / ARRAYS, PATH)} cannot be read: {quote(error, 60)}.") from None
+    read = {name: array.astype(mx.float32) for name, array in arrays.items()}
+    layers: dict[str, PeftLayer] = {}
+    for layer, found in parts.items():
+        magnitude = read[found["magnitude"]] if "magnitude" in found else None
+        layers[layer] = PeftLayer(read[found["A"]], read[found["B"]], magnitude, settings.scale_of(layer))
+    return PeftAdapter(settings, layers, {name: read[stored] for name, stored in whole.items()})
+
+
+def merged_model(adapter: PeftAdapter, original: OriginalFiles) -> nn.Module:
+    """The original model with the adapters merged as peft does: base + scale · B A, under DoRA at its length."""
+    arrays = original.arrays()
+    for name, layer in adapter.layers.items():
+        merged = arrays[f"{name}.weight"].astype(mx.float32) + layer.scale * (layer.b @ layer.a)
+        if layer.magnitude is not None:
+            merged = (layer.magnitude / mx.linalg.norm(merged, axis=1))[:, None] * merged
+        arrays[f"{name}.weight"] = merged
+    arrays |= {name: array for name, array in adapter.whole.items() if name in arrays}
+    return original.open_with(arrays)
+
+
+def _sorted_by_layer(header: Mapping[str, StoredArray]) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
+    """(layer → A, B or magnitude → the array's name; original tensor → the array's name). Raises UserError for others."""
+    layers: dict[str, dict[str, str]] = {}
+    whole: dict[str, str] = {}
+    for stored, about in header.items():
+        if not stored.startswith(PREFIX):
+            raise UserError(SETTING, f"{ARRAYS} holds {quote(stored, NAME)}, which does not begin with {PREFIX}.")
+        if about.dtype not in FLOATS:
+            raise UserError(SETTING, f"{ARRAYS} stores {quote(stored, NAME)} as {about.dtype}, which is no float.")
+        name = stored.removeprefix(PREFIX)
+        if found := _LORA.fullmatch(name):
+            part = found["part"].partition("_")[0].removesuffix(".weight")
+            layers.setdefault(found["layer"], {})[part] = stored
+        elif "lora_" in name:
+            kind = f"is of a kind that mlx-lm has nothing for ({quote(name.rpartition('.lora_')[2], 30)})"
+            raise UserError(SETTING, f"The adapter of {quote(name.partition('.lora_')[0], NAME)} {kind}.")
+        elif ".base_layer." in name:
+            bias = "was trained beside the adapters (peft's bias), which mlx-lm has nothing for"
+            raise UserError(SETTING, f"{quote(name.replace('.base_layer', ''), NAME)} {bias}.")
+        else:
+            whole[name.replace(".modules_to_save", "")] = stored
+    if not layers and not whole:
+        raise UserError(SETTING, f"{ARRAYS} holds no adapter.")
+    return layers, whole
+
+
+def _check_layer(
+    layer: str, found: Mapping[str, str], header: Mapping[str, StoredArray], settings: PeftSettings
+) -> None:
+    """Raise UserError if an array of a layer's adapter is missing or has another shape than the settings say."""
+    adapter = f"The adapter of {quote(layer, NAME)}"
+    wanted = ["A", "B", *(["magnitude"] if settings.uses_dora else [])]
+    if missing := [part for part in wanted if part not in found]:
+        raise UserError(SETTING, f"{adapter} is not whole: its {missing[0]} is missing.")
+    if "magnitude" in found and not settings.uses_dora:
+        raise UserError(SETTING, f"{adapter} has a magnitude, and adapter_config.json says that it is no DoRA.")
+    a, b, rank = header[found["A"]].shape, header[found["B"]].shape, settings.rank_of(layer)
+    if len(a) != 2 or len(b) != 2 or a[0] != rank or b[1] != rank:
+        raise UserError(SETTING, f"{adapter} is A {list(a)} and B {list(b)}, and its rank is {rank}.")
+    if "magnitude" in found and (magnitude := header[found["magnitude"]].shape) != (b[0],):
+        raise UserError(SETTING, f"The magnitude of {quote(layer, NAME)} is {list(magnitude)}, and B has {b[0]} rows.")
+
+
+# The original weights of the model that an adapter is for
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """`shapes` of the original tensors, where mlx-lm's arrays come from (`traced`), and their files if they are here.
+
+    `is_tied`: the output layer is the embedding.
+    """
+
+    shapes: Mapping[str, tuple[int, ...]]
+    traced: Trace
+    files: OriginalFiles | None
+    is_tied: bool
+
+    def tensor(self, name: str) -> mx.array:
+        """An original tensor, float32. Raises UserError if the files are not here."""
+        if self.files is None:
+            needed = f"The original weights are needed for {quote(name, 90)}, and are not on this disk"
+            raise UserError(SETTING, f"{needed}; give --fetch.")
+        return self.files.arrays()[name].astype(mx.float32)
+
+
+def origin_of(
+    base: Path, name: str, model: nn.Module, config: Mapping[str, Any], layers: Iterable[str], fetch: Fetch | None
+) -> Origin:
+    """The origin of the arrays of `model`, from the folder `base` and called `name`.
+
+    `config`: its config.json. `layers`: those that the adapter names. `fetch` downloads the original weights if they are not on
+    this disk. Raises UserError if the origin cannot be known.
+    """
+    try:
+        files = find_original(base, name, fetch)
+    except UserError:
+        # Without the originals, the adapter's names may be those of the model's own layers.
+        arrays: dict[str, mx.array] = dict(tree_flatten(model.parameters()))
+        shapes = {name: array.shape for name, array in arrays.items() if array.ndim}
+        for name, module in model.named_modules():
+            if isinstance(module, nn.QuantizedLinear):
+                rows, packed = module.weight.shape
+                shapes[f"{name}.weight"] = (rows, packed * 32 // module.bits)
+        if fetch is not None or any(f"{layer}.weight" not in shapes for layer in layers):
+            raise
+        traced = {name: [RowRun(name, 0, name, 0, math.prod(shape[:-1] or shape))] for name, shape in shapes.items()}
+        return Origin(shapes, traced, None, is_tied(config, traced))
+    traced = trace(files)
+    return Origin(files.shapes, traced, files, is_tied(config, traced))
+
+
+def is_tied(config: Mapping[str, Any], traced: Trace) -> bool:
+    """True if the output layer is the embedding, which is transformers' default."""
+    text: Mapping[str, Any] = config.get("text_config") or config
+    has_head = any(name.endswith("lm_head.weight") for name in traced)
+    return bool(text.get("tie_word_embeddings", True)) and not has_head
