@@ -1,7 +1,4 @@
-"""The reward file beside the scores: an editor for its text, the last error, and the user's lines of the traceback.
-
-It reads and writes no file; signals ask the page to.
-"""
+"""The user's reward file: an editor with syntax colours, the last error with its traceback, saving and creating."""
 
 from __future__ import annotations
 
@@ -28,21 +25,39 @@ from PySide6.QtGui import (
     QTextDocument,
     QTextFormat,
 )
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QPlainTextEdit, QStackedLayout, QTextEdit, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QFrame, QPlainTextEdit, QStackedLayout, QTextEdit, QWidget
 
 from app import theme
 from app.state.consent import Consent
 from app.state.session import Session
 from app.widgets.basic.controls import ElidedLabel
 from app.widgets.basic.dialogs import open_file, save_file
-from app.widgets.basic.labels import PlainLabel, button, label, plain_tip, with_key_names
+from app.widgets.basic.labels import button, label, plain_tip, with_key_names
+from app.widgets.basic.layout import column, holder, row
 from backend.rewards.allowed_code import Rights, read_code
 from backend.utils.errors import UserError
 from backend.utils.files import read_text
 from backend.utils.whole_file import save_as
 
-# Syntax colours for Python: keywords, defined names, decorators, strings, numbers, comments.
+SETTING = "reward_functions_file"
+INDENT = "    "
+TEMPLATE = '''"""Reward functions: each gets all completions of a step and gives each a number, or None for no opinion."""
 
+from backend.rewards import register_reward_function
+
+
+@register_reward_function("concise", label="Concise")
+def concise(completions, **kwargs):
+    """1.0 for short answers, falling to 0 at 200 words."""
+    return [max(0.0, 1.0 - len(text.split()) / 200) for text in completions]
+
+
+@register_reward_function("mentions_answer", label="Mentions Answer")
+def mentions_answer(completions, answer, **kwargs):
+    """1.0 when the dataset's answer stands anywhere in the completion."""
+    return [1.0 if right and right in text else 0.0 for text, right in zip(completions, answer)]
+'''
+"""The contents of a new file: two functions that work."""
 _TOKENS = re.compile(
     r"""(?P<comment>\#.*)
     |(?P<triple>[rbfuRBFU]{0,2}(?:'''|\"\"\"))
@@ -53,17 +68,22 @@ _TOKENS = re.compile(
     |(?P<word>[A-Za-z_]\w*)""",
     re.VERBOSE,
 )
-_CONSTANTS = {"None", "True", "False"}
 _ROLES = {
-    "comment": "muted", "string": "good", "triple": "good", "decorator": "clip", "defined": "kl", "number": "length",
-    "keyword": "accent", "constant": "length",
-}  # fmt: skip
+    "comment": "muted",
+    "string": "good",
+    "triple": "good",
+    "decorator": "clip",
+    "defined": "kl",
+    "number": "length",
+    "keyword": "accent",
+    "constant": "length",
+}
 _FENCES = {1: "'''", 2: '"""'}
 """Block state of a line that ends inside a triple-quoted string → the quotes that close it."""
 
 
 class PythonHighlighter(QSyntaxHighlighter):
-    """Highlights a document, and again when the theme changes: formats hold colours, not palette roles."""
+    """Colours keywords, defined names, decorators, strings, numbers and comments; again when the theme changes."""
 
     def __init__(self, document: QTextDocument) -> None:
         super().__init__(document)
@@ -73,32 +93,26 @@ class PythonHighlighter(QSyntaxHighlighter):
         self.setCurrentBlockState(0)
         fence = _FENCES.get(self.previousBlockState())
         position = self._format_string(text, 0, 0, fence) if fence else 0
-        while position < len(text):
-            match = _TOKENS.search(text, position)
-            if match is None:
-                return
-            if match.lastgroup == "triple":
-                position = self._format_string(text, match.start(), match.end(), match.group()[-3:])
-            else:
-                position = self._format_token(match)
+        while (match := _TOKENS.search(text, position)) is not None:
+            kind, word = str(match.lastgroup), match.group()
+            if kind == "triple":
+                position = self._format_string(text, match.start(), match.end(), word[-3:])
+                continue
+            if kind == "word":
+                is_constant = word in ("None", "True", "False")
+                kind = "constant" if is_constant else "keyword" if keyword.iskeyword(word) else ""
+            if kind:
+                self.setFormat(match.start(), len(word), _char_format(kind))
+            position = match.end()
 
     def _format_string(self, text: str, start: int, search_from: int, fence: str) -> int:
-        """Format a string up to its closing fence, or to the end of the line if it has none there; returns the end."""
+        """Format a string up to its closing fence, or to the end of the line without one; returns the end."""
         close = text.find(fence, search_from)
         end = len(text) if close < 0 else close + 3
         self.setFormat(start, end - start, _char_format("triple"))
         if close < 0:
             self.setCurrentBlockState(next(state for state, each in _FENCES.items() if each == fence))
         return end
-
-    def _format_token(self, match: re.Match[str]) -> int:
-        kind = str(match.lastgroup)
-        if kind == "word":
-            word = match.group()
-            kind = "constant" if word in _CONSTANTS else "keyword" if keyword.iskeyword(word) else ""
-        if kind:
-            self.setFormat(match.start(), match.end() - match.start(), _char_format(kind))
-        return match.end()
 
 
 def _char_format(kind: str) -> QTextCharFormat:
@@ -111,19 +125,8 @@ def _char_format(kind: str) -> QTextCharFormat:
     return made
 
 
-# ── code editor ──────────────────────────────────────────────────────────────────────────────────────────────────────
-
-# A simple editor for a Python file: line numbers, syntax colours, indenting, and a marked error line.
-
-INDENT = "    "
-_OPENERS = (":", "(", "[", "{")
-_GUTTER_PADDING = 2 * theme.SPACE
-"""Space beside the line numbers, in pixels."""
-
-
 class LineNumbers(QWidget):
-    """The line numbers beside the text. The editor paints them: only it knows where its lines are (see Qt's example
-    “Code Editor”)."""
+    """The line numbers beside the text, painted by the editor (see Qt's example “Code Editor”)."""
 
     def __init__(self, editor: CodeEditor) -> None:
         super().__init__(editor)
@@ -137,7 +140,7 @@ class LineNumbers(QWidget):
 
 
 class CodeEditor(QPlainTextEdit):
-    """An editor for Python. Tab indents, so Escape leaves the editor.
+    """An editor for Python with line numbers and a marked error line. Tab indents, so Escape leaves the editor.
 
     Attributes:
         colours – the syntax highlighter.
@@ -158,31 +161,26 @@ class CodeEditor(QPlainTextEdit):
         self.setLineWrapMode(QPlainTextEdit.LineWrapMode.NoWrap)
         self.setTabStopDistance(self.fontMetrics().horizontalAdvance(" ") * len(INDENT))
         self.setAccessibleName("Reward file")
-        self.setAccessibleDescription(
-            with_key_names("Python source. Tab indents; Escape leaves the editor; Ctrl+S saves and scores.")
-        )
+        keys = "Python source. Tab indents; Escape leaves the editor; Ctrl+S saves and scores."
+        self.setAccessibleDescription(with_key_names(keys))
         self.colours = PythonHighlighter(self.document())
         self._numbers = LineNumbers(self)
         self._error_line = 0
         self._sentence = ""
-        self.blockCountChanged.connect(lambda _count: self._fit())
+        self.blockCountChanged.connect(lambda _: self.setViewportMargins(self.gutter(), 0, 0, 0))
         self.updateRequest.connect(self._scroll_numbers)
         self.cursorPositionChanged.connect(self._mark)
         theme.signals.changed.connect(self._mark)
-        self._fit()
+        self.setViewportMargins(self.gutter(), 0, 0, 0)
         self._mark()
-
-    # Text
 
     def show_text(self, text: str) -> None:
         """Replace the text, unmodified; the cursor stays on its line as far as that exists."""
-        if text == self.toPlainText():
-            self.document().setModified(False)
-            return
-        line = self.textCursor().blockNumber()
-        self.setPlainText(text)
+        if text != self.toPlainText():
+            line = self.textCursor().blockNumber() + 1
+            self.setPlainText(text)
+            self._go(line)
         self.document().setModified(False)
-        self._go(line + 1)
 
     def show_problem(self, line: int, sentence: str = "") -> None:
         """Mark a line (from 1) as the place of an error, with the sentence as tool tip; 0 removes the mark."""
@@ -201,11 +199,8 @@ class CodeEditor(QPlainTextEdit):
         if block.isValid():
             self.setTextCursor(QTextCursor(block))
 
-    # Keys
-
     def event(self, event: QEvent) -> bool:
-        # The window's Ctrl+S saves the config. Accepting ShortcutOverride turns the shortcut into an ordinary key press,
-        # so that while the editor has the focus Ctrl+S saves this file.
+        # Accepting ShortcutOverride makes Ctrl+S a key press of the editor instead of the window's shortcut.
         if event.type() == QEvent.Type.ShortcutOverride and isinstance(event, QKeyEvent) and _is_save(event):
             event.accept()
             return True
@@ -220,68 +215,65 @@ class CodeEditor(QPlainTextEdit):
         elif key == Qt.Key.Key_Escape:
             self.left.emit()
         elif key == Qt.Key.Key_Tab:
-            self._indent(1)
+            self._indent()
         elif key == Qt.Key.Key_Backtab:
-            self._indent(-1)
+            self._change_lines(lambda text: text[min(len(text) - len(text.lstrip(" ")), len(INDENT)) :])
         elif key == Qt.Key.Key_Slash and control:
             self._comment()
         else:
             super().keyPressEvent(event)
 
     def _break_line(self) -> None:
-        """Insert a line break with this line's indentation, one level deeper after what opens a block."""
+        """Insert a line break with this line's indentation, one level deeper after an opening bracket or colon."""
         cursor = self.textCursor()
         before = cursor.block().text()[: cursor.positionInBlock()]
         depth = before[: len(before) - len(before.lstrip())]
-        cursor.insertText("\n" + depth + (INDENT if before.rstrip().endswith(_OPENERS) else ""))
+        cursor.insertText("\n" + depth + (INDENT if before.rstrip().endswith((":", "(", "[", "{")) else ""))
         self.ensureCursorVisible()
 
-    def _indent(self, by: int) -> None:
+    def _indent(self) -> None:
         cursor = self.textCursor()
-        if by > 0 and not cursor.hasSelection():
+        if cursor.hasSelection():
+            self._change_lines(lambda text: INDENT + text if text else text)
+        else:
             cursor.insertText(" " * (len(INDENT) - cursor.positionInBlock() % len(INDENT)))
-            return
-        self._each_line(lambda text: INDENT + text if by > 0 and text else _dedented(text) if by < 0 else text)
 
     def _comment(self) -> None:
         """Comment out the selected lines, or uncomment them if all of them are comments."""
         lines = [block.text() for block in self._selected_blocks()]
-        commented = all(line.lstrip().startswith("#") for line in lines if line.strip())
-        self._each_line(lambda text: _uncommented(text) if commented else f"# {text}" if text.strip() else text)
+        if all(line.lstrip().startswith("#") for line in lines if line.strip()):
+            self._change_lines(lambda text: re.sub(r"^(\s*)# ?", r"\1", text))
+        else:
+            self._change_lines(lambda text: f"# {text}" if text.strip() else text)
 
     def _selected_blocks(self) -> list[QTextBlock]:
         cursor, document = self.textCursor(), self.document()
         first, last = document.findBlock(cursor.selectionStart()), document.findBlock(cursor.selectionEnd())
         return [document.findBlockByNumber(number) for number in range(first.blockNumber(), last.blockNumber() + 1)]
 
-    def _each_line(self, change: Callable[[str], str]) -> None:
+    def _change_lines(self, change: Callable[[str], str]) -> None:
         """Replace each selected line by `change(line)`, as one step of undo."""
         cursor = self.textCursor()
         cursor.beginEditBlock()
         for block in self._selected_blocks():
-            line = QTextCursor(block)
-            line.movePosition(QTextCursor.MoveOperation.EndOfBlock, QTextCursor.MoveMode.KeepAnchor)
             changed = change(block.text())
             if changed != block.text():
+                line = QTextCursor(block)
+                line.movePosition(QTextCursor.MoveOperation.EndOfBlock, QTextCursor.MoveMode.KeepAnchor)
                 line.insertText(changed)
         cursor.endEditBlock()
 
-    # Numbers and marks
-
     def gutter(self) -> int:
         """Width of the line numbers, in pixels."""
-        return self.fontMetrics().horizontalAdvance("9") * max(2, len(str(self.blockCount()))) + _GUTTER_PADDING
+        return self.fontMetrics().horizontalAdvance("9") * max(2, len(str(self.blockCount()))) + 2 * theme.SPACE
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
         inside = self.contentsRect()
         self._numbers.setGeometry(QRect(inside.left(), inside.top(), self.gutter(), inside.height()))
 
-    def _fit(self) -> None:
-        self.setViewportMargins(self.gutter(), 0, 0, 0)
-
     def _scroll_numbers(self, rect: QRect, dy: int) -> None:
-        """Follow the editor: scroll with it by `dy` pixels, or repaint beside what it repaints."""
+        """Follow the editor: scroll with it by `dy` pixels, or repaint beside it."""
         if dy:
             self._numbers.scroll(0, dy)
         else:
@@ -292,19 +284,18 @@ class CodeEditor(QPlainTextEdit):
         colours, painter = theme.palette(), QPainter(self._numbers)
         painter.fillRect(event.rect(), colours.field)
         painter.setFont(theme.mono_font(theme.CAPTION))
-        cursor_line = self.textCursor().blockNumber()
-        block = self.firstVisibleBlock()
+        align = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
+        block, current = self.firstVisibleBlock(), self.textCursor().blockNumber()
         top = self.blockBoundingGeometry(block).translated(self.contentOffset()).top()
         while block.isValid() and top <= event.rect().bottom():
-            height = self.blockBoundingRect(block).height()
-            if block.isVisible() and top + height >= event.rect().top():
-                is_error, is_current = block.blockNumber() + 1 == self._error_line, block.blockNumber() == cursor_line
-                painter.setPen(colours.bad if is_error else colours.text if is_current else colours.placeholder)
-                box = QRect(0, round(top), self._numbers.width() - theme.SPACE, round(height))
-                align = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
-                painter.drawText(box, align, str(block.blockNumber() + 1))
-                if is_error:
-                    painter.fillRect(QRect(0, round(top), 3, round(height)), colours.bad)
+            height, number = self.blockBoundingRect(block).height(), block.blockNumber() + 1
+            is_error = number == self._error_line
+            painter.setPen(colours.bad if is_error else colours.text if number == current + 1 else colours.placeholder)
+            painter.drawText(
+                QRect(0, round(top), self._numbers.width() - theme.SPACE, round(height)), align, str(number)
+            )
+            if is_error:
+                painter.fillRect(QRect(0, round(top), 3, round(height)), colours.bad)
             block, top = block.next(), top + height
 
     def _mark(self) -> None:
@@ -334,26 +325,12 @@ def _is_save(event: QKeyEvent) -> bool:
     return event.matches(QKeySequence.StandardKey.Save)
 
 
-def _dedented(text: str) -> str:
-    depth = len(text) - len(text.lstrip(" "))
-    return text[min(depth, len(INDENT)) :]
-
-
-def _uncommented(text: str) -> str:
-    depth = len(text) - len(text.lstrip())
-    rest = text[depth + 1 :] if text[depth : depth + 1] == "#" else text[depth:]
-    return text[:depth] + rest.removeprefix(" ")
-
-
-# ── reward file panel ────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 class RewardFilePanel(QFrame):
-    """A card with the editor, or with two buttons while no file is chosen.
+    """A card with the editor, or with two buttons while no file is chosen. It reads and writes no file.
 
     Attributes:
         editor – the code editor.
-        trouble, frames – labels of the error sentence and of the traceback's lines.
+        trouble, frames – labels of the error and of the traceback's lines.
 
     Signals:
         save_requested, score_requested, new_requested, open_requested, reload_requested.
@@ -368,25 +345,34 @@ class RewardFilePanel(QFrame):
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.setProperty("role", "card")
+        self._name = ""
         self.editor = CodeEditor()
         self.path = ElidedLabel(Qt.TextElideMode.ElideMiddle)
         self.save = button("Save and score", self.save_requested.emit, tip="Write the file and score again (Ctrl+S)")
         self.trouble = label(role="problem", wrap=True, selectable=True)
         self.reload = button("Reload", self.reload_requested.emit)
-        self.frames = PlainLabel(wordWrap=True)
-        self.frames.setFont(theme.mono_font(theme.CAPTION))
+        self.frames = label(font=theme.mono_font(theme.CAPTION), wrap=True)
         self.frames.setTextFormat(Qt.TextFormat.RichText)
-        self.frames.setTextInteractionFlags(
-            Qt.TextInteractionFlag.LinksAccessibleByMouse | Qt.TextInteractionFlag.LinksAccessibleByKeyboard
-        )
-        self.frames.setAccessibleName("Where it went wrong")
+        links = Qt.TextInteractionFlag
+        self.frames.setTextInteractionFlags(links.LinksAccessibleByMouse | links.LinksAccessibleByKeyboard)
+        self.frames.setAccessibleName("Traceback")
         self.frames.linkActivated.connect(lambda line: self.editor.reveal(int(line)))
         self.editor.save_requested.connect(self.save_requested)
         self.editor.run_requested.connect(self.score_requested)
         self.editor.left.connect(lambda: self.save.setFocus(Qt.FocusReason.TabFocusReason))
         self.editor.document().modificationChanged.connect(lambda _: self._show_state())
-        self._name = ""
-        self._lay_out()
+        centre = Qt.AlignmentFlag.AlignCenter
+        self.new = button("New file…", self.new_requested.emit, primary=True)
+        self.open = button("Open…", self.open_requested.emit)
+        title = label("No reward file", theme.heading_font(), align=centre)
+        text = "Write your own functions in Python and see their scores at once. Or drop a file here."
+        sentence = label(text, role="muted", wrap=True, align=centre)
+        empty = ((None, 2), title, sentence, row(None, self.new, self.open, None), (None, 3))
+        below = row((self.trouble, 1), (self.reload, 0, Qt.AlignmentFlag.AlignTop))
+        parts = (row((self.path, 1), self.save), (self.editor, 1), below, self.frames)
+        self._stack = QStackedLayout(self)
+        self._stack.addWidget(holder(column(*empty, spacing=12, margins=3 * theme.SPACE)))
+        self._stack.addWidget(holder(column(*parts, margins=(12, theme.SPACE, 12, 12))))
         self.show_file("", None)
         self.show_error(None)
 
@@ -399,7 +385,7 @@ class RewardFilePanel(QFrame):
         self._show_state()
 
     def show_error(self, error: Mapping[str, Any] | None) -> None:
-        """Show an error of the file: mark its line, show its sentence and the user's own traceback frames."""
+        """Show an error of the file: mark its line, show its message and the user's own traceback frames."""
         self.editor.show_problem(error["line"] if error else 0, error["sentence"] if error else "")
         self.say(error["sentence"] if error else "")
         frames = [_frame_html(frame) for frame in error["frames"]] if error else []
@@ -414,53 +400,12 @@ class RewardFilePanel(QFrame):
 
     @property
     def is_edited(self) -> bool:
-        """Whether the text has unsaved changes."""
+        """True if the text has unsaved changes."""
         return self._stack.currentIndex() == 1 and self.editor.document().isModified()
 
     def _show_state(self) -> None:
         self.path.setText(f"{self._name} – edited" if self.is_edited else self._name)
         self.path.setToolTip(plain_tip(self._name))
-
-    def _lay_out(self) -> None:
-        page = QWidget()
-        column = QVBoxLayout(page)
-        column.setContentsMargins(12, theme.SPACE, 12, 12)
-        column.setSpacing(theme.SPACE)
-        head = QHBoxLayout()
-        head.addWidget(self.path, 1)
-        head.addWidget(self.save)
-        below = QHBoxLayout()
-        below.addWidget(self.trouble, 1)
-        below.addWidget(self.reload, 0, Qt.AlignmentFlag.AlignTop)
-        column.addLayout(head)
-        column.addWidget(self.editor, 1)
-        column.addLayout(below)
-        column.addWidget(self.frames)
-        self._stack = QStackedLayout(self)
-        self._stack.setContentsMargins(0, 0, 0, 0)
-        self._stack.addWidget(self._empty_page())
-        self._stack.addWidget(page)
-
-    def _empty_page(self) -> QWidget:
-        page = QWidget()
-        column = QVBoxLayout(page)
-        column.setContentsMargins(*(3 * theme.SPACE,) * 4)
-        column.setSpacing(12)
-        centre = Qt.AlignmentFlag.AlignCenter
-        column.addStretch(2)
-        column.addWidget(label("No reward file", theme.heading_font(), align=centre))
-        sentence = "Write functions of your own in Python, and see at once what they give. Or drop a file here."
-        column.addWidget(label(sentence, role="muted", wrap=True, align=centre))
-        buttons = QHBoxLayout()
-        self.new = button("New file…", self.new_requested.emit, primary=True)
-        self.open = button("Open…", self.open_requested.emit)
-        buttons.addStretch()
-        buttons.addWidget(self.new)
-        buttons.addWidget(self.open)
-        buttons.addStretch()
-        column.addLayout(buttons)
-        column.addStretch(3)
-        return page
 
 
 def _frame_html(frame: Mapping[str, Any]) -> str:
@@ -470,29 +415,8 @@ def _frame_html(frame: Mapping[str, Any]) -> str:
     return f"{link}&nbsp;&nbsp;{html.escape(frame['code'])}"
 
 
-# The user's reward file as it is edited in the window: written atomically, and watched for changes by other programs.
-
-TEMPLATE = '''"""Reward functions: each gets all completions of a step and gives each a number, or None for no opinion."""
-
-from backend.rewards import register_reward_function
-
-
-@register_reward_function("concise", label="Concise")
-def concise(completions, **kwargs):
-    """1.0 for short answers, falling to 0 at 200 words."""
-    return [max(0.0, 1.0 - len(text.split()) / 200) for text in completions]
-
-
-@register_reward_function("mentions_answer", label="Mentions Answer")
-def mentions_answer(completions, answer, **kwargs):
-    """1.0 when the dataset's answer stands anywhere in the completion."""
-    return [1.0 if right and right in text else 0.0 for text, right in zip(completions, answer)]
-'''
-"""The contents of a new file: two functions that work."""
-
-
 class EditedRewardFile(QObject):
-    """The file being edited.
+    """The file being edited: written atomically, and watched for changes by other programs.
 
     Attributes:
         path – the file, or None.
@@ -518,25 +442,28 @@ class EditedRewardFile(QObject):
             self._watcher.removePaths(self._watcher.files())
         self.path, self.text = None, ""
         if path is not None:
-            self.text = read_text(path, "reward_functions_file")
+            self.text = read_text(path, SETTING)
             self.path = path
             self._watcher.addPath(str(path))
 
     @property
     def matches_disk(self) -> bool:
-        """Whether the file on disk still holds `text`."""
+        """True if the file on disk still holds `text`."""
         try:
-            return self.path is not None and read_text(self.path, "reward_functions_file") == self.text
+            return self.path is not None and read_text(self.path, SETTING) == self.text
         except UserError:
             return False
 
     def save(self, text: str) -> None:
-        """Write the file. Raises UserError."""
+        """Write the file; a file that was allowed to run stays allowed. Raises UserError."""
         assert self.path is not None
-        rights = self._rights(self.path)
+        try:
+            rights = self._consent.rights(read_code(self.path.resolve()))
+        except UserError:
+            rights = None
         save_as(self.path, text)
         self.text = text
-        self._watcher.addPath(str(self.path))  # saved by rename, it is a new inode, which the watcher has not seen
+        self._watcher.addPath(str(self.path))  # saved by rename, it is a new inode
         if rights is not None:
             self._consent.allow(read_code(self.path.resolve()), rights)
 
@@ -546,12 +473,6 @@ class EditedRewardFile(QObject):
         self._consent.allow(read_code(path.resolve()), Rights())
         self.open(path)
 
-    def _rights(self, path: Path) -> Rights | None:
-        try:
-            return self._consent.rights(read_code(path.resolve()))
-        except UserError:
-            return None
-
     def _check_disk(self) -> None:
         if self.path is not None and self.path.exists():
             self._watcher.addPath(str(self.path))
@@ -559,13 +480,8 @@ class EditedRewardFile(QObject):
                 self.changed_elsewhere.emit()
 
 
-# ── reward editing ───────────────────────────────────────────────────────────────────────────────────────────────────
-
-SETTING = "reward_functions_file"
-
-
 class RewardEditing(QObject):
-    """The controller of a RewardFilePanel.
+    """Connects the file on disk, the panel that shows it, the setting that names it and the bench that scores with it.
 
     Attributes:
         session, draft, bench – the state shared with the pages.
@@ -595,13 +511,13 @@ class RewardEditing(QObject):
             return
         try:
             self.file.open(path)
-        except UserError as mistake:
-            self.session.message.emit(mistake.faults[0].sentence)
+        except UserError as error:
+            self.session.message.emit(error.faults[0].sentence)
         self.panel.show_file(str(self.file.path or ""), self.file.text if self.file.path else None)
         self.opened.emit(path.name if path else "")
 
     def mark(self, error: Mapping[str, Any] | None) -> bool:
-        """Mark the line of an error; returns whether it is in this file."""
+        """Mark the line of an error; False if it is in another file."""
         is_ours = error is not None and self.file.path is not None and Path(error["file"]) == self.file.path.resolve()
         self.panel.show_error(error if is_ours else None)
         return is_ours
@@ -611,18 +527,17 @@ class RewardEditing(QObject):
         if self.file.path is None:
             return
         if not self.file.matches_disk and self.panel.reload.isHidden():
-            self.panel.say(
-                f"{self.file.path.name} was changed by another program. Save again to write over that.", reload=True
-            )
+            name = self.file.path.name
+            self.panel.say(f"{name} was changed by another program. Save again to overwrite it.", reload=True)
             return
         try:
             self.file.save(self.panel.editor.toPlainText())
-        except UserError as mistake:
-            self.panel.say(mistake.faults[0].sentence)
+        except UserError as error:
+            self.panel.say(error.faults[0].sentence)
             return
         self.panel.say("")
         self.panel.editor.document().setModified(False)
-        self.draft.changed.emit(SETTING)  # its functions may be others now
+        self.draft.changed.emit(SETTING)  # its functions may have changed
         self.bench.score()
 
     def _reload(self) -> None:
@@ -630,12 +545,12 @@ class RewardEditing(QObject):
         path, self.file.path = self.file.path, None
         if path is not None:
             self.open()
-            self.draft.changed.emit(SETTING)  # its functions may be others now
+            self.draft.changed.emit(SETTING)
             self.bench.score_quietly()
 
     def _on_changed_elsewhere(self) -> None:
         if self.panel.is_edited:
-            self.panel.say(f"{self.panel.path.toolTip()} was changed by another program.", reload=True)
+            self.panel.say(f"{self.file.path} was changed by another program.", reload=True)
         else:
             self._reload()
 
@@ -646,8 +561,8 @@ class RewardEditing(QObject):
             return
         try:
             self.file.create(path)
-        except UserError as mistake:
-            self.session.message.emit(mistake.faults[0].sentence)
+        except UserError as error:
+            self.session.message.emit(error.faults[0].sentence)
             return
         self.file.path = None
         self.draft.use_reward_file(str(path))
@@ -657,7 +572,7 @@ class RewardEditing(QObject):
         if path is not None:
             self.draft.use_reward_file(str(path))
 
-    # Questions: one method each, which tests replace by an answer
+    # Dialogs, which tests replace by an answer
 
     def choose_file(self) -> Path | None:
         return open_file(self.panel, SETTING, "Open reward file", "Python (*.py *.txt)")

@@ -1,90 +1,72 @@
-"""The Rewards page: what would my reward functions say?
+"""The Rewards page: completions from the model, a run, a file or the clipboard, scored by every reward function.
 
-Composes the source of completions (the model, a run, a file, the clipboard), the scores of every function with their verdict, and
-beside them the detail of a completion, the editor of the reward file and the kept cases. State and scoring are the session's
-`reward_bench`; editing is `parts.reward_editing`.
+Beside the scores: the detail of a completion, the editor of the reward file, or the kept cases. State and scoring are
+the session's `reward_bench`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from PySide6.QtCore import QAbstractTableModel, QModelIndex, QObject, QPersistentModelIndex, Qt, Signal
-from PySide6.QtGui import QDragEnterEvent, QDropEvent, QGuiApplication, QKeyEvent, QResizeEvent, QShowEvent
-from PySide6.QtWidgets import QHBoxLayout, QHeaderView, QSplitter, QStackedLayout, QVBoxLayout, QWidget
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtGui import QDragEnterEvent, QDropEvent, QFont, QGuiApplication, QKeyEvent, QResizeEvent, QShowEvent
+from PySide6.QtWidgets import QHeaderView, QSplitter, QStackedLayout, QWidget
 
 from app import theme
 from app.pages.rewards.bench_results import BenchResults
 from app.pages.rewards.reward_file import RewardEditing, RewardFilePanel
 from app.state.reward_bench import RewardBench
 from app.state.session import Session
-from app.widgets.basic.controls import ElidedLabel, Segments
+from app.widgets.basic.controls import ElidedLabel, Segments, dropped_file
 from app.widgets.basic.dialogs import open_file
 from app.widgets.basic.labels import button, label
-from app.widgets.basic.number_format import THIN, figure
-from app.widgets.basic.tables import BaseTable
-from app.widgets.completion_detail import CompletionDetail
+from app.widgets.basic.layout import column, row
+from app.widgets.basic.number_format import figure, short_duration
+from app.widgets.basic.tables import BaseTable, Column, RowsModel
 from app.widgets.completion_source import CompletionSource
+from app.widgets.completion_detail import CompletionDetail
 from app.widgets.completion_table import one_line
 from backend.runs.run_folder import all_runs
 
-# The test cases kept with a reward file: which pass, and for those that fail the actual and the expected scores.
+NARROW = 900
+"""Below this width the scores are one of the views."""
+VIEWS = {"scores": "Scores", "completion": "Completion", "file": "Reward file", "cases": "Cases"}
 
-Index = QModelIndex | QPersistentModelIndex
-HEADS = ("Result", "Completion", "Expected")
+
+class CaseModel(RowsModel):
+    """The test cases kept with a reward file, as the bench has them: {"case", "given", "failures"}."""
+
+    columns = (Column("Result", 64), Column("Completion"), Column("Expected"))
+
+    def text(self, row: Mapping[str, Any], column: int) -> str:
+        return ("fails" if row["failures"] else "passes", one_line(row["case"]["completion"]), _result_text(row))[
+            column
+        ]
+
+    def colour(self, row: Mapping[str, Any], column: int) -> Any:
+        colours = theme.palette()
+        return (colours.bad if row["failures"] else colours.good, colours.text, colours.muted)[column]
+
+    def font(self, row: Mapping[str, Any], column: int) -> QFont:
+        return theme.mono_font() if column == 1 else theme.figures_font()
+
+    def tip(self, row: Mapping[str, Any], column: int) -> str:
+        return "\n".join(row["failures"]) or _result_text(row)
 
 
-class CaseModel(QAbstractTableModel):
-    """Cases as the bench has them: {"case", "given", "failures"}.
-
-    Attributes:
-        cases – in order.
-    """
-
-    def __init__(self, parent: QObject | None = None) -> None:
-        super().__init__(parent)
-        self.cases: list[Mapping[str, Any]] = []
-
-    def show_cases(self, cases: Sequence[Mapping[str, Any]]) -> None:
-        self.beginResetModel()
-        self.cases = list(cases)
-        self.endResetModel()
-
-    def rowCount(self, parent: Index = QModelIndex()) -> int:
-        return 0 if parent.isValid() else len(self.cases)
-
-    def columnCount(self, parent: Index = QModelIndex()) -> int:
-        return 0 if parent.isValid() else len(HEADS)
-
-    def headerData(self, section: int, orientation: Qt.Orientation, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
-        if orientation != Qt.Orientation.Horizontal:
-            return None
-        if role == Qt.ItemDataRole.TextAlignmentRole:
-            return Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
-        return HEADS[section] if role == Qt.ItemDataRole.DisplayRole else None
-
-    def data(self, index: Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
-        row, column = self.cases[index.row()], index.column()
-        failures = list(row["failures"])
-        if role == Qt.ItemDataRole.DisplayRole:
-            return ("fails" if failures else "passes", one_line(row["case"]["completion"]), _result_text(row))[column]
-        if role == Qt.ItemDataRole.ForegroundRole:
-            colours = theme.palette()
-            return (colours.bad if failures else colours.good, colours.text, colours.muted)[column]
-        if role == Qt.ItemDataRole.FontRole:
-            return theme.mono_font() if column == 1 else theme.figures_font()
-        if role == Qt.ItemDataRole.ToolTipRole:
-            return "\n".join(failures) or _result_text(row)
-        return None
+def _result_text(row: Mapping[str, Any]) -> str:
+    """The failures of a case, or the expected scores if it passes."""
+    expected = ", ".join(f"{name} {figure(score)}" for name, score in row["case"]["expected"].items())
+    return " ".join(row["failures"]) or expected
 
 
 class CaseTable(BaseTable):
-    """The table view.
+    """The table of cases.
 
     Signals:
-        drop_requested(index of a case) – Delete was pressed.
+        drop_requested(index of a case) – remove it: Delete was pressed.
     """
 
     drop_requested = Signal(int)
@@ -93,13 +75,10 @@ class CaseTable(BaseTable):
         super().__init__()
         self.setModel(model)
         self.setAccessibleName("Cases")
-        self.setAccessibleDescription("Delete throws the chosen case away.")
-        head = self.horizontalHeader()
-        head.setSectionResizeMode(0, QHeaderView.ResizeMode.Fixed)
+        self.setAccessibleDescription("Delete removes the selected case.")
+        self.horizontalHeader().setSectionResizeMode(QHeaderView.ResizeMode.Stretch)
+        self.horizontalHeader().setSectionResizeMode(0, QHeaderView.ResizeMode.Fixed)
         self.setColumnWidth(0, theme.scaled(64))
-        head.setSectionResizeMode(1, QHeaderView.ResizeMode.Stretch)
-        head.setSectionResizeMode(2, QHeaderView.ResizeMode.Stretch)
-        theme.signals.changed.connect(self.viewport().update)
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
         if event.key() in (Qt.Key.Key_Delete, Qt.Key.Key_Backspace):
@@ -111,20 +90,6 @@ class CaseTable(BaseTable):
         """Request the removal of the current case."""
         if self.currentIndex().isValid():
             self.drop_requested.emit(self.currentIndex().row())
-
-
-def _result_text(row: Mapping[str, Any]) -> str:
-    """The failures of a case, or the expected scores if it passes."""
-    if row["failures"]:
-        return " ".join(row["failures"])
-    return ", ".join(f"{name} {figure(score)}" for name, score in row["case"]["expected"].items())
-
-
-# ── rewards page ─────────────────────────────────────────────────────────────────────────────────────────────────────
-
-NARROW = 900
-"""Below this width the scores are one of the views."""
-VIEWS = {"scores": "Scores", "completion": "Completion", "file": "Reward file", "cases": "Cases"}
 
 
 class RewardsPage(QWidget):
@@ -147,64 +112,41 @@ class RewardsPage(QWidget):
         self._seed = 0
         self._narrow: bool | None = None
         self._line: tuple[dict[str, Any], dict[str, Any] | None] | None = None
-        self._compose()
-        self._lay_out()
+        self._build()
         self._connect()
         self.editing.open()
         self._show()
 
-    # Building
-
-    def _compose(self) -> None:
+    def _build(self) -> None:
         # Widgets are created with their final parent: reparented later, Qt would restyle all of them again.
         self.parts = QSplitter(Qt.Orientation.Horizontal, self, childrenCollapsible=False, handleWidth=12)
-        self._beside = QWidget(self.parts)
-        self._detail_side, self._case_side = QWidget(self._beside), QWidget(self._beside)
         self.source, self.results = CompletionSource(self), BenchResults(self.parts)
-        self.detail, self.panel = CompletionDetail(self._detail_side, upright=True), RewardFilePanel(self._beside)
+        self._beside = QWidget(self.parts)
+        self._beside.setMinimumWidth(theme.scaled(320))
+        detail_side, case_side = QWidget(self._beside), QWidget(self._beside)
+        self.detail, self.panel = CompletionDetail(detail_side, upright=True), RewardFilePanel(self._beside)
         self.editing = RewardEditing(self.session, self.panel, self)
         self.case_model = CaseModel(self)
         self.cases = CaseTable(self.case_model)
+        self.kept = label(role="muted", wrap=True)
         self.views = Segments(VIEWS, "Show")
-        self.about = ElidedLabel()
-        self.about.setFont(theme.figures_font())
+        self.about = ElidedLabel(font=theme.figures_font())
         self.again = button("Score again", self.score, tip="Ctrl+Return")
-        self.keep = button(
-            "Keep as case", self.keep_case, tip="With the scores that your file's functions give it now (Ctrl+K)"
-        )
-        self.drop = button("Remove", self.drop_case, tip="Throw the chosen case away (Delete)")
-
-    def _lay_out(self) -> None:
-        head = QHBoxLayout()
-        head.setSpacing(theme.SPACE)
-        head.addWidget(label("Rewards", theme.title_font()))
-        head.addSpacing(theme.SPACE)
-        head.addWidget(self.about, 1)
-        head.addWidget(self.views)
-        head.addSpacing(theme.SPACE)
-        head.addWidget(self.again)
-        self._lay_out_sides()
-        self.parts.addWidget(self.results)
-        self.parts.addWidget(self._beside)
+        keep_tip = "Keeps its current scores by your file's functions (Ctrl+K)"
+        self.keep = button("Keep as case", self.keep_case, tip=keep_tip)
+        self.drop = button("Remove", self.drop_case, tip="Remove the selected case (Delete)")
+        right = Qt.AlignmentFlag.AlignRight
+        column((self.detail, 1), (self.keep, 0, right), into=detail_side)
+        column(self.kept, (self.cases.in_card(), 1), (self.drop, 0, right), into=case_side)
+        self._sides = QStackedLayout(self._beside)
+        for side in (detail_side, self.panel, case_side):
+            self._sides.addWidget(side)
         self.parts.setStretchFactor(0, 3)
         self.parts.setStretchFactor(1, 2)
         self.parts.setSizes([592, 476])
-        column = QVBoxLayout(self)
-        column.setContentsMargins(*(theme.GUTTER,) * 4)
-        column.setSpacing(12)
-        column.addLayout(head)
-        column.addWidget(self.source)
-        column.addWidget(self.parts, 1)
-
-    def _lay_out_sides(self) -> None:
-        self._beside.setMinimumWidth(theme.scaled(320))
-        self._sides = QStackedLayout(self._beside)
-        self._sides.setContentsMargins(0, 0, 0, 0)
-        for side in (self._detail_side, self.panel, self._case_side):
-            self._sides.addWidget(side)
-        self.kept = label(role="muted", wrap=True)
-        _stack(self._detail_side, self.detail, self.keep)
-        _stack(self._case_side, self.kept, self.cases.in_card(), self.drop)
+        title = label("Rewards", theme.title_font())
+        head = row(title, theme.SPACE, (self.about, 1), self.views, theme.SPACE, self.again)
+        column(head, self.source, (self.parts, 1), into=self, spacing=12, margins=theme.GUTTER)
 
     def _connect(self) -> None:
         bench, source = self.bench, self.source
@@ -220,9 +162,9 @@ class RewardsPage(QWidget):
         source.refused.connect(self.session.message)
         self.views.chosen.connect(lambda _: self._show_views())
         self.results.table.chosen.connect(self._choose)
-        self.results.board.error_requested.connect(lambda row: self._show_error(row["error"], go=True))
-        self.cases.drop_requested.connect(bench.remove_case)
+        self.results.board.error_requested.connect(lambda function: self._show_error(function["error"], go=True))
         self.results.functions.weighed.connect(lambda weights: self.draft.set("reward_weights", weights))
+        self.cases.drop_requested.connect(bench.remove_case)
         self.panel.score_requested.connect(self.score)
         self.editing.opened.connect(self._name_file)
         self.session.reward_rows_requested.connect(self.sample_rows)
@@ -259,31 +201,33 @@ class RewardsPage(QWidget):
 
     def _show(self) -> None:
         bench = self.bench
-        self.source.show_size(int(self.draft.valid_values()["group_size"]))
+        self._show_size()
         self._show_views()
         names, labels = ([function[key] for function in bench.functions] for key in ("name", "label"))
         self.detail.set_rewards(names, labels)
         self.results.show_bench(bench)
         errors = (function["error"] for function in bench.functions if function["error"])
         self._show_error(bench.failed or next(errors, None))
-        failing = sum(bool(case["failures"]) for case in bench.cases)
-        self.case_model.show_cases(bench.cases)
-        count = len(bench.cases)
-        self.views.show_word(
-            "cases", f"Cases: {failing} of {count} fail" if failing else f"Cases ({count})" if count else "Cases"
-        )
+        self.case_model.set_rows(bench.cases)
+        failing, count = sum(bool(case["failures"]) for case in bench.cases), len(bench.cases)
+        cases = f"Cases: {failing} of {count} fail" if failing else f"Cases ({count})" if count else "Cases"
+        self.views.show_word("cases", cases)
         self._show_enabled()
         self.kept.setText(_about_cases(bench.reward_file, count))
 
+    def _show_size(self) -> None:
+        self.source.show_size(int(self.draft.valid_values()["group_size"]))
+
     def _status(self, *, brief: bool) -> str:
-        """How many completions are on the bench; unless `brief`, also where they are from and how long scoring took."""
+        """The number of completions on the bench; unless `brief`, also their origin and the time of scoring."""
         bench = self.bench
         if not bench.groups:
             return ""
         counts = f"{_counted(len(bench.groups), 'prompt')}, {_counted(bench.count, 'completion')}"
         if brief:
             return counts
-        took = f"; scored in {_duration(bench.seconds)}" if bench.seconds is not None and bench.functions else ""
+        has_time = bench.seconds is not None and bench.functions
+        took = f"; scored in {short_duration(bench.seconds)}" if has_time else ""  # pyright: ignore[reportArgumentType]
         return f"{counts} {bench.origin}{took}"
 
     def _show_error(self, error: dict[str, Any] | None, *, go: bool = False) -> None:
@@ -297,7 +241,7 @@ class RewardsPage(QWidget):
         self._show_enabled()
 
     def enabled_actions(self) -> dict[str, bool]:
-        """Action of the Rewards menu → whether it is enabled; actions that always are, are left out."""
+        """Action of the Rewards menu → is enabled; actions that always are, are left out."""
         bench, completion = self.bench, self._line[1] if self._line else None
         return {
             "score": bool(bench.groups),
@@ -313,16 +257,16 @@ class RewardsPage(QWidget):
             widget.setEnabled(enabled_actions[name])
         self.enabled_actions_changed.emit(enabled_actions)
 
-    def _choose(self, row: dict[str, Any], completion: dict[str, Any] | None) -> None:
-        self._line = (row, completion)
-        self.detail.show_completion(row, completion)
+    def _choose(self, group: dict[str, Any], completion: dict[str, Any] | None) -> None:
+        self._line = (group, completion)
+        self.detail.show_completion(group, completion)
         self._show_enabled()
 
     def _on_setting(self, key: str) -> None:
         if key in ("", "reward_functions_file"):
             self.editing.open()
         if key in ("", "group_size"):
-            self.source.show_size(int(self.draft.valid_values()["group_size"]))
+            self._show_size()
 
     # Slots of buttons and menus
 
@@ -336,11 +280,19 @@ class RewardsPage(QWidget):
         self.source.choose_rows(numbers)
         self.sample()
 
+    def _sample(self, how: str, count: int, numbers: list[int], size: int) -> None:
+        self._seed += 1  # the same rows give other completions each time
+        self.bench.sample(how, count, numbers, size, self._seed)
+
     def score(self) -> None:
         self.bench.score()
 
     def cancel(self) -> None:
         self.bench.cancel()
+
+    def keep_case(self) -> None:
+        if self._line is not None and self._line[1] is not None:
+            self.bench.keep_case(self._line[0], self._line[1])
 
     def drop_case(self) -> None:
         self.views.choose("cases")
@@ -357,10 +309,6 @@ class RewardsPage(QWidget):
         self.views.choose("file")
         self.editing.choose()
 
-    def _sample(self, how: str, count: int, numbers: list[int], size: int) -> None:
-        self._seed += 1  # the same rows give other completions at every press
-        self.bench.sample(how, count, numbers, size, self._seed)
-
     def read_completions(self) -> None:
         chosen = self.choose_completions()
         if chosen is not None:
@@ -368,10 +316,10 @@ class RewardsPage(QWidget):
 
     def paste_completions(self) -> None:
         text = QGuiApplication.clipboard().text()
-        if not text.strip():
+        if text.strip():
+            self.bench.load_text(text)
+        else:
             self.session.message.emit("There is no text on the clipboard.")
-            return
-        self.bench.load_text(text)
 
     def dragEnterEvent(self, event: QDragEnterEvent) -> None:
         if _dropped(event) is not None:
@@ -387,11 +335,7 @@ class RewardsPage(QWidget):
         else:
             self.draft.use_reward_file(str(path))
 
-    def keep_case(self) -> None:
-        if self._line is not None and self._line[1] is not None:
-            self.bench.keep_case(self._line[0], self._line[1])
-
-    # Questions: one method each, which tests replace by an answer
+    # A dialog, which tests replace by an answer
 
     def choose_completions(self) -> Path | None:
         return open_file(self, "completions", "Open completions", "Completions (*.jsonl)")
@@ -399,33 +343,16 @@ class RewardsPage(QWidget):
 
 def _dropped(event: QDropEvent) -> Path | None:
     """The file of completions or the reward file being dropped; None for anything else."""
-    urls = event.mimeData().urls()
-    path = Path(urls[0].toLocalFile()) if len(urls) == 1 and urls[0].isLocalFile() else None
+    path = dropped_file(event)
     return path if path is not None and path.suffix in (".jsonl", ".py") else None
 
 
 def _about_cases(file: Path | None, count: int) -> str:
     if file is None:
-        return "Cases are kept with a reward file of your own."
+        return "Cases are kept with your own reward file."
     if not count:
-        return f"Choose a completion and keep it as a case: what {file.name} gives it now, it should go on giving."
+        return f"Keep a completion as a case to check that {file.name} goes on giving it the same scores."
     return f"Kept in {file.stem}.cases.jsonl, and scored again with everything else."
-
-
-def _duration(seconds: float) -> str:
-    return f"{round(seconds * 1000)}{THIN}ms" if seconds < 1 else f"{figure(seconds)}{THIN}s"
-
-
-def _stack(side: QWidget, *parts: QWidget) -> None:
-    """Lay out `parts` in a column: the last, a button, at the bottom right; the part above it stretches."""
-    column = QVBoxLayout(side)
-    column.setContentsMargins(0, 0, 0, 0)
-    column.setSpacing(theme.SPACE)
-    *above, action = parts
-    for part in above:
-        column.addWidget(part)
-    column.setStretchFactor(above[-1], 1)
-    column.addWidget(action, 0, Qt.AlignmentFlag.AlignRight)
 
 
 def _counted(number: int, noun: str) -> str:
