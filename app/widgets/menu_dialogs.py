@@ -1,4 +1,4 @@
-"""The preferences: what the desktop is told, and what becomes of a training when the window is closed."""
+"""The dialogs of the menus: presets, preferences, About with its licences, the glossary, and the problem report."""
 
 from __future__ import annotations
 
@@ -16,27 +16,22 @@ from PySide6.QtWidgets import (
     QDialogButtonBox,
     QFormLayout,
     QGridLayout,
-    QHBoxLayout,
     QHeaderView,
-    QLineEdit,
     QListWidget,
-    QListWidgetItem,
     QPlainTextEdit,
     QTableWidget,
     QTableWidgetItem,
     QTextBrowser,
-    QVBoxLayout,
     QWidget,
 )
 
 from app import theme
 from app.state.presets import Preset
-from app.widgets.basic import icons
-from app.widgets.basic.controls import CheckBox, ComboBox
+from app.widgets.basic.controls import CheckBox, ComboBox, SearchEdit
 from app.widgets.basic.dialogs import save_file
 from app.widgets.basic.icons import app_icon
 from app.widgets.basic.labels import PlainLabel, button, label, plain_tip
-from app.widgets.basic.layout import TabArea, on_screen, wrap_in_card
+from app.widgets.basic.layout import TabArea, column, holder, on_screen, row, wrap_in_card
 from app.widgets.form import value_text
 from backend.config.setting import Setting
 from backend.utils.disk_faults import DiskError
@@ -45,12 +40,119 @@ from backend.utils.whole_file import save_as
 if TYPE_CHECKING:
     from backend.utils.about import Component
 
+NAME = "GRPO Studio"
 CLOSING = {"ask": "Ask", "keep": "Keep training", "stop": "Stop and save"}
-"""What becomes of a training when the window is closed → its words."""
+"""Preference for closing the window while a run trains → its words."""
+MAX_CHARS = 60
+"""Most characters of a value in the table of presets."""
+EXPLANATION = (
+    "Nothing is sent. Read the report, remove what you want to keep private, and paste it into a message or an issue. "
+    "Your home folder, user name, access tokens, and the paths and prompts of your settings are left out already."
+)
+
+
+class PresetPanel(QDialog):
+    """The dialog over `presets`, with a preview of the changes to the form's `values`.
+
+    Attributes:
+        list, table – the presets, and the changes of the selected one: setting, value now, value then.
+        title, sentence, keeps – labels: its title, its sentence, and the settings it leaves unchanged.
+        buttons, apply – the button box, and its Apply button.
+
+    Signals:
+        taken(Preset) – the user applies it.
+    """
+
+    taken = Signal(object)
+
+    def __init__(self, presets: Sequence[Preset], values: dict[str, Any], parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.resize(on_screen(self, 720, 480))
+        self.setWindowTitle("Presets")
+        self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)  # else every dialog lives on as a child of the window
+        self._presets, self._values = list(presets), values
+        self.list = QListWidget()
+        self.list.setAccessibleName("Presets")
+        self.list.setSpacing(3)
+        self.list.addItems([preset.title for preset in presets])
+        self.title, self.sentence = label(font=theme.title_font()), label(wrap=True, role="muted")
+        self.keeps = label(wrap=True, role="muted")
+        self.table = QTableWidget(0, 3)
+        self.table.setHorizontalHeaderLabels(["Setting", "Now", "Then"])
+        self.table.setAccessibleName("Changes of the preset")
+        self.table.verticalHeader().hide()
+        self.table.setShowGrid(False)
+        self.table.setEditTriggers(QTableWidget.EditTrigger.NoEditTriggers)
+        self.table.setSelectionMode(QTableWidget.SelectionMode.NoSelection)
+        self.table.setFocusPolicy(Qt.FocusPolicy.TabFocus)  # to scroll it with the arrows
+        self.table.setTabKeyNavigation(False)
+        header = self.table.horizontalHeader()
+        header.setDefaultAlignment(Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter)
+        header.setSectionResizeMode(QHeaderView.ResizeMode.Stretch)
+        header.setHighlightSections(False)
+        self.buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Cancel)
+        self.apply = self.buttons.addButton("Apply", QDialogButtonBox.ButtonRole.AcceptRole)
+        self.apply.setProperty("role", "primary")
+        self.apply.setDefault(True)
+        choices = wrap_in_card(self.list)
+        choices.setFixedWidth(theme.scaled(176))
+        preview = column(self.title, self.sentence, (wrap_in_card(self.table), 1), self.keeps)
+        space = 2 * theme.SPACE
+        column((row(choices, (preview, 1), spacing=space), 1), self.buttons, into=self, spacing=space, margins=space)
+        self.list.currentRowChanged.connect(lambda _: self._show_chosen())
+        self.list.itemActivated.connect(lambda _: self._apply())
+        self.buttons.accepted.connect(self._apply)
+        self.buttons.rejected.connect(self.reject)
+        self.list.setCurrentRow(0)
+
+    @property
+    def chosen(self) -> Preset:
+        """The selected preset."""
+        return self._presets[max(0, self.list.currentRow())]
+
+    def _show_chosen(self) -> None:
+        preset = self.chosen
+        changes = preset.changes(self._values)
+        self.title.setText(preset.title)
+        self.sentence.setText(preset.sentence)
+        self.table.setRowCount(len(changes))
+        for place, (setting, before, after) in enumerate(changes):
+            for across, text in enumerate((setting.label, value_label(setting, before), value_label(setting, after))):
+                item = QTableWidgetItem(text)
+                item.setToolTip(plain_tip(text))  # the view elides wide texts
+                self.table.setItem(place, across, item)
+        self.apply.setEnabled(bool(changes))
+        if not changes:
+            self.keeps.setText("The form is like this already.")
+        elif preset.replaces:
+            self.keeps.setText("It replaces the whole form, including model, data and rewards. You can undo it.")
+        else:
+            self.keeps.setText("Model, data, columns and rewards stay as they are. You can undo it.")
+
+    def _apply(self) -> None:
+        if self.apply.isEnabled():  # Return or a double click in the list does not go through the button
+            self.taken.emit(self.chosen)
+            self.accept()
+
+
+def value_label(setting: Setting, value: Any) -> str:
+    """A value as the form shows it, on one line of at most MAX_CHARS characters."""
+    if setting.kind == "choice":
+        text = next((choice.label for choice in setting.choices if choice.value == value), str(value))
+    elif setting.kind == "bool":
+        text = "On" if value is True else "Off"
+    elif isinstance(value, list):
+        text = value_text.list_text([str(item) for item in value])
+    elif setting.kind in ("int", "float"):
+        text = value_text.number_text(value)
+    else:
+        text = value_text.path_text(value) if value is not None else ""
+    line = " ".join(text.split())
+    return (line if len(line) <= MAX_CHARS else f"{line[: MAX_CHARS - 1]}…") or "empty"
 
 
 class PreferencesDialog(QDialog):
-    """Every choice takes effect at once.
+    """Notifications, and the effect of closing the window. Every choice takes effect at once.
 
     Attributes:
         notifies, shows_progress – check boxes.
@@ -75,42 +177,26 @@ class PreferencesDialog(QDialog):
         self.shows_progress = CheckBox("Show the percent of the run on the app's icon")
         self.shows_progress.setChecked(shows_progress)
         self.shows_progress.clicked.connect(self.shows_progress_changed)
-        self.closing = ComboBox()
+        self.closing = ComboBox(name="When the window is closed while a run trains")
         for value, text in CLOSING.items():
             self.closing.addItem(text, value)
         self.closing.choose(closing)
-        self.closing.setAccessibleName("When the window is closed while a run trains")
         self.closing.activated.connect(lambda _: self.closing_changed.emit(self.closing.currentData()))
-        self._lay_out()
-
-    def _lay_out(self) -> None:
         choices = QFormLayout()
         choices.setHorizontalSpacing(2 * theme.SPACE)
         choices.addRow(label("Closed while a run trains"), self.closing)
         done = QDialogButtonBox(QDialogButtonBox.StandardButton.Close)
         done.rejected.connect(self.reject)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(*(3 * theme.SPACE,) * 4)
-        column.setSpacing(2 * theme.SPACE)
-        for part in (self.notifies, self.shows_progress):
-            column.addWidget(part)
-        column.addLayout(choices)
-        column.addStretch(1)
-        column.addWidget(done)
-
-
-NAME = "GRPO Studio"
-ABOUT_SIZE = (900, 640)
-ICON, PACKAGES_WIDTH, LEAST_LIST = 88, 232, 160
-NO_TEXT = "This package names its licence and ships no text of it."
+        parts = (self.notifies, self.shows_progress, choices, None, done)
+        column(*parts, into=self, spacing=2 * theme.SPACE, margins=3 * theme.SPACE)
 
 
 class AboutDialog(QDialog):
-    """`facts` are shown as name and value; `components` with the licence of the one that is chosen. The first is GRPO Studio itself.
+    """Icon, version, facts on the system, and the licence of each component; the first is GRPO Studio itself.
 
     Attributes:
         list, text – the components, and the licence of the current one.
-        facts – what *Copy* puts into the clipboard, a line each.
+        facts – the text that *Copy* puts into the clipboard.
     """
 
     def __init__(
@@ -123,96 +209,55 @@ class AboutDialog(QDialog):
         self.facts = "\n".join(f"{name}: {value}" for name, value in facts.items())
         self.list, self.text = QListWidget(), QPlainTextEdit(readOnly=True)
         self.list.setAccessibleName("Packages")
-        self.list.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)  # a long name is elided
+        self.list.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        self.list.setMinimumHeight(theme.scaled(160))
         self.list.addItems([f"{part.name}  {part.version}" for part in self._components])
         self.text.setAccessibleName("Licence")
         self.text.setFont(theme.mono_font(theme.CAPTION))
         self._licence = label(role="muted", wrap=True)
-        self.list.setMinimumHeight(theme.scaled(LEAST_LIST))
-        content = QWidget()
-        content.setObjectName("page")
-        column = QVBoxLayout(content)
-        column.setContentsMargins(*(3 * theme.SPACE,) * 4)
-        column.setSpacing(2 * theme.SPACE)
-        column.addLayout(self._head(facts))
-        column.addWidget(label("Licences of what it consists of", theme.heading_font()))
-        column.addLayout(self._licences(), 1)
-        scrolled = TabArea()  # on a screen with little room, as one at 200 %
-        scrolled.setWidget(content)
-        whole = QVBoxLayout(self)
-        whole.setContentsMargins(0, 0, 0, 0)
-        whole.addWidget(scrolled, 1)
-        buttons = self._buttons()
-        buttons.setContentsMargins(3 * theme.SPACE, 0, 3 * theme.SPACE, 3 * theme.SPACE)
-        whole.addWidget(buttons)
-        self.resize(on_screen(self, *ABOUT_SIZE))
-        self.list.currentRowChanged.connect(self._show)
-        self.list.setCurrentRow(0)
-
-    def _head(self, facts: Mapping[str, str]) -> QHBoxLayout:
         picture = PlainLabel()
-        picture.setPixmap(app_icon().pixmap(theme.scaled_size(QSize(ICON, ICON))))
+        picture.setPixmap(app_icon().pixmap(theme.scaled_size(QSize(88, 88))))
         picture.setAlignment(Qt.AlignmentFlag.AlignTop)
         ours, *others = facts.items()
-        column = QVBoxLayout()
-        column.setSpacing(theme.SPACE // 2)
-        column.addWidget(label(f"{NAME} {ours[1]}", theme.title_font()))
-        column.addWidget(
-            label(
-                "Fine-tunes language models with GRPO, on this machine. Nothing leaves it unless you send it.",
-                role="muted",
-                wrap=True,
-            )
-        )
         grid = QGridLayout()
         grid.setHorizontalSpacing(2 * theme.SPACE)
         grid.setVerticalSpacing(2)
         grid.setColumnStretch(1, 1)
-        for row, (name, value) in enumerate(others):
-            grid.addWidget(label(name, role="muted"), row, 0, Qt.AlignmentFlag.AlignTop)
-            grid.addWidget(label(value, theme.figures_font(), wrap=True, selectable=True), row, 1)
-        column.addSpacing(theme.SPACE)
-        column.addLayout(grid)
-        across = QHBoxLayout()
-        across.setSpacing(3 * theme.SPACE)
-        across.addWidget(picture)
-        across.addLayout(column, 1)
-        return across
-
-    def _licences(self) -> QHBoxLayout:
+        for place, (name, value) in enumerate(others):
+            grid.addWidget(label(name, role="muted"), place, 0, Qt.AlignmentFlag.AlignTop)
+            grid.addWidget(label(value, theme.figures_font(), wrap=True, selectable=True), place, 1)
+        purpose = "Fine-tunes language models with GRPO, on this machine. Nothing leaves it unless you send it."
+        texts = (label(f"{NAME} {ours[1]}", theme.title_font()), label(purpose, role="muted", wrap=True))
+        head = row(picture, (column(*texts, theme.SPACE, grid, spacing=4), 1), spacing=3 * theme.SPACE)
         packages = wrap_in_card(self.list)
-        packages.setFixedWidth(theme.scaled(PACKAGES_WIDTH))
-        right = QVBoxLayout()
-        right.setSpacing(theme.SPACE)
-        right.addWidget(self._licence)
-        right.addWidget(self.text, 1)
-        across = QHBoxLayout()
-        across.setSpacing(2 * theme.SPACE)
-        across.addWidget(packages)
-        across.addLayout(right, 1)
-        return across
-
-    def _buttons(self) -> QDialogButtonBox:
+        packages.setFixedWidth(theme.scaled(232))
+        licences = row(packages, (column(self._licence, (self.text, 1)), 1), spacing=2 * theme.SPACE)
+        heading = label("Licences of its components", theme.heading_font())
+        content = holder(column(head, heading, (licences, 1), spacing=2 * theme.SPACE, margins=3 * theme.SPACE))
+        content.setObjectName("page")
+        scrolled = TabArea()
+        scrolled.setWidget(content)
         box = QDialogButtonBox(QDialogButtonBox.StandardButton.Close)
         box.addButton(button("Copy versions", self.copy), QDialogButtonBox.ButtonRole.ActionRole)
         box.rejected.connect(self.reject)
-        return box
+        box.setContentsMargins(3 * theme.SPACE, 0, 3 * theme.SPACE, 3 * theme.SPACE)
+        column((scrolled, 1), box, into=self)
+        self.resize(on_screen(self, 900, 640))
+        self.list.currentRowChanged.connect(self._show)
+        self.list.setCurrentRow(0)
 
     def copy(self) -> None:
         """Put the versions into the clipboard."""
         QGuiApplication.clipboard().setText(self.facts)
 
-    def _show(self, row: int) -> None:
-        part = self._components[max(0, row)]
+    def _show(self, place: int) -> None:
+        part = self._components[max(0, place)]
         self._licence.setText(f"{part.name} {part.version}: {part.licence}")
-        self.text.setPlainText(part.text or NO_TEXT)
-
-
-GLOSSARY_SIZE = (680, 620)
+        self.text.setPlainText(part.text or "This package names its licence and ships no text of it.")
 
 
 class Term(Protocol):
-    """What the dialog shows of an entry; `app.state.guide.GlossaryEntry` is one."""
+    """An entry of the glossary; `app.state.guide.GlossaryEntry` is one."""
 
     @property
     def term(self) -> str: ...
@@ -223,7 +268,7 @@ class Term(Protocol):
 
 
 class GlossaryDialog(QDialog):
-    """Terms by section; typing leaves those that `find(words)` returns. It is not modal.
+    """Terms by section, with a search; typing leaves those that `find(words)` returns. It is not modal.
 
     Attributes:
         search – the line.
@@ -232,15 +277,10 @@ class GlossaryDialog(QDialog):
 
     def __init__(self, find: Callable[[str], Sequence[Term]], parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self.resize(on_screen(self, *GLOSSARY_SIZE))
+        self.resize(on_screen(self, 680, 620))
         self._find = find
         self.setWindowTitle("Glossary")
-        self.search = QLineEdit(placeholderText="Find a word")
-        self.search.setAccessibleName("Find a word in the glossary")
-        self.search.setClearButtonEnabled(True)
-        self.search.setProperty("role", "search")
-        icon = icons.icon("search", theme.palette().muted, 16)
-        self.search.addAction(icon, QLineEdit.ActionPosition.LeadingPosition)
+        self.search = SearchEdit("Find a word", "Find a word in the glossary")
         self.search.textChanged.connect(self._show)
         self.text = QTextBrowser()
         self.text.setAccessibleName("Glossary")
@@ -248,49 +288,39 @@ class GlossaryDialog(QDialog):
         self.text.document().setDocumentMargin(2 * theme.SPACE)
         buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Close)
         buttons.rejected.connect(self.reject)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(*(2 * theme.SPACE,) * 4)
-        for part in (self.search, self.text, buttons):
-            column.addWidget(part)
+        column(self.search, self.text, buttons, into=self, spacing=6, margins=2 * theme.SPACE)
         self._show("")
         self.search.setFocus()
 
     def _show(self, typed: str) -> None:
+        """Show all terms below their sections, or the found ones, best first, each with its section."""
         terms = self._find(typed)
-        # What was found is in the order of how well it fits, across the sections.
-        sections = [("", terms)] if typed.strip() else groupby(terms, key=lambda term: term.section)
-        nothing = f"<p>No term has “{escape(typed)}” in it.</p>"
-        self.text.setHtml("".join(_section(title, list(of)) for title, of in sections) if terms else nothing)
+        if not terms:
+            self.text.setHtml(f"<p>No term has “{escape(typed)}” in it.</p>")
+        elif typed.strip():
+            self.text.setHtml("".join(_term_html(term, f"<i> &nbsp;{escape(term.section)}</i>") for term in terms))
+        else:
+            sections = groupby(terms, key=lambda term: term.section)
+            self.text.setHtml(
+                "".join(f"<h3>{escape(title)}</h3>{''.join(map(_term_html, of))}" for title, of in sections)
+            )
 
 
-def _section(title: str, terms: Sequence[Term]) -> str:
-    """The terms below their heading; without one, each with the section that it is from."""
-    heading = f"<h3>{escape(title)}</h3>" if title else ""
-    origin = "" if title else "<i> &nbsp;{}</i>"
-    return heading + "".join(
-        f"<p><b>{escape(term.term)}</b>{origin.format(escape(term.section))}<br>{escape(term.text)}</p>"
-        for term in terms
-    )
-
-
-PROBLEM_SIZE = (680, 560)
-EXPLANATION = (
-    "Nothing is sent. Read the report, take out what you would rather keep, and paste it into a message or an issue yourself. "
-    "Your home folder, user name and access tokens were left out, and the paths and prompts of your settings."
-)
+def _term_html(term: Term, origin: str = "") -> str:
+    return f"<p><b>{escape(term.term)}</b>{origin}<br>{escape(term.text)}</p>"
 
 
 class ProblemDialog(QDialog):
-    """Shows one report, which can be edited. Not modal: the window may still be needed to say what was done.
+    """A problem report, to be read, changed, and copied or saved; it is not sent. The dialog is not modal.
 
     Attributes:
         text – the editor with the report.
-        done_label – says what became of it.
+        done_label – says that it was copied or saved.
     """
 
     def __init__(self, title: str, report: str, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self.resize(on_screen(self, *PROBLEM_SIZE))
+        self.resize(on_screen(self, 680, 560))
         self.setWindowTitle("Report a problem")
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         self.text = QPlainTextEdit(report)
@@ -299,19 +329,21 @@ class ProblemDialog(QDialog):
         self.text.setAccessibleName("Report")
         self.done_label = label(role="muted", wrap=True)
         self.done_label.hide()
-        column = QVBoxLayout(self)
-        column.setContentsMargins(*(3 * theme.SPACE,) * 4)
-        column.setSpacing(2 * theme.SPACE)
-        column.addWidget(label(title, theme.heading_font(), wrap=True))
-        column.addWidget(label(EXPLANATION, role="muted", wrap=True))
-        column.addWidget(self.text, 1)
-        column.addWidget(self.done_label)
-        column.addWidget(self._buttons())
+        box, role = QDialogButtonBox(QDialogButtonBox.StandardButton.Close), QDialogButtonBox.ButtonRole
+        box.addButton(button("Copy", self.copy, primary=True), role.ActionRole)
+        box.addButton(button("Save…", self.save), role.ActionRole)
+        box.rejected.connect(self.reject)
+        heading, explanation = (
+            label(title, theme.heading_font(), wrap=True),
+            label(EXPLANATION, role="muted", wrap=True),
+        )
+        parts = (heading, explanation, (self.text, 1), self.done_label, box)
+        column(*parts, into=self, spacing=2 * theme.SPACE, margins=3 * theme.SPACE)
 
     def copy(self) -> None:
         """Put the report, as edited, into the clipboard."""
         QGuiApplication.clipboard().setText(self.text.toPlainText())
-        self._tell("Copied.")
+        self._say("Copied.")
 
     def save(self) -> None:
         """Write the report, as edited, to a file that the user chooses."""
@@ -320,155 +352,15 @@ class ProblemDialog(QDialog):
             return
         try:
             save_as(path, self.text.toPlainText())
-        except DiskError as fault:
-            self._tell(fault.faults[0].sentence)
+        except DiskError as error:
+            self._say(error.faults[0].sentence)
         else:
-            self._tell(f"Saved as {path.name}.")
+            self._say(f"Saved as {path.name}.")
 
-    def _tell(self, sentence: str) -> None:
+    def _say(self, sentence: str) -> None:
         self.done_label.setText(sentence)
         self.done_label.show()
 
     def choose_path(self) -> Path | None:
         name = f"grpo-studio-problem-{date.today():%Y-%m-%d}.txt"
         return save_file(self, "report", "Save the report", name, "Text (*.txt)")
-
-    def _buttons(self) -> QDialogButtonBox:
-        box, role = QDialogButtonBox(QDialogButtonBox.StandardButton.Close), QDialogButtonBox.ButtonRole
-        box.addButton(button("Copy", self.copy, primary=True), role.ActionRole)
-        box.addButton(button("Save…", self.save), role.ActionRole)
-        box.rejected.connect(self.reject)
-        return box
-
-
-PRESETS_SIZE = (720, 480)
-PRESETS_WIDTH = 176
-MAX_CHARS = 60
-"""Most characters of a value in the table."""
-
-
-class PresetPanel(QDialog):
-    """The dialog over `presets`; `values` are the form's present ones, which the preview compares with.
-
-    Attributes:
-        list, table – the presets, and the changes of the selected one: setting, value now, value then.
-        title, sentence, keeps – labels: its title, its sentence, and what it leaves unchanged.
-        buttons, apply – the button box, and its Apply button.
-
-    Signals:
-        taken(Preset) – the user applies it.
-    """
-
-    taken = Signal(object)
-
-    def __init__(self, presets: Sequence[Preset], values: dict[str, Any], parent: QWidget | None = None) -> None:
-        super().__init__(parent)
-        self.resize(on_screen(self, *PRESETS_SIZE))
-        self.setWindowTitle("Presets")
-        self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)  # else every dialog lives on as a child of the window
-        self._presets, self._values = list(presets), values
-        self.list = QListWidget()
-        self.list.setAccessibleName("Presets")
-        self.list.setSpacing(3)
-        self.list.addItems([preset.title for preset in presets])
-        self.title, self.sentence = label(font=theme.title_font()), label(wrap=True, role="muted")
-        self.keeps = label(wrap=True, role="muted")
-        self.table = _change_table()
-        self.buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Cancel)
-        self.apply = self.buttons.addButton("Apply", QDialogButtonBox.ButtonRole.AcceptRole)
-        self.apply.setProperty("role", "primary")
-        self.apply.setDefault(True)
-        self._lay_out()
-        self._connect()
-        self.list.setCurrentRow(0)
-
-    @property
-    def chosen(self) -> Preset:
-        """The selected preset."""
-        return self._presets[max(0, self.list.currentRow())]  # −1 while nothing is selected
-
-    def _lay_out(self) -> None:
-        choices, changes = wrap_in_card(self.list), wrap_in_card(self.table)
-        choices.setFixedWidth(theme.scaled(PRESETS_WIDTH))
-        preview = QVBoxLayout()
-        preview.setSpacing(theme.SPACE)
-        for part in (self.title, self.sentence, changes, self.keeps):
-            preview.addWidget(part, 1 if part is changes else 0)
-        across = QHBoxLayout()
-        across.setSpacing(2 * theme.SPACE)
-        across.addWidget(choices)
-        across.addLayout(preview, 1)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(*(2 * theme.SPACE,) * 4)
-        column.setSpacing(2 * theme.SPACE)
-        column.addLayout(across, 1)
-        column.addWidget(self.buttons)
-
-    def _connect(self) -> None:
-        self.list.currentRowChanged.connect(self._show_chosen)
-        self.list.itemActivated.connect(self._apply)
-        self.buttons.accepted.connect(self._apply)
-        self.buttons.rejected.connect(self.reject)
-
-    def _show_chosen(self, _row: int = 0) -> None:
-        preset = self.chosen
-        changes = preset.changes(self._values)
-        self.title.setText(preset.title)
-        self.sentence.setText(preset.sentence)
-        self.table.setRowCount(len(changes))
-        for row, (setting, before, after) in enumerate(changes):
-            for column, text in enumerate((setting.label, value_label(setting, before), value_label(setting, after))):
-                item = QTableWidgetItem(text)
-                item.setToolTip(plain_tip(text))  # the view elides what is wider than its column
-                self.table.setItem(row, column, item)
-        self.apply.setEnabled(bool(changes))
-        self.keeps.setText(_kept_sentence(preset, len(changes)))
-
-    def _apply(self, _item: QListWidgetItem | None = None) -> None:
-        if (
-            self.apply.isEnabled()
-        ):  # activating a row of the list, by Return or a double click, does not go through the button
-            self.taken.emit(self.chosen)
-            self.accept()
-
-
-def _change_table() -> QTableWidget:
-    table = QTableWidget(0, 3)
-    table.setHorizontalHeaderLabels(["Setting", "Now", "Then"])
-    table.setAccessibleName("What the preset changes")
-    table.verticalHeader().hide()
-    table.setShowGrid(False)
-    table.setEditTriggers(QTableWidget.EditTrigger.NoEditTriggers)
-    table.setSelectionMode(QTableWidget.SelectionMode.NoSelection)
-    # Reachable by Tab, to scroll it with the arrows; but Tab leads out of it again and not from cell to cell.
-    table.setFocusPolicy(Qt.FocusPolicy.TabFocus)
-    table.setTabKeyNavigation(False)
-    header = table.horizontalHeader()
-    header.setDefaultAlignment(Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter)
-    header.setSectionResizeMode(QHeaderView.ResizeMode.Stretch)
-    header.setHighlightSections(False)
-    return table
-
-
-def _kept_sentence(preset: Preset, changes: int) -> str:
-    if not changes:
-        return "The form is like this already."
-    if preset.replaces:
-        return "It replaces the whole form: model, data and rewards too. Undo brings everything back."
-    return "Model, data, columns and rewards stay as they are. Undo brings everything back."
-
-
-def value_label(setting: Setting, value: Any) -> str:
-    """A value as the form shows it, on one line of at most MAX_CHARS characters."""
-    if setting.kind == "choice":
-        text = next((choice.label for choice in setting.choices if choice.value == value), str(value))
-    elif setting.kind == "bool":
-        text = "On" if value is True else "Off"
-    elif isinstance(value, list):
-        text = value_text.list_text([str(item) for item in value])
-    elif setting.kind in ("int", "float"):
-        text = value_text.number_text(value)
-    else:
-        text = value_text.path_text(value) if value is not None else ""
-    line = " ".join(text.split())
-    return (line if len(line) <= MAX_CHARS else f"{line[: MAX_CHARS - 1]}…") or "empty"

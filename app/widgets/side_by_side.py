@@ -1,15 +1,16 @@
-"""One prompt with what the model wrote before and after training, side by side."""
+"""One prompt with the completions before and after training, side by side."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QSplitter, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QFrame, QSplitter, QWidget
 
 from app import theme
 from app.widgets.basic.controls import ElidedLabel
 from app.widgets.basic.labels import button, label, plain_tip
+from app.widgets.basic.layout import column, row
 from app.widgets.basic.number_format import finite
 from app.widgets.completion_detail import CompletionPane
 from app.widgets.completion_table import one_line
@@ -18,38 +19,29 @@ TITLES = {"base": "Base", "tuned": "Tuned", "model": "Model"}
 
 
 class SideBySide(QFrame):
-    """The prompt and its answer above, a completion of each side below. Of several completions one pair is shown at a time: both were
-    sampled with the same random numbers."""
+    """The prompt and its answer above, a completion of each side below.
+
+    Of several completions one pair is shown at a time: both were sampled with the same random numbers.
+    """
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.setProperty("role", "card")
         self._sides: dict[str, Sequence[Mapping[str, Any]]] = {}
         self._number = 0
-        self.prompt, self.answer = ElidedLabel(), label(role="muted")
-        self.prompt.setFont(theme.mono_font())
-        self.answer.setFont(theme.mono_font())
-        self.earlier = button("‹", lambda: self.go(-1), tip="The completion before")
+        self.prompt, self.answer = ElidedLabel(font=theme.mono_font()), label(font=theme.mono_font(), role="muted")
+        self.earlier = button("‹", lambda: self.go(-1), tip="The previous completion")
         self.later = button("›", lambda: self.go(1), tip="The next completion")
-        self.earlier.setAccessibleName("The completion before")
+        self.earlier.setAccessibleName("The previous completion")
         self.later.setAccessibleName("The next completion")
         self.which = label(font=theme.figures_font(), role="muted")
         self.panes = (CompletionPane("Base"), CompletionPane("Tuned"))
-        head = QHBoxLayout()
-        head.setSpacing(theme.SPACE)
-        head.addWidget(self.prompt, 1)
-        head.addWidget(self.answer)
-        for part in (self.earlier, self.which, self.later):
-            head.addWidget(part)
         splitter = QSplitter(childrenCollapsible=False, handleWidth=2 * theme.SPACE)
         for pane in self.panes:
             splitter.addWidget(pane)
         splitter.setSizes([1, 1])
-        column = QVBoxLayout(self)
-        column.setContentsMargins(12, 10, 12, 12)
-        column.setSpacing(theme.SPACE)
-        column.addLayout(head)
-        column.addWidget(splitter, 1)
+        head = row((self.prompt, 1), self.answer, self.earlier, self.which, self.later)
+        column(head, (splitter, 1), into=self, margins=(12, 10, 12, 12))
 
     def set_rewards(self, names: Sequence[str], labels: Sequence[str]) -> None:
         for pane in self.panes:
@@ -58,10 +50,9 @@ class SideBySide(QFrame):
     def show_row(self, row: Mapping[str, Any] | None, sides: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
         """Show the completions of `row` by side, the pair whose rewards differ most first; None shows nothing."""
         self._sides, self._number = dict(sides), _most_different(list(sides.values()))
-        prompt = str((row or {}).get("prompt") or "")
+        prompt, answer = (str((row or {}).get(key) or "") for key in ("prompt", "answer"))
         self.prompt.setText(one_line(prompt) if prompt else "")
         self.prompt.setToolTip(plain_tip(prompt))
-        answer = str((row or {}).get("answer") or "")
         self.answer.setText(f"answer {one_line(answer)[:60]}" if answer else "")
         self._show()
 
@@ -75,9 +66,8 @@ class SideBySide(QFrame):
         return max(map(len, self._sides.values()), default=0)
 
     def _show(self) -> None:
-        several = self._count > 1
         for part in (self.earlier, self.which, self.later):
-            part.setVisible(several)
+            part.setVisible(self._count > 1)
         self.which.setText(f"{self._number + 1} of {self._count}")
         self.earlier.setEnabled(self._number > 0)
         self.later.setEnabled(self._number < self._count - 1)
@@ -92,7 +82,7 @@ class SideBySide(QFrame):
 
 
 def _most_different(sides: Sequence[Sequence[Mapping[str, Any]]]) -> int:
-    """Which pair of completions has the most different rewards; the first of equal ones."""
+    """The index of the pair of completions with the most different rewards; the first of equal ones."""
     if len(sides) < 2:
         return 0
     rewards = [(finite(a.get("reward")), finite(b.get("reward"))) for a, b in zip(*sides[:2], strict=False)]

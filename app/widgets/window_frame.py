@@ -1,4 +1,4 @@
-"""What the window shows while a file is dragged over it: what dropping the file would do."""
+"""The parts of the main window around the pages: sidebar, status strip, and the veil while a file is dragged."""
 
 from __future__ import annotations
 
@@ -8,32 +8,25 @@ from typing import Protocol
 
 from PySide6.QtCore import QEvent, QObject, QRectF, QSize, Qt, Signal
 from PySide6.QtGui import QColor, QFocusEvent, QPainter, QPaintEvent, QPen
-from PySide6.QtWidgets import (
-    QAbstractButton,
-    QButtonGroup,
-    QFrame,
-    QHBoxLayout,
-    QLabel,
-    QSizePolicy,
-    QVBoxLayout,
-    QWidget,
-)
+from PySide6.QtWidgets import QAbstractButton, QButtonGroup, QFrame, QSizePolicy, QWidget
 
 from app import theme
 from app.widgets.basic import icons
 from app.widgets.basic.controls import ElidedLabel, LinkButton
-from app.widgets.basic.labels import PlainLabel
-from app.widgets.basic.layout import BY_KEYBOARD, paint_ring
+from app.widgets.basic.labels import label
+from app.widgets.basic.layout import BY_KEYBOARD, column, paint_ring, row
 from app.widgets.basic.number_format import duration, figure
+from app.widgets.basic.tables import RIGHT
 from app.widgets.run_header import STATE_LABELS, StateDot
 
-MARGIN, RADIUS = 12, 12
-VEIL_ALPHA = 235
-"""How opaque the veil over the window is, of 255: the text on it must be readable."""
+WIDE, NARROW, ROW, CORNER = 176, 56, 34, 6
+"""Sidebar: its widths, the height of a row, and the radius of its corners."""
+MARGIN = 12
+"""Of the dashed frame on the drop overlay, and its radius."""
 
 
 class DropOverlay(QWidget):
-    """A veil over its parent with a dashed frame and a sentence, hidden until `show_sentence`. The pointer goes through it."""
+    """A veil over its parent with a dashed frame and a sentence on the effect of a drop. The pointer goes through it."""
 
     def __init__(self, parent: QWidget) -> None:
         super().__init__(parent)
@@ -45,11 +38,11 @@ class DropOverlay(QWidget):
 
     @property
     def sentence(self) -> str:
-        """What is shown; "" while it is hidden."""
+        """The sentence shown; "" while it is hidden."""
         return self._sentence if not self.isHidden() else ""
 
     def show_sentence(self, sentence: str) -> None:
-        """Say what a drop would do; "" hides it."""
+        """Show the effect of a drop; "" hides the veil."""
         self._sentence = sentence
         self.setGeometry(self._covered.rect())
         self.setVisible(bool(sentence))
@@ -65,23 +58,19 @@ class DropOverlay(QWidget):
         colours, painter = theme.palette(), QPainter(self)
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         veil = QColor(colours.selection)
-        veil.setAlpha(VEIL_ALPHA)
+        veil.setAlpha(235)
         painter.fillRect(self.rect(), veil)
-        pen = QPen(colours.accent, 2, Qt.PenStyle.DashLine)
-        painter.setPen(pen)
+        painter.setPen(QPen(colours.accent, 2, Qt.PenStyle.DashLine))
         inside = QRectF(self.rect()).adjusted(MARGIN, MARGIN, -MARGIN, -MARGIN)
-        painter.drawRoundedRect(inside, RADIUS, RADIUS)
+        painter.drawRoundedRect(inside, MARGIN, MARGIN)
         painter.setPen(colours.text)
         painter.setFont(theme.title_font())
         flags = Qt.AlignmentFlag.AlignCenter | Qt.TextFlag.TextWordWrap
         painter.drawText(inside.adjusted(MARGIN, MARGIN, -MARGIN, -MARGIN), flags, self._sentence)
 
 
-WIDE, NARROW, ROW, CORNER = 176, 56, 34, 6
-
-
 class SidebarEntry(Protocol):
-    """What the sidebar needs to know about a page; `app.pages.PageEntry` is one."""
+    """A page in the sidebar; `app.pages.PageEntry` is one."""
 
     @property
     def key(self) -> str: ...
@@ -94,7 +83,7 @@ class SidebarEntry(Protocol):
 
 
 class Sidebar(QWidget):
-    """One exclusive button for each page.
+    """The list of pages: icon and title, or icons alone when collapsed.
 
     Attributes:
         buttons – page key → button.
@@ -107,23 +96,15 @@ class Sidebar(QWidget):
 
     def __init__(self, entries: Sequence[SidebarEntry], parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self.buttons: dict[str, PageButton] = {}
         self._group = QButtonGroup(self)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(theme.SPACE, 2 * theme.SPACE, theme.SPACE, theme.SPACE)
-        column.setSpacing(2)
-        for entry in entries:
-            column.addWidget(self._button(entry))
-        column.addStretch()
+        self.buttons = {entry.key: PageButton(entry) for entry in entries}
+        for key, button in self.buttons.items():
+            button.clicked.connect(lambda _checked=False, key=key: self.chosen.emit(key))
+            self._group.addButton(button)
+        margins = (theme.SPACE, 2 * theme.SPACE, theme.SPACE, theme.SPACE)
+        column(*self.buttons.values(), None, into=self, spacing=2, margins=margins)
         self.set_collapsed(False)
         theme.signals.changed.connect(self.update)
-
-    def _button(self, entry: SidebarEntry) -> PageButton:
-        button = PageButton(entry)
-        button.clicked.connect(lambda: self.chosen.emit(entry.key))
-        self._group.addButton(button)
-        self.buttons[entry.key] = button
-        return button
 
     def show_page(self, key: str) -> None:
         self.buttons[key].setChecked(True)
@@ -167,63 +148,52 @@ class PageButton(QAbstractButton):
         self._has_ring = False
 
     def paintEvent(self, event: QPaintEvent) -> None:
-        colours, checked = theme.palette(), self.isChecked()
-        painter = QPainter(self)
+        colours, checked, painter = theme.palette(), self.isChecked(), QPainter(self)
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         if checked or self.underMouse() or self.hasFocus():
             painter.setPen(Qt.PenStyle.NoPen)
             painter.setBrush(colours.selection if checked else colours.hover)
             painter.drawRoundedRect(QRectF(self.rect()), CORNER, CORNER)
         size = theme.scaled(icons.SIZE)
-        # Rendered at the screen's own ratio: a pixmap of another ratio would be resampled and look blurred.
         colour = colours.accent if checked else colours.muted
-        pixmap = icons.pixmap(self._icon, colour, size, self.devicePixelRatioF())
+        pixmap = icons.pixmap(self._icon, colour, size, self.devicePixelRatioF())  # another ratio would look blurred
         left = (self.width() - size) // 2 if self.collapsed else theme.scaled(10)
         painter.drawPixmap(left, (self.height() - size) // 2, pixmap)
         if not self.collapsed:
             painter.setPen(colours.text)
             painter.setFont(theme.heading_font() if checked else theme.body_font())
-            painter.drawText(
-                self.rect().adjusted(theme.scaled(38), 0, 0, 0), Qt.AlignmentFlag.AlignVCenter, self.text()
-            )
+            text = self.rect().adjusted(theme.scaled(38), 0, 0, 0)
+            painter.drawText(text, Qt.AlignmentFlag.AlignVCenter, self.text())
         painter.end()
         if self._has_ring:
             paint_ring(self, CORNER)
 
 
 class StatusStrip(QFrame):
-    """A state dot, four labels of figures and a sentence that is elided when the window is narrow.
+    """Run state, step of total, time left, peak memory, and one sentence, at the bottom of the window.
 
     Attributes:
-        state – the label of the state.
-        step, left, memory – labels of the step, the time left and the peak memory.
+        state, step, left, memory – labels of the state, the step, the time left and the peak memory.
         sentence – the elided label; its tool tip has all of it.
-        waiting – the link that says how many runs wait in the queue, hidden where none does.
-        offer – the link beside it, hidden where there is nothing to offer.
+        waiting – the link with the number of waiting runs, hidden without any.
+        offer – the link after the sentence, hidden where there is nothing to offer.
     """
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._dot = StateDot()
-        self.state, self.step, self.left, self.memory = (_figure() for _ in range(4))
+        figures = theme.figures_font(12)
+        self.state, self.step, self.left, self.memory = (label(font=figures, role="muted") for _ in range(4))
         self.sentence = ElidedLabel()
-        right = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
-        self.sentence.setAlignment(right)
+        self.sentence.setAlignment(RIGHT)
         self.sentence.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Preferred)
-        across = QHBoxLayout(self)
-        across.setContentsMargins(12, 0, 12, 0)
-        across.setSpacing(theme.SPACE)
-        self.waiting = LinkButton("")
-        self.waiting.setToolTip("Show the queue")
+        self.waiting = LinkButton("", tip="Show the queue")
+        self._take: Callable[[], object] = lambda: None
+        self.offer = LinkButton("", on_click=lambda: self._take())
         self.waiting.hide()
-        for part in (self._dot, self.state, self.step, self.left, self.memory, self.waiting):
-            across.addWidget(part)
-        across.addWidget(self.sentence, 1)
-        self.offer = LinkButton("")
-        self._take: Callable[[], object] | None = None
-        self.offer.clicked.connect(self._take_offer)
         self.offer.hide()
-        across.addWidget(self.offer)
+        labels = (self._dot, self.state, self.step, self.left, self.memory, self.waiting)
+        row(*labels, (self.sentence, 1), self.offer, into=self, margins=(12, 0, 12, 0))
         self.setFixedHeight(theme.scaled(28))
         self.show_state("")
         theme.signals.changed.connect(self.update)
@@ -237,11 +207,11 @@ class StatusStrip(QFrame):
         self.step.setText(f"step {step:,} of {total:,}" if total else "")
         self.left.setText(f"{duration(eta_s)} left" if eta_s is not None else "")
         self.memory.setText(f"peak {figure(memory_gb, 'GB')}" if memory_gb is not None else "")
-        for label in (self.step, self.left, self.memory):
-            label.setVisible(bool(label.text()))
+        for part in (self.step, self.left, self.memory):
+            part.setVisible(bool(part.text()))
 
     def show_waiting(self, count: int, *, is_paused: bool = False) -> None:
-        """Show how many runs wait in the queue; 0 hides it."""
+        """Show the number of runs in the queue; 0 hides it."""
         self.waiting.setText(f"{count} waiting{', paused' if is_paused else ''}")
         self.waiting.setAccessibleName(f"{count} runs wait in the queue")
         self.waiting.setVisible(count > 0)
@@ -250,22 +220,11 @@ class StatusStrip(QFrame):
         """Show a sentence and, where `offer` is not empty, a link of that text that calls `take()`."""
         self.sentence.setText(sentence)
         self.sentence.setToolTip(f"<p>{html.escape(sentence)}</p>" if sentence else "")
-        self._take = take
+        self._take = take or (lambda: None)
         self.offer.setText(offer)
         self.offer.setVisible(bool(offer))
-
-    def _take_offer(self) -> None:
-        if self._take is not None:
-            self._take()
 
     def paintEvent(self, event: QPaintEvent) -> None:
         painter = QPainter(self)
         painter.fillRect(self.rect(), theme.palette().window)
         painter.fillRect(0, 0, self.width(), 1, theme.palette().hairline)
-
-
-def _figure() -> QLabel:
-    label = PlainLabel()
-    label.setFont(theme.figures_font(12))
-    label.setProperty("role", "muted")
-    return label
