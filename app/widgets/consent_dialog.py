@@ -118,7 +118,9 @@ class ConsentDialog(AllowDialog):
             has = "has" if len(files) == 1 else "have"
             question = f"{names} {has} changed since you allowed it to run. Run it as it is now?"
         if any(file.rights.in_trainer for file in files):
-            rights = "It runs inside the trainer, with your rights: it can read and change your files and use the network."
+            rights = (
+                "It runs inside the trainer, with your rights: it can read and change your files and use the network."
+            )
         else:
             if any(file.rights.network for file in files):
                 rights = f"{IN_PROCESS}, and send them over the network. It can change nothing outside its own folder."

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from backend.utils.about import Component
 
 NAME = "GRPO Studio"
+NO_TEXT = "This package names its licence and ships no text of it."
 CLOSING = {"ask": "Ask", "keep": "Keep training", "stop": "Stop and save"}
 """Preference for closing the window while a run trains → its words."""
 MAX_CHARS = 60
@@ -253,7 +254,7 @@ class AboutDialog(QDialog):
     def _show(self, place: int) -> None:
         part = self._components[max(0, place)]
         self._licence.setText(f"{part.name} {part.version}: {part.licence}")
-        self.text.setPlainText(part.text or "This package names its licence and ships no text of it.")
+        self.text.setPlainText(part.text or NO_TEXT)
 
 
 class Term(Protocol):

@@ -36,7 +36,7 @@ def run(apart: Path) -> RunFolder:
     return run
 
 
-def test_a_run_is_chosen_with_the_settings_that_belong_to_its_adapters(qtbot, tmp_path: Path, run: RunFolder) -> None:
+def test_run_as_adapter(qtbot, tmp_path: Path, run: RunFolder) -> None:
     page = TrainPage(session := Session(Prefs(tmp_path / "prefs")))
     qtbot.addWidget(page)
     session.draft.update({"model": "", "rank": 8})
@@ -61,8 +61,7 @@ def test_a_run_is_chosen_with_the_settings_that_belong_to_its_adapters(qtbot, tm
     assert session.draft.value("adapter") == "gone" and session.draft.value("rank") == 5
 
 
-def test_an_adapter_of_peft_is_recognised_imported_and_chosen(qtbot, tmp_path: Path) -> None:
-    """The import itself is tests/models/test_peft_import.py's; here a service answers."""
+def test_peft_adapter(qtbot, tmp_path: Path) -> None:
     (folder := tmp_path / "checkpoint-200").mkdir()
     (folder / "adapter_model.safetensors").write_bytes(b"x")
     page = TrainPage(session := Session(Prefs(tmp_path / "prefs")))

@@ -16,12 +16,10 @@ from PySide6.QtTest import QTest
 
 from app import theme
 from app.pages.chat import chat_page
-from app.pages.chat.answer_view import SHORT, split_thinking
+from app.pages.chat.answer_view import split_thinking
 from app.pages.chat.chat_page import ChatPage
-from app.state import chat
 from app.state.prefs import Prefs
 from app.state.session import Session
-from app.widgets.basic import dialogs
 from backend.runs.run_folder import RunFolder
 from backend.utils.errors import ConfigProblem
 from tests.support.latency import LatencyProbe
@@ -131,7 +129,7 @@ def reply(side: str, text: str, answer: str = "") -> dict[str, Any]:
     return {"side": side, "text": text, "group": group, **figures}
 
 
-def test_the_newest_run_is_chosen_with_its_checkpoints_and_what_it_needs(page: ChatPage):
+def test_newest_run_is_chosen(page: ChatPage):
     bar = page.bar
     assert bar.models.currentText() == "first"
     labels = [bar.checkpoints.itemText(i) for i in range(bar.checkpoints.count())]
@@ -141,7 +139,7 @@ def test_the_newest_run_is_chosen_with_its_checkpoints_and_what_it_needs(page: C
     assert page.notice.button.text() == "Load" and not page._below.isVisible()
 
 
-def test_loading_asks_for_the_checkpoint_and_can_be_cancelled(page: ChatPage):
+def test_loading(page: ChatPage):
     page.bar.checkpoints.setCurrentIndex(1)
     page.notice.button.click()
     service = service_of(page)
@@ -151,20 +149,7 @@ def test_loading_asks_for_the_checkpoint_and_can_be_cancelled(page: ChatPage):
     assert service.retired and page.chat.state == "empty" and page.notice.button.text() == "Load"
 
 
-def test_a_model_that_cannot_be_loaded_is_told_in_its_sentence(page: ChatPage):
-    page.load()
-    service = service_of(page)
-    service.last("chat_load").refuse([ConfigProblem("model", "The model cannot be loaded: too odd.")])
-    assert (page.notice.title.text(), page.notice.sentence.text()) == (
-        "That did not work",
-        "The model cannot be loaded: too odd.",
-    )
-    assert service.retired and page.notice.button.text() == "Try again"
-    page.notice.button.click()
-    assert page.chat.state == "loading"
-
-
-def test_both_sides_stream_and_are_scored_as_each_ends(page: ChatPage):
+def test_both_sides_stream_and_are_scored(page: ChatPage):
     service = load(page)
     assert page.about.text() == "Base and tuned are loaded, 2.00 MB of weights.".replace(" MB", "\u202fMB")
     asked = send(page)
@@ -190,7 +175,7 @@ def test_both_sides_stream_and_are_scored_as_each_ends(page: ChatPage):
     assert page.chat.state == "ready" and page.send_button.text() == "Send" and not page.send_button.isEnabled()
 
 
-def test_escape_stops_and_the_next_turn_has_what_there_was(page: ChatPage):
+def test_escape_stops(page: ChatPage):
     service = load(page)
     asked = send(page)
     asked.report({"new_text": {"tuned": "Tw"}})
@@ -205,18 +190,7 @@ def test_escape_stops_and_the_next_turn_has_what_there_was(page: ChatPage):
     assert send(page).arguments["turns"] == {"tuned": []} and len(page.transcript.answers) == 1
 
 
-def test_enter_sends_and_shift_enter_begins_a_line(page: ChatPage):
-    load(page)
-    page.prompt.setFocus()
-    QTest.keyClicks(page.prompt, "a")
-    QTest.keyClick(page.prompt, Qt.Key.Key_Return, Qt.KeyboardModifier.ShiftModifier)
-    QTest.keyClicks(page.prompt, "b")
-    assert page.prompt.toPlainText() == "a\nb"
-    QTest.keyClick(page.prompt, Qt.Key.Key_Return)
-    assert service_of(page).last("chat_reply").arguments["prompt"] == "a\nb"
-
-
-def test_rows_of_the_dataset_open_conversations_of_their_own(page: ChatPage):
+def test_rows_of_the_dataset(page: ChatPage):
     service = load(page)
     send(page, "Before").answer({})
     page.next_prompt()
@@ -237,7 +211,7 @@ def test_rows_of_the_dataset_open_conversations_of_their_own(page: ChatPage):
     assert service.last("chat_row").arguments == {"row": -1}
 
 
-def test_an_answer_that_fails_says_why_and_a_dead_process_is_told(page: ChatPage):
+def test_failed_answer(page: ChatPage):
     service = load(page)
     send(page).refuse([ConfigProblem("prompt_feature", "The model's chat template refuses this prompt.")])
     assert page.transcript.answers[0]["base"].problem.text() == "The model's chat template refuses this prompt."
@@ -247,7 +221,7 @@ def test_an_answer_that_fails_says_why_and_a_dead_process_is_told(page: ChatPage
     assert page.chat.state == "failed" and page.notice.sentence.text().startswith("The helper process ended")
 
 
-def test_settings_are_the_runs_and_wrong_ones_cannot_be_sent(page: ChatPage):
+def test_sampling_settings(page: ChatPage):
     load(page)
     page.prompt.setPlainText("Hi")
     assert page.panel.fields["temperature"].text() == "0.5" and page.send_button.isEnabled()
@@ -262,7 +236,7 @@ def test_settings_are_the_runs_and_wrong_ones_cannot_be_sent(page: ChatPage):
     assert page.panel.system_message() is None
 
 
-def test_a_run_that_trains_gets_the_memory_and_the_chat_comes_back_after_it(page: ChatPage, made: Path):
+def test_training_run_gets_the_memory(page: ChatPage, made: Path):
     service = load(page)
     handle = os.open(RunFolder(made / "first").lock, os.O_RDWR | os.O_CREAT)
     fcntl.flock(handle, fcntl.LOCK_EX)
@@ -283,7 +257,7 @@ def test_a_run_that_trains_gets_the_memory_and_the_chat_comes_back_after_it(page
     assert page.bar.load.isEnabled() and page.notice.title.text() == "first"
 
 
-def test_a_page_that_was_left_gives_the_memory_back(page: ChatPage, qtbot, monkeypatch: pytest.MonkeyPatch):
+def test_left_page_unloads(page: ChatPage, qtbot, monkeypatch: pytest.MonkeyPatch):
     service = load(page)
     page._left_timer.setInterval(20)
     page.hide()
@@ -328,39 +302,6 @@ def test_reward_code_runs_only_with_consent(
     assert "kept as a case" in view.status.text() and not view.keep.isVisible()
 
 
-def test_a_folder_that_is_not_listed_can_be_chosen(page: ChatPage, made: Path, monkeypatch: pytest.MonkeyPatch):
-    folder = str(made.parent / "models" / "model")
-    monkeypatch.setattr(dialogs.QFileDialog, "getExistingDirectory", lambda *_: folder)
-    page.bar.browse_requested.emit()
-    assert page.bar.models.currentData() == folder and not page.bar.checkpoints.isVisible()
-    service = load(page)
-    assert service.last("chat_load").arguments == {"name": folder, "checkpoint": ""}
-    assert not page.rows._rows.isVisible() and not page.enabled_actions()["next_prompt"]
-
-
-def test_what_is_loaded_and_what_is_chosen_may_differ(page: ChatPage):
-    load(page)
-    page.bar.checkpoints.setCurrentIndex(3)
-    page.bar.checkpoint_chosen.emit("8")
-    assert page.bar.load.text() == "Load" and page.about.text().startswith("Loaded: first, end, step 16, ")
-    page.bar.checkpoints.setCurrentIndex(0)
-    page.bar.checkpoint_chosen.emit("end")
-    assert page.bar.load.text() == "Unload"
-    page.load_or_unload()
-    assert page.chat.state == "empty"
-
-
-def test_without_anything_to_talk_to_the_page_leads_to_train(
-    page: ChatPage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, qtbot
-):
-    monkeypatch.setenv("GRPO_STUDIO_RUNS", str(tmp_path / "none"))
-    empty = ChatPage(page.session)
-    qtbot.addWidget(empty)
-    with qtbot.waitSignal(page.session.page_requested) as signal:
-        empty.notice.button.click()
-    assert signal.args == ["train"] and not empty.bar.load.isEnabled()
-
-
 @pytest.mark.parametrize(
     ("text", "parts"),
     [
@@ -371,32 +312,11 @@ def test_without_anything_to_talk_to_the_page_leads_to_train(
         ("<think></think>four", ("", "<think></think>four")),
     ],
 )
-def test_thinking_is_told_from_the_answer(text: str, parts: tuple[str, str]):
+def test_split_thinking(text: str, parts: tuple[str, str]):
     assert split_thinking(text) == parts
 
 
-def test_long_thinking_is_folded_away_once_the_answer_begins(page: ChatPage):
-    load(page)
-    asked = send(page)
-    view = page.transcript.answers[0]["base"]
-    thinking = "word " * SHORT
-    asked.report({"new_text": {"base": f"<think>{thinking}"}})
-    assert thinking.strip() in view.text.toPlainText() and not view.fold.isVisible()
-    asked.report({"new_text": {"base": "</think>four"}})
-    assert view.text.toPlainText() == "four" and view.fold.text() == f"Show thinking ({SHORT} words)"
-    view.fold.click()
-    assert view.text.toPlainText().endswith("</think>four") and view.fold.text() == "Hide thinking"
-
-
-def test_the_memory_of_two_models_is_said_for_full_fine_tuning(made: Path, tmp_path: Path):
-    run = make_run(tmp_path / "full", made.parent / "models", train_type="full")
-    full, lora = (chat.run_choice(folder) for folder in (run, RunFolder(made / "first")))
-    assert "two models after full fine-tuning" in chat.memory_sentence(full, "end")
-    assert chat.needed_bytes(full, "end") > chat.needed_bytes(lora, "end") > 250_000_000  # pyright: ignore
-
-
-def test_a_real_model_is_loaded_asked_stopped_and_unloaded(qtbot, page: ChatPage):
-    """From the click to the scores, in the process that a user has; the window's event loop is never held up."""
+def test_real_model(qtbot, page: ChatPage):
     from app.state.processes import Service
 
     page.chat._make_service = Service

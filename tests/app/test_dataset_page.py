@@ -18,7 +18,7 @@ from app import theme
 from app.pages.dataset import dataset_page
 from app.pages.dataset.dataset_figures import Histogram
 from app.pages.dataset.dataset_page import ABSENT, EMPTY, DatasetPage
-from app.pages.dataset.rows import CHUNK, MAX_CHUNKS, PLACEHOLDER, ColumnHeading, RowModel
+from app.pages.dataset.rows import CHUNK, PLACEHOLDER, ColumnHeading, RowModel
 from app.pages.train import train_page
 from app.pages.train.train_page import DatasetLine
 from app.state import dataset as datasets
@@ -122,17 +122,7 @@ def show_dataset(qtbot, page: DatasetPage, state: str = "ready", **settings: Any
     qtbot.waitUntil(lambda: page.dataset.state == state and "preview" not in page.dataset._pending)
 
 
-def test_a_pattern_that_is_none_is_said_above_the_rows_that_are_shown_without_it(
-    qtbot, page: DatasetPage, tmp_path: Path
-) -> None:
-    show_dataset(qtbot, page, data=write_rows(tmp_path), **MAPPED)
-    page.draft.set("answer_pattern", "(unclosed")
-    assert page.path._problem is not None and "pattern" in page.path._problem.text().lower()
-    page.draft.set("answer_pattern", "(.*)")
-    assert not page.path._problem.text()
-
-
-def test_the_variety_of_the_prompts_stands_beside_their_lengths(qtbot, page: DatasetPage, tmp_path: Path) -> None:
+def test_variety_of_the_prompts(qtbot, page: DatasetPage, tmp_path: Path) -> None:
     data = write_rows(tmp_path, 40, question="What is 3 plus 3?")
     show_dataset(qtbot, page, data=data, **MAPPED)
     qtbot.waitUntil(lambda: bool(page.dataset.variety))
@@ -151,8 +141,7 @@ def test_the_variety_of_the_prompts_stands_beside_their_lengths(qtbot, page: Dat
     assert not said.isVisible(), "a column of numbers is no prompt"
 
 
-def test_tokens_are_counted_once_the_model_is_on_this_machine(qtbot, page: DatasetPage, tmp_path: Path) -> None:
-    """The page went on saying that the model was not on this machine, after it was downloaded and after every reload."""
+def test_tokens_after_a_download(qtbot, page: DatasetPage, tmp_path: Path) -> None:
     (model := tmp_path / "late").mkdir()
     show_dataset(qtbot, page, data=write_rows(tmp_path), model=str(model), **MAPPED)
     assert wait_for_counts(qtbot, page).no_tokens
@@ -163,8 +152,7 @@ def test_tokens_are_counted_once_the_model_is_on_this_machine(qtbot, page: Datas
     qtbot.waitUntil(lambda: "tokens of" in page.detail.about.text())
 
 
-def test_a_map_function_is_allowed_above_its_rows(qtbot, page: DatasetPage, tmp_path: Path) -> None:
-    """The page said to load the file on Rewards, where nothing is asked before completions are scored."""
+def test_map_function_is_allowed(qtbot, page: DatasetPage, tmp_path: Path) -> None:
     code = "from backend.rewards import register_map_function\n@register_map_function\ndef f(row):\n    return row | {'solution': 'new'}\n"
     (tmp_path / "mine.py").write_text(code)
     answers, asked = [False, True], []
@@ -199,12 +187,7 @@ def cells(page: DatasetPage, row: int) -> list[str]:
     return [page.model.index(row, column).data() for column in range(page.model.columnCount())]
 
 
-# ── the states of the page ───────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_without_a_dataset_the_page_says_which_files_it_takes(
-    qtbot, page: DatasetPage, tmp_path: Path, monkeypatch
-) -> None:
+def test_empty_page(qtbot, page: DatasetPage, tmp_path: Path, monkeypatch) -> None:
     page.show()
     assert page.nothing.isVisible() and not page.table.isVisible() and EMPTY[0]
     monkeypatch.setattr(page.path, "choose_file", lambda: page.path.take(write_rows(tmp_path)))
@@ -213,25 +196,7 @@ def test_without_a_dataset_the_page_says_which_files_it_takes(
     assert page.table.isVisible() and page.session.draft.value("data").endswith("rows.jsonl")
 
 
-def test_nothing_is_requested_before_the_page_is_visible(qtbot, page: DatasetPage, tmp_path: Path) -> None:
-    page.session.draft.update({"data": write_rows(tmp_path)})
-    qtbot.wait(30)
-    assert page.session.service.asked == []
-
-
-def test_the_table_says_that_the_dataset_is_being_read(qtbot, page: DatasetPage, tmp_path: Path) -> None:
-    page.session.service.held["preview"] = []
-    look_at = page.session.draft
-    look_at.update({"data": write_rows(tmp_path)})
-    page.show()
-    qtbot.waitUntil(lambda: page.dataset.state == "reading")
-    assert (
-        page.table._placeholder == "Reading rows.jsonl…"
-        and page.table.accessibleDescription() == page.table._placeholder
-    )
-
-
-def test_a_dataset_of_the_hub_is_downloaded_on_a_click(qtbot, page: DatasetPage) -> None:
+def test_hub_dataset_is_downloaded(qtbot, page: DatasetPage) -> None:
     service = page.session.service
     service.canned["preview"] = {"absent": True}
     show_dataset(qtbot, page, "absent", data="owner/sums")
@@ -247,7 +212,6 @@ def test_a_dataset_of_the_hub_is_downloaded_on_a_click(qtbot, page: DatasetPage)
 
 
 def test_a_failed_download_can_be_tried_again(qtbot, page: DatasetPage) -> None:
-    """A fetch that failed left the sentence and no way to go on but to choose another dataset and come back."""
     service = page.session.service
     service.canned["preview"] = {"absent": True}
     show_dataset(qtbot, page, "absent", data="owner/sums")
@@ -259,31 +223,7 @@ def test_a_failed_download_can_be_tried_again(qtbot, page: DatasetPage) -> None:
     assert len(service.of("download")) == 2 and page.dataset.state == "fetching" and not page.failed.isVisible()
 
 
-def test_reading_that_was_refused_can_be_tried_again(qtbot, page: DatasetPage, tmp_path: Path) -> None:
-    show_dataset(qtbot, page, data=write_rows(tmp_path))
-    page.dataset._on_refused([ConfigProblem("data", "The helper process ended.")])
-    assert page.failed.isVisible()
-    page.failed.button_clicked.emit()
-    qtbot.waitUntil(lambda: page.dataset.state == "ready")
-    assert page.table.isVisible() and page.session.service.of("download") == []
-
-
-def test_choosing_another_dataset_cancels_a_download(qtbot, page: DatasetPage, tmp_path: Path) -> None:
-    service = page.session.service
-    service.canned["preview"] = {"absent": True}
-    show_dataset(qtbot, page, "absent", data="owner/sums")
-    service.held["download"] = []
-    page.absent.button_clicked.emit()
-    number = page.dataset._pending["download"]
-    del service.canned["preview"]
-    show_dataset(qtbot, page, data=write_rows(tmp_path))
-    assert number in service.cancelled
-
-
-# ── columns and splits ───────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_suggested_columns_are_accepted_with_one_click(qtbot, page: DatasetPage, tmp_path: Path) -> None:
+def test_suggested_columns(qtbot, page: DatasetPage, tmp_path: Path) -> None:
     show_dataset(qtbot, page, data=write_rows(tmp_path))
     draft = page.session.draft
     assert (
@@ -303,7 +243,7 @@ def test_suggested_columns_are_accepted_with_one_click(qtbot, page: DatasetPage,
     )
 
 
-def test_menus_offer_the_columns_of_the_file_and_set_the_draft(qtbot, page: DatasetPage, tmp_path: Path) -> None:
+def test_column_menus(qtbot, page: DatasetPage, tmp_path: Path) -> None:
     show_dataset(qtbot, page, data=write_rows(tmp_path), **MAPPED)
     menus = {key: widget.control for key, widget in page.mapping.columns.items()}
     assert menu_texts(menus["prompt_feature"]) == ["question", "solution", "id"]
@@ -334,28 +274,7 @@ def test_splits_are_those_of_the_folder(qtbot, page: DatasetPage, tmp_path: Path
     assert page.model.rowCount() == 4 and page.counts.figure("rows") == "4"
 
 
-def test_configurations_of_the_hub_are_offered(qtbot, page: DatasetPage) -> None:
-    service = page.session.service
-    preview_answer = {"absent": False, "form": "hub", "names": [], "splits": {}, "columns": [], "likely": {}, "written": [],
-            "faults": [{"setting": "data", "sentence": "A config name is missing."}]}  # fmt: skip
-    service.canned |= {
-        "preview": preview_answer,
-        "preview_choices": {"configs": ["main", "socratic"], "splits": ["train", "test"]},
-    }
-    show_dataset(qtbot, page, "failed", data="owner/sums")
-    qtbot.waitUntil(lambda: page.mapping.config.control.count() == 3)
-    assert (
-        menu_texts(page.mapping.config.control) == ["Default", "main", "socratic"] and page.mapping.config.isEnabled()
-    )
-    choose(page.mapping.config.control, "socratic")
-    assert page.session.draft.value("dataset_config") == "socratic"
-    qtbot.waitUntil(lambda: service.of("preview")[-1]["settings"]["dataset_config"] == "socratic")
-
-
-# ── faults ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_a_broken_file_is_a_problem_of_the_path_until_it_is_fixed(qtbot, page: DatasetPage, tmp_path: Path) -> None:
+def test_broken_file(qtbot, page: DatasetPage, tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text('{"prompt": "a"}\n{"prompt": \n')
     show_dataset(qtbot, page, "failed", data=str(file))
@@ -368,7 +287,7 @@ def test_a_broken_file_is_a_problem_of_the_path_until_it_is_fixed(qtbot, page: D
     assert not page.path._problem.isVisible() and page.model.rowCount() == 12
 
 
-def test_a_row_that_training_would_refuse_is_counted(qtbot, page: DatasetPage, tmp_path: Path) -> None:
+def test_refused_row_is_counted(qtbot, page: DatasetPage, tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text('{"prompt": "a", "answer": "1"}\n{"prompt": "", "answer": ""}\n')
     show_dataset(qtbot, page, data=str(file))
@@ -382,24 +301,7 @@ def test_a_row_that_training_would_refuse_is_counted(qtbot, page: DatasetPage, t
     assert "row 2 of" in page.detail.note.text() and page.detail.pane.toPlainText().startswith("prompt\n")
 
 
-def test_a_dead_service_is_a_problem_and_asked_again(qtbot, page: DatasetPage, tmp_path: Path) -> None:
-    page.session.service.held["preview"] = []
-    page.session.draft.update({"data": write_rows(tmp_path), **MAPPED})
-    page.show()
-    qtbot.waitUntil(lambda: bool(page.session.service.held["preview"]))
-    page.dataset._on_refused([ConfigProblem("", "The helper process ended before it answered. Ask again.")])
-    assert "The helper process ended" in page.path._problem.text() and page.dataset.state == "failed"
-    del page.session.service.held["preview"]
-    page.hide()
-    show_dataset(qtbot, page)
-
-
-# ── rows ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_a_row_shows_the_rendered_prompt_its_ids_and_its_columns(
-    qtbot, page: DatasetPage, tmp_path: Path, model: Path
-) -> None:
+def test_row_detail(qtbot, page: DatasetPage, tmp_path: Path, model: Path) -> None:
     show_dataset(qtbot, page, data=write_rows(tmp_path), model=str(model), **MAPPED)
     page.table.selectRow(3)
     qtbot.waitUntil(lambda: page.detail.title.text() == "Row 4")
@@ -419,16 +321,7 @@ def test_a_row_shows_the_rendered_prompt_its_ids_and_its_columns(
     assert page.detail.pane.toPlainText() == "question\nWhat is 3 plus 3?\n\nsolution\n6\n\nid\n3"
 
 
-def test_without_a_model_the_messages_are_shown_and_a_note_says_why(qtbot, page: DatasetPage, tmp_path: Path) -> None:
-    show_dataset(qtbot, page, data=write_rows(tmp_path), model="", **MAPPED)
-    qtbot.waitUntil(lambda: page.detail.title.text() == "Row 1")
-    assert page.detail.pane.toPlainText() == "user\nWhat is 0 plus 0?"
-    assert page.detail.note.text() == "No model is chosen yet, so there are no tokens to show."
-    wait_for_counts(qtbot, page)
-    assert page.counts.histogram._placeholder == page.detail.note.text() and page.counts.figure("too_long") == "–"
-
-
-def test_rows_are_requested_when_they_become_visible(qtbot, page: DatasetPage, tmp_path: Path) -> None:
+def test_rows_are_requested_when_visible(qtbot, page: DatasetPage, tmp_path: Path) -> None:
     show_dataset(qtbot, page, data=write_rows(tmp_path, 3000), **MAPPED)
     asked = page.session.service
     qtbot.waitUntil(lambda: cells(page, 0)[2] == "What is 0 plus 0?")
@@ -440,19 +333,7 @@ def test_rows_are_requested_when_they_become_visible(qtbot, page: DatasetPage, t
     assert all(with_["count"] == CHUNK for with_ in asked.of("preview_rows"))
 
 
-def test_fast_scrolling_requests_only_the_chunk_where_it_ends(qtbot, page: DatasetPage, tmp_path: Path) -> None:
-    show_dataset(qtbot, page, data=write_rows(tmp_path, 3000), **MAPPED)
-    qtbot.waitUntil(lambda: cells(page, 0)[2] == "What is 0 plus 0?")
-    before = len(page.session.service.of("preview_rows"))
-    for row in range(0, 3000, 150):
-        page.table.scrollTo(page.model.index(row, 0))
-        page.table.viewport().repaint()
-    qtbot.wait(100)
-    assert len(page.session.service.of("preview_rows")) - before <= 6
-
-
-def test_constant_scrolling_has_two_requests_pending_at_most(qtbot, qapp) -> None:
-    """A timer that every paint restarted never fired while the table was scrolled."""
+def test_at_most_two_requests_pending(qtbot, qapp) -> None:
     model = RowModel()
     requested: list[int] = []
     model.chunk_requested.connect(requested.append)
@@ -470,18 +351,7 @@ def test_constant_scrolling_has_two_requests_pending_at_most(qtbot, qapp) -> Non
     qtbot.waitUntil(lambda: requested.count(requested[1]) == 2)
 
 
-def test_the_row_model_keeps_a_limited_number_of_chunks(qapp) -> None:
-    model = RowModel()
-    model.show_rows(1_000_000, [ColumnHeading("question", "prompt")], 100)
-    for start in range(0, CHUNK * 3 * MAX_CHUNKS, CHUNK):
-        model.add_chunk(start, [{"question": "q"}] * CHUNK, [101] * CHUNK)
-    assert len(model._chunks) == MAX_CHUNKS
-    last = CHUNK * 3 * MAX_CHUNKS - 1
-    assert model.index(last, 2).data() == "q" and model.index(last, 1).data() == "101"
-    assert model.data(model.index(last, 1), Qt.ItemDataRole.ForegroundRole) == theme.palette().warning
-
-
-def test_an_answer_to_older_settings_is_dropped(qtbot, page: DatasetPage, tmp_path: Path) -> None:
+def test_old_answer_is_dropped(qtbot, page: DatasetPage, tmp_path: Path) -> None:
     show_dataset(qtbot, page, data=write_rows(tmp_path), **MAPPED)
     page.session.service.held["preview_row"] = []
     page.table.selectRow(2)
@@ -492,49 +362,6 @@ def test_an_answer_to_older_settings_is_dropped(qtbot, page: DatasetPage, tmp_pa
     assert page.detail.title.text() == title
 
 
-# ── counts ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_prompts_longer_than_the_limit_are_counted_without_a_request(
-    qtbot, page: DatasetPage, tmp_path: Path, model: Path
-) -> None:
-    show_dataset(qtbot, page, data=write_rows(tmp_path, 40), model=str(model), **MAPPED)
-    counts = wait_for_counts(qtbot, page)
-    assert page.counts.figure("rows") == "40" and page.counts.figure("too_long") == "0"
-    assert (
-        page.counts.about.text()
-        == f"median {counts.median} · 95% up to {counts.percentile(95)} · longest {counts.longest} · 1,536 fit"
-    )
-    asked = len(page.session.service.asked)
-    page.session.draft.update({"max_completion_length": 100, "max_seq_length": 100 + counts.longest - 1})
-    assert page.counts.figure("too_long") == str(counts.lengths[-1][1]), "known without asking"
-    assert len(page.session.service.asked) == asked
-
-
-def test_hiding_the_page_cancels_counting(qtbot, page: DatasetPage, tmp_path: Path) -> None:
-    page.session.service.held["preview_counts"] = []
-    show_dataset(qtbot, page, data=write_rows(tmp_path), **MAPPED)
-    qtbot.waitUntil(lambda: "preview_counts" in page.dataset._pending)
-    number = page.dataset._pending["preview_counts"]
-    page.hide()
-    assert number in page.session.service.cancelled
-    before = len(page.session.service.of("preview_counts"))
-    page.show()
-    qtbot.waitUntil(lambda: len(page.session.service.of("preview_counts")) > before)
-
-
-def test_showing_the_page_again_keeps_the_current_row(qtbot, page: DatasetPage, tmp_path: Path) -> None:
-    show_dataset(qtbot, page, data=write_rows(tmp_path), **MAPPED)
-    page.table.selectRow(7)
-    page.hide()
-    show_dataset(qtbot, page)
-    assert page.table.currentIndex().row() == 7
-    page.hide()
-    write_rows(tmp_path, 5)
-    show_dataset(qtbot, page)
-    assert page.model.rowCount() == 5, "the file is another one now"
-
-
 def test_counts_of_a_sample_are_extrapolated() -> None:
     counts = Counts(rows=1000, seen=100, lengths=((10, 60), (30, 30), (50, 10)))
     assert (counts.median, counts.longest) == (10, 50)
@@ -542,7 +369,7 @@ def test_counts_of_a_sample_are_extrapolated() -> None:
     assert Counts(rows=100, seen=100, lengths=counts.lengths).too_long(30) == (10, True)
 
 
-def test_every_row_is_in_one_bar_of_the_histogram(qapp) -> None:
+def test_histogram(qapp) -> None:
     bars = Histogram()
     bars.resize(200, 80)
     for lengths, room in (([(5, 3), (120, 2), (4000, 1)], 100), ([(7, 4)], 2000), ([(0, 2)], 10)):
@@ -553,12 +380,7 @@ def test_every_row_is_in_one_bar_of_the_histogram(qapp) -> None:
     assert bars.tool_tip_at(199) == "9 tokens: 2 rows"
 
 
-# ── the line on Train ────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_the_line_on_train_summarises_a_sample_and_stops_when_hidden(
-    qtbot, session: Session, tmp_path: Path, model: Path
-) -> None:
+def test_line_on_train(qtbot, session: Session, tmp_path: Path, model: Path) -> None:
     session.draft.update({"data": write_rows(tmp_path), "model": str(model), "max_seq_length": 530, **MAPPED})
     line = DatasetLine(session.dataset)
     qtbot.addWidget(line)
@@ -578,25 +400,7 @@ def test_the_line_on_train_summarises_a_sample_and_stops_when_hidden(
     assert len(session.service.asked) == before
 
 
-# ── by hand, and at any size ─────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_a_page_opened_later_shows_the_rows_that_the_line_requested(
-    qtbot, session: Session, tmp_path: Path, model: Path
-) -> None:
-    """Its table stayed empty: the line on Train had requested the rows before the page was connected."""
-    session.draft.update({"data": write_rows(tmp_path), "model": str(model)} | MAPPED)
-    line = DatasetLine(session.dataset)
-    qtbot.addWidget(line)
-    line.show()
-    qtbot.waitUntil(lambda: session.dataset.state == "ready")
-    page = DatasetPage(session)
-    qtbot.addWidget(page)
-    page.show()
-    qtbot.waitUntil(lambda: page.model.rowCount() == 12 and cells(page, 0)[-1] != PLACEHOLDER)
-
-
-def test_rewards_are_tried_on_the_selected_rows(qtbot, page: DatasetPage, tmp_path: Path) -> None:
+def test_try_rewards(qtbot, page: DatasetPage, tmp_path: Path) -> None:
     write_rows(tmp_path, 12, "train.jsonl")
     write_rows(tmp_path, 5, "valid.jsonl")
     show_dataset(qtbot, page, data=str(tmp_path), **MAPPED)
@@ -619,19 +423,7 @@ def test_rewards_are_tried_on_the_selected_rows(qtbot, page: DatasetPage, tmp_pa
     assert page.try_button.isHidden() and page.enabled_actions() == {"try_rows": False}
 
 
-def test_no_column_is_cut_in_a_small_window(qtbot, page: DatasetPage, tmp_path: Path) -> None:
-    rows = [{"prompt": f"{n}+{n}=", "answer": str(2 * n), "type": "multiplication"} for n in range(9)]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    page.resize(824, 502)
-    show_dataset(qtbot, page, data=str(tmp_path / "rows.jsonl"))
-    table, last = page.table, 4
-    qtbot.waitUntil(lambda: page.model.text_of(0, last) == "multiplication")
-    assert table.model().columnCount() == last + 1
-    assert table.columnViewportPosition(last) + table.columnWidth(last) <= table.viewport().width()
-    assert table.columnWidth(last) > table.fontMetrics().horizontalAdvance("multiplication")
-
-
-def test_every_control_has_a_name_and_a_tab_position(qtbot, page: DatasetPage, tmp_path: Path) -> None:
+def test_names_and_tab_order(qtbot, page: DatasetPage, tmp_path: Path) -> None:
     show_dataset(qtbot, page, data=write_rows(tmp_path), **MAPPED)
     tab_stops = [
         widget
@@ -652,17 +444,7 @@ def test_every_control_has_a_name_and_a_tab_position(qtbot, page: DatasetPage, t
     assert seen[7] is page.detail.pane
 
 
-def test_it_fits_the_smallest_window(qtbot, page: DatasetPage, tmp_path: Path) -> None:
-    for settings in ({}, MAPPED):
-        show_dataset(qtbot, page, data=write_rows(tmp_path), **settings)
-        least = page.minimumSizeHint()
-        assert least.width() <= 880 - 56 and least.height() <= 600 - 110
-
-
-# ── tens of thousands of rows, with the real helper ──────────────────────────────────────────────────────────────────
-
-
-def test_tens_of_thousands_of_rows_never_block_the_event_loop(qtbot, tmp_path: Path, model: Path, qapp) -> None:
+def test_many_rows_never_block(qtbot, tmp_path: Path, model: Path, qapp) -> None:
     theme.apply(qapp, "light")
     session = Session()
     session.draft.update({"data": write_rows(tmp_path, 40_000), "model": str(model), **MAPPED})

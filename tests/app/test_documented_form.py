@@ -16,7 +16,7 @@ from app.widgets.form.fields import MenuField
 from app.widgets.form.setting_search import matching_settings
 from backend.config import first_choices
 from backend.config.config import SECTIONS, SETTINGS, dump, parse
-from backend.config.form import DOCUMENTED, HEADINGS
+from backend.config.form import DOCUMENTED
 from backend.rewards.catalogue import builtin_rewards
 
 LABELS = {
@@ -75,7 +75,7 @@ def test_blocks_are_titled_as_documented() -> None:
     assert list(SECTIONS.values()) == ["Algorithm", *titles, "GRPO Generation And Rewards"]
 
 
-def test_labels_are_verbatim_and_search_finds_each_first() -> None:
+def test_labels_are_verbatim() -> None:
     settings = list(SETTINGS.values())
     for label, key in LABELS.items():
         assert SETTINGS[key].label.partition(" (")[0] == label, key
@@ -84,13 +84,7 @@ def test_labels_are_verbatim_and_search_finds_each_first() -> None:
             assert matching_settings(written, settings)[0].key == key, words
 
 
-def test_every_documented_key_is_found_too() -> None:
-    for key in LABELS.values():
-        assert matching_settings(key, list(SETTINGS.values()))[0].key == key
-
-
-def test_documented_fields_keep_their_order_in_a_block_and_come_first_below_each_heading() -> None:
-    """A setting that depends on one of them, such as the warm-up, may stand in between."""
+def test_documented_order() -> None:
     for section, keys in DOCUMENTED.items():
         block = [about for about in SETTINGS.values() if about.section == section]
         assert [about.key for about in block if about.key in keys] == list(keys)
@@ -103,20 +97,12 @@ def test_documented_fields_keep_their_order_in_a_block_and_come_first_below_each
     assert sorted(documented) == sorted(LABELS.values())
 
 
-def test_every_setting_of_a_long_block_has_a_heading_and_headings_stand_together() -> None:
-    for section in ("training", "columns"):
-        assert all(about.group for about in SETTINGS.values() if about.section == section)
-    groups = [group for group, _ in groupby((about.section, about.group) for about in SETTINGS.values())]
-    assert len(groups) == len(set(groups))
-    assert {group for _, group in groups} == set(HEADINGS)
-
-
 def test_the_file_has_the_order_of_the_form() -> None:
     lines = [line.partition(":")[0] for line in dump(parse({"model": "a/b", "data": "a/b"})).splitlines()]
     assert [line for line in lines if line in SETTINGS] == list(SETTINGS)
 
 
-def test_what_stands_on_the_page_is_in_that_order_too(page: TrainPage) -> None:
+def test_order_on_the_page(page: TrainPage) -> None:
     sheet = page.form.widget()
     places = {
         key: (point.y(), point.x())
@@ -129,16 +115,6 @@ def test_what_stands_on_the_page_is_in_that_order_too(page: TrainPage) -> None:
     table = page.rewards.mapTo(sheet, page.rewards.rect().topLeft()).y()
     below = ("reward_functions", "reward_weights", "reward_functions_file")
     assert places["importance_sampling_level"][0] < table < min(places[key][0] for key in below)
-
-
-def test_closing_a_card_leaves_the_order_as_it_is(page: TrainPage) -> None:
-    page.form.open_cards(())
-    QApplication.processEvents()
-    sheet, basic = page.form.widget(), ["iters", "batch_size", "learning_rate"]
-    fields = page.form.fields
-    assert [key for key in DOCUMENTED["training"] if fields[key].isVisible()] == basic
-    places = [fields[key].mapTo(sheet, fields[key].rect().topLeft()) for key in basic]
-    assert [point.x() for point in places] == sorted(point.x() for point in places)
 
 
 def entries(page: TrainPage, key: str) -> list[str]:
@@ -157,7 +133,7 @@ def test_pickers_have_the_documented_entries(page: TrainPage) -> None:
     ]  # fmt: skip
 
 
-def test_default_importance_is_token_and_a_choice_stays_as_it_was_made(page: TrainPage) -> None:
+def test_default_importance(page: TrainPage) -> None:
     field = page.form.fields["importance_sampling_level"]
     assert isinstance(field, MenuField)
     assert field.control.currentText() == "Default (Token)"
@@ -168,7 +144,7 @@ def test_default_importance_is_token_and_a_choice_stays_as_it_was_made(page: Tra
         assert field.control.currentText() == entry and page.draft.value("importance_sampling_level") == value
 
 
-def test_toggles_are_toggles_and_mask_prompt_says_that_it_changes_nothing(page: TrainPage) -> None:
+def test_toggles(page: TrainPage) -> None:
     for key in ("grad_checkpoint", "mask_prompt", "fuse"):
         control = page.form.fields[key].control
         before = page.draft.value(key)
@@ -185,9 +161,7 @@ def test_toggles_are_toggles_and_mask_prompt_says_that_it_changes_nothing(page: 
 @pytest.mark.parametrize(
     ("key", "decides"), [("seq_step_size", "efficient_long_context"), ("test_batches", "test")], ids=lambda key: key
 )
-def test_a_documented_field_without_effect_is_disabled_with_the_switch_beside_it(
-    page: TrainPage, key: str, decides: str
-) -> None:
+def test_idle_field_is_disabled(page: TrainPage, key: str, decides: str) -> None:
     field = page.form.fields[key]
     assert field.isVisible() and not field.control.isEnabled()
     assert field._remedy is not None and field._remedy.isVisible()
@@ -212,7 +186,7 @@ def test_a_closed_card_links_to_its_headings(page: TrainPage) -> None:
     assert QApplication.focusWidget() is page.form.fields["stop_when"].control
 
 
-def test_groups_of_settings_are_stepped_through_by_keyboard(page: TrainPage) -> None:
+def test_groups_by_keyboard(page: TrainPage) -> None:
     page.form.open_cards(["training"])
     QApplication.processEvents()
     page.form.fields["batch_size"].control.setFocus()
@@ -226,18 +200,6 @@ def test_groups_of_settings_are_stepped_through_by_keyboard(page: TrainPage) -> 
         assert QApplication.focusWidget() is page.form.fields[key].control
     page.show_previous_group()
     assert QApplication.focusWidget() is page.form.fields["train_type"].control, "a closed card counts as one group"
-
-
-def test_lora_settings_stand_below_their_heading(page: TrainPage) -> None:
-    card = next(card for card in page.form._cards if card.key == "fine_tune")
-    heading = card._grids[0]._headings["LoRA Settings"]
-    rank = page.form.fields["rank"]
-    assert (
-        heading.isVisible()
-        and heading.mapTo(card, heading.rect().topLeft()).y() < rank.mapTo(card, rank.rect().topLeft()).y()
-    )
-    page.draft.set("train_type", "full")
-    assert not heading.isVisible() and not rank.isVisible()
 
 
 def test_the_documented_dataset_is_one_click_away(page: TrainPage, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,14 +219,3 @@ def test_the_documented_dataset_is_one_click_away(page: TrainPage, monkeypatch: 
     )
     page.draft.set("data", "")
     assert offer.isVisible() and not note.isVisible()
-
-
-def test_places_where_the_document_says_otherwise_say_so() -> None:
-    """What the help has to explain to a reader of the document."""
-    assert "every step" in SETTINGS["steps_per_report"].help and "MLX LoRA Studio" in SETTINGS["steps_per_report"].help
-    assert "price" in SETTINGS["beta"].help and "Log KL" in SETTINGS["beta"].help
-    assert "BNPO" in SETTINGS["grpo_loss_type"].help
-    against = {choice.value: choice.sentence for choice in SETTINGS["ratio_against"].choices}
-    assert "MLX LoRA Studio" in against["reference"]
-    integer = next(entry for entry in builtin_rewards() if entry.label == "Integer Answer")
-    assert "minus sign" in integer.scores

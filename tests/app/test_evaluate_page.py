@@ -14,11 +14,10 @@ from PySide6.QtGui import QGuiApplication
 
 from app import theme
 from app.pages.evaluate.evaluate_page import EvaluatePage
-from app.pages.evaluate.tables import INTERVAL_ROLE, figure_lines
+from app.pages.evaluate.tables import figure_lines
 from app.state.evaluations import Evaluations
 from app.state.processes import ProcessOutcome
 from app.state.session import Session
-from backend.runs.events import JsonLines
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_lock import hold_lock
 from backend.trainer.evaluation.evaluation_rows import Figures
@@ -74,7 +73,6 @@ def page(qtbot, qapp, run: RunFolder):
 
 
 def test_every_figure_of_a_file_has_a_line() -> None:
-    """Of several completions a prompt also how much they differ, which is neither good nor bad."""
     dice = random.Random(1)
     rows = [made_up_evaluations.sampled(made_up_evaluations.evaluated_row(i, 0.0, 1.0), 4, dice) for i in range(20)]
     greedy, sampled = made_up_evaluations.evaluation(rows).decodings
@@ -108,14 +106,6 @@ def figures(page: EvaluatePage) -> dict[str, list[str]]:
     return {cells[0]: cells[1:] for cells in rows}
 
 
-def test_without_a_run_the_page_leads_to_train(qtbot, page: EvaluatePage) -> None:
-    page.session.close_run()
-    assert page.nothing.isVisible() and not page.form.isVisible()
-    with qtbot.waitSignal(page.session.page_requested) as signal:
-        page.nothing.button_clicked.emit()
-    assert signal.args == ["train"]
-
-
 def test_the_result_comes_first(qtbot, page: EvaluatePage, run: RunFolder) -> None:
     assert page.not_yet.isVisible() and not page.card.isVisible()
     made_up_evaluations.write(run, "test-step-4")
@@ -137,21 +127,7 @@ def test_the_result_comes_first(qtbot, page: EvaluatePage, run: RunFolder) -> No
     assert cells["Pass@1"][1].endswith("%")
 
 
-def test_every_interval_lies_on_one_axis(qtbot, page: EvaluatePage, run: RunFolder) -> None:
-    made_up_evaluations.write(run, "test-step-4")
-    page.evaluations.refresh()
-    model = page.figures_model
-    places = [model.index(row, 3).data(INTERVAL_ROLE) for row in range(model.rowCount())]
-    assert places[4] is None, "tokens are in another unit"
-    shown = [place for place in places if place is not None]
-    assert all(0 <= low <= value <= high <= 1 for low, value, high, _, _ in shown)
-    assert len({zero for *_, zero, _ in shown}) == 1
-    _, value, high, zero, _ = places[0]
-    difference = page.evaluations.shown.evaluation.headline.difference.reward
-    assert (high - zero) / (value - zero) == pytest.approx(difference.high / difference.value)
-
-
-def test_rows_are_filtered_and_shown_side_by_side(qtbot, page: EvaluatePage, run: RunFolder) -> None:
+def test_rows_side_by_side(qtbot, page: EvaluatePage, run: RunFolder) -> None:
     made_up_evaluations.write(run, "test-step-4")
     page.evaluations.refresh()
     shows_rows(qtbot, page, 40)
@@ -169,9 +145,7 @@ def test_rows_are_filtered_and_shown_side_by_side(qtbot, page: EvaluatePage, run
     assert "Change" in QGuiApplication.clipboard().text().splitlines()[0]
 
 
-def test_of_several_completions_the_most_different_pair_is_shown_first(
-    qtbot, page: EvaluatePage, run: RunFolder
-) -> None:
+def test_most_different_pair_first(qtbot, page: EvaluatePage, run: RunFolder) -> None:
     made_up_evaluations.write(run, "test-step-4")
     page.evaluations.refresh()
     shows_rows(qtbot, page, 40)
@@ -186,21 +160,7 @@ def test_of_several_completions_the_most_different_pair_is_shown_first(
     assert int(page.detail.which.text().split()[0]) == (number + 1 if number < 4 else number - 1)
 
 
-def test_several_evaluations_are_listed_newest_first(qtbot, page: EvaluatePage, run: RunFolder) -> None:
-    for number, name in enumerate(("first", "second")):
-        path = made_up_evaluations.write(run, name, prompts=10 + number, seed=number)
-        os.utime(path, (1000 + number, 1000 + number))
-    (run.evaluations / "broken.json").write_text("{")
-    page.evaluations.refresh()
-    assert [page.picker.itemData(i).stem for i in range(page.picker.count())] == ["second", "first"]
-    shows_rows(qtbot, page, 11)
-    page.picker.setCurrentIndex(1)
-    page.picker.activated.emit(1)
-    shows_rows(qtbot, page, 10)
-    assert page.evaluations.shown.path.stem == "first"
-
-
-def test_an_evaluation_is_started_followed_and_shown(qtbot, page: EvaluatePage, run: RunFolder) -> None:
+def test_start_and_show(qtbot, page: EvaluatePage, run: RunFolder) -> None:
     assert [page.form.checkpoint.itemData(i) for i in range(page.form.checkpoint.count())] == ["end", "best", "4", "2"]
     page.form.checkpoint.setCurrentIndex(3)
     page.form.limit.setText("64")
@@ -219,7 +179,7 @@ def test_an_evaluation_is_started_followed_and_shown(qtbot, page: EvaluatePage, 
     assert not page.form.problem.isVisible() and page.form.split.isEnabled()
 
 
-def test_it_can_be_stopped_and_a_failure_is_told(qtbot, page: EvaluatePage) -> None:
+def test_stop_and_failure(qtbot, page: EvaluatePage) -> None:
     page.start()
     qtbot.mouseClick(page.form.button, Qt.MouseButton.LeftButton)
     assert Process.made[0].is_cancelled and page.evaluations.running is None and not page.form.problem.isVisible()
@@ -255,16 +215,3 @@ def test_one_side_alone_has_no_comparison(qtbot, page: EvaluatePage, run: RunFol
     assert page.rows.isColumnHidden(4) and page.row_model.index(1, 3).data() == "1.00"
     assert page.detail.panes[0].isVisible() and not page.detail.panes[1].isVisible()
     assert page.decoding.buttons["sampled"].isHidden()
-
-
-def test_many_rows_are_read_in_slices(
-    qtbot, page: EvaluatePage, run: RunFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = made_up_evaluations.write(run, "test-step-4", prompts=30)
-    lines = JsonLines(path.with_suffix(".jsonl"))
-    lines.append({"no": "row"})
-    lines.close()
-    monkeypatch.setattr("app.state.evaluations.SLICE_S", 0.0)
-    page.evaluations.refresh()
-    assert page.evaluations.rows == [], "nothing is read at once"
-    shows_rows(qtbot, page, 30)

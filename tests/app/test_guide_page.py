@@ -9,7 +9,6 @@ import pytest
 from PySide6.QtCore import QPoint, Qt
 from PySide6.QtTest import QTest
 
-from app import theme
 from app.pages.help import guide_page
 from app.pages.help.guide_page import GuidePage
 from app.state import guide
@@ -48,7 +47,7 @@ def heading_at_top(page: GuidePage) -> str:
     return next((line for line in lines if line), "")
 
 
-def test_every_link_of_a_setting_chart_and_rule_scrolls_to_its_paragraph(page: GuidePage) -> None:
+def test_links_scroll_to_paragraphs(page: GuidePage) -> None:
     places = [guide.place_of_setting(key) for key in SETTINGS]
     places += [guide.place_of_chart(chart.title) for chart in CHARTS] + [guide.place_of_rule(code) for code in RULES]
     wrong = []
@@ -59,14 +58,7 @@ def test_every_link_of_a_setting_chart_and_rule_scrolls_to_its_paragraph(page: G
     assert not wrong
 
 
-def test_the_paragraph_stays_at_the_top_when_the_window_is_resized(window: Window, page: GuidePage) -> None:
-    page.show_place(BETA)
-    for size in ((900, 640), (1600, 1000), (1280, 800)):
-        window.resize(*size)
-        assert heading_at_top(page) == f"{TITLES[BETA]} (beta)", size
-
-
-def test_f1_in_a_field_leads_to_its_paragraph_and_back_to_the_form(window: Window) -> None:
+def test_f1_in_a_field(window: Window) -> None:
     window.show_page("train")
     field: Field = window.pages["train"].form.fields["iters"]
     field.control.setFocus()
@@ -78,17 +70,7 @@ def test_f1_in_a_field_leads_to_its_paragraph_and_back_to_the_form(window: Windo
     assert window.current_page == "train"
 
 
-def test_the_help_beside_the_form_leads_there(window: Window) -> None:
-    window.show_page("train")
-    launch = window.pages["train"].launch
-    assert launch.more.isHidden(), "no setting is explained yet"
-    launch.show_help(SETTINGS["beta"])
-    assert not launch.more.isHidden()
-    launch.more.click()
-    assert (window.current_page, window.pages["guide"].place) == ("guide", BETA)
-
-
-def test_every_chart_and_every_finding_leads_there(window: Window) -> None:
+def test_charts_and_findings_lead_there(window: Window) -> None:
     window.show_page("monitor")
     monitor = window.pages["monitor"]
     plots = monitor.findChildren(Plot)
@@ -102,7 +84,7 @@ def test_every_chart_and_every_finding_leads_there(window: Window) -> None:
         assert window.pages["guide"].place == guide.place_of_rule(code)
 
 
-def test_back_returns_to_what_was_read_where_it_was_read(page: GuidePage) -> None:
+def test_back(page: GuidePage) -> None:
     assert not page.back.isEnabled()
     page.show_place("grpo.md#dataset-format")
     page.follow("settings-grpo.md#setting-beta")
@@ -117,9 +99,7 @@ def test_back_returns_to_what_was_read_where_it_was_read(page: GuidePage) -> Non
     assert heading_at_top(page) == "Dataset format"
 
 
-def test_links_lead_to_pages_of_the_app_and_to_the_web(
-    window: Window, page: GuidePage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_links(window: Window, page: GuidePage, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[str] = []
     monkeypatch.setattr(guide_page, "open_link", opened.append)
     page.follow("https://arxiv.org/abs/2402.03300")
@@ -128,7 +108,7 @@ def test_links_lead_to_pages_of_the_app_and_to_the_web(
     assert window.current_page == "rewards"
 
 
-def test_contents_show_where_one_is_and_lead_there(page: GuidePage) -> None:
+def test_contents(page: GuidePage) -> None:
     tree = page.contents.tree
     page.show_place(BETA)
     assert tree.currentItem().text(0) == TITLES[BETA]
@@ -143,11 +123,3 @@ def test_contents_show_where_one_is_and_lead_there(page: GuidePage) -> None:
     page.contents.search.clear()
     assert tree.topLevelItemCount() == len(guide.chapters())
     assert tree.currentItem().text(0) == "Entropy collapse"
-
-
-def test_the_theme_recolours_the_text_and_keeps_the_place(window: Window, page: GuidePage) -> None:
-    page.show_place(BETA)
-    for mode in ("dark", "light"):
-        window.set_theme(mode)
-        assert heading_at_top(page) == f"{TITLES[BETA]} (beta)"
-        assert theme.palette().accent.name() in page.view.document().toHtml()

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from PySide6.QtGui import QAction, QGuiApplication
+from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import QWidget
 
-from app.help_menu import DOCUMENTS, TextDialog, facts
+from app.help_menu import DOCUMENTS, TextDialog
 from app.menus import HELP, MENUS
 from app.pages import PAGES
 from app.state.charts import CHARTS
@@ -22,7 +22,6 @@ from app.window import Window
 from backend import __version__
 from backend.config.config import SETTINGS
 from backend.utils import about as components
-from backend.utils.about import Component
 
 
 @pytest.fixture
@@ -30,11 +29,6 @@ def window(tmp_path: Path, qtbot) -> Iterator[Window]:
     window = Window(Session(Prefs(tmp_path / "prefs")))
     qtbot.addWidget(window)
     yield window
-
-
-def test_about_is_where_macos_looks_for_it_and_help_is_the_last_menu(window: Window) -> None:
-    assert window.menus["about"].menuRole() == QAction.MenuRole.AboutRole
-    assert window.menuBar().actions()[-1].text() == "Help"
 
 
 def test_about_shows_versions_and_every_licence(window: Window) -> None:
@@ -48,14 +42,6 @@ def test_about_shows_versions_and_every_licence(window: Window) -> None:
     dialog.copy()
     copied = QGuiApplication.clipboard().text()
     assert f"grpo-studio: {__version__}" in copied and "Computes on: " in copied and "mlx: " in copied
-
-
-def test_a_package_without_a_text_says_so(qtbot) -> None:
-    dialog = AboutDialog(facts(), [Component("one", "1", "MIT", "text of one"), Component("two", "2", "BSD", "")])
-    qtbot.addWidget(dialog)
-    assert dialog.text.toPlainText() == "text of one"
-    dialog.list.setCurrentRow(1)
-    assert dialog.text.toPlainText() == NO_TEXT
 
 
 def test_documents_are_shown(window: Window) -> None:
@@ -78,7 +64,6 @@ def test_the_list_of_shortcuts_has_every_one(window: Window) -> None:
 
 
 def test_keys_are_named_as_the_platform_names_them(window: Window, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a Mac too: the tests' platform writes Ctrl, so another one's names are put in its place."""
     monkeypatch.setattr(labels, "key_name", lambda keys: keys.toString().replace("Ctrl+", "⌘"))
     assert labels.with_key_names("Next (Ctrl+G), earlier (Ctrl+[); Ctrl+S saves") == "Next (⌘G), earlier (⌘[); ⌘S saves"
     for page in PAGES:
@@ -92,7 +77,7 @@ def test_keys_are_named_as_the_platform_names_them(window: Window, monkeypatch: 
 # The glossary
 
 
-def test_the_glossary_has_every_chart_every_setting_and_the_words_of_the_field(window: Window) -> None:
+def test_glossary_is_complete(window: Window) -> None:
     entries = glossary()
     terms = {entry.term for entry in entries}
     assert {chart.title for chart in CHARTS} | {about.label for about in SETTINGS.values()} <= terms
@@ -102,7 +87,7 @@ def test_the_glossary_has_every_chart_every_setting_and_the_words_of_the_field(w
     assert len(of_document) > 60 and len(of_document) == len(set(of_document))
 
 
-def test_the_glossary_is_searched_by_term_metric_and_other_name(window: Window) -> None:
+def test_glossary_search(window: Window) -> None:
     window.menus["glossary"].trigger()
     dialog = window.findChild(GlossaryDialog)
     assert dialog.windowTitle() == "Glossary"

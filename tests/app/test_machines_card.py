@@ -17,9 +17,9 @@ from app.pages.train.machines import ADDRESS, COLUMNS, FIELDS, NAME, MachinesPar
 from app.state.consent import Consent
 from app.state.draft import Draft
 from app.state.machines import ALONE, Machines
-from backend.distributed.hosts_file import Host, HostsToAllow, read_hosts
+from backend.distributed.hosts_file import HostsToAllow, read_hosts
 from backend.distributed.machine_report import CheckedMachine, LinkSpeed, MachineFacts, MachineFinding, MachineReport
-from backend.utils.errors import ConfigProblem, UserError
+from backend.utils.errors import ConfigProblem
 
 FACTS = MachineFacts(
     "mac-a",
@@ -103,9 +103,7 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_list_is_read_edited_and_saved_with_everything_else_that_the_file_says(
-    draft: Draft, machines: Machines, file: Path
-):
+def test_edit_and_save(draft: Draft, machines: Machines, file: Path):
     assert (machines.summary(), machines.hosts) == (ALONE, ())
     draft.set("hosts", str(file))
     assert machines.summary() == "3 ranks: this machine, mac-b and mac-c" and not machines.is_edited
@@ -126,46 +124,7 @@ def test_a_list_is_read_edited_and_saved_with_everything_else_that_the_file_says
     assert len(machines.hosts) == 3 and not machines.is_edited
 
 
-def test_a_list_from_nothing_begins_with_this_machine_and_ends_with_one(
-    draft: Draft, machines: Machines, tmp_path: Path
-):
-    machines.add()
-    assert [host.ssh for host in machines.hosts] == ["127.0.0.1", ""]
-    with pytest.raises(UserError, match="host 2 has no ssh"):
-        machines.save(tmp_path / "hosts.json")
-    machines.rename(1, "mac-b")
-    machines.save(tmp_path / "hosts.json")
-    assert draft.value("hosts") == str(tmp_path / "hosts.json")
-    machines.remove(1)
-    assert machines.hosts == ()
-
-
-@pytest.mark.parametrize(
-    ("rank", "change", "says"), [(1, ("rename", "-oProxyCommand=x"), "as ssh"), (1, ("move_to", "mac-b"), "IPv4")]
-)
-def test_what_is_typed_is_checked_as_the_file_is(
-    draft: Draft, machines: Machines, file: Path, rank: int, change: tuple[str, str], says: str
-):
-    draft.set("hosts", str(file))
-    getattr(machines, change[0])(rank, change[1])
-    assert says in machines.problem and not machines.can_save
-
-
-def test_a_file_that_cannot_be_read_is_one_sentence(draft: Draft, machines: Machines, tmp_path: Path):
-    draft.set("hosts", str(tmp_path / "none.json"))
-    assert "There is no file" in machines.summary() and machines.hosts == ()
-    assert [
-        fault.setting
-        for fault in draft.problems()
-        if "There is no file" in fault.sentence and "none.json" in fault.sentence
-    ] == ["hosts"]
-    draft.set("hosts", "")
-    assert machines.summary() == ALONE
-
-
-def test_a_check_is_asked_followed_given_up_and_forgotten_with_its_list(
-    draft: Draft, machines: Machines, service: AskedService, file: Path
-):
+def test_check(draft: Draft, machines: Machines, service: AskedService, file: Path):
     draft.set("hosts", str(file))
     draft.set("model", "owner/name")
     machines.check()
@@ -199,7 +158,7 @@ def test_a_check_is_asked_followed_given_up_and_forgotten_with_its_list(
     assert service.cancelled == [2, 5]
 
 
-def test_a_file_of_somebody_else_is_asked_about_before_its_machines_and_one_written_here_is_not(
+def test_consent_to_a_hosts_file(
     draft: Draft, machines: Machines, service: AskedService, consent: Consent, file: Path, tmp_path: Path
 ):
     asked: list[HostsToAllow] = []
@@ -221,9 +180,7 @@ def test_a_file_of_somebody_else_is_asked_about_before_its_machines_and_one_writ
     assert len(asked) == 2 and len(service.asked) == 1
 
 
-def test_the_card_shows_one_line_then_the_list_and_what_was_found(
-    qtbot: QtBot, file: Path, service: AskedService, monkeypatch: pytest.MonkeyPatch
-):
+def test_card(qtbot: QtBot, file: Path, service: AskedService, monkeypatch: pytest.MonkeyPatch):
     from app.state.session import Session
 
     session = Session()
@@ -268,34 +225,3 @@ class MachinesHolder:
         self.page = QWidget()
         self.part = MachinesPart(session, self.page)
         self.part.card.setParent(None)
-
-
-def test_the_question_of_the_helper_process_checks_and_reports(monkeypatch: pytest.MonkeyPatch):
-    from backend.distributed import machine_check
-    from backend.serve.machine_questions import check_machines
-    from backend.serve.question_call import Cancelled, QuestionCall
-
-    def check(hosts: Any, name: str, wanted: Any, progress: Any) -> MachineReport:
-        assert (hosts.hosts[1], name, wanted.model, wanted.copies) == (Host("mac-b"), "h.json", "m", True)
-        progress.reached(1, "copying", 0.5)
-        progress.check()
-        return REPORT
-
-    monkeypatch.setattr(machine_check, "check_machines", check)
-    reports: list[dict[str, Any]] = []
-    call = QuestionCall(reports.append)
-    request = {
-        "hosts": [{"ssh": "a"}, {"ssh": "mac-b"}],
-        "name": "h.json",
-        "backend": "auto",
-        "model": "m",
-        "reward_file": "",
-        "copies": True,
-    }
-    assert check_machines(request, call) == REPORT.to_dict()
-    assert reports == [{"rank": 1, "stage": "copying", "share": 0.5}]
-    call.cancel()
-    with pytest.raises(Cancelled):
-        check_machines(request, call)
-    with pytest.raises(UserError, match=r"h\.json"):
-        check_machines(request | {"hosts": []}, call)

@@ -9,7 +9,6 @@ import pytest
 from PySide6.QtCore import QMimeData, QPoint, QPointF, Qt, QUrl
 from PySide6.QtGui import QDropEvent, QGuiApplication
 from PySide6.QtTest import QTest
-from PySide6.QtWidgets import QAbstractButton, QComboBox, QLineEdit, QPlainTextEdit, QTableView, QWidget
 
 from app import theme
 from app.pages.rewards.bench_results import WEIGHT as BOARD_WEIGHT
@@ -75,20 +74,6 @@ def load_rows(qtbot, page: RewardsPage, tmp_path: Path) -> None:
     wait_for_scores(qtbot, page)
 
 
-def show_scored_rows(page: RewardsPage) -> None:
-    """As if ROWS had been read and scored with `long`, without asking the backend process."""
-    completions = [
-        {"text": row["completion"], "rewards": {"long": len(row["completion"]) / 10}, "reward": 0.1, "advantage": 0.0}
-        for row in ROWS
-    ]
-    page.bench.groups = [{"prompt": "p", "answer": "4", "completions": completions}]
-    page.bench.functions = [
-        {"name": "long", "label": "Long", "weight": 1.0, "seconds": 0.0, "error": None, "printed": ""}
-    ]
-    page.bench.findings = [{"level": "good", "sentence": "There is something to learn from.", "advice": ""}]
-    page.bench.changed.emit()
-
-
 def edit(page: RewardsPage, before: str, after: str) -> None:
     """Change the text in the editor, and save it with Ctrl+S."""
     page.panel.editor.setPlainText(page.panel.editor.toPlainText().replace(before, after))
@@ -109,10 +94,7 @@ def column(page: RewardsPage, name: str) -> list[str]:
     ]
 
 
-# ── where completions come from ──────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_the_model_is_sampled_and_its_completions_scored(qtbot, page: RewardsPage, tmp_path: Path) -> None:
+def test_sample_and_score(qtbot, page: RewardsPage, tmp_path: Path) -> None:
     raw = small_run.settings_for(tmp_path, group_size=3, max_completion_length=6) | small_run.low_half(tmp_path)
     page.draft.update({key: value for key, value in raw.items() if key in page.draft.values()})
     assert page.source.group_size.text() == "3", "the run's own group size"
@@ -136,28 +118,12 @@ def test_the_model_is_sampled_and_its_completions_scored(qtbot, page: RewardsPag
     assert [item["text"] for item in page.bench.groups[0]["completions"]] != first
 
 
-def test_a_refused_sampling_shows_one_sentence(qtbot, page: RewardsPage) -> None:
-    page.draft.set("data", "/nowhere/rows.jsonl")
-    with qtbot.waitSignal(page.session.messages.said) as signal:
-        page.source.sample.click()
-    assert signal.args[0] == "There is no file or folder /nowhere/rows.jsonl." and page.source.sample.isVisible()
-
-
 def test_row_numbers_are_parsed() -> None:
     assert row_numbers("1-4, 17,2") == [1, 2, 3, 4, 17]
     assert row_numbers("") == row_numbers("4-") == row_numbers("x") == row_numbers("1-99999") == []
 
 
-def test_rows_selected_on_the_dataset_page_are_sampled(qtbot, page: RewardsPage) -> None:
-    page.source.sources.choose("file")
-    asked: list[tuple[str, list[int]]] = []
-    page.source.sample_requested.connect(lambda how, count, numbers, size: asked.append((how, numbers)))
-    page.session.try_rewards([7, 2, 3, 4])
-    assert asked == [("numbers", [2, 3, 4, 7])] and page.source.numbers.text() == "2-4, 7"
-    assert page.source.sources.key == "model"
-
-
-def test_the_menu_enables_the_actions_that_apply(qtbot, page: RewardsPage, tmp_path: Path) -> None:
+def test_menu_actions(qtbot, page: RewardsPage, tmp_path: Path) -> None:
     emitted: list[dict[str, bool]] = []
     page.enabled_actions_changed.connect(emitted.append)
     assert not any(page.enabled_actions().values())
@@ -181,7 +147,7 @@ def test_the_menu_enables_the_actions_that_apply(qtbot, page: RewardsPage, tmp_p
     qtbot.waitUntil(lambda: not emitted[-1]["drop_case"])
 
 
-def test_the_completions_of_a_run_are_scored_again(qtbot, page: RewardsPage, tmp_path: Path) -> None:
+def test_score_a_run(qtbot, page: RewardsPage, tmp_path: Path) -> None:
     folder = made_up_runs.make_run(tmp_path / "runs" / "one", steps=2)
     page.hide()
     page.show()
@@ -195,7 +161,7 @@ def test_the_completions_of_a_run_are_scored_again(qtbot, page: RewardsPage, tmp
     assert [item["text"] for item in page.bench.groups[0]["completions"]] == kept
 
 
-def test_completions_can_be_dropped_as_a_file_and_pasted_as_text(qtbot, page: RewardsPage, tmp_path: Path) -> None:
+def test_drop_and_paste(qtbot, page: RewardsPage, tmp_path: Path) -> None:
     file = tmp_path / "given.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     drop(page, file)
@@ -218,12 +184,7 @@ def drop(page: RewardsPage, file: Path) -> None:
     page.dropEvent(QDropEvent(QPointF(QPoint(5, 5)), action, data, button, Qt.KeyboardModifier.NoModifier))
 
 
-# ── the reward file ──────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_saving_scores_again_and_an_error_is_marked_on_its_line(
-    qtbot, page: RewardsPage, user_file: Path, tmp_path: Path
-) -> None:
+def test_save_marks_the_error(qtbot, page: RewardsPage, user_file: Path, tmp_path: Path) -> None:
     load_rows(qtbot, page, tmp_path)
     assert rewards(page) == [0.1, 0.2, 0.3, 0.4] and page.views.buttons["file"].text() == "mine.py"
     page.views.choose("file")
@@ -249,9 +210,7 @@ def test_saving_scores_again_and_an_error_is_marked_on_its_line(
     assert not page.panel.trouble.isVisible()
 
 
-def test_code_saved_in_the_editor_needs_no_consent_and_code_changed_elsewhere_does(
-    qtbot, page: RewardsPage, user_file: Path, tmp_path: Path
-) -> None:
+def test_consent_to_edited_code(qtbot, page: RewardsPage, user_file: Path, tmp_path: Path) -> None:
     asked: list[str] = []
     page.session.consent.ask = lambda requests: not asked.extend(item.code.path.name for item in requests)
     load_rows(qtbot, page, tmp_path)
@@ -268,21 +227,7 @@ def test_code_saved_in_the_editor_needs_no_consent_and_code_changed_elsewhere_do
     assert asked == ["mine.py", "mine.py"]
 
 
-def test_declined_code_does_not_run(qtbot, page: RewardsPage, user_file: Path, tmp_path: Path) -> None:
-    user_file.write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n{MINE}")
-    page.session.consent.ask = lambda requests: False
-    (tmp_path / "given.jsonl").write_text(json.dumps(ROWS[0]) + "\n")
-    with qtbot.waitSignal(page.session.messages.said, check_params_cb=lambda text: "not allowed" in text):
-        page.bench.load_file(tmp_path / "given.jsonl")
-    assert not (tmp_path / "ran").exists() and page.bench.functions == [] and not page.bench.busy
-    edit(page, "/ 10", "/ 5")
-    assert "/ 5" in user_file.read_text() and not page.bench.busy, "saving what was never allowed does not allow it"
-    assert not (tmp_path / "ran").exists()
-
-
-def test_saving_does_not_overwrite_the_changes_of_another_program_unasked(
-    qtbot, page: RewardsPage, user_file: Path
-) -> None:
+def test_changes_elsewhere_are_kept(qtbot, page: RewardsPage, user_file: Path) -> None:
     page.panel.editor.setPlainText(MINE + "# mine\n")
     page.panel.editor.document().setModified(True)
     user_file.write_text(MINE + "# theirs\n")
@@ -292,7 +237,7 @@ def test_saving_does_not_overwrite_the_changes_of_another_program_unasked(
     assert user_file.read_text().endswith("# mine\n"), "the second time it is meant"
 
 
-def test_a_new_reward_file_contains_working_functions(qtbot, page: RewardsPage, tmp_path: Path) -> None:
+def test_new_reward_file(qtbot, page: RewardsPage, tmp_path: Path) -> None:
     page.session.consent.ask = lambda requests: pytest.fail("it was asked about what we wrote")
     page.editing.choose_new_file = lambda: tmp_path / "fresh.py"
     page.panel.new.click()
@@ -302,12 +247,7 @@ def test_a_new_reward_file_contains_working_functions(qtbot, page: RewardsPage, 
     assert page.bench.failed is None and not any(item["error"] for item in page.bench.functions)
 
 
-# ── cases, weights, giving up ────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_a_kept_case_fails_after_a_change_of_the_function_and_can_be_removed(
-    qtbot, page: RewardsPage, user_file: Path, tmp_path: Path
-) -> None:
+def test_kept_case(qtbot, page: RewardsPage, user_file: Path, tmp_path: Path) -> None:
     load_rows(qtbot, page, tmp_path)
     page.results.table.selectRow(3)
     page.keep.click()
@@ -325,9 +265,7 @@ def test_a_kept_case_fails_after_a_change_of_the_function_and_can_be_removed(
     assert not (tmp_path / "mine.cases.jsonl").exists()
 
 
-def test_a_weight_edited_on_the_bench_changes_the_rewards_and_the_form(
-    qtbot, page: RewardsPage, user_file: Path, tmp_path: Path
-) -> None:
+def test_weight_on_the_bench(qtbot, page: RewardsPage, user_file: Path, tmp_path: Path) -> None:
     page.draft.update({"reward_functions": ["long", "keyword(word=dd)"], "reward_weights": []})
     load_rows(qtbot, page, tmp_path)
     assert column(page, "Advantage")[4] == column(page, "Advantage")[-1] and rewards(page)[3] == 1.4
@@ -341,46 +279,3 @@ def test_a_weight_edited_on_the_bench_changes_the_rewards_and_the_form(
     QTest.keyClick(typed, Qt.Key.Key_Return)
     qtbot.waitUntil(lambda: page.draft.value("reward_weights") == [1.0, 3.0])
     qtbot.waitUntil(lambda: rewards(page)[3] == 3.4)
-
-
-def test_a_function_that_hangs_is_stopped(qtbot, page: RewardsPage, user_file: Path, tmp_path: Path) -> None:
-    load_rows(qtbot, page, tmp_path)
-    edit(page, "return [", "import re\n    re.match(r'(a+)+$', 'a' * 40 + 'b')\n    return [")
-    qtbot.waitUntil(lambda: page.bench.busy == "Scoring with long")
-    page.source.cancel.click()
-    assert not page.bench.busy and page.source.sample.isVisible()
-    edit(page, "\n    re.match(r'(a+)+$', 'a' * 40 + 'b')", "")
-    wait_for_scores(qtbot, page)
-    assert rewards(page) == [0.1, 0.2, 0.3, 0.4], "and scoring goes on"
-
-
-# ── by hand, at every size ───────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_in_a_narrow_page_the_scores_are_one_of_the_views(page: RewardsPage, user_file: Path) -> None:
-    show_scored_rows(page)
-    assert page.results.table.isVisible() and page.detail.isVisible() and not page.views.buttons["scores"].isVisible()
-    assert page.views.key == "completion" and page.views.buttons["completion"].isChecked()
-    page.resize(820, 480)
-    assert page.views.key == "scores", "what is seen first says whether there is something to learn from"
-    assert page.about.text() == "1 prompt, 4 completions"
-    assert page.results.table.isVisible() and not page.detail.isVisible()
-    page.views.choose("file")
-    assert page.panel.editor.isVisible() and not page.results.table.isVisible()
-    page.resize(1400, 900)
-    assert page.results.table.isVisible() and page.panel.editor.isVisible()
-
-
-def test_every_focusable_widget_has_a_name(page: RewardsPage, user_file: Path) -> None:
-    kinds = (QAbstractButton, QComboBox, QLineEdit, QPlainTextEdit, QTableView)
-    bare = [item for item in page.findChildren(QWidget) if isinstance(item, kinds) and item.focusPolicy() & Qt.FocusPolicy.TabFocus]  # fmt: skip
-    assert len(bare) > 15
-    unnamed = [item for item in bare if not (item.accessibleName() or (hasattr(item, "text") and item.text()))]
-    assert unnamed == []
-
-
-def test_copied_rows_have_the_names_of_the_functions(page: RewardsPage) -> None:
-    show_scored_rows(page)
-    page.results.table.selectRow(1)
-    page.results.table.copy()
-    assert QGuiApplication.clipboard().text().split("\n")[0].split("\t")[:3] == ["Completion", "Long", "Reward"]

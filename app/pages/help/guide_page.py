@@ -13,7 +13,6 @@ from PySide6.QtWidgets import (
     QTextBrowser,
     QTreeWidget,
     QTreeWidgetItem,
-    QTreeWidgetItemIterator,
     QWidget,
 )
 
@@ -115,8 +114,9 @@ class GuideContents(QWidget):
         self.tree.blockSignals(False)
 
     def _mark(self) -> None:
-        items = (found.value() for found in QTreeWidgetItemIterator(self.tree))
-        item = next((item for item in items if item.data(0, PLACE) == self._place), None)
+        model, flags = self.tree.model(), Qt.MatchFlag.MatchExactly | Qt.MatchFlag.MatchRecursive
+        found = model.match(model.index(0, 0), PLACE, self._place, 1, flags)
+        item = self.tree.itemFromIndex(found[0]) if found else None
         if item is None:
             self.tree.clearSelection()
             return
