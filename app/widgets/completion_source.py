@@ -23,24 +23,14 @@ _RANGES = re.compile(r"\s*\d+\s*(-\s*\d+\s*)?(,\s*\d+\s*(-\s*\d+\s*)?)*")
 
 
 class CompletionSource(QFrame):
-    """A card with a segmented control of sources, the inputs of the chosen one, and a progress bar in their place.
+    """A card with a segmented control of sources, the inputs of the chosen one, and a progress bar in their place."""
 
-    Attributes:
-        sources – the segmented control.
-
-    Signals:
-        sample_requested(how, count of rows, row numbers, completions of each).
-        run_requested(folder, step, or None for the newest).
-        file_requested, paste_requested, cancelled.
-        refused(sentence) – the inputs cannot be used.
-    """
-
-    sample_requested = Signal(str, int, list, int)
-    run_requested = Signal(object, object)
+    sample_requested = Signal(str, int, list, int)  # how, count of rows, row numbers, completions of each
+    run_requested = Signal(object, object)  # folder, step, or None for the newest
     file_requested = Signal()
     paste_requested = Signal()
     cancelled = Signal()
-    refused = Signal(str)
+    refused = Signal(str)  # sentence
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)

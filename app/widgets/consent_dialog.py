@@ -53,11 +53,7 @@ class ShownFile:
 
 
 class AllowDialog(QDialog):
-    """A modal question; Return and Escape both mean no.
-
-    Attributes:
-        allow, decline – its buttons.
-    """
+    """A modal question; Return and Escape both mean no."""
 
     def __init__(
         self,
@@ -91,7 +87,6 @@ class AllowDialog(QDialog):
         self.resize(self.width(), self.heightForWidth(self.width()))
 
     def is_allowed(self) -> bool:
-        """Ask, and wait for the answer."""
         return self.exec() == QDialog.DialogCode.Accepted
 
 

@@ -53,18 +53,9 @@ EXPLANATION = (
 
 
 class PresetPanel(QDialog):
-    """The dialog over `presets`, with a preview of the changes to the form's `values`.
+    """The dialog over `presets`, with a preview of the changes to the form's `values`."""
 
-    Attributes:
-        list, table – the presets, and the changes of the selected one: setting, value now, value then.
-        title, sentence, keeps – labels: its title, its sentence, and the settings it leaves unchanged.
-        buttons, apply – the button box, and its Apply button.
-
-    Signals:
-        taken(Preset) – the user applies it.
-    """
-
-    taken = Signal(object)
+    taken = Signal(object)  # Preset
 
     def __init__(self, presets: Sequence[Preset], values: dict[str, Any], parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -108,7 +99,6 @@ class PresetPanel(QDialog):
 
     @property
     def chosen(self) -> Preset:
-        """The selected preset."""
         return self._presets[max(0, self.list.currentRow())]
 
     def _show_chosen(self) -> None:
@@ -153,17 +143,9 @@ def value_label(setting: Setting, value: Any) -> str:
 
 
 class PreferencesDialog(QDialog):
-    """Notifications, and the effect of closing the window. Every choice takes effect at once.
+    """Notifications, and the effect of closing the window. Every choice takes effect at once."""
 
-    Attributes:
-        notifies, shows_progress – check boxes.
-        closing – the choice among CLOSING.
-
-    Signals:
-        notifies_changed(bool), shows_progress_changed(bool), closing_changed(str) – the user has chosen.
-    """
-
-    notifies_changed = Signal(bool)
+    notifies_changed = Signal(bool)  # bool
     shows_progress_changed = Signal(bool)
     closing_changed = Signal(str)
 
@@ -193,12 +175,7 @@ class PreferencesDialog(QDialog):
 
 
 class AboutDialog(QDialog):
-    """Icon, version, facts on the system, and the licence of each component; the first is GRPO Studio itself.
-
-    Attributes:
-        list, text – the components, and the licence of the current one.
-        facts – the text that *Copy* puts into the clipboard.
-    """
+    """Icon, version, facts on the system, and the licence of each component; the first is GRPO Studio itself."""
 
     def __init__(
         self, facts: Mapping[str, str], components: Sequence[Component], parent: QWidget | None = None
@@ -248,7 +225,6 @@ class AboutDialog(QDialog):
         self.list.setCurrentRow(0)
 
     def copy(self) -> None:
-        """Put the versions into the clipboard."""
         QGuiApplication.clipboard().setText(self.facts)
 
     def _show(self, place: int) -> None:
@@ -269,12 +245,7 @@ class Term(Protocol):
 
 
 class GlossaryDialog(QDialog):
-    """Terms by section, with a search; typing leaves those that `find(words)` returns. It is not modal.
-
-    Attributes:
-        search – the line.
-        text – the browser that shows the terms.
-    """
+    """Terms by section, with a search; typing leaves those that `find(words)` returns. It is not modal."""
 
     def __init__(self, find: Callable[[str], Sequence[Term]], parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -312,12 +283,7 @@ def _term_html(term: Term, origin: str = "") -> str:
 
 
 class ProblemDialog(QDialog):
-    """A problem report, to be read, changed, and copied or saved; it is not sent. The dialog is not modal.
-
-    Attributes:
-        text – the editor with the report.
-        done_label – says that it was copied or saved.
-    """
+    """A problem report, to be read, changed, and copied or saved; it is not sent. The dialog is not modal."""
 
     def __init__(self, title: str, report: str, parent: QWidget | None = None) -> None:
         super().__init__(parent)

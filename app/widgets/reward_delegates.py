@@ -42,7 +42,6 @@ def is_ticked(index: Index) -> bool:
 
 
 def toggle_tick(model: Any, index: Index) -> None:
-    """Tick the cell, or untick it."""
     state = Qt.CheckState.Unchecked if is_ticked(index) else Qt.CheckState.Checked
     model.setData(index, state, Qt.ItemDataRole.CheckStateRole)
 

@@ -57,7 +57,6 @@ class SideBySide(QFrame):
         self._show()
 
     def go(self, by: int) -> None:
-        """Show another pair of completions."""
         self._number = min(max(self._number + by, 0), self._count - 1)
         self._show()
 

@@ -83,16 +83,9 @@ class SidebarEntry(Protocol):
 
 
 class Sidebar(QWidget):
-    """The list of pages: icon and title, or icons alone when collapsed.
+    """The list of pages: icon and title, or icons alone when collapsed."""
 
-    Attributes:
-        buttons – page key → button.
-
-    Signals:
-        chosen(page key) – a button was clicked.
-    """
-
-    chosen = Signal(str)
+    chosen = Signal(str)  # page key
 
     def __init__(self, entries: Sequence[SidebarEntry], parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -170,14 +163,7 @@ class PageButton(QAbstractButton):
 
 
 class StatusStrip(QFrame):
-    """Run state, step of total, time left, peak memory, and one sentence, at the bottom of the window.
-
-    Attributes:
-        state, step, left, memory – labels of the state, the step, the time left and the peak memory.
-        sentence – the elided label; its tool tip has all of it.
-        waiting – the link with the number of waiting runs, hidden without any.
-        offer – the link after the sentence, hidden where there is nothing to offer.
-    """
+    """Run state, step of total, time left, peak memory, and one sentence, at the bottom of the window."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)

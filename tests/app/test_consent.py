@@ -215,8 +215,8 @@ def test_code_question(qtbot, reward_file: Path) -> None:
 def test_rights_in_the_question(qtbot, reward_file: Path, tmp_path: Path) -> None:
     consent, named = Consent(tmp_path / "trusted.json"), {"reward_functions_file": str(reward_file)}
     expected = {
-        "It has no network, and can change nothing outside a folder of its own.": {},
-        "send what it reads over the network. It can change nothing outside": {"reward_network": True},
+        "It has no network, and can change nothing outside its own folder.": {},
+        "send them over the network. It can change nothing outside": {"reward_network": True},
         "inside the trainer, with your rights: it can read and change your files": {"reward_isolation": "thread"},
     }
     for sentence, settings in expected.items():

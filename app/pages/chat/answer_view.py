@@ -24,12 +24,7 @@ TITLES = {"base": "Base", "tuned": "Tuned"}
 
 
 class PromptBox(QPlainTextEdit):
-    """The box for a prompt. Enter sends, Shift+Enter begins a line, Escape stops.
-
-    Signals:
-        sent – Enter was pressed.
-        stopped – Escape was pressed.
-    """
+    """The box for a prompt. Enter sends, Shift+Enter begins a line, Escape stops."""
 
     sent = Signal()
     stopped = Signal()
@@ -111,15 +106,7 @@ class ShownAnswer:
 
 
 class AnswerView(QFrame):
-    """A card with one answer; long thinking is folded away.
-
-    Attributes:
-        side – base or tuned.
-        fold – the button that folds the thinking away, or shows it again.
-
-    Signals:
-        keep_requested – keep it as a case.
-    """
+    """A card with one answer; long thinking is folded away."""
 
     keep_requested = Signal()
 
@@ -189,16 +176,9 @@ def split_thinking(text: str) -> tuple[str, str]:
 
 
 class Transcript(QScrollArea):
-    """The turns of the conversation. It stays scrolled to the end unless the user has scrolled away from it.
+    """The turns of the conversation. It stays scrolled to the end unless the user has scrolled away from it."""
 
-    Attributes:
-        answers – by turn, side → its view.
-
-    Signals:
-        keep_requested(int, str) – keep the answer of this turn and side as a case.
-    """
-
-    keep_requested = Signal(int, str)
+    keep_requested = Signal(int, str)  # int, str
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)

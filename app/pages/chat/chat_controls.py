@@ -23,26 +23,15 @@ Entry = tuple[str, str]
 
 
 class ModelBar(QWidget):
-    """The head of the page: a run and its checkpoint, or a model; load and unload.
+    """The head of the page: a run and its checkpoint, or a model; load and unload."""
 
-    Attributes:
-        models, checkpoints – the menus.
-        settings – the button that shows the sampling settings.
-
-    Signals:
-        model_chosen(str), checkpoint_chosen(str) – the user chose another entry.
-        browse_requested – the user wants a folder that is not listed.
-        load_requested, unload_requested, reset_requested – buttons.
-        settings_toggled(bool) – show the sampling settings.
-    """
-
-    model_chosen = Signal(str)
+    model_chosen = Signal(str)  # str
     checkpoint_chosen = Signal(str)
     browse_requested = Signal()
     load_requested = Signal()
     unload_requested = Signal()
     reset_requested = Signal()
-    settings_toggled = Signal(bool)
+    settings_toggled = Signal(bool)  # bool
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -115,16 +104,9 @@ class ModelBar(QWidget):
 
 
 class RowStrip(QWidget):
-    """Prompts of the run's held-out split, and the expected answer.
+    """Prompts of the run's held-out split, and the expected answer."""
 
-    Attributes:
-        expected – the line with the expected answer.
-
-    Signals:
-        row_requested(int) – show this row, from 0; −1 is the last.
-    """
-
-    row_requested = Signal(int)
+    row_requested = Signal(int)  # int
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -160,11 +142,7 @@ class RowStrip(QWidget):
 
 
 class Notice(QWidget):
-    """A title, a sentence, a moving bar and a button, in place of a conversation.
-
-    Signals:
-        button_clicked – the button was pressed.
-    """
+    """A title, a sentence, a moving bar and a button, in place of a conversation."""
 
     button_clicked = Signal()
 
@@ -230,13 +208,7 @@ FIELDS = (
 
 
 class SamplingPanel(QFrame):
-    """A slim column of sampling settings, and the system message.
-
-    Attributes:
-        fields – key → its line.
-        free_output – turns off the run's constrained decoding; hidden if the run has none.
-        system – the system message.
-    """
+    """A slim column of sampling settings, and the system message."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)

@@ -39,17 +39,9 @@ SIDES = {"base": "Base", "both": "Both", "tuned": "Tuned"}
 
 
 class ChatPage(QWidget):
-    """The page.
+    """The page."""
 
-    Attributes:
-        session – the state shared with the other pages.
-        chat – the conversation.
-
-    Signals:
-        enabled_actions_changed(dict) – `enabled_actions()` returns this now.
-    """
-
-    enabled_actions_changed = Signal(dict)
+    enabled_actions_changed = Signal(dict)  # dict
 
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -183,7 +175,6 @@ class ChatPage(QWidget):
         self._list_models()
 
     def load(self) -> None:
-        """Load the chosen model."""
         if self._choice is None or self._live is not None:
             return
         self.panel.show_defaults(sampling_of(self._choice), self._choice.settings.get("system_prompt") or "")
@@ -198,7 +189,6 @@ class ChatPage(QWidget):
         return self._choice is not None and self.chat.has_loaded(self._choice, self.bar.checkpoint)
 
     def _check_live_run(self) -> None:
-        """Unload the model while a run trains."""
         self._live = chat_state.live_run()
         if self._live is not None and self.chat.state != "empty":
             self.chat.unload()
@@ -287,7 +277,6 @@ class ChatPage(QWidget):
     # Asking
 
     def send(self) -> None:
-        """Send the prompt to the chosen sides."""
         if not self._can_send():
             return
         prompt, sides = self.prompt.toPlainText().strip(), self.sides.key
@@ -304,7 +293,6 @@ class ChatPage(QWidget):
         self.chat.stop()
 
     def new_conversation(self) -> None:
-        """Forget the turns; the model stays loaded."""
         self.chat.reset()
         self.prompt.setFocus()
 

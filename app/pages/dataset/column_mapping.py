@@ -83,18 +83,9 @@ class NameMenuField(Field):
 
 
 class ColumnMapping(QFrame):
-    """A card of combo boxes: configuration and splits in the first row, columns in the second.
+    """A card of combo boxes: configuration and splits in the first row, columns in the second."""
 
-    Attributes:
-        fields – setting → field; `config`, `splits` and `columns` are parts of it.
-        verdict – a sentence on the prompts in the column chosen.
-
-    Signals:
-        edited(key, raw value) – the user chose another name.
-        accepted – the user took the suggested columns.
-    """
-
-    edited = Signal(str, object)
+    edited = Signal(str, object)  # key, raw value
     accepted = Signal()
 
     def __init__(self, uses: Mapping[str, str], parent: QWidget | None = None) -> None:
@@ -122,11 +113,9 @@ class ColumnMapping(QFrame):
         column(grid, self.problem, self.offer, self.verdict, None, into=self, margins=(12, 8, 12, 12))
 
     def tab_stops(self) -> list[QWidget]:
-        """The widgets that Tab visits, in order."""
         return [*(stop for field in self.fields.values() for stop in field.tab_stops()), self.use]
 
     def show_values(self, values: Mapping[str, Any]) -> None:
-        """Show the raw values of the settings."""
         for key, field in self.fields.items():
             field.show_value(values[key])
 

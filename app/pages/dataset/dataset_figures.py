@@ -20,27 +20,19 @@ BAR_PITCH = 7
 """Pixels from one bar of the histogram to the next."""
 FIGURES = {
     "rows": ("Rows", "Rows of this split. Of a large file only the first are shown and counted, and ~ is an estimate."),
-    "too_long": ("Too long", "Prompts above Max prompt, or that leave no room for the completion under Max Seq. Training leaves them out, or cuts them."),
+    "too_long": (
+        "Too long",
+        "Prompts above Max prompt, or without room for a completion. Training skips or cuts them.",
+    ),
     "unanswered": ("No answer", "Rows whose answer is missing or empty: rewards that compare give them nothing."),
     "repeated": ("Repeated", "Rows whose prompt is the same as that of an earlier row."),
     "refused": ("Unusable", "Rows without a usable prompt. Training refuses the dataset until they are fixed."),
-}  # fmt: skip
+}
 LENGTHS, VARIETY = "Lengths", "Variety"
 
 
 class DatasetFigures(QFrame):
-    """Counts above a histogram or the figures on variety. An unknown count is a dash; an estimate has a “~”.
-
-    Attributes:
-        other – the link to the view that is not shown.
-        histogram – of prompt lengths in tokens.
-        variety – how varied the prompts are.
-        about – a caption below it.
-        progress – the share of prompts that were tokenized.
-
-    Signals:
-        turned – the other view is shown.
-    """
+    """Counts above a histogram or the figures on variety. An unknown count is a dash; an estimate has a “~”."""
 
     turned = Signal()
 
@@ -119,14 +111,14 @@ class Histogram(QWidget):
         return theme.scaled_size(QSize(200, 88))
 
     def show_lengths(self, lengths: Sequence[tuple[int, int]], prompt_limit: int, placeholder: str = "") -> None:
-        """Show (tokens, rows), ascending. `prompt_limit`: most tokens of a prompt; `placeholder`: text without lengths."""
+        """Show (tokens, rows), ascending; `prompt_limit` is the most tokens of a prompt."""
         self._lengths, self._prompt_limit, self._placeholder = lengths, prompt_limit, placeholder
         described = f"From {lengths[0][0]} to {lengths[-1][0]} tokens; {prompt_limit} fit." if lengths else placeholder
         self.setAccessibleDescription(described)
         self.update()
 
     def bins(self) -> tuple[int, list[int]]:
-        """(tokens per bar, rows of each bar), up to the longest prompt, or to the limit if that is not far beyond it."""
+        """(tokens per bar, rows of each bar), up to the longest prompt or a limit not far beyond it."""
         longest = self._lengths[-1][0] if self._lengths else 1
         reach = max(longest, self._prompt_limit if self._prompt_limit < 2 * longest else 0) + 1
         step = max(1, math.ceil(reach / max(8, self.width() // BAR_PITCH)))

@@ -56,16 +56,9 @@ FAILED = (
 
 
 class DatasetPage(QWidget):
-    """The page.
+    """The page."""
 
-    Attributes:
-        session, draft, dataset – the state shared with the other pages.
-
-    Signals:
-        enabled_actions_changed(dict) – `enabled_actions()` returns this now.
-    """
-
-    enabled_actions_changed = Signal(dict)
+    enabled_actions_changed = Signal(dict)  # dict
 
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -291,7 +284,6 @@ class DatasetPage(QWidget):
         return sorted(headings, key=lambda heading: (not heading.wide, order.index(heading.use)))
 
     def _placeholder(self) -> str:
-        """The text in place of the rows."""
         data, state = self.draft.value("data"), self.dataset.state
         if state == "fetching":
             done, total = self.dataset.download_progress

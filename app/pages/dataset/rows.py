@@ -38,7 +38,7 @@ NO_TEMPLATE = "This model has no chat template: the messages are joined as plain
 
 @dataclass(frozen=True, slots=True)
 class ColumnHeading:
-    """A column of the dataset: its name, its use ("" if none), `right` for numbers, `wide` if it gets the spare width."""
+    """A column of the dataset; `right` for numbers, `wide` if it gets the spare width."""
 
     name: str
     use: str = ""
@@ -47,16 +47,9 @@ class ColumnHeading:
 
 
 class RowModel(QAbstractTableModel):
-    """Holds the chunks of rows that were last visible.
+    """Holds the chunks of rows that were last visible."""
 
-    Attributes:
-        headings – the dataset's columns.
-
-    Signals:
-        chunk_requested(first row) – missing rows are visible; answer with `add_chunk` or `release`.
-    """
-
-    chunk_requested = Signal(int)
+    chunk_requested = Signal(int)  # first row
 
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
@@ -194,14 +187,9 @@ class RowModel(QAbstractTableModel):
 
 
 class RowTable(BaseTable):
-    """The table view over a RowModel.
+    """The table view over a RowModel."""
 
-    Signals:
-        chosen(row) – the current row changed.
-        selected – the selection changed.
-    """
-
-    chosen = Signal(int)
+    chosen = Signal(int)  # row
     selected = Signal()
 
     def __init__(self, model: RowModel) -> None:
@@ -276,7 +264,7 @@ class RowTable(BaseTable):
 
 
 class RowDetail(QFrame):
-    """One row in full, from the service's `preview_row`: the prompt with special tokens marked, its ids, or the columns."""
+    """One row from the service's `preview_row`: the prompt with special tokens marked, its ids, or the columns."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -298,7 +286,6 @@ class RowDetail(QFrame):
         theme.signals.changed.connect(self._draw)
 
     def show_nothing(self) -> None:
-        """Show no row."""
         self._preview = None
         self.title.setText("")
         self._draw()

@@ -38,11 +38,7 @@ NOT_YET = (
 
 
 class EvaluationForm(QWidget):
-    """A row of fields, and below it the progress of an evaluation or the error of the last one.
-
-    Signals:
-        started, stopped – the button was pressed.
-    """
+    """A row of fields, and below it the progress of an evaluation or the error of the last one."""
 
     started = Signal()
     stopped = Signal()
@@ -135,12 +131,7 @@ class EvaluationForm(QWidget):
 
 
 class EvaluatePage(QWidget):
-    """The page.
-
-    Attributes:
-        session – the state shared with the other pages.
-        evaluations – the evaluations of the session's run.
-    """
+    """The page."""
 
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -228,12 +219,10 @@ class EvaluatePage(QWidget):
         self._show_running()
 
     def start(self) -> None:
-        """Start the evaluation that the form describes."""
         if self.session.run is not None and not self._obstacle():
             self.evaluations.start(self.form.request())
 
     def _obstacle(self) -> str:
-        """Why no evaluation can begin now, or ""."""
         if self.session.is_training:
             return "A run is training and needs the memory; evaluate once it has ended."
         run = self.session.run

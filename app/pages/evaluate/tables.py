@@ -1,4 +1,4 @@
-"""The tables of an evaluation: its figures with a forest plot of the differences, and its prompts with their rewards."""
+"""The tables of an evaluation: figures with a forest plot, and prompts with their rewards."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class FigureLine:
         return self.after if self.difference is None else self.difference
 
     def fixed(self, value: float | None) -> str:
-        """A difference, or an end of an interval, with as many decimals as the line's largest mean has with three digits.
+        """A difference or end of an interval, with as many decimals as the largest mean has with three digits.
 
         Shares are in percent; a difference has a sign.
         """
@@ -67,7 +67,7 @@ class FigureLine:
 
 
 def figure_lines(decoding: Decoding, labels: Mapping[str, str]) -> list[FigureLine]:
-    """Reward, every function by its label, pass@k, tokens, share cut off; with several completions also their spread."""
+    """Reward, functions, pass@k, tokens, share cut off; with several completions also their spread."""
     after = (decoding.sides.get("tuned") or next(iter(decoding.sides.values()))).figures
     before = decoding.sides["base"].figures if decoding.difference is not None else None
     change = decoding.difference
@@ -280,13 +280,9 @@ class PromptRowModel(RowsModel):
 
 
 class PromptRowTable(BaseTable):
-    """The table of prompts.
+    """The table of prompts."""
 
-    Signals:
-        chosen(int) – the place of the selected row, −1 for none.
-    """
-
-    chosen = Signal(int)
+    chosen = Signal(int)  # int
 
     def __init__(self, model: PromptRowModel) -> None:
         super().__init__()

@@ -58,17 +58,9 @@ class Heading(Protocol):
 
 
 class GuideContents(QWidget):
-    """A line that searches, and below it the chapters, or the headings that `find(typed)` returns.
+    """A line that searches, and below it the chapters, or the headings that `find(typed)` returns."""
 
-    Attributes:
-        search – the line.
-        tree – chapters, sections and entries.
-
-    Signals:
-        chosen(str) – show this place.
-    """
-
-    chosen = Signal(str)
+    chosen = Signal(str)  # str
 
     def __init__(
         self,
@@ -157,13 +149,9 @@ def _chapter_item(chapter: Sequence[Heading]) -> QTreeWidgetItem:
 
 
 class GuideView(QTextBrowser):
-    """Shows a chapter as HTML.
+    """Shows a chapter as HTML."""
 
-    Signals:
-        link_chosen(str) – a link was clicked, or chosen by the keyboard: its target as written in the chapter.
-    """
-
-    link_chosen = Signal(str)
+    link_chosen = Signal(str)  # str
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -181,7 +169,6 @@ class GuideView(QTextBrowser):
         theme.signals.changed.connect(self._restyle)
 
     def show_html(self, html: str) -> None:
-        """Show a chapter from its beginning."""
         self._html = html
         self.document().setDefaultStyleSheet(_style())
         self.setHtml(html)
@@ -249,12 +236,7 @@ def _style() -> str:
 
 
 class GuidePage(QWidget):
-    """The page.
-
-    Attributes:
-        contents, view – its two halves; back – the button above the text.
-        place – the place that is shown.
-    """
+    """The page."""
 
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -308,7 +290,6 @@ class GuidePage(QWidget):
             self.show_place(place)
 
     def find_text(self) -> None:
-        """For the menu: search the guide."""
         self.contents.search.setFocus()
         self.contents.search.selectAll()
 

@@ -56,11 +56,7 @@ class BenchState(Protocol):
 
 
 class BenchFunctionModel(RowsModel):
-    """The functions with their scores, means, weights and times.
-
-    Signals:
-        weighed(all weights) – the user changed a weight.
-    """
+    """The functions with their scores, means, weights and times."""
 
     columns = (
         Column("Reward", 148),
@@ -69,7 +65,7 @@ class BenchFunctionModel(RowsModel):
         Column("Weight", 60, is_figure=True),
         Column("Time", 72, is_figure=True),
     )
-    weighed = Signal(list)
+    weighed = Signal(list)  # all weights
     rows: list[Mapping[str, Any]]
 
     def __init__(self, parent: Any = None) -> None:
@@ -161,13 +157,9 @@ class ScoreHistogramDelegate(QStyledItemDelegate):
 
 
 class BenchFunctionTable(BaseTable):
-    """The table of functions, as high as its rows; the weights can be edited.
+    """The table of functions, as high as its rows; the weights can be edited."""
 
-    Signals:
-        error_requested(function's row) – the row of a function that failed was clicked.
-    """
-
-    error_requested = Signal(object)
+    error_requested = Signal(object)  # function's row
 
     def __init__(self, model: BenchFunctionModel) -> None:
         super().__init__()
@@ -288,13 +280,7 @@ class BenchCompletionTable(CompletionTable):
 
 
 class BenchResults(QWidget):
-    """Findings, functions and completions; without any, the purpose of the page.
-
-    Attributes:
-        verdict – the findings.
-        functions, board – the model and the table of reward functions.
-        completions, table – the model and the table of completions.
-    """
+    """Findings, functions and completions; without any, the purpose of the page."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)

@@ -140,16 +140,7 @@ class LineNumbers(QWidget):
 
 
 class CodeEditor(QPlainTextEdit):
-    """An editor for Python with line numbers and a marked error line. Tab indents, so Escape leaves the editor.
-
-    Attributes:
-        colours – the syntax highlighter.
-
-    Signals:
-        save_requested – Ctrl+S.
-        run_requested – Ctrl+Return.
-        left – Escape.
-    """
+    """An editor for Python with line numbers and a marked error line. Tab indents, so Escape leaves the editor."""
 
     save_requested = Signal()
     run_requested = Signal()
@@ -326,15 +317,7 @@ def _is_save(event: QKeyEvent) -> bool:
 
 
 class RewardFilePanel(QFrame):
-    """A card with the editor, or with two buttons while no file is chosen. It reads and writes no file.
-
-    Attributes:
-        editor – the code editor.
-        trouble, frames – labels of the error and of the traceback's lines.
-
-    Signals:
-        save_requested, score_requested, new_requested, open_requested, reload_requested.
-    """
+    """A card with the editor, or with two buttons while no file is chosen. It reads and writes no file."""
 
     save_requested = Signal()
     score_requested = Signal()
@@ -400,7 +383,6 @@ class RewardFilePanel(QFrame):
 
     @property
     def is_edited(self) -> bool:
-        """True if the text has unsaved changes."""
         return self._stack.currentIndex() == 1 and self.editor.document().isModified()
 
     def _show_state(self) -> None:
@@ -416,15 +398,7 @@ def _frame_html(frame: Mapping[str, Any]) -> str:
 
 
 class EditedRewardFile(QObject):
-    """The file being edited: written atomically, and watched for changes by other programs.
-
-    Attributes:
-        path – the file, or None.
-        text – its contents when it was last read or written.
-
-    Signals:
-        changed_elsewhere – another program wrote it.
-    """
+    """The file being edited: written atomically, and watched for changes by other programs."""
 
     changed_elsewhere = Signal()
 
@@ -481,18 +455,9 @@ class EditedRewardFile(QObject):
 
 
 class RewardEditing(QObject):
-    """Connects the file on disk, the panel that shows it, the setting that names it and the bench that scores with it.
+    """Connects the file on disk, the panel that shows it, the setting that names it and the bench that scores with it."""
 
-    Attributes:
-        session, draft, bench – the state shared with the pages.
-        panel – the panel.
-        file – the file being edited.
-
-    Signals:
-        opened(str) – another file is shown: its name, or "".
-    """
-
-    opened = Signal(str)
+    opened = Signal(str)  # str
 
     def __init__(self, session: Session, panel: RewardFilePanel, parent: QObject) -> None:
         super().__init__(parent)
@@ -523,7 +488,6 @@ class RewardEditing(QObject):
         return is_ours
 
     def save(self) -> None:
-        """Save the edits, and score again."""
         if self.file.path is None:
             return
         if not self.file.matches_disk and self.panel.reload.isHidden():

@@ -63,13 +63,9 @@ def _result_text(row: Mapping[str, Any]) -> str:
 
 
 class CaseTable(BaseTable):
-    """The table of cases.
+    """The table of cases."""
 
-    Signals:
-        drop_requested(index of a case) – remove it: Delete was pressed.
-    """
-
-    drop_requested = Signal(int)
+    drop_requested = Signal(int)  # index of a case
 
     def __init__(self, model: CaseModel) -> None:
         super().__init__()
@@ -87,22 +83,14 @@ class CaseTable(BaseTable):
             super().keyPressEvent(event)
 
     def drop(self) -> None:
-        """Request the removal of the current case."""
         if self.currentIndex().isValid():
             self.drop_requested.emit(self.currentIndex().row())
 
 
 class RewardsPage(QWidget):
-    """The page.
+    """The page."""
 
-    Attributes:
-        session, draft, bench – the state shared with the other pages.
-
-    Signals:
-        enabled_actions_changed(dict) – `enabled_actions()` returns this now.
-    """
-
-    enabled_actions_changed = Signal(dict)
+    enabled_actions_changed = Signal(dict)  # dict
 
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -271,7 +259,6 @@ class RewardsPage(QWidget):
     # Slots of buttons and menus
 
     def sample(self) -> None:
-        """Sample completions as the source is set."""
         self.source.sources.choose("model")
         self.source.sample.click()
 

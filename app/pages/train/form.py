@@ -26,20 +26,11 @@ COLUMN, MAX_COLUMNS = 200, 4
 
 
 class Form(TabArea):
-    """Cards in a column that scrolls.
+    """Cards in a column that scrolls."""
 
-    Attributes:
-        fields – setting → field, of all cards and of `adopt`.
-
-    Signals:
-        edited(key, raw value) – the user changed a field.
-        focused(key) – a field got the focus.
-        opened(key of a card, is open) – the user opened or closed it.
-    """
-
-    edited = Signal(str, object)
-    focused = Signal(str)
-    opened = Signal(str, bool)
+    edited = Signal(str, object)  # key, raw value
+    focused = Signal(str)  # key
+    opened = Signal(str, bool)  # key of a card, is open
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -56,7 +47,6 @@ class Form(TabArea):
         reserve_gutter(self, self.column)
 
     def add_card(self, card: SettingsCard) -> None:
-        """Add a card at the bottom."""
         self._cards.append(card)
         card.opened.connect(lambda opened: self.opened.emit(card.key, opened))
         card.group_requested.connect(self._focus)
@@ -70,13 +60,11 @@ class Form(TabArea):
             field.edited.connect(self.edited)
 
     def show_values(self, values: Mapping[str, Any]) -> None:
-        """Show the raw values of the settings."""
         for key, field in self.fields.items():
             if key in values:
                 field.show_value(values[key])
 
     def show_only(self, keys: set[str]) -> None:
-        """Hide every field that is not named."""
         for each in self._cards:
             each.show_only(keys)
 
@@ -102,7 +90,6 @@ class Form(TabArea):
             each.show_changed(changed & each.fields.keys(), afresh=afresh)
 
     def open_cards(self, keys: Iterable[str]) -> None:
-        """Open these cards and close the others."""
         for each in self._cards:
             each.set_open(each.key in set(keys))
 
@@ -125,7 +112,7 @@ class Form(TabArea):
             each.uncover(key)
 
     def focus_group(self, direction: int) -> None:
-        """Focus the first field of the next group of settings (`direction` 1), or of this or the previous group (-1)."""
+        """Focus the first field of the next group of settings (`direction` 1), or of this or the last (−1)."""
         focused = QApplication.focusWidget()
         if focused is None or not self.page.isAncestorOf(focused):
             here = self.verticalScrollBar().value() - 1
@@ -159,21 +146,10 @@ class SettingsCard(QFrame):
 
     A closed card also shows the fields that differ from their default, and a link to each group of settings. An open
     card shows all fields under the headings of their groups. The order of fields is always the same.
-
-    Attributes:
-        key – names the card.
-        fields – setting → field, hidden ones included.
-        middle – a layout for the page's own widgets, between the fields of `first` and the others.
-        more – the button that shows and hides the other fields.
-        links – heading → the link to it.
-
-    Signals:
-        opened(bool) – the user clicked the button or a link.
-        group_requested(field) – the user clicked a link: the first field below that heading.
     """
 
-    opened = Signal(bool)
-    group_requested = Signal(QWidget)
+    opened = Signal(bool)  # bool
+    group_requested = Signal(QWidget)  # field
 
     def __init__(
         self,
@@ -286,12 +262,7 @@ class SettingsCard(QFrame):
 
 
 class FieldGrid(QWidget):
-    """Fields in as many columns as the width allows, below the headings of their groups.
-
-    Attributes:
-        fields – all fields, in order.
-        shown – the fields that are not hidden.
-    """
+    """Fields in as many columns as the width allows, below the headings of their groups."""
 
     def __init__(self, settings: Iterable[Setting], parent: QWidget | None = None, *, follows: bool = False) -> None:
         """`follows`: other content of the card stands above, so the first heading gets a line too."""
@@ -356,7 +327,6 @@ class FieldGrid(QWidget):
 
 
 def _heading(text: str, parent: QWidget) -> QWidget:
-    """The name of a group, below a hairline."""
     heading, rule, name = QWidget(parent), card(role="rule"), PlainLabel(text)
     rule.setObjectName("rule")
     name.setFont(theme.heading_font())

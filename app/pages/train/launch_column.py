@@ -33,25 +33,12 @@ ROW_MIN_BYTES = 0.5e6
 
 
 class LaunchColumn(TabArea):
-    """The column: plan and Run button, problems, memory, help, command.
-
-    Attributes:
-        summary, details – labels of the plan.
-        run – the Run button.
-        memory – the MemoryBar.
-        command, copy – the elided command line and its Copy link.
-
-    Signals:
-        run_pressed – the Run button was clicked.
-        problem_pressed(setting) – the link of a problem was clicked.
-        guide_pressed(setting) – show the guide's paragraph on the setting.
-        editing_cancelled – keep the settings of a waiting run.
-    """
+    """The column: plan and Run button, problems, memory, help, command."""
 
     run_pressed = Signal()
-    problem_pressed = Signal(str)
+    problem_pressed = Signal(str)  # setting
     editing_cancelled = Signal()
-    guide_pressed = Signal(str)
+    guide_pressed = Signal(str)  # setting
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -137,7 +124,6 @@ class LaunchColumn(TabArea):
             self._problem_rows.addWidget(label(f"and {count - SHOWN_PROBLEMS} more", role="muted"))
 
     def show_warnings(self, warnings: Sequence[ConfigProblem]) -> None:
-        """List values that are valid but unusual."""
         clear_layout(self._warning_rows)
         self._warnings.setVisible(bool(warnings))
         for warning in warnings[:SHOWN_PROBLEMS]:
@@ -181,13 +167,7 @@ class LaunchColumn(TabArea):
 
 
 class MemoryBar(QWidget):
-    """The estimated memory of a run by part, against the memory of this machine. Hidden without an estimate.
-
-    Attributes:
-        memory_parts – the estimate shown, or None.
-        sentence – label: fits or not.
-        advice – label: how to make it fit, or faster.
-    """
+    """The estimated memory of a run by part, against the memory of this machine. Hidden without an estimate."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)

@@ -99,14 +99,10 @@ COLUMNS = (
 
 
 class MachineModel(RowsModel):
-    """The machines in the order of their ranks.
-
-    Signals:
-        edited(rank, column, text) – the user typed a name or an address.
-    """
+    """The machines in the order of their ranks."""
 
     columns = COLUMNS
-    edited = Signal(int, int, str)
+    edited = Signal(int, int, str)  # rank, column, text
 
     def show_rows(self, rows: Sequence[MachineRow]) -> None:
         if len(rows) != len(self.rows):
@@ -177,20 +173,13 @@ class MachineTable(BaseTable):
         self.setFixedHeight(around + theme.scaled(ROW_HEIGHT) * shown)
 
     def edit_name(self, rank: int) -> None:
-        """Begin to type a machine's name."""
         index = self.machines.index(rank, NAME)
         self.setCurrentIndex(index)
         self.edit(index)
 
 
 class MachinePanel(QWidget):
-    """One line, or the list of machines with its buttons and the result of its check.
-
-    Attributes:
-        summary – the one line.
-        table – the list of machines.
-        check, stop, copy_model, add, remove, save, copy_command – its buttons.
-    """
+    """One line, or the list of machines with its buttons and the result of its check."""
 
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -222,7 +211,6 @@ class MachinePanel(QWidget):
         self.table.machines.edited.connect(self._edit)
 
     def tab_stops(self) -> list[QWidget]:
-        """The widgets that Tab visits, in order."""
         return [self.table, self.check, self.stop, self.copy_model, self.add, self.remove, self.save, self.copy_command]
 
     def show_machines(self, *, details: bool) -> None:
@@ -287,11 +275,7 @@ def _machine_row(machines: Machines, rank: int) -> MachineRow:
 
 
 class MachinesPart(QObject):
-    """The card, connected to the session.
-
-    Attributes:
-        card, panel – its widgets.
-    """
+    """The card, connected to the session."""
 
     def __init__(self, session: Session, parent: QWidget) -> None:
         super().__init__(parent)

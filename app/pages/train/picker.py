@@ -122,7 +122,6 @@ def display_path(place: str) -> str:
 
 
 def is_hub_id(name: str) -> bool:
-    """True for owner/name, False for a path."""
     return name.count("/") == 1 and not name.startswith(("/", "~", "."))
 
 
@@ -229,13 +228,9 @@ class PickerModel(RowsModel):
 
 
 class PickerTable(BaseTable):
-    """The table view; a PickerLine spans its row.
+    """The table view; a PickerLine spans its row."""
 
-    Signals:
-        star_pressed(row) – the star of an entry was clicked.
-    """
-
-    star_pressed = Signal(int)
+    star_pressed = Signal(int)  # row
 
     def __init__(self, model: PickerModel, *, precision: bool) -> None:
         super().__init__()
@@ -264,15 +259,7 @@ class PickerTable(BaseTable):
 
 
 class DownloadRow(QWidget):
-    """A download: name, progress, and buttons to pause, resume and cancel.
-
-    Attributes:
-        status, bar, trouble – what has arrived, and why the download failed.
-        pause, cancel – the buttons; `pause` resumes a download that is not running.
-
-    Signals:
-        paused, resumed, discarded – the button was clicked.
-    """
+    """A download: name, progress, and buttons to pause, resume and cancel."""
 
     paused = Signal()
     resumed = Signal()
@@ -332,23 +319,12 @@ class DownloadRow(QWidget):
 
 
 class Picker(QDialog):
-    """The dialog for one `repo_type`, "model" or "dataset".
+    """The dialog for one `repo_type`, "model" or "dataset"."""
 
-    Attributes:
-        contents – entries on this machine and on the Hub; the table model shows those that match the search words.
-
-    Signals:
-        chosen(id) – the user chose it; the value for the form's field.
-        search_requested(words) – search the Hub; answer with `show_hub` or `show_trouble`.
-        star_changed(id, is a favourite now).
-        download_requested(id).
-        folder_requested, file_requested – open the desktop's own file dialog.
-    """
-
-    chosen = Signal(str)
-    search_requested = Signal(str)
-    star_changed = Signal(str, bool)
-    download_requested = Signal(str)
+    chosen = Signal(str)  # id
+    search_requested = Signal(str)  # words
+    star_changed = Signal(str, bool)  # id, is a favourite now
+    download_requested = Signal(str)  # id
     folder_requested = Signal()
     file_requested = Signal()
 
@@ -445,12 +421,10 @@ class Picker(QDialog):
             download.deleteLater()
 
     def current(self) -> PickerRow | None:
-        """The selected row, if any."""
         place = self.table.currentIndex().row()
         return self.model.rows[place] if 0 <= place < len(self.model.rows) and self.table.selected_rows() else None
 
     def choose_id(self, id_: str) -> None:
-        """Select this entry, if it is shown."""
         for place, each in enumerate(self.model.rows):
             if isinstance(each, PickerEntry) and each.id == id_:
                 self.table.selectRow(place)

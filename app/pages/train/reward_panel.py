@@ -40,7 +40,10 @@ ROW = 38
 MIN_SCORES_WIDTH = 184
 """Least width of the column “What it scores”; in a narrower table other columns are hidden."""
 NOT_FOUND = "No function of this name was found."
-NONE_TICKED = "No function is ticked, so the five defaults score: Accuracy, Integer Answer, Strict Format, Soft Format and XML Count."
+NONE_TICKED = (
+    "No function is ticked, so the five defaults score: "
+    "Accuracy, Integer Answer, Strict Format, Soft Format and XML Count."
+)
 _STEPS = {Qt.Key.Key_Up: -1, Qt.Key.Key_Down: 1}
 _YES_NO = {"true": "Yes", "false": "No"}
 _KIND_WORDS = (("bool", "yes or no"), ("int", "whole number"), ("float", "number"), ("list", "list"), ("str", "text"))
@@ -48,7 +51,7 @@ _KIND_WORDS = (("bool", "yes or no"), ("int", "whole number"), ("float", "number
 
 @dataclass
 class RewardRow:
-    """One function. `weight` is None if the config's weight is not a number; `known` is False without such a function."""
+    """One function. `weight` is None if it is not a number; `known` is False without such a function."""
 
     entry: RewardEntry
     ticked: bool = False
@@ -57,14 +60,7 @@ class RewardRow:
 
 
 class RewardModel(DraggedRowsModel):
-    """Functions as rows, the ticked ones in the order of the setting.
-
-    Attributes:
-        means – metric name → mean score on the bench.
-
-    Signals:
-        picked(names, weights) – the user changed ticks, weights or order; weights are empty if all are 1.
-    """
+    """Functions as rows, the ticked ones in the order of the setting."""
 
     DRAG_TYPE = "application/x-grpo-studio-reward"
     columns = (
@@ -76,7 +72,7 @@ class RewardModel(DraggedRowsModel):
         Column("Mean", 60, is_figure=True),
         Column("Weight", 72, is_figure=True),
     )
-    picked = Signal(list, list)
+    picked = Signal(list, list)  # names, weights
     rows: list[RewardRow]
 
     def __init__(self, parent: QWidget | None = None) -> None:
@@ -300,18 +296,9 @@ class RewardTable(BaseTable):
 
 
 class RewardPanel(QWidget):
-    """The reward table with its heading and buttons.
+    """The reward table with its heading and buttons."""
 
-    Attributes:
-        model, table – the RewardModel and its view.
-        arguments – the detail of the current row, with fields for its arguments.
-
-    Signals:
-        picked(names, weights) – the user changed the table.
-        file_requested – a reward file is to be added.
-    """
-
-    picked = Signal(list, list)
+    picked = Signal(list, list)  # names, weights
     file_requested = Signal()
 
     def __init__(self, parent: QWidget | None = None) -> None:
@@ -361,7 +348,6 @@ class RewardPanel(QWidget):
         self.more.setVisible(len(entries) > len(rows))
 
     def show_all(self) -> None:
-        """Show a row for every function."""
         self._visible_names = {entry.name for entry in self._last_shown[0]}
         self.show_rewards(*self._last_shown)
 
@@ -393,7 +379,6 @@ class RewardPanel(QWidget):
         self.picked.emit(*names_and_weights(weights))
 
     def tab_stops(self) -> list[QWidget]:
-        """The widgets that Tab visits, in order."""
         return [self.table, self.use_defaults, self.add_file, self.more]
 
     def focusNextPrevChild(self, forward: bool) -> bool:
@@ -410,17 +395,9 @@ class RewardPanel(QWidget):
 
 
 class RewardArguments(QWidget):
-    """The description of a function, and its arguments as typed fields; an empty field stands for the default.
+    """The description of a function, and its arguments as typed fields; an empty field stands for the default."""
 
-    Attributes:
-        about – the label with the description.
-        fields – argument → its field.
-
-    Signals:
-        changed(old entry, new entry) – the user changed an argument.
-    """
-
-    changed = Signal(str, str)
+    changed = Signal(str, str)  # old entry, new entry
     COLUMNS = 3
 
     def __init__(self, parent: QWidget | None = None) -> None:

@@ -52,17 +52,12 @@ def suggested_models() -> list[PickerEntry]:
 
 
 def suggested_dataset() -> PickerEntry:
-    """The dataset for a first run."""
     name, about = first_choices.DATASET, f"{first_choices.DATASET_ABOUT.capitalize()}."
     return PickerEntry(id=name, name=name, where="hub", kind="2,000 rows", remarks=(about,))
 
 
 class Picking(QObject):
-    """The pickers of a page, one dialog each for models and datasets. Fields of other kinds are ignored.
-
-    Attributes:
-        session, prefs – the state shared with the pages.
-    """
+    """The pickers of a page, one dialog each for models and datasets. Fields of other kinds are ignored."""
 
     def __init__(self, session: Session, fields: Iterable[Field], page: QWidget) -> None:
         super().__init__(page)

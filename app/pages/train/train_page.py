@@ -62,13 +62,7 @@ FEW = 6
 
 
 class TrainPage(QWidget):
-    """The page.
-
-    Attributes:
-        session, draft – the state shared with the other pages.
-        form, launch, rewards, search – its widgets.
-        picking – the pickers of the model and dataset fields.
-    """
+    """The page."""
 
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -222,7 +216,6 @@ class TrainPage(QWidget):
         self._show_plan()
 
     def _changed_settings(self) -> set[str]:
-        """The settings that differ from their default."""
         value = self.draft.value
         return {key for key, setting in SETTINGS.items() if not is_equivalent(value(key), setting.default)}
 
@@ -285,7 +278,6 @@ class TrainPage(QWidget):
         self._show_plan()
 
     def _show_all_settings(self) -> None:
-        """Open every card, or close them all."""
         cards, is_open = (*SECTIONS, machines.KEY), self.all_settings.isChecked()
         self.form.open_cards(cards if is_open else ())
         for key in cards:
@@ -294,7 +286,6 @@ class TrainPage(QWidget):
     # Finding a setting
 
     def find_setting(self) -> None:
-        """Focus the search over settings."""
         self.search.take_focus()
 
     def show_next_group(self) -> None:
@@ -358,9 +349,6 @@ class DatasetLine(LinkButton):
     """The dataset's summary in one line below the Dataset field: rows, mapped columns, prompts that are too long.
 
     It watches the dataset while it is visible. A click opens the Dataset page.
-
-    Signals:
-        page_requested – it was clicked.
     """
 
     page_requested = Signal()
@@ -450,15 +438,7 @@ class AdapterImport(QObject):
 
 
 class TranslatedFileBanner(QFrame):
-    """Tells which settings of another program's file were converted, and which were ignored and why.
-
-    Attributes:
-        sentence, translated – the summary, and the list of settings, shown on request.
-        show_button, close_button – the links that show the list, and close the banner.
-
-    Signals:
-        closed – the user clicked Close.
-    """
+    """Tells which settings of another program's file were converted, and which were ignored and why."""
 
     closed = Signal()
 
@@ -514,7 +494,6 @@ def summary(file: Path | None, program: str, words: Sequence[TranslatedKey]) -> 
 
 
 def _ignored(words: Sequence[TranslatedKey]) -> list[str]:
-    """The ignored settings, by reason."""
     by_reason: dict[str, list[str]] = {}
     for word in words:
         if word.fate == "without effect":

@@ -1,4 +1,4 @@
-"""Basic input widgets: number, combo box, switch, check box, path, search, link, segments. They know values and the theme."""
+"""Basic input widgets: number, combo box, switch, check box, path, search, link, segments."""
 
 from __future__ import annotations
 
@@ -158,7 +158,6 @@ class CheckBox(QCheckBox):
 
 
 def draw_check_box(painter: QPainter, box: QRect, ticked: bool, *, focused: bool = False) -> None:
-    """Paint a check box into `box`."""
     colours = theme.palette()
     painter.setRenderHint(QPainter.RenderHint.Antialiasing)
     edge = colours.text if focused else colours.accent if ticked else colours.muted
@@ -275,16 +274,9 @@ class ElidedLabel(QLabel):
 
 
 class Segments(QWidget):
-    """Exclusive buttons in a row over `labels` (key → text); the first one is checked at the start.
+    """Exclusive buttons in a row over `labels` (key → text); the first one is checked at the start."""
 
-    Attributes:
-        buttons – key → button.
-
-    Signals:
-        chosen(key) – a segment was clicked, or `choose` was called.
-    """
-
-    chosen = Signal(str)
+    chosen = Signal(str)  # key
 
     def __init__(self, labels: Mapping[str, str], name: str, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -302,16 +294,13 @@ class Segments(QWidget):
 
     @property
     def key(self) -> str:
-        """The key of the checked segment."""
         return next(key for key, button in self.buttons.items() if button.isChecked())
 
     def choose(self, key: str) -> None:
-        """Check a segment and emit `chosen`."""
         self.buttons[key].setChecked(True)
         self.chosen.emit(key)
 
     def show_word(self, key: str, word: str) -> None:
-        """Change the text of a segment."""
         self.buttons[key].setText(word)
         self.buttons[key].setAccessibleName(f"{self.accessibleName()}: {word}")
 

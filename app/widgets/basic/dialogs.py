@@ -24,7 +24,6 @@ _memory: list[FolderMemory] = []
 
 
 def keep_folders_in(memory: FolderMemory) -> None:
-    """Remember the folders there from now on."""
     _memory[:] = [memory]
 
 
@@ -48,7 +47,6 @@ def save_file(parent: QWidget, kind: str, title: str, name: str, pattern: str, n
 
 
 def open_folder(parent: QWidget, kind: str, title: str, near: Path | None = None) -> Path | None:
-    """Ask for a folder."""
     return _remember(kind, QFileDialog.getExistingDirectory(parent, title, str(_begin(kind, near))))
 
 

@@ -16,7 +16,7 @@ SIZE = 18
 
 
 def icon(name: str, colour: QColor | None = None, size: int = SIZE) -> QIcon:
-    """The icon in `colour` (default: the text colour), faint when disabled. It keeps its colour when the theme changes."""
+    """The icon in `colour` (default: the text colour), faint when disabled."""
     made = QIcon()
     tints = {QIcon.Mode.Normal: colour or theme.palette().text, QIcon.Mode.Disabled: theme.palette().faint}
     for mode, tint in tints.items():
@@ -26,7 +26,7 @@ def icon(name: str, colour: QColor | None = None, size: int = SIZE) -> QIcon:
 
 
 def pixmap(name: str, colour: QColor, size: int = SIZE, ratio: float = 2) -> QPixmap:
-    """The icon as a pixmap of `size` logical pixels at a device pixel ratio. Raises FileNotFoundError for an unknown name."""
+    """The icon as a pixmap of `size` logical pixels at a device pixel ratio. Raises FileNotFoundError."""
     return _render(name, colour.name(QColor.NameFormat.HexArgb), size, ratio)
 
 

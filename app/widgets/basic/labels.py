@@ -67,7 +67,7 @@ def label(
 
 
 def button(text: str, on_click: Callable[[], object], *, primary: bool = False, tip: str = "") -> QPushButton:
-    """A button that calls `on_click()`; `primary` gives it the accent colour; keys in `tip` are portable (“Ctrl+G”)."""
+    """A button that calls `on_click()`; keys in `tip` are portable (“Ctrl+G”)."""
     widget = QPushButton(text)
     widget.setToolTip(with_key_names(tip))
     if primary:
@@ -90,11 +90,7 @@ def give_menu(button: QPushButton, menu: QMenu) -> None:
 
 
 class EmptyState(QWidget):
-    """A title, a sentence and a button in the middle of an empty page.
-
-    Signals:
-        button_clicked – the button was pressed.
-    """
+    """A title, a sentence and a button in the middle of an empty page."""
 
     button_clicked = Signal()
 

@@ -65,7 +65,6 @@ def _fill_box(layout: QBoxLayout, parts: Sequence[Placed], spacing: int, margins
 
 
 def holder(layout: QLayout) -> QWidget:
-    """A widget with this layout."""
     widget = QWidget()
     widget.setLayout(layout)
     return widget
@@ -193,7 +192,7 @@ def on_screen(window: QWidget, width: int, height: int) -> QSize:
 
 
 def set_shown(widget: QWidget, shown: bool) -> None:
-    """`setVisible` only where that changes something: each call polishes and lays out the widget with all its children."""
+    """`setVisible` only where that changes something: each call lays out the widget with all its children."""
     if widget.isHidden() == shown:
         widget.setVisible(shown)
 

@@ -98,7 +98,7 @@ def moment(t: object, now: datetime | None = None) -> str:
 
 
 def ticks(values: Sequence[float]) -> list[str]:
-    """Tick labels of an axis: short, all on one scale (4k, 8k, 12k; 2e−5, 4e−5), with a typographic minus."""
+    """Tick labels of an axis: short, all on one scale (4k, 8k, 12k; 2e−5, 4e−5)."""
     largest = max((abs(value) for value in values), default=0.0)
     if 0 < largest < 1e-3:
         return [_scientific(value, strip=True) if value else "0" for value in values]

@@ -20,7 +20,7 @@ LEFT = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
 
 
 class TableColumn(Protocol):
-    """A column of a table: its header, the tool tip of the header, and whether it holds numbers, which are right-aligned."""
+    """A column: its header, the tool tip of the header, and if it holds right-aligned numbers."""
 
     @property
     def title(self) -> str: ...
@@ -54,11 +54,7 @@ def header_data(column: TableColumn, role: int) -> Any:
 
 
 class RowsModel(QAbstractTableModel):
-    """A list of rows under fixed columns. Subclasses implement `text`, and `colour`, `font`, `tip` and `extra` where they differ.
-
-    Attributes:
-        rows – the rows, in the order shown.
-    """
+    """A list of rows under fixed columns. Subclasses implement `text`, and the other methods where they differ."""
 
     columns: Sequence[Any] = ()
 
@@ -68,13 +64,11 @@ class RowsModel(QAbstractTableModel):
         theme.signals.changed.connect(self.repaint)
 
     def set_rows(self, rows: Sequence[Any]) -> None:
-        """Replace all rows."""
         self.beginResetModel()
         self.rows = list(rows)
         self.endResetModel()
 
     def repaint(self) -> None:
-        """Have views read every cell again."""
         if self.rows:
             self.dataChanged.emit(self.index(0, 0), self.index(len(self.rows) - 1, self.columnCount() - 1))
 
@@ -91,7 +85,6 @@ class RowsModel(QAbstractTableModel):
         return None
 
     def extra(self, row: Any, index: Index, role: int) -> Any:
-        """The data of any other role."""
         return None
 
     def rowCount(self, parent: Index = QModelIndex()) -> int:
@@ -120,7 +113,7 @@ class RowsModel(QAbstractTableModel):
 
 
 class DraggedRowsModel(RowsModel):
-    """Rows can be dragged to another place in the same table. `DRAG_TYPE` is the MIME type of a dragged row's number."""
+    """Rows can be dragged within the table; `DRAG_TYPE` is the MIME type of a dragged row's number."""
 
     DRAG_TYPE = ""
 
@@ -165,11 +158,9 @@ class BaseTable(QTableView):
         self.horizontalHeader().setFont(theme.caption_font())
 
     def in_card(self) -> QFrame:
-        """The table inside a card."""
         return wrap_in_card(self)
 
     def selected_rows(self) -> list[int]:
-        """Row numbers of the selection, ascending."""
         return sorted(index.row() for index in self.selectionModel().selectedRows()) if self.selectionModel() else []
 
     def selectRow(self, row: int) -> None:
@@ -190,7 +181,6 @@ class BaseTable(QTableView):
         return "\n".join("\t".join(cells) for cells in [header, *lines])
 
     def copy(self) -> None:
-        """Put the selected rows on the clipboard."""
         QGuiApplication.clipboard().setText(self.as_text(self.selected_rows()))
 
     def keyPressEvent(self, event: QKeyEvent) -> None:

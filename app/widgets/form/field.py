@@ -115,18 +115,9 @@ WHEN_EMPTY: dict[str, str] = {
 
 
 class Field(QWidget):
-    """The editor of one setting. Subclasses create the control and convert between its content and the raw value.
+    """The editor of one setting. Subclasses create the control and convert between its content and the raw value."""
 
-    Attributes:
-        setting – the setting that is edited.
-        control – the widget that takes the focus.
-        wide – the field takes a row of the form for itself.
-
-    Signals:
-        edited(key, raw value) – the user changed the value; not emitted by `show_value`.
-    """
-
-    edited = Signal(str, object)
+    edited = Signal(str, object)  # key, raw value
     wide = False
     control: QWidget
 
@@ -178,15 +169,12 @@ class Field(QWidget):
         raise NotImplementedError
 
     def tab_stops(self) -> list[QWidget]:
-        """The widgets that Tab visits, in order."""
         return [self.control] if self._remedy is None else [self.control, self._remedy]
 
     def value(self) -> Any:
-        """The raw value that the control shows."""
         raise NotImplementedError
 
     def set_control_value(self, raw: Any) -> None:
-        """Put `raw` into the control."""
         raise NotImplementedError
 
     def show_value(self, raw: Any) -> None:

@@ -158,11 +158,7 @@ class SwitchField(Field):
 
 
 class ProseField(Field):
-    """Text of several lines; the system prompt has a link that fills in a suggestion while the field is empty.
-
-    Attributes:
-        suggestion – that link.
-    """
+    """Text of several lines; the system prompt has a link that fills in a suggestion while the field is empty."""
 
     control: ProseEdit
     wide = True
@@ -267,14 +263,7 @@ _FILE_PATTERNS = {
 
 
 class PathField(LineField):
-    """A path or a Hugging Face id: typed, dropped, or chosen with Browse.
-
-    Attributes:
-        hand_over – if set, it is called with a chosen value, and sets the field and whatever belongs to the value.
-
-    Signals:
-        pick_requested – the user wants to choose from a list; only after `offer_list`.
-    """
+    """A path or a Hugging Face id: typed, dropped, or chosen with Browse."""
 
     pick_requested = Signal()
     wide = True
@@ -346,13 +335,9 @@ class PathField(LineField):
 
 
 class AdapterField(PathField):
-    """Trained adapters to start from: a folder, a file, or a checkpoint of a run. An adapter of peft can be imported.
+    """Trained adapters to start from: a folder, a file, or a checkpoint of a run. An adapter of peft can be imported."""
 
-    Signals:
-        import_requested(folder) – import the peft adapter in this folder for mlx-lm.
-    """
-
-    import_requested = Signal(str)
+    import_requested = Signal(str)  # folder
 
     def build(self) -> QWidget:
         self.import_button = QPushButton("Import for this model")
@@ -397,7 +382,6 @@ class AdapterField(PathField):
             menu.addAction("None has adapters yet").setEnabled(False)
 
     def _fill_checkpoints(self, menu: QMenu, name: str) -> None:
-        """One entry for each state of a run's weights."""
         menu.clear()
         try:
             found = saved_weights.choices(find_run(name))

@@ -19,13 +19,9 @@ KEY = Qt.ItemDataRole.UserRole
 
 
 class SettingSearch(SearchEdit):
-    """A line edit with a popup of matching settings.
+    """A line edit with a popup of matching settings."""
 
-    Signals:
-        chosen(key of a setting) – the user chose a match.
-    """
-
-    chosen = Signal(str)
+    chosen = Signal(str)  # key of a setting
 
     def __init__(self, settings: Sequence[Setting], parent: QWidget | None = None) -> None:
         super().__init__("Find a setting", parent=parent)
