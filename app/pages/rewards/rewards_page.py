@@ -25,8 +25,8 @@ from app.widgets.basic.labels import button, label
 from app.widgets.basic.layout import column, row
 from app.widgets.basic.number_format import figure, short_duration
 from app.widgets.basic.tables import BaseTable, Column, RowsModel
-from app.widgets.completion_source import CompletionSource
 from app.widgets.completion_detail import CompletionDetail
+from app.widgets.completion_source import CompletionSource
 from app.widgets.completion_table import one_line
 from backend.runs.run_folder import all_runs
 
