@@ -1,4 +1,14 @@
-"""The package backend.rewards.catalogue."""
+"""Reward functions read from source text: names, labels, what each scores, parameters; and the entries that name them.
+
+No user's file is run and no engine is loaded, so the window may ask as often as it likes. In return only names that are
+literals in the source are seen (`computes_names`). An entry of `reward_functions` has one of three forms:
+
+    r1_accuracy                               a function with its defaults
+    keyword(word=therefore, name=concludes)   with arguments, here under a name of its own
+    rewards.py::brevity(limit=200)            a plain function of a Python file, called as TRL calls it
+
+It is parsed and never evaluated: arguments are literals, and a bare word is text.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +31,50 @@ from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.files import is_file, read_bytes, reason, user_path
 from backend.utils.text import quote
 
+BUILT_IN = "built in"
+DEFAULT_REWARDS = (
+    "r1_accuracy_reward_func",
+    "r1_int_reward_func",
+    "r1_strict_format_reward_func",
+    "r1_soft_format_reward_func",
+    "r1_count_xml",
+)
+"""The default of `reward_functions`."""
+COMPARING_REWARDS = (
+    *("r1_accuracy_reward_func", "accuracy_reward", "math_eval", "multiple_choice", "choice_correctness", "jaccard"),
+    "cosine_scaled_reward",
+)
+"""Shipped functions that compare with the dataset's answer and are useless without one."""
+INPUTS = (
+    *("prompts", "completions", "answer", "types", "completion_ids", "completions_ids"),
+    *("trainer_state", "log_extra", "log_metric"),
+)
+"""Parameters that are filled with the sample, besides the dataset's columns. TRL's documentation calls the sampled token ids
+`completions_ids`, its code `completion_ids`; both are accepted."""
+CODE_TESTS = "code_tests"
+TEST_COLUMNS = (
+    *("tests", "test_list", "test_cases", "verification_info", "input_output", "official_tests", "test", "unit_tests"),
+)
+"""Columns that `code_tests` takes for tests, the first that there is, where the entry names none."""
 ALIAS = "name"
 """The argument that is not passed to the function: the name of the entry in metrics and tables."""
 
+_SETTING = "reward_functions"
+_REWARD_FILE = "reward_functions_file"
+_REWARD_DECORATOR = "register_reward_function"
+_REWARDS_FOLDER = Path(__file__).parent / "functions"
+_REWARD_MODULES = ("r1", "answers", "formats", "lengths", "code", "groups")
+_ENDING = re.compile(r"_reward(_func)?$")
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s")
 _FILE = re.compile(r"""([^"'=]*?)::(.*)""", re.DOTALL)
 _METRIC = re.compile(r"[A-Za-z0-9_.-]+")
 _WORDS = {"true": True, "false": False, "none": None, "null": None}
-_PAIRS = {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}
+_BRACKETS = {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}
+_KINDS = {"str": "text", "int": "a whole number", "float": "a number", "bool": "true or false", "None": "none"}
+_LONGEST_NAME = 100
+"""Characters of a misspelt name that are compared: more would take long and be like nothing."""
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +99,31 @@ class RewardCall:
         return f"{self.file}{'::' if self.file else ''}{self.function}{f'({inside})' if inside else ''}"
 
 
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A parameter that an entry may set. `kind` and `default` are source text, such as `int | None` and `3`; the kind is
+    empty without an annotation, the default None where a value is required."""
+
+    name: str
+    kind: str
+    default: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class RewardEntry:
+    """A reward function as tables show it. `scores`: the first sentence of its docstring; `source`: "built in" or the
+    file's path; `line` of its `def`, from 1."""
+
+    name: str
+    label: str
+    scores: str
+    source: str
+    line: int
+    parameters: tuple[Parameter, ...] = ()
+
+
 def read_call(text: str) -> RewardCall:
-    """Parse one entry. Raises UserError on `reward_functions` with what cannot be parsed."""
+    """Parse one entry. Raises UserError on `reward_functions`."""
     if not text.strip():
         raise UserError(_SETTING, "An entry of the reward functions is empty; take it out, or write a name.")
     divided = _FILE.fullmatch(text)
@@ -68,64 +138,11 @@ def read_call(text: str) -> RewardCall:
     return RewardCall(function, arguments, alias or "", file)
 
 
-def split_names(entries: str | Iterable[Any]) -> list[str]:
-    """The entries of `reward_functions`, from text or from a list.
-
-    Text is split at commas outside brackets and quotes; brackets around the whole and quotes around an entry are removed.
-    In a list, entries that YAML split at a comma inside brackets (`[keyword(word=so, case=true)]`) are joined again.
-    """
-    if not isinstance(entries, str):
-        return _rejoined([str(part) for part in entries])
-    text = entries.strip()
-    if text.startswith("[") and text.endswith("]"):
-        text = text[1:-1]
-    return [name for name in map(_bare, _pieces(text)[0]) if name]
-
-
-def _pieces(text: str) -> tuple[list[str], int]:
-    """(`text` split at the commas between entries, number of brackets still open at its end)."""
-    pieces, depth, quote, escaped = [""], 0, "", False
-    for char in text:
-        if quote:
-            quote = quote if escaped or char != quote else ""
-            escaped = char == "\\" and not escaped
-        elif char in "'\"" and (depth or not pieces[-1].strip()):
-            quote = char  # one in the middle of a name is an apostrophe: it's.py::brief
-        else:
-            depth = max(0, depth + _PAIRS.get(char, 0))
-        if char == "," and not depth and not quote:
-            pieces.append("")
-        else:
-            pieces[-1] += char
-    return pieces, depth
-
-
-def _bare(piece: str) -> str:
-    piece = piece.strip()
-    if "(" not in piece:
-        return piece.strip("'\"")
-    quoted = piece[0] in "'\"" and piece[-1] == piece[0]
-    return piece[1:-1].strip() if quoted else piece
-
-
-def _rejoined(parts: list[str]) -> list[str]:
-    names: list[str] = []
-    open_brackets = 0
-    for part in parts:
-        if open_brackets:
-            names[-1] += f", {part}"
-        else:
-            names.append(part)
-        open_brackets = _pieces(names[-1])[1]
-    return names
-
-
 def _arguments(text: str, inside: str) -> dict[str, Any]:
     """Arguments by name, from the text after the opening bracket."""
     try:
         with warnings.catch_warnings():
-            # "\d" in quotes is meant literally; Python parses it so, with a SyntaxWarning.
-            warnings.simplefilter("ignore")
+            warnings.simplefilter("ignore")  # "\d" in quotes is meant literally; Python parses it so, with a warning
             parsed = ast.parse(f"f({inside}", mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         parsed = None
@@ -150,9 +167,8 @@ def _value(text: str, name: str, node: ast.expr) -> Any:
     except (ValueError, TypeError, RecursionError, MemoryError):
         value = ...
     if not isinstance(value, str | int | float | None) or (isinstance(value, float) and not math.isfinite(value)):
-        raise _unreadable(
-            text, f"{quote(name, 30)} is neither a number nor text; text with signs or spaces needs quotes"
-        )
+        why = f"{quote(name, 30)} is neither a number nor text; text with signs or spaces needs quotes"
+        raise _unreadable(text, why)
     return value
 
 
@@ -166,19 +182,132 @@ def _unreadable(text: str, why: str) -> UserError:
     return UserError(_SETTING, f"The reward function {quote(text, 60)} cannot be read: {why}.")
 
 
-# ── code tests ───────────────────────────────────────────────────────────────────────────────────────────────────────
+def split_names(entries: str | Iterable[Any]) -> list[str]:
+    """The entries of `reward_functions`, from text or from a list.
 
-# Where the reward function `code_tests` finds its tests, so that a dataset without any is refused before a run.
+    Text is split at commas outside brackets and quotes; brackets around the whole and quotes around an entry are removed.
+    In a list, entries that YAML split at a comma inside brackets (`[keyword(word=so, case=true)]`) are joined again.
+    """
+    if isinstance(entries, str):
+        text = entries.strip()
+        if text.startswith("[") and text.endswith("]"):
+            text = text[1:-1]
+        return [name for name in map(_bare, _pieces(text)[0]) if name]
+    names: list[str] = []
+    open_brackets = 0
+    for part in map(str, entries):
+        if open_brackets:
+            names[-1] += f", {part}"
+        else:
+            names.append(part)
+        open_brackets = _pieces(names[-1])[1]
+    return names
 
-CODE_TESTS = "code_tests"
-TEST_COLUMNS = (
-    *("tests", "test_list", "test_cases", "verification_info", "input_output", "official_tests", "test", "unit_tests"),
-)
-"""Columns that are taken for tests, the first that there is, where the entry names none."""
+
+def _pieces(text: str) -> tuple[list[str], int]:
+    """(`text` split at the commas between entries, number of brackets still open at its end)."""
+    pieces, depth, quote, escaped = [""], 0, "", False
+    for char in text:
+        if quote:
+            quote = quote if escaped or char != quote else ""
+            escaped = char == "\\" and not escaped
+        elif char in "'\"" and (depth or not pieces[-1].strip()):
+            quote = char  # one in the middle of a name is an apostrophe: it's.py::brief
+        else:
+            depth = max(0, depth + _BRACKETS.get(char, 0))
+        if char == "," and not depth and not quote:
+            pieces.append("")
+        else:
+            pieces[-1] += char
+    return pieces, depth
+
+
+def _bare(piece: str) -> str:
+    piece = piece.strip()
+    if "(" not in piece:
+        return piece.strip("'\"")
+    quoted = piece[0] in "'\"" and piece[-1] == piece[0]
+    return piece[1:-1].strip() if quoted else piece
+
+
+def reward_call(text: str, known: Iterable[str]) -> RewardCall:
+    """Parse an entry. Its function is looked up among the `known` names, then among the short names. Raises UserError."""
+    known = set(known)
+    if text in known:
+        return RewardCall(text)
+    call = read_call(text)
+    return call if call.function in known else _with_full_name(call)
+
+
+def canonical_entry(text: str) -> str:
+    """An entry with the registered name for a short one (`r1_int` → `r1_int_reward_func`) and arguments in one notation.
+
+    Text that cannot be parsed stays as it is.
+    """
+    try:
+        return _with_full_name(read_call(text)).text
+    except UserError:
+        return text
+
+
+def metric_name(text: str) -> str:
+    """The name of an entry's scores, in `rewards/<name>/mean` and in tables."""
+    try:
+        return _with_full_name(read_call(text)).name
+    except UserError:
+        return text
+
+
+def _with_full_name(call: RewardCall) -> RewardCall:
+    return call if call.file else replace(call, function=_short_names().get(call.function, call.function))
+
+
+@cache
+def _short_names() -> dict[str, str]:
+    return {short: entry.name for entry in _builtin_rewards() if (short := _ENDING.sub("", entry.name)) != entry.name}
+
+
+def with_absolute_file(text: str, folder: Path) -> str:
+    """An entry with the path before its `::` made absolute, if that file exists in `folder`."""
+    try:
+        call = read_call(text)
+        if not call.file:
+            return text
+        path = locate_reward_file(call.file, folder)
+    except UserError:  # reported where the entry is checked
+        return text
+    return replace(call, file=os.path.realpath(path)).text if is_file(path) else text
+
+
+class Scorable(NamedTuple):
+    """Entries of `reward_functions` with their weights, and the names of those that are left out."""
+
+    names: list[str]
+    weights: list[float]
+    left_out: list[str]
+
+
+def scorable(names: Sequence[str], weights: Sequence[float], *, has_answer: bool) -> Scorable:
+    """Without an expected answer, leave out the shipped functions that compare with one: they would give every text 0.
+
+    No `weights` means 1 for each.
+    """
+    found = Scorable([], [], [])
+    for name, weight in zip(names, weights or [1.0] * len(names), strict=True):
+        try:
+            compares = reward_call(name, COMPARING_REWARDS).function in COMPARING_REWARDS
+        except UserError:
+            compares = False
+        if compares and not has_answer:
+            found.left_out.append(metric_name(name))
+        else:
+            found.names.append(name)
+            found.weights.append(weight)
+    return found
 
 
 def tests_column(named: str, columns: Collection[str]) -> str:
-    """The column with the tests: the one that is named, else the first known one; "" where there is none."""
+    """The column with the tests of `code_tests`: the one that is named, else the first known one; "" for none."""
     if named:
         return named if named in columns else ""
     return next((name for name in TEST_COLUMNS if name in columns), "")
@@ -198,213 +327,6 @@ def without_tests(entries: Iterable[str], columns: Collection[str]) -> list[str]
     return lacking
 
 
-INPUTS = (
-    *("prompts", "completions", "answer", "types", "completion_ids", "completions_ids"),
-    *("trainer_state", "log_extra", "log_metric"),
-)
-"""Parameters that are filled with the sample, besides the dataset's columns. TRL's documentation calls the sampled token ids
-`completions_ids`, its code `completion_ids`; both are accepted."""
-
-_REWARD_FILE = "reward_functions_file"
-_REWARD_DECORATOR = "register_reward_function"
-_SENTENCE_END = re.compile(r"(?<=[.!?])\s")
-
-Function = ast.FunctionDef | ast.AsyncFunctionDef
-
-
-@dataclass(frozen=True, slots=True)
-class Parameter:
-    """A parameter that an entry may set in brackets. `kind` and `default` are source text, such as `int | None` and `3`; the
-    kind is empty without an annotation, the default None where a value is required."""
-
-    name: str
-    kind: str
-    default: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class RewardEntry:
-    """One reward function as tables show it.
-
-    `scores` is the first sentence of its docstring, empty without one; `source` is "built in" or the file's path;
-    `line` is the line of its `def`, from 1.
-    """
-
-    name: str
-    label: str
-    scores: str
-    source: str
-    line: int
-    parameters: tuple[Parameter, ...] = ()
-
-
-def locate_reward_file(path: str | Path, base: Path | None = None) -> Path:
-    """The path of a `reward_functions_file`: `~` expanded, relative to `base` (default: the working directory). Raises UserError for what
-    cannot be a path, and for a link that leads back to itself, on which `Path.resolve` fails."""
-    located = user_path(str(path), _REWARD_FILE, base or Path.cwd())
-    try:
-        located.stat()
-    except OSError as error:
-        if error.errno == errno.ELOOP:
-            raise UserError(_REWARD_FILE, f"{quote(located)} cannot be read: {reason(error)}.") from None
-    return located
-
-
-def parse_reward_file(path: Path, setting: str = _REWARD_FILE) -> ast.Module:
-    """The syntax tree of a user's file, compiled but not run. Raises UserError on `setting`, with the line of a syntax error."""
-    source = _read(path, setting)
-    try:
-        tree = ast.parse(source)
-        # The parser lets some errors pass that only compiling finds, such as a `return` outside a function.
-        compile(tree, str(path), "exec", dont_inherit=True)
-    except SyntaxError as error:
-        line = f" on line {error.lineno}" if error.lineno else ""
-        raise UserError(setting, f"{quote(path.name)} has a syntax error{line}: {quote(error.msg)}.") from error
-    except (ValueError, RecursionError, MemoryError) as error:
-        raise UserError(setting, f"{quote(path.name)} cannot be read as Python: {quote(error)}.") from error
-    return tree
-
-
-def _read(path: Path, setting: str) -> bytes:
-    if path.suffix.lower() not in (".py", ".txt"):
-        raise UserError(setting, f"{quote(path.name)} should be a Python file that ends in .py or .txt.")
-    return read_bytes(path, setting)
-
-
-def registered_entries(tree: ast.Module, source: str) -> list[RewardEntry]:
-    decorators = _decorator_names(tree)
-    entries: list[RewardEntry] = []
-    for function in functions(tree):
-        for decorator in function.decorator_list:
-            entry = _entry(function, decorator, decorators, source)
-            if entry:
-                entries.append(entry)
-    return entries
-
-
-def _entry(function: Function, decorator: ast.expr, decorators: set[str], source: str) -> RewardEntry | None:
-    """The function as registered by this decorator; None for any other decorator or a name that is not a literal."""
-    call = decorator if isinstance(decorator, ast.Call) else None
-    if not _is_decorator(call.func if call else decorator, decorators):
-        return None
-    arguments = _decorator_arguments(call) if call else {}
-    name = _literal_text(arguments["name"]) if "name" in arguments else function.name
-    if name is None:
-        return None
-    label = _literal_text(arguments.get("label")) or _spelled_out(name or function.name)
-    return _described(function, name or function.name, label, source)
-
-
-def plain_entry(function: Function, path: Path) -> RewardEntry:
-    return _described(function, function.name, _spelled_out(function.name), str(path))
-
-
-def _spelled_out(name: str) -> str:
-    return name.replace("_", " ").capitalize()
-
-
-def _described(function: Function, name: str, label: str, source: str) -> RewardEntry:
-    return RewardEntry(name, label, _first_sentence(function), source, function.lineno, tuple(_parameters(function)))
-
-
-def _parameters(function: Function) -> Iterator[Parameter]:
-    """Parameters with a default or keyword-only, inputs excluded; all others are columns of the dataset."""
-    args = function.args
-    positional = [*args.posonlyargs, *args.args]
-    defaults = [None] * (len(positional) - len(args.defaults)) + args.defaults
-    optional = [(arg, default) for arg, default in zip(positional, defaults, strict=True) if default]
-    for arg, default in [*optional, *zip(args.kwonlyargs, args.kw_defaults, strict=True)]:
-        if arg.arg not in INPUTS:
-            kind = ast.unparse(arg.annotation) if arg.annotation else ""
-            yield Parameter(arg.arg, kind, ast.unparse(default) if default else None)
-
-
-def _decorator_arguments(call: ast.Call) -> dict[str, ast.expr]:
-    keywords = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
-    return {"name": call.args[0], **keywords} if call.args else keywords
-
-
-def _literal_text(node: ast.expr | None) -> str | None:
-    """The value of a string literal; "" for a literal None, as the decorator takes it; None for anything else."""
-    if isinstance(node, ast.Constant) and (node.value is None or isinstance(node.value, str)):
-        return node.value or ""
-    return None
-
-
-def _first_sentence(function: Function) -> str:
-    paragraph = (ast.get_docstring(function) or "").split("\n\n")[0]
-    return _SENTENCE_END.split(" ".join(paragraph.split()))[0]
-
-
-def functions(parent: ast.AST) -> Iterator[Function]:
-    """Every function defined when the file is loaded: at top level, under `if` or `try` too, but not inside functions."""
-    for node in ast.iter_child_nodes(parent):
-        if isinstance(node, Function):
-            yield node
-        elif isinstance(node, ast.stmt | ast.ExceptHandler | ast.match_case):
-            yield from functions(node)
-
-
-def takes_completions(function: Function) -> bool:
-    args = function.args
-    names = {arg.arg for arg in [*args.posonlyargs, *args.args, *args.kwonlyargs]}
-    return bool(args.kwarg or names & {"completions", "completion_ids", "completions_ids"})
-
-
-def may_define(tree: ast.Module, name: str) -> bool:
-    """Whether running the file may bind this name other than by a `def`: by assignment, import, or a class."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.alias) and (node.name == "*" or (node.asname or node.name) == name):
-            return True
-        if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Store):
-            return True
-        if isinstance(node, ast.ClassDef) and node.name == name:
-            return True
-    return False
-
-
-def count_decorator_uses(tree: ast.Module) -> int:
-    """How often the source uses our decorator's name, for registering or anything else."""
-    decorators = _decorator_names(tree)
-    return sum(_is_decorator(node, decorators) for node in ast.walk(tree) if isinstance(node, ast.Name | ast.Attribute))
-
-
-def _decorator_names(tree: ast.Module) -> set[str]:
-    """Names of our decorator in the file: its own, and any that it is imported as."""
-    imports = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom))
-    aliases = (alias for node in imports for alias in node.names if alias.name == _REWARD_DECORATOR)
-    return {_REWARD_DECORATOR} | {alias.asname for alias in aliases if alias.asname}
-
-
-def _is_decorator(node: ast.expr, decorators: set[str]) -> bool:
-    if isinstance(node, ast.Attribute):
-        return node.attr == _REWARD_DECORATOR
-    return isinstance(node, ast.Name) and node.id in decorators
-
-
-BUILT_IN = "built in"
-DEFAULT_REWARDS = (
-    "r1_accuracy_reward_func",
-    "r1_int_reward_func",
-    "r1_strict_format_reward_func",
-    "r1_soft_format_reward_func",
-    "r1_count_xml",
-)
-"""The default of `reward_functions`."""
-
-COMPARING_REWARDS = (
-    *("r1_accuracy_reward_func", "accuracy_reward", "math_eval", "multiple_choice", "choice_correctness", "jaccard"),
-    "cosine_scaled_reward",
-)
-"""Shipped functions that compare with the dataset's answer and are useless without one."""
-
-_REWARDS_FOLDER = Path(__file__).parent / "functions"
-_REWARD_MODULES = ("r1", "answers", "formats", "lengths", "code", "groups")
-_SETTING = "reward_functions"
-_ENDING = re.compile(r"_reward(_func)?$")
-_KINDS = {"str": "text", "int": "a whole number", "float": "a number", "bool": "true or false", "None": "none"}
-
-
 def builtin_rewards() -> list[RewardEntry]:
     """The shipped reward functions, in the order of their source."""
     return list(_builtin_rewards())
@@ -413,7 +335,7 @@ def builtin_rewards() -> list[RewardEntry]:
 @cache
 def _builtin_rewards() -> tuple[RewardEntry, ...]:
     sources = (_REWARDS_FOLDER / f"{module}.py" for module in _REWARD_MODULES)
-    return tuple(entry for source in sources for entry in registered_entries(ast.parse(source.read_bytes()), BUILT_IN))
+    return tuple(entry for source in sources for entry in _registered(ast.parse(source.read_bytes()), BUILT_IN))
 
 
 def rewards_in_file(path: Path) -> list[RewardEntry]:
@@ -421,89 +343,75 @@ def rewards_in_file(path: Path) -> list[RewardEntry]:
 
     Raises UserError on `reward_functions_file` for a file that is missing, unreadable or not Python.
     """
-    return registered_entries(parse_reward_file(path), str(path))
+    return _registered(parse_reward_file(path), str(path))
 
 
 def plain_rewards_in_file(path: Path) -> list[RewardEntry]:
-    """The functions of a file that could be given to TRL: not registered, and taking `completions` or `**kwargs`. Each is an
-    entry `file.py::name`. Raises UserError as `rewards_in_file`."""
+    """The functions of a file that could be given to TRL: not registered, and taking `completions` or `**kwargs`.
+
+    Each is an entry `file.py::name`. Raises UserError as `rewards_in_file`.
+    """
     tree = parse_reward_file(path)
-    lines = {entry.line for entry in registered_entries(tree, "")}
-    candidates = [
-        function for function in functions(tree) if function.lineno not in lines and takes_completions(function)
-    ]
-    return [plain_entry(function, path) for function in candidates if not function.name.startswith("_")]
+    registered = {entry.line for entry in _registered(tree, "")}
+    found: list[RewardEntry] = []
+    for function in functions(tree):
+        args = function.args
+        names = {arg.arg for arg in [*args.posonlyargs, *args.args, *args.kwonlyargs]}
+        takes_completions = args.kwarg or names & {"completions", "completion_ids", "completions_ids"}
+        if takes_completions and function.lineno not in registered and not function.name.startswith("_"):
+            found.append(_entry(function, function.name, "", str(path)))
+    return found
+
+
+def plain_function_entry(call: RewardCall, base: Path | None = None) -> RewardEntry | None:
+    """The function that `file.py::function` names; None where the file binds the name otherwise than by its own `def`.
+
+    Raises UserError on `reward_functions` when the file cannot be read or has no such name.
+    """
+    path = locate_reward_file(call.file, base)
+    tree = parse_reward_file(path, _SETTING)
+    defined = {function.name: function for function in functions(tree)}
+    if call.function in defined:
+        return _entry(defined[call.function], call.function, "", str(path))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.alias) and (node.name == "*" or (node.asname or node.name) == call.function):
+            return None
+        if isinstance(node, ast.Name) and node.id == call.function and isinstance(node.ctx, ast.Store):
+            return None
+        if isinstance(node, ast.ClassDef) and node.name == call.function:
+            return None
+    raise UserError(_SETTING, not_in_file(call.function, path, defined))
 
 
 def computes_names(path: Path) -> bool:
-    """Whether the file registers functions in ways that its text does not show (in a loop, under a computed name).
+    """True if the file registers functions in ways that its text does not show (in a loop, under a computed name).
 
     Then a name that `rewards_in_file` does not list may still exist; only running the file would show it.
     """
     tree = parse_reward_file(path)
-    return count_decorator_uses(tree) > len(registered_entries(tree, ""))
+    decorators = _decorator_names(tree)
+    nodes = (node for node in ast.walk(tree) if isinstance(node, ast.Name | ast.Attribute))
+    return sum(_is_decorator(node, decorators) for node in nodes) > len(_registered(tree, ""))
 
 
 def find_entry(text: str, known: Iterable[RewardEntry], base: Path | None = None) -> RewardEntry | None:
-    """The function of an entry of `reward_functions`, named by the whole entry, for display; None where there is no such
-    function or the text cannot be parsed."""
+    """The function of an entry of `reward_functions`, named by the whole entry, for display; None for no function."""
     by_name = {entry.name: entry for entry in known}
     try:
         call = reward_call(text, by_name)
         entry = plain_function_entry(call, base) if call.file else by_name.get(call.function)
     except UserError:
         return None
-    label = call.alias or (entry.label if entry else "")
-    return replace(entry, name=text, label=label) if entry else None
-
-
-def canonical_entry(text: str) -> str:
-    """An entry of `reward_functions` in canonical form: the registered name for a short one (`r1_int` →
-    `r1_int_reward_func`), arguments in one notation. Text that cannot be parsed stays as it is."""
-    try:
-        call = read_call(text)
-    except UserError:
-        return text
-    return _registered(call).text
-
-
-def metric_name(text: str) -> str:
-    """The name of an entry's scores, in `rewards/<name>/mean` and in tables."""
-    try:
-        call = read_call(text)
-    except UserError:
-        return text
-    return _registered(call).name
-
-
-def _registered(call: RewardCall) -> RewardCall:
-    return call if call.file else replace(call, function=_short_names().get(call.function, call.function))
-
-
-def reward_call(text: str, known: Iterable[str]) -> RewardCall:
-    """Parse an entry. Its function is looked up among the `known` names first, then among the short names.
-
-    Raises UserError on `reward_functions` for text that cannot be parsed.
-    """
-    known = set(known)
-    if text in known:
-        return RewardCall(text)
-    call = read_call(text)
-    return call if call.function in known else _registered(call)
-
-
-@cache
-def _short_names() -> dict[str, str]:
-    return {short: entry.name for entry in _builtin_rewards() if (short := _ENDING.sub("", entry.name)) != entry.name}
+    return replace(entry, name=text, label=call.alias or entry.label) if entry else None
 
 
 def reward_faults(
     texts: Iterable[str], entries: Iterable[RewardEntry], base: Path | None = None
 ) -> list[ConfigProblem]:
-    """Faults of the entries of `reward_functions` that show without running anything.
+    """Problems of the entries of `reward_functions` that show without running anything.
 
     `entries` are the functions that exist; files before `::` are relative to the folder `base` (default: the working
-    directory) and are read. Each fault is on `reward_functions`.
+    directory) and are read.
     """
     known = {entry.name: entry for entry in entries}
     sentences: list[str] = []
@@ -512,8 +420,8 @@ def reward_faults(
         try:
             call = reward_call(text, known)
             entry = plain_function_entry(call, base) if call.file else known.get(call.function)
-        except UserError as mistake:
-            sentences += [fault.sentence for fault in mistake.faults]
+        except UserError as error:
+            sentences += [problem.sentence for problem in error.faults]
             continue
         names.append(call.name)
         if entry:
@@ -530,92 +438,43 @@ def unknown_sentence(name: str, known: Iterable[str]) -> str:
 
 
 def duplicate_sentences(names: Iterable[str]) -> list[str]:
-    """Faults for names used twice: scores are stored by name."""
+    """Messages on names used twice: scores are stored by name."""
     hint = f"give each a name of its own, as in keyword(word=so, {ALIAS}=says_so)"
     return [f"{name} is listed {times} times; {hint}." for name, times in Counter(names).items() if times > 1]
 
 
 def argument_sentences(call: RewardCall, parameters: Sequence[Parameter], shipped: bool) -> list[str]:
-    """Faults of a call's arguments: unknown, of the wrong type, or missing.
+    """Messages on a call's arguments that are unknown, of the wrong type, or missing.
 
-    Missing arguments are reported for shipped functions only: a parameter of a user's function may be a column of the dataset.
+    Missing ones are reported for shipped functions only: a parameter of a user's function may be a dataset column.
     """
     known = {parameter.name: parameter for parameter in parameters}
-    sentences = [_no_parameter(call, name, known) for name in call.arguments if name not in known]
+    sentences: list[str] = []
+    for name in [name for name in call.arguments if name not in known]:
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f"the nearest is {close[0]}, and " if close else ""
+        available = f"{hint}its parameters are {', '.join(known)}" if known else "it has none"
+        sentences.append(f"{call.function} has no parameter {name}; {available}.")
     for name, value in call.arguments.items():
-        if name in known and not _fits(value, known[name].kind):
-            types = " or ".join(_KINDS[kind] for kind in _kinds(known[name].kind))
+        kinds = [kind.strip() for kind in known[name].kind.split("|")] if name in known else []
+        given = type(value).__name__ if value is not None else "None"
+        fits = given in kinds or (given == "int" and "float" in kinds)
+        if kinds and all(kind in _KINDS for kind in kinds) and not fits:
+            types = " or ".join(_KINDS[kind] for kind in kinds)
             sentences.append(f"{name} of {call.function} must be {types}, not {value!r}.")
-    lacking = [
-        parameter.name
-        for parameter in parameters
-        if shipped and parameter.default is None and parameter.name not in call.arguments
-    ]
-    return sentences + [f"{call.function} needs {name}, as in {call.function}({name}=…)." for name in lacking]
-
-
-def _no_parameter(call: RewardCall, name: str, known: Mapping[str, Parameter]) -> str:
-    close = difflib.get_close_matches(name, known, n=1)
-    hint = f"the nearest is {close[0]}, and " if close else ""
-    available = f"{hint}its parameters are {', '.join(known)}" if known else "it has none"
-    return f"{call.function} has no parameter {name}; {available}."
-
-
-def _kinds(annotation: str) -> list[str]:
-    """The types of an annotation such as `int | None`; empty where it contains any other type."""
-    kinds = [kind.strip() for kind in annotation.split("|")]
-    return kinds if all(kind in _KINDS for kind in kinds) else []
-
-
-def _fits(value: Any, annotation: str) -> bool:
-    kinds = _kinds(annotation)
-    kind = type(value).__name__ if value is not None else "None"
-    return not kinds or kind in kinds or (kind == "int" and "float" in kinds)
-
-
-_LONGEST_NAME = 100
-"""Characters of a misspelt name that are compared: more would take long and be like nothing."""
+    for parameter in parameters:
+        if shipped and parameter.default is None and parameter.name not in call.arguments:
+            example = f"{call.function}({parameter.name}=…)"
+            sentences.append(f"{call.function} needs {parameter.name}, as in {example}.")
+    return sentences
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name closest to `name`, or None when nothing is close.
-
-    Short names of known built-in functions are candidates too; the full name is returned for them.
-    """
+    """The known name closest to `name`, or None. Short names of known shipped functions are candidates too."""
     names = {candidate.lower(): candidate for candidate in known}
     names |= {short: full for short, full in _short_names().items() if full in names}
     close = difflib.get_close_matches(name[:_LONGEST_NAME].lower(), names, n=1)
     return names[close[0]] if close else None
-
-
-def with_absolute_file(text: str, folder: Path) -> str:
-    """An entry with the path before its `::` made absolute, if that file exists in `folder`."""
-    try:
-        call = read_call(text)
-    except UserError:
-        return text
-    if not call.file:
-        return text
-    try:
-        path = locate_reward_file(call.file, folder)
-    except UserError:
-        return text  # what cannot be a path is told where the entry is checked
-    return replace(call, file=os.path.realpath(path)).text if is_file(path) else text
-
-
-def plain_function_entry(call: RewardCall, base: Path | None = None) -> RewardEntry | None:
-    """The function that `file.py::function` names; None where the file binds the name otherwise than by its own `def`.
-
-    Raises UserError on `reward_functions` when the file cannot be read or has no such name.
-    """
-    path = locate_reward_file(call.file, base)
-    tree = parse_reward_file(path, _SETTING)
-    defined = {function.name: function for function in functions(tree)}
-    if call.function in defined:
-        return plain_entry(defined[call.function], path)
-    if not may_define(tree, call.function):
-        raise UserError(_SETTING, not_in_file(call.function, path, defined))
-    return None
 
 
 def not_in_file(name: str, path: Path, functions: Iterable[str]) -> str:
@@ -625,27 +484,99 @@ def not_in_file(name: str, path: Path, functions: Iterable[str]) -> str:
     return f"{path.name} has no function {name}; {hint} has {', '.join(known) or 'none'}."
 
 
-class Scorable(NamedTuple):
-    """Entries of `reward_functions` with their weights, and the names of those that are left out."""
+def locate_reward_file(path: str | Path, base: Path | None = None) -> Path:
+    """The path of a reward file: `~` expanded, relative to `base` (default: the working directory).
 
-    names: list[str]
-    weights: list[float]
-    left_out: list[str]
-
-
-def scorable(names: Sequence[str], weights: Sequence[float], *, has_answer: bool) -> Scorable:
-    """Without an expected answer, leave out the shipped functions that compare with one: they would give every answer 0.
-    No `weights` means 1 for each."""
-    weighted = list(zip(names, weights or [1.0] * len(names), strict=True))
-    compares = {name: not has_answer and _compares(name) for name in names}
-    kept = [(name, weight) for name, weight in weighted if not compares[name]]
-    left_out = [metric_name(name) for name in names if compares[name]]
-    return Scorable([name for name, _ in kept], [weight for _, weight in kept], left_out)
-
-
-def _compares(entry: str) -> bool:
-    """Whether an entry, under whatever name of its own, is a shipped function that compares with the answer."""
+    Raises UserError for what cannot be a path, and for a link that leads back to itself.
+    """
+    located = user_path(str(path), _REWARD_FILE, base or Path.cwd())
     try:
-        return reward_call(entry, COMPARING_REWARDS).function in COMPARING_REWARDS
-    except UserError:
-        return False
+        located.stat()
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise UserError(_REWARD_FILE, f"{quote(located)} cannot be read: {reason(error)}.") from None
+    return located
+
+
+def parse_reward_file(path: Path, setting: str = _REWARD_FILE) -> ast.Module:
+    """The syntax tree of a user's file, compiled but not run. Raises UserError on `setting`."""
+    if path.suffix.lower() not in (".py", ".txt"):
+        raise UserError(setting, f"{quote(path.name)} should be a Python file that ends in .py or .txt.")
+    source = read_bytes(path, setting)
+    try:
+        tree = ast.parse(source)
+        # The parser lets some errors pass that only compiling finds, such as a `return` outside a function.
+        compile(tree, str(path), "exec", dont_inherit=True)
+    except SyntaxError as error:
+        line = f" on line {error.lineno}" if error.lineno else ""
+        raise UserError(setting, f"{quote(path.name)} has a syntax error{line}: {quote(error.msg)}.") from error
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise UserError(setting, f"{quote(path.name)} cannot be read as Python: {quote(error)}.") from error
+    return tree
+
+
+def functions(parent: ast.AST) -> Iterator[Function]:
+    """Every function defined when the file is loaded: at top level, under `if` or `try` too, not inside functions."""
+    for node in ast.iter_child_nodes(parent):
+        if isinstance(node, Function):
+            yield node
+        elif isinstance(node, ast.stmt | ast.ExceptHandler | ast.match_case):
+            yield from functions(node)
+
+
+def _registered(tree: ast.Module, source: str) -> list[RewardEntry]:
+    """The functions that are registered under literal names."""
+    decorators = _decorator_names(tree)
+    entries: list[RewardEntry] = []
+    for function in functions(tree):
+        for decorator in function.decorator_list:
+            call = decorator if isinstance(decorator, ast.Call) else None
+            if not _is_decorator(call.func if call else decorator, decorators):
+                continue
+            arguments = {keyword.arg: keyword.value for keyword in call.keywords} if call else {}
+            if call and call.args:
+                arguments = {"name": call.args[0], **arguments}
+            name = _literal(arguments["name"]) if "name" in arguments else function.name
+            if name is not None:
+                label = _literal(arguments.get("label")) or ""
+                entries.append(_entry(function, name or function.name, label, source))
+    return entries
+
+
+def _entry(function: Function, name: str, label: str, source: str) -> RewardEntry:
+    """Parameters are those with a default and keyword-only ones, inputs excluded; all others are dataset columns."""
+    args = function.args
+    positional = [*args.posonlyargs, *args.args]
+    defaults = [None] * (len(positional) - len(args.defaults)) + args.defaults
+    optional = [(arg, default) for arg, default in zip(positional, defaults, strict=True) if default]
+    parameters = [
+        Parameter(
+            arg.arg, ast.unparse(arg.annotation) if arg.annotation else "", ast.unparse(default) if default else None
+        )
+        for arg, default in [*optional, *zip(args.kwonlyargs, args.kw_defaults, strict=True)]
+        if arg.arg not in INPUTS
+    ]
+    paragraph = (ast.get_docstring(function) or "").split("\n\n")[0]
+    sentence = _SENTENCE_END.split(" ".join(paragraph.split()))[0]
+    label = label or name.replace("_", " ").capitalize()
+    return RewardEntry(name, label, sentence, source, function.lineno, tuple(parameters))
+
+
+def _literal(node: ast.expr | None) -> str | None:
+    """The value of a string literal; "" for a literal None, as the decorator takes it; None for anything else."""
+    if isinstance(node, ast.Constant) and (node.value is None or isinstance(node.value, str)):
+        return node.value or ""
+    return None
+
+
+def _decorator_names(tree: ast.Module) -> set[str]:
+    """Names of our decorator in the file: its own, and any that it is imported as."""
+    imports = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom))
+    aliases = (alias for node in imports for alias in node.names if alias.name == _REWARD_DECORATOR)
+    return {_REWARD_DECORATOR} | {alias.asname for alias in aliases if alias.asname}
+
+
+def _is_decorator(node: ast.expr, decorators: set[str]) -> bool:
+    if isinstance(node, ast.Attribute):
+        return node.attr == _REWARD_DECORATOR
+    return isinstance(node, ast.Name) and node.id in decorators

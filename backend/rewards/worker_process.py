@@ -221,7 +221,7 @@ def _checked(kind: type[T], answer: Any, fits: Callable[[T], bool] = lambda valu
 
 
 @cache
-def _adapter(kind: type[T]) -> TypeAdapter[T]:
+def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
 
 
