@@ -1,7 +1,7 @@
-"""What runs in the fork of one program: it gives up what it may not have, executes the program, and reports what it observes.
+"""The fork of one program: confines itself, executes the program, and reports what its tests observe.
 
-Whatever is in this process, the program can reach: its own tests, but no expected value. Reports are lines of JSON on descriptor
-`REPORTS`, which the program could write too (`backend.rewards.functions.code` believes none of them by themselves).
+The program can reach all that is in this process: its own tests, but no expected value. Reports are lines of JSON on
+descriptor `REPORTS`, which the program could write too; `backend.rewards.functions.code` believes none by themselves.
 """
 
 from __future__ import annotations
@@ -23,21 +23,18 @@ from typing import Any, NoReturn
 from backend.rewards.confinement.confine import confine_program
 from backend.rewards.program_tests import OBSERVE, OBSERVE_PAIR, OPERATORS
 
-# Plain values of Python as JSON, out of a program's process and back: numbers, text, bytes, None, and collections of
-# these.
-
 MOST_HASHED = 4096
 """Elements of a set or a dict: chosen to collide, more of them would take seconds to put together."""
 _EXACT = 1 << 53
 """Whole numbers up to here are the same in every reader of JSON."""
 
 
-class NotPlain(ValueError):
+class NotPlainError(ValueError):
     """The value is of another kind, or the JSON stands for none."""
 
 
 def encoded(value: Any) -> Any:
-    """JSON for a value; subclasses count as the built-in type that they equal. Raises NotPlain, RecursionError."""
+    """JSON for a value; subclasses count as the built-in type that they equal. Raises NotPlainError, RecursionError."""
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, int):
@@ -52,28 +49,24 @@ def encoded(value: Any) -> Any:
             return [tag, text(value)]
     if type(value).__module__.partition(".")[0] == "numpy" and hasattr(value, "item") and not getattr(value, "ndim", 0):
         return encoded(value.item())
-    raise NotPlain(type(value).__name__)
+    raise NotPlainError(type(value).__name__)
 
 
 def decoded(value: Any) -> Any:
-    """The value that JSON of `encoded` stands for. Raises NotPlain, RecursionError."""
+    """The value that JSON of `encoded` stands for. Raises NotPlainError, RecursionError."""
     if value is None or isinstance(value, bool | str | int | float):
         return value
     if not isinstance(value, list) or not value or value[0] not in _DECODERS:
-        raise NotPlain("no value")
+        raise NotPlainError("no value")
     tag, *parts = value
     try:
         return _DECODERS[tag](parts)
     except (TypeError, ValueError, ArithmeticError, IndexError) as error:
-        raise NotPlain(str(error)) from None
-
-
-def _pairs(value: dict[Any, Any]) -> list[tuple[Any, Any]]:
-    return list(value.items())
+        raise NotPlainError(str(error)) from None
 
 
 _COLLECTIONS: list[tuple[Any, str, Callable[[Any], Any]]] = [
-    (list, "l", list), (tuple, "t", list), (deque, "q", list), ((set, frozenset), "s", list), (dict, "d", _pairs),
+    (list, "l", list), (tuple, "t", list), (deque, "q", list), ((set, frozenset), "s", list), (dict, "d", lambda value: list(value.items())),
 ]  # fmt: skip
 _SCALARS: list[tuple[Any, str, Callable[[Any], str]]] = [
     ((bytes, bytearray), "b", lambda value: bytes(value).hex()),
@@ -85,14 +78,13 @@ _SCALARS: list[tuple[Any, str, Callable[[Any], str]]] = [
 
 def _hashed(parts: list[Any]) -> list[Any]:
     if len(parts) > MOST_HASHED:
-        raise NotPlain("too many elements")
+        raise NotPlainError("too many elements")
     return [decoded(part) for part in parts]
 
 
 def _fraction(text: str) -> fractions.Fraction:
-    above, _, below = text.partition(
-        "/"
-    )  # from whole numbers: an exponent in the text could stand for a number of any size
+    # From whole numbers: an exponent in the text could stand for a number of any size.
+    above, _, below = text.partition("/")
     return fractions.Fraction(int(above), int(below or 1))
 
 
@@ -110,8 +102,6 @@ _DECODERS: dict[str, Callable[[list[Any]], Any]] = {
     "d": lambda parts: dict(_hashed(parts)),
 }
 
-
-# ── program ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 REPORTS = 3
 """The descriptor of reports in the fork of a program that is tested by assertions."""
@@ -218,12 +208,12 @@ def _reporter() -> Callable[..., None]:
 def _claim(encode: Callable[[], Any]) -> dict[str, Any]:
     try:
         return {"value": encode()}
-    except (NotPlain, RecursionError):
+    except (NotPlainError, RecursionError):
         return {}
 
 
 def _pair_claim(name: str, left: Any, right: Any) -> dict[str, Any]:
-    """Both sides; of two that are both no plain values, such as objects of a class of the program's, whether they compare."""
+    """Both sides; for two that are no plain values, such as objects of the program's class, their comparison."""
     claims = _claim(lambda: encoded(left)), _claim(lambda: encoded(right))
     if all(claims):
         return {"value": ["t", *(claim["value"] for claim in claims)]}

@@ -1,8 +1,15 @@
-"""Turn the `assert` statements of a test into observations, so that what is expected never enters the program's process.
+"""The tests of a row for `code_tests`, without their expected values, which never enter the program's process.
 
-`assert f(3) == 4` becomes `__observe__(0, f(3))`: the program's process reports the value of `f(3)`, and the 4 stays here, where the two
-are compared. An operand that is no literal is reported too (`assert f(3) == expected`), and so is the truth of any other condition
-(`assert is_close(f(3), 4.0)`): there a program that redefines what it is judged by can deceive the test.
+`assert f(3) == 4` becomes `__observe__(0, f(3))`: the program's process reports the value of `f(3)`, and the 4 stays here,
+where the two are compared. An operand that is no literal is reported too (`assert f(3) == expected`), and so is the truth
+of any other condition (`assert is_close(f(3), 4.0)`): there a program that redefines what judges it can deceive the test.
+
+A column may have any of the usual forms; each but the first may be JSON in a text:
+
+    "assert add(1, 2) == 3\\n…", or a list of such texts            assertions (MBPP, HumanEval, KodCode)
+    {"inputs": [text, …], "outputs": [text, …]}                    standard input and output (APPS, TACO)
+    {"fn_name": "add", "inputs": [[1, 2], …], "outputs": [3, …]}   calls of a function, or of a method of `Solution`
+    [{"input": text, "output": text}, …], or the same under "test_cases"   standard input and output (open-r1's collections)
 """
 
 from __future__ import annotations
@@ -23,35 +30,32 @@ OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
     "Eq": operator.eq, "NotEq": operator.ne, "Lt": operator.lt, "LtE": operator.le, "Gt": operator.gt, "GtE": operator.ge,
     "Is": operator.is_, "IsNot": operator.is_not, "In": lambda a, b: a in b, "NotIn": lambda a, b: a not in b,
 }  # fmt: skip
-_SINGLETONS = (None, True, False)
 
 
 @dataclass(frozen=True, slots=True)
 class ExpectedValue:
-    """What an observation has to be. `form`: "left" or "right", the side of `operator` on which the literal `value` stands; "pair", where
-    both sides are observed; "truth"."""
+    """The expected observation. `form`: "left" or "right", the side of `operator` that has the literal `value`; "pair",
+    where both sides are observed; "truth"."""
 
     form: str
     operator: str = ""
     value: Any = None
 
     def holds(self, observed: Any) -> bool:
-        """Whether a decoded observation is as expected. Never raises."""
+        """Compare a decoded observation. Never raises."""
         try:
             if self.form == "truth":
                 return observed is True
-            left, right = observed if self.form == "pair" else self._sides(observed)
+            sides = {"left": lambda: (self.value, observed), "right": lambda: (observed, self.value)}
+            left, right = sides.get(self.form, lambda: observed)()
             return bool(OPERATORS[self.operator](left, right))
-        except Exception:  # of comparing what cannot be compared, or unpacking what is no pair
+        except Exception:  # values that cannot be compared, or no pair
             return False
-
-    def _sides(self, observed: Any) -> tuple[Any, Any]:
-        return (self.value, observed) if self.form == "left" else (observed, self.value)
 
 
 @dataclass(frozen=True, slots=True)
 class AssertTest:
-    """One test: `source`, with observations in place of assertions, and the numbers of those that it must make in any case."""
+    """A test: `source` with observations in place of assertions, and the numbers of those that it must always make."""
 
     source: str
     required: frozenset[int]
@@ -67,10 +71,11 @@ class AssertTests:
 
 
 def assert_tests(sources: list[str], setup: str = "", entry_point: str = "") -> AssertTests:
-    """The tests in some pieces of Python. A test is an assertion at the top level, with what stands before it; a function `test_…` that
-    asserts something; a call at the top level of a function that does; `check(entry_point)`, as in HumanEval. All else is setup.
+    """The tests in some pieces of Python.
 
-    Raises SyntaxError, and ValueError where nothing could ever fail.
+    A test is an assertion at the top level, with what stands before it; a function `test_…` that asserts something; a call
+    at the top level of a function that does; `check(entry_point)`, as in HumanEval. All else is setup. Raises SyntaxError,
+    and ValueError where nothing could ever fail.
     """
     builder = _Builder()
     for source in (setup, *sources):
@@ -79,7 +84,7 @@ def assert_tests(sources: list[str], setup: str = "", entry_point: str = "") -> 
         builder.add_call("check", [entry_point])
     if not builder.tests:
         raise ValueError("they assert nothing")
-    return AssertTests(_text(builder.setup), builder.tests, builder.observations.expected)
+    return AssertTests(_unparsed(builder.setup), builder.tests, builder.observations.expected)
 
 
 class _Builder:
@@ -90,7 +95,7 @@ class _Builder:
         self.setup: list[ast.stmt] = []
         self.tests: list[AssertTest] = []
         self.functions: dict[str, frozenset[int]] = {}
-        """Functions of the tests that assert something → the observations that a call of each makes in any case."""
+        """Functions of the tests that assert something → the observations that a call of each always makes."""
         self._before: list[ast.stmt] = []
         """Statements since the last test, for the next one."""
 
@@ -102,21 +107,24 @@ class _Builder:
         self._before = self._before if self.tests else []
 
     def _add(self, statement: ast.stmt) -> None:
+        call = statement.value if isinstance(statement, ast.Expr) else None
+        called = call.func.id if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) else ""
+        asserts = any(isinstance(node, ast.Assert) for node in ast.walk(statement))
         if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
-            asserts = _has_assert(statement)
-            made, required = self.observations.of(statement, inside=statement.body)
-            self.setup += made
+            statement.body, required = self.observations.replaced(statement.body)
+            self.setup.append(statement)
             if asserts:
                 self.functions[statement.name] = required
-                if statement.name.startswith("test_") and _takes_nothing(statement):
+                takes_nothing = isinstance(statement, ast.FunctionDef) and not ast.unparse(statement.args)
+                if statement.name.startswith("test_") and takes_nothing:
                     self.add_call(statement.name, [])
         elif isinstance(statement, ast.Import | ast.ImportFrom | ast.ClassDef):
-            self.setup += self.observations.of(statement)[0]
-        elif _is_main_guard(statement):
-            pass
-        elif isinstance(statement, ast.Assert) or _has_assert(statement) or self._calls_a_test(statement):
-            made, required = self.observations.of(statement)
-            self._end_test([*self._before, *made], required | self._required_by(statement))
+            self.setup += self.observations.replaced([statement])[0]
+        elif isinstance(statement, ast.If) and "__name__" in ast.unparse(statement.test):
+            pass  # if __name__ == "__main__"
+        elif asserts or called in self.functions:
+            made, required = self.observations.replaced([statement])
+            self._end_test([*self._before, *made], required | self.functions.get(called, frozenset()))
         else:
             self._before.append(statement)
 
@@ -125,14 +133,8 @@ class _Builder:
         self._end_test([*self._before, ast.Expr(call)], self.functions[function])
 
     def _end_test(self, statements: list[ast.stmt], required: frozenset[int]) -> None:
-        self.tests.append(AssertTest(_text(statements), required))
+        self.tests.append(AssertTest(_unparsed(statements), required))
         self._before = []
-
-    def _calls_a_test(self, statement: ast.stmt) -> bool:
-        return _called(statement) in self.functions
-
-    def _required_by(self, statement: ast.stmt) -> frozenset[int]:
-        return self.functions.get(_called(statement), frozenset())
 
 
 class _Observations(ast.NodeTransformer):
@@ -141,49 +143,41 @@ class _Observations(ast.NodeTransformer):
     def __init__(self) -> None:
         self.expected: dict[int, ExpectedValue] = {}
 
-    def of(self, statement: ast.stmt, inside: list[ast.stmt] | None = None) -> tuple[list[ast.stmt], frozenset[int]]:
-        """The statement with observations, and the numbers of those that are made in any case: of an assertion itself, or of those directly
-        in the body `inside`."""
-        if isinstance(statement, ast.Assert):
-            first = len(self.expected)
-            return self.visit_Assert(statement), frozenset(range(first, len(self.expected)))
+    def replaced(self, statements: list[ast.stmt]) -> tuple[list[ast.stmt], frozenset[int]]:
+        """The statements with observations, and the numbers of those that are always made: of assertions among them."""
+        body: list[ast.stmt] = []
         required: set[int] = set()
-        if inside is not None:
-            body: list[ast.stmt] = []
-            for part in inside:
-                first = len(self.expected)
-                made = self.visit(part)
-                body += made if isinstance(made, list) else [made]
-                required |= set(range(first, len(self.expected))) if isinstance(part, ast.Assert) else set()
-            inside[:] = body
-            return [statement], frozenset(required)
-        return [self.visit(statement)], frozenset()
+        for statement in statements:
+            first = len(self.expected)
+            made = self.visit(statement)
+            body += made if isinstance(made, list) else [made]
+            if isinstance(statement, ast.Assert):
+                required |= set(range(first, len(self.expected)))
+        return body, frozenset(required)
 
     def visit_Assert(self, node: ast.Assert) -> list[ast.stmt]:
         return [ast.Expr(self._observation(condition)) for condition in _conjuncts(node.test)]
 
     def _observation(self, condition: ast.expr) -> ast.Call:
-        number = ast.Constant(len(self.expected))
+        number = len(self.expected)
         if isinstance(condition, ast.Compare) and len(condition.ops) == 1:
             name, left, right = type(condition.ops[0]).__name__, condition.left, condition.comparators[0]
             for form, literal, observed in (("right", right, left), ("left", left, right)):
-                if (found := _literal(literal)) is not None:
-                    self._expect(ExpectedValue(form, _operator_on(name, found[0]), found[0]))
-                    return ast.Call(ast.Name(OBSERVE, ast.Load()), [number, observed], [])
-            self._expect(ExpectedValue("pair", name))
-            return ast.Call(ast.Name(OBSERVE_PAIR, ast.Load()), [number, ast.Constant(name), left, right], [])
-        self._expect(ExpectedValue("truth"))
+                try:
+                    value = ast.literal_eval(literal)
+                except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+                    continue
+                if not any(value is singleton for singleton in (None, True, False)):
+                    # `is` between a value from another process and a literal means nothing but for the singletons.
+                    name = {"Is": "Eq", "IsNot": "NotEq"}.get(name, name)
+                self.expected[number] = ExpectedValue(form, name, value)
+                return ast.Call(ast.Name(OBSERVE, ast.Load()), [ast.Constant(number), observed], [])
+            self.expected[number] = ExpectedValue("pair", name)
+            arguments = [ast.Constant(number), ast.Constant(name), left, right]
+            return ast.Call(ast.Name(OBSERVE_PAIR, ast.Load()), arguments, [])
+        self.expected[number] = ExpectedValue("truth")
         truth = ast.UnaryOp(ast.Not(), ast.UnaryOp(ast.Not(), condition))
-        return ast.Call(ast.Name(OBSERVE, ast.Load()), [number, truth], [])
-
-    def _expect(self, expected: ExpectedValue) -> None:
-        self.expected[len(self.expected)] = expected
-
-
-def _operator_on(name: str, literal: Any) -> str:
-    """`is` between a value from another process and a literal means nothing but for the three singletons."""
-    is_singleton = any(literal is value for value in _SINGLETONS)
-    return name if is_singleton else {"Is": "Eq", "IsNot": "NotEq"}.get(name, name)
+        return ast.Call(ast.Name(OBSERVE, ast.Load()), [ast.Constant(number), truth], [])
 
 
 def _conjuncts(condition: ast.expr) -> Iterator[ast.expr]:
@@ -195,33 +189,7 @@ def _conjuncts(condition: ast.expr) -> Iterator[ast.expr]:
         yield condition
 
 
-def _literal(node: ast.expr) -> tuple[Any] | None:
-    """The value of a literal, in a tuple; None for any other expression."""
-    try:
-        return (ast.literal_eval(node),)
-    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-        return None
-
-
-def _called(statement: ast.stmt) -> str:
-    """The name that a bare call at the top level calls; "" for any other statement."""
-    call = statement.value if isinstance(statement, ast.Expr) else None
-    return call.func.id if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) else ""
-
-
-def _has_assert(statement: ast.stmt) -> bool:
-    return any(isinstance(node, ast.Assert) for node in ast.walk(statement))
-
-
-def _is_main_guard(statement: ast.stmt) -> bool:
-    return isinstance(statement, ast.If) and "__name__" in ast.unparse(statement.test)
-
-
-def _takes_nothing(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    return isinstance(function, ast.FunctionDef) and not ast.unparse(function.args)
-
-
-def _text(statements: list[ast.stmt]) -> str:
+def _unparsed(statements: list[ast.stmt]) -> str:
     return ast.unparse(ast.fix_missing_locations(ast.Module(statements, [])))
 
 
@@ -229,8 +197,8 @@ PREPARATIONS = ("test_setup_code", "test_imports")
 """Columns of MBPP whose Python goes before the tests."""
 
 
-class UnusableTests(ValueError):
-    """The column holds no tests; the text says what it holds, as the end of a sentence."""
+class UnusableTestsError(ValueError):
+    """The column holds no tests; the text says what it holds, as the end of a message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,21 +213,34 @@ RowTests = AssertTests | list[StreamTest]
 
 
 def row_tests(value: Any, row: Mapping[str, Any], most: int) -> RowTests | None:
-    """The first `most` tests of a row; None for a row without any. `row`: its other columns. Raises UnusableTests."""
+    """The first `most` tests of a row; None for a row without any. `row`: its columns. Raises UnusableTestsError."""
     value = _parsed(value)
+    if isinstance(value, Mapping) and "test_cases" in value:
+        value = _parsed(value["test_cases"])
     if value is None or value == "" or value == [] or value == {}:
         return None
     if isinstance(value, Mapping):
-        return _of_mapping(value, row, most)
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        if all(isinstance(item, Mapping) for item in value):
-            return _of_cases(value, most)
-        if not all(isinstance(item, str) for item in value):
-            raise UnusableTests("a list that holds neither texts nor mappings")
-        return _asserts(list(value), row, most)
+        inputs, outputs = value.get("inputs"), value.get("outputs")
+        if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
+            raise UnusableTestsError("a mapping without as many inputs as outputs")
+        pairs = list(zip(inputs, outputs, strict=True))[:most]
+        if name := value.get("fn_name"):
+            return _calls(str(name), pairs)
+        return [StreamTest(_stream(given), _stream(output)) for given, output in pairs] or None
     if isinstance(value, str):
         return _asserts([value], row, most)
-    raise UnusableTests(f"{type(value).__name__}, which is no text, list or mapping")
+    if not isinstance(value, Sequence):
+        raise UnusableTestsError(f"{type(value).__name__}, which is no text, list or mapping")
+    if all(isinstance(item, str) for item in value):
+        return _asserts(list(value), row, most)
+    if not all(isinstance(item, Mapping) for item in value):
+        raise UnusableTestsError("a list that holds neither texts nor mappings")
+    if not all("input" in case and "output" in case for case in value):
+        raise UnusableTestsError("cases of which one has no input or no output")
+    if name := value[0].get("fn_name"):
+        given = [case["input"] if isinstance(case["input"], list) else _parsed(case["input"]) for case in value[:most]]
+        return _calls(str(name), list(zip(given, [case["output"] for case in value[:most]], strict=True)))
+    return [StreamTest(_stream(case["input"]), _stream(case["output"])) for case in value[:most]]
 
 
 def _parsed(value: Any) -> Any:
@@ -271,41 +252,14 @@ def _parsed(value: Any) -> Any:
     return value
 
 
-def _of_mapping(value: Mapping[str, Any], row: Mapping[str, Any], most: int) -> RowTests | None:
-    if "test_cases" in value:
-        return row_tests(value["test_cases"], row, most)
-    inputs, outputs = value.get("inputs"), value.get("outputs")
-    if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
-        raise UnusableTests("a mapping without as many inputs as outputs")
-    name = value.get("fn_name")
-    if name:
-        return _calls(str(name), list(zip(inputs, outputs, strict=True))[:most])
-    return [
-        StreamTest(_stream_text(a), _stream_text(b)) for a, b in list(zip(inputs, outputs, strict=True))[:most]
-    ] or None
-
-
-def _of_cases(cases: Sequence[Mapping[str, Any]], most: int) -> RowTests:
-    name = cases[0].get("fn_name")
-    if not all("input" in case and "output" in case for case in cases):
-        raise UnusableTests("cases of which one has no input or no output")
-    if name:
-        return _calls(str(name), [(_parsed_input(case["input"]), case["output"]) for case in cases[:most]])
-    return [StreamTest(_stream_text(case["input"]), _stream_text(case["output"])) for case in cases[:most]]
-
-
-def _parsed_input(value: Any) -> Any:
-    return value if isinstance(value, list) else _parsed(value)
-
-
 def _calls(name: str, cases: list[tuple[Any, Any]]) -> AssertTests:
     """Calls of one function. Some datasets put the one value of an output into a list, so `[3]` expects 3 or [3]."""
     if not name.isidentifier():
-        raise UnusableTests(f"the function name {quote(name, 30)}")
+        raise UnusableTestsError(f"the function name {quote(name, 30)}")
     tests = AssertTests()
     for number, (arguments, output) in enumerate(cases):
         if not isinstance(arguments, list):
-            raise UnusableTests("inputs of a function that are no lists of arguments")
+            raise UnusableTestsError("inputs of a function that are no lists of arguments")
         call = f"{OBSERVE}({number}, __entry__({name!r})(*{arguments!r}))"
         tests.tests.append(AssertTest(call, frozenset({number})))
         either = [output, output[0]] if isinstance(output, list) and len(output) == 1 else [output]
@@ -327,23 +281,22 @@ def _with_tuples(value: Any) -> Any:
 
 
 def _asserts(sources: list[str], row: Mapping[str, Any], most: int) -> AssertTests:
-    setup = "\n".join(_preparation(row.get(name)) for name in PREPARATIONS)
+    prepared: list[str] = []
+    for name in PREPARATIONS:
+        lines = row.get(name)
+        prepared += [line for line in (lines if isinstance(lines, list) else [lines]) if isinstance(line, str)]
     entry_point = row.get("entry_point")
     try:
-        tests = assert_tests(sources, setup, entry_point if isinstance(entry_point, str) else "")
+        tests = assert_tests(sources, "\n".join(prepared), entry_point if isinstance(entry_point, str) else "")
     except SyntaxError as error:
-        raise UnusableTests(f"Python with a syntax error on line {error.lineno}: {quote(error.msg, 60)}") from None
+        what = f"Python with a syntax error on line {error.lineno}: {quote(error.msg, 60)}"
+        raise UnusableTestsError(what) from None
     except (ValueError, RecursionError, MemoryError):
-        raise UnusableTests("Python that asserts nothing") from None
+        raise UnusableTestsError("Python that asserts nothing") from None
     del tests.tests[most:]
     return tests
 
 
-def _preparation(value: Any) -> str:
-    lines = value if isinstance(value, list) else [value]
-    return "\n".join(line for line in lines if isinstance(line, str))
-
-
-def _stream_text(value: Any) -> str:
+def _stream(value: Any) -> str:
     """Standard input or output: a list of lines in some datasets."""
     return "\n".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -17,9 +17,9 @@ from backend.rewards.errors import RewardError
 from backend.rewards.functions import code
 from backend.rewards.functions.code import same_output
 from backend.rewards.inputs import TrainerState
-from backend.rewards.program import NotPlain, decoded, encoded
+from backend.rewards.program import NotPlainError, decoded, encoded
 from backend.rewards.program_runner import runner
-from backend.rewards.program_tests import ExpectedValue, UnusableTests, row_tests
+from backend.rewards.program_tests import ExpectedValue, UnusableTestsError, row_tests
 from backend.rewards.scorer import Scorer
 from backend.rewards.scoring import RewardSource
 from backend.rewards.worker_process import RewardWorker
@@ -104,7 +104,7 @@ def test_a_row_without_tests_has_no_score_and_another_column_name_is_no_paramete
     [(3, "int"), ("print(1)", "asserts nothing"), ("assert (", "syntax error on line 1"), ({"inputs": ["1"]}, "as many inputs"), ([1], "neither texts")],
 )  # fmt: skip
 def test_a_column_without_tests_is_said(value: Any, what: str) -> None:
-    with pytest.raises(UnusableTests, match=what):
+    with pytest.raises(UnusableTestsError, match=what):
         row_tests(value, {}, 50)
     with pytest.raises(RewardError, match="code_tests raised ValueError: the column tests holds"):
         scores([ADD], tests=value)
@@ -254,12 +254,12 @@ def test_plain_values_come_back_equal(value: Any) -> None:
     [{}, ["x"], [1], [], ["i", "z"], ["c", "x y"], ["s", ["l"]], ["b", 3], ["n", "x"], ["d", "ab", 3], ["r", "1/0"]],
 )
 def test_what_is_no_value_is_refused(claim: Any) -> None:
-    with pytest.raises(NotPlain):
+    with pytest.raises(NotPlainError):
         decoded(claim)
 
 
 def test_a_set_made_to_collide_is_refused() -> None:
-    with pytest.raises(NotPlain):
+    with pytest.raises(NotPlainError):
         decoded(["s", *(["i", hex(n * (2**61 - 1))] for n in range(5000))])
 
 

@@ -1,4 +1,7 @@
-"""The shipped reward function that runs the code in a completion against the tests of its row (`backend.rewards.programs`)."""
+"""The shipped reward function that runs the code in a completion against the tests of its row.
+
+All that comes from a program's process is a claim of the program, and checked against what its tests expect.
+"""
 
 from __future__ import annotations
 
@@ -13,112 +16,26 @@ from typing import Any
 
 from backend.rewards.catalogue import tests_column
 from backend.rewards.functions.math_equality import answer_part
-from backend.rewards.program import NotPlain, decoded
+from backend.rewards.program import NotPlainError, decoded
 from backend.rewards.program_runner import Task, TaskResult, runner
-from backend.rewards.program_tests import AssertTests, RowTests, StreamTest, UnusableTests, row_tests
+from backend.rewards.program_tests import (
+    PREPARATIONS,
+    AssertTests,
+    RowTests,
+    StreamTest,
+    UnusableTestsError,
+    row_tests,
+)
 from backend.rewards.registry import register_reward_function, require
-
-# What a program did, against what its tests expect. Everything that came from the program's process is somebody
-# else's claim.
 
 TOLERANCE = 1e-6
 """The relative difference of two numbers in an output, where the expected one has a decimal point."""
-_CUT = ("time", "output")
-"""Endings of a task after which the rest of its program is not run: its tests have failed."""
-
-
-def is_finished(results: Sequence[TaskResult], tasks: int) -> bool:
-    """Whether everything that was to be run has been, as far as the program's own doing allows."""
-    if results and results[-1]["ended"] == "limit":
-        return False
-    return len(results) == tasks or bool(results and results[-1]["ended"] in _CUT)
-
-
-def streams_passed(tests: Sequence[StreamTest], results: Sequence[TaskResult]) -> int:
-    """How many of the tests, of which the results are the first, have passed."""
-    pairs = zip(tests, results, strict=False)
-    return sum(_ended_well(result) and same_output(result["output"], test.output) for test, result in pairs)
-
-
-def _ended_well(result: TaskResult) -> bool:
-    return result["ended"] == "exit" and result["code"] == 0
-
-
-def same_output(actual: str, expected: str) -> bool:
-    """Whether two outputs are equal: line by line without white space at the ends of lines and of the whole, else word by word, with numbers
-    compared as numbers where the expected one has a decimal point."""
-    lines = [[line.rstrip() for line in text.rstrip().splitlines()] for text in (actual, expected)]
-    if lines[0] == lines[1]:
-        return True
-    words, wanted = actual.split(), expected.split()
-    return len(words) == len(wanted) and all(map(_same_word, words, wanted))
-
-
-def _same_word(word: str, wanted: str) -> bool:
-    if word == wanted:
-        return True
-    if "." not in wanted or len(word) > 40:
-        return False
-    try:
-        return math.isclose(float(word), float(wanted), rel_tol=TOLERANCE, abs_tol=TOLERANCE)
-    except ValueError:
-        return False
-
-
-def asserts_passed(tests: AssertTests, result: TaskResult) -> int:
-    """How many tests came to their end with all that they had to observe, and nothing but what is expected."""
-    observed: dict[int, dict[int, bool]] = defaultdict(dict)
-    """Test → number → whether every observation under it was as expected."""
-    done: set[int] = set()
-    for report in _reports(result["output"]):
-        index, *observation = report
-        if not observation:
-            done.add(index)
-        elif len(observation) == 2 and isinstance(observation[0], int) and isinstance(observation[1], Mapping):
-            number, claim = observation
-            observed[index][number] = observed[index].get(number, True) and _holds(tests, number, claim)
-    return sum(
-        index in done
-        and test.required <= observed[index].keys()
-        and bool(observed[index])
-        and all(observed[index].values())
-        for index, test in enumerate(tests.tests)
-    )
-
-
-def _reports(output: str) -> list[list[Any]]:
-    """The lines that have the form of a report. Anything may stand between them."""
-    found: list[list[Any]] = []
-    for line in output.split("\n"):
-        try:
-            report = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(report, list) and report and type(report[0]) is int:
-            found.append(report)
-    return found
-
-
-def _holds(tests: AssertTests, number: int, claim: Mapping[str, Any]) -> bool:
-    expected = tests.expected.get(number)
-    if expected is None:
-        return False
-    if "truth" in claim:  # of two objects that are no plain values
-        return expected.form == "pair" and claim["truth"] is True
-    try:
-        return "value" in claim and expected.holds(decoded(claim["value"]))
-    except (NotPlain, RecursionError):
-        return False
-
-
-# ── code ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-_FENCE = re.compile(r"^[ \t]*```([^\n`]*)$", re.MULTILINE)
 LONGEST_PROGRAM = 64 << 10
 """Characters of a program that is run."""
 SHARE = 0.8
 """Of the time that a call may take: with the rest the scores are returned."""
 WITHOUT_RUN_S = 60.0
+_FENCE = re.compile(r"^[ \t]*```([^\n`]*)$", re.MULTILINE)
 
 
 @register_reward_function("code_tests", label="Code Tests")
@@ -140,10 +57,11 @@ def code_tests(
 ) -> list[float | None]:
     """The share of the row's tests that the code in the completion passes; with `strict` 1.0 for all of them, else 0.0.
 
-    The code is the last fenced block of the answer, else all of it. Tests are assertions or pairs of input and output in `column`, by default the
-    first known one. A program has `seconds` of processor time, twice that on the clock, and `memory_mb` of memory; it reaches no
-    network and no files but Python's, and starts no process. 0 for an empty completion and for a program that fails, hangs or is
-    stopped; None where the row has no tests, and where the time of the whole call ran out before its turn.
+    The code is the last fenced block of the answer, else all of it. Tests are assertions or pairs of input and output in
+    `column`, by default the first known one. A program has `seconds` of processor time, twice that on the clock, and
+    `memory_mb` of memory; it reaches no network and no files but Python's, and starts no process. 0 for an empty completion
+    and for a program that fails, hangs or is stopped; None where the row has no tests, and where the time of the whole call
+    ran out before its turn.
     """
     require(seconds > 0, f"seconds must be above 0, not {seconds:g}")
     require(memory_mb >= 32, f"memory_mb must be at least 32, not {memory_mb}")
@@ -156,8 +74,14 @@ def code_tests(
     # Equal completions of one prompt are common, and one of them is run.
     wanted = {(source, id(of_row)): of_row for source, of_row in zip(sources, tests, strict=True) if of_row and source}
     programs = [_tasks(source, of_row) for (source, _), of_row in wanted.items()]
-    deadline_s = max(until - time.monotonic(), 1.0)
-    results = _run(programs, seconds=seconds, memory_mb=memory_mb, deadline_s=deadline_s)
+    results: Sequence[Sequence[TaskResult]] = []
+    if programs:
+        deadline_s = max(until - time.monotonic(), 1.0)
+        try:
+            found = runner.run(programs, seconds=seconds, memory_mb=memory_mb, deadline_s=deadline_s)
+        except PermissionError as error:
+            raise RuntimeError(f"programs cannot be kept from your files here: {error}") from None
+        results = found or [[] for _ in programs]
     counts = {
         key: _passed(of_row, each, len(tasks))
         for (key, of_row), each, tasks in zip(wanted.items(), results, programs, strict=True)
@@ -166,27 +90,37 @@ def code_tests(
         None if of_row is None else counts.get((source, id(of_row)), 0)
         for source, of_row in zip(sources, tests, strict=True)
     ]
-    _log(tests, passed, log_extra, log_metric)
-    return [_score(count, of_row, strict) for count, of_row in zip(passed, tests, strict=True)]
+    totals = [len(of_row.tests) if isinstance(of_row, AssertTests) else len(of_row or ()) for of_row in tests]
+    if log_extra is not None:
+        column_of = [
+            f"{count} of {total}" if count is not None else None for count, total in zip(passed, totals, strict=True)
+        ]
+        with suppress(ValueError):  # of two entries of this function, the first has the column
+            log_extra("tests passed", column_of)
+    if log_metric is not None:
+        not_run = sum(count is None and of_row is not None for count, of_row in zip(passed, tests, strict=True))
+        log_metric("code_tests/not_run", float(not_run))
+    return [
+        None if count is None else float(count == total) if strict else count / total
+        for count, total in zip(passed, totals, strict=True)
+    ]
 
 
 def _tests_of_rows(columns: Mapping[str, list[Any]], named: str, count: int, most: int) -> list[RowTests | None]:
-    """The tests of each completion's row; completions of equal rows share one object. Raises ValueError for what holds no tests."""
+    """The tests of each completion's row; completions of equal rows share one object. Raises ValueError for no tests."""
     present = [name for name, values in columns.items() if isinstance(values, list) and len(values) == count]
     name = tests_column(named, present)
-    if not name:  # of a dataset that a run trains on, `backend.data.rows.check_columns` says so
+    if not name:  # for a dataset that a run trains on, `backend.data.rows.check_columns` says so
         return [None] * count
     known: dict[str, RowTests | None] = {}
     tests: list[RowTests | None] = []
     for index in range(count):
         row = {other: columns[other][index] for other in present}
-        key = json.dumps(
-            [row[name], *(row.get(other) for other in ("entry_point", "test_setup_code", "test_imports"))], default=str
-        )
+        key = json.dumps([row[name], *(row.get(other) for other in ("entry_point", *PREPARATIONS))], default=str)
         if key not in known:
             try:
                 known[key] = row_tests(row[name], row, most)
-            except UnusableTests as error:
+            except UnusableTestsError as error:
                 raise ValueError(f"the column {name} holds {error}") from None
         tests.append(known[key])
     return tests
@@ -210,44 +144,73 @@ def _tasks(source: str, tests: RowTests) -> list[Task]:
     return [{"source": source, "input": test.input} for test in tests]
 
 
-def _run(programs: Sequence[Sequence[Task]], **limits: Any) -> Sequence[Sequence[TaskResult]]:
-    """Raises RuntimeError where programs could change a person's files."""
-    if not programs:
-        return []
-    try:
-        return runner.run(programs, **limits) or [[] for _ in programs]
-    except PermissionError as error:
-        raise RuntimeError(f"programs cannot be kept from your files here: {error}") from None
-
-
 def _passed(tests: RowTests, results: Sequence[TaskResult], tasks: int) -> int | None:
     """How many tests have passed; None where the program was not run to its end."""
-    if not is_finished(results, tasks):
+    last = results[-1]["ended"] if results else ""
+    if last == "limit" or (len(results) < tasks and last not in ("time", "output")):
         return None
-    return asserts_passed(tests, results[0]) if isinstance(tests, AssertTests) else streams_passed(tests, results)
+    return asserts_passed(tests, results[0]) if isinstance(tests, AssertTests) else _streams_passed(tests, results)
 
 
-def _count(tests: RowTests) -> int:
-    return len(tests.tests) if isinstance(tests, AssertTests) else len(tests)
+def _streams_passed(tests: Sequence[StreamTest], results: Sequence[TaskResult]) -> int:
+    return sum(
+        result["ended"] == "exit" and result["code"] == 0 and same_output(result["output"], test.output)
+        for test, result in zip(tests, results, strict=False)
+    )
 
 
-def _score(passed: int | None, tests: RowTests | None, strict: bool) -> float | None:
-    if passed is None or tests is None:
-        return None
-    return float(passed == _count(tests)) if strict else passed / _count(tests)
+def same_output(actual: str, expected: str) -> bool:
+    """Compare line by line without white space at the ends of lines and of the whole, else word by word, with numbers
+    compared as numbers where the expected one has a decimal point."""
+    lines = [[line.rstrip() for line in text.rstrip().splitlines()] for text in (actual, expected)]
+    if lines[0] == lines[1]:
+        return True
+    words, wanted = actual.split(), expected.split()
+    return len(words) == len(wanted) and all(map(_same_word, words, wanted))
 
 
-def _log(
-    tests: Sequence[RowTests | None], passed: Sequence[int | None], log_extra: Callable[..., None] | None, log_metric: Callable[..., None] | None
-) -> None:  # fmt: skip
-    if log_extra is not None:
-        # Of two entries of this function, the first has the column.
-        told = [
-            f"{count} of {_count(row)}" if row and count is not None else None
-            for count, row in zip(passed, tests, strict=True)
-        ]
-        with suppress(ValueError):
-            log_extra("tests passed", told)
-    if log_metric is not None:
-        not_run = sum(count is None and row is not None for count, row in zip(passed, tests, strict=True))
-        log_metric("code_tests/not_run", float(not_run))
+def _same_word(word: str, wanted: str) -> bool:
+    if word == wanted:
+        return True
+    if "." not in wanted or len(word) > 40:
+        return False
+    try:
+        return math.isclose(float(word), float(wanted), rel_tol=TOLERANCE, abs_tol=TOLERANCE)
+    except ValueError:
+        return False
+
+
+def asserts_passed(tests: AssertTests, result: TaskResult) -> int:
+    """How many tests came to their end with all that they had to observe, and nothing but what is expected."""
+    observed: dict[int, dict[int, bool]] = defaultdict(dict)
+    """Test → number → True if every observation under it was as expected."""
+    done: set[int] = set()
+    for line in result["output"].split("\n"):
+        try:
+            report = json.loads(line)
+        except (ValueError, RecursionError):  # a program may write anything between the reports
+            continue
+        match report:
+            case [int() as index] if type(index) is int:
+                done.add(index)
+            case [int() as index, int() as number, {**claim}] if type(index) is int:
+                observed[index][number] = observed[index].get(number, True) and _holds(tests, number, claim)
+    return sum(
+        index in done
+        and test.required <= observed[index].keys()
+        and bool(observed[index])
+        and all(observed[index].values())
+        for index, test in enumerate(tests.tests)
+    )
+
+
+def _holds(tests: AssertTests, number: int, claim: Mapping[str, Any]) -> bool:
+    expected = tests.expected.get(number)
+    if expected is None:
+        return False
+    if "truth" in claim:  # of two objects that are no plain values
+        return expected.form == "pair" and claim["truth"] is True
+    try:
+        return "value" in claim and expected.holds(decoded(claim["value"]))
+    except (NotPlainError, RecursionError):
+        return False
