@@ -1,7 +1,4 @@
-"""A table of hostile reward functions, called as a run calls them: what each gets is one sentence, and nothing else happens.
-
-`make test` takes those marked `in_suite`, `make proofs` all of them.
-"""
+"""Hostile reward functions in the worker: each costs one clear message at most, and the next scoring works."""
 
 from __future__ import annotations
 
@@ -11,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import dedent, indent
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,89 +18,123 @@ from backend.rewards.inputs import TrainerState
 from backend.rewards.scorer import begin_scorer
 from backend.rewards.worker_process import RewardWorker
 from backend.utils.errors import UserError
-from tests.rewards.hostile_functions import HOSTILE, STILL_RUNNING, TIMEOUT_S, Hostile
 from tests.support.scoring import make_group
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks for what is left in /proc")
 
 MARK = "GRPO_HOSTILE_TEST"
 """An environment variable by which everything that a function starts is found again."""
-AMPLE_S = 8.0
-"""The limit of those that end by themselves, on a busy machine too."""
-TIDY = {"returns", "raises", "logs"}
-"""Kinds that leave nothing behind in their process, which is used again."""
-TIDY_WHERE_REFUSED = {"ends", "descriptors", "files", "reaches out", "import"}
-REFUSALS = {"PermissionError", "SystemExit", "MemoryError", "RecursionError", "EOFError"}
-"""What Python raises for all of what a function of these kinds tries: nothing has come of it, and its process is used again."""
+TIMEOUT_S, AMPLE_S = 0.4, 8.0
+RUNNING = r"was still running after 0.4 s \(reward_timeout\)"
+PIPE = r"(closed or replaced|wrote something of its own into) the pipe by which scores are returned"
+SPOILED = "left Python in a state in which its process could not go on"
+SCORED = "^$"
+
+# Body of the function, pattern of the message. RUN is the folder of a run, TRAINER the pid of this process.
+HOSTILE: dict[str, tuple[str, str]] = {
+    "hangs in C with the interpreter's lock": ("ctypes.PyDLL(None).sleep(99)", RUNNING),
+    "hangs in a regular expression": ("import re; re.fullmatch('(a+)+b', 'a' * 64)", RUNNING),
+    "exits": ("sys.exit(0)", "SystemExit"),
+    "ends its process": ("os._exit(0)", r"ended the process it ran in \(exit code 0\)"),
+    "crashes": ("ctypes.string_at(0)", r"signal 11, a segmentation fault"),
+    "kills itself": ("os.kill(os.getpid(), 9)", "signal 9, killed"),
+    "recurses": ("def again(): again()\nagain()", "RecursionError"),
+    "takes all of memory": ("bytearray(1 << 50)", "MemoryError"),
+    "raises what has no text": ("class Odd(Exception):\n    def __str__(self): raise ValueError\nraise Odd", "Odd"),
+    "raises 10 MB": ("raise ValueError('long\\n' * 2_000_000)", "ValueError: long"),
+    "returns a huge number": ("return [10 ** 400 for _ in completions]", "not a finite number"),
+    "returns text": ("return ['1' for _ in completions]", r"\(str\) as a score, which is not a number"),
+    "closes all descriptors": ("os.closerange(0, 4096)", PIPE),
+    "writes into every descriptor": (
+        "for fd in range(3, 64):\n    try: os.write(fd, b'{\"scores\": [[1, 1]]}')\n    except OSError: pass", PIPE,
+    ),
+    "truncates every descriptor": (
+        "for fd in range(3, 64):\n    try: os.ftruncate(fd, 0)\n    except OSError: pass", SCORED,
+    ),
+    "prints 100 MB": ("for _ in range(100): os.write(1, b'y' * 1_000_000)", f"^$|{RUNNING}"),
+    "reads its input": ("input()", "EOFError"),
+    "breaks json": ("json.dumps = json.loads = None; json.JSONEncoder.encode = lambda *a: 'x'", SCORED),
+    "breaks builtins": (
+        "import builtins\nfor name in ('len', 'isinstance', 'zip', 'list', 'type', 'str'): setattr(builtins, name, None)",
+        SPOILED,
+    ),
+    "sleeps at exit": ("atexit.register(time.sleep, 99)", SCORED),
+    "leaves threads": ("for _ in range(8): threading.Thread(target=time.sleep, args=(99,)).start()", SCORED),
+    "forks": ("os.fork()", SCORED),
+    "leaves a pool": ("import multiprocessing as m; m.get_context('fork').Pool(2).apply_async(time.sleep, (99,))", SCORED),
+    "leaves a daemon": (
+        "if os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n        os.closerange(0, 99); time.sleep(99)\n"
+        "    os._exit(0)\nos.wait()", SCORED,
+    ),
+    "leaves a daemon and dies": ("subprocess.Popen(['sleep', '99'], start_new_session=True); os._exit(0)", "exit code 0"),
+    "nests 2,000 folders": ("for _ in range(2000): os.mkdir('d'); os.chdir('d')", SCORED),
+    "deletes the event log": ("os.remove(f'{RUN}/events.jsonl')", "PermissionError"),
+    "deletes a checkpoint": ("import shutil; shutil.rmtree(f'{RUN}/checkpoints')", "PermissionError"),
+    "changes permissions": ("os.chmod(RUN, 0)", "PermissionError"),
+    "connects": ("socket.create_connection(('127.0.0.1', 9), 1)", r"PermissionError.*\(reward_network is off\)"),
+    "makes datagram sockets": ("socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)", "PermissionError"),
+    "looks for tokens": ("assert 'HF_TOKEN' not in os.environ, 'a token'", SCORED),
+    "kills the trainer": ("os.kill(TRAINER, signal.SIGKILL)", "PermissionError"),
+    "logs a name of two lines": ("log_extra('a\\nb', [1, 2])", "ValueError: .*a name on one line"),
+}  # fmt: skip
+ENDS_CLEAN = ("Error", "Exit", "score", "Odd")
+"""Messages after which the worker is as it was, and is used again."""
+HEAD = """
+import asyncio, atexit, ctypes, json, os, signal, socket, subprocess, sys, threading, time
+from backend.rewards import register_reward_function
+RUN, TRAINER = {run!r}, {trainer}
+"""
+FUNCTION = """
+@register_reward_function("mine")
+def mine(prompts, completions, answer, types=None, log_extra=None, log_metric=None, **rest):
+"""
 
 
 @pytest.fixture(scope="module")
 def victim(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run."""
     folder = tmp_path_factory.mktemp("runs") / "run"
     (folder / "checkpoints" / "000004").mkdir(parents=True)
-    for name in ("events.jsonl", "run.lock", "control.json", "checkpoints/000004/adapters.safetensors"):
+    for name in ("events.jsonl", "run.lock", "checkpoints/000004/adapters.safetensors"):
         (folder / name).write_text(f"precious {name}")
     return folder
 
 
 @pytest.fixture(scope="module")
-def process() -> Iterator[RewardWorker]:
-    """One scoring process for all, replaced wherever a function ended it."""
+def worker() -> Iterator[RewardWorker]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(MARK, str(os.getpid()))
-        for secret in ("HF_TOKEN", "GRPO_HOSTILE_SECRET"):  # one of the table's functions looks for them
-            patch.setenv(secret, "precious")
-        scoring = RewardWorker()
-        yield scoring
-        scoring.stop()
+        patch.setenv("HF_TOKEN", "precious")
+        worker = RewardWorker()
+        yield worker
+        worker.stop()
 
 
-@pytest.fixture(scope="module")
-def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A reward file with nothing wrong in it."""
-    file = tmp_path_factory.mktemp("sound") / "sound.py"
-    file.write_text(
-        "from backend.rewards import register_reward_function\n"
-        "@register_reward_function('length')\n"
-        "def length(prompts, completions, answer, types=None):\n    return [len(c) for c in completions]\n"
-    )
-    return file
-
-
-def scored(process: RewardWorker, name: str, file: Path, timeout_s: float) -> list[Any]:
-    """The two completions' scores, by a new scorer of the process. Raises UserError."""
+def scored(worker: RewardWorker, file: Path, timeout_s: float) -> str:
+    """The message; "" where two completions are scored as if nothing were wrong."""
     settings: Any = SimpleNamespace(
-        reward_functions=[name], reward_functions_file=str(file), stages=[], reward_timeout=timeout_s,
+        reward_functions=["mine"], reward_functions_file=str(file), stages=[], reward_timeout=timeout_s,
         reward_isolation="process", reward_network=False,
     )  # fmt: skip
     group = make_group("four", "5")
-    begin_scorer(settings, {False: process}).score([group], 0, [1.0], timeout_s, TrainerState())
-    return [completion.reward for completion in group.completions]
-
-
-def sentence_of(hostile: Hostile, process: RewardWorker, file: Path) -> str:
-    """The one fault's sentence; "" where it scores as if nothing were wrong."""
-    may_hang = STILL_RUNNING in (hostile.sentence or "")
     try:
-        assert scored(process, "mine", file, TIMEOUT_S if may_hang else AMPLE_S) == [1.0, 1.0]
-    except UserError as mistake:
-        (fault,) = mistake.faults
-        assert fault.setting in ("reward_functions", "reward_functions_file")
-        return fault.sentence
+        begin_scorer(settings, {False: worker}).score([group], 0, [1.0], timeout_s, TrainerState())
+    except UserError as error:
+        (problem,) = error.faults
+        assert problem.setting in ("reward_functions", "reward_functions_file")
+        return problem.sentence
+    assert [completion.reward for completion in group.completions] == [1.0, 1.0]
     return ""
 
 
 def contents(folder: Path) -> dict[str, tuple[int, int, str]]:
-    paths = (folder, *sorted(folder.rglob("*")))
     return {
         str(path): (path.stat().st_mode, path.stat().st_mtime_ns, path.read_text() if path.is_file() else "")
-        for path in paths
+        for path in (folder, *sorted(folder.rglob("*")))
     }
 
 
 def left_behind() -> list[str]:
-    """Processes that come from a scoring process of these tests, by their environment."""
+    """Processes that come from the worker of these tests, by their environment."""
     mark = f"{MARK}={os.getpid()}".encode()
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
@@ -114,62 +146,32 @@ def left_behind() -> list[str]:
     return found
 
 
-def run_and_check(hostile: Hostile, process: RewardWorker, sound: Path, victim: Path, tmp_path: Path) -> None:
-    file = tmp_path / "mine.py"
-    file.write_text(hostile.source(victim, os.getpid(), Path.home()))
-    before, home = contents(victim.parent), sorted(os.listdir(Path.home()))
+AT_IMPORT = ("hangs in C with the interpreter's lock", "exits", "ends its process")
+
+
+@pytest.mark.parametrize(
+    ("name", "at_import"), [*((name, False) for name in HOSTILE), *((name, True) for name in AT_IMPORT)]
+)
+def test_a_hostile_function_gets_one_message(
+    name: str, at_import: bool, worker: RewardWorker, victim: Path, tmp_path: Path
+) -> None:
+    body, pattern = HOSTILE[name]
+    head = HEAD.format(run=str(victim), trainer=os.getpid())
+    returns = "return [1.0 for _ in completions]"
+    file, sound = tmp_path / "mine.py", tmp_path / "sound.py"
+    during = f"{head}{FUNCTION}{indent(dedent(body), '    ')}\n    {returns}\n"
+    file.write_text(f"{head}\n{body}\n{FUNCTION}    {returns}\n" if at_import else during)
+    sound.write_text(f"{head}{FUNCTION}    {returns}\n")
+    before = contents(victim.parent)
+    worker.start()
     begun = time.monotonic()
-    process.start()
-    sentence = sentence_of(hostile, process, file)
-    seconds = time.monotonic() - begun
-    print(f"{hostile.kind}: {hostile.name}: {sentence or 'scored'} [{seconds:.1f} s]")
-    check_sentence(hostile, sentence)
-    if not is_tidy(hostile):
-        process.stop(1.0)
+    message = scored(worker, file, TIMEOUT_S if RUNNING in pattern else AMPLE_S)
+    assert time.monotonic() - begun < 10
+    assert re.search(pattern, message), message
+    if message:
+        assert message.isprintable() and message.endswith(".") and len(message) <= 200 and "mine.py" in message
+    if not message or not any(word in message for word in ENDS_CLEAN):
+        worker.stop(1.0)
         assert not left_behind()
-    assert scored(process, "length", sound, 20.0) == [4.0, 1.0], "the next scoring"
+    assert scored(worker, sound, 20.0) == "", "the next scoring"
     assert contents(victim.parent) == before
-    assert sorted(os.listdir(Path.home())) == home
-    assert file.exists()
-    assert seconds < 10
-
-
-def is_tidy(hostile: Hostile) -> bool:
-    return hostile.kind in TIDY or (hostile.kind in TIDY_WHERE_REFUSED and hostile.sentence in REFUSALS)
-
-
-def check_sentence(hostile: Hostile, sentence: str) -> None:
-    assert re.search(hostile.sentence or "^$", sentence), sentence
-    if not sentence:
-        return
-    assert sentence.isprintable() and sentence.endswith("."), sentence
-    assert "mine.py" in sentence
-    if not hostile.at_import:
-        assert "The reward function mine of mine.py" in sentence
-        assert "What is 2 + 2?" in sentence and ("“four”" in sentence or "“5”" in sentence)
-    assert len(sentence) <= 200, sentence
-
-
-def named(functions: list[Hostile]) -> list[Any]:
-    return [pytest.param(hostile, id=f"{hostile.kind}: {hostile.name}") for hostile in functions]
-
-
-@pytest.mark.parametrize("hostile", named([hostile for hostile in HOSTILE if hostile.in_suite]))
-def test_a_hostile_function_gets_a_sentence(
-    hostile: Hostile, process: RewardWorker, sound: Path, victim: Path, tmp_path: Path
-) -> None:
-    run_and_check(hostile, process, sound, victim, tmp_path)
-
-
-@pytest.mark.proof
-@pytest.mark.parametrize("hostile", named([hostile for hostile in HOSTILE if not hostile.in_suite]))
-def test_every_hostile_function_gets_a_sentence(
-    hostile: Hostile, process: RewardWorker, sound: Path, victim: Path, tmp_path: Path
-) -> None:
-    run_and_check(hostile, process, sound, victim, tmp_path)
-
-
-def test_the_table_is_large_and_its_sample_of_every_kind() -> None:
-    assert len(HOSTILE) >= 80
-    assert {hostile.kind for hostile in HOSTILE if hostile.in_suite} == {hostile.kind for hostile in HOSTILE}
-    assert len({(hostile.kind, hostile.name) for hostile in HOSTILE}) == len(HOSTILE)

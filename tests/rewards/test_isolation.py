@@ -136,35 +136,6 @@ def test_a_file_reads_and_imports_what_lies_beside_it_and_works_in_a_folder_of_i
 
 # ── what goes wrong ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-ENDS = {
-    "os._exit(0)": "bad of mine.py, line 2, ended the process it ran in (exit code 0)",
-    "os.abort()": "ended the process it ran in (signal 6, an abort)",
-    "ctypes.string_at(0)": "ended the process it ran in (signal 11, a segmentation fault)",
-    "os.closerange(3, 200)": "closed or replaced the pipe by which scores are returned",
-    "[os.dup2(1, file) for file in range(3, 99)]": "closed or replaced the pipe by which scores are returned",
-    "sys.exit(4)": "raised SystemExit: 4 (mine.py, line 2)",
-    "raise KeyboardInterrupt": "raised KeyboardInterrupt (mine.py, line 2)",
-    "raise type('Odd', (Exception,), {'__str__': lambda self: 1 / 0})": "raised Odd: (its text cannot be read) (mine.py, line 2)",
-    "return [10 ** 400] * 2": "returned inf as a score, which is not a finite number",
-    "return [1e300] * len(completions)": "returned 1e+300 as a score, which is too large for 32 bits",
-    "open('mine.txt')": "FileNotFoundError: no mine.txt in its working folder; see Path(__file__).parent (mine.py, line 2)",
-    "__import__('socket').create_connection(('192.0.2.1', 80))": "(mine.py, line 2) (reward_network is off), on",
-    "input()": "raised EOFError: EOF when reading a line (mine.py, line 2)",
-}
-ENDS_LIKE_ANOTHER = ("os.abort()", "os.closerange(3, 200)")
-"""By a signal, and without the pipe, as the one after it; `make proofs` tries them."""
-
-
-@pytest.mark.parametrize(
-    "code",
-    [pytest.param(code, marks=pytest.mark.proof if code in ENDS_LIKE_ANOTHER else ()) for code in ENDS],
-)
-def test_each_end_is_one_sentence_and_the_next_step_is_scored(scorer, code: str) -> None:
-    mine = scorer(f"def bad(completions): {code}\ndef good(completions): return [1.0] * len(completions)\n", "bad")
-    assert ENDS[code] in failure(mine)
-    good = scorer("def good(completions): return [1.0] * len(completions)\n", "good")
-    assert rewards(good, make_group("a")) == [1.0]
-
 
 @pytest.mark.parametrize(
     "code",
@@ -269,22 +240,6 @@ def is_running(pid: int) -> bool:
             return False
         time.sleep(0.02)
     return True
-
-
-def test_what_a_function_spoils_in_its_process_changes_no_score(scorer) -> None:
-    spoils = (
-        "json.dumps = json.loads = builtins.open = os.write = os.read = None\n"
-        "    resource.setrlimit(resource.RLIMIT_NOFILE, (4, 4))\n"
-        "    atexit.register(time.sleep, 1000); threading.Thread(target=time.sleep, args=(1000,)).start()\n"
-        "    print('x' * 1000000); os.write if os.write else None\n"
-        "    return [1.0] * len(completions)\n"
-    )
-    mine = scorer(f"def f(completions):\n    {spoils}", "f")
-    for _ in range(2):
-        assert rewards(mine, make_group("a", "b")) == [1.0, 1.0]
-    began = time.monotonic()
-    mine.host.stop(1.0)
-    assert time.monotonic() - began < 3, "what it has registered for the end is not waited for"
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import json
 import math
 import time
 from contextlib import suppress
@@ -15,7 +14,6 @@ from textwrap import dedent
 import numpy as np
 import pytest
 
-from backend.rewards.completion_lines import read_groups
 from backend.rewards.errors import RewardError
 from backend.rewards.inputs import TrainerState
 from backend.rewards.resolve import resolve
@@ -206,19 +204,6 @@ def test_a_prompt_of_text_gives_text() -> None:
     assert seen_by(chat("a", column="facts", facts=[1, 2]), "trl")[1] == ["a"]
 
 
-def test_each_function_gets_its_own_copy_of_the_messages() -> None:
-    group = chat("a")
-
-    def spoils(prompts, completions):
-        prompts[0].append("x")
-        prompts[0][0]["content"] = completions[0][0]["content"] = "spoilt"
-        return [0.0]
-
-    spoiler = replace(reward_function("spoils", spoils), dialect="trl")
-    score([group], [spoiler], [1.0], 5.0)
-    assert seen_by(group, "trl") == ([CHAT], [[{"role": "assistant", "content": "a"}]])
-
-
 def test_trl_functions_get_columns_as_they_are() -> None:
     columns = {}
 
@@ -247,19 +232,6 @@ def test_trl_functions_get_columns_as_they_are() -> None:
     columns.clear()
     score([group], [reward_function("mine", takes_columns)], [1.0], 5.0, state)
     assert (columns["answer"], columns["types"]) == (["four"], ["sum"])
-
-
-def test_the_bench_reads_prompts_of_messages(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    path.write_text(
-        json.dumps({"prompt": CHAT, "completion": "4", "answer": "4"})
-        + "\n"
-        + json.dumps({"prompt": "p", "completion": "5"})
-    )
-    first, second = read_groups(path)
-    assert (first.problem.prompt, first.problem.messages) == ("What is 2 + 2?", CHAT)
-    assert seen_by(first, "trl") == ([CHAT], [[{"role": "assistant", "content": "4"}]])
-    assert (second.problem.prompt, second.problem.messages) == ("p", [])
 
 
 # trainer_state and logs
@@ -442,12 +414,3 @@ def test_a_sync_wrapper_of_an_async_function_is_called_synchronously() -> None:
         {"wrapper": wrapper, "partial": functools.partial(good), "lambda": lambda completions: good(completions)}, group
     )
     assert group.completions[0].scores == {"wrapper": 1.0, "partial": 1.0, "lambda": 1.0}
-
-
-def test_none_from_an_async_function_is_no_opinion() -> None:
-    async def no_opinion(completions):
-        return [None, 2]
-
-    group = make_group("a", "b")
-    scored({"mine": no_opinion}, group)
-    assert [completion.reward for completion in group.completions] == [None, 2.0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -129,18 +128,6 @@ def test_the_worker_ends_with_a_guard_that_is_killed(tmp_path: Path) -> None:
     wait_until_gone(worker)
 
 
-def test_the_worker_cannot_signal_its_guard(tmp_path: Path) -> None:
-    """Neither its parent nor its own group ends the guard, which still ends as the worker does."""
-    code = """
-try:
-    os.kill(os.getppid(), signal.SIGKILL)
-except PermissionError:
-    os.killpg(0, signal.SIGCONT)
-    os._exit(7)
-"""
-    assert start(tmp_path, code).wait(10) == 7
-
-
 def test_a_small_fork_bomb_is_over_with_its_worker(tmp_path: Path) -> None:
     code = """
 for index in range(6):
@@ -156,29 +143,6 @@ while len(list(folder.glob("bomb *"))) < 48:
     assert start(tmp_path, code).wait(20) == 0
     pids = [int(path.read_text()) for path in tmp_path.glob("bomb *")]
     assert len(pids) == 48
-    assert not [pid for pid in pids if is_alive(pid)]
-
-
-def test_stdin_is_left_to_the_worker(tmp_path: Path) -> None:
-    process = start(tmp_path, "sys.exit(int(sys.stdin.readline()))")
-    assert process.stdin is not None
-    process.stdin.write(b"5\n")
-    process.stdin.flush()
-    assert process.wait(10) == 5
-
-
-def test_another_pipe_than_stdin_may_be_watched(tmp_path: Path) -> None:
-    """Its stdin is empty from the beginning, as that of the process that scores."""
-    read, write = os.pipe()
-    code = CHILD.replace("guard(0)", "guard(int(sys.argv[2]))") + "daemon('one'); time.sleep(60)"
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, str(tmp_path), str(read)],
-        stdin=subprocess.DEVNULL, pass_fds=(read,), env=backend_environment(), start_new_session=True,
-    )  # fmt: skip
-    os.close(read)
-    pids = [noted(tmp_path, name) for name in ("worker", "one")]
-    os.close(write)
-    assert process.wait(5) == -signal.SIGKILL
     assert not [pid for pid in pids if is_alive(pid)]
 
 
