@@ -150,7 +150,8 @@ class Caller:
             self._limited(seconds + ASYNC_GRACE_S, lambda: loop.run_until_complete(gathering.run()))
         except _Interrupted:
             self._loop = None
-            raise CallTimeoutError(gathering.running) from None
+            blocks = gathering.failure[0] if gathering.failure else gathering.running
+            raise CallTimeoutError(blocks) from None
         except BaseException:
             self._loop = None
             raise

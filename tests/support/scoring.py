@@ -14,6 +14,10 @@ from backend.rewards.scoring import FunctionHost, RewardSource
 from backend.types import Completion, Group, Problem
 
 
+_caller = ThreadCaller()
+"""One for all steps, as a run has it."""
+
+
 def score(
     groups: list[Group],
     functions: list[RewardFunction],
@@ -28,7 +32,7 @@ def score(
         def _resolved(self, source: Any, executed: Any) -> list[list[RewardFunction]]:
             return [functions]
 
-    scorer = Scorer(RewardSource([[]], None, Path.cwd()), GivenFunctions(ThreadCaller()), timeout_s)
+    scorer = Scorer(RewardSource([[]], None, Path.cwd()), GivenFunctions(_caller), timeout_s)
     return scorer.score(groups, 0, weights, timeout_s, trainer_state or TrainerState(), poll)
 
 
