@@ -13,7 +13,6 @@ from backend.rewards.scorer import Scorer, ScoreReport
 from backend.rewards.scoring import FunctionHost, RewardSource
 from backend.types import Completion, Group, Problem
 
-
 _caller = ThreadCaller()
 """One for all steps, as a run has it."""
 
