@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PageEntry:
-    """One page. `where` is "module:class" of a widget built as `Class(session, parent)`, `icon` a file of resources/icons.
+    """One page. `where` is "module:class" of a widget built as `Class(session, parent)`, `icon` a file of icons.
 
     A window wider than `widest` pixels centres the page, as longer lines are harder to read.
     """

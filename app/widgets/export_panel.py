@@ -51,11 +51,7 @@ DECLINED_CARRYING = "The reward file was not allowed to run, and the folder woul
 
 
 class ExportChoices(QWidget):
-    """The form: which weights of a run, in which format, to which target, under which name.
-
-    Signals:
-        changed – a choice was made, or `obstacle` has changed.
-    """
+    """The form: which weights of a run, in which format, to which target, under which name."""
 
     changed = Signal()
 

@@ -112,7 +112,7 @@ def test_the_command_says_what_was_chosen(dialog: CloneDialog, run: RunFolder) -
 
 
 def test_a_run_at_its_end_goes_on_only_with_more_steps(qtbot, qapp, run: RunFolder) -> None:
-    """The dialog opens on the newest checkpoint, which of a finished run has no step left: the verb refused what the dialog offered."""
+    """The newest checkpoint of a finished run has no step left."""
     text = run.config.read_text()
     assert "iters: 60" in text
     run.config.write_text(text.replace("iters: 60", "iters: 30"))

@@ -1,4 +1,4 @@
-"""Comparing runs: their curves on the same charts, the settings that differ, the results, and what they write to the same prompt."""
+"""Comparing runs: curves on the same charts, settings that differ, results, and completions of the same prompt."""
 
 from __future__ import annotations
 

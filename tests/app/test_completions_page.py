@@ -365,7 +365,7 @@ def test_weights_stand_where_totals_are_and_only_where_they_make_them_up(
 
 @pytest.fixture
 def logged_run(tmp_path: Path):
-    """A run whose functions logged a number, a text, and something called as a column of ours; step 3 has none of it."""
+    """Functions logged a number, a text, and a name that is a column of ours; nothing in step 3."""
     folder = made_up_runs.make_run(tmp_path / "runs" / "logged", steps=0, total=3, reward_functions=["f"])
     rows = JsonLines(folder.completions)
     values = [{"digits": n, "kind": f"k<{n}>", "Reward": 7 - n} for n in (2, 3, 1)]
@@ -435,7 +435,6 @@ def test_what_is_shown_is_saved(
 
 
 def test_a_step_beyond_the_end_is_told_and_does_not_follow_the_run(qtbot, page: CompletionsPage, run) -> None:
-    """Step 9999 was remembered, so that every newer step was the nearest to it: the page followed although it said it did not."""
     show_run(qtbot, page, run)
     told = []
     page.session.message.connect(told.append)

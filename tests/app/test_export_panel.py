@@ -136,7 +136,8 @@ def test_progress_then_the_result_with_its_figures(
     qtbot, make_panel: MakePanel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     report = "print(json.dumps({'progress': 'Writing.', 'done': 0.25}), flush=True)"
-    waiting = f"import json, time, pathlib; {report}; t = pathlib.Path({str(tmp_path / 'go')!r})\nwhile not t.exists(): time.sleep(0.01)\n"
+    waiting = f"import json, time, pathlib; {report}; t = pathlib.Path({str(tmp_path / 'go')!r})\n"
+    waiting += "while not t.exists(): time.sleep(0.01)\n"
     panel = make_panel(waiting + f"print({json.dumps(RESULT)!r})")
     qtbot.keyClick(panel.choices.name, Qt.Key.Key_Return)
     qtbot.waitUntil(lambda: panel.progress.value() == 250)
@@ -158,7 +159,8 @@ def test_progress_then_the_result_with_its_figures(
 
 
 def test_an_error_is_shown_in_place_and_export_can_be_tried_again(qtbot, make_panel: MakePanel) -> None:
-    refusal = "import sys; print('{\"progress\": \"Writing.\"}'); print('export: The disk is full.', file=sys.stderr); sys.exit(2)"
+    refusal = "import sys; print('{\"progress\": \"Writing.\"}'); print('export: The disk is full.', file=sys.stderr)"
+    refusal += "; sys.exit(2)"
     panel = make_panel(refusal)
     panel.start.click()
     qtbot.waitUntil(panel.outcome_label.isVisible)
@@ -186,16 +188,7 @@ def test_an_upload_asks_for_a_repository_and_previews_first(
     qtbot.waitUntil(lambda: bool(opened))
     qtbot.addWidget(opened[0])
     assert not panel.isVisible() and opened[0].preview.repo == "someone/run"
-    assert opened[0].command[-8:] == [
-        "--to",
-        "hub",
-        "--repo",
-        "someone/run",
-        "--public",
-        "--format",
-        "adapter",
-        "--json",
-    ]
+    assert opened[0].command[-8:] == "--to hub --repo someone/run --public --format adapter --json".split()
     choose(panel, target="lmstudio")
     assert panel.start.text() == "Export" and panel.choices.name.text() == "run"
 
@@ -214,14 +207,8 @@ def test_settings_go_to_trl_and_what_is_left_out_is_listed(
     assert "Optimizer: muon" in text and "AdamW, which wants a learning rate of its own" in text
     assert "train.py puts adapters on the last layers only" in text
     assert panel.command()[-8:] == [
-        str(run.path),
-        "--to",
-        "trl",
-        "--name",
-        "for-trl",
-        "--folder",
-        str(tmp_path),
-        "--json",
+        *(str(run.path), "--to", "trl", "--name", "for-trl"),
+        *("--folder", str(tmp_path), "--json"),
     ]
     panel.start_export()
     qtbot.waitUntil(lambda: "folder for TRL" in panel.outcome_label.text())

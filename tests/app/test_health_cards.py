@@ -1,4 +1,4 @@
-"""Health findings on the Monitor page: every one of them readable, in the charts' words, with buttons that do what they say."""
+"""Health findings on the Monitor page: readable, in the charts' words, with buttons that do what they say."""
 
 from __future__ import annotations
 

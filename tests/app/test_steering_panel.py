@@ -1,4 +1,4 @@
-"""Settings of a live run, changed from the window: what is offered, what is refused beside its field, and what the trainer is asked for."""
+"""Settings of a live run, changed from the window."""
 
 from __future__ import annotations
 

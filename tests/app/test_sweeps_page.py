@@ -1,4 +1,4 @@
-"""The Sweeps page: what a sweep would take is said before it starts, and its results are read from its folder as they come."""
+"""The Sweeps page: the forecast of a sweep, and results that are read from its folder as they come."""
 
 from __future__ import annotations
 

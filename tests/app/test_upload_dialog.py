@@ -1,4 +1,4 @@
-"""The dialog that shows what an upload would send: card and files, account and login, upload, pause, resume, the end."""
+"""The dialog before an upload: card and files, account and login, upload, pause, resume, the end."""
 
 from __future__ import annotations
 

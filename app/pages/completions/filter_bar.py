@@ -22,13 +22,7 @@ TYPING_MS = 300
 
 
 class StepHead(QWidget):
-    """The head of the page: what is shown, which step, and whether the newest is followed.
-
-    Signals:
-        moved(int) – go one step on (1) or back (−1).
-        typed(int) – the user typed this step.
-        followed(bool) – follow the newest step, or stay.
-    """
+    """The head of the page: what is shown, which step, and whether the newest is followed."""
 
     moved = Signal(int)
     typed = Signal(int)
@@ -71,14 +65,7 @@ class StepHead(QWidget):
 
 
 class FilterBar(QWidget):
-    """Search, scope, filter, and moving to the next completion that the filter leaves.
-
-    Signals:
-        query_changed – `query` changed.
-        scope_changed – `scope.key` changed.
-        searched(str) – search the run for this text; "" ends the search.
-        moved(int) – go to the next (1) or the previous (−1) completion that the filter leaves.
-    """
+    """Search, scope, filter, and moving to the next completion that the filter leaves."""
 
     query_changed = Signal()
     scope_changed = Signal()
@@ -193,9 +180,7 @@ class FilterBar(QWidget):
 
 
 class SearchLine(QLineEdit):
-    """Signals:
-    searched(str) – the text, a moment after the last key, and at once on Return.
-    """
+    """The search, a moment after the last key, and at once on Return."""
 
     searched = Signal(str)
 

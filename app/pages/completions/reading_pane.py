@@ -267,9 +267,7 @@ def _token_format(measure: TokenMeasure, shade: int | None, is_trained: bool) ->
 
 
 class ReadingPane(CompletionPane):
-    """Signals:
-    setting_requested(str) – go to this setting.
-    """
+    """A completion whose parts can be folded and whose tokens can be coloured."""
 
     setting_requested = Signal(str)
 

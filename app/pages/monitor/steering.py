@@ -36,11 +36,7 @@ ASKED = "Sent. The trainer answers at its next break."
 
 
 class SteeringPanel(QDialog):
-    """The dialog. Call `show_settings` whenever the run or its settings may have changed.
-
-    Signals:
-        change_asked(dict) – change these raw settings.
-    """
+    """The dialog. Call `show_settings` whenever the run or its settings may have changed."""
 
     change_asked = Signal(dict)
 

@@ -45,11 +45,7 @@ CREATE = "Create the run"
 
 
 class ChangedSettings(QWidget):
-    """Settings to change: searched, added one by one, each beside its present value.
-
-    Signals:
-        changed – a setting was added, removed or edited.
-    """
+    """Settings to change: searched, added one by one, each beside its present value."""
 
     changed = Signal()
 

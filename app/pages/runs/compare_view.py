@@ -147,11 +147,7 @@ class RunChip(QAbstractButton):
 
 
 class RunLegend(QWidget):
-    """The compared runs; a click hides a run's curves and shows them again.
-
-    Signals:
-        shown_changed – a run was hidden or shown.
-    """
+    """The compared runs; a click hides a run's curves and shows them again."""
 
     shown_changed = Signal()
 
@@ -288,13 +284,7 @@ class SharedPromptPanel(QWidget):
 
 
 class CompareView(QWidget):
-    """Shows the runs passed to `compare`; `update_records` keeps states and titles current.
-
-    Signals:
-        closed – back to the list.
-        guide_requested(str) – show this place of the guide.
-        message(str) – a sentence for the user.
-    """
+    """Shows the runs passed to `compare`; `update_records` keeps states and titles current."""
 
     closed = Signal()
     guide_requested = Signal(str)
@@ -461,7 +451,7 @@ class CompareView(QWidget):
     def tables(
         self, write: Callable[[str, Any], str] = lambda _name, value: value_text(value)
     ) -> list[list[list[str]]]:
-        """The settings that differ and the results, as rows of texts; `write(field of a result, value)` gives a text."""
+        """The settings that differ and the results, as rows of texts that `write(field, value)` gives."""
         assert self.comparison is not None
         titles = [name.text for name in self.names()]
         runs: list[Run | None] = [*self.comparison.runs]

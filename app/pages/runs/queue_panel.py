@@ -94,17 +94,11 @@ class QueueModel(DraggedRowsModel):
 
 
 class QueuePanel(QFrame):
-    """A card with the waiting runs and what can be done with them. Hidden while there is nothing to say.
+    """A card with the waiting runs and what can be done with them. Hidden while there is nothing to say."""
 
-    Signals:
-        moved(Path, place) – give this run another place, from 0.
-        removed(Path), edit_requested(Path) – of a run.
-        pause_requested(bool), pause_after_failure_requested(bool) – of the queue.
-    """
-
-    moved = Signal(object, int)
-    removed = Signal(object)
-    edit_requested = Signal(object)
+    moved = Signal(object, int)  # a run's path, and its new place from 0
+    removed = Signal(object)  # a run's path
+    edit_requested = Signal(object)  # a run's path
     pause_requested = Signal(bool)
     pause_after_failure_requested = Signal(bool)
 

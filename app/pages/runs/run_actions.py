@@ -259,11 +259,7 @@ class RunActions(QObject):
 
 
 class FreeSpaceDialog(QDialog):
-    """Deletes checkpoints: a list of runs with check boxes, all ticked; the button says how much that frees.
-
-    Signals:
-        freed([paths]) – checkpoints of these runs were deleted.
-    """
+    """Deletes checkpoints: a list of runs with check boxes, all ticked; the button says how much that frees."""
 
     freed = Signal(list)
 

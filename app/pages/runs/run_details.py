@@ -29,11 +29,7 @@ FAINT_PARTS = 0.005
 
 
 class LineageTree(QTreeWidget):
-    """A run's family: the run that all were cloned from at the top, each clone below its parent.
-
-    Signals:
-        run_chosen(name) – a run of the family was clicked, or chosen with Enter.
-    """
+    """A run's family: the run that all were cloned from at the top, each clone below its parent."""
 
     run_chosen = Signal(str)
 
@@ -75,15 +71,9 @@ class LineageTree(QTreeWidget):
 
 
 class RunDetails(TabArea):
-    """Shows one run, or how many are selected.
+    """Shows one run, or how many are selected."""
 
-    Signals:
-        notes_changed(path, changes) – the user has changed fields of the notes (`backend.runs.run_record`).
-        run_chosen(name) – a relative was clicked.
-        free_requested – *Free space…* was pressed.
-    """
-
-    notes_changed = Signal(object, dict)
+    notes_changed = Signal(object, dict)  # the run's path, and the changed fields of its notes
     run_chosen = Signal(str)
     free_requested = Signal()
 

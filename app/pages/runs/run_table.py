@@ -365,11 +365,7 @@ class RunTable(BaseTable):
 
 
 class ColumnDialog(QDialog):
-    """Chooses columns: a list with check boxes, the shown ones first, in their order. A change applies at once.
-
-    Signals:
-        chosen([keys]) – the columns to show, in order.
-    """
+    """Chooses columns: a list with check boxes, the shown ones first, in their order. A change applies at once."""
 
     chosen = Signal(list)
 

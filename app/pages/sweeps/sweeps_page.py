@@ -65,12 +65,7 @@ NOTHING = (
 
 
 class VariedRow(QWidget):
-    """A setting that varies: the setting, its values as text, and in a random search their distribution.
-
-    Signals:
-        edited – any of its fields was changed.
-        removed – its button was pressed.
-    """
+    """A setting that varies: the setting, its values as text, and in a random search their distribution."""
 
     edited = Signal()
     removed = Signal()
@@ -110,11 +105,7 @@ class VariedRow(QWidget):
 
 
 class VariedRows(QWidget):
-    """All settings that vary, and a button for one more.
-
-    Signals:
-        edited – any was changed, added or removed.
-    """
+    """All settings that vary, and a button for one more."""
 
     edited = Signal()
 

@@ -1,7 +1,7 @@
 """A scrolling grid of plots, and what concerns all of them: zoom, the menu of the charts, saving them as files.
 
-A refresh redraws only the visible plots, one per turn of the event loop. All plots mark the step that is hovered in one,
-and show the range of steps that is selected in one.
+A refresh redraws only the visible plots, one per turn of the event loop. All plots mark the step that is hovered in
+one, and show the range of steps that is selected in one.
 """
 
 from __future__ import annotations
@@ -268,11 +268,7 @@ class ChartExport(QObject):
 
 
 class ChartsMenu(QPushButton):
-    """The button above a grid with what concerns all charts: marks, hidden curves, files, columns of tables.
-
-    Signals:
-        naming_chosen(str) – name the columns of tables like this.
-    """
+    """The button above a grid with what concerns all charts: marks, hidden curves, files, columns of tables."""
 
     naming_chosen = Signal(str)
 

@@ -101,8 +101,8 @@ def thin(
 ) -> DrawnCurve:
     """Reduce a curve `[n]` and its band to about `most` points; a short one stays as it is.
 
-    Where steps share a pixel the line is their mean, with the extremes of each bucket behind it (min-max decimation), so
-    no spike is lost. A bucket is a gap (NaN) only if every value in it is NaN.
+    Where steps share a pixel the line is their mean, with the extremes of each bucket behind it (min-max decimation),
+    so no spike is lost. A bucket is a gap (NaN) only if every value in it is NaN.
     """
     size = -(-len(x) // max(1, most // 2))
     if size <= 2:

@@ -49,11 +49,7 @@ class LegendEntry:
 
 
 class Legend(QLabel):
-    """Entries in reading order, on up to LEGEND_LINES lines.
-
-    Signals:
-        clicked(str) – the entry with this label was clicked.
-    """
+    """Entries in reading order, on up to LEGEND_LINES lines."""
 
     clicked = Signal(str)
 

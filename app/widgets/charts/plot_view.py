@@ -176,16 +176,11 @@ class PlotView(pg.GraphicsView):
 
     Not a pyqtgraph PlotItem: that brings some fifty widgets for a context menu that we do not show, and each of them
     would be polished again when the theme changes.
-
-    Signals:
-        hovered(x as float) – the pointer moved to this position on the step axis.
-        point_clicked(x as float) – a point of a curve was clicked.
-        span_chosen((first, last), or None) – a range of steps was chosen, or all of them.
     """
 
-    hovered = Signal(object)
+    hovered = Signal(object)  # a position on the step axis
     point_clicked = Signal(float)
-    span_chosen = Signal(object)
+    span_chosen = Signal(object)  # (first, last), or None for all steps
 
     def __init__(self, axis: str, unit: str) -> None:
         super().__init__()
