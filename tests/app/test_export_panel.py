@@ -188,7 +188,16 @@ def test_an_upload_asks_for_a_repository_and_previews_first(
     qtbot.waitUntil(lambda: bool(opened))
     qtbot.addWidget(opened[0])
     assert not panel.isVisible() and opened[0].preview.repo == "someone/run"
-    assert opened[0].command[-8:] == ["--to", "hub", "--repo", "someone/run", "--public", "--format", "adapter", "--json"]
+    assert opened[0].command[-8:] == [
+        "--to",
+        "hub",
+        "--repo",
+        "someone/run",
+        "--public",
+        "--format",
+        "adapter",
+        "--json",
+    ]
     choose(panel, target="lmstudio")
     assert panel.start.text() == "Export" and panel.choices.name.text() == "run"
 
