@@ -64,67 +64,36 @@ class Palette:
     advantage_below: QColor
 
 
-def _palette(**colours: str) -> Palette:
-    return Palette(**{role.name: QColor(colours[role.name]) for role in fields(Palette)})
-
-
-LIGHT = _palette(
-    window="#f5f5f7",
-    sidebar="#ececf0",
-    card="#ffffff",
-    field="#ffffff",
-    text="#1c1c21",
-    muted="#5f5f67",
-    faint="#a3a3ab",
-    placeholder="#707078",
-    hairline="#e1e1e6",
-    outline="#8a8a93",
-    edge="#cdcdd4",
-    hover="#e4e4ea",
-    selection="#dfe2fb",
-    accent="#4453d0",
-    accent_text="#ffffff",
-    accent_hover="#3744b4",
-    good="#15703f",
-    warning="#8f5000",
-    bad="#b32d24",
-    kl="#9c3f8f",
-    clip="#77690a",
-    length="#2b7a8c",
-    plot_background="#ffffff",
-    grid="#d9d9df",
-    advantage_above="#0065a0",
-    advantage_below="#a84900",
-)
-
-DARK = _palette(
-    window="#1a1a1e",
-    sidebar="#151518",
-    card="#232328",
-    field="#1b1b1f",
-    text="#ececf1",
-    muted="#a9a9b3",
-    faint="#686871",
-    placeholder="#8a8a94",
-    hairline="#34343b",
-    outline="#6e6e78",
-    edge="#4a4a53",
-    hover="#303037",
-    selection="#31355e",
-    accent="#8f9aff",
-    accent_text="#14152b",
-    accent_hover="#a9b1ff",
-    good="#5ac992",
-    warning="#e6a94f",
-    bad="#ff8378",
-    kl="#dd8fd2",
-    clip="#d2c25a",
-    length="#6fc3d6",
-    plot_background="#232328",
-    grid="#3c3c44",
-    advantage_above="#5ab2e8",
-    advantage_below="#f08a3c",
-)
+COLOURS = {
+    "window": ("#f5f5f7", "#1a1a1e"),
+    "sidebar": ("#ececf0", "#151518"),
+    "card": ("#ffffff", "#232328"),
+    "field": ("#ffffff", "#1b1b1f"),
+    "text": ("#1c1c21", "#ececf1"),
+    "muted": ("#5f5f67", "#a9a9b3"),
+    "faint": ("#a3a3ab", "#686871"),
+    "placeholder": ("#707078", "#8a8a94"),
+    "hairline": ("#e1e1e6", "#34343b"),
+    "outline": ("#8a8a93", "#6e6e78"),
+    "edge": ("#cdcdd4", "#4a4a53"),
+    "hover": ("#e4e4ea", "#303037"),
+    "selection": ("#dfe2fb", "#31355e"),
+    "accent": ("#4453d0", "#8f9aff"),
+    "accent_text": ("#ffffff", "#14152b"),
+    "accent_hover": ("#3744b4", "#a9b1ff"),
+    "good": ("#15703f", "#5ac992"),
+    "warning": ("#8f5000", "#e6a94f"),
+    "bad": ("#b32d24", "#ff8378"),
+    "kl": ("#9c3f8f", "#dd8fd2"),
+    "clip": ("#77690a", "#d2c25a"),
+    "length": ("#2b7a8c", "#6fc3d6"),
+    "plot_background": ("#ffffff", "#232328"),
+    "grid": ("#d9d9df", "#3c3c44"),
+    "advantage_above": ("#0065a0", "#5ab2e8"),
+    "advantage_below": ("#a84900", "#f08a3c"),
+}
+"""Role → its colour in the light and in the dark theme."""
+LIGHT, DARK = (Palette(**{role: QColor(pair[i]) for role, pair in COLOURS.items()}) for i in (0, 1))
 
 # The hues of Okabe and Ito's eight (https://jfly.uni-koeln.de/color/), ordered so that neighbours differ most. On white all are
 # deepened until a thin line has a contrast of 3, on black blue is lightened; the text colour replaces their black.
