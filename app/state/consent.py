@@ -1,7 +1,6 @@
 """Consent to run the user's reward code: asked before a file first runs, and again when its contents have changed.
 
-What was allowed is kept by `backend.rewards.allowed_code`, and enforced there too: the processes that the window starts refuse code of a
-run folder that is not in that record. Nothing here runs code or knows a widget: the window sets `ask` to its dialog.
+`backend.rewards.allowed_code` keeps and enforces the answers, in the processes that the window starts too.
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ class Consent:
         self._allowed, self._allowed_hosts = AllowedCode(file), AllowedHosts(file)
 
     def obtain(self, settings: Mapping[str, Any], base: Path | None = None) -> bool:
-        """Whether all user code that a run with these raw settings executes may run; asks about what is not allowed yet.
+        """True if all user code of a run with these raw settings may run; asks about what is not allowed yet.
 
-        Relative paths in the settings are taken from the folder `base`.
+        Relative paths in the settings start at the folder `base`.
         """
         return self.obtain_all([settings], base)
 
@@ -48,7 +47,7 @@ class Consent:
         return True
 
     def obtain_for_run(self, run: RunFolder) -> bool:
-        """`obtain` for the code that a run folder names. Its processes work in that folder. Raises UserError for broken settings."""
+        """`obtain` for the code that a run folder names. Raises UserError for broken settings."""
         return self.obtain(config.read(run.config), run.path)
 
     def unconfirmed(self, settings: Mapping[str, Any], base: Path | None = None) -> list[CodeToAllow]:
@@ -56,7 +55,7 @@ class Consent:
         return self._allowed.missing(settings, base)
 
     def trusted(self, settings: Mapping[str, Any], base: Path | None = None) -> dict[str, str]:
-        """Path → SHA-256 of the allowed code that these settings name. The process that runs code refuses all other contents."""
+        """Path → SHA-256 of the allowed code that these settings name; no process runs other contents."""
         return self._allowed.fingerprints(settings, base)
 
     def rights(self, code: CodeFile) -> Rights | None:
@@ -68,7 +67,7 @@ class Consent:
         self._allowed.allow([CodeToAllow(code, changed=False, rights=rights)])
 
     def obtain_hosts(self, name: str) -> bool:
-        """Whether the machines of this hosts file may be contacted; asks where its present contents are not allowed. "" contacts none."""
+        """True if the machines of this hosts file may be contacted; asks if its contents are not allowed yet."""
         asked = self._allowed_hosts.missing(name)
         if asked is None:
             return True

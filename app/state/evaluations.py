@@ -1,7 +1,6 @@
 """The evaluations of a run: those in its folder, and the process that makes a new one.
 
-Figures are read from NAME.json at once. Rows may be many megabytes, so they are read a slice per turn of the event loop and only their
-place in the file and their mean rewards are kept; a row's completions are read when it is looked at.
+Rows may be many megabytes: they are read in slices, and only their offsets and mean rewards are kept.
 """
 
 from __future__ import annotations
@@ -9,6 +8,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -55,7 +55,7 @@ class EvaluationRequest:
 
 @dataclass(frozen=True, slots=True)
 class RowSummary:
-    """A row of an evaluation. `means`: by decoding, the mean reward before and after training; of a single side (None, its mean)."""
+    """A row of an evaluation. `means`: by decoding, the mean reward (before, after) training; (None, mean) of one side."""
 
     offset: int
     index: int
@@ -120,8 +120,6 @@ class Evaluations(QObject):
         self._reading = QTimer(self, interval=0)
         self._reading.timeout.connect(self._read_slice)
 
-    # ── what there is ───────────────────────────────────────────────────────────────────────────
-
     def set_run(self, run: RunFolder | None) -> None:
         """List this run's evaluations, and show the newest."""
         if run != self._run:
@@ -130,8 +128,11 @@ class Evaluations(QObject):
         self.refresh()
 
     def refresh(self, show: Path | None = None) -> None:
-        """List the folder again; show the evaluation at `show`, else go on with the one that is shown, else with the newest."""
-        self.listed = _listed(self._run) if self._run is not None else []
+        """List the folder again; show the evaluation at `show`, else the one that was shown, else the newest."""
+        self.listed = []
+        for path in evaluations_of(self._run) if self._run is not None else ():
+            with suppress(UserError):  # no evaluation
+                self.listed.append(Listed(path, read_evaluation(path)))
         wanted = show or (self.shown.path if self.shown is not None else None)
         chosen = next((entry for entry in self.listed if entry.path == wanted), next(iter(self.listed), None))
         changed = chosen != self.shown
@@ -185,10 +186,8 @@ class Evaluations(QObject):
             self._file.close()
             self._file = None
 
-    # ── a new one ───────────────────────────────────────────────────────────────────────────────
-
     def start(self, request: EvaluationRequest) -> None:
-        """Evaluate the run in a process of its own; does nothing while one is being made. `problem` says where it cannot be."""
+        """Evaluate the run in a process, unless one is running; `problem` says why it cannot be."""
         if self.running is not None or self._run is None:
             return
         try:
@@ -232,17 +231,6 @@ class Evaluations(QObject):
         elif outcome.sentence != "Cancelled.":
             self.problem = outcome.sentence.partition(": ")[2] or outcome.sentence
         self.running_changed.emit()
-
-
-def _listed(run: RunFolder) -> list[Listed]:
-    """The run's evaluations, newest first; files that are none are left out."""
-    found: list[Listed] = []
-    for path in evaluations_of(run):
-        try:
-            found.append(Listed(path, read_evaluation(path)))
-        except UserError:
-            continue
-    return found
 
 
 def checkpoint_steps(run: RunFolder) -> list[int]:

@@ -1,7 +1,7 @@
-"""The guide: the chapters of docs/guide, where each setting, chart and health sign is explained, and a chapter as HTML.
+"""The guide: the chapters of docs/guide as passages and as HTML; and the glossary.
 
-A place is a file, relative to docs/guide, with the anchor of a paragraph where one is meant: `charts.md#chart-reward`. Links in the
-files are relative, so that they lead to the same places in the app and wherever else the files are read; `app:train` is a page of the app.
+A place is a file relative to docs/guide, perhaps with an anchor: `charts.md#chart-reward`. The link `app:train` leads
+to a page of the app.
 """
 
 from __future__ import annotations
@@ -34,8 +34,7 @@ _FENCE = "```"
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """A heading, without a setting's key, and the text below it, up to the next. `level`: 1 for the chapter, 2 for a section, 3 for an
-    entry."""
+    """A heading without a setting's key, and the text below it. `level`: 1 for a chapter, 2 a section, 3 an entry."""
 
     title: str
     level: int

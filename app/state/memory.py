@@ -29,11 +29,7 @@ NAMES = {
 
 
 def memory_parts_of(config: Config, prompt: int | None = None) -> MemoryParts | None:
-    """The memory of a run in its largest phase; None for a model that is neither on this machine nor a suggested one, or lacks facts
-    in its config.
-
-    `prompt` is the length of the longest prompt in tokens, where it is known.
-    """
+    """The memory of a run in its largest phase; None for an unknown model. `prompt`: tokens of the longest prompt."""
     from backend.models.suggested_models import suggested
     from backend.trainer.memory.model_shape import shape_of
     from backend.utils.hub_cache import local_folder
@@ -74,10 +70,10 @@ class MemoryPart:
 
 @dataclass(frozen=True, slots=True)
 class MemoryParts:
-    """`limit` is what a process may use of this machine's memory, in bytes. `advice` says what to change where the run may not fit,
-    and `row_tip` what would make one that fits faster, in a sentence each.
+    """The memory of a run in bytes, against the `limit` of this machine.
 
-    `slack` is how far the estimate may be off, as a share of it: beyond that, a run that does not fit surely does not.
+    `advice` says what to change where it may not fit, `row_tip` what would make one that fits faster. `slack`: how far
+    the estimate may be off, as a share of it.
     """
 
     parts: tuple[MemoryPart, ...]

@@ -1,7 +1,4 @@
-"""The sweeps of this machine, and the one that is looked at: results as its process writes them, and commands to it.
-
-The process is detached, as a run's: it outlives the window, and everything is read from the sweep's folder.
-"""
+"""The sweeps of this machine: results as the sweep's detached process writes them, and the form of a new sweep."""
 
 from __future__ import annotations
 
