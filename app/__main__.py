@@ -163,7 +163,7 @@ def catch_crashes(app: QApplication, window: Window) -> None:
 
 
 def connect_desktop(app: QApplication, window: Window) -> None:
-    """Have the desktop show the run's progress on the app's icon, and what happens to it while the window is not in front."""
+    """Show the run's progress on the app's icon, and its news while the window is not in front."""
     from app.desktop import LauncherIcon, Notifier
     from app.state.run_notices import RunNotices
 
@@ -193,7 +193,7 @@ def connect_desktop(app: QApplication, window: Window) -> None:
 
 
 def take_up(window: Window, *, ask: bool) -> None:
-    """Go on with what an earlier session left: show its last run; if that crashed, offer to resume it, else let waiting runs begin."""
+    """Show the last run; if that crashed, offer to resume it, else let waiting runs begin."""
     session = window.session
     session.show_last_run()
     if not ask:
@@ -217,7 +217,7 @@ def open_session(window: Window, options: argparse.Namespace) -> None:
 
 
 def save_screenshot(app: QApplication, window: Window, path: Path) -> None:
-    """Once the page has settled, and the run that it shows is read: on a busy machine that takes longer than a page does."""
+    """Save once the page has settled and its run is read, which takes longer on a busy machine."""
     from PySide6.QtCore import QTimer
 
     until = time.monotonic() + LONGEST_READ_S
@@ -231,8 +231,8 @@ def save_screenshot(app: QApplication, window: Window, path: Path) -> None:
 
     def save() -> None:
         window.grab().save(str(path))
-        # quit() would close the window, which asks what becomes of a run that trains, and nobody answers. One that is still shown when
-        # the interpreter ends is hidden by Qt then, and its Python methods are called without Python.
+        # quit() would close the window, which asks about a live run. One still shown when the interpreter ends is hidden
+        # by Qt then, and its Python methods are called without Python.
         window.hide()
         app.exit()
 

@@ -1,7 +1,6 @@
-"""Catches what would end or silently break the window: exceptions that nobody handles, in any thread, and crashes of native code.
+"""Catches exceptions that nobody handles, in any thread, and crashes of native code.
 
-An exception is signalled at once. A native crash, such as a segmentation fault, ends the process; Python's faulthandler writes the stack of
-every thread into a file first, which the next start finds.
+A native crash ends the process; faulthandler writes the stacks of all threads to a file, which the next start finds.
 """
 
 from __future__ import annotations

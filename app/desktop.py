@@ -119,7 +119,7 @@ DEFAULT_ACTION = "default"
 
 
 BACK_MS = 1000
-"""How long after the app has come to the front the icon goes: a click brings the app to the front first, and is heard then."""
+"""Delay of hiding the icon once the app is in front: a click brings it there first, and is heard then."""
 
 
 class Notifier(QObject):
@@ -158,10 +158,15 @@ class Notifier(QObject):
             bus.heard.connect(self._on_heard)
         hints = {"desktop-entry": ("s", QApplication.desktopFileName()), "urgency": ("y", 1)}
         body = (
-            QApplication.applicationName(), 0, QApplication.desktopFileName(), title,
+            QApplication.applicationName(),
+            0,
+            QApplication.desktopFileName(),
+            title,
             html.escape(sentence, quote=False),  # the body may hold markup
-            [DEFAULT_ACTION, "Show"], hints, -1,
-        )  # fmt: skip
+            [DEFAULT_ACTION, "Show"],
+            hints,
+            -1,
+        )
         return bus.call(DBusAddress(PATH, SERVICE, SERVICE), "Notify", "susssasa{sv}i", body, self._on_shown)
 
     def _on_shown(self, reply: tuple[object, ...]) -> None:

@@ -205,7 +205,7 @@ class Menus(QObject):
             self[name].setEnabled(False)
         history.canUndoChanged.connect(self["undo"].setEnabled)
         history.canRedoChanged.connect(self["redo"].setEnabled)
-        # Bound methods, no lambdas: they are disconnected when the window is deleted, and the history still emits after that.
+        # Bound methods are disconnected when the window is deleted; the history still emits after that.
         history.undoTextChanged.connect(self._name_undo)
         history.redoTextChanged.connect(self._name_redo)
 

@@ -1,4 +1,4 @@
-"""Draws every page into a picture, for the self-test (`backend.selftest.process_checks.draw_pages`), and reports which are empty.
+"""Draws every page into a picture for the self-test, and reports which are empty.
 
 The window is the real one on the real platform, but never appears on the screen.
 """

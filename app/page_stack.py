@@ -1,5 +1,4 @@
-"""The stack of pages: each is built when it is first shown, and centred in a window wider than it can use. Only the page that is
-shown may have the keyboard."""
+"""The stack of pages: each is built when first shown, and centred in a wide window. Only the shown page has the focus."""
 
 from __future__ import annotations
 
@@ -54,9 +53,8 @@ class PageStack(QStackedWidget):
     def _keep_focus_here(self) -> None:
         """Give the focus back when a page that is not shown takes it.
 
-        Qt lets a hidden widget take the keyboard, and a page may ask for it when an answer arrives long after the user has gone to
-        another page: what was typed then went nowhere, or to the sidebar. The slot takes none of the signal's arguments: the widget
-        that lost the focus may be half destroyed.
+        Qt lets a hidden widget take the keyboard, as when an answer arrives after the user has gone to another page. The
+        slot takes none of the signal's arguments: the widget that lost the focus may be half destroyed.
         """
         widget = QApplication.focusWidget()
         if widget is None:
@@ -76,10 +74,9 @@ class PageStack(QStackedWidget):
 
 
 class PageArea(TabArea):
-    """Scrolls the pages where the window has less room than `least`, a size in pixels; in a larger one they have all of it.
+    """Scrolls the pages where the window has less room than `least`, in pixels; else they have all of it.
 
-    What the area holds has no layout: Qt would make room for the height that the texts of a page would like at its width, and scroll in a
-    window in which the page fits well.
+    The holder has no layout: Qt would make room for the preferred height of texts, and scroll without need.
     """
 
     def __init__(self, pages: QWidget, least: QSize) -> None:

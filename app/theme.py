@@ -29,7 +29,7 @@ MODES = ("system", "light", "dark")
 
 @dataclass(frozen=True)
 class Palette:
-    """A colour for each use. `advantage_above` and `advantage_below` are blue and orange, which colour-blind users can tell apart."""
+    """A colour for each use. Advantages are blue and orange, which colour-blind users can tell apart."""
 
     window: QColor
     sidebar: QColor
@@ -95,8 +95,8 @@ COLOURS = {
 """Role → its colour in the light and in the dark theme."""
 LIGHT, DARK = (Palette(**{role: QColor(pair[i]) for role, pair in COLOURS.items()}) for i in (0, 1))
 
-# The hues of Okabe and Ito's eight (https://jfly.uni-koeln.de/color/), ordered so that neighbours differ most. On white all are
-# deepened until a thin line has a contrast of 3, on black blue is lightened; the text colour replaces their black.
+# The hues of Okabe and Ito's eight (https://jfly.uni-koeln.de/color/), ordered so that neighbours differ most. On white
+# all are deepened until a thin line has a contrast of 3, on black blue is lightened; the text colour replaces black.
 _REWARDS = {
     False: ("#0060a8", "#c28500", "#008a60", "#cf6fa6", "#389ade", "#b33c00", "#7d7a00", "#1c1c21"),
     True: ("#3d9ddb", "#e69f00", "#16b88a", "#d98bb5", "#7cc8f2", "#ef7a2b", "#f0e442", "#ececf1"),
@@ -197,7 +197,7 @@ def _font(size: int, weight: QFont.Weight = QFont.Weight.Normal) -> QFont:
 
 
 def apply(app: QApplication, mode: str = "system") -> None:
-    """Apply a theme to the application. `mode` is system (follow the desktop, also when it changes later), light or dark."""
+    """Apply a theme to the application: system (follow the desktop), light or dark."""
     if mode not in MODES:
         raise ValueError(f"mode must be one of {MODES}, not {mode!r}")
     first = not _current["is_connected"]
@@ -270,7 +270,7 @@ def _qt_palette(colours: Palette) -> QPalette:
 
 
 def _stylesheet(colours: Palette) -> str:
-    """The stylesheet with colours and lengths filled in: our roles everywhere, controls only where Fusion draws them."""
+    """The stylesheet with colours and lengths filled in; controls only where Fusion draws them."""
     text = OURS if sys.platform == "darwin" else CONTROLS + OURS
     for role in sorted((role.name for role in fields(Palette)), key=len, reverse=True):
         text = text.replace(f"@{role}", getattr(colours, role).name())
@@ -298,7 +298,8 @@ QPushButton[role="primary"]:hover { background: @accent_hover; border-color: @ac
 QPushButton[role="primary"]:focus { border: 2px solid @text; padding: 5px 15px; }
 QPushButton[role="primary"]:disabled { background: @hover; border-color: @hover; color: @faint; }
 QPushButton[role="small"] {
-    background: transparent; border: 1px solid @outline; color: @muted; border-radius: 4px; padding: 0px 5px; min-height: 14px;
+    background: transparent; border: 1px solid @outline; color: @muted; border-radius: 4px; padding: 0px 5px;
+    min-height: 14px;
     font-size: @11px;
 }
 QPushButton[role="small"]:hover { background: @hover; color: @text; }
@@ -315,7 +316,9 @@ QToolButton[role="disclosure"]:checked { background: transparent; }
 QTreeView[role="contents"] { background: transparent; }
 QTextEdit[role="plain"] { background: transparent; border: none; padding: 0px; }
 QTextEdit[role="reading"] { background: transparent; border: 1px solid transparent; border-radius: 6px; padding: 0px; }
-QTextEdit[role="reading"]:focus, QTableView[role="table"]:focus, QTreeView[role="contents"]:focus { border-color: @accent; }
+QTextEdit[role="reading"]:focus, QTableView[role="table"]:focus, QTreeView[role="contents"]:focus {
+    border-color: @accent;
+}
 QTableView[role="table"], QTreeView[role="contents"] { border: 1px solid transparent; border-radius: 6px; }
 QScrollArea, QScrollArea > QWidget > QWidget#page { background: transparent; border: none; }
 QSplitter::handle { background: transparent; }
@@ -379,7 +382,9 @@ QHeaderView { background: @card; }
 QHeaderView::section {
     background: @card; color: @muted; border: none; border-bottom: 1px solid @hairline; padding: 4px;
 }
-QHeaderView::up-arrow, QHeaderView::down-arrow { subcontrol-position: top center; width: 10px; height: 10px; top: -1px; }
+QHeaderView::up-arrow, QHeaderView::down-arrow {
+    subcontrol-position: top center; width: 10px; height: 10px; top: -1px;
+}
 QHeaderView::up-arrow { image: url("@icons/menu-arrow-up.svg"); }
 QHeaderView::down-arrow { image: url("@icons/menu-arrow.svg"); }
 QAbstractScrollArea::corner { background: transparent; border: none; }

@@ -172,7 +172,7 @@ class Window(QMainWindow):
             page.enabled_actions_changed.connect(self.menus.set_enabled)
             self.menus.set_enabled(page.enabled_actions())
         self.sidebar.show_page(key)
-        # Hiding the page that had the focus moves it to whatever comes next in the tab order; the sidebar is predictable.
+        # Hiding the page that had the focus moves it along the tab order; the sidebar is predictable.
         self.sidebar.buttons[key].setFocus()
 
     def _show_runs(self) -> None:
@@ -209,7 +209,7 @@ class Window(QMainWindow):
 
     def copy(self) -> None:
         """Copy the selection of the widget with the focus: text, rows of a table, the values of a chart."""
-        # A text edit takes Ctrl+C itself before the menu does; this serves the menu entry, labels, and our tables and plots.
+        # A text edit takes Ctrl+C itself; this serves the menu entry, labels, and our tables and plots.
         widget: Any = QApplication.focusWidget()
         if isinstance(widget, QLabel):
             QApplication.clipboard().setText(widget.selectedText())

@@ -77,9 +77,9 @@ CHARTS: tuple[Chart, ...] = tuple(_read_charts())
 def curves_of(
     chart: Chart, names: Iterable[str], rewards: list[str], charts: tuple[Chart, ...] = CHARTS
 ) -> list[Curve]:
-    """The chart's curves in a run with these metrics: those it lists, with or without data, then matches of its pattern.
+    """The chart's curves in a run with these metrics: those it lists, then matches of its pattern.
 
-    `names` are the metrics of the chart's kind (steps, or evaluations where it is `held_out`); `rewards` the run's reward
+    `names`: the metrics of the chart's kind (steps, or evaluations where `held_out`); `rewards`: the run's reward
     functions, whose indices are their colours.
     """
     at = charts.index(chart) if chart in charts else 0

@@ -1,4 +1,4 @@
-"""A conversation with a run or a model: the turns of base and tuned, and the scores of each answer by the run's rewards.
+"""A conversation with a run or a model: turns of base and tuned, scored by the run's rewards.
 
 The model has a `serve` process of its own, from `load` to `unload`: ending it frees all memory, a crash costs nothing
 else, and an answer never waits for another page's question.
@@ -55,7 +55,7 @@ class ChatAnswer:
 
 @dataclass(slots=True)
 class ChatTurn:
-    """A prompt and its answers by side. `is_first`: it begins a conversation, and the models do not see what stands above."""
+    """A prompt and its answers by side. `is_first`: it begins a conversation."""
 
     prompt: str
     expected: str
@@ -385,7 +385,7 @@ def sampling_of(choice: ChatChoice) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class ChatChoice:
-    """A run or a model, by its `name` for the engine. `settings` are a run's; `problem` says why it cannot be loaded."""
+    """A run or a model by its `name`. `settings` are a run's; `problem`: why it cannot be loaded."""
 
     name: str
     label: str

@@ -1,7 +1,7 @@
-"""What filters and columns need to know of every completion, in columns of numbers: some 40 bytes for each, whatever its text.
+"""Facts of every completion in columns of numbers (about 40 bytes each), filters over them, and export.
 
-A completion is named by its number in the file, counted from 0 over all rows; a row by its number too, and by its offset. Where a row
-lacks a value, or has one of the wrong type, the column holds NaN. No Qt, and no file.
+A completion is named by its number in the file, from 0; a row by its number and its offset. A missing or wrong value is
+NaN.
 """
 
 from __future__ import annotations
@@ -27,20 +27,19 @@ from backend.utils.files import open_regular
 from backend.utils.text import quote
 
 CUT_OFF, IDENTICAL, BEST, WORST = 1, 2, 4, 8
-"""Flags of a completion: it ran into the length limit, its text occurs again in its group, it has the highest or the lowest reward of a
-group whose rewards differ."""
+"""Flags: cut off by the length limit, text occurs again in its group, best or worst reward of a group that differs."""
 ROW_COLUMNS = {"step": "q", "offset": "q", "prompt": "q"}
 COLUMNS = {"row": "i", "place": "i", "reward": "f", "advantage": "f", "tokens": "f", "flags": "B"}
-"""Column → type code of its array. `place` is the completion's number in its row, `prompt` a hash of the row's prompt."""
+"""Column → type code. `place` is the number in its row, `prompt` a hash of the row's prompt."""
 
 
 class CompletionFacts:
-    """Columns by name: those of COLUMNS, of ROW_COLUMNS by row, `score:<function>`, and `logged:<name>` of what reward functions logged.
+    """Columns by name: COLUMNS, ROW_COLUMNS by row, `score:<function>`, `logged:<name>`.
 
     Attributes:
         rows – how many rows there are.
         largest – function → its largest score by magnitude so far.
-        logged – the names that functions logged, in the order in which they came up, and whether any value was a number.
+        logged – name that a function logged → True if any value was a number.
     """
 
     def __init__(self) -> None:
@@ -164,7 +163,7 @@ ALL, SCORE, WELL_FORMED_WRONG = "all", "score", "well_formed_wrong"
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """One filter: its label in the menu, and a sentence that says what it leaves. `flag` is that of the facts, 0 where more is needed."""
+    """One filter: its label, its description, and the flag that it tests, 0 where it needs more."""
 
     label: str
     sentence: str
@@ -189,8 +188,10 @@ FILTERS: dict[str, Filter] = {
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """What to show. `measure` (reward, advantage, tokens, score:<function> or logged:<name>), `is_above` and `limit` belong to the filter SCORE;
-    `prompt` is a prompt's hash as the facts have it, None for every prompt."""
+    """A filter. `measure` (reward, advantage, tokens, score:<function>, logged:<name>) and the next two are for SCORE.
+
+    `prompt` is a prompt's hash, None for every prompt.
+    """
 
     filter: str = ALL
     measure: str = "reward"
@@ -252,7 +253,7 @@ def why_empty(query: Query, rewards: Sequence[str]) -> str:
 
 
 def sort(facts: CompletionFacts, numbers: np.ndarray, key: str, *, descending: bool) -> np.ndarray:
-    """These completions by a column: one of the facts, or `step`. Those without a value come last, equal ones stay in order."""
+    """These completions by a column of the facts or `step`; stable, those without a value last."""
     values = facts.per_completion("step") if key == "step" else facts.column(key)
     chosen = values[numbers].astype(np.float64)
     order = np.argsort(-chosen if descending else chosen, kind="stable")  # NaN sorts last either way
@@ -266,8 +267,7 @@ SUFFIXES = {".jsonl": "JSON lines", ".md": "Markdown"}
 
 
 class CompletionExport:
-    """Writes some completions of `source` to `target`, whose suffix decides the format. The target is complete or absent: it is written
-    under another name, and renamed at the end.
+    """Writes completions of `source` to `target`, whose suffix decides the format. It is renamed into place at the end.
 
     Attributes:
         target – the file.
@@ -289,7 +289,7 @@ class CompletionExport:
         self._chunks = self._texts(places)
 
     def advance(self, seconds: float) -> bool:
-        """Write for about so long; returns whether there is more. Raises UserError where writing fails; the target is then absent."""
+        """Write for about so long; True if there is more. Raises UserError; the target is then absent."""
         deadline = time.perf_counter() + seconds
         try:
             for text in self._chunks:
@@ -338,7 +338,8 @@ def _markdown(row: Mapping[str, Any], completion: Mapping[str, Any]) -> str:
     expected = f"\n\nAnswer: {answer}" if answer not in (None, "") else ""
     return (
         f"## Step {row.get('step')}\n\n{head}; {completion.get('tokens')} tokens, {completion.get('stop')}\n\n{logged}"
-        f"### Prompt\n\n{_fenced(row.get('prompt'))}{expected}\n\n### Completion\n\n{_fenced(completion.get('text'))}\n\n"
+        f"### Prompt\n\n{_fenced(row.get('prompt'))}{expected}\n\n"
+        f"### Completion\n\n{_fenced(completion.get('text'))}\n\n"
     )
 
 

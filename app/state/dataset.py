@@ -1,6 +1,6 @@
 """The form's dataset as the helper process reads it: one object per session, shared by all widgets that show it.
 
-It asks while a widget watches, cancels its requests when none does, and drops answers to settings that have changed since.
+It asks while a widget watches, and drops answers to settings that have changed since.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ STATE_LINES = {
 class Counts:
     """Prompt lengths in tokens, counted over `seen` of `rows` rows, of which training would refuse `refused`.
 
-    `lengths` is a histogram of (tokens, rows), ascending; where it is empty, `no_tokens` says why. `done`: counting has ended.
+    `lengths` is a histogram of (tokens, rows); where it is empty, `no_tokens` says why. `done`: counting has ended.
     """
 
     rows: int
@@ -86,7 +86,7 @@ class Dataset(QObject):
     """The draft's dataset, as far as the helper process has read it.
 
     Attributes:
-        state – none (no dataset is chosen), reading, absent (on the Hub, not on this machine), fetching, ready, or failed.
+        state – none (not chosen), reading, absent (on the Hub, not on this machine), fetching, ready, or failed.
         preview – the answer to the question `preview`.
         choices – {configs, splits} that the Hub offers.
         split – the split that is shown.

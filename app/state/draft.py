@@ -106,7 +106,7 @@ class FormState:
 
 @dataclass(frozen=True, slots=True)
 class FormStep:
-    """An undoable change. `what` follows the word Undo in the menu; `typed` is the setting that was typed into, or ""."""
+    """An undoable change, named `what` in the menu; `typed` is the setting typed into, or empty."""
 
     what: str
     before: FormState

@@ -55,7 +55,7 @@ class EvaluationRequest:
 
 @dataclass(frozen=True, slots=True)
 class RowSummary:
-    """A row of an evaluation. `means`: by decoding, the mean reward (before, after) training; (None, mean) of one side."""
+    """A row. `means`: decoding → mean reward (before, after) training, or (None, mean) of one side."""
 
     offset: int
     index: int

@@ -113,7 +113,7 @@ def resolved(link: str, chapter: str) -> str:
 
 
 def chapter_html(chapter: str) -> str:
-    """A chapter, or another document that ships with the app, as HTML of the kind that Qt's text widgets show. Raises OSError."""
+    """A chapter, or another document that ships, as HTML for Qt's text widgets. Raises OSError."""
     tokens = _markdown().parse((folder() / chapter).read_text(encoding="utf-8"))
     for token in tokens:
         if token.type in ("heading_open", "heading_close"):
@@ -213,7 +213,7 @@ class GlossaryEntry:
 
 
 def glossary() -> list[GlossaryEntry]:
-    """All entries, by section. Charts and settings are described where they are declared, and so are never missing here."""
+    """All entries by section: the file's terms, every chart and every setting."""
     return [*_terms(), *_charts(), *_settings()]
 
 

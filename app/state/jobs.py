@@ -24,7 +24,7 @@ State = Literal["running", "paused", "failed", "done"]
 
 @dataclass(slots=True)
 class Download:
-    """One model or dataset being downloaded. `done` and `total` in bytes, None until known; `sentence`: why it failed."""
+    """A model or dataset being downloaded. `done`, `total`: bytes, None until known; `sentence`: why it failed."""
 
     id: str
     repo_type: str
@@ -131,7 +131,7 @@ class Downloads(QObject):
 
 
 class Updates(QObject):
-    """The update check: off until the user turns it on, at most once a day. A check that never happens starts no process.
+    """The update check, off until the user turns it on, at most once a day.
 
     Signals:
         told(str) – one sentence with the result.

@@ -24,7 +24,7 @@ from backend.utils.places import runs_folder
 THIS = "this Mac" if sys.platform == "darwin" else "this machine"
 ALONE = f"T{THIS[1:]} alone"
 FIRST = Host("127.0.0.1")
-"""The first entry of a new list: this machine. Its address is what the others reach it at, so only the user knows it."""
+"""The first entry of a new list: this machine. Only the user knows its address for the others."""
 STAGES = {"reading": "Asking…", "read": "Answered", "copying": "Copying", "measuring": "Measuring…"}
 
 
@@ -104,7 +104,7 @@ class Machines(QObject):
         return self.is_edited and not self.problem and all(host.ssh for host in self.hosts)
 
     def save(self, path: Path) -> None:
-        """Write the list and make it the form's hosts file. Raises UserError: a list that cannot be used, a disk that cannot be written."""
+        """Write the list and make it the form's hosts file. Raises UserError."""
         hosts = parse_hosts(self._content(), path.name)
         is_own = not self._path or self._consent.has_hosts(self._path)
         write_hosts(path, hosts)
@@ -139,7 +139,7 @@ class Machines(QObject):
             self._edit((*self.hosts[:rank], host, *self.hosts[rank + 1 :]), same_count=True)
 
     def _edit(self, hosts: tuple[Host, ...], *, same_count: bool) -> None:
-        # Devices lead from each machine to each other; of a new one nobody knows them, and lists of two lengths are no list.
+        # RDMA devices lead from each machine to each other, and are unknown for a new one.
         self.hosts = hosts if same_count else tuple(replace(host, rdma=()) for host in hosts)
         self.is_edited = True
         self.problem = ""

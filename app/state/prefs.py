@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class Pref(Generic[T]):
-    """An attribute of Prefs, stored under its name. From an INI file False comes back as "false", so reads name the type."""
+    """An attribute of Prefs, stored under its name. Reads name the type: INI files return False as "false"."""
 
     def __init__(self, default: T, choices: Iterable[T] = ()) -> None:
         self._default, self._choices = default, tuple(choices)

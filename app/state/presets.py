@@ -1,7 +1,7 @@
 """Presets: YAML files whose first comment lines are a title and a sentence, and what each would change in a form.
 
-A preset sets how to train, not what: model, data and rewards stay as they are unless its third line says that it replaces
-everything, or that it brings a dataset with the rewards for it. To add one, add a file to resources/presets.
+A preset sets how to train, not what, unless its third line says that it replaces everything, or brings a dataset with
+the rewards for it. To add one, add a file to resources/presets.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def presets(folder: Path | None = None) -> list[Preset]:
 
 
 def preset(file: Path) -> Preset:
-    """Read one preset. Raises UserError where title or sentence is missing, a key is unknown, or settings of the task would change."""
+    """Read one preset. Raises UserError for an invalid file."""
     title, sentence, *more = [*_comments(file), "", ""]
     if not title or not sentence:
         raise UserError("preset", f"{file.name} must begin with two comment lines: its title, and a sentence.")
@@ -110,7 +110,7 @@ QUICK_PRESET = "fast_try.yaml"
 
 @dataclass(frozen=True, slots=True)
 class DataChoice:
-    """What choosing a dataset does to the form. `begins`: it replaces all of it, as there was only the demo, or no model.
+    """What choosing a dataset does to the form. `begins`: it replaces all of it: the demo, or no model.
 
     `called` is the dataset's name for the user, `sentence` says what was done and what Run will fetch.
     """
@@ -122,7 +122,7 @@ class DataChoice:
 
 
 def data_choice(draft: Draft, name: str) -> DataChoice:
-    """The choice of this file, folder or Hub id. Reads the head of a file; raises UserError where the preset is broken."""
+    """The choice of this file, folder or Hub id. Reads the head of a file."""
     from backend.config.first_choices import SYSTEM_PROMPT, model_to_begin_with
     from backend.data.dataset_columns import columns_of, guessed
 

@@ -167,7 +167,7 @@ class RewardBench(QObject):
         """Score again if that needs no consent and nothing is pending; otherwise mark the scores as stale."""
         if not self.groups:
             return
-        # While something is pending, scoring would cancel it; its own answer leads to scoring, or `stale` shows that it is due.
+        # Scoring would cancel what is pending, whose answer leads to scoring anyway.
         if self.busy or self.consent.unconfirmed(self.draft.values()):
             self.stale = True
             self.changed.emit()

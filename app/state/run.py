@@ -449,7 +449,7 @@ class RunClock:
 
 
 class RunControl:
-    """One window's side of the control of a live run. The first window that follows it has it; the others may take over.
+    """One window's side of the control of a live run, which the first window has and others may take over.
 
     The lock is a file in the run's folder that dies with its window. A window cannot take it by force: it leaves a
     request, and the holder gives the lock up at its next `update`. Unanswered, the request is void after ANSWER_S.

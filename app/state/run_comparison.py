@@ -97,7 +97,7 @@ class RunComparison(QObject):
             run.close()
 
     def metrics(self) -> list[ComparedMetric]:
-        """What at least one run has, in the order of the Monitor page but for the reward, which comes first, held out too."""
+        """Metrics of at least one run in the order of the Monitor page, the reward first."""
         rewards = list(dict.fromkeys(name for run in self.runs for name in run.reward_names))
         found = []
         for chart in CHARTS:
@@ -157,8 +157,7 @@ class RunComparison(QObject):
         return (float(grid[0]), float(grid[-1])) if len(grid) > 1 else None
 
     def shared_prompts(self, first: Run, second: Run) -> list[SharedPrompt]:
-        """Prompts that both runs were asked at the newest step at which there is one; [] where there is none among the newest
-        SEARCHED_STEPS steps that both recorded."""
+        """Prompts of both runs at the newest of SEARCHED_STEPS common steps that has one; else []."""
         common = sorted(set(first.completion_steps()) & set(second.completion_steps()), reverse=True)
         for step in common[:SEARCHED_STEPS]:
             theirs = {group.get("prompt"): group for group in second.groups(step)}
@@ -171,7 +170,7 @@ class RunComparison(QObject):
 
 
 def positions_of(run: Run, axis: str) -> tuple[np.ndarray, np.ndarray]:
-    """(steps `[n]`, tokens seen or seconds worked at each `[n]`); a step without the figure counts as no time and no tokens."""
+    """(steps `[n]`, tokens seen or seconds worked at each `[n]`); a missing figure counts as 0."""
     steps, values = run.series("num_tokens" if axis == "tokens" else "time/step")
     if axis == "tokens":
         return steps, np.maximum.accumulate(np.nan_to_num(values)) if len(values) else values
@@ -179,10 +178,10 @@ def positions_of(run: Run, axis: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def resampled(x: np.ndarray, values: np.ndarray, grid: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(grid, values `[len(grid)]`): at each point of the grid the last value reached by then; NaN before the first and after the last.
+    """(grid, values `[len(grid)]`): at each point the last value reached by then; NaN before and after the run.
 
-    No value is made up between two steps, and no spike is lost: where more than two steps end between a pair of points, the two have the
-    least and the largest of their values. `grid` `[even]` is ascending.
+    No spike is lost: where more than two steps end between a pair of points, the two get the least and the largest of
+    their values. `grid` `[even]` is ascending.
     """
     if not len(x):
         return grid, np.full(len(grid), np.nan)

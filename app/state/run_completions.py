@@ -405,7 +405,7 @@ class RunCompletions(QObject):
         self.grew.emit()
 
     def number_of(self, offset: int, place: int) -> int | None:
-        """The number among `facts` of a completion in the row at an offset; None while the file is not read up to it."""
+        """The number among `facts` of a row's completion; None while the file is not read up to it."""
         row = int(np.searchsorted(self.facts.column("offset"), offset))
         if row >= self.facts.rows or self.facts.column("offset")[row] != offset:
             return None

@@ -1,4 +1,4 @@
-"""The runs folder as the window sees it: records for the table, read in short slices, and the queue of runs that wait."""
+"""The runs folder as the window sees it: records for the table, and the queue of runs that wait."""
 
 from __future__ import annotations
 

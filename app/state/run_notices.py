@@ -50,7 +50,7 @@ def _finite_ends(run: Run) -> tuple[list[float], int]:
 
 
 class RunNotices(QObject):
-    """Follows the run that is shown, and raises each piece of news once. What was so when the run was opened is no news.
+    """Follows the run that is shown, and raises each piece of news once; not what was so at the start.
 
     Signals:
         raised(title, sentence) – something that a notification should say.

@@ -226,7 +226,7 @@ class RunState:
     def state(
         self, *, is_locked: bool, may_be_coming: bool, is_queued: bool = False, stop_requested: bool = False
     ) -> State:
-        """The live state. `stop_requested`: by this window, and not yet in the event log; others as `archive.state_of`."""
+        """The live state. `stop_requested`: by this window, not yet logged; others as `archive.state_of`."""
         state = archive.state_of(
             self.ending,
             is_locked=is_locked,

@@ -73,7 +73,7 @@ def _length(config: Config) -> tuple[int, int]:
 
 
 def duration_text(seconds: float) -> str:
-    """“about 40 s”, “about 12 min”, “about 1 h 20 min”, “about 2 d 3 h”, with no-break spaces: as fine as a forecast."""
+    """“about 40 s”, “about 1 h 20 min”, “about 2 d 3 h”, with no-break spaces: as fine as a forecast."""
     minutes = round(seconds / 60)
     hours, tens = divmod(round(minutes / 10), 6)
     if seconds < 55:

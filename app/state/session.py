@@ -1,4 +1,4 @@
-"""The state that the pages share. Pages communicate only through this object's signals; none of them imports another."""
+"""The state that the pages share; they communicate only through the session's signals."""
 
 from __future__ import annotations
 

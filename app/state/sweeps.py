@@ -127,7 +127,7 @@ class Sweeps(QObject):
                 self.told.emit(f"{self.folder.name} saves its runs and stops.")
 
     def clone_winner(self) -> None:
-        """Train the winner's best run on, as a new run of twice the length; a process of its own makes and starts it."""
+        """Continue training the winner's best run, as a new run of twice the length in its own process."""
         best = self.results.best_run() if self.results is not None else None
         if best is None or self.folder is None:
             return
@@ -152,7 +152,7 @@ OWN = {"run_name", "lm_studio_name"}
 
 @dataclass(frozen=True, slots=True)
 class VariedSetting:
-    """A row: a setting, its values as text, and in a random search how they are drawn: `list`, `uniform` or `log_uniform`."""
+    """A row: a setting, its values as text, and how a random search draws: list, uniform or log_uniform."""
 
     key: str
     text: str
@@ -181,10 +181,12 @@ class SweepForm:
         is_random = self.search == "random"
         varied = [row if is_random else replace(row, draw="list") for row in self.varied]
         raw: dict[str, Any] = {
-            "name": self.name.strip(), "search": self.search, "over": {row.key: row.values() for row in varied},
+            "name": self.name.strip(),
+            "search": self.search,
+            "over": {row.key: row.values() for row in varied},
             "seeds": [_whole(word) for word in self.seeds.split(",") if word.strip()],
             "base": {key: value for key, value in base.items() if key not in OWN},
-        }  # fmt: skip
+        }
         if is_random:
             raw["trials"] = _whole(self.trials)
         if self.halves:
@@ -223,7 +225,7 @@ def offered_settings() -> list[Setting]:
 
 @dataclass(frozen=True, slots=True)
 class SweepForecast:
-    """What a sweep would take: at most, since a run may end earlier. `seconds` and `bytes` are None where they are not known."""
+    """What a sweep would take at most; `seconds` and `bytes` are None where they are unknown."""
 
     runs: int
     configurations: int
@@ -258,10 +260,17 @@ def forecast(
     steps = training_steps(configurations, len(plan.seeds), plan.steps, rungs)
     completions = steps * completions_per_step(plan.base)
     return SweepForecast(
-        runs, configurations, steps, completions, steps / (runs * plan.steps),
-        None if seconds_per_completion is None else completions * seconds_per_completion, memory, sharing, alone,
+        runs,
+        configurations,
+        steps,
+        completions,
+        steps / (runs * plan.steps),
+        None if seconds_per_completion is None else completions * seconds_per_completion,
+        memory,
+        sharing,
+        alone,
         tuple((rung.step, rung.keep) for rung in rungs),
-    )  # fmt: skip
+    )
 
 
 def completions_per_step(base: Mapping[str, Any]) -> int:
