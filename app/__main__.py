@@ -231,8 +231,8 @@ def save_screenshot(app: QApplication, window: Window, path: Path) -> None:
 
     def save() -> None:
         window.grab().save(str(path))
-        # quit() would close the window, which asks about a live run. One still shown when the interpreter ends is hidden
-        # by Qt then, and its Python methods are called without Python.
+        # quit() would close the window, which asks about a live run. One still shown at the end of the interpreter is
+        # hidden by Qt then, and its Python methods are called without Python.
         window.hide()
         app.exit()
 

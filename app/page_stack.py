@@ -1,4 +1,4 @@
-"""The stack of pages: each is built when first shown, and centred in a wide window. Only the shown page has the focus."""
+"""The stack of pages: each is built when first shown, and centred in a wide window; only the shown one has the focus."""
 
 from __future__ import annotations
 

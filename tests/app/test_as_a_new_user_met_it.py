@@ -6,14 +6,12 @@ from pathlib import Path
 
 import pytest
 from PySide6.QtCore import Qt
-from PySide6.QtGui import QIcon
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication
 
 from app import theme
 from app.state.prefs import Prefs
 from app.state.session import Session
-from app.widgets.basic.icons import icon
 from app.window import Window
 from tests.support.windows import SilentService
 
@@ -32,20 +30,6 @@ def window(tmp_path: Path, qapp: QApplication, qtbot) -> Window:
         window.show()
         window.activateWindow()
     return window
-
-
-def same(first: QIcon, second: QIcon) -> bool:
-    return first.pixmap(18, 18).toImage() == second.pixmap(18, 18).toImage()
-
-
-def test_resume_has_the_icon_of_going_on(window: Window) -> None:
-    pause = window.menus["pause"]
-    window.menus.show_state("paused")
-    assert pause.text() == "Resume" and same(pause.icon(), icon("play"))
-    window.menus.update_icons()  # a change of theme
-    assert same(pause.icon(), icon("play"))
-    window.menus.show_state("running")
-    assert pause.text() == "Pause" and same(pause.icon(), icon("pause"))
 
 
 def test_first_tab_scrolls_to_the_field(window: Window, qtbot) -> None:

@@ -14,7 +14,6 @@ from app.pages.completions.reading_pane import diff, fold
 from app.state import run_completions
 from app.state.completion_facts import CompletionExport, CompletionFacts, Query, select, sort, why_empty
 from app.state.run_completions import TAIL, CompletionIndex, RunCompletions, TextSearch
-from app.widgets.completion_table import prompt_line
 from backend.runs.completion_rows import without_token_data
 from backend.runs.events import JsonLines
 from backend.utils.errors import UserError
@@ -280,8 +279,3 @@ def test_an_export_that_is_cancelled_or_cannot_be_written_leaves_nothing(tmp_pat
         CompletionExport(source, [], tmp_path / "out.txt")
     with pytest.raises(UserError, match="cannot be opened"):
         CompletionExport(source, [], tmp_path / "no" / "out.md")
-
-
-def test_a_prompt_that_turns_the_letters_around_is_shown_escaped() -> None:
-    row = {"prompt": "a\u202eb\x07c", "answer": "1\u2066"}
-    assert prompt_line(row) == "a\\u202eb\\x07c   answer 1\\u2066"

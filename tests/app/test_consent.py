@@ -70,14 +70,6 @@ def test_consent_is_asked_once(reward_file: Path, tmp_path: Path) -> None:
     assert consent.obtain({"reward_functions": ["r1_int"]}) and len(dialog.requests) == 2, "what ships needs no consent"
 
 
-def test_a_refusal_is_not_remembered_as_consent(reward_file: Path, tmp_path: Path) -> None:
-    dialog, settings = FakeDialog(False), {"reward_functions_file": str(reward_file)}
-    consent = Consent(tmp_path / "trusted.json", dialog)
-    assert not consent.obtain(settings) and not consent.obtain(settings)
-    assert len(dialog.requests) == 2 and not (tmp_path / "trusted.json").exists()
-    assert not Consent(tmp_path / "other.json").obtain(settings), "without a user to ask, nothing runs"
-
-
 def test_run_starts_nothing_without_consent(qtbot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import app.state.processes
 

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from PySide6.QtCore import qWarning
 from PySide6.QtGui import QGuiApplication
 
 from app.crash_catcher import CrashCatcher
@@ -77,13 +76,6 @@ def test_ctrl_c_is_no_fault(catcher: CrashCatcher) -> None:
     assert not caught
 
 
-def test_warnings_of_qt_are_kept_for_the_report(catcher: CrashCatcher, window: Window) -> None:
-    qWarning("something is odd")
-    window.help.qt_messages = catcher.qt_messages
-    window.help.report_caught("It broke.", "ValueError")
-    assert "something is odd" in window.findChild(ProblemDialog).text.toPlainText()
-
-
 CRASH = """
 import ctypes, sys
 from pathlib import Path
@@ -124,13 +116,6 @@ def test_the_report_can_be_edited_copied_and_saved(
     monkeypatch.setattr(dialog, "choose_path", lambda: tmp_path / "none" / "report.txt")
     dialog.save()
     assert "cannot be written" in dialog.done_label.text()
-
-
-def test_a_second_fault_opens_no_second_dialog(window: Window) -> None:
-    window.help.report_caught("First.", "a")
-    window.help.report_caught("Second.", "b")
-    (dialog,) = window.findChildren(ProblemDialog)
-    assert "First." in dialog.text.toPlainText()
 
 
 def test_a_fault_of_the_helper_process_is_offered(window: Window, qtbot) -> None:

@@ -184,14 +184,6 @@ def test_an_end_and_trouble_are_told_once(window: Window, heard: Heard, qtbot) -
     assert heard.percents[-1] is None and "%" not in window.windowTitle()
 
 
-def test_a_crash_is_told(window: Window, heard: Heard, qtbot) -> None:
-    _, _, handle = live_run(window, qtbot)
-    os.close(handle)
-    qtbot.waitUntil(lambda: bool(heard.notices))
-    ((title, sentence),) = heard.notices
-    assert title == "sums crashed" and "after step 30" in sentence
-
-
 def test_what_was_so_before_is_no_news(window: Window, heard: Heard, qtbot) -> None:
     folder = made_up_runs.make_run(places.runs_folder() / "old", steps=3, ending="failed")
     write(folder, "health", code="identical", level="warning", sentence="All the same.", advice="", step=3)

@@ -8,7 +8,6 @@ import pytest
 
 from app.state import draft as drafts
 from app.state.draft import Draft, values_from
-from app.widgets.form import value_text
 from backend.config import config
 from backend.config.config import SETTINGS
 from backend.config.other_programs.into_mlx_lm_lora import mlx_lm_lora_yaml
@@ -61,18 +60,6 @@ def test_a_half_typed_value_is_kept_and_is_a_problem(draft: Draft):
     draft.set("learning_rate", "1e-5")
     assert not draft.problems()
     assert draft.config().learning_rate == 1e-5
-
-
-def test_an_unknown_key_is_an_error(draft: Draft):
-    with pytest.raises(KeyError):
-        draft.set("learning_rat", 1)
-
-
-def test_the_same_value_again_is_no_change(draft: Draft, qtbot):
-    with qtbot.assertNotEmitted(draft.changed):
-        draft.set("iters", 1000)
-    with qtbot.waitSignal(draft.changed, check_params_cb=lambda key: key == "iters"):
-        draft.set("iters", 1000.0)
 
 
 def test_update_sets_all_values_before_it_emits_changed(draft: Draft):
@@ -132,45 +119,6 @@ def test_a_missing_path_is_a_problem_and_a_hub_id_is_not(draft: Draft, tmp_path:
     assert sentences(draft, "data") == [f"There is no file or folder {quote(tmp_path / 'absent.jsonl')}."]
     draft.update({"data": "someone/data", "model": str(tmp_path)})
     assert "config.json" in sentences(draft, "model")[0]
-
-
-@pytest.mark.parametrize("name", ["/nowhere/at/all", "just-a-word", "a/b/c", "{folder}", "{file}"])
-@pytest.mark.parametrize("key", ["model", "data", "reference_model_path"])
-def test_an_impossible_name_has_the_same_sentence_as_check(draft: Draft, tmp_path: Path, key: str, name: str):
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "rows.txt").write_text("")
-    name = name.format(folder=tmp_path / "empty", file=tmp_path / "rows.txt")
-    values = {"model": "someone/model", "data": "someone/data", key: name}
-    draft.update(values)
-    ours = sentences(draft, key)
-    try:
-        checked = check_of(key, name)
-    except UserError as mistake:
-        checked = [fault.sentence for fault in mistake.faults]
-    assert ours == checked
-
-
-def check_of(key: str, name: str) -> list[str]:
-    """What `check` finds before it asks the Hub or reads rows; it raises its findings as a UserError."""
-    from backend.data.rows import read_splits
-    from backend.trainer.preflight import check_model
-
-    if key == "data":
-        if name == "just-a-word" or name.endswith(
-            "empty"
-        ):  # an id by its looks; a folder is looked into by `check` alone
-            return []
-        read_splits(config.parse({"model": "a/b", "data": name}))
-    else:
-        check_model(name, key)
-    return []
-
-
-def test_an_unused_reference_is_not_checked(draft: Draft):
-    with_model_and_data(draft).update({"reference_model_path": "/nowhere", "beta": 0})
-    assert not draft.problems()
-    draft.set("beta", 0.1)
-    assert sentences(draft, "reference_model_path")
 
 
 def test_keys_of_other_trainings_are_left_out_and_listed(draft: Draft, tmp_path: Path):
@@ -301,11 +249,6 @@ def test_autosaving_to_an_unwritable_path_emits_a_sentence_and_keeps_the_values(
     assert draft.value("seed") == 11
 
 
-def test_a_model_folder_at_the_root_keeps_its_name(draft: Draft):
-    draft.update({"model": "/base", "train_type": "full"})
-    assert "Trains every weight of /base" in draft.details()
-
-
 def test_summary_and_details_of_a_run(draft: Draft):
     with_model_and_data(draft).update(
         {"group_size": 8, "batch_size": "4", "gradient_accumulation_steps": 4, "iters": 60}
@@ -368,34 +311,6 @@ def test_short_names_and_comma_text_become_full_names():
     values, faults = values_from({"reward_functions": "[r1_int, 'r1_count_xml']"})
     assert values["reward_functions"] == ["r1_int_reward_func", "r1_count_xml"]
     assert not faults
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(1e-5, "1e-5"), (2.5e-7, "2.5e-7"), (20.0, "20"), (0.95, "0.95"), (-1, "-1"), (1e20, "1e20"), ("1e-", "1e-")],
-)
-def test_numbers_are_formatted_as_people_type_them(value: float, text: str):
-    assert value_text.number_text(value) == text
-    assert isinstance(value, str) or float(value_text.number_text(value)) == value
-
-
-@pytest.mark.parametrize(
-    "items",
-    [[], ["a"], ["a", "b c"], ["a, b"], ['say "so"', "x"], ["\n\n"], ["\\n"], ["  lead", "trail "], ["</s>", ","]],
-)
-def test_lists_survive_the_round_trip_through_a_line(items: list[str]):
-    assert value_text.list_value(value_text.list_text(items)) == items
-
-
-@pytest.mark.parametrize(
-    "value", [{}, {"enable_thinking": False}, {"a": "b", "n": 3, "t": "3", "deep": {"x": [1, "y"]}, "none": None}]
-)
-def test_mappings_survive_the_round_trip_through_lines(value: dict):
-    assert value_text.mapping_value(value_text.mapping_text(value)) == value
-
-
-def test_text_that_is_no_mapping_stays_text():
-    assert value_text.mapping_value("enable_thinking") == "enable_thinking"
 
 
 @pytest.mark.parametrize("stages", ["x", [3], [{}], [{"iters": "a"}], [{"iters": 5}, {"reward_weights": 1}]])

@@ -16,7 +16,7 @@ import pytest
 
 from app.message_boxes import QuestionBox
 from app.state.prefs import Prefs
-from app.state.run import Run, RunControl
+from app.state.run import Run
 from app.state.run_files import crash_offer, last_run
 from app.state.session import Session
 from app.window import Window
@@ -157,18 +157,6 @@ def test_the_settings_of_a_failed_run_open_at_the_one_that_its_sentence_is_about
     window.files.ask_about_edits = lambda: "cancel"  # type: ignore[method-assign]
     edit.click()
     assert asked == ["learning_rate"], "the form holds other settings"
-
-
-def test_a_run_whose_disk_took_no_last_line_says_so(window: Window, qtbot) -> None:
-    folder = running()
-    folder.log.write_text("step 30\ndisk: /runs/run/events.jsonl cannot be written: the disk is full.\n")
-    shown(window, folder, qtbot, "crashed")
-    _, text, _ = card(window)
-    assert (
-        "after step 30 and could not write down why: /runs/run/events.jsonl cannot be written: the disk is full."
-        in text
-    )
-    assert "memory" not in text
 
 
 def test_sentences_of_somebody_elses_run_stay_on_one_printable_line(window: Window, qtbot) -> None:
@@ -326,38 +314,6 @@ def test_machine_asleep(window: Window, qtbot, monkeypatch: pytest.MonkeyPatch, 
         assert run.eta_s is not None and run.eta_s < left + 5
 
 
-def test_sleep_between_two_events_of_one_process_is_no_work(tmp_path: Path) -> None:
-    """In the archive too, where nobody was looking when the machine fell asleep."""
-    from backend.runs.archive import WorkClock
-
-    clock = WorkClock()
-    for t, mono, kind in ((0.0, 5.0, "phase"), (2.0, 7.0, "step"), (30_002.0, 9.0, "step"), (29_000.0, 12.0, "step")):
-        clock.take({"t": t, "mono": mono, "kind": kind, "phase": "sampling"})
-    assert clock.seconds == pytest.approx(2 + 2 + 3)
-
-
-@pytest.mark.parametrize("is_changed", [False, True])
-def test_the_time_between_a_run_and_its_clone_is_no_work(is_changed: bool) -> None:
-    from backend.runs.archive import WorkClock
-
-    days = 3 * 86_400.0
-    change = [{"t": days, "mono": 900.0, "kind": "change", "step": 3, "settings": {}}] if is_changed else []
-    events = [
-        {"t": 0.0, "mono": 5.0, "kind": "phase", "phase": "sampling"},
-        {"t": 4.0, "mono": 9.0, "kind": "step", "step": 2},
-        *change,
-        {"t": days, "mono": 900.0, "kind": "stopped", "step": 2, "reason": "cloned"},
-    ]
-    clock = WorkClock()
-    for event in events:
-        clock.take(event)
-    assert clock.seconds == 4
-    for event in ({"t": days + 60, "mono": 3.0, "kind": "started"}, {"t": days + 62, "mono": 5.0, "kind": "phase", "phase": "loading"},
-                  {"t": days + 70, "mono": 13.0, "kind": "phase", "phase": "sampling"}, {"t": days + 71, "mono": 14.0, "kind": "step"}):  # fmt: skip
-        clock.take(event)
-    assert clock.seconds == 5
-
-
 # ── the window ends ─────────────────────────────────────────────────────────────────────────────
 
 
@@ -401,26 +357,6 @@ def test_window_killed_and_reopened(window: Window, session: Session, qtbot) -> 
         assert run.state == "running"
 
 
-def test_control_that_comes_at_once_is_shown_too(window: Window, session: Session, qtbot) -> None:
-    """The one who had it may have let it go already when another asks: the actions stayed disabled then."""
-    folder = running()
-    with trained(folder):
-        holder = RunControl(folder)
-        holder.update(live=True)
-        run = shown(window, folder, qtbot, "running")
-        assert run.control.is_elsewhere and not window.menus["stop"].isEnabled()
-        holder.release()
-        window.take_over()
-        assert not run.control.is_elsewhere and window.menus["stop"].isEnabled()
-
-
-def test_a_run_that_ended_long_ago_asks_nothing_while_it_is_being_read(window: Window, session: Session) -> None:
-    folder = made_up_runs.make_run(places.runs_folder() / "old", steps=3, ending="finished")
-    session.open_run(folder.path)
-    assert session.run is not None and not session.run.has_caught_up
-    assert window.leave_training()
-
-
 def test_two_windows_and_one_in_control(window: Window, session: Session, qtbot, tmp_path: Path) -> None:
     folder = running()
     with trained(folder):
@@ -456,11 +392,6 @@ def test_the_last_run_is_shown_after_a_restart(session: Session) -> None:
     assert not session.reattach()
     session.show_last_run()
     assert session.run is not None and session.run.folder == older
-
-
-def test_no_run_is_none(session: Session) -> None:
-    session.show_last_run()
-    assert session.run is None and session.crash_to_offer() is None
 
 
 def test_a_crash_is_offered_to_be_resumed_once(

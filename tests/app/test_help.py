@@ -7,16 +7,13 @@ from pathlib import Path
 
 import pytest
 from PySide6.QtGui import QGuiApplication
-from PySide6.QtWidgets import QWidget
 
 from app.help_menu import DOCUMENTS, TextDialog
 from app.menus import HELP, MENUS
-from app.pages import PAGES
 from app.state.charts import CHARTS
 from app.state.guide import CHART, SETTING, glossary
 from app.state.prefs import Prefs
 from app.state.session import Session
-from app.widgets.basic import labels
 from app.widgets.menu_dialogs import NO_TEXT, AboutDialog, GlossaryDialog
 from app.window import Window
 from backend import __version__
@@ -61,17 +58,6 @@ def test_the_list_of_shortcuts_has_every_one(window: Window) -> None:
             assert window.menus[entry.name].text() in text
     for action in window.menus.by_name.values():
         assert action.shortcut().toString() in text
-
-
-def test_keys_are_named_as_the_platform_names_them(window: Window, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(labels, "key_name", lambda keys: keys.toString().replace("Ctrl+", "⌘"))
-    assert labels.with_key_names("Next (Ctrl+G), earlier (Ctrl+[); Ctrl+S saves") == "Next (⌘G), earlier (⌘[); ⌘S saves"
-    for page in PAGES:
-        window.show_page(page.key)
-    widgets = window.page_stack.findChildren(QWidget)
-    told = {text for widget in widgets for text in (widget.toolTip(), widget.accessibleDescription())}
-    assert any("⌘G" in text for text in told)
-    assert not {text for text in told if "Ctrl+" in text}
 
 
 # The glossary

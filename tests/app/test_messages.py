@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication
 
 from app.state import messages, processes
@@ -108,23 +107,6 @@ def test_a_problem_that_stopped_run_is_said_until_it_is_mended(window: Window, q
     window.session.starter.start()
     assert "reward function" in sentence(window)
     window.undo()
-    qtbot.waitUntil(lambda: sentence(window) == "")
-
-
-def test_a_file_that_could_not_be_opened_is_forgotten_by_new(window: Window, tmp_path: Path) -> None:
-    """“There is no file…” stayed in the strip after New."""
-    window.session.load_config(tmp_path / "nowhere.yaml")
-    assert "nowhere.yaml" in sentence(window)
-    window.files.new()
-    assert sentence(window) == ""
-
-
-def test_what_was_opened_is_said_until_the_form_is_edited(window: Window, tmp_path: Path, qtbot) -> None:
-    (tmp_path / "mine.yaml").write_text("model: a/b\ndata: a/b\n")
-    window.session.load_config(tmp_path / "mine.yaml")
-    QTest.qWait(messages.REVIEW_MS + 20)
-    assert sentence(window) == "Opened mine.yaml."
-    window.session.draft.set("iters", 3)
     qtbot.waitUntil(lambda: sentence(window) == "")
 
 

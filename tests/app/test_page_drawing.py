@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from PySide6.QtGui import QImage
 from PySide6.QtWidgets import QWidget
 
 from app import page_drawing
@@ -41,12 +40,3 @@ def test_a_page_that_cannot_be_built_is_a_fault(window: Window, monkeypatch: pyt
 
     monkeypatch.setattr(PageEntry, "build", build)
     assert draw_page(window, "runs", "Runs")["fault"] == "ImportError: no such module"
-
-
-def test_colours_are_counted() -> None:
-    image = QImage(70, 70, QImage.Format.Format_RGB32)
-    image.fill(0xFFFFFF)
-    assert page_drawing.colours(image) == 1
-    for row in range(0, 70, page_drawing.GRID):
-        image.setPixel(0, row, 0xFF000000 + row)
-    assert page_drawing.colours(image) == 11

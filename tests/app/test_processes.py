@@ -97,11 +97,6 @@ def test_start_training_writes_the_config_first(tmp_path: Path, monkeypatch: pyt
     ]
 
 
-def test_a_missing_program_is_a_mistake(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="cannot be started"):
-        processes.start_detached([str(tmp_path / "no-such-program")], RunFolder(tmp_path))
-
-
 def test_a_config_that_cannot_be_written_is_a_mistake(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"config\.yaml cannot be written"):
         processes.start_training("iters: 3\n", RunFolder(tmp_path / "gone"))
@@ -142,11 +137,6 @@ def test_a_failure_has_the_last_line_of_stderr_as_its_sentence(qtbot) -> None:
     )
     assert (outcome.ok, outcome.exit_code, outcome.sentence) == (False, 2, "The folder is full.")
     assert sorted(lines) == ["The folder is full.", "working"]
-
-
-def test_a_process_that_prints_nothing_has_a_sentence(qtbot) -> None:
-    assert python(qtbot, "pass")[0].sentence == "Done."
-    assert python(qtbot, "import sys; sys.exit(1)")[0].sentence == "It ended without saying why."
 
 
 def test_killed_and_missing_programs_emit_done(qtbot, tmp_path: Path) -> None:

@@ -16,12 +16,10 @@ import pytest
 from PySide6.QtCore import QCoreApplication
 
 from app.state.run import Run
-from app.state.run_completions import CompletionIndex
 from app.state.run_state import RunState, Series, number
-from backend.runs.archive import first_and_last_means, summary
+from backend.runs.archive import first_and_last_means
 from backend.runs.events import EventLog, JsonLines, truncate_file
 from backend.runs.run_folder import RunFolder
-from backend.utils.errors import UserError
 from tests.support import made_up_runs
 from tests.support.latency import LatencyProbe
 
@@ -78,15 +76,6 @@ def test_the_numbers_of_a_finished_run(follow_run, tmp_path: Path) -> None:
     assert len(run.series("no such metric")[0]) == 0 and run.latest("no such metric") is None
 
 
-def test_what_was_said_of_a_pause_goes_with_the_step_that_follows() -> None:
-    run_state = RunState()
-    for sentence, about in (("The disk is full.", {"during": "pause"}), ("Thinking is on.", {})):
-        run_state.apply({"kind": "note", "t": 1, "level": "warning", "sentence": sentence, **about})
-    assert len(run_state.notes) == 2
-    run_state.apply({"kind": "step", "t": 2, "step": 1, "metrics": {"reward": 1.0}})
-    assert [note["sentence"] for note in run_state.notes] == ["Thinking is on."]
-
-
 def test_the_clock_leaves_out_loading_and_pauses() -> None:
     run_state = RunState()
     for t, kind, more in (
@@ -112,15 +101,6 @@ def test_the_clock_stops_between_a_crash_and_its_resume() -> None:
     for t, kind in ((0, "started"), (0, "phase"), (10, "step"), (5000, "started"), (5000, "phase"), (5004, "step")):
         run_state.apply({"kind": kind, "t": t, "phase": "sampling", "step": t, "metrics": {}, "iterations": 9})
     assert run_state.elapsed_s() == pytest.approx(14)
-
-
-def test_loading_before_the_started_event_is_not_counted_as_work() -> None:
-    """The `loading` phase comes before `started`: forty idle seconds before a resume were counted as work."""
-    run_state = RunState()
-    phases = ((0, "loading"), (2, "sampling"), (42, "loading"), (44, "sampling"), (47, "saving"))
-    for t, phase in phases:
-        run_state.apply({"kind": "phase", "t": t, "phase": phase})
-    assert run_state.elapsed_s() == pytest.approx(3)
 
 
 def test_null_and_missing_metrics_are_gaps() -> None:
@@ -232,11 +212,6 @@ def test_the_problem_of_a_failed_run_leaves_out_the_names_of_settings(follow_run
     assert follow_run(folder).problem == "There is no file rows.jsonl. There are 2 weights for 3 functions."
 
 
-def test_an_unlocked_run_without_an_ending_is_crashed(follow_run, tmp_path: Path) -> None:
-    folder = made_up_runs.make_run(tmp_path / "run", steps=3, ending=None)
-    assert follow_run(folder).state == "crashed"
-
-
 def test_a_relaunched_run_is_starting_until_the_lock_is_taken(follow_run, tmp_path: Path) -> None:
     folder = made_up_runs.make_run(tmp_path / "run", steps=3, ending="failed")
     run = follow_run(folder)
@@ -284,12 +259,6 @@ def test_incomplete_lines_wait_and_invalid_ones_are_skipped(follow_run, tmp_path
     assert run.step == 1 and run.latest("reward") == 0.5
 
 
-def test_sending_a_word_to_an_unwritable_folder_is_a_mistake(follow_run, tmp_path: Path) -> None:
-    run = follow_run(RunFolder(tmp_path / "gone"))
-    with pytest.raises(UserError, match="cannot be written"):
-        run.send("stop")
-
-
 def test_the_log_tail_shows_the_last_state_of_a_progress_line(follow_run, tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     folder.log.write_bytes(b"one\ntwo\n 10%\r 60%\r100%\n\x1b[90mlast\x1b[0m \x1b]0;title\x07\xc3")
@@ -306,44 +275,6 @@ def test_completions_are_found_by_step(follow_run, tmp_path: Path) -> None:
     assert len(newest) == 4 and {row["step"] for row in newest} == {30}
     assert [len(row["completions"]) for row in run.groups(7)] == [8, 8, 8, 8] and run.groups(7)[0]["step"] == 7
     assert run.groups(31) == []
-
-
-def test_the_index_accepts_rows_of_any_shape_and_size(tmp_path: Path) -> None:
-    path = tmp_path / "completions.jsonl"
-    index = CompletionIndex(path)
-    assert index.advance() is False and index.rows() == []
-    big = "x" * (3 << 20)
-    with path.open("wb") as file:
-        file.write(b'{"prompt": "step last", "completions": [], "step": 1}\nrubbish\n')
-        file.write(json.dumps({"step": 2, "text": big}).encode() + b"\n" + b'{"step": 3, "half')
-    while index.advance():
-        pass
-    assert index.steps() == [1, 2] and index.rows(2)[0]["text"] == big
-    with path.open("ab") as file:
-        file.write(b'": 1}\n')
-    index.advance()
-    assert index.steps() == [1, 2, 3] and index.rows()[0] == {"step": 3, "half": 1}
-
-
-def test_a_summary_reads_only_the_ends_of_a_event_log(tmp_path: Path) -> None:
-    long = summary(made_up_runs.make_run(tmp_path / "long", steps=400, total=400))
-    run = Run(RunFolder(tmp_path / "long"))
-    poll_to_end(run)
-    rewards = run.series("reward")[1]
-    run.close()
-    assert long.state == "finished" and (long.step, long.iterations, long.model) == (400, 400, "demo/model")
-    assert long.reward_after == pytest.approx(rewards[-10:].mean())
-    assert long.reward_before == pytest.approx(rewards[:10].mean())
-    assert long.worked_s == pytest.approx(400 * 1.2, abs=1)
-    empty = RunFolder(tmp_path / "empty")
-    empty.path.mkdir()
-    empty.config.write_text("model: some/model\niters: 12\n")
-    fresh = summary(empty)
-    assert (fresh.state, fresh.model, fresh.iterations, fresh.reward) == ("starting", "some/model", 12, None)
-    os.utime(empty.config, (0, 1000))
-    assert (summary(empty).state, summary(empty).began) == ("crashed", 1000), (
-        "too old for a process that is still starting"
-    )
 
 
 def test_before_and_after_average_over_several_steps() -> None:

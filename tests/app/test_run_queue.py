@@ -12,7 +12,7 @@ from app.state.prefs import Prefs
 from app.state.run_list import RunQueue
 from app.state.session import Session
 from backend.runs.queue import QueueFile
-from backend.runs.run_folder import RunFolder, all_runs
+from backend.runs.run_folder import RunFolder
 from backend.utils import places
 from backend.utils.errors import UserError
 
@@ -106,12 +106,6 @@ def test_the_form_waits_as_a_run_and_its_settings_can_be_changed(session: Sessio
     assert "seed: 4" in run.config.read_text() and session.queue.edited is None
     assert session.queue.waiting == (run,), "it has kept its place, and there is no second"
     assert session.messages.current and session.messages.current.sentence == "first waits with these settings."
-
-
-def test_a_form_with_problems_does_not_wait(session: Session) -> None:
-    session.draft.set("temperature", "hot")
-    session.starter.queue()
-    assert session.queue.waiting == () and not list(all_runs())
 
 
 def test_settings_of_a_run_that_begins_meanwhile_are_not_changed(session: Session, qtbot) -> None:

@@ -10,10 +10,8 @@ from pathlib import Path
 import pytest
 import typer
 
-from app.state import run as start_log
-from app.state.run import Run, StartLog
+from app.state.run import Run
 from app.state.run_files import problem_of
-from app.widgets.run_header import RunHeader
 from backend.cli import training
 from backend.runs.archive import STARTUP_GRACE_S
 from backend.runs.events import EventLog
@@ -62,22 +60,6 @@ def test_a_starting_run_says_how_far_it_has_come_with_its_rows(folder: RunFolder
         assert run.start_progress is None and run.state == "running"
         event_log.close()
     run.close()
-
-
-def test_the_header_tells_it_in_one_line(qapp) -> None:
-    header = RunHeader()
-    header.show_progress(0, 100, "checking rows.jsonl", CHECKING.share, CHECKING.figures)
-    assert header.doing.text() == "Step 0 of 100 · checking rows.jsonl, 35% · 1,204,000 rows, 310,000 rows/s"
-
-
-def test_a_long_log_is_read_at_its_end_and_only_when_it_has_changed(folder: RunFolder, monkeypatch) -> None:
-    folder.log.write_text("x" * (5 * start_log.LOG_END) + f"\n{CHECKING.line}\n")
-    read: list[int] = []
-    last_lines = start_log.last_lines
-    monkeypatch.setattr(start_log, "last_lines", lambda path, most: read.append(most) or last_lines(path, most))
-    log = StartLog(folder.log)
-    assert log.look() and log.progress == CHECKING
-    assert not log.look() and read == [start_log.LOG_END]
 
 
 def test_a_stop_before_the_first_step_is_seen(folder: RunFolder, qapp) -> None:

@@ -14,9 +14,7 @@ import pytest
 from PySide6.QtCore import QObject
 from pytestqt.qtbot import QtBot
 
-from app.state.prefs import Prefs
 from app.state.processes import Service
-from app.state.session import Session
 from backend.utils.errors import ConfigProblem
 
 CHILD = """
@@ -83,21 +81,6 @@ def test_ask_returns_before_the_answer_is_passed_to_the_callback(qtbot: QtBot, s
     assert replies.answers == [{"name": "é"}] and replies.progress == [{"half": 1}] and not replies.faults
 
 
-def test_one_process_answers_all_questions(qtbot: QtBot, service: Service):
-    replies = Replies()
-    for _ in range(3):
-        replies.ask(service, "pid")
-    wait_until(qtbot, lambda: len(replies.answers) == 3)
-    assert len(set(replies.answers)) == 1
-
-
-def test_on_refused_gets_the_faults(qtbot: QtBot, service: Service):
-    replies = Replies()
-    replies.ask(service, "refuse")
-    wait_until(qtbot, lambda: replies.faults)
-    assert replies.faults == [ConfigProblem("model", "There is no model x.")]
-
-
 def test_an_answer_read_in_several_chunks_is_joined(qtbot: QtBot, service: Service):
     replies = Replies()
     replies.ask(service, "slow")
@@ -161,11 +144,6 @@ def test_close_ends_the_process_and_refuses_later_questions(qtbot: QtBot, servic
     late.ask(service, "echo")
     wait_until(qtbot, lambda: late.faults)
     assert late.faults == [ConfigProblem("", "The window is closing.")]
-
-
-def test_the_session_has_one_service_and_starts_no_process_for_it(qtbot: QtBot, tmp_path: Path):
-    session = Session(Prefs(tmp_path / "prefs"))
-    assert session.service is session.service and session.service._process is None
 
 
 def test_the_real_process_answers(qtbot: QtBot):

@@ -74,13 +74,6 @@ def test_typing_that_is_deleted_again_is_no_step(draft: Draft, history: History)
     assert (history.count(), history.undoText()) == (1, "Seed")
 
 
-def test_two_choices_in_a_menu_are_two_steps(draft: Draft, history: History):
-    draft.set("train_type", "dora")
-    draft.set("train_type", "full")
-    history.undo()
-    assert draft.value("train_type") == "dora"
-
-
 def test_undo_restores_reward_names_and_weights_together(draft: Draft, history: History):
     before = draft.value("reward_functions")
     draft.update({"reward_functions": ["r1_count_xml"], "reward_weights": [2.0]})
@@ -126,13 +119,6 @@ def test_a_preset_and_a_new_config_are_one_step_each(draft: Draft, history: Hist
     assert draft.value("grpo_loss_type") == "dapo"
     history.undo()
     assert draft.values() == before
-
-
-def test_a_new_session_has_nothing_to_undo(draft: Draft, history: History, tmp_path: Path):
-    draft.set("seed", 7)
-    draft.flush()
-    draft.restore(None)
-    assert not history.canUndo()
 
 
 def test_every_setting_can_be_undone(draft: Draft, history: History):
@@ -186,15 +172,6 @@ def test_undo_keys_undo_the_form_and_not_the_line_edit(window: Window, qtbot):
     assert field.control.hasFocus(), "the cursor stays where it was"
     QTest.keyClick(field.control, Qt.Key.Key_Z, Qt.KeyboardModifier.ControlModifier | Qt.KeyboardModifier.ShiftModifier)
     assert field.control.text() == "first"
-
-
-def test_undo_keys_in_a_prose_field_undo_the_form(window: Window):
-    field = window.pages["train"].form.fields["system_prompt"]
-    field.suggestion.click()
-    assert "<think>" in window.session.draft.value("system_prompt")
-    assert not field.suggestion.isVisible()
-    QTest.keyClick(field.control, Qt.Key.Key_Z, Qt.KeyboardModifier.ControlModifier)
-    assert (field.control.toPlainText(), window.session.draft.value("system_prompt")) == ("", "")
 
 
 def test_undo_on_another_page_shows_the_form(window: Window):

@@ -109,17 +109,6 @@ def test_three_kinds_of_lists_are_read(release_list: ReleaseList, content: dict[
     assert found and found["version"].startswith("2.0") and found["page"] in ("", "https://example.org")
 
 
-@pytest.mark.parametrize("version", [__version__, "0.0.1", "99.0rc1"])
-def test_what_is_no_newer_release_is_not_told(release_list: ReleaseList, version: str) -> None:
-    release_list.name(version)
-    assert ask(release_list.address) is None
-
-
-def test_versions_are_compared_as_numbers() -> None:
-    assert about.is_newer("0.10", "0.9.9") and about.is_newer("v1.0.1", "1.0")
-    assert not about.is_newer("1.0.0", "1.0") and not about.is_newer("odd", "1.0")
-
-
 @pytest.mark.parametrize(
     ("content", "status", "words"),
     [

@@ -8,12 +8,11 @@ import sys
 from collections.abc import Callable, Iterator
 from operator import attrgetter
 from pathlib import Path
-from typing import get_args
 
 import pytest
-from PySide6.QtCore import QMimeData, QObject, QPoint, QPointF, QSize, Qt, QUrl, Signal
-from PySide6.QtGui import QAction, QDragEnterEvent, QDragLeaveEvent, QDropEvent, QFileOpenEvent, QImage
-from PySide6.QtWidgets import QApplication, QLabel, QStackedWidget
+from PySide6.QtCore import QMimeData, QObject, QPoint, QPointF, Qt, QUrl, Signal
+from PySide6.QtGui import QDragEnterEvent, QDragLeaveEvent, QDropEvent, QFileOpenEvent, QImage
+from PySide6.QtWidgets import QApplication
 from typer.testing import CliRunner
 
 import app.__main__ as start
@@ -25,23 +24,17 @@ from app.pages import PAGES
 from app.state.prefs import Prefs
 from app.state.processes import ProcessOutcome
 from app.state.run import RunControl
-from app.state.run_state import LIVE
 from app.state.session import Session
-from app.widgets.basic import dialogs
-from app.widgets.basic.layout import WINDOW_FRAME
 from app.widgets.menu_dialogs import PresetPanel
-from app.widgets.run_header import STATE_LABELS, STATE_ROLES
-from app.window import FIRST_SIZE, LEAST_PAGE, NARROW, Window
+from app.window import LEAST_PAGE, NARROW, Window
 from backend.__main__ import app as verbs
 from backend.config import first_choices
-from backend.runs import archive
 from backend.runs.run_folder import RunFolder, make_run_folder
 from backend.runs.run_lock import hold_lock
 from backend.utils import places
 from backend.utils.command import backend_command
 from backend.utils.text import quote
 from tests.support import made_up_runs
-from tests.support.windows import SilentService
 
 
 class FakeRun(QObject):
@@ -124,17 +117,6 @@ def test_pages_are_built_when_first_shown(window: Window):
     assert window.sidebar.buttons["train"].isChecked()
 
 
-def test_an_unknown_page_is_an_error(window: Window):
-    with pytest.raises(KeyError, match="nowhere"):
-        window.show_page("nowhere")
-
-
-def test_find_goes_to_the_search_of_train(window: Window):
-    window.activateWindow()
-    window.menus["find"].trigger()
-    assert window.pages["train"].search.hasFocus()
-
-
 def test_the_sidebar_shows_icons_alone_in_a_narrow_window(window: Window, qtbot):
     wide = window.sidebar.width()
     window.resize(NARROW - 1, 700)
@@ -144,19 +126,6 @@ def test_the_sidebar_shows_icons_alone_in_a_narrow_window(window: Window, qtbot)
     window.menus["sidebar"].trigger()
     assert window.sidebar.width() < wide
     assert window.session.prefs.sidebar_collapsed
-
-
-def test_a_page_is_centred_in_a_window_wider_than_it_can_use(window: Window, qtbot):
-    window.session.service = SilentService()
-    window.resize(2560, 1440)
-    for entry in PAGES:
-        window.show_page(entry.key)
-        page = window.pages[entry.key]
-        qtbot.waitUntil(lambda page=page, entry=entry: page.width() <= entry.widest)
-        left, right = page.x(), window.page_stack.width() - page.x() - page.width()
-        assert abs(left - right) <= 1
-    window.resize(1280, 800)
-    qtbot.waitUntil(lambda: page.x() == 0 and page.width() == window.page_stack.width())
 
 
 # Menus
@@ -221,11 +190,6 @@ def test_menu_entries_switch_pages_and_themes(window: Window):
     window.set_theme("light")
 
 
-def test_every_icon_exists():
-    names = [page.icon for page in PAGES] + [entry.icon for menu in MENUS.values() for entry in menu if entry]
-    assert all((places.resources() / "icons" / f"{name}.svg").exists() for name in names if name)
-
-
 # The run
 
 
@@ -266,17 +230,6 @@ def test_a_sentence_about_a_run_is_removed_when_the_run_changes_state(window: Wi
     session.run = None
     session.run_changed.emit()
     assert window.strip.sentence.text() == ""
-
-
-def test_every_state_of_a_run_has_a_word_and_a_colour():
-    states = {*get_args(archive.State), *LIVE}
-    assert states | {""} == set(STATE_LABELS) == set(STATE_ROLES)
-
-
-def test_the_strip_has_a_word_for_every_state(window: Window, session: Session):
-    for state in filter(None, STATE_LABELS):
-        show_run(session, FakeRun(state))
-        assert window.strip.state.text() == STATE_LABELS[state]
 
 
 def test_the_toolbar_sends_control_words_to_the_run(window: Window, session: Session):
@@ -381,14 +334,6 @@ def test_closing_while_a_run_is_live_asks(window: Window, session: Session, monk
     assert run.sent == sent
 
 
-def test_closing_without_a_live_run_asks_nothing(window: Window, session: Session, monkeypatch):
-    show_run(session, FakeRun("finished"))
-    monkeypatch.setattr(window, "ask_about_training", lambda: pytest.fail("asked"))
-    session.draft.set("seed", 5)
-    assert window.close()
-    assert "seed: 5" in session.prefs.draft_file.read_text(), "the form is on disk"
-
-
 def test_size_and_theme_are_restored(window: Window, session: Session, qtbot):
     window.resize(900, 640)
     window.set_theme("dark")
@@ -450,31 +395,6 @@ def test_what_a_drop_would_do_is_shown_while_a_file_is_dragged(window: Window, t
     window.dragEnterEvent(QDragEnterEvent(*entering))
     drop(window, tmp_path / "rows.csv")
     assert window.drop_overlay.sentence == ""
-
-
-def test_file_dialogs_begin_in_documents_or_where_one_of_the_kind_was_last_chosen(
-    window: Window, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    """They began in the app's own folder: that of the bundled demo."""
-    begun: list[str] = []
-    monkeypatch.setattr(dialogs.QStandardPaths, "writableLocation", lambda _: str(tmp_path))
-    (chosen := tmp_path / "far" / "rows.csv").parent.mkdir()
-    chosen.write_text("question,answer\n1+1,2\n")
-
-    def choose(_parent, _title, start: str, *_rest) -> tuple[str, str]:
-        begun.append(start)
-        return str(chosen), ""
-
-    monkeypatch.setattr(dialogs.QFileDialog, "getOpenFileName", choose)
-    window.session.restore()
-    window.show_page("train")
-    fields = window.pages["train"].form.fields
-    window.session.draft.set("data", str(places.resources() / "demo" / "data"))
-    fields["data"].choose_file()
-    fields["reward_functions_file"].choose_file()
-    window.session.draft.set("data", "")
-    fields["data"].choose_file()
-    assert begun == [str(tmp_path), str(tmp_path), str(chosen.parent)]
 
 
 def test_rows_dropped_on_the_demo_start_a_form_with_a_default_model(window: Window, tmp_path: Path, qtbot, monkeypatch):
@@ -687,12 +607,6 @@ def test_save_marks_the_form_as_saved(window: Window, tmp_path: Path, monkeypatc
     assert window.session.prefs.config_file == tmp_path / "mine.yaml"
 
 
-def test_saving_to_an_unwritable_path_shows_a_sentence(window: Window, tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(window.files, "choose_save_path", lambda: tmp_path / "no" / "where.yaml")
-    window.menus["save_as"].trigger()
-    assert "cannot be written" in window.strip.sentence.text()
-
-
 # First launch and later ones
 
 
@@ -729,40 +643,7 @@ def test_prefs_read_back_their_types(tmp_path: Path):
 # Its size
 
 
-def test_the_first_window_fits_the_screen(session: Session, qtbot):
-    """At 150 % on 1440×900, which leaves 960×600, the window and even its least size were larger than the screen, and at 1366×768
-    the strip was cut. The screen of this test is smaller than the usual first size too."""
-    window = Window(session)
-    qtbot.addWidget(window)
-    room = window.screen().availableSize()
-    assert room.width() < FIRST_SIZE[0] or room.height() < FIRST_SIZE[1]
-    for size in (window.size(), window.minimumSize()):
-        assert (
-            size.width() + WINDOW_FRAME.width() <= room.width()
-            and size.height() + WINDOW_FRAME.height() <= room.height()
-        )
-    window.show()
-    assert window.strip.geometry().bottom() <= window.height()
-
-
 # Light and dark
-
-
-def test_a_change_of_theme_repaints_the_window(window: Window, qapp: QApplication, qtbot):
-    window.set_theme("light")
-    window.show_page("train")
-    light = window.grab().toImage().pixelColor(300, 300)
-    with qtbot.waitSignal(theme.signals.changed):
-        window.set_theme("dark")
-    dark = window.grab().toImage().pixelColor(300, 300)
-    window.set_theme("light")
-    assert light.lightness() - dark.lightness() > 100
-
-
-def test_eight_rewards_have_eight_colours_and_the_ninth_is_dashed(qapp: QApplication):
-    assert len({theme.reward_colour(index).name() for index in range(8)}) == 8
-    assert theme.reward_pen(8).style() != theme.reward_pen(0).style()
-    assert theme.reward_pen(8).color() == theme.reward_pen(0).color()
 
 
 # Starting
@@ -797,11 +678,6 @@ def test_screenshot_saves_the_page_as_png(tmp_path: Path):
     assert image.pixelColor(450, 590).lightness() < 100
 
 
-def test_toolbar_shows_the_four_words_in_their_order(window: Window):
-    quote = [action.text() for action in window.toolbar.actions() if isinstance(action, QAction) and action.text()]
-    assert quote == ["Run", "Pause", "Stop", "Save now"]
-
-
 def test_a_screen_with_little_room_scrolls_a_page_and_does_not_crush_it(window: Window, qtbot) -> None:
     """At 200 % a screen of 1280×800 has 640×400: fields lay on each other, and tiles were cut in the middle."""
     window.setMinimumSize(0, 0)
@@ -817,17 +693,3 @@ def test_a_screen_with_little_room_scrolls_a_page_and_does_not_crush_it(window: 
     qtbot.waitUntil(lambda: window.width() == 880)
     (area,) = window.findChildren(PageArea)
     qtbot.waitUntil(lambda: area.size() == window.page_stack.size())
-
-
-def test_a_page_has_the_windows_height_whatever_its_texts_would_like(qtbot) -> None:
-    """Dataset and Monitor had both scroll bars in a window of 880×600."""
-    stack, words = QStackedWidget(), QLabel("word " * 500)
-    words.setWordWrap(True)
-    stack.addWidget(words)
-    area = PageArea(stack, QSize(200, 100))
-    qtbot.addWidget(area)
-    area.resize(300, 150)
-    area.show()
-    assert words.heightForWidth(300) > 150 and area.viewport().size() == stack.size() == QSize(300, 150)
-    area.resize(150, 80)
-    assert stack.size() == QSize(200, 100)
