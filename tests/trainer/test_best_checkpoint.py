@@ -11,9 +11,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from backend.__main__ import app as verbs
 from backend.config.config import parse, problems
 from backend.runs.checkpoints import checkpoint
 from backend.runs.checkpoints.checkpoint import TrainingState, go_back, last_step
@@ -28,7 +26,6 @@ from backend.trainer.run_context import RunContext
 from backend.trainer.steering import early_stop
 from tests.support import small_run
 
-VERBS = verbs()
 HELD_OUT = {"validation_split": 0.25, "val_batches": 1, "steps_per_eval": 1, "save_every": 1, "keep_checkpoints": 1}
 
 
@@ -151,28 +148,6 @@ def test_a_run_ends_with_its_best_checkpoint_and_goes_on_from_its_last(
         assert same(arrays(run.adapters / "adapters.safetensors"), arrays(find_checkpoint(run, "5").arrays))
 
 
-def test_evaluation_batches_have_a_size_of_their_own(
-    raw: dict[str, Any], run: RunFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The held-out rows and the noise are the same, so only rounding may differ."""
-    sizes: list[int] = []
-    from backend.sampling.rollout import Sampler
-
-    sample = Sampler.sample
-    monkeypatch.setattr(
-        Sampler, "sample", lambda self, batch, *rest: sizes.append(len(batch)) or sample(self, batch, *rest)
-    )
-    about = {"validation_split": 0.5, "val_batches": 2, "steps_per_eval": 9, "iters": 1}
-    rewards: list[list[float]] = []
-    for size in (2, None):
-        sizes.clear()
-        folder = RunFolder(run.path / str(size))
-        small_run.train_here(raw | about | {"eval_batch_size": size, "batch_size": 2 if size is None else 1}, folder)
-        assert sizes[:2] == [2, 2]
-        rewards.append([e["metrics"]["reward"] for e in read_events(folder.events) if e["kind"] == "eval"][:1])
-    assert rewards[0] == pytest.approx(rewards[1])
-
-
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 def test_a_checkpoint_without_the_optimizer_is_smaller_and_says_what_a_resume_lacks(
     raw: dict[str, Any], run: RunFolder, tmp_path: Path, optimizer: str
@@ -204,23 +179,3 @@ def test_a_run_goes_back_to_a_checkpoint_and_repeats_what_came_after_it(
     assert small_run.train_here(saved_each_step, copied).kind == "finished"
     assert small_run.steps(copied) == [1, 2, 3] and copied.completions.read_text() == completions
     assert same(arrays(find_checkpoint(copied, "3").arrays), before)
-
-
-def test_resume_names_a_checkpoint_and_asks_before_it_deletes(
-    saved_each_step: dict[str, Any], copied: RunFolder
-) -> None:
-    run = copied
-    small_run.prepare(run, saved_each_step)
-    resume = ["resume", str(run.path), "--step", "1"]
-    refused = CliRunner().invoke(VERBS, resume)
-    assert refused.exit_code == 2 and [saved.step for saved in saved_weights(run)] == [1, 2, 3]
-    assert (
-        f"deletes steps 2 to 3 of this run for good; add --yes, or keep both: clone {run.name} --step 1"
-        in refused.output
-    )
-    assert CliRunner().invoke(VERBS, [*resume, "--yes", "--set", "learning_rate=1e-4"]).exit_code == 0
-    assert small_run.steps(run) == [1, 2, 3] and "taken back from step 3 to its checkpoint of step 1" in " ".join(
-        notes(run)
-    )
-    rates = [event["metrics"]["learning_rate"] for event in read_events(run.events) if event["kind"] == "step"]
-    assert rates == pytest.approx([1e-3, 1e-4, 1e-4])

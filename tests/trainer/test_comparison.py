@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from backend.config.config import load
-from backend.rewards.scorer import Scorer
 from backend.runs.run_folder import RunFolder
 from backend.trainer.evaluation import comparison
 from backend.trainer.evaluation.comparison import (
     EvaluatedModel,
     EvaluationChoices,
-    EvaluationProgress,
     evaluate_model,
     find_evaluated,
 )
 from backend.trainer.evaluation.evaluation_rows import DecodingName, EvaluatedRow, Evaluation
-from backend.utils.errors import UserError
 from tests.support import small_run
 
 COUNTED = '''
@@ -145,22 +140,6 @@ def test_equal_weights_give_equal_completions(lora_run: RunFolder, monkeypatch: 
     assert list(evaluation.decodings[0].sides["base"].figures.pass_at) == [1], "one greedy completion"
 
 
-def test_batches_change_nothing(lora_run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    evaluated = find_evaluated(str(lora_run.path), None)
-    _, together = evaluate(evaluated, base_only=True, decodings=("sampled",))
-    monkeypatch.setattr(comparison, "PROMPTS_AT_ONCE", 2)
-    shares: list[float] = []
-
-    def report(progress: EvaluationProgress) -> None:
-        shares.extend([progress.done] if progress.done is not None else [])
-
-    _, rows = evaluate_model(
-        evaluated, EvaluationChoices(completions=3, base_only=True, decodings=("sampled",)), "x", report
-    )
-    assert texts(rows, "sampled", "base") == texts(together, "sampled", "base")
-    assert shares == sorted(shares) and shares[0] == 0 and 0.5 < shares[-1] <= 1
-
-
 def test_a_request_to_stop_is_heard_between_decoding_steps(lora_run: RunFolder) -> None:
     class Enough(Exception): ...
 
@@ -174,43 +153,3 @@ def test_a_request_to_stop_is_heard_between_decoding_steps(lora_run: RunFolder) 
 
     with pytest.raises(Enough):
         evaluate_model(find_evaluated(str(lora_run.path), None), EvaluationChoices(), "x", check=check)
-
-
-def test_an_evaluation_stops_while_a_reward_function_judges(
-    lora_run: RunFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    judging = threading.Event()
-
-    class Stop(Exception): ...
-
-    def judge(self: Scorer, groups: Any, stage: int, weights: Any, timeout_s: float, state: Any, poll: Any) -> None:
-        judging.set()
-        until = time.monotonic() + 10.0
-        while time.monotonic() < until:
-            poll()
-            time.sleep(0.005)
-
-    def check() -> None:
-        if judging.is_set():
-            raise Stop
-
-    monkeypatch.setattr(Scorer, "score", judge)
-    began = time.monotonic()
-    with pytest.raises(Stop):
-        evaluate_model(find_evaluated(str(lora_run.path), None), EvaluationChoices(), "x", check=check)
-    assert time.monotonic() - began < 8.0
-
-
-def test_weights_of_another_model_are_told_in_a_sentence(lora_run: RunFolder, tmp_path: Path) -> None:
-    from tests.support.random_models import tiny_model
-
-    evaluated = find_evaluated(str(lora_run.path), None)
-    tiny_model(tmp_path / "other", "llama")
-    other = EvaluatedModel(
-        evaluated.config.model_copy(update={"model": str(tmp_path / "other"), "rank": 3}),
-        lora_run,
-        evaluated.checkpoint,
-        2,
-    )
-    with pytest.raises(UserError, match="do not fit the model"):
-        evaluate(other, decodings=("greedy",), limit=1)

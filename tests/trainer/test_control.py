@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import subprocess
 import threading
 import time
 from pathlib import Path
@@ -20,7 +18,6 @@ from backend.runs.run_folder import RunFolder
 from backend.runs.run_lock import hold_lock
 from backend.trainer.control import Control, Stopped
 from backend.trainer.run_process import train
-from backend.utils.command import backend_command, backend_environment
 from tests.support import small_run
 
 
@@ -116,22 +113,6 @@ def test_a_pause_lasts_until_resume_and_frees_memory_once(run: RunFolder) -> Non
     assert not control.stop_requested and not control.save_requested
 
 
-def test_save_and_stop_work_during_a_pause(run: RunFolder) -> None:
-    control = Control(run, EventLog(run.events))
-    run.say("pause")
-
-    def speak() -> None:
-        for word in ("save", "stop"):
-            run.say(word)
-            while run.control.exists():
-                time.sleep(0.005)
-
-    threading.Timer(0.05, speak).start()
-    with pytest.raises(Stopped):
-        control.obey()
-    assert control.save_requested and words(run) == ["pause", "save", "stop"]
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_means_save_and_stop(run: RunFolder, number: signal.Signals) -> None:
     control = Control(run, EventLog(run.events))
@@ -158,32 +139,3 @@ def test_a_requested_save_is_a_checkpoint_of_the_step_that_was_running(inputs: P
     assert ending.kind == "finished"
     steps = [saved.state.step for saved in checkpoint.all_checkpoints(run)]
     assert steps[-1] == 4 and len(steps) == 2 and steps[0] in (2, 3)
-
-
-@pytest.mark.proof
-def test_sigterm_to_a_child_saves_everything_and_exits_3(inputs: Path, run: RunFolder) -> None:
-    """As from the window: the folder is made first, and the child trains in it until it gets SIGTERM."""
-    small_run.write_config(run.config, small_run.settings_for(inputs, iters=100_000))
-    run.say("stop")  # of an earlier process; it must not stop this one
-    command = backend_command("train", "--run", str(run.path), "--stream")
-    child = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=backend_environment()
-    )
-    try:
-        assert child.stdout
-        for text in child.stdout:
-            event = json.loads(text)
-            if event["kind"] == "step" and event["step"] == 1:
-                assert run.is_locked()
-                child.send_signal(signal.SIGTERM)
-                break
-        _, errors = child.communicate(timeout=60)
-    finally:
-        child.kill()
-    assert child.returncode == 3, errors
-    last = list(read_events(run.events))[-1]
-    assert last["kind"] == "stopped" and "SIGTERM was received; everything is saved." in last["sentence"]
-    assert last["sentence"] in errors and last["sentence"] in run.log.read_text()
-    saved = checkpoint.newest(run)
-    assert saved and saved.state.step == last["step"] >= 1 and small_run.steps(run) == list(range(1, last["step"] + 1))
-    assert words(run) == ["stop"] and not run.is_locked() and not run.control.exists()

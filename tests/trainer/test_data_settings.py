@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
 import pytest
 
 from backend.runs.events import read_events
@@ -125,6 +123,7 @@ def test_evaluation_sets_stand_under_their_names_in_one_event(tmp_path: Path) ->
     assert {"same/reward", "more/rewards/r1_int_reward_func/mean", "same/completions/mean_length"} <= metrics.keys()
 
 
+<<<<<<< HEAD
 def test_another_tokenizer_is_used_and_saved_with_what_was_trained(tmp_path: Path) -> None:
     raw = small_run.settings_for(tmp_path)
     tokenizer = tmp_path / "tokenizer"
@@ -159,6 +158,8 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(tmp_path: Path) 
         run_tokenizer(raw["model"], own, model)
 
 
+=======
+>>>>>>> cd3aa2f4 (tests: fewer near-duplicates in trainer and training)
 def test_long_prompts_are_left_out_or_cut_on_the_left(tmp_path: Path) -> None:
     path = tmp_path / "long.jsonl"
     rows = [{"prompt": f"{'word ' * 80 * (n % 2)}the end {n}", "answer": "1"} for n in range(6)]

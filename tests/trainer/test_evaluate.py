@@ -14,7 +14,6 @@ import pytest
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
 from backend.sampling.sampler import Sampling
-from backend.trainer.control import Stopped
 from backend.trainer.evaluation.evaluate import FORWARD_ROWS, held_out_rewards, sample_of
 from backend.trainer.scoring import MLX
 from backend.types import Completion, Group, Problem
@@ -117,19 +116,6 @@ def test_an_error_in_a_reward_function_ends_the_evaluation(where: int, sampled: 
     assert sum(line.startswith("sample") for line in log) == sampled
 
 
-def test_a_stop_while_sampling_waits_for_the_running_call_and_starts_no_other() -> None:
-    log: list[str] = []
-
-    def poll(done: float) -> None:
-        if done > 0:
-            raise Stopped("now")
-
-    with pytest.raises(Stopped):
-        held_out(scorer(log), log, poll=poll)
-    assert log[-1] == "scored 0" and log.count("score 0") == 1 and "score 2" not in log
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("held-out")]
-
-
 @pytest.mark.parametrize(
     ("line", "uses"),
     [
@@ -160,21 +146,6 @@ def test_an_evaluation_reports_what_a_step_does_but_for_learning(tmp_path: Path)
     assert first.keys() == (expected - of_learning) | {"time/eval", "kl_stderr", "entropy_stderr"}
     assert all(value is not None for metrics in evaluations for value in metrics.values())
     assert evaluations[-1]["kl"] > 0 and first["entropy"] > 1
-
-
-def test_an_evaluation_of_one_completion_a_prompt_reports_no_spread_within_groups() -> None:
-    for problems in (PROBLEMS, PROBLEMS[3:4]):
-        one = held_out_rewards(
-            Sampled([]), problems, scorer([], 0), ["r"], [1.0], sampling=SAMPLING, group_size=1, batch_size=2, count=-1
-        )
-        assert (
-            "frac_reward_zero_std" not in one
-            and "frac_groups_without_signal" not in one
-            and "reward_std_within_groups" not in one
-            and one["reward"] == 3
-        )
-    two = held_out(scorer([], 0), [])
-    assert two["frac_reward_zero_std"] == 1 and two["reward_std_within_groups"] == 0
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ import signal
 from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
 import numpy as np
 import pytest
 
@@ -23,7 +22,7 @@ from backend.runs.run_folder import RunFolder
 from backend.runs.run_lock import LOCK_VARIABLE
 from backend.trainer.control import STOP_SIGNALS
 from backend.trainer.ending import RESTART
-from backend.trainer.machine import INTERACTIVITY, MEMORY, GpuErrorLog
+from backend.trainer.machine import MEMORY, GpuErrorLog
 from backend.utils.disk_faults import disk_fault
 from tests.support import failing_gpu, small_run
 from tests.support.failing_gpu import OUT_OF_MEMORY
@@ -168,15 +167,6 @@ def test_a_log_that_cannot_be_written_ends_the_run_saved_and_with_a_sentence(
     assert events(run, "failed")[-1]["sentence"] == ending.sentence and not run.is_locked()
 
 
-def test_a_note_that_a_resume_cuts_from_the_event_log_is_told_again_and_once(inputs: Path, run: RunFolder) -> None:
-    """Both errors go back to the checkpoint of step 2, whose length of the event log has neither note."""
-    failures = [["update", 3, failing_gpu.INTERACTIVITY], ["update", 4, OUT_OF_MEMORY]]
-    assert train_until_it_ends(settings(inputs), run, failures).kind == "finished"
-    first, second = warnings(run)
-    assert first.startswith(INTERACTIVITY.happened) and second.startswith(MEMORY.happened)
-    assert_whole(run)
-
-
 def test_without_retries_the_run_is_saved_and_ends(inputs: Path, run: RunFolder) -> None:
     ending = train_until_it_ends(settings(inputs, retry_on_gpu_error=0), run, [["sampling", 2, OUT_OF_MEMORY]])
     assert ending.kind == "failed" and ending.sentence == f"{MEMORY.happened} {MEMORY.advice}"
@@ -193,21 +183,3 @@ def test_a_stop_between_the_two_processes_is_obeyed_by_the_next(inputs: Path, ru
     run.say("stop") if how == "word" else os.kill(os.getpid(), signal.SIGTERM)
     ending = small_run.train_here(raw, run, may_restart=True)
     assert (ending.kind, ending.step) == ("stopped", 1)
-
-
-def test_an_error_that_mlx_raises_late_still_belongs_to_its_step(
-    inputs: Path, run: RunFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A command buffer fails after the call that queued it. Counted as finished, the step would be saved with arrays never written."""
-    synchronize, learned = mx.synchronize, []
-
-    def fail_at_the_second(*stream: Any) -> None:
-        learned.append(1)
-        if len(learned) == 2:
-            raise RuntimeError(OUT_OF_MEMORY)
-        synchronize(*stream)
-
-    monkeypatch.setattr(mx, "synchronize", fail_at_the_second)
-    ending = small_run.train_here(settings(inputs), run)
-    assert ending.step == 1 and small_run.steps(run) == [1]
-    assert checkpoint.newest(run) is None, "the weights are those of step 2 by then"

@@ -242,21 +242,6 @@ def test_the_example_of_the_documentation_runs(
     assert "Finished after 2 steps." in said and str(tmp_path) in said
 
 
-def test_its_optimizers_and_schedules_can_be_given(trained: Any) -> None:
-    """Each line as it stands there, with a config of one step."""
-    _, example = examples()
-    told: list[dict[str, Any]] = []
-
-    def train(config: None, **given: Any) -> TrainedRun:
-        run = trained({"iters": 1}, reward_functions=[lambda completions, **_: [0.0] * len(completions)], **given)
-        told.append({"rate": run.metrics[0]["learning_rate"], "of": load(run.folder / "config.yaml").own_optimizer})
-        return run
-
-    exec(compile(example, "docs/library.md", "exec"), {"train": train, "config": None})
-    assert [each["of"].partition("(")[0] for each in told] == ["Lion", "SGD", "", ""]
-    assert [each["rate"] for each in told] == pytest.approx([1e-5] * 4)
-
-
 def _folder_in(parent: Path, name: str, folder: Path | None = None, *, reuse: bool = False) -> RunFolder:
     from backend.runs.run_folder import make_run_folder
 

@@ -14,9 +14,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx.utils import tree_flatten
-from typer.testing import CliRunner
 
-from backend.__main__ import app
 from backend.config.config import SETTINGS, Config, parse
 from backend.models.policy import Policy, load_policy
 from backend.runs.events import read_events
@@ -32,7 +30,7 @@ from backend.training.learner import Learner
 from backend.types import Completion, Group, Problem
 from tests.support.architectures.tiny_configs import tiny_config
 from tests.support.random_models import tiny_model
-from tests.support.small_run import settings_for, train_here, write_config
+from tests.support.small_run import settings_for, train_here
 
 PLENTY = 64 * estimate.GB
 
@@ -187,23 +185,6 @@ def test_the_estimate_is_within_15_percent_of_the_measured_peak(case: Case, tmp_
     assert estimated.rollout.total == pytest.approx(sampled, rel=0.15)
 
 
-@pytest.mark.parametrize("updates", [pytest.param(1, marks=pytest.mark.proof), 2])
-def test_what_several_machines_keep_of_a_steps_beginning_is_counted(updates: int, tmp_path: Path) -> None:
-    """AdamW's moments and the weights, as they were: 12 bytes a weight that are not freed while the step learns."""
-    settings = FULL | {"num_iterations": updates, "hosts": "hosts.json"}
-    case = Case("kept", {"hidden": 256, "layers": 3}, settings, group=4, prompt=16, completion=16)
-    estimated, _, learnt = peaks(case, case.folder(tmp_path))
-    assert estimated.training.total == pytest.approx(learnt, rel=0.15)
-    shape = shape_of(tmp_path / "model")
-    assert shape is not None
-    alone = estimate.estimate(
-        case.config(tmp_path / "model").model_copy(update={"hosts": ""}), shape, PLENTY, 16, gpu=False
-    )
-    assert alone.rollout == estimated.rollout
-    kept = {part.name: part.bytes for part in estimated.training.allocations}["kept"]
-    assert kept == pytest.approx(3 * shape.weights, rel=0.01) and alone.training.total < 0.8 * learnt
-
-
 SMALL = Case("small", {"hidden": 64, "layers": 2, "num_attention_heads": 2, "intermediate_size": 96})
 
 
@@ -260,25 +241,6 @@ def test_nested_configs_are_read_and_an_unknown_architecture_is_a_rough_estimate
     assert shape_of(tmp_path) is None
 
 
-HYBRIDS = {
-    **{arch: ["state", "full"] for arch in ("qwen3_5", "qwen3_5_moe", "qwen3_next", "kimi_linear", "granitemoehybrid")},
-    "gemma4": ["window", "full"] * 2, "gemma3_text": ["window", "full"], "jamba": ["state"] * 2, "falcon_h1": ["state"] * 2,
-}  # fmt: skip
-"""Type → the kinds of its tiny model's layers. The last two do not say which layers are attention."""
-
-GROWING = {"gemma4": 2 * 16, "falcon_h1": 2 * 16}
-"""Numbers by which a token's keys grow the caches; 16, the keys of one layer, in the others. Gemma 4 has larger keys where it attends to all
-tokens, and none in its last two layers; both layers of Falcon-H1 have keys."""
-
-
-@pytest.mark.parametrize("arch", HYBRIDS)
-def test_layers_with_a_window_or_a_state_are_told_apart(arch: str, tmp_path: Path) -> None:
-    shape = _shape(tiny_model(tmp_path, arch, own=tiny_config(arch)))
-    assert list(shape.kinds) == HYBRIDS[arch] and not shape.has_full_attention
-    grown = shape.cached_numbers(2000) - shape.cached_numbers(1000)
-    assert grown == 2 * 1000 * GROWING.get(arch, 16)
-
-
 @pytest.mark.parametrize("arch", ["qwen3_5", "qwen3_5_moe", "gemma4_text", "gemma4"])
 def test_config_json_alone_gives_the_weights_of_the_newest_families(arch: str, tmp_path: Path) -> None:
     folder = tiny_model(tmp_path, arch, own=tiny_config(arch))
@@ -292,17 +254,6 @@ def test_config_json_alone_gives_the_weights_of_the_newest_families(arch: str, t
     ]
     assert all(set(ours) <= theirs for ours, theirs in zip(names, in_files, strict=True))
     assert computed.weights == pytest.approx(read.weights, rel=0.05)
-
-
-def test_weights_of_images_and_sound_are_not_counted(tmp_path: Path) -> None:
-    """mlx-lm leaves them in the file."""
-    folder = tiny_model(tmp_path, "qwen3")
-    text = _shape(folder)
-    seen = dict(mx.load(str(folder / "model.safetensors"))) | {
-        "vision_tower.blocks.0.mlp.fc1.weight": mx.zeros((64, 64))
-    }  # pyright: ignore
-    mx.save_safetensors(str(folder / "model.safetensors"), seen)
-    assert _shape(folder) == text
 
 
 @pytest.mark.parametrize("share", [pytest.param(0.7, marks=pytest.mark.proof), 0.3])
@@ -331,18 +282,6 @@ def test_layers_are_recomputed_only_where_smaller_micro_batches_do_not_suffice(s
         return estimate.estimate(limited, shape, PLENTY, 64).plan.recompute
 
     assert not recomputes(0.8) and recomputes(0.3)
-
-
-def test_fewer_rows_are_decoded_together_where_all_do_not_fit(tmp_path: Path) -> None:
-    case = Case("many", {"layers": 2, "num_key_value_heads": 4}, group=64, completion=24, prompt=16)
-    folder = case.folder(tmp_path)
-    config = case.config(folder)
-    free = estimate.estimate(config, _shape(folder), PLENTY, case.prompt)
-    held = config.model_copy(update={"memory_limit": 0.5 * free.rollout.total / estimate.GB})
-    policy = load_policy(held)
-    plan = plan_memory(held, policy, [case.prompt], lambda sentence: None)
-    assert plan is not None and plan.rows < case.group and not plan.merge
-    assert sampling_peak(case, held, policy, rollout_limits(plan)) < 0.5 * free.rollout.total
 
 
 def _big() -> ModelShape:
@@ -379,25 +318,6 @@ def test_a_run_that_cannot_fit_is_refused_and_one_that_is_constrained_notes_it(t
     assert train_here(raw | {"memory_limit": 1.6e-3}, held).exit_code == 0
     notes = [event["sentence"] for event in read_events(held.events) if event["kind"] == "note"]
     assert any("held down by" in sentence for sentence in notes), notes
-
-
-def test_the_estimate_verb_prints_the_same_numbers_in_words_and_in_json(tmp_path: Path) -> None:
-    raw = settings_for(tmp_path)
-    file = write_config(tmp_path / "c.yaml", raw)
-    result = CliRunner().invoke(app(), ["estimate", str(file), "--json"])
-    estimated = json.loads(result.stdout)
-    assert result.exit_code == 0 and estimated["fits"] and estimated["limit"] == estimated["machine"]
-    assert {"rollout", "training", "total", "machine", "limit", "fits", "sentence", "plan"} <= estimated.keys()
-    for phase in ("rollout", "training"):
-        assert estimated[phase]["total"] == sum(size for name, size in estimated[phase].items() if name != "total")
-    assert estimated["total"] == max(estimated["rollout"]["total"], estimated["training"]["total"])
-    assert 16 < estimated["prompt"] < 80  # of the data's own longest prompt
-    table = CliRunner().invoke(app(), ["estimate", str(file), "--prompt", "100"])
-    assert table.exit_code == 0 and "KV cache" in table.stdout and "prompts of 100" in " ".join(table.stdout.split())
-    missing = CliRunner().invoke(
-        app(), ["estimate", str(write_config(tmp_path / "d.yaml", raw | {"model": "no/where"}))]
-    )
-    assert missing.exit_code == 2 and "no/where" in missing.stderr
 
 
 def test_no_memory_limit_outlives_its_policy(small_model: Path) -> None:

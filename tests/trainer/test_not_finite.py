@@ -13,11 +13,9 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten, tree_unflatten
 
-from backend.config.config import Config, parse
 from backend.runs.checkpoints import checkpoint
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
-from backend.trainer.not_finite import likely_cause
 from backend.training.learner import Learner
 from tests.support import small_run
 
@@ -91,20 +89,6 @@ def _with_infinity(tree: Any) -> Any:
     return tree_unflatten([(name, flat.reshape(first.shape)), *others])
 
 
-def test_a_loss_that_is_not_finite_is_told_as_the_loss(
-    inputs: Path, run: RunFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    apply = Learner._apply  # pyright: ignore[reportPrivateUsage]
-    monkeypatch.setattr(
-        Learner, "_apply", lambda learner, gradient, loss: apply(learner, gradient, loss * mx.array(math.nan))
-    )
-    ending = small_run.train_here(raw(inputs), run)
-    assert ending.exit_code == 2 and ending.sentence.startswith(
-        "model: Step 1 was not applied, for its loss is not finite (nan)."
-    )
-    assert "Nothing is trained yet" in ending.sentence and ending.step == 0
-
-
 def test_weights_that_are_not_finite_are_never_saved(
     inputs: Path, run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,28 +134,3 @@ def test_a_reward_too_large_to_compute_with_is_told(inputs: Path, tmp_path: Path
         "reward_functions: Step 1 was not applied, for its reward is too large (their weighted sum is "
     )
     assert len(inspected(run, 1)[1]) == 2
-
-
-@pytest.mark.parametrize(
-    ("changes", "is_first", "setting", "proposed"),
-    [
-        ({"dtype": "float16"}, False, "dtype", "float32"),
-        ({}, True, "model", "dtype=float32"),
-        ({"learning_rate": 0.5}, False, "learning_rate", "learning_rate=0.0001"),
-        (
-            {"train_type": "full", "learning_rate": 1e-4, "max_grad_norm": 0.0},
-            False,
-            "learning_rate",
-            "learning_rate=1e-05",
-        ),
-        ({"beta": 1.0}, False, "beta", "beta=0.04"),
-        ({"max_grad_norm": 0.0}, False, "max_grad_norm", "max_grad_norm=1"),
-        ({"learning_rate": 1e-3, "max_grad_norm": 0.0}, False, "learning_rate", "learning_rate=0.0001"),
-    ],
-)
-def test_the_most_likely_cause_has_a_value_to_go_on_with(
-    inputs: Path, changes: dict[str, Any], is_first: bool, setting: str, proposed: str
-) -> None:
-    config: Config = parse(raw(inputs, **changes))
-    found, advice = likely_cause(config, "gradient", is_first=is_first)
-    assert found == setting and proposed in advice

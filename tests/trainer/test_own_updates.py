@@ -147,20 +147,6 @@ def test_what_is_no_program_refuses_the_run_and_says_how_to_go_on(trained: Any, 
     assert again.step == 2 and rates(again) == [1e-2, 5e-3]
 
 
-def test_rates_that_are_the_optimizers_own_are_told(trained: Any) -> None:
-    """A part of several optimizers for each kind of array, one of them with a schedule inside."""
-
-    def several() -> Optimizer:
-        falling = optimizers.AdamW(schedulers.linear_schedule(1e-3, 0.0, 4))
-        return optimizers.MultiOptimizer([falling, optimizers.SGD(0.5)], [lambda path, array: path.endswith("lora_a")])
-
-    whole = trained({"iters": 2}, optimizer=several())
-    assert rates(whole) == pytest.approx([1e-3, 7.5e-4])
-    assert load(whole.folder / "config.yaml").own_schedule == "the optimizer"
-    stopped = trained({"iters": 2}, callbacks=[StopAfter(1)], optimizer=several())
-    assert weights(resume(stopped.folder, reward_functions=[length], optimizer=several())) == weights(whole)
-
-
 class Counting(Averaging):
     """Its updates depend on a number that is in no state."""
 
@@ -240,26 +226,6 @@ def test_what_could_not_go_on_from_a_checkpoint_is_refused_in_a_sentence(
     with pytest.raises(UserError) as mistake:
         GivenUpdates(optimizer, schedule, config).settings(config)
     assert str(mistake.value).startswith(sentence) and len(mistake.value.faults[0].sentence) <= 200
-
-
-OWN_RATE = RUN | {"lr_schedule": "own", "own_schedule": "halves"}
-
-
-@pytest.mark.parametrize(
-    ("raw", "setting", "sentence"),
-    [
-        (RUN | {"optimizer": "own", "hosts": "h.json"}, "optimizer", "An object of a program is in one process"),
-        (
-            OWN_RATE | {"stages": [{"iters": 2, "learning_rate": 1e-3}]},
-            "stages",
-            "A stage has learning_rate, and the learning rate is",
-        ),
-    ],
-)
-def test_settings_that_an_object_contradicts(raw: dict[str, Any], setting: str, sentence: str) -> None:
-    with pytest.raises(UserError) as mistake:
-        parse(raw)
-    assert [fault.setting for fault in mistake.value.faults] == [setting] and sentence in str(mistake.value)
 
 
 def test_an_update_that_raises_ends_the_run_with_its_name(trained: Any) -> None:

@@ -9,10 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from backend.__main__ import app
-from backend.config.config import parse
 from backend.data import rows
-from backend.rewards.scorer import begin_scorer
-from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
 from backend.trainer.preflight import check, preflight
 from backend.utils.errors import UserError
@@ -49,10 +46,6 @@ def rewards(reward_file: Path) -> dict[str, Any]:
     return {"reward_functions": ["length"], "reward_weights": [], "reward_functions_file": str(reward_file)}
 
 
-def notes(run: RunFolder) -> list[str]:
-    return [event["sentence"] for event in read_events(run.events) if event["kind"] == "note"]
-
-
 @pytest.mark.parametrize("prepared", [False, True], ids=["train CONFIG", "train --run"])
 def test_train_reads_the_dataset_and_executes_the_reward_file_once(
     tmp_path: Path, reward_file: Path, monkeypatch: pytest.MonkeyPatch, prepared: bool
@@ -75,22 +68,6 @@ def test_train_reads_the_dataset_and_executes_the_reward_file_once(
     assert executions(reward_file) == 1 and files_read == [tmp_path / "rows.jsonl"]
 
 
-def test_stages_share_one_execution_of_each_reward_file(tmp_path: Path, reward_file: Path) -> None:
-    stages = [
-        {"iters": 1},
-        {"iters": 1, "reward_functions": ["length", "r1_int_reward_func"]},
-        {"iters": 1, "reward_functions": [f"{reward_file}::plain"]},
-    ]
-    raw = small_run.settings_for(tmp_path, stages=stages, **rewards(reward_file))
-    functions = begin_scorer(parse(raw)).load()
-    assert [[function.name for function in stage] for stage in functions] == [
-        ["length"],
-        ["length", "r1_int_reward_func"],
-        ["plain"],
-    ]
-    assert executions(reward_file) == 1
-
-
 def test_preflight_raises_every_fault_that_check_returns(tmp_path: Path) -> None:
     raw = small_run.settings_for(
         tmp_path, model="./nowhere", data="./no_rows.jsonl", reward_functions=["r1_itn", "r1_int"]
@@ -100,26 +77,3 @@ def test_preflight_raises_every_fault_that_check_returns(tmp_path: Path) -> None
     with pytest.raises(UserError) as caught:
         preflight(raw)
     assert caught.value.faults == faults
-
-
-def test_slow_paths_of_every_part_are_noted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from backend.data.prompts import TokenizedPrompts
-    from backend.trainer import run_context
-
-    load_policy = run_context.load_policy
-
-    def load_with_slow_path(*args: Any) -> Any:
-        policy = load_policy(*args)
-        policy.split_model.slow_paths.append("The head is slow.")
-        return policy
-
-    monkeypatch.setattr(run_context, "load_policy", load_with_slow_path)
-    monkeypatch.setattr(TokenizedPrompts, "_apply_to_batch", lambda self, chats: [chats[1], 2][3])  # raises IndexError
-    run = RunFolder(tmp_path / "run")
-    raw = small_run.settings_for(tmp_path, iters=1, validation_split=0.5, steps_per_eval=1)
-    assert small_run.train_here(raw, run).kind == "finished"
-    slow = [note for note in notes(run) if "slow" in note or "takes longer" in note]
-    assert slow == [
-        "The head is slow.",
-        "Prompts are tokenised one at a time, which takes longer: list index out of range.",
-    ]

@@ -10,17 +10,13 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-import yaml
 
-from backend.config.config import parse, problems
-from backend.runs.clone import clone
+from backend.config.config import parse
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
 from backend.runs.saved_weights import best_of, find_checkpoint, saved_weights
 from backend.runs.steering import Change, write_changes
-from backend.trainer.preflight import check
 from backend.trainer.steering import Steering
-from backend.utils.errors import UserError
 from tests.support import small_run
 
 OTHERS: dict[str, Any] = {
@@ -136,14 +132,6 @@ def test_the_event_log_says_what_each_stage_changes(
     assert rates == pytest.approx([1e-3] * 2 + [3e-3] * 3 + [5e-4] * 2)
 
 
-def test_a_warm_clone_of_a_staged_run_continues_as_its_parent(whole: RunFolder, run: RunFolder, tmp_path: Path) -> None:
-    cloned = clone(whole, "4", name="twin", runs_dir=tmp_path)
-    assert small_run.train_here(yaml.safe_load(cloned.config.read_text()), cloned).kind == "finished"
-    assert same_at(cloned, whole, 7) and rows_of(cloned) == rows_of(whole)
-    with pytest.raises(UserError, match="The stages of this run have a Learning Rate of their own; change the stages"):
-        clone(whole, "4", {"learning_rate": 1e-5}, name="other", runs_dir=tmp_path)
-
-
 def test_a_change_in_a_stage_is_repeated_by_a_resume(staged: dict[str, Any], run: RunFolder, tmp_path: Path) -> None:
     staged = staged | {"stages": staged["stages"][:2]}
     changes = [Change(4, {"temperature": (1.3, 0.7)})]
@@ -201,47 +189,6 @@ def test_scores_of_a_stage_with_other_rewards_are_a_series_of_their_own(raw: dic
     assert series == {1: 0, 2: 0, 3: 1, 4: 1, 5: 2, 6: 2}
     best = best_of(saved_weights(run))
     assert best is not None and best.step in (5, 6)
-
-
-@pytest.mark.parametrize(
-    ("stage", "says"),
-    [
-        ({"rank": 4}, "Stage 2 has rank, which no stage can have of its own; it can have iters, reward_functions"),
-        ({"temperature": 0}, "Stage 2: Temp must be above 0, not 0."),
-        ({"learning_rate": "fast"}, "Stage 2: Learning Rate must be a number, not 'fast'."),
-        ({"max_completion_length": 300}, "Stage 2: Completion (300 tokens) leaves no room for a prompt"),
-        ({"steps_per_eval": 5}, "Stage 2: This run began without evaluations"),
-        ({"train_mode": "sft"}, "Stage 2 has train_mode, which no stage can have of its own"),
-        ({"num_generations": 1}, "Stage 2: Group must be at least 2, not 1."),
-    ],
-)  # fmt: skip
-def test_settings_that_a_stage_cannot_have_are_told_with_its_number(
-    raw: dict[str, Any], stage: dict[str, Any], says: str
-) -> None:
-    (fault,) = problems(raw | {"stages": [{"iters": 1}, {"iters": 1, **stage}]})
-    assert fault.setting == "stages" and fault.sentence.startswith(says) and len(fault.sentence) <= 200
-
-
-def test_held_out_rows_are_checked_for_the_rewards_and_lengths_of_every_stage(
-    raw: dict[str, Any], tmp_path: Path
-) -> None:
-    """What the stages score them with, and no function that none of them has."""
-    row = {"prompt": "Add 2 and 3.", "answer": "5", "tests": "assert add(2, 3) == 5"}
-    (tmp_path / "train.jsonl").write_text(json.dumps(row) + "\n")
-    held_out = tmp_path / "valid.jsonl"
-    held_out.write_text(json.dumps({key: row[key] for key in ("prompt", "answer")}) + "\n")
-    split = raw | {"data": str(tmp_path / "train.jsonl"), "valid_data": str(held_out), "steps_per_eval": 1}
-    split |= {"reward_functions_file": "", "reward_functions": ["r1_int"], "reward_weights": []}
-
-    def says(**stage: Any) -> list[str]:
-        return [fault.sentence for fault in check(split | {"stages": [{"iters": 1}, {"iters": 1, **stage}]})]
-
-    (sentence,) = says(reward_functions=["code_tests"])
-    assert sentence.startswith("code_tests finds no column tests with tests; ") and "valid.jsonl" in sentence
-    assert says() == []
-    split["reward_functions"] = ["code_tests"]
-    scored = [{"iters": 1, "reward_functions": ["r1_int"]}] * 2
-    assert check(split | {"stages": scored}) == []
 
 
 def test_a_run_of_the_first_version_of_stages_is_resumed_in_its_stage(

@@ -11,17 +11,10 @@ import numpy as np
 import pytest
 
 from backend.config.config import Config, parse
-from backend.rewards.calls import ThreadCaller
-from backend.rewards.inputs import TrainerState
-from backend.rewards.scorer import Scorer, ScoreReport, reward_source
-from backend.rewards.scoring import FunctionHost
 from backend.runs.checkpoints import checkpoint
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
 from backend.trainer.preflight import check
-from backend.trainer.scoring import ScoringStages
-from backend.types import Completion, Group, Problem
-from backend.utils.errors import UserError
 from tests.support import small_run
 
 REWARDS = '''
@@ -65,12 +58,6 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def settings(inputs: Path, rewards: list[str], **changes: Any) -> dict[str, Any]:
     about = {"reward_functions": rewards, "reward_weights": [], "reward_functions_file": str(inputs / "rewards.py")}
     return small_run.settings_for(inputs, **about | {"learning_rate": 1e-3} | changes)
-
-
-def stages_of(config: Config, steps: int) -> ScoringStages:
-    return ScoringStages(
-        config, Scorer(reward_source(config), FunctionHost(ThreadCaller()), config.reward_timeout), steps
-    )
 
 
 def metrics(run: RunFolder) -> list[dict[str, Any]]:
@@ -165,27 +152,6 @@ def test_a_stage_that_cannot_be_scored_is_a_fault_of_check(inputs: Path, stage: 
     assert fault.sentence.startswith(says) and fault.sentence.endswith(".")
 
 
-@pytest.mark.parametrize(("step", "finished"), [(0, 0), (1, 0), (5, 4)])
-def test_the_functions_of_a_stage_get_its_weights_and_how_far_the_run_is(step: int, finished: int) -> None:
-    """And what they log goes to the completion that it is about."""
-    raw = {"model": "m", "data": "d", "reward_functions": ["r1_int"], "reward_weights": [3.0], "reward_timeout": 7.0}
-    config = parse(raw | {"max_completion_length": 33})
-    seen: list[Any] = []
-
-    class Recording(Scorer):
-        def score(self, groups: list[Group], *more: Any) -> ScoreReport:
-            seen.append(more[:-1])
-            return ScoreReport({}, {"note": ["a", "b", "c", "d"]}, {"mine": 0.5})
-
-    scoring = ScoringStages(
-        config, Recording(reward_source(config), FunctionHost(ThreadCaller()), config.reward_timeout), 9
-    )
-    groups = groups_of([[1]] * 4, 2, ["r1_int"])
-    assert scoring.score(groups, step, 2.5) == scoring.score(groups, step) == {"mine": 0.5}
-    assert seen == [(0, [3.0], 7.0, TrainerState(finished, 9, epoch, 33)) for epoch in (2.5, 0.0)]
-    assert [completion.logged["note"] for group in groups for completion in group.completions] == ["a", "b", "c", "d"]
-
-
 # ---- changing weights ------------------------------------------------------------------------------------------
 
 
@@ -202,44 +168,7 @@ def test_adaptive_weights_survive_a_resume(inputs: Path, run: RunFolder, tmp_pat
     assert [step["reward_weights/seldom"] for step in metrics(run)] == weights
 
 
-def test_a_changed_run_keeps_its_adaptive_factors_and_a_changed_schedule_begins_anew() -> None:
-    """A checkpoint has the state of the schedule that it was written under; that of another one is of no use, and no mistake."""
-
-    def scoring_with(schedule: str, names: list[str]) -> tuple[Config, ScoringStages]:
-        raw = {"model": "m", "data": "d", "reward_functions": names, "reward_weight_schedule": schedule}
-        config = parse(raw | {"reward_weights": [2.0, 1.0]})
-        return config, stages_of(config, 30)
-
-    names = ["r1_int", "r1_count_xml"]
-    config, scoring = scoring_with("adaptive", names)
-    keys = {f"reward_weights/{name}" for name in scoring.stage(1).names}
-    groups = groups_of([[0, 1], [0, 0], [0, 1], [1, 0]], 4, scoring.stage(1).names)  # 1 in 4 succeeds, and 2 in 4
-    before = [scoring.update_weights(groups, step) for step in range(1, 11)]
-    assert all(metrics.keys() == keys and [*metrics.values()] == [2.0, 1.0] for metrics in before)
-    assert scoring.stage(11).weights.at(11) == [2.4, 1.0]
-    scoring.change(config, 20)
-    assert scoring.stage(11).weights.at(11) == [2.4, 1.0] and scoring.steps == 20
-
-    _, resumed = scoring_with("adaptive", names)
-    resumed.restore(scoring.state())
-    assert resumed.stage(11).weights.at(11) == [2.4, 1.0]
-    _, constant = scoring_with("constant", names)
-    assert constant.update_weights(groups, 1) == {}
-    constant.restore(scoring.state())
-    _, adaptive = scoring_with("adaptive", names)
-    adaptive.restore(constant.state())
-    assert constant.stage(1).weights.at(1) == adaptive.stage(1).weights.at(1) == [2.0, 1.0]
-    _, other = scoring_with("adaptive", names[::-1])
-    with pytest.raises(UserError, match="are of other reward functions"):
-        other.restore(scoring.state())
-
-
 # ---- baselines -------------------------------------------------------------------------------------------------
-
-
-def groups_of(scores: list[list[float | None]], size: int, names: list[str]) -> list[Group]:
-    completions = [Completion([5], [0.0], "", "eos", scores=dict(zip(names, row, strict=True))) for row in scores]
-    return [Group(Problem(i, "", [], [5], ""), completions[i : i + size]) for i in range(0, len(completions), size)]
 
 
 # ---- dynamic sampling ------------------------------------------------------------------------------------------

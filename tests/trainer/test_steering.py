@@ -10,17 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backend.config.config import parse, read
-from backend.runs.archive import summary
+from backend.config.config import parse
 from backend.runs.checkpoints import checkpoint
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
 from backend.runs.steering import Change, read_changes, request_change
-from backend.runs.steering import changed as changed_settings
 from backend.trainer import telemetry
 from backend.trainer.control import handlers_restored
-from backend.trainer.run_process import train
-from backend.utils.errors import UserError
 from tests.support import small_run
 
 Echo = Callable[[dict[str, Any]], None]
@@ -186,19 +182,6 @@ def test_the_change_is_on_disk_before_the_step_that_uses_it(
     assert kept == [True]
 
 
-def test_a_finished_run_goes_on_to_a_later_end(raw: dict[str, Any], run: RunFolder, tmp_path: Path) -> None:
-    """With a constant learning rate it equals the run that was as long from the beginning, but for the evaluation of its old end."""
-    constant = raw | {"lr_schedule": "constant", "steps_per_eval": 0}
-    trained(constant | {"iters": 2}, run)
-    ending = train(parse(constant | {"iters": 2}), run, command="a test", changes={"iters": 3})
-    assert (ending.kind, ending.step) == ("finished", 3)
-    assert events(run, "started")[-1]["iterations"] == summary(run).iterations == 3
-    assert_equals(run, trained(constant | {"iters": 3}, RunFolder(tmp_path / "long")))
-    with pytest.raises(UserError, match="Iterations must be at least 3, which are done"):
-        train(parse(constant | {"iters": 2}), run, command="a test", changes={"iters": 2})
-    assert [change.settings["iters"] for change in read_changes(run)] == [(2, 3)]
-
-
 def test_finish_step_ends_after_the_step_in_flight(
     raw: dict[str, Any], unchanged: RunFolder, run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -246,30 +229,3 @@ def test_a_change_asked_for_at_the_very_end_is_answered_and_leaves_nothing(raw: 
     (answer,) = (event for event in events(run, "note") if event.get("answers") == "change")
     assert answer["sentence"] == "The change was not made: the run had ended."
     assert not run.change_request.exists() and not run.control.exists() and not run.changes.exists()
-
-
-def test_a_change_asked_for_before_a_resumed_run_goes_on_holds_from_its_next_step(
-    raw: dict[str, Any], run: RunFolder
-) -> None:
-    """Asked for in the evaluation that a stop had interrupted. Counted from step 1, it would never be taken up."""
-    once = raw | {"iters": 3, "steps_per_eval": 2}
-
-    def stop(event: dict[str, Any]) -> None:
-        if event["kind"] == "step" and event["step"] == 2:
-            run.say("stop")
-
-    assert small_run.train_here(once, run, stop).kind == "stopped"
-    trained(once, run, lambda event: request_change(run, {"beta": 0.4}) if event["kind"] == "started" else None)
-    (change,) = events(run, "change")
-    assert change["step"] == 3 and small_run.steps(run) == [1, 2, 3]
-
-
-def test_where_a_run_trains_is_changed_when_it_is_resumed_and_not_before(changed: RunFolder) -> None:
-    config = parse(read(changed.config))
-    asked = {"on_lost_rank": "go_on", "distributed_backend": "ring"}
-    with pytest.raises(UserError, match="fixed while a run trains; stop the run, and resume it"):
-        changed_settings(config, asked)
-    pairs = changed_settings(config, asked, at_resume=True)
-    assert pairs == {"on_lost_rank": ("stop", "go_on"), "distributed_backend": ("auto", "ring")}
-    with pytest.raises(UserError, match="clone the run"):
-        changed_settings(config, {"rank": 3}, at_resume=True)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import os
-import pty
 import shlex
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +16,9 @@ import pytest
 
 from backend.engine.cpu.compiler import COMPILER
 from backend.engine.device import on_cpu
-from backend.runs.checkpoints import checkpoint
 from backend.runs.events import EventLog, read_events
 from backend.runs.run_folder import RunFolder
-from backend.trainer.control import STOP_SIGNALS, Control, Stopped, StopRequested, raising_stop
+from backend.trainer.control import STOP_SIGNALS, Control, Stopped
 from backend.utils.command import backend_command, backend_environment
 from tests.support import small_run
 
@@ -53,56 +49,6 @@ def test_under_nohup_a_hang_up_is_nothing(control: Control) -> None:
     os.kill(os.getpid(), signal.SIGHUP)
     control.obey()
     assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-
-
-def test_what_is_whole_or_absent_at_any_moment_is_stopped_at_once_and_once() -> None:
-    cleaned_up = False
-    with pytest.raises(StopRequested, match="SIGHUP was received"), raising_stop():
-        try:
-            os.kill(os.getpid(), signal.SIGHUP)
-            time.sleep(5)
-        finally:
-            os.kill(os.getpid(), signal.SIGTERM)  # a second one does not interrupt what is cleaned up
-            cleaned_up = True
-    assert cleaned_up
-
-
-@pytest.fixture
-def child(tmp_path: Path, run: RunFolder) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """A run in a session of its own with a terminal of its own, and the other end of that terminal."""
-    small_run.write_config(run.config, small_run.settings_for(tmp_path, iters=100_000))
-    ours, theirs = pty.openpty()
-    # setsid gives the session no terminal yet; the first one that its leader opens becomes it.
-    leader = "import os, sys; os.open(sys.argv[1], os.O_RDWR); os.execv(sys.argv[2], sys.argv[2:])"
-    command = backend_command("train", "--run", str(run.path), "--progress")
-    process = subprocess.Popen(
-        [sys.executable, "-c", leader, os.ttyname(theirs), *command], stdin=theirs, stdout=theirs, stderr=theirs,
-        env=backend_environment(), start_new_session=True,
-    )  # fmt: skip
-    os.close(theirs)
-    yield process, ours
-    process.kill()
-    process.wait()
-
-
-def test_closing_the_terminal_saves_everything(child: tuple[subprocess.Popen[bytes], int], run: RunFolder) -> None:
-    """The system sends SIGHUP then, and every write to the terminal fails; impatient people send more."""
-    process, terminal = child
-    until = time.monotonic() + 60
-    while len(small_run.steps(run)) < 3:
-        os.read(terminal, 1 << 16)  # or the terminal's buffer would fill, and the run wait
-        assert process.poll() is None and time.monotonic() < until
-    os.close(terminal)
-    while process.poll() is None and time.monotonic() < until:
-        time.sleep(0.002)
-        process.send_signal(signal.SIGTERM)
-    assert process.returncode == 3
-    last = list(read_events(run.events))[-1]
-    assert last["kind"] == "stopped" and "was received; everything is saved." in last["sentence"]
-    assert any(event.get("source") == "SIGHUP" for event in read_events(run.events))
-    saved = checkpoint.newest(run)
-    assert saved is not None and saved.state.step == last["step"] >= 3
-    assert not any("Traceback" in line for line in run.log.read_text().splitlines())
 
 
 @pytest.mark.proof

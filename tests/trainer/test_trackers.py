@@ -25,7 +25,6 @@ from backend.trainer.trackers.follow import MAKERS, about_run, track
 from backend.trainer.trackers.records import AboutRun, RecordReader, Sent, StepRecord
 from backend.utils.command import backend_environment
 from backend.utils.disk_faults import DiskError
-from backend.utils.errors import UserError
 from tests.support import small_run
 from tests.support.tracked_runs import assert_same_but_for_the_tracker, events_of
 
@@ -165,18 +164,6 @@ def test_csv_has_a_row_a_step_and_a_row_a_completion(made_up: MadeUpRun) -> None
     assert (made_up.folder.path / "metrics.csv").read_bytes() == before
 
 
-def test_csv_of_a_resumed_run_has_its_steps_and_no_others(made_up: MadeUpRun) -> None:
-    made_up.step(1)
-    place = made_up.sizes
-    made_up.step(2)
-    track(made_up.folder, "csv", say=print)
-    made_up.cut_back(place)
-    made_up.step(2, loss=7.0)
-    made_up.end()
-    track(made_up.folder, "csv", say=print)
-    assert [row["train/loss"] for row in made_up.table()] == ["1.0", "7.0"]
-
-
 def test_a_full_disk_is_told_once_and_tried_again(made_up: MadeUpRun, monkeypatch: pytest.MonkeyPatch) -> None:
     """While the run trains: the tracker goes on, and once there is room the table is whole."""
     told: list[str] = []
@@ -244,16 +231,6 @@ def test_a_run_is_followed_until_its_lock_is_free(made_up: MadeUpRun, monkeypatc
     track(made_up.folder, "csv", say=print)
     opened = ("open", "one", "grpo-studio")
     assert tracker.calls == [opened, (1, 1.0), (2, 2.0), opened, (1, 1.0), (2, 7.0), ("close", "stopped")]
-
-
-def test_one_process_at_a_time_serves_a_tracker(made_up: MadeUpRun) -> None:
-    made_up.folder.trackers.mkdir()
-    with (made_up.folder.trackers / "csv.lock").open("w") as file:
-        import fcntl
-
-        fcntl.flock(file, fcntl.LOCK_EX)
-        with pytest.raises(UserError, match="Another process sends one to csv"):
-            track(made_up.folder, "csv", say=print)
 
 
 def test_settings_are_told_without_paths_of_this_machine(made_up: MadeUpRun) -> None:
@@ -497,28 +474,6 @@ def test_trackio_keeps_one_run_of_a_folder_and_sends_it_nowhere(
     assert str(made_up.folder.path) not in json.dumps(fake.kept[1].config)
 
 
-@pytest.mark.parametrize("name", ["trackio", "wandb"])
-def test_the_real_packages_take_a_run(
-    made_up: MadeUpRun, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
-) -> None:
-    """Offline, and where they are installed; docs/trackers.md says with which versions it was seen."""
-    monkeypatch.setenv("GRPO_STUDIO_PREFS", str(tmp_path / "prefs"))
-    for variable in ("WANDB_MODE", "WANDB_DIR", "WANDB_DATA_DIR", "WANDB_CACHE_DIR"):
-        monkeypatch.setenv(variable, "")
-    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
-    pytest.importorskip(name)  # only now: both read their variables when they are imported
-    made_up.step(1, evaluated=True)
-    made_up.step(2)
-    made_up.end()
-    track(made_up.folder, name, say=print)
-    track(made_up.folder, name, say=print)
-    written = (
-        list((tmp_path / "prefs").rglob("*.wandb")) if name == "wandb" else list((tmp_path / "trackio").glob("*.db"))
-    )
-    assert len(written) == 1 and written[0].stat().st_size > 0
-    assert not any(path.is_symlink() for path in made_up.folder.path.rglob("*"))
-
-
 @pytest.mark.parametrize(
     ("value", "sentence"),
     [
@@ -535,14 +490,6 @@ def test_a_project_is_a_name_and_nobodys_account(project: str) -> None:
     (fault,) = cross_setting_faults({"tracker_project": project})
     assert fault.setting == "tracker_project" and len(fault.sentence) < 200
     assert cross_setting_faults({"tracker_project": "My runs 2"}) == []
-
-
-def test_check_refuses_a_tracker_that_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from backend.trainer.preflight import check
-
-    monkeypatch.setattr("backend.trainer.trackers.targets.find_spec", lambda package: None)
-    (fault,) = check(small_run.settings_for(tmp_path, report_to=["wandb", "csv"]))
-    assert str(fault) == "report_to: wandb needs a package that is not installed: pip install 'grpo-studio[wandb]'."
 
 
 @pytest.fixture(scope="module")

@@ -59,32 +59,8 @@ def test_pack_pads_on_the_right() -> None:
     assert batch.weight_BT is batch.old_logp_BT is batch.ref_logp_BT is batch.log_held_BT is None
 
 
-def test_what_filters_and_a_grammar_left_of_the_policy_goes_with_each_token() -> None:
-    completions = (
-        completion([]),  # of no tokens, so it tells nothing of the grammar
-        Completion([4, 5], [-2.0, -1.0], "", "eos", log_kept=[-0.5, -0.75], log_held=[-0.25, -0.5]),
-        Completion([6], [-3.0], "", "eos", log_kept=[-1.0], log_held=[-1.0]),
-    )
-    batch = pack([group([1], *completions)], pad_id=PAD)
-    assert batch.log_held_BT is not None and batch.log_held_BT.tolist() == [[0, 0], [-0.25, -0.5], [-1, 0]]
-    assert batch.log_kept_BT.tolist() == [[0, 0], [-0.5, -0.75], [-1, 0]]
-    assert batch.sampling_logp_BT.tolist() == [[0, 0], [-1.5, -0.25], [-2, 0]]
-
-
 def test_truncated_completions_are_masked_when_asked() -> None:
     assert pack(TWO_GROUPS, pad_id=PAD, mask_truncated_completions=True).mask_BT[2].tolist() == [0, 0, 0, 0]
-
-
-def test_rows_without_signal_are_dropped_and_the_others_keep_their_weights() -> None:
-    batch = pack(TWO_GROUPS, pad_id=PAD)
-    with pytest.raises(ValueError, match="weight_BT"):
-        batch.with_signal()
-    weighed = replace(batch, weight_BT=token_weights(batch.mask_BT))
-    kept = weighed.with_signal()
-    assert kept.row_B.tolist() == [0, 1]  # the third has advantage 0, the fourth no token
-    assert kept.weight_BT is not None and kept.weight_BT[:, 0].tolist() == [1 / 8, 1 / 4]
-    silent = replace(weighed, advantage_B=mx.zeros(4)).with_signal()
-    assert len(silent) == 0 and list(silent.micro_batches(rows=2)) == []
 
 
 def random_groups(seed: int) -> list[Group]:
@@ -194,17 +170,6 @@ def test_the_importance_correction_equals_trls(case: dict[str, Any]) -> None:
     assert set(metrics) == set(case["out"]["metrics"])
     for name, value in case["out"]["metrics"].items():
         np.testing.assert_allclose(float(metrics[name]), value, err_msg=name, **CLOSE)
-
-
-def test_a_token_the_sampler_could_not_score_is_not_corrected() -> None:
-    old, sampling, mask = mx.array([[-1.0, -1.0]]), mx.array([[float("nan"), -1.5]]), mx.ones((1, 2))
-    ratio, metrics = importance_ratio(old, sampling, mask, "token_truncate")
-    np.testing.assert_allclose(np.array(ratio), [[1, np.exp(0.5)]], rtol=1e-6)
-    assert float(metrics["sampling/sampling_logp_difference/mean"]) == 0.5
-    nothing = importance_ratio(old, sampling, mx.zeros((1, 2)), "token_mask")[1]
-    assert {float(x) for x in nothing.values()} == {0}
-    with pytest.raises(ValueError, match="mode is token_"):
-        importance_ratio(old, sampling, mask, "row_mask")
 
 
 def test_the_gap_is_between_two_policies_before_any_filter() -> None:

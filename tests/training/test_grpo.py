@@ -13,9 +13,8 @@ import pytest
 from backend.config.config import Config, parse
 from backend.training.batch import pack
 from backend.training.collectives import ALONE
-from backend.training.grpo import Grpo, entropies_of_all, grpo
+from backend.training.grpo import Grpo, grpo
 from backend.types import Completion, Group, Problem
-from tests.support.rank_threads import on_ranks
 
 FORWARD: Any = SimpleNamespace(ranks=ALONE)
 
@@ -85,19 +84,6 @@ def test_tokens_at_the_entropy_threshold_count_for_the_bonus() -> None:
     assert {name: x.item() for name, x in totals.items()} == {"entropy_threshold": 2.0, "entropy_tokens": 4.0}
 
 
-def test_every_rank_has_the_entropies_of_the_tokens_that_count() -> None:
-    entropy_BT, mask_BT = mx.array([[1.0, 2.0, 3.0]]), mx.array([[1.0, 0.0, 1.0]])
-    mx.eval(entropy_BT, mask_BT)  # a thread cannot compute what another has begun
-
-    def counted(ranks: Any) -> list[float]:
-        own = ([entropy_BT], [mask_BT]) if ranks.rank == 0 else ([], [])
-        entropy_1N, mask_1N = entropies_of_all(ranks, *own)
-        return np.array(entropy_1N)[np.array(mask_1N) > 0].tolist()
-
-    assert on_ranks(2, counted) == [[1.0, 3.0]] * 2
-    assert counted(ALONE) == [1.0, 3.0]
-
-
 GAPS = [[[0.5, 0.1, 0.3]], [[-0.2], [0.2, 0.4]]], [[[0.05, -0.6]]]
 """Of two optimizer batches of a rollout: the first in two micro-batches, of one and of two rows."""
 RATIO, DIFFERENCE = "sampling/importance_sampling_ratio", "sampling/sampling_logp_difference"
@@ -122,14 +108,6 @@ def test_metrics_of_the_sampler_are_over_the_tokens_of_a_rollout_once(
         f"{DIFFERENCE}/mean": np.abs(gaps).mean(), f"{DIFFERENCE}/max": np.abs(gaps).max(),
         "sampling/logp_gap/mean": np.abs(gaps).mean(), "sampling/logp_gap/max": np.abs(gaps).max(),
     }, rel=1e-5)  # fmt: skip
-
-
-def test_ratios_of_whole_completions_are_averaged_over_completions() -> None:
-    algorithm = algorithm_of(sampling_correction="sequence_truncate")
-    metrics = algorithm.sampler_metrics([[micro_batch(gaps) for gaps in GAPS[0]]], FORWARD)
-    rows = [row for part in GAPS[0] for row in part]
-    assert metrics[f"{RATIO}/mean"] == pytest.approx(np.mean([np.exp(sum(row)) for row in rows]), rel=1e-5)
-    assert metrics[f"{DIFFERENCE}/mean"] == pytest.approx(np.mean([abs(gap) for row in rows for gap in row]), rel=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -18,14 +18,13 @@ import pytest
 from mlx.utils import tree_flatten, tree_map, tree_unflatten
 from mlx_lm import load
 
-from backend.config.config import Config, parse, read
+from backend.config.config import Config, parse
 from backend.models.policy import load_policy
 from backend.training.advantages import advantages
 from backend.training.batch import pack
 from backend.training.grpo import STANDARD_ERROR, grpo_learner
 from backend.training.not_finite import NotFiniteError
 from backend.types import Completion, Group, Problem
-from backend.utils.places import resources
 from tests.support import random_models
 
 STEPS, P, G, LONGEST = 2, 3, 4, 9
@@ -35,7 +34,6 @@ BASE = {
     "learning_rate": 3e-3, "epsilon": 5e-3, "epsilon_high": 8e-3, "max_completion_length": LONGEST, "temperature": 0.8,
     "max_grad_norm": 1.0, "weight_decay": 0.1, "top_p": 1.0, "top_k": 0,
 }  # fmt: skip
-DOCUMENTED = read(resources() / "presets" / "as_documented.yaml") | {"max_completion_length": LONGEST}
 SGD = {"optimizer": "sgd", "learning_rate": 2e-2, "weight_decay": 0.0}
 """Where two ways to the same gradient are compared: AdamW divides by a gradient's size, so that of a weight whose gradient is
 nearly 0 it would show rounding alone."""
@@ -44,12 +42,6 @@ nearly 0 it would show rounding alone."""
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return random_models.tiny_model(tmp_path_factory.mktemp("models") / "qwen3", layers=1)
-
-
-@pytest.fixture(scope="module")
-def deep_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two layers: for what is kept or recomputed by the layer."""
-    return random_models.tiny_model(tmp_path_factory.mktemp("models") / "qwen3-deep")
 
 
 def config_of(model: Path, **settings: Any) -> Config:
@@ -256,69 +248,11 @@ def test_steps_equal_an_independent_implementation(model: Path, loss: str, mu: i
     assert (max(reference.clipped) > 0) == (mu == 2)
 
 
-# The proofs are compared with `policy_loss` in test_loss_family.py too, and the advantages in test_advantages.py.
-@pytest.mark.parametrize("settings", [
-    # Three iterations: old log-probabilities that were recorded again in the second would show in the third.
-    {"scale_rewards": "none", "epsilon": 2e-2, "epsilon_high": None, "num_iterations": 3},
-    {"temperature": 1.5, "beta": 0.3, "max_grad_norm": 0.01},
-    *(pytest.param(settings, marks=pytest.mark.proof) for settings in (
-        # The formulas of MLX LoRA Studio's guide, with the policy away from the reference from the second update on;
-        # test_as_documented.py has them by token and by sequence.
-        DOCUMENTED | {"num_iterations": 2},
-        {"importance_sampling_level": "sequence", "num_iterations": 2, "epsilon": 3e-3, "epsilon_high": 4e-3},
-        {"ratio_against": "reference", "num_iterations": 2},
-        {"use_bias_correction_kl": False, "num_iterations": 2},
-        {"scale_rewards": "batch"},
-        {"beta": 0, "num_iterations": 2},
-        {"max_grad_norm": 0},
-    )),
-], ids=str)  # fmt: skip
-def test_settings_of_the_objective_equal_an_independent_implementation(model: Path, settings: dict[str, Any]) -> None:
-    reference, _ = assert_equal_steps(config_of(model, **settings))
-    if settings.get("max_grad_norm") == 0.01:
-        assert min(reference.norms) > 0.01, "nothing was clipped"
-
-
 def assert_same_weights(first: dict[str, np.ndarray], second: dict[str, np.ndarray]) -> None:
     assert first.keys() == second.keys()
     """For weights trained with `SGD`: some 1e-4 of the largest change."""
     for name, x in first.items():
         assert np.abs(x - second[name]).max() < 1e-6, name
-
-
-def test_micro_batches_keep_to_the_row_and_token_limits(model: Path) -> None:
-    config, shapes = config_of(model, batch_size=1, gradient_accumulation_steps=P), []
-    policy = load_policy(config)
-    learner = grpo_learner(policy, config, 1)
-    hidden = policy.split_model.hidden
-    policy.split_model.hidden = lambda tokens, cache=None: shapes.append(tokens.shape) or hidden(tokens, cache)
-    learner.learn(pack(random_steps()[0].groups(config), pad_id=0))
-    assert [rows for rows, _ in shapes] == [1, G] * P  # a prompt, then its completions
-    shapes.clear()
-    learner.forward.micro_batch_tokens = 24
-    learner.learn(pack(random_steps()[0].groups(config), pad_id=0))
-    read = [rows * (width + 1) for rows, width in shapes if rows > 1]
-    assert len(shapes) > 2 * P and max(read) <= 24
-
-
-def test_gradient_accumulation_is_a_larger_batch(model: Path) -> None:
-    large, pieces = (
-        learned(
-            config_of(model, **SGD, grpo_loss_type="dapo", batch_size=b, gradient_accumulation_steps=a),
-            random_steps(problems=4),
-        )[0]
-        for b, a in ((4, 1), (1, 4))
-    )
-    assert_same_weights(large, pieces)
-
-
-@pytest.mark.parametrize("train_type", [pytest.param("lora", marks=pytest.mark.proof), "full"])
-def test_recomputing_activations_and_chunking_logits_change_no_weight(deep_model: Path, train_type: str) -> None:
-    settings = SGD | {"train_type": train_type, "num_iterations": 2}
-    steps = away_from_ties(config_of(deep_model, **settings))[1]
-    slim = {"grad_checkpoint": True, "efficient_long_context": True, "seq_step_size": 16}
-    plain, recomputed = (learned(config_of(deep_model, **options), steps)[0] for options in (settings, settings | slim))
-    assert_same_weights(plain, recomputed)
 
 
 def test_a_gradient_that_is_not_finite_raises_before_anything_changes(model: Path) -> None:
@@ -421,26 +355,6 @@ def test_dropout_depends_on_the_seed_and_the_update_alone(model: Path) -> None:
     assert all(np.array_equal(x, plain[name]) for name, x in first_step().items())
     for changed in (first_step(seed=1), first_step(updates=1)):
         assert any(not np.array_equal(x, plain[name]) for name, x in changed.items())
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        pytest.param({"train_type": "dora"}, marks=pytest.mark.proof),
-        {"sampling_correction": "token_truncate", "beta": 0},
-    ],
-    ids=str,
-)
-def test_prefilling_a_prompt_once_for_several_micro_batches_changes_no_weight(
-    deep_model: Path, settings: dict[str, Any]
-) -> None:
-    config = config_of(deep_model, num_iterations=2, **SGD, **settings)
-    steps = away_from_ties(config)[1]
-    unsplit, metrics = learned(config, steps)
-    split, split_metrics = learned(config, steps, micro_batch_tokens=12)
-    assert_same_weights(unsplit, split)
-    for step, split_step in zip(metrics, split_metrics, strict=True):
-        assert step == pytest.approx(split_step, rel=1e-3, abs=1e-5, nan_ok=True)
 
 
 def test_old_log_probabilities_are_computed_without_dropout(model: Path) -> None:

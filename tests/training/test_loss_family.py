@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from mlx.utils import tree_unflatten
 
-from backend.config.config import SETTINGS, Config, parse
+from backend.config.config import Config, parse
 from backend.engine.device import on_gpu
 from backend.models.policy import Policy, load_policy
 from backend.training import learner as learner_module
@@ -346,50 +346,6 @@ def test_skipping_rows_without_signal_changes_no_weight(model: Path, loss: str, 
     assert all((step["loss"], step["grad_norm"]) == (0, 0) for i, step in enumerate(metrics) if i in silent_steps)
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"beta": 0.05},
-        {"entropy_coef": 0.2},
-        {"entropy_adaptive": True, "entropy_target": 9.0},
-        {"top_entropy_quantile": 0.37},
-        {"mask_truncated_completions": True},
-        {"steps_per_generation": 3},
-    ],
-    ids=str,
-)
-def test_rows_that_another_term_needs_are_not_skipped(model: Path, settings: dict[str, Any]) -> None:
-    """The threshold of the most uncertain tokens is one over all tokens: dropping rows once changed it."""
-    on, off = (
-        three_steps(config_of(model, **{"beta": 0.0} | ADAMW | settings, skip_zero_signal=skip), {1})[0]
-        for skip in (True, False)
-    )
-    largest = max(np.abs(x).max() for x in off.values())
-    assert all(np.abs(x - off[name]).max() < 1e-5 * largest for name, x in on.items())
-
-
-@pytest.mark.parametrize(
-    ("loss", "name"),
-    [
-        ("grpo", "defaults"),
-        ("dapo", "sequence, masked"),
-        ("vespo", "against the reference"),
-        ("bnpo", "off-policy mask"),
-    ],
-)
-def test_two_optimizer_batches_of_a_rollout_each_learnt_from_twice(
-    model: Path, monkeypatch: pytest.MonkeyPatch, loss: str, name: str
-) -> None:
-    """Four updates; the old log-probabilities are those before the first, so the second batch's first ratio is not 1."""
-    config = config_of(model, grpo_loss_type=loss, steps_per_generation=2, **SETTINGS_OF[name])
-    assert (config.prompts_per_step, config.updates_per_step) == (2 * P, 4)
-    plain, _ = assert_equal_updates(monkeypatch, config, batches=2)
-    assert len(plain.metrics) == 4
-    if loss != "vespo" and name == "defaults":
-        clipped = [update["clip_ratio_total"] for update in plain.metrics]
-        assert clipped[0] == 0 and min(clipped[1:]) > 0.05
-
-
 def test_the_gap_between_sampler_and_policy_is_measured_with_and_without_correction(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -421,27 +377,6 @@ def test_the_gap_between_sampler_and_policy_is_measured_with_and_without_correct
     assert metrics["sampling/importance_sampling_ratio/mean"] == pytest.approx(
         np.exp(gaps).clip(0.8, 1.6).mean(), rel=1e-4
     )
-
-
-def test_every_parameter_of_the_objective_is_a_setting_with_the_same_default() -> None:
-    """Epsilon and beta have the defaults of the guide that the form follows."""
-    defaults = {field.name: field.default for field in fields(LossConfig)}
-    renamed = {"loss_type": "grpo_loss_type"}
-    elsewhere = {"max_completion_length", "epsilon", "beta"}
-    for name in defaults.keys() - elsewhere:
-        assert SETTINGS[renamed.get(name, name)].default == defaults[name], name
-    raw = {
-        "epsilon": 0.3,
-        "beta": 0.7,
-        "grpo_loss_type": "dapo",
-        "entropy_coef": 0.01,
-        "vespo_k_neg": 5.0,
-        "delta": 3.0,
-    }
-    parsed = asdict(loss_settings(parse({"model": "m", "data": "d"} | raw)))
-    assert {name: parsed[name] for name in raw.keys() - {"grpo_loss_type"}} | {
-        "grpo_loss_type": parsed["loss_type"]
-    } == raw
 
 
 def test_a_run_uses_no_default_of_the_loss() -> None:

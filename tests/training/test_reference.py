@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from backend.models.policy import Policy, load_policy
 from backend.runs.checkpoints import checkpoint
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
-from backend.trainer.preflight import check
 from backend.training.batch import Batch, pack
 from backend.training.grpo import grpo_learner
 from tests.support import random_models, small_run
@@ -159,22 +157,3 @@ def test_an_adapter_of_the_base_is_the_reference(models: Path, tmp_path: Path, t
     metrics = grpo_learner(policy, config, 1).learn(pack(groups, pad_id=0))
     assert metrics["kl"] == pytest.approx(k3(base, tuned, groups), rel=1e-3)
     assert metrics["kl"] > 1e-4
-
-
-def test_a_missing_reference_is_a_fault_before_anything_loads(models: Path, tmp_path: Path) -> None:
-    parts = small_run.settings_for(tmp_path / "parts", beta=0.1)
-    (tmp_path / "half").mkdir()
-    adapter_config = {
-        "fine_tune_type": "lora",
-        "num_layers": 1,
-        "lora_parameters": {"rank": 2, "scale": 4.0, "dropout": 0.0},
-    }
-    (tmp_path / "half" / "adapter_config.json").write_text(json.dumps(adapter_config))
-    for path, sentence_part in (
-        (tmp_path / "half", "has no adapters.safetensors."),
-        (tmp_path / "nowhere", "There is no model"),
-        (tmp_path, "config.json is missing"),
-    ):
-        (fault,) = check(parts | {"reference_model_path": str(path)})
-        assert fault.setting == "reference_model_path" and sentence_part in fault.sentence
-    assert not check(parts | {"reference_model_path": str(tmp_path / "nowhere"), "beta": 0}), "nothing would read it"

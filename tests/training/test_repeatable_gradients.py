@@ -140,11 +140,3 @@ def test_no_scatter_add_of_a_learning_step_repeats_an_index(
     monkeypatch.setenv(TREAT_CPU_AS, "gpu")
     case: dict[str, Any] = {"arch": "qwen3", "prompts": (34, 39), "budget": 4096} | CASES[name]
     assert offences_of_a_step(tmp_path / "model", monkeypatch, **case) == set()
-
-
-@pytest.mark.parametrize(("name", "least"), [("dropout", 1), ("full", 1), ("experts", 1)])
-def test_those_of_a_cpu_do(name: str, least: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """There they go in order; and the test above notices them."""
-    monkeypatch.delenv(TREAT_CPU_AS, raising=False)
-    case: dict[str, Any] = {"arch": "qwen3", "prompts": (34, 39), "budget": 4096} | CASES[name]
-    assert len(offences_of_a_step(tmp_path / "model", monkeypatch, **case)) >= least

@@ -93,17 +93,19 @@ def scored_groups(
         tokens = 0
         for i, batch in enumerate(chosen):
             # A batch as long as the ones before: without any, nobody knows how long completions are.
-            expected: float = tokens / len(groups) * len(batch) if groups else 0.0
-
-            def poll_tokens(count: int, i: int = i, most: float = expected) -> None:
-                poll((i + (min(count / most, 1.0) if most else 0.0)) / len(chosen))
-
-            sampled = rollout.sample(batch, group_size, sampling, seed, i * batch_size, poll_tokens)
+            expected = tokens / len(groups) * len(batch) if groups else 0.0
+            report = _batch_poll(poll, i, len(chosen), expected)
+            sampled = rollout.sample(batch, group_size, sampling, seed, i * batch_size, report)
             scorer.submit(sampled) if overlap_scoring else score(sampled, wait_on)
             tokens += sum(len(completion.tokens) for group in sampled for completion in group.completions)
             groups += sampled
         scorer.wait()
     return groups
+
+
+def _batch_poll(poll: Callable[[float], None], i: int, count: int, expected: float) -> Callable[[int], None]:
+    """Turns the tokens of batch `i` of `count`, of about `expected`, into the fraction done of all."""
+    return lambda tokens: poll((i + (min(tokens / expected, 1.0) if expected else 0.0)) / count)
 
 
 def sample_of(groups: Sequence[Group]) -> list[Group]:
