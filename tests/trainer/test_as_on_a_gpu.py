@@ -1,4 +1,5 @@
-"""Runs of a CPU that makes a GPU's choices: its budgets, its row counts, steps queued ahead, gradients without atomic sums.
+"""Runs of a CPU that makes a GPU's choices: its budgets, its row counts, steps queued ahead, gradients without atomic
+sums.
 
 The whole suite runs so with `make test-as-gpu`; these few stand for it every time.
 """

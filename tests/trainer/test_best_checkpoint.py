@@ -1,5 +1,5 @@
-"""Which checkpoint is the best, the run that ends with it or goes back to one, evaluations in batches of their own, and checkpoints
-without an optimizer."""
+"""Which checkpoint is the best, the run that ends with it or goes back to one, evaluations in batches of their own, and
+checkpoints without an optimizer."""
 
 from __future__ import annotations
 

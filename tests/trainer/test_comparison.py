@@ -1,4 +1,5 @@
-"""Evaluating a run: the base is the base, both sides get the same numbers, every completion is scored once, and mistakes are told."""
+"""Evaluating a run: the base is the base, both sides get the same numbers, every completion is scored once, and
+mistakes are told."""
 
 from __future__ import annotations
 

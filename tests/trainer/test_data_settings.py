@@ -1,4 +1,5 @@
-"""Runs on streamed rows, on rows that a map function makes, with several evaluation sets, a tokenizer of their own and cut prompts."""
+"""Runs on streamed rows, on rows that a map function makes, with several evaluation sets, a tokenizer of their own and
+cut prompts."""
 
 from __future__ import annotations
 
@@ -123,43 +124,6 @@ def test_evaluation_sets_stand_under_their_names_in_one_event(tmp_path: Path) ->
     assert {"same/reward", "more/rewards/r1_int_reward_func/mean", "same/completions/mean_length"} <= metrics.keys()
 
 
-<<<<<<< HEAD
-def test_another_tokenizer_is_used_and_saved_with_what_was_trained(tmp_path: Path) -> None:
-    raw = small_run.settings_for(tmp_path)
-    tokenizer = tmp_path / "tokenizer"
-    tokenizer.mkdir()
-    for file in (tmp_path / "model").glob("*token*"):
-        shutil.copy(file, tokenizer)
-    about = json.loads((tokenizer / "tokenizer_config.json").read_text())
-    about["chat_template"] = "{% for message in messages %}<{{ message.content }}>{% endfor %}"
-    (tokenizer / "tokenizer_config.json").write_text(json.dumps(about))
-    for file in (tmp_path / "model").glob("*.jinja"):
-        (tokenizer / file.name).write_text(about["chat_template"])
-    run, _ = trained(tmp_path, "run", iters=1, train_type="full", tokenizer=str(tokenizer))
-    assert (run.model / "tokenizer_config.json").read_bytes() == (tokenizer / "tokenizer_config.json").read_bytes()
-    (fault,) = preflight.check(raw | {"tokenizer": str(tmp_path / "nowhere")})
-    assert fault.setting == "tokenizer" and "neither a folder nor an owner/name id" in fault.sentence
-
-
-def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(tmp_path: Path) -> None:
-    from backend.models.loading import load_model
-    from backend.models.tokenizers import run_tokenizer, vocabulary_rows
-    from backend.utils.errors import UserError
-
-    raw = small_run.settings_for(tmp_path)
-    model, own, _ = load_model(raw["model"], "model")
-    rows = vocabulary_rows(model)
-    assert rows is not None and rows >= len(own.get_vocab())
-    assert run_tokenizer(raw["model"], own, model).get_vocab() == own.get_vocab()
-    embedding = next(module for name, module in model.named_modules() if name.endswith("embed_tokens"))
-    embedding.weight = mx.zeros((40, embedding.weight.shape[1]))
-    model.update_modules({})
-    with pytest.raises(UserError, match="and the model's vocabulary ends at 39: it is another model's"):
-        run_tokenizer(raw["model"], own, model)
-
-
-=======
->>>>>>> cd3aa2f4 (tests: fewer near-duplicates in trainer and training)
 def test_long_prompts_are_left_out_or_cut_on_the_left(tmp_path: Path) -> None:
     path = tmp_path / "long.jsonl"
     rows = [{"prompt": f"{'word ' * 80 * (n % 2)}the end {n}", "answer": "1"} for n in range(6)]

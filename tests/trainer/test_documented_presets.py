@@ -1,4 +1,5 @@
-"""The presets of public datasets, against stand-ins of their repositories: fetched, checked, read, rewarded; in the proof, trained on."""
+"""The presets of public datasets, against stand-ins of their repositories: fetched, checked, read, rewarded; in the
+proof, trained on."""
 
 from __future__ import annotations
 
@@ -63,7 +64,8 @@ def test_a_documented_preset_finds_its_rows_and_answers(hub: HubStandIn, preset:
 
 
 def test_the_bench_scores_with_completions_longer_than_the_usual_max_seq() -> None:
-    """The preset DeepMath lets a completion have 2,048 tokens of 4,096. Scoring read the first number alone, and refused it."""
+    """The preset DeepMath lets a completion have 2,048 tokens of 4,096. Scoring read the first number alone, and
+    refused it."""
     group = {"prompt": "x", "answer": "2", "completions": [{"text": r"\boxed{2}"}, {"text": r"\boxed{3}"}]}
     scored = score({"settings": settings_of("deepmath"), "groups": [group]}, QuestionCall())
     assert [completion["reward"] for completion in scored["scored"][0]] == [1.0, 0.0]

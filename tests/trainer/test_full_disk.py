@@ -1,4 +1,5 @@
-"""Runs on a full or broken disk: one sentence, exit code 2, and after a resume as if nothing had happened; low space is waited for."""
+"""Runs on a full or broken disk: one sentence, exit code 2, and after a resume as if nothing had happened; low space is
+waited for."""
 
 from __future__ import annotations
 
@@ -194,8 +195,8 @@ def test_a_run_that_waits_for_room_obeys_a_stop_and_one_that_is_resumed_is_not_a
 def waiting(
     run: RunFolder, monkeypatch: pytest.MonkeyPatch, *free: Room | None
 ) -> tuple[DiskSpaceGuard, Control, list[float]]:
-    """The room that a run waits for, its control, and when the disk was looked at, by a clock that goes on by half a second each time that
-    it is read. The disk has these rooms at its looks."""
+    """The room that a run waits for, its control, and when the disk was looked at, by a clock that goes on by half a
+    second each time that it is read. The disk has these rooms at its looks."""
     run.path.mkdir(parents=True)
     seconds, left, looks = itertools.count(0.0, 0.5), list(free), []
 

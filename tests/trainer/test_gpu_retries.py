@@ -1,7 +1,8 @@
-"""After a GPU error a run goes on where it was, with smaller steps, and says so once; after too many it ends with a sentence.
+"""After a GPU error a run goes on where it was, with smaller steps, and says so once; after too many it ends with a
+sentence.
 
-Here "the next process" is the next call of `train`, which takes over the lock like a program after an exec; tests/cli/test_restart.py has
-real ones.
+Here "the next process" is the next call of `train`, which takes over the lock like a program after an exec;
+tests/cli/test_restart.py has real ones.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Health rules: each finds its sickness in recorded runs, none finds anything in a healthy one; what a resumed run reports."""
+"""Health rules: each finds its sickness in recorded runs, none finds anything in a healthy one; what a resumed run
+reports."""
 
 from __future__ import annotations
 
@@ -146,7 +147,8 @@ def test_a_reward_is_flat_only_if_it_scatters_around_one_level() -> None:
 
 
 def test_completions_that_are_cut_off_need_more_room_unless_they_turn_in_circles() -> None:
-    """As the guide of MLX LoRA Studio says, and as it does not: a model that never comes to an answer is helped by less room."""
+    """As the guide of MLX LoRA Studio says, and as it does not: a model that never comes to an answer is helped by less
+    room."""
     recent = Recent({"max_completion_length": 512})
     for event in run(WINDOW, hit_max_tokens_ratio=0.9):
         recent.take(event)

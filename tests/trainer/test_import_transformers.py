@@ -1,6 +1,8 @@
-"""A proof with torch: adapters that peft made, of every shape it writes, are imported, and compute the logits that peft computes.
+"""A proof with torch: adapters that peft made, of every shape it writes, are imported, and compute the logits that peft
+computes.
 
-A base that transformers made is compared first: where mlx-lm and transformers differ on it by themselves, no adapter can do better.
+A base that transformers made is compared first: where mlx-lm and transformers differ on it by themselves, no adapter
+can do better.
 """
 
 from __future__ import annotations

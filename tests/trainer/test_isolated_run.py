@@ -111,7 +111,8 @@ def test_a_resumed_run_says_that_its_reward_file_is_another_now(raw, tmp_path: P
     assert go_on(1) == [] and go_on(2) == []
     text += "# mended"
     sentence = (
-        "mine.py has changed since this run was trained last: the steps up to 2 were scored with the old version, those from 3 on with "
+        "mine.py has changed since this run was trained last: the steps up to 2 were scored with the old "
+        "version, those from 3 on with "
         "the new one."
     )
     assert go_on(3) == [sentence] and len(sentence) <= 200

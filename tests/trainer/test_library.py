@@ -203,8 +203,10 @@ def test_ctrl_c_saves_and_train_returns(trained: Any) -> None:
 
 def test_importing_it_loads_nothing_and_offers_everything() -> None:
     code = (
-        "import sys, backend; assert not [name for name in sys.modules if name.startswith('backend.')]; from backend import train, Config\n"
-        "assert not {'mlx', 'mlx.core', 'mlx_lm', 'transformers', 'datasets', 'numpy'} & set(sys.modules), sys.modules\n"
+        "import sys, backend; assert not [name for name in sys.modules if name.startswith('backend.')]; from "
+        "backend import train, Config\n"
+        "assert not {'mlx', 'mlx.core', 'mlx_lm', 'transformers', 'datasets', 'numpy'} & set(sys.modules), "
+        "sys.modules\n"
         "import grpo_studio; assert grpo_studio.train is train; print(sorted(set(dir(backend)) & set(backend.__all__)))"
     )
     began = time.perf_counter()

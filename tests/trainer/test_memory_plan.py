@@ -1,4 +1,5 @@
-"""The estimate is within 15 % of the measured peak, plans keep to their limit, and runs that cannot fit are refused in a sentence."""
+"""The estimate is within 15 % of the measured peak, plans keep to their limit, and runs that cannot fit are refused in
+a sentence."""
 
 from __future__ import annotations
 
@@ -171,7 +172,8 @@ CASES = (
 
 
 IN_CI = ("full, V 8k, KL", "four prompts, accumulated")
-"""Between them: LoRA and full, recomputed layers, several prompts, a large vocabulary with a reference, packed weights."""
+"""Between them: LoRA and full, recomputed layers, several prompts, a large vocabulary with a reference, packed
+weights."""
 
 
 @pytest.mark.parametrize(
@@ -179,7 +181,8 @@ IN_CI = ("full, V 8k, KL", "four prompts, accumulated")
 )
 def test_the_estimate_is_within_15_percent_of_the_measured_peak(case: Case, tmp_path: Path) -> None:
     estimated, sampled, learnt = peaks(case, case.folder(tmp_path))
-    print(f"{case.name} | {estimated.rollout.total / 1e6:.1f} {sampled / 1e6:.1f} {estimated.rollout.total / sampled:.3f} | "
+    print(f"{case.name} | {estimated.rollout.total / 1e6:.1f} {sampled / 1e6:.1f} "
+        f"{estimated.rollout.total / sampled:.3f} | "
           f"{estimated.training.total / 1e6:.1f} {learnt / 1e6:.1f} {estimated.training.total / learnt:.3f}")  # fmt: skip
     assert estimated.training.total == pytest.approx(learnt, rel=0.15)
     assert estimated.rollout.total == pytest.approx(sampled, rel=0.15)

@@ -1,4 +1,5 @@
-"""Whatever is not finite in a step ends the run before it is applied or saved, in a sentence with a setting, and leaves the batch to read."""
+"""Whatever is not finite in a step ends the run before it is applied or saved, in a sentence with a setting, and leaves
+the batch to read."""
 
 from __future__ import annotations
 
@@ -58,7 +59,8 @@ def test_a_gradient_that_is_not_finite_ends_the_run_at_the_step_before(
     ending = small_run.train_here(raw(inputs, beta=0.01), run)
     assert (ending.kind, ending.exit_code, ending.step) == ("failed", 2, 2)
     assert ending.sentence == (
-        "learning_rate: Step 3 was not applied, for its gradient is not finite (a norm of inf). The likely cause is the learning rate of "
+        "learning_rate: Step 3 was not applied, for its gradient is not finite (a norm of inf). The likely "
+        "cause is the learning rate of "
         "1e-05; go on with learning_rate=1e-06, from an earlier checkpoint if it comes again. What it computed is in "
         "inspection/step-000003."
     )

@@ -97,7 +97,8 @@ def test_a_resumed_run_has_the_weights_of_one_that_was_not_stopped(trained: Any)
     event_log = (stopped.folder / "events.jsonl").read_bytes()
     with pytest.raises(
         UserError,
-        match=r"optimizer: The run was trained with Averaging\(memory=0.5\) of a program; give it again: backend.resume",
+        match=r"optimizer: The run was trained with Averaging\(memory=0.5\) of a program; give it again: "
+        r"backend.resume",
     ):
         resume(stopped.folder, reward_functions=[length], schedule=halves)
     with pytest.raises(
@@ -199,22 +200,28 @@ def unsteady(update: int, asked: Any = itertools.count()) -> float:
 
 INSIDE = optimizers.SGD(schedulers.cosine_decay(1e-3, 10))
 REFUSED: list[tuple[Any, Any, str]] = [
-    (3, None, "optimizer: An optimizer is one of mlx.optimizers, or gives one when called with a learning rate; int is neither."),
-    ("adamw", None, "optimizer: An optimizer is one of mlx.optimizers, or gives one when called with a learning rate; str is neither."),
+    (3, None, "optimizer: An optimizer is one of mlx.optimizers, or gives one when called with a learning rate; int is "
+        "neither."),
+    ("adamw", None, "optimizer: An optimizer is one of mlx.optimizers, or gives one when called with a learning rate; str is "
+        "neither."),
     (lambda rate: None, None, "optimizer: Called with a learning rate, it gave NoneType and no optimizer of mlx.optimizers."),
     (lambda: None, None, "optimizer: Called with the learning rate 1e-05, it raised TypeError: "),
     (used(), None, "optimizer: This Adam has a state from elsewhere; a run begins with a new optimizer."),
-    (Counting, None, "optimizer: An update changes Counting.count, which a checkpoint does not keep; hold it in the optimizer's state"),
+    (Counting, None, "optimizer: An update changes Counting.count, which a checkpoint does not keep; hold it in the optimizer's "
+        "state"),
     (Late, None, "optimizer: The state of Late after an update has other arrays than init makes; make them all there."),
-    (Numbered, None, "optimizer: The state of Numbered has layers.0.self_attn.q_proj.lora_a.number, which is int: a checkpoint keeps"),
+    (Numbered, None, "optimizer: The state of Numbered has layers.0.self_attn.q_proj.lora_a.number, which is int: a checkpoint "
+        "keeps"),
     (Hidden, None, "optimizer: An update of Hidden depends on more than its state, which is all that a checkpoint keeps of it."),
     (Broken, None, "optimizer: An update of Broken raised KeyError: "),
     (INSIDE, halves, "schedule: The optimizer has several learning rates, none, or a schedule inside, so a schedule beside it"),
-    (None, 1e-3, "schedule: A schedule is called with the number of an update, from 0, and gives its learning rate; float is not."),
+    (None, 1e-3, "schedule: A schedule is called with the number of an update, from 0, and gives its learning rate; float "
+        "is not."),
     (None, lambda update: "much", "schedule: lambda gave much for update 0; a learning rate is a finite number from 0 up."),
     (None, lambda update: -update, "schedule: lambda gave -1 for update 1; a learning rate is a finite number from 0 up."),
     (None, [1e-3].__getitem__, "schedule: __getitem__ raised IndexError: list index out of range"),
-    (None, unsteady, "schedule: unsteady gives another rate when it is asked for update 0 again; it may depend on the update alone."),
+    (None, unsteady, "schedule: unsteady gives another rate when it is asked for update 0 again; it may depend on the update "
+        "alone."),
 ]  # fmt: skip
 
 

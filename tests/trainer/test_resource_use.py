@@ -38,7 +38,10 @@ def test_the_share_of_the_gpu_is_read_from_the_drivers_counters(printed: str, ex
     assert gpu_share(printed) == expected
 
 
-BUSY = "import time\nheld = bytearray(60_000_000)\nend = time.process_time() + 0.2\nwhile time.process_time() < end: pass\nprint(1, flush=True)\ntime.sleep(60)"
+BUSY = (
+    "import time\nheld = bytearray(60_000_000)\nend = time.process_time() + 0.2\nwhile time.process_time() < end: "
+    "pass\nprint(1, flush=True)\ntime.sleep(60)"
+)
 
 
 def test_memory_and_cores_are_those_of_the_whole_tree() -> None:

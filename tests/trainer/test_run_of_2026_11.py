@@ -1,4 +1,5 @@
-"""A run, a YAML and a reward file made by the program of November 2026 open unchanged, whatever has been renamed since."""
+"""A run, a YAML and a reward file made by the program of November 2026 open unchanged, whatever has been renamed
+since."""
 
 from __future__ import annotations
 
@@ -116,7 +117,8 @@ def test_a_finished_run_is_not_resumed(run: RunFolder) -> None:
 
 
 def test_the_run_resumes_from_its_checkpoint_past_its_last_step(run: RunFolder) -> None:
-    """As if it had been killed in its third step: the event log ends within a line, and the last checkpoint is missing."""
+    """As if it had been killed in its third step: the event log ends within a line, and the last checkpoint is
+    missing."""
     before = rows_of(run)
     third = next(event for event in read_events(run.events) if event.get("step") == 3)
     shutil.rmtree(run.checkpoints / "000003")

@@ -1,4 +1,5 @@
-"""Stages with settings and training rows of their own: what a stage changes, and that breaks, resumes and clones change nothing."""
+"""Stages with settings and training rows of their own: what a stage changes, and that breaks, resumes and clones change
+nothing."""
 
 from __future__ import annotations
 
@@ -194,7 +195,8 @@ def test_scores_of_a_stage_with_other_rewards_are_a_series_of_their_own(raw: dic
 def test_a_run_of_the_first_version_of_stages_is_resumed_in_its_stage(
     staged: dict[str, Any], whole: RunFolder, run: RunFolder
 ) -> None:
-    """A copy as a kill leaves it whose newest checkpoint lies in the second stage: the settings of that stage are found again."""
+    """A copy as a kill leaves it whose newest checkpoint lies in the second stage: the settings of that stage are found
+    again."""
     shutil.copytree(whole.path, run.path)
     for saved in saved_weights(run):
         if saved.step > 4:

@@ -1,4 +1,5 @@
-"""A new run whose adapters start from trained ones: of a folder, of a file, of another run at its end or at a checkpoint."""
+"""A new run whose adapters start from trained ones: of a folder, of a file, of another run at its end or at a
+checkpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Settings changed during a run: they hold from a step on, are on disk before it, and a resume from either side repeats them exactly."""
+"""Settings changed during a run: they hold from a step on, are on disk before it, and a resume from either side repeats
+them exactly."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ CHANGED: dict[str, Any] = {
     "learning_rate": 3e-3, "beta": 0.2, "temperature": 1.3, "epsilon": 0.2, "epsilon_high": 0.3, "reward_weights": [2.0],
     "iters": 5, "top_p": 0.8, "max_grad_norm": 0.5, "entropy_coef": 0.01, "steps_per_eval": 3,
 }  # fmt: skip
-"""Of every kind that the trainer takes up in a place of its own; the KL weight from 0, so that a reference is loaded."""
+"""Of every kind that the trainer takes up in a place of its own; the KL weight from 0, so that a reference is
+loaded."""
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +96,8 @@ def assert_equals(run: RunFolder, other: RunFolder) -> None:
 
 
 def cut_to(source: RunFolder, folder: Path, step: int) -> RunFolder:
-    """A copy of a run as a kill would have left it whose newest checkpoint is that of `step`; its event log is ahead of it."""
+    """A copy of a run as a kill would have left it whose newest checkpoint is that of `step`; its event log is ahead of
+    it."""
     import shutil
 
     run = RunFolder(folder / f"killed-after-{step}")
@@ -201,7 +204,8 @@ def test_finish_step_ends_after_the_step_in_flight(
 def test_a_change_of_the_step_in_which_a_run_is_stopped_is_told_once(
     raw: dict[str, Any], changed: RunFolder, run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The stop saves step 3 once more, if need be with an event log that tells the change of step 4 already; the resume takes it up again."""
+    """The stop saves step 3 once more, if need be with an event log that tells the change of step 4 already; the resume
+    takes it up again."""
     monkeypatch.setattr(telemetry, "PHASE_EVERY_S", 0)
     raw |= {"save_every": 100}
     ask = asking(run, CHANGED)

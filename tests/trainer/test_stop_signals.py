@@ -1,4 +1,5 @@
-"""A closed terminal is a request to stop: everything is saved, whatever else comes while it is, and nothing that cannot be printed matters."""
+"""A closed terminal is a request to stop: everything is saved, whatever else comes while it is, and nothing that cannot
+be printed matters."""
 
 from __future__ import annotations
 
@@ -54,7 +55,8 @@ def test_under_nohup_a_hang_up_is_nothing(control: Control) -> None:
 @pytest.mark.proof
 @pytest.mark.skipif(not on_cpu() or shutil.which(COMPILER) is None, reason="mlx compiles with g++ on a CPU alone")
 def test_ctrl_c_that_ends_the_compiler_too_is_a_stop(tmp_path: Path, run: RunFolder) -> None:
-    """A terminal sends SIGINT to every process of the run, and mlx takes a compiler that it has ended for one that has succeeded."""
+    """A terminal sends SIGINT to every process of the run, and mlx takes a compiler that it has ended for one that has
+    succeeded."""
     small_run.write_config(run.config, small_run.settings_for(tmp_path))
     programs, kernels = tmp_path / "bin", tmp_path / "kernels"  # a folder without any compiled before
     programs.mkdir()

@@ -1,4 +1,5 @@
-"""Trackers follow a run's event log: every step once, under TRL's names, whatever happens to their processes, and nothing leaves the machine unasked."""
+"""Trackers follow a run's event log: every step once, under TRL's names, whatever happens to their processes, and
+nothing leaves the machine unasked."""
 
 from __future__ import annotations
 

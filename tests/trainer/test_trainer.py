@@ -1,4 +1,5 @@
-"""A run from its first event to its last: what it writes, that it learns, and that nothing is lost when it is interrupted."""
+"""A run from its first event to its last: what it writes, that it learns, and that nothing is lost when it is
+interrupted."""
 
 from __future__ import annotations
 
@@ -79,7 +80,8 @@ WHOLE: dict[str, Any] = {
     "epsilon": 1e-3, "dropout": 0.1, "lr_schedule": "cosine", "lr_warmup_steps": 2, "lr_final": 1e-5, "save_every": 2,
     "steps_per_eval": 3, "validation_split": 0.25, "max_completion_length": 6, "top_p": 0.9, "top_k": 0,
 }  # fmt: skip
-"""Settings with everything that a resumed run could get wrong: schedule, moments, dropout, random numbers, order of the rows, evaluation."""
+"""Settings with everything that a resumed run could get wrong: schedule, moments, dropout, random numbers, order of the
+rows, evaluation."""
 
 
 @pytest.fixture(scope="module")
@@ -264,8 +266,8 @@ def stop_in(run: RunFolder, phase: str, step: int) -> Callable[[dict[str, Any]],
 def test_a_stop_leaves_the_last_finished_step_and_loses_nothing(
     inputs: Path, uninterrupted: RunFolder, run: RunFolder, monkeypatch: pytest.MonkeyPatch, phase: str, last_step: int
 ) -> None:
-    """A stop before the updates of step 3 discards it; after they began, it is finished. An evaluation or save that was due is repeated
-    after the resume."""
+    """A stop before the updates of step 3 discards it; after they began, it is finished. An evaluation or save that was
+    due is repeated after the resume."""
     monkeypatch.setattr(telemetry, "PHASE_EVERY_S", 0)
     asked_in = {"evaluating": 3, "saving": 4}.get(phase, 2)
     ending = small_run.train_here(settings(inputs, **WHOLE), run, stop_in(run, phase, asked_in))
@@ -339,7 +341,8 @@ def failing_at(count: int, work: Callable[..., Any], error: Exception) -> Callab
 def test_a_bug_is_in_the_event_log_with_its_traceback(
     inputs: Path, run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The traceback was once formatted after the exception had been handled, so every bug report read “NoneType: None”."""
+    """The traceback was once formatted after the exception had been handled, so every bug report read “NoneType:
+    None”."""
     monkeypatch.setattr(Learner, "learn", failing_at(3, Learner.learn, ZeroDivisionError("a bug")))
     ending = small_run.train_here(settings(inputs), run)
     assert (ending.kind, ending.step, ending.exit_code) == ("failed", 2, 1)
@@ -394,7 +397,8 @@ def test_the_best_checkpoint_survives_the_rotation(inputs: Path, run: RunFolder)
     raw = settings(inputs, "rises_and_falls", iters=6, save_every=1, keep_checkpoints=2, max_completion_length=2)
     assert small_run.train_here(raw, run).kind == "finished"
     assert [saved.state.step for saved in checkpoint.all_checkpoints(run)] == [2, 5, 6]
-    # Killed between the last checkpoint and the deletion of an older one: there is no further save that would delete it.
+    # Killed between the last checkpoint and the deletion of an older one: there is no further save that would delete
+    # it.
     older = shutil.copytree(run.checkpoints / "000005", run.checkpoints / "000004")
     state = json.loads((older / "state.json").read_text())
     (older / "state.json").write_text(json.dumps(state | {"step": 4}))
@@ -441,7 +445,8 @@ def test_a_stopped_full_fine_tuning_leaves_its_model(inputs: Path, run: RunFolde
 def test_a_run_in_bfloat16_resumes_to_the_last_bit(
     inputs: Path, run: RunFolder, tmp_path: Path, train_type: str
 ) -> None:
-    """Its importance correction is taken from the first of the two updates of a rollout, and full fine-tuning has float32 masters."""
+    """Its importance correction is taken from the first of the two updates of a rollout, and full fine-tuning has
+    float32 masters."""
     raw = settings(
         inputs, train_type=train_type, dtype="bfloat16", iters=3, num_iterations=2, save_every=9, dropout=0.0
     )

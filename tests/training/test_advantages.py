@@ -44,8 +44,8 @@ def test_the_formula_computed_by_hand() -> None:
 
 
 def test_the_std_within_groups_is_the_mean_of_the_groups_own() -> None:
-    """Groups (0, 0) and (4, 6): stds 0 and √2; over all four √9. It falls to 0 where every group is of one mind, and the std over the
-    step does not."""
+    """Groups (0, 0) and (4, 6): stds 0 and √2; over all four √9. It falls to 0 where every group is of one mind, and
+    the std over the step does not."""
     rewards = [[0.0], [0.0], [4.0], [6.0]]
     for scale in ("group", "batch", "none"):
         metrics = advantages(rewards, 2, scale_rewards=scale)[1]
@@ -57,8 +57,8 @@ def test_the_std_within_groups_is_the_mean_of_the_groups_own() -> None:
 
 
 def test_leave_one_out_compares_with_the_other_scored_completions() -> None:
-    # Rewards 1, 2, 0 and none: 1 − (2 + 0)/2, 2 − (1 + 0)/2, 0 − (1 + 2)/2. The one without a score is no fourth completion.
-    # Of the second group one is scored, of the third two.
+    # Rewards 1, 2, 0 and none: 1 − (2 + 0)/2, 2 − (1 + 0)/2, 0 − (1 + 2)/2. The one without a score is no fourth
+    # completion. Of the second group one is scored, of the third two.
     rewards = [[1.0], [2.0], [0.0], [None], [5.0], [None], [None], [None], [None], [2.0], [5.0], [None]]
     values, _ = advantages(rewards, 4, scale_rewards="none", baseline="leave_one_out")
     assert values.tolist() == pytest.approx([0, 1.5, -1.5, 0, 0, 0, 0, 0, 0, -3, 3, 0])

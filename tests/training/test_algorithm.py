@@ -1,5 +1,5 @@
-"""An algorithm is one file: a supervised warm-up and DPO, written here through the interface that GRPO uses, take the steps
-that plain automatic differentiation of their formulas gives."""
+"""An algorithm is one file: a supervised warm-up and DPO, written here through the interface that GRPO uses, take the
+steps that plain automatic differentiation of their formulas gives."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ class Supervised(Algorithm):
 
 @dataclass
 class Dpo(Algorithm):
-    """Direct preference optimisation (arXiv:2305.18290, equation 7): rows 2i and 2i + 1 are a chosen and a rejected answer."""
+    """Direct preference optimisation (arXiv:2305.18290, equation 7): rows 2i and 2i + 1 are a chosen and a rejected
+    answer."""
 
     beta: float
 
@@ -83,7 +84,8 @@ def policy_of(config: Config) -> Policy:
 
 
 def plain_step(config: Config, loss: Callable[[nn.Module], mx.array]) -> tuple[float, dict[str, np.ndarray]]:
-    """(the loss, the changes of one step of gradient descent), by automatic differentiation of the whole batch at once."""
+    """(the loss, the changes of one step of gradient descent), by automatic differentiation of the whole batch at
+    once."""
     policy = policy_of(config)
 
     def of_weights(weights: dict[str, mx.array]) -> mx.array:

@@ -1,9 +1,11 @@
-"""The preset *As documented*: numbers worked from the formulas of MLX LoRA Studio's guide, in numpy, value and gradient.
+"""The preset *As documented*: numbers worked from the formulas of MLX LoRA Studio's guide, in numpy, value and
+gradient.
 
     ratio = π_θ/π_ref
     L = mean over valid tokens of −min(ratio·A, clip(ratio, 1−ε, 1+ε)·A) + β·(ratio·(π_ref/π_θ) − log(π_ref/π_θ) − 1)
 
-Every part is differentiated in θ. test_learner.py holds the weights of whole updates with this preset against another implementation.
+Every part is differentiated in θ. test_learner.py holds the weights of whole updates with this preset against another
+implementation.
 """
 
 from __future__ import annotations
@@ -69,12 +71,14 @@ def gradient_by_the_formulas(config: Config, logps: np.ndarray, *others: np.ndar
 
 
 def test_one_token_worked_by_hand() -> None:
-    """π_θ 0.5, π_ref 0.4, A = 1: the ratio 1.25 is clipped at 1.0001; the KL is 1.25 · 0.8 − log 0.8 − 1 = −log 0.8 = 0.22314."""
+    """π_θ 0.5, π_ref 0.4, A = 1: the ratio 1.25 is clipped at 1.0001; the KL is 1.25 · 0.8 − log 0.8 − 1 = −log 0.8 =
+    0.22314."""
     loss, gradient, metrics = loss_of(documented(), [[math.log(0.5)]], [[math.log(0.4)]], [1.0], [[1]])
     assert loss == pytest.approx(-1.0001 + 0.1 * 0.2231436, abs=1e-6)
     assert gradient[0, 0] == pytest.approx(0.1, abs=1e-6), "the clipped part has none; of the KL's, d log π_θ is left"
     assert metrics["kl"] == pytest.approx(0.2231436, abs=1e-6) and metrics["clip_ratio_total"] == 1
-    # π_θ 0.3, A = −1: the ratio 0.75 lies below the clip, so the pessimistic part is the clipped one: 0.9999. KL = log 0.75.
+    # π_θ 0.3, A = −1: the ratio 0.75 lies below the clip, so the pessimistic part is the clipped one: 0.9999. KL = log
+    # 0.75.
     loss, gradient, _ = loss_of(documented(), [[math.log(0.3)]], [[math.log(0.4)]], [-1.0], [[1]])
     assert loss == pytest.approx(0.9999 + 0.1 * math.log(0.75), abs=1e-6)
     assert gradient[0, 0] == pytest.approx(0.1, abs=1e-6)

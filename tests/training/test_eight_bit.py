@@ -68,7 +68,8 @@ def parameters() -> dict[str, Any]:
 
 
 def updates(name: str, bits: int, steps: int, tuned: Any = None, start: int = 0, params: Any = None) -> tuple[Any, Any]:
-    """(optimizer, parameters) after updates whose gradients have scales from 1e-4 to 1, each compiled as the learner's."""
+    """(optimizer, parameters) after updates whose gradients have scales from 1e-4 to 1, each compiled as the
+    learner's."""
     tuned = tuned or optimizer(name, learning_rate=1e-3, bits=bits)
     params = params or parameters()
     if start == 0:

@@ -1,4 +1,5 @@
-"""NEFTune: noise on the input embeddings belongs to a row of a rollout, whatever batch the row is in, and to learning alone."""
+"""NEFTune: noise on the input embeddings belongs to a row of a rollout, whatever batch the row is in, and to learning
+alone."""
 
 from __future__ import annotations
 

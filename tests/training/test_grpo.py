@@ -1,4 +1,5 @@
-"""The algorithm's own bookkeeping, without a model: what the settings make of it, and how the metrics of micro-batches become a step's."""
+"""The algorithm's own bookkeeping, without a model: what the settings make of it, and how the metrics of micro-batches
+become a step's."""
 
 from __future__ import annotations
 
@@ -73,7 +74,8 @@ def test_a_change_of_the_settings_reaches_the_algorithm() -> None:
 
 
 def test_tokens_at_the_entropy_threshold_count_for_the_bonus() -> None:
-    """Of the entropies 1, 2, 2, 2 and 5 the upper half begins at 2, and four tokens have at least that; a sixth is masked."""
+    """Of the entropies 1, 2, 2, 2 and 5 the upper half begins at 2, and four tokens have at least that; a sixth is
+    masked."""
     algorithm = algorithm_of(top_entropy_quantile=0.5, entropy_coef=0.1)
     parts: Any = [
         SimpleNamespace(batch=SimpleNamespace(mask_BT=mx.array(mask)), entropy_N=mx.array(entropies))

@@ -1,6 +1,8 @@
-"""Held output is sampled from another distribution than the policy; the corrected gradient is the policy's all the same.
+"""Held output is sampled from another distribution than the policy; the corrected gradient is the policy's all the
+same.
 
-The objective is J = Σ π(y) R(y) over the outputs y of the grammar: with so short a grammar all of them can be written down, and so can ∇J.
+The objective is J = Σ π(y) R(y) over the outputs y of the grammar: with so short a grammar all of them can be written
+down, and so can ∇J.
 """
 
 from __future__ import annotations
@@ -121,7 +123,8 @@ def standard_errors_off(gradients: np.ndarray, exact: np.ndarray) -> np.ndarray:
 
 
 def test_the_corrected_gradient_is_the_policy_s(folder: Path) -> None:
-    """Automatic: within 2 standard errors over 1,152 samples. Uncorrected, and corrected token by token, it is another gradient."""
+    """Automatic: within 2 standard errors over 1,152 samples. Uncorrected, and corrected token by token, it is another
+    gradient."""
     config = settings(folder)
     assert correction_mode(config, mx.float32)[0] == "sequence_truncate"
     policy = toy(config)

@@ -1,4 +1,5 @@
-"""Given completions and rewards, the weights after a few steps equal those of an independent implementation of the papers.
+"""Given completions and rewards, the weights after a few steps equal those of an independent implementation of the
+papers.
 
 `Reference` shares no code with the backend: its own advantages, its own log-probabilities (one row at a time, the whole
 vocabulary), its own loss, its own AdamW. Only the model's forward pass and automatic differentiation are mlx's.
@@ -35,8 +36,8 @@ BASE = {
     "max_grad_norm": 1.0, "weight_decay": 0.1, "top_p": 1.0, "top_k": 0,
 }  # fmt: skip
 SGD = {"optimizer": "sgd", "learning_rate": 2e-2, "weight_decay": 0.0}
-"""Where two ways to the same gradient are compared: AdamW divides by a gradient's size, so that of a weight whose gradient is
-nearly 0 it would show rounding alone."""
+"""Where two ways to the same gradient are compared: AdamW divides by a gradient's size, so that of a weight whose
+gradient is nearly 0 it would show rounding alone."""
 
 
 @pytest.fixture(scope="module")
@@ -106,8 +107,8 @@ class Reference:
         self.v = {name: mx.zeros_like(x) for name, x in self.weights.items()}
         self.t = 0
         self.rounding = {name: np.full(x.shape, 1e-6) for name, x in self.weights.items()}
-        """How far rounding may move each weight. A gradient is right to some 1e-6 of the largest one; AdamW divides that by
-        the weight's own, so where this is near 0 an update is rounding, a different one on every processor."""
+        """How far rounding may move each weight. A gradient is right to some 1e-6 of the largest one; AdamW divides
+        that by the weight's own, so where this is near 0 an update is rounding, a different one on every processor."""
         self.losses: list[float] = []
         self.norms: list[float] = []
         self.clipped: list[float] = []
@@ -278,7 +279,8 @@ def test_a_gradient_that_is_not_finite_raises_before_anything_changes(model: Pat
 def test_weights_and_moments_are_whole_but_while_an_update_is_made(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A number that is not finite is found before anything is touched; what fails half-way leaves nothing that may be saved."""
+    """A number that is not finite is found before anything is touched; what fails half-way leaves nothing that may be
+    saved."""
     config = config_of(model, **SGD)
     policy = load_policy(config)
     learner = grpo_learner(policy, config, 1)
@@ -358,7 +360,8 @@ def test_dropout_depends_on_the_seed_and_the_update_alone(model: Path) -> None:
 
 
 def test_old_log_probabilities_are_computed_without_dropout(model: Path) -> None:
-    """The old policy is the one that sampled, and sampling drops nothing; an update before left the model in training mode."""
+    """The old policy is the one that sampled, and sampling drops nothing; an update before left the model in training
+    mode."""
     config = config_of(model, beta=0, dropout=0.5, sampling_correction="token_truncate")
     policy = load_policy(config)
     policy.assign(
@@ -387,7 +390,8 @@ def test_old_log_probabilities_are_computed_without_dropout(model: Path) -> None
 def test_entropy_and_kl_of_completions_that_are_not_learned_from_are_those_of_a_step(
     model: Path, settings: dict[str, Any]
 ) -> None:
-    """In the second step, where the policy has left the reference; and measuring changes no weight and no later step."""
+    """In the second step, where the policy has left the reference; and measuring changes no weight and no later
+    step."""
     config = config_of(model, **settings)
     first, second = random_steps()
     policy = load_policy(config)
@@ -406,7 +410,8 @@ def test_entropy_and_kl_of_completions_that_are_not_learned_from_are_those_of_a_
     step = learner.learn(batch)
     assert held_out["entropy"] == pytest.approx(step["entropy"], rel=1e-5)
     if "kl" in measured:
-        # A KL of d²/2 is off by d times the rounding of d, which has that of the log probabilities it is the difference of.
+        # A KL of d²/2 is off by d times the rounding of d, which has that of the log probabilities it is the difference
+        # of.
         rounding = 4 * float(np.finfo(np.float32).eps) * step["entropy"]
         assert held_out["kl"] == pytest.approx(step["kl"], rel=1e-5, abs=math.sqrt(2 * step["kl"]) * rounding)
         assert held_out["kl"] > 0

@@ -1,5 +1,5 @@
-"""Every loss and every setting of the objective, through the learner: an update equals plain automatic differentiation of
-`policy_loss` over the whole batch, with a forward pass without micro-batches, skipped rows or shared prompts.
+"""Every loss and every setting of the objective, through the learner: an update equals plain automatic differentiation
+of `policy_loss` over the whole batch, with a forward pass without micro-batches, skipped rows or shared prompts.
 """
 
 from __future__ import annotations
@@ -87,8 +87,9 @@ class Plain:
         self.config, self.policy, self.start = config, policy, start
         self.metrics: list[dict[str, float]] = []
         self.nearest = math.inf
-        """The least distance of a ratio from a corner of the clip, and of an entropy from the threshold of the most uncertain
-        tokens: at distance 0 rounding decides whether a token has a gradient, and BLAS kernels round differently by processor."""
+        """The least distance of a ratio from a corner of the clip, and of an entropy from the threshold of the most
+        uncertain tokens: at distance 0 rounding decides whether a token has a gradient, and BLAS kernels round
+        differently by processor."""
 
     def learn(self, groups: list[Group]) -> None:
         size = len(groups) // self.config.steps_per_generation
@@ -178,8 +179,8 @@ def assert_same_changes(
 
 
 def away_from_ties(config: Config, batches: int, has_tool_results: bool = False) -> tuple[Plain, list[Group]]:
-    """The first completions under which no ratio comes near a corner of the clip and no entropy near its threshold, and the
-    plain run on them."""
+    """The first completions under which no ratio comes near a corner of the clip and no entropy near its threshold, and
+    the plain run on them."""
     for seed in range(20):
         policy = perturbed(config, "the plain one's")
         groups = sampled_groups(policy.model, P * batches, seed)
@@ -249,8 +250,8 @@ SETTINGS_NAMES, LOSS_NAMES = list(SETTINGS_OF), list(LOSSES)
 
 
 def cases() -> list[Any]:
-    """Every loss with its defaults, every setting with GRPO's, and every second one with another loss too; the full product is a
-    proof."""
+    """Every loss with its defaults, every setting with GRPO's, and every second one with another loss too; the full
+    product is a proof."""
     others = [name for name in LOSS_NAMES if name != "grpo"]
     few = {(loss, "defaults") for loss in LOSS_NAMES} | {("grpo", name) for name in SETTINGS_NAMES}
     few |= {(others[i % len(others)], name) for i, name in enumerate(SETTINGS_NAMES) if i % 2}
@@ -309,7 +310,8 @@ def without_signal(groups: list[Group]) -> list[Group]:
 def three_steps(
     config: Config, silent_steps: set[int]
 ) -> tuple[dict[str, np.ndarray], list[int], list[dict[str, float]]]:
-    """Weights after three steps, rows forwarded in each, and the metrics; `silent_steps` steps have no signal at all."""
+    """Weights after three steps, rows forwarded in each, and the metrics; `silent_steps` steps have no signal at
+    all."""
     policy = perturbed(config)
     learner, hidden, rows = grpo_learner(policy, config, 3), policy.split_model.hidden, [0]
     batches = [sampled_groups(policy.model, seed=step) for step in range(3)]

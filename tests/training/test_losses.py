@@ -104,8 +104,8 @@ def test_a_sequence_ratio_is_the_geometric_mean_over_the_tokens_that_count() -> 
 
 @pytest.mark.parametrize(("corrected", "derivative"), [(True, math.log(2)), (False, 0.5)])
 def test_the_kl_term_computed_by_hand(corrected: bool, derivative: float) -> None:
-    # log π = log ½, log π_ref = log ¼, so r = log ½: ½ + log 2 − 1 = 0.19315. Its derivative in log π is 1 − ½; times the
-    # ratio, 0.19315 more: log 2, which is the true gradient's one-sample estimate.
+    # log π = log ½, log π_ref = log ¼, so r = log ½: ½ + log 2 − 1 = 0.19315. Its derivative in log π is 1 − ½; times
+    # the ratio, 0.19315 more: log 2, which is the true gradient's one-sample estimate.
     log_half = mx.array([[math.log(0.5)]])
     loss, metrics, gradient = loss_and_gradient(
         log_half, None, 2 * log_half, mx.zeros(1), mx.ones((1, 1)), beta=0.1, use_bias_correction_kl=corrected
@@ -120,7 +120,8 @@ def test_the_kl_term_computed_by_hand(corrected: bool, derivative: float) -> Non
     [("grpo", -2 / 3), ("bnpo", -1), ("dr_grpo", -4 / 12), ("dapo", -4 / 8), ("luspo", -4 / 3), ("sapo", -4 / 3)],
 )
 def test_token_weights_by_loss(loss_type: str, loss: float) -> None:
-    # Rows of 3, 1 and 0 tokens, every term −1 (sapo's gate at ratio 1 is 4σ(0)/τ = 2), max_completion_length 4, 8 items.
+    # Rows of 3, 1 and 0 tokens, every term −1 (sapo's gate at ratio 1 is 4σ(0)/τ = 2), max_completion_length 4, 8
+    # items.
     mask = rows([1, 1, 1], [1, 0, 0], [0, 0, 0])
     actual, _ = policy_loss(
         mx.zeros((3, 3)), None, None, mx.ones(3), mask, loss_type=loss_type, max_completion_length=4, num_items=8
@@ -156,8 +157,8 @@ def test_on_policy_every_loss_is_the_policy_gradient(loss_type: str, level: str)
 
 
 def test_vespo_has_the_importance_correction_inside_its_weight_only() -> None:
-    # Row 1: log w = 0.1 + 0.2 from the policy, log ½ from the correction; φ = e^{3 + 2·log w − 3w}. Row 2 has one token, log w =
-    # −0.3 + log 2, and A < 0: φ = e^{2 + 3·log w − 2w}.
+    # Row 1: log w = 0.1 + 0.2 from the policy, log ½ from the correction; φ = e^{3 + 2·log w − 3w}. Row 2 has one
+    # token, log w = −0.3 + log 2, and A < 0: φ = e^{2 + 3·log w − 2w}.
     first, second = 0.3 + math.log(0.5), -0.3 + math.log(2)
     phi = math.exp(3 + 2 * first - 3 * math.exp(first)), math.exp(2 + 3 * second - 2 * math.exp(second))
     for correction in (rows([0.5, 1.0], [2.0, 9.0]), rows([0.5], [2.0])):
@@ -240,7 +241,8 @@ def random_batch(seed: int) -> dict[str, np.ndarray]:
 
 
 def run(batch: dict[str, np.ndarray], **settings: Any) -> tuple[float, Tally, np.ndarray]:
-    """(loss, tally, gradient in the log-probabilities); `settings` may hold `weights` and the totals of a whole batch."""
+    """(loss, tally, gradient in the log-probabilities); `settings` may hold `weights` and the totals of a whole
+    batch."""
     a = {name: mx.array(x.astype(np.float32)) for name, x in batch.items()}
     weights = settings.pop("weights", None)
     totals = {name: settings.pop(name) for name in ("entropy_threshold", "entropy_tokens") if name in settings}

@@ -16,7 +16,8 @@ every_optimizer = pytest.mark.parametrize("name", OPTIMIZERS)
 
 
 def parameters() -> dict[str, Any]:
-    """Shapes a model has: lists with gaps (LoRA on the last layers only), matrices, vectors, a scalar, half precision."""
+    """Shapes a model has: lists with gaps (LoRA on the last layers only), matrices, vectors, a scalar, half
+    precision."""
     rng = np.random.default_rng(0)
 
     def normal(*shape: int) -> mx.array:

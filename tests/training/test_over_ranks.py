@@ -1,7 +1,7 @@
 """Ranks that share the rows of a step make the update that one process makes of all of them.
 
-The ranks are threads that compute in turns (`tests.support.rank_threads`): what they exchange goes through the same code as between
-processes, but for the transport.
+The ranks are threads that compute in turns (`tests.support.rank_threads`): what they exchange goes through the same
+code as between processes, but for the transport.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ BASE = {
     "data": "none", "num_layers": -1, "rank": 4, "scale": 2.0, "batch_size": P, "group_size": G, "max_completion_length": LONGEST,
     "optimizer": "sgd", "learning_rate": 0.05, "weight_decay": 0.0, "max_grad_norm": 1.0,
 }  # fmt: skip
-"""SGD, whose step is the gradient: AdamW divides by a gradient's size, so that where this is near 0 it would show rounding alone."""
+"""SGD, whose step is the gradient: AdamW divides by a gradient's size, so that where this is near 0 it would show
+rounding alone."""
 FAST_LEADER = [3.0, 1.0]
 
 
@@ -50,7 +51,8 @@ def config_of(model: Path, **settings: Any) -> Config:
 
 
 def random_groups(seed: int) -> list[Group]:
-    """A step's groups, of unequal lengths; the second has no signal, and one completion of the third ran into the limit."""
+    """A step's groups, of unequal lengths; the second has no signal, and one completion of the third ran into the
+    limit."""
     rng = np.random.default_rng(seed)
     groups: list[Group] = []
     for index in range(P):
@@ -200,7 +202,8 @@ def test_rows_are_split_by_speed_and_groups_stay_together() -> None:
     rows = rows_like([[50] * 4] * 8)
     assert rows_of_ranks(rows, [3.0, 1.0]) == [list(range(24)), list(range(24, 32))]
     assert rows_of_ranks(rows, [1.0] * 4) == [list(range(i, i + 8)) for i in range(0, 32, 8)]
-    # A border near the middle of the third group is moved to its edge, which is less than a twentieth of all tokens away.
+    # A border near the middle of the third group is moved to its edge, which is less than a twentieth of all tokens
+    # away.
     assert [len(part) for part in rows_of_ranks(rows, [2.1, 5.9])] == [8, 24]
 
 

@@ -1,7 +1,9 @@
-"""No sum of a learning step depends on the order in which a GPU adds: its graphs have no scatter-add whose indices may repeat.
+"""No sum of a learning step depends on the order in which a GPU adds: its graphs have no scatter-add whose indices may
+repeat.
 
-Metal's scatter-adds are atomic, so a sum of several terms rounds differently from run to run, and a resumed run would end with other
-weights. Linux cannot run them, but has the same graph: a CPU that makes a GPU's choices, every evaluated graph of a step walked.
+Metal's scatter-adds are atomic, so a sum of several terms rounds differently from run to run, and a resumed run would
+end with other weights. Linux cannot run them, but has the same graph: a CPU that makes a GPU's choices, every evaluated
+graph of a step walked.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Prompts that do not fit with their completions are prefilled once for all micro-batches; the gradient stays the same."""
+"""Prompts that do not fit with their completions are prefilled once for all micro-batches; the gradient stays the
+same."""
 
 from __future__ import annotations
 
@@ -58,8 +59,8 @@ Reads = list[tuple[type, int]]
 
 
 def learned(config: Config, batch: list[Group], **how: Any) -> tuple[dict[str, np.ndarray], dict[str, float], Reads]:
-    """The changes of the weights by a step of plain gradient descent, its metrics, and what was read: whether prompts or completions, and
-    how many tokens."""
+    """The changes of the weights by a step of plain gradient descent, its metrics, and what was read: whether prompts
+    or completions, and how many tokens."""
     policy = load_policy(config)
     start = {name: np.array(x) for name, x in policy.trainable().items()}
     split_model = policy.split_model

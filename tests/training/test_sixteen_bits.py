@@ -1,5 +1,5 @@
-"""In 16 bits the sampler and the learner are the same policy as far as the format allows, and what remains is measured and
-corrected."""
+"""In 16 bits the sampler and the learner are the same policy as far as the format allows, and what remains is measured
+and corrected."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from tests.support.random_models import tiny_model
 from tests.support.sampler_and_learner import by_learner, by_sampler, deep_policy, sampled_groups
 
 pytestmark = pytest.mark.usefixtures("as_on_a_cpu")
-"""Bounds are for the CPU's own choices: told that it is a GPU, it leaves attention to mlx, which here rounds its scores."""
+"""Bounds are for the CPU's own choices: told that it is a GPU, it leaves attention to mlx, which here rounds its
+scores."""
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,5 @@
-"""`Completion.mask`: tokens that the policy did not produce, such as a tool's result, are in the context and never trained on."""
+"""`Completion.mask`: tokens that the policy did not produce, such as a tool's result, are in the context and never
+trained on."""
 
 from __future__ import annotations
 
