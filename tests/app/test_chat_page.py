@@ -15,7 +15,6 @@ from PySide6.QtCore import QObject, Qt
 from PySide6.QtTest import QTest
 
 from app import theme
-from app.pages.chat import chat_page
 from app.pages.chat.answer_view import split_thinking
 from app.pages.chat.chat_page import ChatPage
 from app.state.prefs import Prefs
@@ -211,16 +210,6 @@ def test_rows_of_the_dataset(page: ChatPage):
     assert service.last("chat_row").arguments == {"row": -1}
 
 
-def test_failed_answer(page: ChatPage):
-    service = load(page)
-    send(page).refuse([ConfigProblem("prompt_feature", "The model's chat template refuses this prompt.")])
-    assert page.transcript.answers[0]["base"].problem.text() == "The model's chat template refuses this prompt."
-    assert page.chat.state == "ready" and send(page).arguments["turns"] == {"base": [], "tuned": []}
-    service.is_running = False
-    service.last("chat_reply").refuse([ConfigProblem("", "The helper process ended before it answered.")])
-    assert page.chat.state == "failed" and page.notice.sentence.text().startswith("The helper process ended")
-
-
 def test_sampling_settings(page: ChatPage):
     load(page)
     page.prompt.setPlainText("Hi")
@@ -255,18 +244,6 @@ def test_training_run_gets_the_memory(page: ChatPage, made: Path):
         RunFolder(made / "first").lock.unlink()
     page._check_live_run()
     assert page.bar.load.isEnabled() and page.notice.title.text() == "first"
-
-
-def test_left_page_unloads(page: ChatPage, qtbot, monkeypatch: pytest.MonkeyPatch):
-    service = load(page)
-    page._left_timer.setInterval(20)
-    page.hide()
-    page.show()
-    QTest.qWait(60)
-    assert not service.retired, "back in time"
-    page.hide()
-    qtbot.waitUntil(lambda: service.retired)
-    assert page.chat.state == "empty" and chat_page.LEFT_MS >= 60_000
 
 
 def test_reward_code_runs_only_with_consent(

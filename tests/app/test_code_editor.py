@@ -39,19 +39,6 @@ def test_return_keeps_the_indentation(editor: CodeEditor) -> None:
     assert editor.toPlainText() == "    def f(x):\n        return 1\n        x"
 
 
-def test_tab_indents_and_shift_tab_dedents(editor: CodeEditor) -> None:
-    set_text(editor, "ab")
-    QTest.keyClick(editor, KEY.Key_Tab)
-    assert editor.toPlainText() == "ab  ", "to the next stop"
-    set_text(editor, "a\n\nb")
-    editor.selectAll()
-    QTest.keyClick(editor, KEY.Key_Tab)
-    assert editor.toPlainText() == "    a\n\n    b"
-    editor.selectAll()
-    QTest.keyClick(editor, KEY.Key_Backtab)
-    assert editor.toPlainText() == "a\n\nb"
-
-
 def test_comment_lines(editor: CodeEditor) -> None:
     set_text(editor, "  a\nb")
     editor.selectAll()
@@ -87,20 +74,3 @@ def test_the_error_line_is_marked(editor: CodeEditor) -> None:
     assert len(editor.extraSelections()) == 1, "a line that is gone is no line"
     editor.show_problem(0)
     assert editor.toolTip() == ""
-
-
-def test_python_syntax_is_coloured(editor: CodeEditor) -> None:
-    editor.setPlainText('@reg("x")\ndef f(a=1):  # why\n    return """one\ntwo""" if None else 2.5e-3\n')
-    colours = theme.palette()
-    assert colour_at(editor, 0, 0) == colours.clip and colour_at(editor, 0, 5) == colours.good
-    assert colour_at(editor, 1, 0) == colours.accent and colour_at(editor, 1, 4) == colours.kl
-    assert colour_at(editor, 1, 8) == colours.length and colour_at(editor, 1, 13) == colours.muted
-    assert colour_at(editor, 3, 0) == colours.good and colour_at(editor, 3, 7) == colours.accent
-    assert colour_at(editor, 3, 10) == colours.length and colour_at(editor, 3, 20) == colours.length
-    assert colour_at(editor, 1, 6) is None
-
-
-def colour_at(editor: CodeEditor, line: int, column: int):
-    block = editor.document().findBlockByNumber(line)
-    looks = [span for span in block.layout().formats() if span.start <= column < span.start + span.length]
-    return looks[-1].format.foreground().color() if looks else None

@@ -202,16 +202,3 @@ def test_code_question(qtbot, reward_file: Path) -> None:
     assert "mine.py has changed since you allowed it to run." in dialog_text(changed)
     changed.allow.click()
     assert changed.result() == ConsentDialog.DialogCode.Accepted
-
-
-def test_rights_in_the_question(qtbot, reward_file: Path, tmp_path: Path) -> None:
-    consent, named = Consent(tmp_path / "trusted.json"), {"reward_functions_file": str(reward_file)}
-    expected = {
-        "It has no network, and can change nothing outside its own folder.": {},
-        "send them over the network. It can change nothing outside": {"reward_network": True},
-        "inside the trainer, with your rights: it can read and change your files": {"reward_isolation": "thread"},
-    }
-    for sentence, settings in expected.items():
-        dialog = ConsentDialog(consent.unconfirmed(named | settings))
-        qtbot.addWidget(dialog)
-        assert sentence in dialog_text(dialog)

@@ -23,13 +23,11 @@ from app.pages.train import train_page
 from app.pages.train.train_page import DatasetLine
 from app.state import dataset as datasets
 from app.state.dataset import Counts
-from app.state.jobs import Download
 from app.state.session import Session
 from backend.rewards.allowed_code import Rights
 from backend.serve.question_call import QuestionCall
 from backend.serve.questions import QUESTIONS
 from backend.utils.errors import ConfigProblem, UserError
-from tests.support.latency import LatencyProbe
 from tests.support.random_models import tiny_tokenizer
 
 MAPPED = {"prompt_feature": "question", "answer_feature": "solution"}
@@ -139,17 +137,6 @@ def test_variety_of_the_prompts(qtbot, page: DatasetPage, tmp_path: Path) -> Non
     page.session.draft.set("prompt_feature", "id")
     qtbot.waitUntil(lambda: page.dataset.variety.get("rows") == 0)
     assert not said.isVisible(), "a column of numbers is no prompt"
-
-
-def test_tokens_after_a_download(qtbot, page: DatasetPage, tmp_path: Path) -> None:
-    (model := tmp_path / "late").mkdir()
-    show_dataset(qtbot, page, data=write_rows(tmp_path), model=str(model), **MAPPED)
-    assert wait_for_counts(qtbot, page).no_tokens
-    page.table.selectRow(1)
-    tiny_tokenizer(model).joinpath("config.json").write_text("{}")
-    page.session.downloads.finished.emit(Download("someone/late", "model"))
-    qtbot.waitUntil(lambda: wait_for_counts(qtbot, page).has_tokens)
-    qtbot.waitUntil(lambda: "tokens of" in page.detail.about.text())
 
 
 def test_map_function_is_allowed(qtbot, page: DatasetPage, tmp_path: Path) -> None:
@@ -351,24 +338,6 @@ def test_at_most_two_requests_pending(qtbot, qapp) -> None:
     qtbot.waitUntil(lambda: requested.count(requested[1]) == 2)
 
 
-def test_old_answer_is_dropped(qtbot, page: DatasetPage, tmp_path: Path) -> None:
-    show_dataset(qtbot, page, data=write_rows(tmp_path), **MAPPED)
-    page.session.service.held["preview_row"] = []
-    page.table.selectRow(2)
-    qtbot.waitUntil(lambda: bool(page.session.service.held["preview_row"]))
-    title = page.detail.title.text()
-    page.session.draft.set("system_prompt", "Think.")
-    page.session.service.held["preview_row"][-1]()
-    assert page.detail.title.text() == title
-
-
-def test_counts_of_a_sample_are_extrapolated() -> None:
-    counts = Counts(rows=1000, seen=100, lengths=((10, 60), (30, 30), (50, 10)))
-    assert (counts.median, counts.longest) == (10, 50)
-    assert counts.too_long(30) == (100, False) and counts.too_long(9) == (1000, False)
-    assert Counts(rows=100, seen=100, lengths=counts.lengths).too_long(30) == (10, True)
-
-
 def test_histogram(qapp) -> None:
     bars = Histogram()
     bars.resize(200, 80)
@@ -442,30 +411,3 @@ def test_names_and_tab_order(qtbot, page: DatasetPage, tmp_path: Path) -> None:
     assert seen[:6] == [*menus, page.counts.other, page.table, page.try_button]
     assert seen[6] in views, "one stop for the three of them"
     assert seen[7] is page.detail.pane
-
-
-def test_many_rows_never_block(qtbot, tmp_path: Path, model: Path, qapp) -> None:
-    theme.apply(qapp, "light")
-    session = Session()
-    session.draft.update({"data": write_rows(tmp_path, 40_000), "model": str(model), **MAPPED})
-    page = DatasetPage(session)
-    qtbot.addWidget(page)
-    page.resize(1060, 700)
-    probe = LatencyProbe(page)
-    try:
-        page.show()
-        qtbot.waitUntil(lambda: page.model.rowCount() == 40_000 and cells(page, 0)[2] != PLACEHOLDER)
-        bar = page.table.verticalScrollBar()
-        for index in range(0, bar.maximum(), bar.maximum() // 30):
-            bar.setValue(index)
-            qtbot.wait(5)
-        bar.setValue(bar.maximum())
-        qtbot.waitUntil(lambda: cells(page, 39_999)[2] == "What is 39999 plus 39999?")
-        qtbot.waitUntil(lambda: page.detail.title.text() == "Row 1")
-        qtbot.waitUntil(lambda: page.dataset.counts is not None and page.dataset.counts.has_tokens)
-        page.table.selectRow(39_999)
-        qtbot.waitUntil(lambda: page.detail.title.text() == "Row 40,000")
-        page.hide()
-        probe.check()
-    finally:
-        session.service.close()

@@ -145,21 +145,6 @@ def test_rows_side_by_side(qtbot, page: EvaluatePage, run: RunFolder) -> None:
     assert "Change" in QGuiApplication.clipboard().text().splitlines()[0]
 
 
-def test_most_different_pair_first(qtbot, page: EvaluatePage, run: RunFolder) -> None:
-    made_up_evaluations.write(run, "test-step-4")
-    page.evaluations.refresh()
-    shows_rows(qtbot, page, 40)
-    page.decoding.choose("sampled")
-    assert "4 completions of each prompt" in page.how.text() and "Pass@4" in figures(page)
-    page.kind.choose("better")
-    texts = [pane.text.toPlainText() for pane in page.detail.panes]
-    assert texts == ["reward 0.0", "reward 1.0"] and page.detail.which.text().endswith("of 4")
-    number = int(page.detail.which.text().split()[0])
-    step = page.detail.later if number < 4 else page.detail.earlier
-    qtbot.mouseClick(step, Qt.MouseButton.LeftButton)
-    assert int(page.detail.which.text().split()[0]) == (number + 1 if number < 4 else number - 1)
-
-
 def test_start_and_show(qtbot, page: EvaluatePage, run: RunFolder) -> None:
     assert [page.form.checkpoint.itemData(i) for i in range(page.form.checkpoint.count())] == ["end", "best", "4", "2"]
     page.form.checkpoint.setCurrentIndex(3)

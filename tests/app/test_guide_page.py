@@ -9,7 +9,6 @@ import pytest
 from PySide6.QtCore import QPoint, Qt
 from PySide6.QtTest import QTest
 
-from app.pages.help import guide_page
 from app.pages.help.guide_page import GuidePage
 from app.state import guide
 from app.state.charts import CHARTS
@@ -97,15 +96,6 @@ def test_back(page: GuidePage) -> None:
     page.view.setFocus()
     QTest.keyClick(page.view, Qt.Key.Key_Backspace)
     assert heading_at_top(page) == "Dataset format"
-
-
-def test_links(window: Window, page: GuidePage, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened: list[str] = []
-    monkeypatch.setattr(guide_page, "open_link", opened.append)
-    page.follow("https://arxiv.org/abs/2402.03300")
-    assert opened == ["https://arxiv.org/abs/2402.03300"]
-    page.follow("app:rewards")
-    assert window.current_page == "rewards"
 
 
 def test_contents(page: GuidePage) -> None:

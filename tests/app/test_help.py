@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from PySide6.QtGui import QGuiApplication
 
-from app.help_menu import DOCUMENTS, TextDialog
+from app.help_menu import TextDialog
 from app.menus import HELP, MENUS
 from app.state.charts import CHARTS
 from app.state.guide import CHART, SETTING, glossary
@@ -39,12 +39,6 @@ def test_about_shows_versions_and_every_licence(window: Window) -> None:
     dialog.copy()
     copied = QGuiApplication.clipboard().text()
     assert f"grpo-studio: {__version__}" in copied and "Computes on: " in copied and "mlx: " in copied
-
-
-def test_documents_are_shown(window: Window) -> None:
-    window.menus["files"].trigger()
-    dialog = window.findChild(TextDialog)
-    assert dialog.windowTitle() in DOCUMENTS and len(dialog.text.toPlainText()) > 500
 
 
 def test_the_list_of_shortcuts_has_every_one(window: Window) -> None:

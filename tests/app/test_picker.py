@@ -14,7 +14,7 @@ from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
 from app.pages.train import source_picking
-from app.pages.train.picker import NAME, STAR, WHERE, Picker, PickerEntry, PickerLine
+from app.pages.train.picker import STAR, WHERE, Picker, PickerEntry, PickerLine
 from app.pages.train.source_picking import suggested_models
 from app.pages.train.train_page import TrainPage
 from app.state.jobs import Downloads
@@ -94,14 +94,6 @@ def test_recent_entries_come_first(picker: Picker):
     assert current(picker) == "/m/base" and picker.take.isEnabled() and picker.take.text() == "Use"
 
 
-def test_typing_filters_by_every_word(picker: Picker):
-    QTest.keyClicks(picker.search, "a/ SMALL")
-    assert row_texts(picker) == ["[On this machine]", "a/small-4bit", "[Search Hugging Face for “a/ SMALL”]"]
-    picker.search.setText("zzz")
-    assert row_texts(picker) == ["[Search Hugging Face for “zzz”]"]
-    assert picker.take.text() == "Search", "with nothing here, Enter searches"
-
-
 def test_arrow_keys_skip_headings(picker: Picker):
     press(picker, Qt.Key.Key_Up)
     assert current(picker) == "/m/base"
@@ -129,13 +121,6 @@ def test_a_starred_entry_stays_on_top(picker: Picker):
     assert current(picker) == "a/small-4bit"
     picker.table.clicked.emit(picker.model.index(1, STAR))
     assert recorded.stars[-1] == ("a/small-4bit", False) and "[Favourites]" not in row_texts(picker)
-
-
-def test_deleted_favourite(picker: Picker):
-    picker.show_local(LOCAL, {"c/deleted", "/gone/folder"})
-    assert row_texts(picker)[:2] == ["[Favourites]", "c/deleted"]
-    picker.choose_id("c/deleted")
-    assert picker.take.text() == "Download"
 
 
 def test_the_hub_is_searched_on_request(picker: Picker):
@@ -346,15 +331,6 @@ def test_unsupported_model_is_a_problem(
     assert "cannot be trained" not in draft.problems()[0].sentence
 
 
-def test_adapter_as_reference(qtbot: QtBot, local_page: TrainPage, tmp_path: Path):
-    (tmp_path / "adapter").mkdir()
-    (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
-    field = local_page.form.fields["reference_model_path"]
-    field.take(str(tmp_path / "adapter"))
-    qtbot.waitUntil(lambda: field._note is not None and bool(field._note.text()))
-    assert field._note.text() == "An adapter of the base model." and field._note.property("role") == "muted"
-
-
 def test_recent_and_starred_are_remembered(tmp_path: Path):
     prefs = Prefs(tmp_path / "p")
     for name in ("a/b", "c/d", "a/b"):
@@ -366,12 +342,3 @@ def test_recent_and_starred_are_remembered(tmp_path: Path):
     assert again.favourites("dataset") == {"x/y"}
     again.set_favourite("dataset", "x/y", False)
     assert again.favourites("dataset") == set()
-
-
-def test_rows_of_the_picker_are_copied_as_text(picker: Picker):
-    picker.choose_id("/m/base")
-    picker.table.copy()
-    from PySide6.QtGui import QGuiApplication
-
-    assert "base\tllama\tbf16" in QGuiApplication.clipboard().text()
-    assert picker.model.headerData(NAME, Qt.Orientation.Horizontal) == "Name"

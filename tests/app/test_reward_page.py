@@ -11,15 +11,13 @@ from PySide6.QtGui import QDropEvent, QGuiApplication
 from PySide6.QtTest import QTest
 
 from app import theme
-from app.pages.rewards.bench_results import WEIGHT as BOARD_WEIGHT
 from app.pages.rewards.rewards_page import RewardsPage
 from app.state import reward_bench
 from app.state.prefs import Prefs
 from app.state.processes import Service
 from app.state.session import Session
 from app.widgets.completion_source import row_numbers
-from app.widgets.reward_delegates import WeightEdit
-from tests.support import made_up_runs, small_run
+from tests.support import small_run
 
 MINE = '''from backend.rewards import register_reward_function
 
@@ -84,16 +82,6 @@ def rewards(page: RewardsPage) -> list[float]:
     return [item["reward"] for line in page.bench.groups for item in line["completions"]]
 
 
-def column(page: RewardsPage, name: str) -> list[str]:
-    heads = [
-        page.results.completions.label(column_index) for column_index in range(page.results.completions.columnCount())
-    ]
-    return [
-        page.results.completions.index(row, heads.index(name)).data()
-        for row in range(page.results.completions.rowCount())
-    ]
-
-
 def test_sample_and_score(qtbot, page: RewardsPage, tmp_path: Path) -> None:
     raw = small_run.settings_for(tmp_path, group_size=3, max_completion_length=6) | small_run.low_half(tmp_path)
     page.draft.update({key: value for key, value in raw.items() if key in page.draft.values()})
@@ -145,20 +133,6 @@ def test_menu_actions(qtbot, page: RewardsPage, tmp_path: Path) -> None:
     page.cases.selectRow(0)
     page.drop_case()
     qtbot.waitUntil(lambda: not emitted[-1]["drop_case"])
-
-
-def test_score_a_run(qtbot, page: RewardsPage, tmp_path: Path) -> None:
-    folder = made_up_runs.make_run(tmp_path / "runs" / "one", steps=2)
-    page.hide()
-    page.show()
-    page.source.sources.choose("run")
-    assert page.source.runs.currentText() == "one"
-    page.source.step.setText("1")
-    page.source.load.click()
-    wait_for_scores(qtbot, page)
-    assert page.about.text().startswith("4 prompts, 32 completions from one, step 1")
-    kept = [item["text"] for line in map(json.loads, folder.completions.read_text().splitlines()[:1]) for item in line["completions"]]  # fmt: skip
-    assert [item["text"] for item in page.bench.groups[0]["completions"]] == kept
 
 
 def test_drop_and_paste(qtbot, page: RewardsPage, tmp_path: Path) -> None:
@@ -263,19 +237,3 @@ def test_kept_case(qtbot, page: RewardsPage, user_file: Path, tmp_path: Path) ->
     QTest.keyClick(page.cases, Qt.Key.Key_Delete)
     qtbot.waitUntil(lambda: page.views.buttons["cases"].text() == "Cases")
     assert not (tmp_path / "mine.cases.jsonl").exists()
-
-
-def test_weight_on_the_bench(qtbot, page: RewardsPage, user_file: Path, tmp_path: Path) -> None:
-    page.draft.update({"reward_functions": ["long", "keyword(word=dd)"], "reward_weights": []})
-    load_rows(qtbot, page, tmp_path)
-    assert column(page, "Advantage")[4] == column(page, "Advantage")[-1] and rewards(page)[3] == 1.4
-    assert page.session.reward_bench.means == pytest.approx({"long": 0.25, "keyword": 0.25})
-    index = page.results.functions.index(1, BOARD_WEIGHT)
-    page.results.board.edit(index)
-    typed = page.results.board.findChild(WeightEdit)
-    assert typed.accessibleName() == "Weight of Keyword"
-    typed.selectAll()
-    QTest.keyClicks(typed, "3")
-    QTest.keyClick(typed, Qt.Key.Key_Return)
-    qtbot.waitUntil(lambda: page.draft.value("reward_weights") == [1.0, 3.0])
-    qtbot.waitUntil(lambda: rewards(page)[3] == 3.4)
