@@ -7,10 +7,10 @@ What the rest of the program imports:
     weights      schedules of weights                             errors         RewardError, LoadError
     registry     FunctionDescription                              inputs         TrainerState
 
-Inside: `resolve` and `user_files` make callables of names, `scoring` and `calls` call them, `worker_process` and `worker`
-are the two ends of the process in which that happens, `confinement/` confines it, `functions/` has the shipped functions,
-`program_runner` and `program` run a completion's code. It imports no mlx. A user's file needs one line of it:
-`from backend.rewards import register_reward_function`.
+Inside: `resolve` and `user_files` make callables of names, `scoring` and `calls` call them, `worker_process` and
+`worker` are the two ends of the process in which that happens, `confinement/` confines it, `functions/` has the
+shipped functions, `program_runner` and `program` run a completion's code. It imports no mlx. A user's file needs one
+line of it: `from backend.rewards import register_reward_function`.
 """
 
 from backend.rewards.registry import (

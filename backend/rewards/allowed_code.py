@@ -1,9 +1,10 @@
 """Which reward files may run on this machine: path → SHA-256 of the contents that a person has allowed, and what for.
 
-A person allows a file in the window, which asks, or on the command line by naming it: in a YAML file given to `train`, in
-`--set`, with `--allow-code`. A run folder names files too, and may come from somebody else, so commands that execute its
-code call `require_allowed` first. Nothing here runs code. Only the contents of the named file count: modules beside it
-are imported with it, and their changes are not noticed; the question in the window names them (`CodeFile.beside`).
+A person allows a file in the window, which asks, or on the command line by naming it: in a YAML file given to
+`train`, in `--set`, with `--allow-code`. A run folder names files too, and may come from somebody else, so commands
+that execute its code call `require_allowed` first. Nothing here runs code. Only the contents of the named file count:
+modules beside it are imported with it, and their changes are not noticed; the question in the window names them
+(`CodeFile.beside`).
 """
 
 from __future__ import annotations
@@ -66,8 +67,8 @@ class TrustRecord:
 
 @dataclass(frozen=True, slots=True)
 class CodeFile:
-    """The contents of a file. `size` in bytes; `functions` and `imports` by name, in the order of the source, both empty
-    if it is not Python; `fingerprint`: SHA-256 of the contents."""
+    """The contents of a file. `size` in bytes; `functions` and `imports` by name, in the order of the source, both
+    empty if it is not Python; `fingerprint`: SHA-256 of the contents."""
 
     path: Path
     size: int
@@ -108,8 +109,8 @@ def read_code(path: Path) -> CodeFile:
 def code_files(settings: Mapping[str, Any], base: Path | None = None) -> list[Path]:
     """The existing files that a run with these raw settings executes, without duplicates.
 
-    They are `reward_functions_file` and the file before `::` of every entry, in stages too. Relative paths start from the
-    folder `base` (default: the working directory).
+    They are `reward_functions_file` and the file before `::` of every entry, in stages too. Relative paths start from
+    the folder `base` (default: the working directory).
     """
     settings = translate(settings)[0]  # as the run itself will read them
     named = settings.get("reward_functions_file")

@@ -1,8 +1,8 @@
 """Call user code, plain and async, with a time limit, and read the scores that it returns.
 
 In the reward worker the parent enforces the limit by killing the process, which stops anything. In the trainer's own
-process (`reward_isolation: thread`) each call has a thread, into which CPython raises an exception when time is up. That
-cannot stop a call into C that holds the GIL, such as a regular expression with catastrophic backtracking.
+process (`reward_isolation: thread`) each call has a thread, into which CPython raises an exception when time is up.
+That cannot stop a call into C that holds the GIL, such as a regular expression with catastrophic backtracking.
 """
 
 from __future__ import annotations

@@ -36,7 +36,8 @@ Expected = Mapping[str, float | None]
 
 @dataclass(frozen=True, slots=True)
 class CaseResult:
-    """A case that was scored: the score of each function, and a sentence for each that differs from the expected score."""
+    """A case that was scored: the score of each function, and a sentence for each that differs from the expected
+    score."""
 
     case: Case
     scores: Mapping[str, float | None]

@@ -49,8 +49,8 @@ INPUTS = (
     *("prompts", "completions", "answer", "types", "completion_ids", "completions_ids"),
     *("trainer_state", "log_extra", "log_metric"),
 )
-"""Parameters that are filled with the sample, besides the dataset's columns. TRL's documentation calls the sampled token ids
-`completions_ids`, its code `completion_ids`; both are accepted."""
+"""Parameters that are filled with the sample, besides the dataset's columns. TRL's documentation calls the sampled
+token ids `completions_ids`, its code `completion_ids`; both are accepted."""
 CODE_TESTS = "code_tests"
 TEST_COLUMNS = (
     *("tests", "test_list", "test_cases", "verification_info", "input_output", "official_tests", "test", "unit_tests"),
@@ -101,8 +101,8 @@ class RewardCall:
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A parameter that an entry may set. `kind` and `default` are source text, such as `int | None` and `3`; the kind is
-    empty without an annotation, the default None where a value is required."""
+    """A parameter that an entry may set. `kind` and `default` are source text, such as `int | None` and `3`; the kind
+    is empty without an annotation, the default None where a value is required."""
 
     name: str
     kind: str
@@ -185,8 +185,9 @@ def _unreadable(text: str, why: str) -> UserError:
 def split_names(entries: str | Iterable[Any]) -> list[str]:
     """The entries of `reward_functions`, from text or from a list.
 
-    Text is split at commas outside brackets and quotes; brackets around the whole and quotes around an entry are removed.
-    In a list, entries that YAML split at a comma inside brackets (`[keyword(word=so, case=true)]`) are joined again.
+    Text is split at commas outside brackets and quotes; brackets around the whole and quotes around an entry are
+    removed. In a list, entries that YAML split at a comma inside brackets (`[keyword(word=so, case=true)]`) are
+    joined again.
     """
     if isinstance(entries, str):
         text = entries.strip()
@@ -231,7 +232,8 @@ def _bare(piece: str) -> str:
 
 
 def reward_call(text: str, known: Iterable[str]) -> RewardCall:
-    """Parse an entry. Its function is looked up among the `known` names, then among the short names. Raises UserError."""
+    """Parse an entry. Its function is looked up among the `known` names, then among the short names. Raises
+    UserError."""
     known = set(known)
     if text in known:
         return RewardCall(text)
@@ -240,7 +242,8 @@ def reward_call(text: str, known: Iterable[str]) -> RewardCall:
 
 
 def canonical_entry(text: str) -> str:
-    """An entry with the registered name for a short one (`r1_int` → `r1_int_reward_func`) and arguments in one notation.
+    """An entry with the registered name for a short one (`r1_int` → `r1_int_reward_func`) and arguments in one
+    notation.
 
     Text that cannot be parsed stays as it is.
     """

@@ -1,4 +1,5 @@
-"""Errors of user code: the message of at most 200 characters, the place in the user's file, the traceback for log.txt."""
+"""Errors of user code: the message of at most 200 characters, the place in the user's file, the traceback for
+log.txt."""
 
 from __future__ import annotations
 
@@ -41,9 +42,11 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """How a function failed. `what`: the words after its name; `function`, `completion`: indices among those of the call.
+    """How a function failed. `what`: the words after its name; `function`, `completion`: indices among those of the
+    call.
 
-    `has_line`: `what` names a line. `line`: the innermost line of the user's file, 0 if unknown; `frames`, outermost first.
+    `has_line`: `what` names a line. `line`: the innermost line of the user's file, 0 if unknown; `frames`, outermost
+    first.
     """
 
     what: str

@@ -26,7 +26,8 @@ class TrainerState:
     """The argument `trainer_state`: how far the run is, for rewards that change over time.
 
     `step`: steps finished before this one (0 in the first), of `max_steps`. `epoch`: passes over the dataset.
-    `max_completion_length`: the run's limit in tokens, None for texts without a run. `reward_timeout`: seconds of a call.
+    `max_completion_length`: the run's limit in tokens, None for texts without a run. `reward_timeout`: seconds of a
+    call.
     """
 
     step: int = 0

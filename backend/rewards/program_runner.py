@@ -4,11 +4,11 @@ A server process forks one process for each program before anything of it is rea
 the pipe. So no program finds another one's source in its memory, and none the expected values, which stay with us. Each
 task of the program is a further fork, which confines itself (`backend.rewards.program`).
 
-Request: {"tasks", "seconds", "memory_mb", "deadline_s"}; answer: [{"ended": "exit" | "time" | "output" | "limit", "code",
-"output"}], one for each task that was run. A task is {"source": Python, "input": text}, judged by what it writes to
-standard output, or {"source", "setup": Python, "tests": [Python]}, judged by what it reports. Tasks run one after the
-other, and end with the first that ran out of time or wrote too much. A program has `seconds` of processor time for each
-task and twice as long on the clock for all; "limit": `deadline_s` of the whole call are over.
+Request: {"tasks", "seconds", "memory_mb", "deadline_s"}; answer: [{"ended": "exit" | "time" | "output" | "limit",
+"code", "output"}], one for each task that was run. A task is {"source": Python, "input": text}, judged by what it
+writes to standard output, or {"source", "setup": Python, "tests": [Python]}, judged by what it reports. Tasks run one
+after the other, and end with the first that ran out of time or wrote too much. A program has `seconds` of processor
+time for each task and twice as long on the clock for all; "limit": `deadline_s` of the whole call are over.
 """
 
 from __future__ import annotations

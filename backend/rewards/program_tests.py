@@ -1,15 +1,16 @@
 """The tests of a row for `code_tests`, without their expected values, which never enter the program's process.
 
-`assert f(3) == 4` becomes `__observe__(0, f(3))`: the program's process reports the value of `f(3)`, and the 4 stays here,
-where the two are compared. An operand that is no literal is reported too (`assert f(3) == expected`), and so is the truth
-of any other condition (`assert is_close(f(3), 4.0)`): there a program that redefines what judges it can deceive the test.
+`assert f(3) == 4` becomes `__observe__(0, f(3))`: the program's process reports the value of `f(3)`, and the 4 stays
+here, where the two are compared. An operand that is no literal is reported too (`assert f(3) == expected`), and so is
+the truth of any other condition (`assert is_close(f(3), 4.0)`): there a program that redefines what judges it can
+deceive the test.
 
 A column may have any of the usual forms; each but the first may be JSON in a text:
 
     "assert add(1, 2) == 3\\n…", or a list of such texts            assertions (MBPP, HumanEval, KodCode)
     {"inputs": [text, …], "outputs": [text, …]}                    standard input and output (APPS, TACO)
     {"fn_name": "add", "inputs": [[1, 2], …], "outputs": [3, …]}   calls of a function, or of a method of `Solution`
-    [{"input": text, "output": text}, …], or the same under "test_cases"   standard input and output (open-r1's collections)
+    [{"input": text, "output": text}, …], or the same under "test_cases"   standard input and output (open-r1)
 """
 
 from __future__ import annotations
@@ -73,9 +74,9 @@ class AssertTests:
 def assert_tests(sources: list[str], setup: str = "", entry_point: str = "") -> AssertTests:
     """The tests in some pieces of Python.
 
-    A test is an assertion at the top level, with what stands before it; a function `test_…` that asserts something; a call
-    at the top level of a function that does; `check(entry_point)`, as in HumanEval. All else is setup. Raises SyntaxError,
-    and ValueError where nothing could ever fail.
+    A test is an assertion at the top level, with what stands before it; a function `test_…` that asserts something; a
+    call at the top level of a function that does; `check(entry_point)`, as in HumanEval. All else is setup. Raises
+    SyntaxError, and ValueError where nothing could ever fail.
     """
     builder = _Builder()
     for source in (setup, *sources):

@@ -34,7 +34,8 @@ _map_tables: list[MutableMapping[str, Callable[..., Any]]] = [{}]
 
 @dataclass(frozen=True, slots=True)
 class FunctionDescription:
-    """A reward function as the trainer knows it. `file` is None for a shipped function; `line` of its def, 0 if unknown."""
+    """A reward function as the trainer knows it. `file` is None for a shipped function; `line` of its def, 0 if
+    unknown."""
 
     name: str
     file: Path | None = None

@@ -118,9 +118,9 @@ def resolve(
 ) -> list[RewardFunction]:
     """The functions behind these entries, in their order; the user's `file` is run first.
 
-    A path before `::` is relative to the folder `base` (default: the working directory). `executed` holds the files that
-    were run already, by resolved path, and is filled: calls that share it run each file once. Raises UserError on
-    `reward_functions_file` if `file` fails, and on `reward_functions` with all problems of the entries.
+    A path before `::` is relative to the folder `base` (default: the working directory). `executed` holds the files
+    that were run already, by resolved path, and is filled: calls that share it run each file once. Raises UserError
+    on `reward_functions_file` if `file` fails, and on `reward_functions` with all problems of the entries.
     """
     executed = {} if executed is None else executed
     user_file = None

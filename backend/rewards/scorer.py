@@ -50,7 +50,7 @@ class ScoreReport:
 
 
 class Scorer:
-    """A run's functions, loaded when first needed and kept until `close`; loaded again in a worker that was replaced."""
+    """A run's functions, loaded when first needed and kept until `close`, and loaded again in a new worker."""
 
     def __init__(self, source: RewardSource, host: RewardWorker | FunctionHost, timeout_s: float) -> None:
         """`timeout_s`: the limit for executing the files, and for a map function."""
@@ -83,8 +83,8 @@ class Scorer:
     ) -> ScoreReport:
         """Fill in every completion's `scores` and `reward` with the functions of a stage, counted from 0.
 
-        `scores` has None where a function had no opinion; `reward` is Σ w·score over the others, None if there are none.
-        Raises RewardError, and what `poll` raises; no completion is changed then.
+        `scores` has None where a function had no opinion; `reward` is Σ w·score over the others, None if there are
+        none. Raises RewardError, and what `poll` raises; no completion is changed then.
         """
         samples = samples_of(groups)
         if not samples:

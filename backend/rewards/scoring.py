@@ -1,4 +1,5 @@
-"""Load reward functions and call them over the completions of a step: in the reward worker, or in the trainer's process.
+"""Load reward functions and call them over the completions of a step: in the reward worker, or in the trainer's
+process.
 
 Each function is called once a step, over all completions of all groups. A function that raises, hangs, or returns
 anything but a finite number or None for each completion stops the run; it never counts as a score of 0.
@@ -79,8 +80,8 @@ class Scored:
 
 @dataclass(frozen=True, slots=True)
 class Mapped:
-    """The mapped rows, None for one to leave out; or the failure, at row `failed_row` (−1 if unknown); or the names of the
-    map functions there are, if the function is not among them."""
+    """The mapped rows, None for one to leave out; or the failure, at row `failed_row` (−1 if unknown); or the names
+    of the map functions there are, if the function is not among them."""
 
     rows: list[dict[str, Any] | None] = field(default_factory=list)
     failure: str = ""
@@ -137,7 +138,8 @@ class FunctionHost:
         captures: bool = False,
         poll: Poll = wait_on,
     ) -> Scored:
-        """Call these functions of a stage. A function that fails is the `failure`. `captures`: return what they print."""
+        """Call these functions of a stage. A function that fails is the `failure`. `captures`: return what they
+        print."""
         functions = [self._stages[key][stage][index] for index in indices]
         self._caller.poll = poll
         printed = io.StringIO()  # Python's prints only; what C code writes to descriptor 1 goes to the log

@@ -1,7 +1,7 @@
 """Schedules for the weights of reward functions: constant, linear over the run, or adapted to success rates.
 
-It changes no scores and knows no trainer: the trainer calls `at` for the weights of a step, and `observe_scores` afterwards.
-Everything that a resumed run needs is in `state`, as plain JSON.
+It changes no scores and knows no trainer: the trainer calls `at` for the weights of a step, and `observe_scores`
+afterwards. Everything that a resumed run needs is in `state`, as plain JSON.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ LEAST, MOST = 0.1, 10.0
 class WeightSchedule:
     """The weights of a run's reward functions at every step.
 
-    `constant`: `weights`. `linear`: interpolated from `weights` at step 1 to `final` at step `steps`, constant after it.
-    `adaptive`: starts with `weights`; every `every` steps, the weight of a function whose mean success rate over the
-    last `window` steps is below 0.3 is multiplied by 1.2, above 0.8 by 0.9, within a tenth and ten times its initial
-    value. A weight of 0 stays 0, a negative one stays negative.
+    `constant`: `weights`. `linear`: interpolated from `weights` at step 1 to `final` at step `steps`, constant after
+    it. `adaptive`: starts with `weights`; every `every` steps, the weight of a function whose mean success rate over
+    the last `window` steps is below 0.3 is multiplied by 1.2, above 0.8 by 0.9, within a tenth and ten times its
+    initial value. A weight of 0 stays 0, a negative one stays negative.
     """
 
     def __init__(

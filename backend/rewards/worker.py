@@ -1,8 +1,9 @@
 """The reward worker: it executes reward files, calls functions and answers. Its parent is `worker_process`.
 
-Requests: {"load": key, "source", "timeout"}, {"score": key, "stage", "indices", "groups", "timeout", "state", "captures"},
-{"map": key, "function", "rows", "timeout"}. The answers are the fields of `scoring.Loaded`, `Scored` and `Mapped`, or
-{"problems", "failure"} where functions cannot be loaded. The working directory is a folder for this process alone.
+Requests: {"load": key, "source", "timeout"}, {"score": key, "stage", "indices", "groups", "timeout", "state",
+"captures"}, {"map": key, "function", "rows", "timeout"}. The answers are the fields of `scoring.Loaded`, `Scored` and
+`Mapped`, or {"problems", "failure"} where functions cannot be loaded. The working directory is a folder for this
+process alone.
 """
 
 from __future__ import annotations

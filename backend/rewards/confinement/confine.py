@@ -1,8 +1,10 @@
-"""Confine the calling process, for good, before it runs reward functions (`confine`) or a model's program (`confine_program`).
+"""Confine the calling process, for good, before it runs reward functions (`confine`) or a model's program
+(`confine_program`).
 
 Promised: no change to a file outside its folders; no secrets read; no network, unless it is allowed; no hold on other
-processes (signals, memory, environment). What holds depends on the system, and `Confinement` says so. Not promised: that
-the disk does not fill up, that other files are not read, that /dev/shm stays as it is (`multiprocessing` needs it).
+processes (signals, memory, environment). What holds depends on the system, and `Confinement` says so. Not promised:
+that the disk does not fill up, that other files are not read, that /dev/shm stays as it is (`multiprocessing` needs
+it).
 """
 
 from __future__ import annotations
@@ -53,8 +55,9 @@ class Confinement:
 def confine(writable: Sequence[Path], network: bool, secrets: Sequence[Path]) -> Confinement:
     """Let this process, and all that it starts, change files in `writable` only, and not read `secrets`.
 
-    Called once, in a fresh child with one thread, before any user code is imported. It never fails: what the system does
-    not offer is "" in the result. Raises RuntimeError where there are several threads, because the others would stay free.
+    Called once, in a fresh child with one thread, before any user code is imported. It never fails: what the system
+    does not offer is "" in the result. Raises RuntimeError where there are several threads, because the others would
+    stay free.
     """
     if _thread_count() > 1:
         raise RuntimeError("confine() was called in a process with several threads")
@@ -116,9 +119,10 @@ def tell_children(confinement: Confinement) -> None:
 def confine_program(folder: Path) -> str:
     """Confine this process, a fork with one thread, to an empty folder, for a program that nobody has read.
 
-    Stricter than `confine`, and often inside it: on Linux it can read Python and its packages, change files in its folder,
-    reach no network, start no process and signal none. On a Mac, whose sandbox cannot be entered twice, a program of a
-    confined process keeps that process's rights. → why it could still change a person's files; "" if it cannot.
+    Stricter than `confine`, and often inside it: on Linux it can read Python and its packages, change files in its
+    folder, reach no network, start no process and signal none. On a Mac, whose sandbox cannot be entered twice, a
+    program of a confined process keeps that process's rights. → why it could still change a person's files; "" if it
+    cannot.
     """
     if sys.platform == "linux":
         from backend.rewards.confinement import landlock, seccomp
@@ -199,8 +203,8 @@ def confined_environment(
 ) -> dict[str, str]:
     """The environment of a child that is confined to `folder`, in which its home and temporary folder are made.
 
-    Without a network it is a short list of what is needed. With one it is the user's own (`environment`, by default this
-    process's) without tokens and passwords, because a judge needs its API key, whose name only its author knows.
+    Without a network it is a short list of what is needed. With one it is the user's own (`environment`, by default
+    this process's) without tokens and passwords, because a judge needs its API key, whose name only its author knows.
     Downloads in `~/.cache` and packages of `pip install --user` are still found. Raises OSError.
     """
     variables = dict(os.environ if environment is None else environment)

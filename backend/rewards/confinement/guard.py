@@ -3,10 +3,10 @@
 `guard()` forks; the caller continues as the worker, and the guard ends everything when the worker ends, and when the
 other end of the worker's requests is closed: the parent asks for it so, or has died, of SIGKILL too.
 
-On Linux the guard is the worker's parent and takes the place of the process that was started: it ends with the worker's
-exit code or signal. It is the "subreaper" of its descendants: an orphan becomes the guard's child, however it tried to
-get away (prctl(2), PR_SET_CHILD_SUBREAPER). On a Mac the guard is the worker's child, for Apple's frameworks do not work
-in a fork without exec; it ends the worker's process group, and misses what has left that.
+On Linux the guard is the worker's parent and takes the place of the process that was started: it ends with the
+worker's exit code or signal. It is the "subreaper" of its descendants: an orphan becomes the guard's child, however
+it tried to get away (prctl(2), PR_SET_CHILD_SUBREAPER). On a Mac the guard is the worker's child, for Apple's
+frameworks do not work in a fork without exec; it ends the worker's process group, and misses what has left that.
 """
 
 from __future__ import annotations

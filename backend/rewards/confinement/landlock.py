@@ -185,9 +185,9 @@ def restrict_to(writable: Sequence[Path], readable: Iterable[str], version: int)
 def readable_places(unreadable: Iterable[Path]) -> Iterator[str]:
     """The fewest files and folders that together hold everything but `unreadable`.
 
-    A rule gives a right to a whole folder and nothing takes it back, so every folder on the way to an unreadable place is
-    given up, and its other entries are listed one by one. What is made in such a folder later cannot be read, so an
-    unreadable place that does not exist yet counts too, if its folder exists.
+    A rule gives a right to a whole folder and nothing takes it back, so every folder on the way to an unreadable
+    place is given up, and its other entries are listed one by one. What is made in such a folder later cannot be
+    read, so an unreadable place that does not exist yet counts too, if its folder exists.
     """
     hidden: set[Path] = set()
     for place in unreadable:

@@ -1,8 +1,9 @@
 """Seatbelt, macOS's sandbox of a process: a profile in its language, applied by `sandbox_init`.
 
-Sources: sandbox_init(3); the profiles in /System/Library/Sandbox/Profiles and Chromium's sandbox/policy/mac/common.sb, from which
-the names of operations are known, for Apple documents none. Of several rules that fit, the last one holds. `sandbox_init` is
-marked deprecated since 10.8 and works on every macOS to date; browsers and package managers depend on it.
+Sources: sandbox_init(3); the profiles in /System/Library/Sandbox/Profiles and Chromium's
+sandbox/policy/mac/common.sb, from which the names of operations are known, for Apple documents none. Of several rules
+that fit, the last one holds. `sandbox_init` is marked deprecated since 10.8 and works on every macOS to date;
+browsers and package managers depend on it.
 """
 
 from __future__ import annotations

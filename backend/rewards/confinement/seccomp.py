@@ -62,7 +62,8 @@ _ATTRIBUTES = (
     "chmod fchmod fchmodat fchmodat2 chown fchown lchown fchownat utime utimes futimesat utimensat file_setattr "
     "setxattr lsetxattr fsetxattr setxattrat removexattr lremovexattr fremovexattr removexattrat"
 )
-"""Permissions, owners, times and extended attributes of files. A filter sees no paths, so they are refused everywhere."""
+"""Permissions, owners, times and extended attributes of files. A filter sees no paths, so they are refused
+everywhere."""
 _OTHER_PROCESSES = (
     "ptrace process_vm_readv process_vm_writev process_madvise process_mrelease pidfd_getfd kcmp perf_event_open "
     "migrate_pages move_pages ioprio_set sched_setscheduler sched_setparam sched_setattr setpriority"
@@ -110,7 +111,8 @@ _CLONE_THREAD = 0x10000
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
 """Controls of a terminal that type or paste into it."""
 _AF_INET, _AF_INET6, _AF_NETLINK = int(socket.AF_INET), int(socket.AF_INET6), 16
-"""Families of the network; netlink is how the C library asks which addresses the machine has, before it looks a name up."""
+"""Families of the network; netlink is how the C library asks which addresses the machine has, before it looks a name
+up."""
 
 Instruction = tuple[int, int, int, int]
 """Code, jump if true, jump if false (both counted from the next instruction), constant."""
@@ -118,8 +120,8 @@ Instruction = tuple[int, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Refuse a call with `error`: always, or only where the low 32 bits of an argument, after `& mask`, are `values` (with
-    `unless`, where they are anything else)."""
+    """Refuse a call with `error`: always, or only where the low 32 bits of an argument, after `& mask`, are `values`
+    (with `unless`, where they are anything else)."""
 
     call: str
     error: int = errno.EPERM
@@ -154,7 +156,8 @@ def refusals_of_processes() -> Iterator[Refusal]:
 
 
 def program(refusals: Sequence[Refusal], machine: str) -> list[Instruction]:
-    """The filter. Calls that are newer than our tables do not exist; those of another processor's numbers are refused."""
+    """The filter. Calls that are newer than our tables do not exist; those of another processor's numbers are
+    refused."""
     code: list[Instruction] = [
         (_LOAD, 0, 0, _PROCESSOR),
         (_JUMP_EQUAL, 1, 0, MACHINES[machine]),

@@ -1,7 +1,7 @@
 """Shipped reward functions that compare a completion's answer with the dataset's.
 
-Each returns None where the dataset's row has no answer it could compare with. No text makes them slow: what they read of
-an answer is short, arithmetic is bounded, and math-verify runs in a child process with a time limit.
+Each returns None where the dataset's row has no answer it could compare with. No text makes them slow: what they read
+of an answer is short, arithmetic is bounded, and math-verify runs in a child process with a time limit.
 """
 
 from __future__ import annotations
@@ -167,8 +167,9 @@ def choice_correctness(
 ) -> list[float | None]:
     """The overlap of the options that are chosen with the dataset's, over all options in either: 0.0 to 1.0.
 
-    As `multiple_choice` with `partial`, under the name of the content reward of mlx-grpo; with one option each it is 1.0 or
-    0.0. None where the dataset's answer names no option. 0 for an empty completion and where no option can be found.
+    As `multiple_choice` with `partial`, under the name of the content reward of mlx-grpo; with one option each it is
+    1.0 or 0.0. None where the dataset's answer names no option. 0 for an empty completion and where no option can be
+    found.
     """
     return multiple_choice(prompts, completions, answer, types, partial=True)
 

@@ -57,11 +57,11 @@ def code_tests(
 ) -> list[float | None]:
     """The share of the row's tests that the code in the completion passes; with `strict` 1.0 for all of them, else 0.0.
 
-    The code is the last fenced block of the answer, else all of it. Tests are assertions or pairs of input and output in
-    `column`, by default the first known one. A program has `seconds` of processor time, twice that on the clock, and
-    `memory_mb` of memory; it reaches no network and no files but Python's, and starts no process. 0 for an empty completion
-    and for a program that fails, hangs or is stopped; None where the row has no tests, and where the time of the whole call
-    ran out before its turn.
+    The code is the last fenced block of the answer, else all of it. Tests are assertions or pairs of input and output
+    in `column`, by default the first known one. A program has `seconds` of processor time, twice that on the clock,
+    and `memory_mb` of memory; it reaches no network and no files but Python's, and starts no process. 0 for an empty
+    completion and for a program that fails, hangs or is stopped; None where the row has no tests, and where the time
+    of the whole call ran out before its turn.
     """
     require(seconds > 0, f"seconds must be above 0, not {seconds:g}")
     require(memory_mb >= 32, f"memory_mb must be at least 32, not {memory_mb}")
@@ -107,7 +107,7 @@ def code_tests(
 
 
 def _tests_of_rows(columns: Mapping[str, list[Any]], named: str, count: int, most: int) -> list[RowTests | None]:
-    """The tests of each completion's row; completions of equal rows share one object. Raises ValueError for no tests."""
+    """The tests of each completion's row; equal rows share one object. Raises ValueError."""
     present = [name for name, values in columns.items() if isinstance(values, list) and len(values) == count]
     name = tests_column(named, present)
     if not name:  # for a dataset that a run trains on, `backend.data.rows.check_columns` says so

@@ -16,7 +16,8 @@ from backend.rewards.registry import register_reward_function, require
 from backend.utils.text import excess
 
 MATCH_S = 0.1
-"""Seconds that a pattern may search one completion. `(a|aa)+$` can backtrack for years, and Python's `re` has no timeout."""
+"""Seconds that a pattern may search one completion. `(a|aa)+$` can backtrack for years, and Python's `re` has no
+timeout."""
 
 
 @register_reward_function("think_format_reward", label="Think Format")
@@ -55,9 +56,9 @@ def regex_match(
 ) -> list[float]:
     r"""1.0 when the regular expression `pattern` is found anywhere in the completion, else 0.0.
 
-    `^` and `$` stand for its beginning and end, `(?s)` lets the dot pass newlines, `(?i)` ignores case; Python's syntax.
-    0 for an empty completion, unless the pattern matches nothing at all. A search that takes over 0.1 s, on huge or
-    hostile text, is given up and scores 0.
+    `^` and `$` stand for its beginning and end, `(?s)` lets the dot pass newlines, `(?i)` ignores case; Python's
+    syntax. 0 for an empty completion, unless the pattern matches nothing at all. A search that takes over 0.1 s, on
+    huge or hostile text, is given up and scores 0.
     """
     compiled = _compiled(pattern)
     return [float(_matches(compiled, text)) for text in completions]
@@ -139,9 +140,10 @@ def repetition_penalty_reward(
 ) -> list[float | None]:
     """`max_penalty` times the share of n-grams that repeat an earlier one: 0.0 without repetition.
 
-    n-grams are runs of `ngram_size` token ids, as in TRL's function of this name (arXiv:2502.03373, appendix C.2). 0 for
-    an empty completion and one with fewer tokens than that, close to `max_penalty` for a huge one that says the same
-    again and again; linear in the tokens. None where the sampled tokens are not known, as for texts scored from a file.
+    n-grams are runs of `ngram_size` token ids, as in TRL's function of this name (arXiv:2502.03373, appendix C.2). 0
+    for an empty completion and one with fewer tokens than that, close to `max_penalty` for a huge one that says the
+    same again and again; linear in the tokens. None where the sampled tokens are not known, as for texts scored from
+    a file.
     """
     require(1 <= ngram_size <= LONGEST_NGRAM, f"ngram_size must be from 1 to {LONGEST_NGRAM}, not {ngram_size}")
     require(max_penalty <= 0, f"max_penalty must not be above 0, as {max_penalty:g} is")

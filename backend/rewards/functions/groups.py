@@ -25,11 +25,12 @@ def diversity(
     *,
     ngram_size: int = 2,
 ) -> list[float | None]:
-    """How little a completion resembles the others of its prompt: 1.0 with no n-gram in common, 0.0 where all are the same.
+    """How little a completion resembles the others of its prompt: 1.0 with no n-gram in common, 0.0 where all are the
+    same.
 
-    1 minus the mean, over the other completions of the prompt, of the Jaccard similarity of their sets of `ngram_size` words or signs, without
-    case. None for a prompt with one completion. An empty completion resembles other empty ones alone; of a huge one the first 4000
-    words are read.
+    1 minus the mean, over the other completions of the prompt, of the Jaccard similarity of their sets of
+    `ngram_size` words or signs, without case. None for a prompt with one completion. An empty completion resembles
+    other empty ones alone; of a huge one the first 4000 words are read.
     """
     require(1 <= ngram_size <= LONGEST_NGRAM, f"ngram_size must be from 1 to {LONGEST_NGRAM}, not {ngram_size}")
     groups: dict[tuple[str, str], list[int]] = defaultdict(list)

@@ -57,7 +57,8 @@ def cosine_scaled_reward(
     min_value_correct: float = 0.5,
     max_value_correct: float = 1.0,
 ) -> list[float | None]:
-    """Right answers from 1.0 for the shortest down to 0.5 at the limit, wrong ones from -1.0 up to -0.5, along a cosine.
+    """Right answers from 1.0 for the shortest down to 0.5 at the limit, wrong ones from -1.0 up to -0.5, along a
+    cosine.
 
     The cosine reward of arXiv:2502.03373, as Open R1 has it, with length in tokens. Whether an answer is right is
     judged as by `accuracy_reward`; None where the dataset has no answer. An empty completion is wrong and short, a

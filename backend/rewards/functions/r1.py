@@ -6,8 +6,8 @@ plain search that passes over the text a fixed number of times; no pattern here 
 
 The three format rewards form a ladder: what earns Strict Format earns Soft Format and the whole XML Count as well.
 
-The first sentence of a docstring is what the reward table shows; `backend.rewards.catalogue` reads it from this text, so
-name, label and sentence are written out here and computed nowhere.
+The first sentence of a docstring is what the reward table shows; `backend.rewards.catalogue` reads it from this text,
+so name, label and sentence are written out here and computed nowhere.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def r1_int_reward_func(
 ) -> list[float]:
     """0.5 when the text in the last `<answer>` is digits only, after a minus sign or not.
 
-    The digits 0 to 9, of any length. −3 is an integer too; `sign=False` gives it 0, as mlx-lm-lora does. White space around them is
-    free. 0 without a closed `<answer>` and for an empty completion.
+    The digits 0 to 9, of any length. −3 is an integer too; `sign=False` gives it 0, as mlx-lm-lora does. White space
+    around them is free. 0 without a closed `<answer>` and for an empty completion.
     """
     answers = [extract_answer(text) for text in completions]
     return [0.5 if _INTEGER.fullmatch(text) and (sign or text[0] != "-") else 0.0 for text in answers]
