@@ -12,7 +12,7 @@ import typer
 from backend.cli import completions
 from backend.cli.common import MISTAKE, force_utf8, print_faults
 from backend.distributed import PROBE, RECEIVE
-from backend.engine.cpu import blas
+from backend.engine import cpu_setup
 from backend.models import transformers_scan
 from backend.rewards.registry import REWARD_PROCESSES
 from backend.trainer.trackers.targets import PROCESS_VERB
@@ -24,10 +24,10 @@ def version(is_requested: bool) -> None:
     """Print the installed versions and stop."""
     if not is_requested:
         return
-    blas_sentence = blas.prepare()
+    blas_sentence = cpu_setup.load_openblas()
     import mlx.core as mx
 
-    from backend.engine.cpu import compiler
+    from backend.engine import cpu
     from backend.trainer.telemetry import versions
 
     numbers = versions()
@@ -36,7 +36,7 @@ def version(is_requested: bool) -> None:
         print(f"{name} {number}")
     print(f"device {mx.default_device()}")
     print(blas_sentence)
-    if compiler_sentence := compiler.prepare():
+    if compiler_sentence := cpu.check_compiler():
         print(compiler_sentence)
     raise typer.Exit
 
@@ -136,7 +136,7 @@ def main() -> int | None:
     if completions.is_asked(sys.argv):  # before the engine is prepared: a person has pressed Tab
         return complete()
     # mlx binds to the BLAS that is loaded first, so this comes before anything that may import mlx.
-    blas.prepare()
+    cpu_setup.load_openblas()
     transformers_scan.prepare()
     verb = sys.argv[1] if len(sys.argv) > 1 else ""
     app(verb if verb in VERBS or verb in VERBS_OF_VERBS else "")()

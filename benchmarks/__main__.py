@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from backend.engine.cpu import blas
+from backend.engine import cpu_setup
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 
@@ -32,7 +32,7 @@ def demo(
     json_file: Out = None,
 ) -> None:
     """The trainer's own account of a step of the demo, or of any config."""
-    blas_sentence = blas.prepare()
+    blas_sentence = cpu_setup.load_openblas()
     from backend.utils.places import demo_config
     from benchmarks import demo_step
 

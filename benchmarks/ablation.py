@@ -133,9 +133,9 @@ def read_at_once() -> Off:
 
 def mlx_exp() -> Off:
     """exp is mlx's, one number at a time on x86: in softmax, attention and sampling."""
-    from backend.engine.cpu import vector_exp
+    from backend.engine import cpu
 
-    return mock.patch.object(vector_exp, "exp_is_scalar", lambda: False)
+    return mock.patch.object(cpu, "exp_is_scalar", lambda: False)
 
 
 def mlx_lm_swiglu() -> Off:
@@ -147,16 +147,16 @@ def mlx_lm_swiglu() -> Off:
 
 def unsliced_products() -> Off:
     """A product of few rows goes to the BLAS in one piece."""
-    from backend.engine.cpu import small_matmul
+    from backend.engine import cpu
 
-    return mock.patch.object(small_matmul, "MAX_ROWS", 0)
+    return mock.patch.object(cpu, "MAX_ROWS", 0)
 
 
 def unpinned_threads() -> Off:
     """Python's thread and mlx's run on whichever cores the system chooses."""
-    from backend.engine.cpu import affinity
+    from backend.engine import cpu
 
-    return mock.patch.object(affinity, "_threads", list)
+    return mock.patch.object(cpu, "_threads", list)
 
 
 def mlx_attention() -> Off:
@@ -208,9 +208,9 @@ def untransposed_a() -> Off:
 
 def sliced_cache_write() -> Off:
     """A step writes its column of the KV cache by a slice update, whose offset another kernel computes."""
-    from backend.engine import slot_cache
+    from backend.engine import caches
 
-    return mock.patch.object(slot_cache, "on_gpu", lambda: False)
+    return mock.patch.object(caches, "on_gpu", lambda: False)
 
 
 def any_row_count() -> Off:
@@ -257,11 +257,11 @@ def mlx_lm_adapters() -> Iterator[None]:
     """The learner computes adapters as mlx-lm does, in float32, and the sampler in 16 bits."""
     from mlx_lm.tuner.lora import LoRALinear
 
-    from backend.engine import adapter_product
+    from backend.engine import sixteen_bits
 
     with (
-        mock.patch.object(adapter_product, "METHODS", ()),  # or a policy made inside would install them again
-        mock.patch.object(LoRALinear, "__call__", adapter_product.MLX_LM_LORA),
+        mock.patch.object(sixteen_bits, "METHODS", ()),  # or a policy made inside would install them again
+        mock.patch.object(LoRALinear, "__call__", sixteen_bits.MLX_LM_LORA),
     ):
         yield
 

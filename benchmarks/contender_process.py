@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from backend.engine.cpu import blas
+from backend.engine import cpu_setup
 from backend.utils.child_process import claim_stdout
 from benchmarks.contender import Contender
 from benchmarks.stopwatch import Stopwatch
@@ -31,7 +31,7 @@ def contender(name: str) -> Contender:
 
 
 def main() -> None:
-    blas_sentence = blas.prepare()
+    blas_sentence = cpu_setup.load_openblas()
     stopwatch = Stopwatch(sys.stdin, claim_stdout())
     request: dict[str, Any] = json.loads(sys.stdin.readline())
     import mlx.core as mx

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from backend.engine.cpu import blas
+from backend.engine import cpu_setup
 
 SEEDS = (0, 1, 2)
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -77,7 +77,7 @@ def main(
     only: Annotated[str | None, typer.Option(help="One variant.")] = None,
 ) -> None:
     """Measure what has not been measured yet."""
-    blas.prepare()
+    cpu_setup.load_openblas()
     lines = out.read_text().splitlines() if out.exists() else []
     done = {(row["variant"], row["seed"]) for row in map(json.loads, lines)}
     for name, changes in VARIANTS.items():

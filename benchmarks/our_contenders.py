@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from backend.config.config import Config, parse
-from backend.engine.memory import release_cached_buffers
+from backend.engine.device import release_cached_buffers
 from backend.models.policy import Policy, load_policy
 from backend.sampling.rollout import Sampler
 from backend.sampling.sampler import Sampling

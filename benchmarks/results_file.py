@@ -78,7 +78,7 @@ def _provenance(about: dict[str, Any]) -> str:
 
 def about(rounds: int, warm_up: int) -> dict[str, Any]:
     """Date, machine, rounds, versions and BLAS of a measurement."""
-    from backend.engine.cpu import blas
+    from backend.engine import cpu_setup
 
     ours = {name: version(name) for name in ("mlx", "mlx-lm")}
     theirs = {name: number for name, number in peers.versions().items() if name in peers.PEERS}
@@ -88,5 +88,5 @@ def about(rounds: int, warm_up: int) -> dict[str, Any]:
         "rounds": rounds,
         "warm_up": warm_up,
         "versions": {"Python": platform.python_version()} | ours | theirs,
-        "blas": blas.prepare(),
+        "blas": cpu_setup.load_openblas(),
     }

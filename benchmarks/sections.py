@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from backend.engine.cpu import blas
+from backend.engine import cpu_setup
 from backend.engine.device import on_gpu
 from benchmarks import ablation, peers, side_by_side, workloads
 from benchmarks.workloads import Case
@@ -60,6 +60,6 @@ def _starts(rounds: int, warm_up: int, models: Path, note: Note) -> Results:
 def _with_model_folder(work: Callable[[Path, Note], Results]) -> Results:
     from rich.console import Console
 
-    blas.prepare()  # models are made in this process
+    cpu_setup.load_openblas()  # models are made in this process
     with tempfile.TemporaryDirectory() as models, Console(stderr=True).status("") as status:
         return work(Path(models), lambda sentence: status.update(sentence))

@@ -236,4 +236,4 @@ def _is_shared_library(target: str, kind: str) -> bool:
 
 
 KEPT_LIBRARIES = ("libpython", "Python", "libopenblas")
-"""Top-level libraries that no file is linked against: PyInstaller's loader opens the first two, `backend/engine/cpu/blas.py` the third."""
+"""Top-level libraries that no file is linked against: PyInstaller's loader opens the first two, `backend/engine/cpu_setup.py` the third."""

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from backend.engine.cpu import blas
+from backend.engine import cpu_setup
 from backend.models import transformers_scan
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_lock import LOCK_VARIABLE
@@ -26,7 +26,7 @@ from backend.utils.machine import TREAT_CPU_AS
 from tests.support import shared_kernels
 from tests.support.exclusive_lock import MachineLock
 
-blas.prepare()  # before any test imports mlx
+cpu_setup.load_openblas()  # before any test imports mlx
 transformers_scan.prepare()
 if "PYTEST_XDIST_WORKER" in os.environ:
     # mlx compiles CPU kernels into the temporary folder without a lock: a second process could load a half-written one.

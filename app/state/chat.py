@@ -37,7 +37,7 @@ SCORING = keys_used_by("scoring")
 
 @dataclass(slots=True)
 class ChatAnswer:
-    """One side's answer. `figures` are those of `backend.sampling.chat.chat.Reply`, empty until it has ended.
+    """One side's answer. `figures` are those of `backend.sampling.chat.Reply`, empty until it has ended.
 
     `scores` by metric name, `reward` their weighted sum; `problem`: why it could not be given or scored.
     """

@@ -32,8 +32,7 @@ from mlx.utils import tree_flatten, tree_map_with_path
 from mlx_lm.models import qwen3
 
 from backend.config.config import Config, parse
-from backend.engine.device import has_metal, on_gpu
-from backend.engine.memory import release_cached_buffers
+from backend.engine.device import has_metal, on_gpu, release_cached_buffers
 from backend.engine.shared_weights import copy_sharing_arrays
 from backend.models.adapters import attach_adapters
 from backend.models.policy import Policy

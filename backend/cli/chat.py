@@ -26,8 +26,7 @@ from backend.utils.files import TEXT_LIMIT
 from backend.utils.text import quote
 
 if TYPE_CHECKING:
-    from backend.sampling.chat.chat import Chat, ChatQuestion, Reply, Turn
-    from backend.sampling.chat.sides import SideName
+    from backend.sampling.chat import Chat, ChatQuestion, Reply, SideName, Turn
 
 COMMANDS = {
     "/base": "the model before training answers",
@@ -157,7 +156,7 @@ class TerminalChat:
     # ── answers ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _ask(self, prompt: str) -> None:
-        from backend.sampling.chat.chat import Turn
+        from backend.sampling.chat import Turn
 
         if not prompt:
             return
@@ -212,7 +211,7 @@ class Asking:
 
     def question(self, config: Config, prompt: str, **more: Any) -> ChatQuestion:
         """Raises UserError naming the setting for a value that it may not have."""
-        from backend.sampling.chat.chat import ChatQuestion
+        from backend.sampling.chat import ChatQuestion
         from backend.sampling.sampler import Sampling
 
         given = {"temperature": self.temperature, "top_p": self.top_p, "top_k": self.top_k, "min_p": self.min_p}
@@ -237,9 +236,7 @@ class Asking:
 def open_chat(name: str, checkpoint: str, runs_dir: Path | None, wanted: Sequence[SideName], asking: Asking) -> Chat:
     """Load a chat; notes go to stderr. `wanted` is what is loaded where the sides share no weights. Raises UserError, for settings of
     `asking` before anything is loaded."""
-    from backend.sampling.chat.chat import Chat
-    from backend.sampling.chat.sides import load_sides
-    from backend.sampling.chat.source import find_source
+    from backend.sampling.chat import Chat, find_source, load_sides
 
     source = find_source(name, checkpoint, runs_dir)
     asking.question(source.config, "")

@@ -159,9 +159,9 @@ def bench_device(
     from backend.bench import report
     from backend.bench.device import DeviceBench, scale_for
     from backend.cli.consoles import new_console
-    from backend.engine.cpu import blas
+    from backend.engine import cpu_setup
 
-    blas.prepare()
+    cpu_setup.load_openblas()
     from backend.engine.device import on_gpu
     from backend.trainer.machine import KeepAwake
 

@@ -26,7 +26,7 @@ from backend.distributed.rank_process import (
     leave_stops_to_leader,
 )
 from backend.distributed.ranks import LostRankError
-from backend.engine.cpu import kernel_folder
+from backend.engine import cpu_setup
 from backend.rewards.allowed_code import require_allowed
 from backend.runs.events import check_format
 from backend.runs.run_folder import RunFolder
@@ -82,7 +82,7 @@ def rank_session(run: Path, stream: bool, progress: bool | None) -> int:
         collectives = init_collectives(backend)
         delete_own_files()
         if collectives.rank:  # before anything is compiled; rank 0 shares its folder with other programs
-            kernel_folder.use_own_folder()
+            cpu_setup.use_own_kernel_folder()
             leave_stops_to_leader()
         elif folder is not None:
             folder.report(pid=os.getpid())

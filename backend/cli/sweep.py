@@ -149,7 +149,7 @@ def _write_failure(folder: SweepFolder, plan: SweepPlan, mistake: UserError) -> 
 
 def _train(plan: SweepPlan, folder: SweepFolder, inputs: SweepInputs, as_json: bool) -> None:
     """Train the sweep and print its table; exit with the sweep's code."""
-    from backend.engine.cpu import blas
+    from backend.engine import cpu_setup
     from backend.runs.sweeps.run_sweep import run_sweep
     from backend.trainer.ending import RESTART
 
@@ -157,7 +157,7 @@ def _train(plan: SweepPlan, folder: SweepFolder, inputs: SweepInputs, as_json: b
         with logging_to(folder.process) as log:
             out = sys.stderr if as_json else sys.stdout
             tell(folder.path, file=out, flush=True)
-            tell(blas.prepare(), file=sys.stderr, flush=True)
+            tell(cpu_setup.load_openblas(), file=sys.stderr, flush=True)
             command = shell_line([*sys.argv])
             ending = run_sweep(plan, folder, inputs, command=command, echo=log.checked(_lines(out)), may_restart=True)
         afterwards.process_ends = ending.exit_code != 0 and ending.kind != RESTART

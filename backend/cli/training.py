@@ -397,7 +397,7 @@ def train_or_exit(
     this run by default. `shared`: of rank 0 of several machines, which leaves that to its launcher. `command`: what was typed, for the
     event log; this process's own by default.
     """
-    from backend.engine.cpu import blas
+    from backend.engine import cpu_setup
     from backend.runs.start_progress import progress_listener
     from backend.trainer.ending import RESTART
     from backend.trainer.run_process import train
@@ -411,7 +411,7 @@ def train_or_exit(
             display(stream, progress, quiet, run.settings.steps_per_report) as echo,
             progress_listener(lambda sentence: say(sentence, sys.stderr)),
         ):
-            tell(blas.prepare(), file=sys.stderr, flush=True)
+            tell(cpu_setup.load_openblas(), file=sys.stderr, flush=True)
             ending = train(
                 run.settings,
                 run.folder,

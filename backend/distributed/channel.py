@@ -1,8 +1,9 @@
-"""The control channel of a run on several machines: a connection between rank 0, the leader, and each other rank, a worker.
+"""The control channel of a run on several machines: a connection between rank 0, the leader, and each other rank, a
+worker.
 
-Work and its results go through it; beside them each end sends a heartbeat every second. The leader judges who is lost, and tells its main
-thread at its next `check` or `receive`. A worker that has lost its leader ends its process at once, wherever its main thread is, since
-nothing that it holds is worth keeping.
+Work and its results go through it; beside them each end sends a heartbeat every second. The leader judges who is lost,
+and tells its main thread at its next `check` or `receive`. A worker that has lost its leader ends its process at once,
+wherever its main thread is, since nothing that it holds is worth keeping.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ from backend.trainer.machine import gpu_error
 from backend.utils.errors import UserError
 
 MEETING_PATIENCE_S = 60.0
-"""How long the ranks may take to connect, once all of them have met in MLX."""
+"""Seconds for the ranks to connect, once all of them have met in MLX."""
 GOODBYE_PATIENCE_S = 10.0
-"""How long a worker may take to end once its leader has closed the channel."""
+"""Seconds for a worker to end once its leader has closed the channel."""
 SUSPICION_S = 3.0
 """How long the leader waits after a failed sum for the sign that another rank is gone, which is why."""
 LEAST_LIMIT_S = 15.0
@@ -56,8 +57,8 @@ class ChannelMessage:
 
 
 def open_channel(ranks: FlatCollectives) -> LeaderChannel | WorkerChannel:
-    """Connect this rank; every rank calls it at the same time. Raises LostRankError on rank 0 where one does not come, and OSError on
-    the others where rank 0 cannot be reached.
+    """Connect this rank; every rank calls it at the same time. Raises LostRankError on rank 0 where one does not come,
+    and OSError on the others where rank 0 cannot be reached.
 
     One gather carries rank 0's addresses and secret to all, so the secret is in no command line, environment or file.
     """
@@ -80,7 +81,8 @@ def open_channel(ranks: FlatCollectives) -> LeaderChannel | WorkerChannel:
 
 
 class LeaderChannel:
-    """Rank 0's end. Its methods are for the main thread, and raise LostRankError or WorkerError there as soon as one is known.
+    """Rank 0's end. Its methods are for the main thread, and raise LostRankError or WorkerError there as soon as one is
+    known.
 
     `machines`: every rank, itself included, in the order of the ranks.
     """
@@ -160,7 +162,8 @@ class LeaderChannel:
         raise self._failure
 
     def close(self) -> None:
-        """Send what is waiting and a goodbye, and hang up; for a few seconds at most, however many workers there are."""
+        """Send what is waiting and a goodbye, and hang up; for a few seconds at most, however many workers there
+        are."""
         closing = [threading.Thread(target=each.close, daemon=True) for each in self._connections.values()]
         for each in closing:
             each.start()

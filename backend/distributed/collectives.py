@@ -1,11 +1,12 @@
 """`Collectives` over mlx's own engine (`mlx.core.distributed`: ring, MPI, JACCL, NCCL), in a thread of its own.
 
-A collective of mlx cannot be given up: with a lost peer it raises at best, and hangs at worst. So one communication thread of the process
-makes the calls, and the thread that asked waits in short turns, between which `check` may raise what is known of the ranks by another way.
-The process must end with `os._exit` then: its communication thread may never return.
+A collective of mlx cannot be given up: with a lost peer it raises at best, and hangs at worst. So one communication
+thread of the process makes the calls, and the thread that asked waits in short turns, between which `check` may raise
+what is known of the ranks by another way. The process must end with `os._exit` then: its communication thread may never
+return.
 
-The calls run on the CPU's stream, on evaluated arrays: Metal ends a command buffer that waits 5 s for another rank (mlx#4475). NCCL alone
-has no sums on a CPU.
+The calls run on the CPU's stream, on evaluated arrays: Metal ends a command buffer that waits 5 s for another rank
+(mlx#4475). NCCL alone has no sums on a CPU.
 """
 
 from __future__ import annotations
@@ -39,8 +40,9 @@ def do_nothing(*_: object) -> None: ...
 class FlatCollectives(Collectives):
     """Collectives of any shape on top of two of flat vectors, which a subclass makes.
 
-    The heartbeats report `entered` and `left`, the collectives that this rank has begun and ended, and `failure`, mlx's words for one
-    that broke. `pending_bytes` is the size of the one under way, `bandwidth` the most bytes a second that one has moved.
+    The heartbeats report `entered` and `left`, the collectives that this rank has begun and ended, and `failure`, mlx's
+    words for one that broke. `pending_bytes` is the size of the one under way, `bandwidth` the most bytes a second that
+    one has moved.
     """
 
     entered = left = pending_bytes = 0
@@ -51,7 +53,8 @@ class FlatCollectives(Collectives):
         self.waiting: Callable[[float], None] = do_nothing
         """Called during a collective with the seconds that it has taken; may raise to give the run up."""
         self.waited_s = 0.0
-        """Seconds in `gather`, `concatenate` and `barrier`: what they carry is small, so it is the wait for slower ranks."""
+        """Seconds in `gather`, `concatenate` and `barrier`: what they carry is small, so it is the wait for slower
+        ranks."""
         self.summed_s = 0.0
         """Seconds in `sum` and `broadcast`. A `gather` comes before each, so it is the time of the transfer."""
 
@@ -189,7 +192,8 @@ def wait_for_reason(check: Callable[[], None], within_s: float) -> None:
 
 
 def init_collectives(backend: str) -> MlxCollectives:
-    """Join the other ranks, which the environment names (`MLX_RANK` and `MLX_HOSTFILE`, or those of MPI, JACCL or NCCL). Raises UserError."""
+    """Join the other ranks, which the environment names (`MLX_RANK` and `MLX_HOSTFILE`, or those of MPI, JACCL or
+    NCCL). Raises UserError."""
     try:
         group = mx.distributed.init(strict=True, backend=backend)
     except (RuntimeError, ValueError) as error:

@@ -19,14 +19,16 @@ from backend.utils.places import project_root
 CONNECT_S = 8
 """Seconds that ssh may take to connect."""
 SSH_OPTIONS = shlex.split(
-    f"-T -o BatchMode=yes -o ConnectTimeout={CONNECT_S} -o ServerAliveInterval=5 -o ServerAliveCountMax=3 -o LogLevel=ERROR"
+    f"-T -o BatchMode=yes -o ConnectTimeout={CONNECT_S} -o ServerAliveInterval=5 -o ServerAliveCountMax=3 "
+    "-o LogLevel=ERROR"
 )
 MPI_OPTIONS = shlex.split(
     "--enable-recovery --mca mpi_yield_when_idle 1 --mca plm_rsh_args '-o BatchMode=yes' "
     "--mca coll_tuned_use_dynamic_rules 1 --mca coll_tuned_allreduce_algorithm 4"
 )
-"""Of mpirun: rank 0 outlives another rank, to save; a rank that waits leaves its core to others; and large sums go round a ring, which
-over a wire takes half the time of Open MPI's own choice (3 ranks, 4 MB, 100 Mb/s: 0.50 s and 1.14 s)."""
+"""Of mpirun: rank 0 outlives another rank, to save; a rank that waits leaves its core to others; and large sums go
+round a ring, which over a wire takes half the time of Open MPI's own choice (3 ranks, 4 MB, 100 Mb/s: 0.50 s and 1.14
+s)."""
 LIBRARY_VARIABLE = "MLX_MPI_LIBNAME"
 """Environment variable with the name or path of the MPI library, which MLX reads."""
 _USUAL_FOLDERS = ("/opt/homebrew/bin", "/usr/local/bin", "/opt/local/bin")
@@ -34,7 +36,8 @@ _USUAL_FOLDERS = ("/opt/homebrew/bin", "/usr/local/bin", "/opt/local/bin")
 
 
 def rank_program(host: Host, verb: str, *arguments: str) -> list[str]:
-    """Program and arguments of `python -m backend VERB …` on a machine; its `program` in place of ours, where it has one."""
+    """Program and arguments of `python -m backend VERB …` on a machine; its `program` in place of ours, where it has
+    one."""
     if Path(host.program).name == BUNDLED_PROGRAM:
         return [host.program, verb, *arguments]
     if not host.program and (is_bundled() or not host.folder):
@@ -52,14 +55,16 @@ def program_environment(host: Host) -> dict[str, str]:
 
 
 def ssh_command(host: Host, program: list[str], variables: Mapping[str, str]) -> list[str]:
-    """Runs a program on another machine. It asks nothing (a password, an unknown host's key), and ends where the connection is lost."""
+    """Runs a program on another machine. It asks nothing (a password, an unknown host's key), and ends where the
+    connection is lost."""
     words = [*(f"{name}={value}" for name, value in variables.items()), *program]
     return ["ssh", *SSH_OPTIONS, host.ssh, f"exec env {shell_words(words)}"]
 
 
 def launch_command(hosts: HostsFile, file: Path, backend: str, run: Path) -> list[str]:
-    """Starts all ranks of a prepared run by hand: `mlx.launch`; for MPI mpirun itself, since mlx.launch gives it an option that
-    Open MPI 4 refuses. The same program runs on every machine, at the same path: `program` and `folder` of a host have no effect."""
+    """Starts all ranks of a prepared run by hand: `mlx.launch`; for MPI mpirun itself, since mlx.launch gives it an
+    option that Open MPI 4 refuses. The same program runs on every machine, at the same path: `program` and `folder` of
+    a host have no effect."""
     alike = Host("")
     variables = [f"{name}={value}" for name, value in program_environment(alike).items()]
     program = rank_program(alike, "rank", "--run", str(run))
@@ -86,8 +91,9 @@ def _is_checkout() -> bool:
 
 
 def mlx_environment(hosts: HostsFile, backend: str, rank: int, port: int) -> tuple[dict[str, str], dict[str, str]]:
-    """The environment in which MLX's backend finds the other ranks, as `mlx.launch` sets it: (variables, files). Of a file, the variable
-    that names it → its content; the caller makes it on the rank's machine. `port`: the first of the ports to listen on."""
+    """The environment in which MLX's backend finds the other ranks, as `mlx.launch` sets it: (variables, files). Of a
+    file, the variable that names it → its content; the caller makes it on the rank's machine. `port`: the first of the
+    ports to listen on."""
     variables = {name: value for name, _, value in (entry.partition("=") for entry in hosts.envs)}
     if backend != "mpi":
         variables["MLX_RANK"] = str(rank)
@@ -119,8 +125,8 @@ def mpirun() -> str | None:
 def mpi_variables() -> dict[str, str]:
     """The variable with which MLX finds the library of that mpirun.
 
-    On a Mac by its path: macOS searches no folder of Homebrew's, and takes DYLD_LIBRARY_PATH out of the environment of every program
-    that /bin/sh starts. Elsewhere by the name that the system's loader knows.
+    On a Mac by its path: macOS searches no folder of Homebrew's, and takes DYLD_LIBRARY_PATH out of the environment of
+    every program that /bin/sh starts. Elsewhere by the name that the system's loader knows.
     """
     if os.environ.get(LIBRARY_VARIABLE):
         return {LIBRARY_VARIABLE: os.environ[LIBRARY_VARIABLE]}

@@ -5,8 +5,9 @@
                {"ssh": "mac-b",     "ips": ["192.168.0.2"], "rdma": ["rdma_en2", null],
                 "program": "~/.local/bin/grpo-studio-backend", "folder": "~/grpo-studio"}]}
 
-or the list of hosts alone. The first entry is the machine that starts the run; a machine listed twice gets two processes. `program` and
-`folder` say where GRPO Studio is on a machine that has it in another place. Nothing here contacts a machine.
+or the list of hosts alone. The first entry is the machine that starts the run; a machine listed twice gets two
+processes. `program` and `folder` say where GRPO Studio is on a machine that has it in another place. Nothing here
+contacts a machine.
 """
 
 from __future__ import annotations
@@ -299,7 +300,8 @@ class BackendChoice:
 
 
 def choose_backend(hosts: HostsFile, wanted: str = AUTO, *, has_mpi: bool, has_cuda: bool = False) -> BackendChoice:
-    """The backend for these machines. `wanted` is the setting `distributed_backend`; `auto` takes the file's, or what suits the machines.
+    """The backend for these machines. `wanted` is the setting `distributed_backend`; `auto` takes the file's, or what
+    suits the machines.
 
     Raises UserError("distributed_backend", …) where the file or this machine lacks something the backend needs.
     """
@@ -319,8 +321,8 @@ def choose_backend(hosts: HostsFile, wanted: str = AUTO, *, has_mpi: bool, has_c
     else:
         raise UserError(
             "distributed_backend",
-            f"{count} ranks need MPI, since with more than two some of the ring's sums never end (mlx#4475), and mpirun "
-            "is not installed here. Install Open MPI, or choose ring.",
+            f"{count} ranks need MPI, since with more than two some of the ring's sums never end (mlx#4475), and "
+            "mpirun is not installed here. Install Open MPI, or choose ring.",
         )
     if count > 1 and (lack := _lack(hosts, backend, has_mpi, has_cuda)):
         raise UserError("distributed_backend", lack)
@@ -328,7 +330,7 @@ def choose_backend(hosts: HostsFile, wanted: str = AUTO, *, has_mpi: bool, has_c
 
 
 def _lack(hosts: HostsFile, backend: str, has_mpi: bool, has_cuda: bool) -> str:
-    """What the file or this machine lacks for this backend; "" if nothing."""
+    """The reason why this backend cannot be used; "" if it can."""
     without_address = [rank for rank, host in enumerate(hosts.hosts) if not host.ips]
     if backend == "ring" and without_address:
         return (
@@ -360,8 +362,9 @@ def _without_device(hosts: HostsFile, ring: bool = False) -> list[tuple[int, int
     return [(rank, other) for rank, other in pairs if not devices[rank][other]]
 
 
-# A run on several machines opens connections with the user's ssh keys and starts programs there, so a person has to allow the hosts
-# file: in the window, or on the command line by naming it. A run folder may name a file of somebody else.
+# A run on several machines opens connections with the user's ssh keys and starts programs there, so a person has to
+# allow the hosts file: in the window, or on the command line by naming it. A run folder may name a file of somebody
+# else.
 
 _ENTRY = "hosts"
 """The key in the trust record that holds all hosts files; a reward file's key is an absolute path."""
@@ -390,7 +393,8 @@ class AllowedHosts:
         self._record = TrustRecord(file)
 
     def missing(self, name: str) -> HostsToAllow | None:
-        """The hosts file of this name if its present contents are not allowed. None for "", and for a file that cannot be used at all."""
+        """The hosts file of this name if its present contents are not allowed. None for "", and for a file that cannot
+        be used at all."""
         if not name.strip():
             return None
         try:
@@ -420,12 +424,13 @@ def allow_hosts(name: str) -> None:
 def require_hosts(name: str) -> None:
     """Raise UserError for the hosts file of a run folder that was never allowed here.
 
-    On the command line a file that was allowed once may have been edited since, as with reward files; the window asks again.
+    On the command line a file that was allowed once may have been edited since, as with reward files; the window asks
+    again.
     """
     asked = AllowedHosts().missing(name)
     if asked is not None and not asked.changed:
         raise UserError(
             "hosts",
-            f"The hosts file {quote(asked.path, 66)} was never allowed on this machine. Read it; the verb machines checks "
-            "and allows it, and --hosts none trains here alone.",
+            f"The hosts file {quote(asked.path, 66)} was never allowed on this machine. Read it; the verb machines "
+            "checks and allows it, and --hosts none trains here alone.",
         )

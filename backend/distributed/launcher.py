@@ -1,11 +1,12 @@
 """Starts the ranks of a run, waits for rank 0, and leaves nothing running on any machine.
 
-Rank 0 is the trainer: it writes the folder, obeys the window, and ends the run. The launcher passes stop signals on to it, ends the other
-processes after it, writes the event log's last line where rank 0 was killed, and starts all ranks again where rank 0 asks for that: after
-an error of a GPU, or without a machine that was lost (`on_lost_rank: go_on`).
+Rank 0 is the trainer: it writes the folder, obeys the window, and ends the run. The launcher passes stop signals on to
+it, ends the other processes after it, writes the event log's last line where rank 0 was killed, and starts all ranks
+again where rank 0 asks for that: after an error of a GPU, or without a machine that was lost (`on_lost_rank: go_on`).
 
-`mlx.launch` cannot do this: it ends every rank as soon as one fails, before rank 0 has saved. Ctrl-C reaches the launcher alone, since every
-process has a session of its own. Workers end themselves when their stdin ends, however the launcher has ended.
+`mlx.launch` cannot do this: it ends every rank as soon as one fails, before rank 0 has saved. Ctrl-C reaches the
+launcher alone, since every process has a session of its own. Workers end themselves when their stdin ends, however the
+launcher has ended.
 """
 
 from __future__ import annotations
@@ -60,39 +61,43 @@ from backend.utils.text import quote
 
 POLL_S = 0.2
 MEETING_S = 120.0
-"""How long the ranks may take until all are connected: each machine loads Python and MLX."""
+"""Seconds for the ranks until all are connected: each machine loads Python and MLX."""
 ENDING_S = 25.0
-"""How long rank 0 may take to save and end once a machine is lost; then it is killed."""
+"""Seconds for rank 0 to save and end once a machine is lost; then it is killed."""
 EXITING_S = 10.0
-"""How long the process of rank 0 may take to end once it has reported its exit code."""
+"""Seconds for the process of rank 0 to end once it has reported its exit code."""
 LEAVING_S = {True: 8.0, False: 1.0}
-"""How long workers may take to end by themselves after rank 0: after a run that went well, and after one that did not."""
+"""Seconds for workers to end by themselves after rank 0: after a run that went well, and after one that did not."""
 MPI_PATIENCE_S = 3.0
-"""How long mpirun may take to end its ranks."""
+"""Seconds for mpirun to end its ranks."""
 FIRST_PORT, PORTS = 20_000, 10_000
-"""The ports that a run chooses from: below those that systems hand out by themselves (from 32768 on Linux, 49152 on macOS)."""
+"""The ports that a run chooses from: below those that systems hand out by themselves (from 32768 on Linux, 49152 on
+macOS)."""
 TAIL_BYTES = 4_096
 
 RESUMED = "The run goes on from its last checkpoint when it is resumed."
 
 _REMOTE = """
 while [ "$1" != -- ]; do
-  f=$(mktemp) || exit 1; printf %s "$2" > "$f"; export "$1=$f" "GRPO_STUDIO_OWN_FILES=$GRPO_STUDIO_OWN_FILES $1"; shift 2
+  f=$(mktemp) || exit 1; printf %s "$2" > "$f"
+  export "$1=$f" "GRPO_STUDIO_OWN_FILES=$GRPO_STUDIO_OWN_FILES $1"; shift 2
 done; shift; exec "$@"
 """
-"""For sh on another machine: arguments are pairs of a variable and the content of the file that it names, then --, then the program."""
+"""For sh on another machine: arguments are pairs of a variable and the content of the file that it names, then --, then
+the program."""
 
 _UNDER_MPI = """
 rank=${OMPI_COMM_WORLD_RANK:-${PMIX_RANK:-$PMI_RANK}}; logs=$1; name=$2; shift 2
 if [ "$rank" != 0 ]; then
-  if [ -d "$logs" ]; then log=$logs/rank-$rank.log; export GRPO_STUDIO_RANK_LOG="${logs##*/}/rank-$rank.log in the run folder"
+  if [ -d "$logs" ]; then
+    log=$logs/rank-$rank.log; export GRPO_STUDIO_RANK_LOG="${logs##*/}/rank-$rank.log in the run folder"
   else log=${TMPDIR:-/tmp}/$name-rank-$rank.log; export GRPO_STUDIO_RANK_LOG=$log; fi
   exec > "$log" 2>&1 < /dev/null
 fi
 exec 2>&1 "$@"
 """
-"""For sh under mpirun, which mixes the output of all ranks: a worker's goes to a file of its own. Arguments: the folder of logs on rank
-0's machine, the run's name, then the program."""
+"""For sh under mpirun, which mixes the output of all ranks: a worker's goes to a file of its own. Arguments: the folder
+of logs on rank 0's machine, the run's name, then the program."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +122,8 @@ class LaunchEnd:
 
 
 def run_ranks(launch: Launch) -> LaunchEnd:
-    """Start the ranks, as often as it takes, until the run has ended. A stop signal makes rank 0 save and stop. Raises DiskError."""
+    """Start the ranks, as often as it takes, until the run has ended. A stop signal makes rank 0 save and stop. Raises
+    DiskError."""
     folder = Path(tempfile.mkdtemp(prefix="grpo-studio-launch-"))
     requests: list[int] = []
     try:
@@ -149,13 +155,12 @@ def run_ranks(launch: Launch) -> LaunchEnd:
 def without(hosts: HostsFile, rank: int) -> HostsFile:
     """The machines but for one, and without the RDMA devices that lead to it."""
     kept = [host for other, host in enumerate(hosts.hosts) if other != rank]
-    return replace(
-        hosts, hosts=tuple(replace(host, rdma=host.rdma[:rank] + host.rdma[rank + 1 :]) for host in kept)
-    )  # fmt: skip
+    return replace(hosts, hosts=tuple(replace(host, rdma=host.rdma[:rank] + host.rdma[rank + 1 :]) for host in kept))
 
 
 def write_late_ending(run: RunFolder, kind: str, sentence: str) -> bool:
-    """End the event log of a trainer that could not, unless it has an ending or another process trains the run. → true if it was written."""
+    """End the event log of a trainer that could not, unless it has an ending or another process trains the run. → true
+    if it was written."""
     try:
         lock = hold_lock(run)
     except UserError:
@@ -190,7 +195,7 @@ class _Start:
         self._deadline: float | None = None
         """When rank 0 is killed (monotonic): a machine is lost, and it has not ended."""
         self._why = ""
-        """What is wrong, as far as the launcher knows."""
+        """The reason, as far as the launcher knows."""
 
     def run(self) -> LaunchEnd:
         self._orders.give(self._launch.orders)
@@ -356,7 +361,8 @@ class _Start:
         return LaunchEnd("failed", 2, f"The process of rank 0, on this machine, was killed{how}. {RESUMED}")
 
     def _end_processes(self, patience_s: float) -> None:
-        """Wait so long for the processes to end by themselves, then end them. What runs on other machines ends with its ssh or mpirun."""
+        """Wait so long for the processes to end by themselves, then end them. What runs on other machines ends with its
+        ssh or mpirun."""
         until = time.monotonic() + patience_s
         for process in self._processes.values():
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -407,8 +413,8 @@ def last_line(log: Path) -> str:
 
 
 def free_port(hosts: HostsFile) -> int:
-    """The first of a row of ports that are free on this machine, one for each address in the hosts file; on the others nothing else
-    is expected in this range. Raises OSError."""
+    """The first of a row of ports that are free on this machine, one for each address in the hosts file; on the others
+    nothing else is expected in this range. Raises OSError."""
     count = max(1, sum(len(host.ips) for host in hosts.hosts))
     for _ in range(100):
         port = random.randrange(FIRST_PORT, FIRST_PORT + PORTS - count)

@@ -1,7 +1,9 @@
-"""Rank 0 of a run on several ranks: the ordinary trainer, with a context that shares its work with the workers (`worker`).
+"""Rank 0 of a run on several ranks: the ordinary trainer, with a context that shares its work with the workers
+(`worker`).
 
-It alone has the dataset, the run's folder and the event log. Every decision is made here, between two polls, as in a run of one process. The
-workers do what messages say, in their order, so all ranks are at the same step with the same settings.
+It alone has the dataset, the run's folder and the event log. Every decision is made here, between two polls, as in a
+run of one process. The workers do what messages say, in their order, so all ranks are at the same step with the same
+settings.
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ from backend.training.not_finite import check_sampled, check_scores
 from backend.types import Group, Problem
 
 LEAST_S = 120.0
-"""The least time that a rank which answers may take for any work, such as kernels that are compiled first, before it counts as hung."""
+"""The least time that a rank which answers may take for any work, such as kernels that are compiled first, before it
+counts as hung."""
 TIMES = 10.0
 """How many times as long as usual work may take besides."""
 UNSEEN_TIMES = 30.0
@@ -61,14 +64,17 @@ class HangDetector:
         self._longest_s = max(self._longest_s, seconds)
 
     def overdue(self, waited_s: float) -> str:
-        """Why a rank that the others have waited for so long counts as hung, to follow its name; "" as long as it does not."""
+        """Why a rank that the others have waited for so long counts as hung, to follow its name; "" as long as it does
+        not."""
         if not self._longest_s or waited_s <= LEAST_S + TIMES * self._longest_s:
             return ""
-        return f"answers, but the others have waited {waited_s:.0f} s for it to compute; a step took {self._longest_s:.1f} s"
+        usual = f"a step took {self._longest_s:.1f} s"
+        return f"answers, but the others have waited {waited_s:.0f} s for it to compute; {usual}"
 
 
 class SharedSampling:
-    """The prompts of a step, or of an evaluation, sampled and scored by all ranks. After `run`: every round, and `took_s`."""
+    """The prompts of a step, or of an evaluation, sampled and scored by all ranks. After `run`: every round, and
+    `took_s`."""
 
     def __init__(
         self,
@@ -81,7 +87,8 @@ class SharedSampling:
         scoring_limit_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`notes` takes the workers' messages for the user. `scoring_limit_s`: how long the reward functions of a round may take."""
+        """`notes` takes the workers' messages for the user. `scoring_limit_s`: how long the reward functions of a round
+        may take."""
         self._parts, self._workers, self._paces, self._problems, self._order = parts, workers, paces, problems, order
         self._notes, self._scoring_limit_s, self._clock = notes, scoring_limit_s, clock
         size = len(workers.machines)
@@ -138,8 +145,8 @@ class SharedSampling:
         self._take(own)
 
     def _serve(self, wait_s: float) -> None:
-        """Take what workers have done, and give them more. Waits up to `wait_s` for a first message. Raises LostRankError for a
-        worker that answers, and whose round takes many times as long as its rounds do."""
+        """Take what workers have done, and give them more. Waits up to `wait_s` for a first message. Raises
+        LostRankError for a worker that answers, and whose round takes many times as long as its rounds do."""
         while (message := self._workers.receive(wait_s)) is not None:
             wait_s = 0.0
             machine = self._workers.machines[message.rank]
@@ -195,7 +202,8 @@ class Leader:
         shared: SharedResources | None = None,
         stages: Sequence[Config] = (),
     ) -> RunContext:
-        """As `backend.trainer.run_context.load_context`, while the workers load theirs. Raises UserError, and the channel's errors."""
+        """As `backend.trainer.run_context.load_context`, while the workers load theirs. Raises UserError, and the
+        channel's errors."""
         assert shared is None, "runs that share a process have no ranks of their own"
         stages = stages or stage_configs(config)
         if config.parallelism == "tensor":
@@ -217,7 +225,8 @@ class Leader:
 
     @contextmanager
     def detect_hangs(self, limit: HangDetector) -> Generator[None]:
-        """Raise LostRankError for a worker that answers, and that the others wait for in a collective many times as long as usual."""
+        """Raise LostRankError for a worker that answers, and that the others wait for in a collective many times as
+        long as usual."""
 
         def look(waited_s: float) -> None:
             if (why := limit.overdue(waited_s)) and (behind := self.workers.behind()):

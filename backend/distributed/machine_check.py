@@ -1,8 +1,10 @@
-"""The check of several machines: reaches each, compares their facts, copies a model on request, and measures how fast they sum.
+"""The check of several machines: reaches each, compares their facts, copies a model on request, and measures how fast
+they sum.
 
-`check_machines` is all of it, for the verb `machines` and the window; `require_machines` the quick part, for a run that is about to start.
-On every machine a process of ours answers (`backend.distributed.machine_probe`): through ssh on others, directly here. Every wait has a
-limit, and the processes have ended when the functions return, or end with the connection where it was lost.
+`check_machines` is all of it, for the verb `machines` and the window; `require_machines` the quick part, for a run that
+is about to start. On every machine a process of ours answers (`backend.distributed.machine_probe`): through ssh on
+others, directly here. Every wait has a limit, and the processes have ended when the functions return, or end with the
+connection where it was lost.
 """
 
 from __future__ import annotations
@@ -60,9 +62,9 @@ from backend.utils.own_files import own_file
 from backend.utils.text import quote
 
 FACTS_S = 45.0
-"""How long a machine may take to answer: the connection, and Python starting from a cold disk."""
+"""Seconds for a machine to answer: the connection, and Python starting from a cold disk."""
 LINK_S = 45.0
-"""How long a measurement may take: loading mlx, connecting, and 30 sums; over Wi-Fi about 20 s."""
+"""Seconds for a measurement: loading mlx, connecting, and 30 sums; over Wi-Fi about 20 s."""
 GRACE_S = 2.0
 STALLED_S = 30.0
 """How long a copy may make no progress."""
@@ -88,10 +90,10 @@ _SSH_SAYS = (
     ("timed out", "does not answer. It may be asleep, switched off, or on another network."),
     ("No route to host", "does not answer. It may be asleep, switched off, or on another network."),
 )
-"""What ssh writes → the rest of a sentence that begins with the machine."""
+"""ssh's words → the rest of a sentence that begins with the machine."""
 
 Stage = Literal["reading", "read", "copying", "measuring"]
-"""What is being done on a machine."""
+"""A stage of the check of a machine."""
 
 
 class NotReachedError(Exception):
@@ -173,12 +175,14 @@ class Probe:
             missing = quote(self._host.program, 80) if self._host.program else "Python where this machine has its own"
             return f"has no {missing}. Install GRPO Studio there, or name its program in the hosts file."
         if "No module named" in said or "No such command" in said:
-            return "has no GRPO Studio, or an older one, where it was looked for. Name its program or folder in the hosts file."
+            advice = "Name its program or folder in the hosts file."
+            return f"has no GRPO Studio, or an older one, where it was looked for. {advice}"
         return f"could not start GRPO Studio: {quote(last or str(ended), 110)}."
 
 
 def in_parallel(work: Callable[[Probe], None], probes: Sequence[Probe]) -> None:
-    """`work` for every probe at once. The first exception, such as a cancellation, ends the others' processes and is raised."""
+    """`work` for every probe at once. The first exception, such as a cancellation, ends the others' processes and is
+    raised."""
     if not probes:
         return
     with ThreadPoolExecutor(len(probes), thread_name_prefix="machine") as threads:
@@ -195,7 +199,8 @@ def in_parallel(work: Callable[[Probe], None], probes: Sequence[Probe]) -> None:
 def check_machines(
     hosts: HostsFile, name: str, wanted: Wanted, progress: CheckProgress = CheckProgress()
 ) -> MachineReport:
-    """Everything about the machines of a hosts file. `name`: the file's, for messages. Raises what `progress.check` raises."""
+    """Everything about the machines of a hosts file. `name`: the file's, for messages. Raises what `progress.check`
+    raises."""
     report = _empty_report(hosts)
     with _probes(hosts, range(len(hosts.hosts)), progress) as probes:
         _read_facts(report, probes, wanted, progress)
@@ -215,8 +220,8 @@ def check_machines(
 def require_machines(
     hosts: HostsFile, name: str, wanted: Wanted, progress: CheckProgress = CheckProgress()
 ) -> MachineReport:
-    """The facts of every machine, without copies and measurements: seconds. Raises UserError with everything that would keep a run from
-    starting; the other findings are in the report."""
+    """The facts of every machine, without copies and measurements: seconds. Raises UserError with everything that would
+    keep a run from starting; the other findings are in the report."""
     report = _empty_report(hosts)
     away = [machine.rank for machine in report.machines if not machine.is_here]
     first_of = {hosts.hosts[rank].ssh: rank for rank in reversed(away)}
@@ -291,8 +296,8 @@ def _findings(report: MachineReport, wanted: Wanted) -> list[MachineFinding]:
 def _link_speed(
     report: MachineReport, hosts: HostsFile, probes: Sequence[Probe], progress: CheckProgress
 ) -> LinkSpeed | None:
-    """As the slowest rank measured it; with MPI between this machine and one other, over a ring. None where there is nothing to measure
-    with. Raises NotReachedError, and whatever the check raises."""
+    """As the slowest rank measured it; with MPI between this machine and one other, over a ring. None where there is
+    nothing to measure with. Raises NotReachedError, and whatever the check raises."""
     backend = report.backend
     if backend == "mpi":
         backend, other = "ring", next((each.rank for each in report.machines if not each.is_here), 1)
@@ -339,8 +344,9 @@ def _copy(report: MachineReport, hosts: HostsFile, wanted: Wanted, progress: Che
 
 
 def copy_model(model: str, host: Host, label: str, report: Callable[[float], None], poll: Callable[[], None]) -> None:
-    """Send a model of this machine to another, over ssh (`machine_probe.receive`). `report` gets the share that is sent, `poll` may raise
-    to give up. Raises UserError, naming the machine, where it fails; what has arrived stays, without config.json."""
+    """Send a model of this machine to another, over ssh (`machine_probe.receive`). `report` gets the share that is
+    sent, `poll` may raise to give up. Raises UserError, naming the machine, where it fails; what has arrived stays,
+    without config.json."""
     folder, files = local_folder(model), model_files(model)
     total = sum(files.values())
     if folder is None or not files:
@@ -353,8 +359,11 @@ def copy_model(model: str, host: Host, label: str, report: Callable[[float], Non
     header = {"model": model, "revision": revision, "names": [*files], "bytes": total}
     process = subprocess.Popen(
         ssh_command(host, rank_program(host, RECEIVE), program_environment(host)),
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
-    )  # fmt: skip
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
     try:
         assert process.stdin is not None
         sent = _CountingWriter(process.stdin)
@@ -420,8 +429,8 @@ class PlannedMachines:
 
 
 def plan_machines(config: Config) -> PlannedMachines:
-    """The machines of a run, without asking any of them. Raises UserError for a hosts file that cannot be used, and for a backend that the
-    file or this machine lacks something for."""
+    """The machines of a run, without asking any of them. Raises UserError for a hosts file that cannot be used, and for
+    a backend that the file or this machine lacks something for."""
     file = Path(config.hosts)
     hosts = read_hosts(file)
     if problem := first_host_problem(hosts, file.name):
@@ -435,8 +444,8 @@ def plan_machines(config: Config) -> PlannedMachines:
 
 
 def check_machines_answer(planned: PlannedMachines, config: Config) -> list[str]:
-    """Reach every machine, and look for the program, its version and the model there. → warnings for the event log. Raises UserError with
-    everything that would keep the run from starting."""
+    """Reach every machine, and look for the program, its version and the model there. → warnings for the event log.
+    Raises UserError with everything that would keep the run from starting."""
     wanted = Wanted(planned.choice.backend, config.model, config.reward_functions_file)
     report = require_machines(planned.hosts, planned.file.name, wanted)
     return [finding.sentence for finding in report.findings if finding.level == "warn"]

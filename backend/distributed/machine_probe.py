@@ -6,8 +6,9 @@
     {"ask": "link", "backend": …, "variables": …, "files": …}    → LinkSpeed as a mapping, as this rank measured it
     any of them                                                  → {"error": a sentence}
 
-A line of an answer begins with MARKER, since a shell's startup files may write to the same stream. The process ends when its stdin does,
-also in the midst of a sum that waits for a rank that will never come, and after LIFETIME_S at the latest.
+A line of an answer begins with MARKER, since a shell's startup files may write to the same stream. The process ends
+when its stdin does, also in the midst of a sum that waits for a rank that will never come, and after LIFETIME_S at the
+latest.
 
 `python -m backend machine-receive` takes a model from its stdin (`receive`).
 """
@@ -54,7 +55,7 @@ LIFETIME_S = 300.0
 """Longer than any check takes (`backend.distributed.machine_check`)."""
 CUDA_PACKAGES = ("mlx-cuda-13", "mlx-cuda-12", "mlx-cuda")
 DEVICES_S = 5.0
-"""How long the list of RDMA devices may take."""
+"""Seconds for the list of RDMA devices."""
 LATENCY_SUMS = 21
 SMALL_BYTES = 1_000_000
 """Of the first large sum; where it alone takes longer than SLOW_S, no larger one follows."""
@@ -155,8 +156,9 @@ def _rdma_devices() -> tuple[str, ...]:
 
 
 def measure(backend: str, variables: dict[str, str], files: dict[str, str]) -> LinkSpeed:
-    """How fast the ranks sum on the CPU's stream, as a run sums its gradients; every rank calls it at the same time. `variables` and
-    `files` as `commands.mlx_environment` has them. Raises RuntimeError where the ranks do not find each other."""
+    """How fast the ranks sum on the CPU's stream, as a run sums its gradients; every rank calls it at the same time.
+    `variables` and `files` as `commands.mlx_environment` has them. Raises RuntimeError where the ranks do not find each
+    other."""
     import tempfile
 
     os.environ |= variables
@@ -188,8 +190,8 @@ def measure(backend: str, variables: dict[str, str], files: dict[str, str]) -> L
 
 
 def model_files(model: str) -> dict[str, int]:
-    """Name, with / between its parts → bytes of the files of a model, a folder or an id of the Hub; hidden ones are left out. Empty
-    where the model is not on this machine."""
+    """Name, with / between its parts → bytes of the files of a model, a folder or an id of the Hub; hidden ones are
+    left out. Empty where the model is not on this machine."""
     folder = local_folder(model)
     found: dict[str, int] = {}
     for place, folders, names in os.walk(folder or ""):
@@ -205,8 +207,8 @@ def model_files(model: str) -> dict[str, int]:
 
 
 def digest_of(model: str) -> str:
-    """Of the names and sizes of weights and tokenizer, and of the contents of config.json, so that two machines can be compared without
-    reading weights; "" where the model is not here."""
+    """Of the names and sizes of weights and tokenizer, and of the contents of config.json, so that two machines can be
+    compared without reading weights; "" where the model is not here."""
     files, folder = model_files(model), local_folder(model)
     if not files or folder is None:
         return ""
@@ -229,9 +231,9 @@ def _received() -> dict[str, Any]:
 
 
 def receive(stream: IO[bytes]) -> None:
-    """Write a model where it belongs on this machine. The stream has a line of JSON, {"model", "revision", "names", "bytes"}, and a
-    tar archive. An id of the Hub goes into the cache, under the same revision; a folder keeps its path. config.json comes last: as long
-    as it is missing, nothing takes the folder for a model. Raises UserError."""
+    """Write a model where it belongs on this machine. The stream has a line of JSON, {"model", "revision", "names",
+    "bytes"}, and a tar archive. An id of the Hub goes into the cache, under the same revision; a folder keeps its path.
+    config.json comes last: as long as it is missing, nothing takes the folder for a model. Raises UserError."""
     header = json.loads(stream.readline(BLOCK))
     model, revision = str(header["model"]), str(header["revision"])
     folder = _place(model, revision, set(header["names"]))
@@ -267,7 +269,8 @@ def _blocks(content: IO[bytes], size: int) -> Iterator[bytes]:
 
 
 def _place(model: str, revision: str, names: set[str]) -> Path:
-    """The folder to write to. Raises UserError for one that holds anything else: nothing of the user's is overwritten."""
+    """The folder to write to. Raises UserError for one that holds anything else: nothing of the user's is
+    overwritten."""
     if revision:
         if not is_folder_name(revision):
             raise UserError("model", "The revision is no folder's name.")

@@ -1,4 +1,5 @@
-"""The result of a check of several machines: plain data, which the command line prints and the window draws, and its findings."""
+"""The result of a check of several machines: plain data, which the command line prints and the window draws, and its
+findings."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ LEVELS: tuple[Level, ...] = ("refuse", "warn", "info")
 """refuse: a run would not start, or would end; warn: it would be slow or a little different."""
 
 COPY_LIMIT = 8_000_000_000
-"""Bytes of the largest model that is copied: a minute and a half over gigabit Ethernet. A larger one is better downloaded there."""
+"""Bytes of the largest model that is copied: a minute and a half over gigabit Ethernet. A larger one is better
+downloaded there."""
 RESERVE = 2_000_000_000
 """Bytes that must stay free on a machine's disk."""
 GRADIENT_BYTES = 20_000_000
@@ -250,8 +252,8 @@ def _hardware_findings(name: str, here: MachineFacts, there: MachineFacts, backe
         smaller, label = (there, name) if there.memory < here.memory else (here, "this machine")
         yield (
             "warn" if smaller.memory < 0.5 * max(here.memory, there.memory) else "info",
-            f"{name} has {format_bytes(there.memory)} of memory, this machine {format_bytes(here.memory)}; every machine "
-            f"holds the whole model, so {label} sets the limit.",
+            f"{name} has {format_bytes(there.memory)} of memory, this machine {format_bytes(here.memory)}; every "
+            f"machine holds the whole model, so {label} sets the limit.",
         )
     if backend == "mpi" and not there.has_mpi:
         yield "refuse", f"{name} has no mpirun. Install Open MPI there, the same version as here."

@@ -31,12 +31,14 @@ COLUMNS: dict[str, Any] = {
     "log_held": np.float32,
     "mask": np.uint8,
 }
-"""The lists of a completion, one value a token. Log-probabilities were float32 when they were sampled, so nothing is lost."""
+"""The lists of a completion, one value a token. Log-probabilities were float32 when they were sampled, so nothing is
+lost."""
 
 
 def pack_groups(groups: Sequence[Group], *, is_scored: bool = False) -> Packed:
-    """The tokens, ends and advantages of every completion, which is what learning needs, and the prompts; with `is_scored` the rest of
-    a scored completion instead of the prompts. Raises UserError for values that reward functions logged and that cannot be sent."""
+    """The tokens, ends and advantages of every completion, which is what learning needs, and the prompts; with
+    `is_scored` the rest of a scored completion instead of the prompts. Raises UserError for values that reward
+    functions logged and that cannot be sent."""
     completions = [completion for group in groups for completion in group.completions]
     lists = {name: [getattr(completion, name) for completion in completions] for name in COLUMNS}
     body: dict[str, Any] = {
@@ -110,7 +112,8 @@ class SamplingOrder:
 
 @dataclass(slots=True)
 class SampledRound:
-    """Some of a step's problems, sampled and scored on one rank. `start`: the place of the first among those of the order."""
+    """Some of a step's problems, sampled and scored on one rank. `start`: the place of the first among those of the
+    order."""
 
     rank: int
     start: int
@@ -175,7 +178,8 @@ def pack_problems(problems: Sequence[Problem]) -> list[dict[str, Any]]:
 
 
 def reward_code(config: Config) -> dict[str, tuple[str, str]]:
-    """The name of every file with reward functions in the settings → its path on this machine and its text. Raises UserError."""
+    """The name of every file with reward functions in the settings → its path on this machine and its text. Raises
+    UserError."""
     entries = [*config.reward_functions]
     for stage in config.stages:
         entries += stage.get("reward_functions") or []

@@ -37,14 +37,14 @@ LEADER_LOST = 74
 STOPPED = 3
 """Exit code of a worker that was stopped alone."""
 STOP_PATIENCE_S = 30.0
-"""How long rank 0 may take to stop and save."""
+"""Seconds for rank 0 to stop and save."""
 
 _REPORTING = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
 class Orders:
-    """What the launcher tells rank 0 beside its run folder."""
+    """The launcher's orders to rank 0."""
 
     command: str
     """The command line of the launcher, for the event log."""
@@ -60,8 +60,9 @@ class Orders:
 
 @dataclass(frozen=True, slots=True)
 class OrdersFolder:
-    """A private folder of the launcher's machine: its orders, and what rank 0 reports: its `pid`, `met` (all ranks are connected),
-    `lost` ([rank, sentence]) and `exit_code`. A rank that was started by hand, by `mlx.launch` or `mpirun`, has none."""
+    """A private folder of the launcher's machine: its orders, and what rank 0 reports: its `pid`, `met` (all ranks are
+    connected), `lost` ([rank, sentence]) and `exit_code`. A rank that was started by hand, by `mlx.launch` or `mpirun`,
+    has none."""
 
     path: Path
 
@@ -109,7 +110,8 @@ _BACKENDS = {
 
 
 def backend_of(environment: Mapping[str, str] = os.environ) -> str:
-    """The backend over which this process meets the other ranks, from our launcher, `mlx.launch` or `mpirun`; "" if it is alone."""
+    """The backend over which this process meets the other ranks, from our launcher, `mlx.launch` or `mpirun`; "" if it
+    is alone."""
     if named := environment.get(BACKEND_VARIABLE):
         return named
     return next((backend for name, backend in _BACKENDS.items() if environment.get(name)), "")
@@ -118,8 +120,9 @@ def backend_of(environment: Mapping[str, str] = os.environ) -> str:
 def own_addresses(environment: Mapping[str, str] = os.environ) -> list[str]:
     """Addresses of this machine at which the other ranks may reach rank 0, the likeliest first.
 
-    Those of the hosts file, from our launcher or `mlx.launch`. Where neither names any, as under `mpirun`, every address of an
-    interface that is up, the local ones last; link-local IPv6 needs the other machine's name of the interface and is left out.
+    Those of the hosts file, from our launcher or `mlx.launch`. Where neither names any, as under `mpirun`, every
+    address of an interface that is up, the local ones last; link-local IPv6 needs the other machine's name of the
+    interface and is left out.
     """
     named = environment.get(ADDRESSES_VARIABLE, "").split(",")
     if not any(named):
@@ -164,11 +167,13 @@ def end_with_launcher() -> None:
 
 
 def leave_stops_to_leader(patience_s: float = STOP_PATIENCE_S) -> None:
-    """Make a worker ignore stop signals, in its main thread: Ctrl-C under `mlx.launch`, `mpirun` and a batch system signal every
-    process of a run, and rank 0 needs this one until it is saved. A worker that was meant alone ends after `patience_s`."""
+    """Make a worker ignore stop signals, in its main thread: Ctrl-C under `mlx.launch`, `mpirun` and a batch system
+    signal every process of a run, and rank 0 needs this one until it is saved. A worker that was meant alone ends after
+    `patience_s`."""
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
-    # The main thread may be in a sum of MLX that never returns, where no Python handler runs: the C part writes to this pipe at once.
+    # The main thread may be in a sum of MLX that never returns, where no Python handler runs: the C part writes to this
+    # pipe at once.
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     control.on_stop_signals(lambda number, frame: None)
     for number in control.STOP_SIGNALS:

@@ -41,7 +41,8 @@ class RankInfo:
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> RankInfo:
-        """From a mapping that may have more or fewer keys. Raises TypeError, ValueError or KeyError if it describes no rank."""
+        """From a mapping that may have more or fewer keys. Raises TypeError, ValueError or KeyError if it describes no
+        rank."""
         known: dict[str, Any] = {field.name: raw[field.name] for field in fields(cls) if field.name in raw}
         return cls(**known | {"rank": int(raw["rank"]), "machine": str(raw["machine"])})
 
@@ -67,7 +68,8 @@ class RankInfo:
 
 
 class LostRankError(UserError):
-    """A rank is gone: its process has ended, its machine is silent, or its cable is out. `why` follows its name in the message."""
+    """A rank is gone: its process has ended, its machine is silent, or its cable is out. `why` follows its name in the
+    message."""
 
     def __init__(self, info: RankInfo, why: str) -> None:
         self.rank, self.machine, self.why = info.rank, info.machine, why

@@ -1,9 +1,10 @@
 """Splits the work of a step among the ranks by their measured speeds, and measures how long each waits for the others.
 
-Decoding a round takes a fixed time (every token of the longest completion is a pass over the weights) and a time that grows with its
-completions, so a rank's pace is a line fitted to its last rounds. A free rank gets three quarters of what would let all ranks end
-together, and the rest later, when lengths are known that nobody could foresee; all of it at once where another round would cost more than
-it evens out; and nothing where it would be the last to end (guided self-scheduling, Polychronopoulos and Kuck 1987).
+Decoding a round takes a fixed time (every token of the longest completion is a pass over the weights) and a time that
+grows with its completions, so a rank's pace is a line fitted to its last rounds. A free rank gets three quarters of
+what would let all ranks end together, and the rest later, when lengths are known that nobody could foresee; all of it
+at once where another round would cost more than it evens out; and nothing where it would be the last to end (guided
+self-scheduling, Polychronopoulos and Kuck 1987).
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ ROUNDS = 24
 FADING = 0.9
 """Weight of a round, against the one after it."""
 IDLE_GAIN = 0.9
-"""A rank's seconds are multiplied by this for each step in which it gets nothing, so that a slow one is tried again in time."""
+"""A rank's seconds are multiplied by this for each step in which it gets nothing, so that a slow one is tried again in
+time."""
 NEW_SPEED = 0.5
 """Weight of a step's speed of learning, against the mean of those before."""
 UNSEEN_GAIN = 1.1
@@ -84,7 +86,8 @@ class RankPaces:
 
 
 def _fitted(rounds: Sequence[tuple[int, float]]) -> Pace:
-    """The line through the rounds by weighted least squares; through the origin where a line would fall, or begin below 0."""
+    """The line through the rounds by weighted least squares; through the origin where a line would fall, or begin below
+    0."""
     weighted = [(FADING**age, n, s) for age, (n, s) in enumerate(reversed(rounds))]
     total = sum(w for w, _, _ in weighted)
     mean_n, mean_s = sum(w * n for w, n, _ in weighted) / total, sum(w * s for w, _, s in weighted) / total
@@ -95,7 +98,8 @@ def _fitted(rounds: Sequence[tuple[int, float]]) -> Pace:
 
 
 class PromptScheduler:
-    """The prompts of one step, each handed out once. `take` is called for every free rank, and again later for one that got nothing."""
+    """The prompts of one step, each handed out once. `take` is called for every free rank, and again later for one that
+    got nothing."""
 
     def __init__(self, prompts: int, completions_each: int, paces: RankPaces, size: int) -> None:
         self.prompts, self._each, self._paces, self._size = prompts, completions_each, paces, size
@@ -132,7 +136,8 @@ class PromptScheduler:
             return int(min(range(self._size), key=lambda other: (ends[other], other)) == rank)
         share = FIRST_SHARE if self._paces.are_known else UNKNOWN_SHARE
         later, pace = (1 - share) * even, self._paces[rank]
-        # Another round would last longer by more than it would even out: it pays the fixed time again, and its longest completion.
+        # Another round would last longer by more than it would even out: it pays the fixed time again, and its longest
+        # completion.
         if later < 1 or later * self._each * pace.each_s < pace.fixed_s:
             return min(count, self.left)
         return min(max(1, int(share * even)), self.left)
@@ -160,7 +165,8 @@ class PromptScheduler:
 
 @dataclass(frozen=True, slots=True)
 class LearningReport:
-    """A rank's part of a step's updates. `tokens` of its own rows; `seconds` in all, of which it waited for others, and summed."""
+    """A rank's part of a step's updates. `tokens` of its own rows; `seconds` in all, of which it waited for others, and
+    summed."""
 
     tokens: int
     seconds: float
@@ -213,7 +219,8 @@ class StepShares:
         self._learning[rank] = report
 
     def speeds(self, of_sampling: Sequence[float]) -> list[float]:
-        """By which the rows of the next update are split: tokens a second of learning; before the first, `of_sampling`."""
+        """By which the rows of the next update are split: tokens a second of learning; before the first,
+        `of_sampling`."""
         return self._speeds or list(of_sampling)
 
     def metrics(self) -> dict[str, float]:

@@ -1,12 +1,13 @@
 """A run whose model is sharded among its ranks: all of them compute every pass together.
 
-Rank 0 is the ordinary trainer, with prompts, rewards, event log and files. It announces each call of the model to the others, which make the
-same call: the same passes in the same order. A rank that waits inside a pass waits in a sum, and Metal kills the GPU's work after 5 s of
-that (mlx#4475). So all ranks meet on the control channel before a call begins, and wherever the trainer looks up from its work, between two
-chunks of decoding steps or two micro-batches: a pause or a slow disk costs time there.
+Rank 0 is the ordinary trainer, with prompts, rewards, event log and files. It announces each call of the model to the
+others, which make the same call: the same passes in the same order. A rank that waits inside a pass waits in a sum, and
+Metal kills the GPU's work after 5 s of that (mlx#4475). So all ranks meet on the control channel before a call begins,
+and wherever the trainer looks up from its work, between two chunks of decoding steps or two micro-batches: a pause or a
+slow disk costs time there.
 
-Arrays that every rank computes alike are rank 0's by right: sampled tokens by `Policy.broadcast_from_rank0`, gradients by one sum, adapters
-by a broadcast when they differ in a bit.
+Arrays that every rank computes alike are rank 0's by right: sampled tokens by `Policy.broadcast_from_rank0`, gradients
+by one sum, adapters by a broadcast when they differ in a bit.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from backend.distributed.channel import ChannelMessage, LeaderChannel, WorkerCha
 from backend.distributed.collectives import MlxCollectives, wait_for_reason
 from backend.distributed.weights import StepSnapshot, follow_leader, keep_together
 from backend.distributed.wire import Arrays
-from backend.engine.memory import release_cached_buffers
+from backend.engine.device import release_cached_buffers
 from backend.engine.penalties import Penalties
 from backend.models.policy import Base, Policy
 from backend.models.sharded_policy import load_sharded_policy
@@ -75,7 +76,7 @@ class ModelParts:
     rollout: Sampler
 
     def decisions(self) -> dict[str, Any]:
-        """What ranks that compute a model together must have decided alike."""
+        """The decisions that ranks which compute a model together must share."""
         policy, model = self.policy, self.policy.split_model
         return {
             "eos_ids": policy.eos_ids,
@@ -100,9 +101,10 @@ def unpack_batch(body: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> B
 
 
 class ComputeThread:
-    """A thread in which rank 0 computes with the model, while its main thread watches the other ranks: the sums of a pass hang for ever
-    when a rank is lost. The main thread then ends the run and saves; the process must end with `os._exit`, since this thread may
-    never return. All of the model's work is this thread's, because mlx ties graphs to threads."""
+    """A thread in which rank 0 computes with the model, while its main thread watches the other ranks: the sums of a
+    pass hang for ever when a rank is lost. The main thread then ends the run and saves; the process must end with
+    `os._exit`, since this thread may never return. All of the model's work is this thread's, because mlx ties graphs to
+    threads."""
 
     def __init__(self, check: Callable[[], None]) -> None:
         """`check` raises what is known of a lost rank."""
@@ -161,7 +163,8 @@ class LeadingEngine(Engine):
         return self.thread.run(met)
 
     def meet(self, own: Callable[[], None] = lambda: None) -> None:
-        """Within a call, do what the trainer does when it looks up, and wait for the others. What `own` raises gives the call up."""
+        """Within a call, do what the trainer does when it looks up, and wait for the others. What `own` raises gives
+        the call up."""
         try:
             own()
         except BaseException:
@@ -281,7 +284,8 @@ class ShardedContext(RunContext):
         return metrics
 
     def take_back(self) -> None:
-        """As it was kept, without asking mlx for anything: a pass may be hanging. Good for saving; the model's own layers stay as they are."""
+        """As it was kept, without asking mlx for anything: a pass may be hanging. Good for saving; the model's own
+        layers stay as they are."""
         if self.kept is not None:
             self.policy.masters = tree_unflatten([*self.kept.trained.items()])
             self.learner.restore(self.kept.moments, self.kept.updates, self.kept.algorithm)
@@ -303,8 +307,8 @@ class ShardedContext(RunContext):
 
 
 def follow(leader: WorkerChannel, ranks: MlxCollectives, first: ChannelMessage) -> ChannelMessage:
-    """A worker's side: make rank 0's calls; `first` is its first announcement. → the first message that is none of them, such as a
-    goodbye. Raises what goes wrong on this machine alone."""
+    """A worker's side: make rank 0's calls; `first` is its first announcement. → the first message that is none of
+    them, such as a goodbye. Raises what goes wrong on this machine alone."""
     follower: _Follower | None = None
     message = first
     while message.kind in CALLS:

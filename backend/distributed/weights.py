@@ -53,7 +53,8 @@ def keep_together(parts: Trained, config: Config, ranks: Collectives) -> None:
 
 
 def check_same_base(parts: Trained, config: Config, ranks: Collectives, machines: Sequence[RankInfo]) -> None:
-    """Raise UserError on the leader where a rank has loaded other weights. `machines`: the ranks' own, on the leader."""
+    """Raise UserError on the leader where a rank has loaded other weights. `machines`: the ranks' own, on the
+    leader."""
     trained = parts.policy.trainable()
     everything: Any = tree_flatten(parts.policy.model.parameters())
     frozen: dict[str, mx.array] = {name: x for name, x in everything if name not in trained}
@@ -74,8 +75,8 @@ def check_same_base(parts: Trained, config: Config, ranks: Collectives, machines
         if not is_same:
             raise UserError(
                 "model",
-                f"The model {quote(config.model, 60)} on {machines[rank]} has other weights than here; copy it there, or "
-                "name a revision.",
+                f"The model {quote(config.model, 60)} on {machines[rank]} has other weights than here; "
+                "copy it there, or name a revision.",
             )
 
 
@@ -89,8 +90,9 @@ def _bit_sum(arrays: dict[str, mx.array]) -> int:
 class StepSnapshot:
     """The state that a step's updates change, from before them, so that a step that loses a machine can be taken back.
 
-    Evaluated arrays are immutable, and an update makes new ones, so references are enough. They keep a second copy of the trained arrays
-    and the optimizer's state in memory while a step learns: little for adapters, as much as the optimizer itself under full fine-tuning.
+    Evaluated arrays are immutable, and an update makes new ones, so references are enough. They keep a second copy of
+    the trained arrays and the optimizer's state in memory while a step learns: little for adapters, as much as the
+    optimizer itself under full fine-tuning.
     """
 
     trained: dict[str, mx.array]

@@ -1,9 +1,9 @@
 """One connection between two ranks: how it is admitted, its messages, and the heartbeats of its two ends.
 
-Before a connection is admitted both ends prove that they know the secret of the run's start. Each answers the other's fresh random challenge
-with an HMAC over both challenges, the rank and its own role, so that neither can be reflected or replayed; until then a fixed number of
-bytes is read and none is interpreted. What follows is not encrypted: the connection is for a network of one's own, as are MLX's
-(`docs/machines.md`). It is JSON and arrays, never pickles.
+Before a connection is admitted both ends prove that they know the secret of the run's start. Each answers the other's
+fresh random challenge with an HMAC over both challenges, the rank and its own role, so that neither can be reflected or
+replayed; until then a fixed number of bytes is read and none is interpreted. What follows is not encrypted: the
+connection is for a network of one's own, as are MLX's (`docs/machines.md`). It is JSON and arrays, never pickles.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ CHALLENGE = 32
 """Bytes."""
 RANK = struct.Struct("<I")
 PROOF_PATIENCE_S = 10.0
-"""How long one whole proof may take, however its bytes arrive."""
+"""Seconds for one whole proof, however its bytes arrive."""
 CONNECT_PATIENCE_S = (1.0, 3.0, 10.0)
-"""How long the first, second and every later attempt to reach an address may take: one of another network never answers."""
+"""Seconds for the first, second and every later attempt to reach an address: one of another network never answers."""
 MOST_STRANGERS = 128
-"""Connections whose proof is awaited at one time. One more takes the place of the oldest: a proof takes one round trip, so who merely
-waits loses the place. Below the 256 open files that macOS allows a process."""
+"""Connections whose proof is awaited at one time. One more takes the place of the oldest: a proof takes one round trip,
+so who merely waits loses the place. Below the 256 open files that macOS allows a process."""
 
 PREFIX = struct.Struct("<4sIQ")
 """MAGIC, bytes of the header, bytes of the arrays."""
@@ -58,7 +58,7 @@ LOST_AFTER_S = 12.0
 HEARTBEAT_S = 1.0
 """Seconds between two heartbeats, and between two checks for silence."""
 CLOSING_PATIENCE_S = 3.0
-"""How long a connection that is closed may take to send its last messages."""
+"""Seconds for a connection that is closed to send its last messages."""
 
 HEARTBEAT, GOODBYE = "heartbeat", "goodbye"
 ENDED = "hung up: its process has ended"
@@ -96,7 +96,8 @@ def listen(addresses: Sequence[str]) -> list[socket.socket]:
 def accept(
     listeners: Sequence[socket.socket], secret: bytes, ranks: set[int], deadline: float
 ) -> dict[int, socket.socket]:
-    """The proven connection of each of `ranks`; those that did not come by `deadline` (monotonic) are missing. Closes the listeners.
+    """The proven connection of each of `ranks`; those that did not come by `deadline` (monotonic) are missing. Closes
+    the listeners.
 
     Each connection is proven in a thread of its own, so a silent stranger holds up nobody.
     """
@@ -158,7 +159,8 @@ def hang_up(connection: socket.socket) -> None:
 
 
 def admit(connection: socket.socket, secret: bytes, take: Callable[[int], None]) -> None:
-    """Rank 0's side of a handshake: call `take` with the proven rank, then prove itself. Raises HandshakeError or OSError."""
+    """Rank 0's side of a handshake: call `take` with the proven rank, then prove itself. Raises HandshakeError or
+    OSError."""
     ends = time.monotonic() + PROOF_PATIENCE_S
     mine = secrets.token_bytes(CHALLENGE)
     connection.sendall(mine)
@@ -200,7 +202,8 @@ def _read_by(connection: socket.socket, count: int, ends: float) -> bytes:
 
 
 def connect(addresses: Sequence[tuple[str, int]], secret: bytes, rank: int, deadline: float) -> socket.socket:
-    """A worker's proven connection to rank 0, at the first of its addresses that answers. Raises OSError where none does by `deadline`."""
+    """A worker's proven connection to rank 0, at the first of its addresses that answers. Raises OSError where none
+    does by `deadline`."""
     why: Exception = OSError("it named no address")
     for longest in itertools.chain(CONNECT_PATIENCE_S, itertools.repeat(CONNECT_PATIENCE_S[-1])):
         for address in addresses:
@@ -226,7 +229,8 @@ def connect(addresses: Sequence[tuple[str, int]], secret: bytes, rank: int, dead
 
 
 TYPE, VALUE = "\0type", "\0value"
-"""Keys of a mapping that stands for a value that JSON lacks. No column of a dataset has a name that begins with a zero byte."""
+"""Keys of a mapping that stands for a value that JSON lacks. No column of a dataset has a name that begins with a zero
+byte."""
 _READ: dict[str, Callable[[str], Any]] = {
     "bytes": base64.b64decode,
     "datetime": datetime.fromisoformat,
@@ -258,7 +262,8 @@ def from_json(text: str) -> Any:
 
 
 def encode(kind: str, body: Mapping[str, Any], arrays: Arrays) -> Frame:
-    """The parts of a message, to be sent one after the other. Raises TypeError or ValueError for what cannot be sent."""
+    """The parts of a message, to be sent one after the other. Raises TypeError or ValueError for what cannot be
+    sent."""
     about: list[Any] = []
     values: list[memoryview] = []
     for name, array in arrays.items():
@@ -274,8 +279,8 @@ def encode(kind: str, body: Mapping[str, Any], arrays: Arrays) -> Frame:
 
 
 def decode(read: Callable[[int], bytearray]) -> Message:
-    """The next message; its arrays may be written to. `read` returns exactly as many bytes as it is asked for, and takes memory only as
-    they arrive, so no announced length is trusted. Raises ConnectionLostError."""
+    """The next message; its arrays may be written to. `read` returns exactly as many bytes as it is asked for, and
+    takes memory only as they arrive, so no announced length is trusted. Raises ConnectionLostError."""
     magic, header_bytes, array_bytes = PREFIX.unpack(read(PREFIX.size))
     if magic != MAGIC or header_bytes > LONGEST_HEADER or array_bytes > LONGEST_ARRAYS:
         raise ConnectionLostError("sent what is no message")
@@ -301,11 +306,13 @@ def decode(read: Callable[[int], bytearray]) -> Message:
 
 
 class Connection:
-    """A proven connection with a thread that reads and one that writes. Its messages go to `take`, in the reading thread. `lost` is called
-    there once, with why the other end is gone; not after its goodbye. `pulse` returns the body of each heartbeat.
+    """A proven connection with a thread that reads and one that writes. Its messages go to `take`, in the reading
+    thread. `lost` is called there once, with why the other end is gone; not after its goodbye. `pulse` returns the body
+    of each heartbeat.
 
-    Every received byte is a sign of life. Silence is counted in seconds during which this process has itself been listening: one that
-    was asleep or stopped finds on waking what has arrived meanwhile, and does not take its own absence for the other's.
+    Every received byte is a sign of life. Silence is counted in seconds during which this process has itself been
+    listening: one that was asleep or stopped finds on waking what has arrived meanwhile, and does not take its own
+    absence for the other's.
     """
 
     def __init__(

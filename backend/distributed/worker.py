@@ -1,4 +1,5 @@
-"""A rank other than 0: has the model, the optimizer, a sampler and the reward functions, and does what the leader's messages say.
+"""A rank other than 0: has the model, the optimizer, a sampler and the reward functions, and does what the leader's
+messages say.
 
 It has no dataset and no run folder, and writes nothing but the files with reward functions, into a temporary folder.
 """
@@ -39,7 +40,8 @@ from backend.types import Group, Problem
 
 
 def work(leader: WorkerChannel, ranks: FlatCollectives) -> None:
-    """Do what the leader's messages say until it has closed the channel. Raises what goes wrong; the caller tells the leader."""
+    """Do what the leader's messages say until it has closed the channel. Raises what goes wrong; the caller tells the
+    leader."""
     with tempfile.TemporaryDirectory(prefix="grpo-studio-rank-") as folder:
         worker = Worker(leader, ranks, Path(folder))
         try:
@@ -92,7 +94,8 @@ class Worker:
             self._scorer.close()
 
     def _load(self, message: ChannelMessage) -> None:
-        """The model; the process of the reward functions begins to start meanwhile. Comes again where the leader had to begin again."""
+        """The model; the process of the reward functions begins to start meanwhile. Comes again where the leader had to
+        begin again."""
         body = message.body
         self._keep_awake.start()
         maybe_set_recommended_wired_limit()
@@ -113,9 +116,15 @@ class Worker:
         assert self._scorer is not None
         body, most = message.body, StepSize(**message.body["most"])
         self.parts = build_step_context(
-            self.policy, self.config, self._scorer, body["steps"], body["longest_prompts"], self._notes.append,
-            most=most, stages=self.stages,
-        )  # fmt: skip
+            self.policy,
+            self.config,
+            self._scorer,
+            body["steps"],
+            body["longest_prompts"],
+            self._notes.append,
+            most=most,
+            stages=self.stages,
+        )
         self.parts.learner.forward.ranks = self._ranks
         check_same_base(self.parts, self.config, self._ranks, [])
 

@@ -1,1 +1,1 @@
-"""mlx-lm's layers computed our way: the same numbers in less time and memory. Knows no settings, files or losses."""
+"""mlx-lm's layers computed our way: the same numbers in less time and memory."""

@@ -1,23 +1,26 @@
-"""Attention in blocks of queries, with a backward pass of its own: exact, and never [tokens, tokens] for all layers at once.
+"""Attention in blocks of queries, with a backward pass of its own: exact, and never [tokens, tokens] for all layers at
+once.
 
-`mx.fast.scaled_dot_product_attention` has no fused backward pass: autodiff keeps the softmax [B, H, N, K + N] of every layer
-until its gradient is taken. Here the forward pass keeps only the output and one log-sum-exp per query, L [B, H, N, 1]; the
-backward pass recomputes P = exp(S − L) for a block of n queries at a time (FlashAttention-2, arXiv:2307.08691, algorithms 1 and
-2; the idea is FlashAttention's, arXiv:2205.14135):
+`mx.fast.scaled_dot_product_attention` has no fused backward pass: autodiff keeps the softmax [B, H, N, K + N] of every
+layer until its gradient is taken. Here the forward pass keeps only the output and one log-sum-exp per query, L [B, H,
+N, 1]; the backward pass recomputes P = exp(S − L) for a block of n queries at a time (FlashAttention-2,
+arXiv:2307.08691, algorithms 1 and 2; the idea is FlashAttention's, arXiv:2205.14135):
 
     S = scale · Q Kᵀ      O = P V      D = rowsum(dO ∘ O)
     dV = Pᵀ dO            dS = P ∘ (dO Vᵀ − D)            dQ = dS K            dK = dSᵀ Q
 
-All of it is computed in float32, whatever the type of queries, keys and values: so does Metal's fused attention, which samples, and
-scores rounded to bfloat16 alone are wrong by up to 0.4 %. Only the output and the gradients are rounded, each once.
+All of it is computed in float32, whatever the type of queries, keys and values: so does Metal's fused attention, which
+samples, and scores rounded to bfloat16 alone are wrong by up to 0.4 %. Only the output and the gradients are rounded,
+each once.
 
-Keys come in up to two segments: a prompt's, which all completions of its group attend to without copying it, and the rows' own,
-which are causal. Each segment gives a partial softmax; two partial softmaxes merge exactly (Milakov and Gimelshein,
-arXiv:1805.02867). Only queries are blocked, not keys: one block's scores against all keys must fit `attention_block`'s bytes.
-Knows arrays; no model, no padding of the rows themselves (it lies on the right, where causality hides it).
+Keys come in up to two segments: a prompt's, which all completions of its group attend to without copying it, and the
+rows' own, which are causal. Each segment gives a partial softmax; two partial softmaxes merge exactly (Milakov and
+Gimelshein, arXiv:1805.02867). Only queries are blocked, not keys: one block's scores against all keys must fit
+`attention_block`'s bytes. Padding of the rows lies on the right, where causality hides it.
 
-Letters: B rows, P prompts, H query heads, J key heads (each serves H / J query heads), N tokens, n of them a block, K prompt
-tokens, d and e sizes of a head's keys and values. In a segment: S sets of keys (B of them, or P), M keys in each.
+Letters: B rows, P prompts, H query heads, J key heads (each serves H / J query heads), N tokens, n of them a block, K
+prompt tokens, d and e sizes of a head's keys and values. In a segment: S sets of keys (B of them, or P), M keys in
+each.
 """
 
 from __future__ import annotations
@@ -31,14 +34,14 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 
 from backend.engine.chunk_sizes import attention_block
-from backend.engine.cpu.vector_exp import exp_nonpositive
+from backend.engine.cpu import exp_nonpositive
 from backend.engine.device import on_gpu
-from backend.engine.evaluation_order import evaluate_after
+from backend.engine.graph import evaluate_after
 
 
 class PromptKV(NamedTuple):
-    """A layer's keys and values of the prompts, shared by the rows of each: keys [P, J, K, d], values [P, J, K, e]. Row b
-    attends to prompt b // (B / P). `length_P` masks the padding on the right; None where no prompt has any."""
+    """A layer's keys and values of the prompts, shared by the rows of each: keys [P, J, K, d], values [P, J, K, e]. Row
+    b attends to prompt b // (B / P). `length_P` masks the padding on the right; None where no prompt has any."""
 
     keys: mx.array
     values: mx.array
@@ -53,10 +56,11 @@ def blocked_attention(
     prompts: PromptKV | None = None,
     block: int | None = None,
 ) -> mx.array:
-    """softmax(scale · q kᵀ) v over the row's prompt and its own tokens up to the query: [B, H, N, e], in the values' type.
+    """softmax(scale · q kᵀ) v over the row's prompt and its own tokens up to the query: [B, H, N, e], in the values'
+    type.
 
-    Differentiable in queries, keys, values and the prompts' keys and values. `block`: queries at a time (None: as many as
-    `attention_block` allows on this device).
+    Differentiable in queries, keys, values and the prompts' keys and values. `block`: queries at a time (None: as many
+    as `attention_block` allows on this device).
     """
     B, H, N, _ = queries_BHNd.shape
     K = prompts.keys.shape[2] if prompts else 0
@@ -65,7 +69,8 @@ def blocked_attention(
     length_P = prompts.length_P if prompts else None
 
     def segments(span: slice, arrays: Sequence[mx.array]) -> list[_Segment]:
-        """The segments that the queries of `span` attend to. `arrays`: keys and values of the rows, then of any prompts."""
+        """The segments that the queries of `span` attend to. `arrays`: keys and values of the rows, then of any
+        prompts."""
         keys, values, *prompt = arrays
         # Keys after the block's last query are all masked: they are left out instead of computed.
         own = _Segment(keys[:, :, : span.stop], values[:, :, : span.stop], first_query=span.start)
@@ -87,13 +92,13 @@ def blocked_attention(
         queries, *arrays = primals
         # cotangents[1] belongs to L, which no caller sees.
         d_out, (out, logsumexp) = cotangents[0], outputs
-        # D = rowsum(dO ∘ O) = rowsum(P ∘ dP) [B, H, N, 1]: the part of dS that comes from the softmax's denominator. From O
-        # it needs no keys, so it is known before the first block.
+        # D = rowsum(dO ∘ O) = rowsum(P ∘ dP) [B, H, N, 1]: the part of dS that comes from the softmax's denominator.
+        # From O it needs no keys, so it is known before the first block.
         delta = (d_out.astype(mx.float32) * out.astype(mx.float32)).sum(axis=-1, keepdims=True)
         d_queries: list[mx.array] = []
         d_arrays: list[mx.array] = []
-        # From the last block to the first, because the last attends to all keys: the running sum of dK and dV has full size
-        # from the start, and earlier, shorter blocks are padded to it.
+        # From the last block to the first, because the last attends to all keys: the running sum of dK and dV has full
+        # size from the start, and earlier, shorter blocks are padded to it.
         for span in reversed(spans):
             q = evaluate_after(queries[:, :, span], d_queries[-1:] + d_arrays)
             d_out_32 = d_out[:, :, span].astype(mx.float32)
@@ -109,7 +114,8 @@ def blocked_attention(
             *(d.astype(x.dtype) for d, x in zip(d_arrays, arrays, strict=True)),
         )
 
-    # Scaled outside of the custom function: d numbers a query instead of K + N scores, and autodiff scales and rounds dQ.
+    # Scaled outside of the custom function: d numbers a query instead of K + N scores, and autodiff scales and rounds
+    # dQ.
     scaled = queries_BHNd.astype(mx.float32) * scale
     return attention(scaled, keys_BJNd, values_BJNe, *(prompts[:2] if prompts else ()))[0]  # pyright: ignore[reportIndexIssue]
 
@@ -117,9 +123,11 @@ def blocked_attention(
 def decode_attention(
     queries_BH1d: mx.array, keys_BJCd: mx.array, values_BJCe: mx.array, scale: float, mask_B11C: mx.array
 ) -> mx.array:
-    """Attention of one query per row to the columns of a cache that `mask_B11C` allows: [B, H, 1, e], without a gradient.
+    """Attention of one query per row to the columns of a cache that `mask_B11C` allows: [B, H, 1, e], without a
+    gradient.
 
-    For x86, where mlx's own attention computes its exponentials one number at a time. In float32, as `blocked_attention` is.
+    For x86, where mlx's own attention computes its exponentials one number at a time. In float32, as
+    `blocked_attention` is.
     """
     dtype = values_BJCe.dtype
     queries_BH1d, keys_BJCd, values_BJCe = (x.astype(mx.float32) for x in (queries_BH1d, keys_BJCd, values_BJCe))
@@ -134,8 +142,8 @@ def decode_attention(
 
 
 class _PartialSoftmax(NamedTuple):
-    """A block of queries against one segment, before normalisation: Σ exp(S − peak) · v [B, H, n, e], Σ exp(S − peak) and the
-    maximum score `peak`, both [B, H, n, 1]; all float32."""
+    """A block of queries against one segment, before normalisation: Σ exp(S − peak) · v [B, H, n, e], Σ exp(S − peak)
+    and the maximum score `peak`, both [B, H, n, 1]; all float32."""
 
     out: mx.array
     total: mx.array
@@ -144,8 +152,9 @@ class _PartialSoftmax(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Segment:
-    """Keys [S, J, M, d] and values [S, J, M, e], each set attended to by B / S rows. Inside, the queries of all heads and rows
-    that share keys are rows of one matrix [S, J, B/S · H/J · n, d]: one product for all of them, and nothing is repeated."""
+    """Keys [S, J, M, d] and values [S, J, M, e], each set attended to by B / S rows. Inside, the queries of all heads
+    and rows that share keys are rows of one matrix [S, J, B/S · H/J · n, d]: one product for all of them, and nothing
+    is repeated."""
 
     keys: mx.array
     values: mx.array
@@ -167,11 +176,12 @@ class _Segment:
     def vjp(
         self, q_BHnd: mx.array, d_out: mx.array, logsumexp: mx.array, delta: mx.array
     ) -> tuple[mx.array, mx.array, mx.array]:
-        """dQ [B, H, n, d], dK and dV (shaped as keys and values), float32: this segment's share. `logsumexp` and `delta` are
-        those of the whole softmax, so the shares of the segments add."""
+        """dQ [B, H, n, d], dK and dV (shaped as keys and values), float32: this segment's share. `logsumexp` and
+        `delta` are those of the whole softmax, so the shares of the segments add."""
         q, d_out, logsumexp, delta = (self._grouped(x) for x in (q_BHnd, d_out, logsumexp, delta))
         keys, values = self.keys.astype(mx.float32), self.values.astype(mx.float32)
-        # S ≤ L, for L is the logarithm of a sum that S is in: P comes out normalised, and its exponent is never positive.
+        # S ≤ L, for L is the logarithm of a sum that S is in: P comes out normalised, and its exponent is never
+        # positive.
         weights = exp_nonpositive(self._scores(q, q_BHnd.shape[2]) - logsumexp)
         d_values = weights.swapaxes(-1, -2) @ d_out
         # dP and D nearly cancel where P is close to one-hot: in 16 bits little of the difference would be left.
@@ -179,7 +189,8 @@ class _Segment:
         return self._ungrouped(d_scores @ keys, q_BHnd.shape), d_scores.swapaxes(-1, -2) @ q, d_values
 
     def _scores(self, q: mx.array, n: int) -> mx.array:
-        """S [S, J, rows, M] in float32, −∞ where masked. The block's n tokens are the innermost axis of the query rows."""
+        """S [S, J, rows, M] in float32, −∞ where masked. The block's n tokens are the innermost axis of the query
+        rows."""
         scores = q @ self.keys.astype(mx.float32).swapaxes(-1, -2)
         columns = mx.arange(self.keys.shape[2])
         # A single query is the last key of its segment, so nothing is to be masked.
@@ -192,8 +203,8 @@ class _Segment:
 
     def _grouped(self, x_BHnd: mx.array) -> mx.array:
         """[B, H, n, d] → [S, J, (B/S · H/J · n), d]."""
-        # No gather: the rows of a prompt are consecutive, and so are the query heads of a key head (head h reads key head
-        # h // (H / J), as in mlx).
+        # No gather: the rows of a prompt are consecutive, and so are the query heads of a key head (head h reads key
+        # head h // (H / J), as in mlx).
         (B, H, n, d), (S, J) = x_BHnd.shape, self.keys.shape[:2]
         return x_BHnd.reshape(S, B // S, J, H // J, n, d).swapaxes(1, 2).reshape(S, J, -1, d)
 
@@ -208,7 +219,8 @@ def _merge(partials: Sequence[_PartialSoftmax]) -> tuple[mx.array, mx.array]:
     peak = partials[0].peak
     for partial in partials[1:]:
         peak = mx.maximum(peak, partial.peak)
-    # Factors exp(peak_i − max peak) ≤ 1 never overflow. mx.exp: [B, H, n, 1] is too small for the vector version to matter.
+    # Factors exp(peak_i − max peak) ≤ 1 never overflow. mx.exp: [B, H, n, 1] is too small for the vector version to
+    # matter.
     rescaled = [(mx.exp(partial.peak - peak), partial) for partial in partials]
     total = sum(factor * partial.total for factor, partial in rescaled)
     out = sum((factor / total) * partial.out for factor, partial in rescaled)
@@ -216,7 +228,8 @@ def _merge(partials: Sequence[_PartialSoftmax]) -> tuple[mx.array, mx.array]:
 
 
 def _accumulate(sums: list[mx.array], grads: list[mx.array]) -> list[mx.array]:
-    """Sums of dK and dV over blocks. An earlier block of queries attends to the first keys only: the others get zeros."""
+    """Sums of dK and dV over blocks. An earlier block of queries attends to the first keys only: the others get
+    zeros."""
     if not sums:
         return grads
     none = ((0, 0), (0, 0))

@@ -1,11 +1,12 @@
 """NEFTune's noise on the input embeddings of a policy while it learns (arXiv:2310.05914).
 
-Each number of a row's embeddings gets alpha / √(L · H) times a draw from [−1, 1), L the row's tokens and H the embedding's width. The draws
-belong to a row and not to the batch that it is in: they are keyed by the run's seed, the rollout and the row's number in it, so neither a
-resume nor another split into micro-batches changes one.
+Each number of a row's embeddings gets alpha / √(L · H) times a draw from [−1, 1), L the row's tokens and H the
+embedding's width. The draws belong to a row and not to the batch that it is in: they are keyed by the run's seed, the
+rollout and the row's number in it, so neither a resume nor another split into micro-batches changes one.
 
-In every pass of one rollout a row has the same noise, so the ratio compares a perturbed policy with itself: it is 1 at the first update,
-as without noise. Sampling, evaluation and the reference have none. Letters: B rows, L tokens, H embedding width.
+In every pass of one rollout a row has the same noise, so the ratio compares a perturbed policy with itself: it is 1 at
+the first update, as without noise. Sampling, evaluation and the reference have none. Letters: B rows, L tokens, H
+embedding width.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ class EmbeddingNoise:
 
     @contextmanager
     def on(self, rows: Sequence[int], lengths: Sequence[int]) -> Iterator[None]:
-        """Within it the model's embeddings of whole rows, [B, L, H], have their noise. `rows`: their numbers in the rollout, `lengths`:
-        their tokens, padding not counted."""
+        """Within it the model's embeddings of whole rows, [B, L, H], have their noise. `rows`: their numbers in the
+        rollout, `lengths`: their tokens, padding not counted."""
         kind = type(self.embedding)
 
         class NoisyEmbedding(kind):
@@ -70,8 +71,8 @@ class EmbeddingNoise:
 
 
 def input_embedding(model: nn.Module) -> nn.Module:
-    """The layer that turns the tokens of a row into what the model computes with: the first embedding that a pass calls. Raises UserError
-    where the model's code calls none."""
+    """The layer that turns the tokens of a row into what the model computes with: the first embedding that a pass
+    calls. Raises UserError where the model's code calls none."""
     called: list[nn.Module] = []
     kinds = {id(module): (module, type(module)) for module in model.modules() if type(module) in EMBEDDINGS}
     for module, kind in kinds.values():

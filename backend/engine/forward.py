@@ -1,4 +1,5 @@
-"""The forward pass of training: log-probabilities of completions, each prompt prefilled once for all completions of its group.
+"""The forward pass of training: log-probabilities of completions, each prompt prefilled once for all completions of its
+group.
 
     prompts [P, K] ──prefill──► last state [P, H], keys and values of each layer [P, J, K, d]
     completions [B, T] ──attend to their prompt──► states [B, T, H] ──head, active tokens only──► log π, entropy [B, T]
@@ -6,7 +7,7 @@
 The state at position t − 1 predicts completion token t: the first token is predicted by the prompt's last state, and a
 completion's last token is never fed. Models whose layers cannot share a prompt read whole rows [B, L] instead.
 
-Knows a model and arrays; no files, no settings, no loss. Letters: B completions, P prompts, T completion tokens, K prompt
+Letters: B completions, P prompts, T completion tokens, K prompt
 tokens, L tokens of both, H hidden.
 """
 
@@ -41,14 +42,14 @@ class SequenceRows:
     active_N: mx.array
     """Flat indices into [B, T] of the tokens that count."""
     full: bool
-    """Whether every token counts."""
+    """True if every token counts."""
     even: bool
-    """Whether all prompts have equally many rows, and those of a prompt are consecutive."""
+    """True if all prompts have equally many rows, and those of a prompt are consecutive."""
     ragged: bool
-    """Whether prompts differ in length."""
+    """True if prompts differ in length."""
 
     def history(self, penalties: Penalties) -> CompletionHistory:
-        """What the positions that count have before them. Reads the prompts on the host."""
+        """The tokens before the positions that count. Reads the prompts on the host."""
         prompts: list[list[int]] = self.prompt_PK.tolist()  # pyright: ignore[reportAssignmentType]: two axes
         lengths: list[int] = self.prompt_length_P.tolist()  # pyright: ignore[reportAssignmentType]: one axis
         tokens = distinct_tokens([prompt[:length] for prompt, length in zip(prompts, lengths, strict=True)])
@@ -63,8 +64,8 @@ def sequence_rows(
     completion_BT: mx.array,
     mask_BT: mx.array,
 ) -> SequenceRows:
-    """The arrays of a batch, [B, …]. Rows of one group have the same prompt. Reads its inputs on the host, which waits for the
-    device: call it once per batch, not once per pass."""
+    """The arrays of a batch, [B, …]. Rows of one group have the same prompt. Reads its inputs on the host, which waits
+    for the device: call it once per batch, not once per pass."""
     tokens, lengths, groups = np.array(tokens_BL), np.array(prompt_length_B), np.array(group_B)
     _, first, prompt_of = np.unique(groups, return_index=True, return_inverse=True)
     # np.unique sorts by group number; argsort of argsort gives ranks, so prompts are numbered by first appearance.
@@ -108,9 +109,9 @@ def completion_logps(
 ) -> TokenScores:
     """log π(completion | prompt) and the entropy of each distribution, both [B, T] in nats, 0 where inactive.
 
-    Logits are penalised and then divided by `temperature`, in float32. The vocabulary is computed at the active positions only, `chunk` at a
-    time. Without `with_gradient` nothing carries a gradient; the entropy carries one only with `entropy_gradient`.
-    `prefilled`: the rows' prompts, where they have been prefilled before.
+    Logits are penalised and then divided by `temperature`, in float32. The vocabulary is computed at the active
+    positions only, `chunk` at a time. Without `with_gradient` nothing carries a gradient; the entropy carries one only
+    with `entropy_gradient`. `prefilled`: the rows' prompts, where they have been prefilled before.
     """
     B, T = rows.completion_BT.shape
     if rows.active_N.size == 0:  # every completion is masked, e.g. because all of them are truncated
@@ -120,26 +121,34 @@ def completion_logps(
     else:
         hidden_BTH = whole_row_states(split_model, rows)
     flat_NH, target_N = hidden_BTH.reshape(B * T, -1), rows.completion_BT.reshape(-1)
-    # The gather selects before the head, so masked tokens cost no row of logits; with a full mask it would be only a copy.
+    # The gather selects before the head, so masked tokens cost no row of logits; with a full mask it would be only a
+    # copy.
     if not rows.full:
         flat_NH, target_N = take_distinct(flat_NH, rows.active_N), target_N[rows.active_N]
     scored = token_logps(
-        split_model.logits, split_model.head, flat_NH, target_N,
-        temperature=temperature, chunk=chunk, with_gradient=with_gradient, entropy_gradient=entropy_gradient,
+        split_model.logits,
+        split_model.head,
+        flat_NH,
+        target_N,
+        temperature=temperature,
+        chunk=chunk,
+        with_gradient=with_gradient,
+        entropy_gradient=entropy_gradient,
         history=rows.history(penalties) if penalties else None,
-    )  # fmt: skip
+    )
     if rows.full:
         return TokenScores(*(x.reshape(B, T) for x in scored))
     return TokenScores(*(scatter_unique((B * T,), rows.active_N, x).reshape(B, T) for x in scored))
 
 
 def whole_row_states(split_model: SplitModel, rows: SequenceRows) -> mx.array:
-    """The states that predict each completion token, [B, T, H], from one pass over prompt and completion of every row."""
+    """The states that predict each completion token, [B, T, H], from one pass over prompt and completion of every
+    row."""
     B, T = rows.completion_BT.shape
     hidden_BLH = split_model.hidden(rows.tokens_BL[:, :-1])
-    # The state that predicts completion token t of row b is at position prompt_length[b] − 1 + t. In shorter rows the last
-    # of the T positions may lie beyond the array; from its start again, so that all differ, they read a wrong state, but they
-    # are not active.
+    # The state that predicts completion token t of row b is at position prompt_length[b] − 1 + t. In shorter rows the
+    # last of the T positions may lie beyond the array; from its start again, so that all differ, they read a wrong
+    # state, but they are not active.
     length = hidden_BLH.shape[1]
     position_BT = (rows.prompt_length_B[:, None] - 1 + mx.arange(T)[None]) % length
     flat_N = (mx.arange(B)[:, None] * length + position_BT).reshape(-1)
@@ -147,7 +156,8 @@ def whole_row_states(split_model: SplitModel, rows: SequenceRows) -> mx.array:
 
 
 class PrefilledPrompts(NamedTuple):
-    """Prompts after their prefill: the state after the last token of each, and keys and values by layer, [P, J, K, d]."""
+    """Prompts after their prefill: the state after the last token of each, and keys and values by layer, [P, J, K,
+    d]."""
 
     last_PH: mx.array
     keys: list[mx.array]
@@ -156,7 +166,8 @@ class PrefilledPrompts(NamedTuple):
 
 def prefill_prompts(split_model: SplitModel, prompt_PK: mx.array, length_P: mx.array) -> PrefilledPrompts:
     """One pass over the prompts, padded on the right, with gradient where the model learns."""
-    # The recorders collect keys and values as a side effect of the pass, so `hidden` must be called before they are read.
+    # The recorders collect keys and values as a side effect of the pass, so `hidden` must be called before they are
+    # read.
     recorders = [PrefixRecorder() for _ in range(split_model.prefix_layers)]
     hidden_PKH = split_model.hidden(prompt_PK, recorders)
     P, K, _ = hidden_PKH.shape
@@ -167,7 +178,8 @@ def prefill_prompts(split_model: SplitModel, prompt_PK: mx.array, length_P: mx.a
 def shared_prompt_states(
     split_model: SplitModel, rows: SequenceRows, prefilled: PrefilledPrompts | None = None
 ) -> mx.array:
-    """As `whole_row_states`, with each prompt prefilled once. Its gradient is summed over the rows that attend to it."""
+    """As `whole_row_states`, with each prompt prefilled once. Its gradient is summed over the rows that attend to
+    it."""
     T, (P, K) = rows.completion_BT.shape[1], rows.prompt_PK.shape
     prompts = prefilled or prefill_prompts(split_model, rows.prompt_PK, rows.prompt_length_P)
     last_BH = gather_with_repeats(prompts.last_PH, rows.prompt_B)

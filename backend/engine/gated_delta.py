@@ -1,31 +1,34 @@
 """The gated delta rule in chunks, with a backward pass of its own: exact, and never the states of all tokens at once.
 
-A head's state S [e, d] maps keys to values. Each token decays it, corrects what it returns for the token's key, and reads it
-(Gated DeltaNet, arXiv:2412.06464, section 3.1; with a decay for each key channel: Kimi Linear, arXiv:2510.26692, section 3):
+A head's state S [e, d] maps keys to values. Each token decays it, corrects what it returns for the token's key, and
+reads it (Gated DeltaNet, arXiv:2412.06464, section 3.1; with a decay for each key channel: Kimi Linear,
+arXiv:2510.26692, section 3):
 
     S_t = S_{t−1} Diag(g_t) + u_t k_tᵀ      u_t = β_t (v_t − S_{t−1} Diag(g_t) k_t)      o_t = S_t q_t
 
-Token by token, the backward pass needs every S_t. In a chunk of C tokens that starts with state S, the corrections U [C, e] of all
-its tokens solve one unit lower triangular system (the WY representation, arXiv:2406.06484, section 3.2). With Γ_ij = g_{j+1} ⋯ g_i
-the decay between two tokens, Γ_i the decay from the chunk's start through i, and rows K_i = k_i etc.:
+Token by token, the backward pass needs every S_t. In a chunk of C tokens that starts with state S, the corrections U
+[C, e] of all its tokens solve one unit lower triangular system (the WY representation, arXiv:2406.06484, section 3.2).
+With Γ_ij = g_{j+1} ⋯ g_i the decay between two tokens, Γ_i the decay from the chunk's start through i, and rows K_i =
+k_i etc.:
 
     (I + A) U = β ∘ (V − (Γ ∘ K) Sᵀ)        A_ij = β_i (Γ_ij ∘ k_i)ᵀ k_j   for j < i
     O = (Γ ∘ Q) Sᵀ + P U                    P_ij = (Γ_ij ∘ q_i)ᵀ k_j       for j ≤ i
     S' = S Diag(Γ_C) + Uᵀ (Γ_Cj ∘ K)
 
-(I + A)⁻¹ and P are built by halves, from blocks of one token to the whole chunk: with L₁ and L₂ the halves' own blocks and X the
-block between them, the inverse of [L₁ 0; X L₂] is [L₁⁻¹ 0; −L₂⁻¹ X L₁⁻¹ L₂⁻¹]. Two reasons:
+(I + A)⁻¹ and P are built by halves, from blocks of one token to the whole chunk: with L₁ and L₂ the halves' own blocks
+and X the block between them, the inverse of [L₁ 0; X L₂] is [L₁⁻¹ 0; −L₂⁻¹ X L₁⁻¹ L₂⁻¹]. Two reasons:
 
-- Γ_ij of tokens in different halves is (decay from the middle through i) · (decay from j to the middle): two factors ≤ 1, each the
-  exponential of a sum of logarithms. Γ_i / Γ_j would overflow, and a difference of sums would cancel, after a strong decay.
-- Every block on the way is the inverse of a smaller system of the same kind. The series I − A + A² − … passes through powers of A
-  of 10¹⁷ where keys repeat, and cancels to nothing.
+- Γ_ij of tokens in different halves is (decay from the middle through i) · (decay from j to the middle): two factors ≤
+  1, each the exponential of a sum of logarithms. Γ_i / Γ_j would overflow, and a difference of sums would cancel, after
+  a strong decay.
+- Every block on the way is the inverse of a smaller system of the same kind. The series I − A + A² − … passes through
+  powers of A of 10¹⁷ where keys repeat, and cancels to nothing.
 
-The forward pass keeps the states at the borders of spans of some chunks; the backward pass recomputes one span at a time, from the
-last, with autodiff inside it. Knows arrays; no model, no padding of rows (it lies on the right, where causality hides it).
+The forward pass keeps the states at the borders of spans of some chunks; the backward pass recomputes one span at a
+time, from the last, with autodiff inside it. Padding of rows lies on the right, where causality hides it.
 
-Letters: B rows, T tokens, H value heads, J key heads (each serves R = H / J value heads), d and e sizes of a head's keys and
-values; N chunks of C tokens. Decays: [B, T, H, 1], or [B, T, H, d] where each key channel has its own.
+Letters: B rows, T tokens, H value heads, J key heads (each serves R = H / J value heads), d and e sizes of a head's
+keys and values; N chunks of C tokens. Decays: [B, T, H, 1], or [B, T, H, d] where each key channel has its own.
 """
 
 from __future__ import annotations
@@ -35,9 +38,9 @@ from typing import Any
 import mlx.core as mx
 
 from backend.engine.chunk_sizes import gated_delta_span
-from backend.engine.cpu.vector_exp import exp_nonpositive
+from backend.engine.cpu import exp_nonpositive
 from backend.engine.device import on_gpu
-from backend.engine.evaluation_order import evaluate_after
+from backend.engine.graph import evaluate_after
 
 CHUNK = 64
 """Tokens. Work inside a chunk grows with it, the number of sequential steps falls."""
@@ -57,10 +60,11 @@ def gated_delta_rule(
 ) -> tuple[mx.array, mx.array]:
     """Outputs [B, T, H, e] in the queries' type, and the state after the last token [B, H, e, d], in float32.
 
-    `log_decay`: log g ≤ 0, one number a head [B, T, H] or one a key channel [B, T, H, d]; −∞ forgets everything. `state_BHed`: the
-    state before the first token (None: zeros). Where `mask_BT` is false a token leaves the state alone, and its output means nothing.
-    Differentiable in all arrays but the mask. Computed in float32. `chunk`: a power of two. `span`: tokens recomputed together in
-    the backward pass (None: as many as `gated_delta_span` allows on this device).
+    `log_decay`: log g ≤ 0, one number a head [B, T, H] or one a key channel [B, T, H, d]; −∞ forgets everything.
+    `state_BHed`: the state before the first token (None: zeros). Where `mask_BT` is false a token leaves the state
+    alone, and its output means nothing. Differentiable in all arrays but the mask. Computed in float32. `chunk`: a
+    power of two. `span`: tokens recomputed together in the backward pass (None: as many as `gated_delta_span` allows on
+    this device).
     """
     (B, T, H, e), d = v_BTHe.shape, k_BTJd.shape[-1]
     log_decay = log_decay.astype(mx.float32).reshape(B, T, H, -1)
@@ -88,7 +92,8 @@ def gated_delta_rule(
     @rule.vjp
     def rule_vjp(primals: Any, cotangents: Any, outputs: Any) -> tuple[mx.array, ...]:
         *tokens, _ = primals
-        # The states at the borders are results for this function alone: no caller sees them, and they have no cotangents.
+        # The states at the borders are results for this function alone: no caller sees them, and they have no
+        # cotangents.
         d_out, d_state, borders = cotangents[0], cotangents[1], outputs[2:]
         grads: list[list[mx.array]] = []
         for part, border in zip(reversed(spans), reversed(borders), strict=True):
@@ -129,14 +134,16 @@ def _span(
 
 
 def _chunked(x: mx.array, C: int, J: int) -> mx.array:
-    """[B, T, heads, ·] → [N, B, J, R, C, ·] in float32, with zeros after the last token: β = 0 and log g = 0 change no state."""
+    """[B, T, heads, ·] → [N, B, J, R, C, ·] in float32, with zeros after the last token: β = 0 and log g = 0 change no
+    state."""
     B, T, heads, size = x.shape
     x = mx.pad(x.astype(mx.float32), [(0, 0), (0, -T % C), (0, 0), (0, 0)])
     return x.reshape(B, -1, C, J, heads // J, size).transpose(1, 0, 3, 4, 2, 5)
 
 
 def _by_halves(beta_k: mx.array, q: mx.array, k: mx.array, log_decay: mx.array) -> tuple[mx.array, mx.array]:
-    """(I + A)⁻¹ and P of every chunk, [N, B, J, R, C, C], from blocks [..., C / size, size, size] that double in size."""
+    """(I + A)⁻¹ and P of every chunk, [N, B, J, R, C, C], from blocks [..., C / size, size, size] that double in
+    size."""
     C, shape = k.shape[-2], beta_k.shape
     rows = mx.stack([beta_k, mx.broadcast_to(q, shape)])
     # A block of one token: the diagonal of I + A, and that of P.
@@ -176,7 +183,8 @@ def _decay_after(log_decay: mx.array) -> mx.array:
 
 
 def _halves(x: mx.array, size: int) -> tuple[mx.array, mx.array]:
-    """[..., C, ·] → the earlier and the later half of every block of 2 · size tokens, [..., C / (2 · size), size, ·] each."""
+    """[..., C, ·] → the earlier and the later half of every block of 2 · size tokens, [..., C / (2 · size), size, ·]
+    each."""
     return _pairs(x.reshape(*x.shape[:-2], -1, size, x.shape[-1]))
 
 

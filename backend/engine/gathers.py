@@ -1,8 +1,9 @@
 """Gathers whose gradient is the same bits every time.
 
-The gradient of x[index] is a scatter-add, and Metal's adds with atomics, in an order that changes from run to run. Where an index
-occurs more than once, so does the rounding of its sum, and a resumed run ends with other weights. Each function here is a gather in
-the forward pass, with a gradient without atomics on a GPU; on a CPU, where scatter-adds go in order, it is mlx's own.
+The gradient of x[index] is a scatter-add, and Metal's adds with atomics, in an order that changes from run to run.
+Where an index occurs more than once, so does the rounding of its sum, and a resumed run ends with other weights. Each
+function here is a gather in the forward pass, with a gradient without atomics on a GPU; on a CPU, where scatter-adds go
+in order, it is mlx's own.
 
 Letters: S rows of the source, N rows taken, V vocabulary, H hidden.
 """
@@ -17,7 +18,7 @@ import mlx.nn as nn
 from mlx_lm.tuner.lora import LoRAEmbedding
 
 from backend.engine.device import on_gpu
-from backend.engine.evaluation_order import evaluate_after
+from backend.engine.graph import evaluate_after
 
 BLOCK = 1024
 """Tokens whose sums are computed together: their comparison with all N tokens is an array [BLOCK, N]."""
@@ -36,7 +37,8 @@ def scatter_unique(shape: tuple[int, ...], index_N: mx.array, rows: mx.array) ->
 
 
 def gather_with_repeats(source: mx.array, index_N: mx.array) -> mx.array:
-    """source[index_N], [N, …], for any indices and a source of few rows: its gradient is a product with [S, N] zeros and ones."""
+    """source[index_N], [N, …], for any indices and a source of few rows: its gradient is a product with [S, N] zeros
+    and ones."""
 
     def gradient(d_out: mx.array) -> mx.array:
         chosen_SN = (mx.arange(source.shape[0])[:, None] == index_N[None]).astype(d_out.dtype)
@@ -103,8 +105,8 @@ def lora_embedding_call(self: LoRAEmbedding, tokens: mx.array) -> mx.array:
 
 
 def gather_sort(x: mx.array, indices: mx.array) -> tuple[mx.array, mx.array, mx.array]:
-    """mlx-lm's `_gather_sort`: the inputs of the experts, [N · M, 1, H], ordered by expert, for x [..., 1, 1, H] and M experts a
-    token, `indices` [..., M]. Also the experts in that order, and the order's inverse."""
+    """mlx-lm's `_gather_sort`: the inputs of the experts, [N · M, 1, H], ordered by expert, for x [..., 1, 1, H] and M
+    experts a token, `indices` [..., M]. Also the experts in that order, and the order's inverse."""
     M = indices.shape[-1]
     flat = indices.flatten()
     order = mx.argsort(flat)

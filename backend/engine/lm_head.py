@@ -1,21 +1,24 @@
-"""The output layer's log-probabilities and entropies, computed a chunk of tokens at a time, with backward passes of its own.
+"""The output layer's log-probabilities and entropies, computed a chunk of tokens at a time, with backward passes of its
+own.
 
-Plain autodiff of log_softmax(W h) keeps arrays of [N, V] for all tokens: 14 GB for 4096 tokens and 150,000 words, and even
-logsumexp − gather keeps one. Here at most `chunk` rows of the vocabulary exist at once, in both passes (the idea of Cut
-Cross-Entropy, arXiv:2411.09009, with chunks of rows in place of a fused kernel). For scaled logits z = W h / temperature and
-p = softmax(z) the gradients are closed forms, so no graph of the softmax is kept:
+Plain autodiff of log_softmax(W h) keeps arrays of [N, V] for all tokens: 14 GB for 4096 tokens and 150,000 words, and
+even logsumexp − gather keeps one. Here at most `chunk` rows of the vocabulary exist at once, in both passes (the idea
+of Cut Cross-Entropy, arXiv:2411.09009, with chunks of rows in place of a fused kernel). For scaled logits z = W h /
+temperature and p = softmax(z) the gradients are closed forms, so no graph of the softmax is kept:
 
     logp = z[target] − log Σ exp z          ∂ logp / ∂z = onehot(target) − p
     entropy = −Σ p log p                    ∂ entropy / ∂z = −p (log p + entropy)
 
-Penalties (`penalties.py`) change the logits of the tokens that a position has before it, before the temperature divides them; their
-slopes multiply the gradient at those tokens.
+Penalties (`penalties.py`) change the logits of the tokens that a position has before it, before the temperature divides
+them; their slopes multiply the gradient at those tokens.
 
-- Frozen head (LoRA): token n's results depend on h_n alone, so ∂ logp_n / ∂ h_n, [H], is computed in the *forward* pass, while the
-  logits exist; the backward pass multiplies by the cotangent. Logits are computed once, and only [N, H] is kept.
-- Trained head: dW needs every token's dz once the cotangents are known, so the backward pass recomputes the logits by chunk.
+- Frozen head (LoRA): token n's results depend on h_n alone, so ∂ logp_n / ∂ h_n, [H], is computed in the *forward*
+  pass, while the logits exist; the backward pass multiplies by the cotangent. Logits are computed once, and only [N, H]
+  is kept.
+- Trained head: dW needs every token's dz once the cotangents are known, so the backward pass recomputes the logits by
+  chunk.
 
-Knows the output layer of a model and arrays; no prompts, no padding, no loss. Letters: N tokens, n of them a chunk, H hidden,
+Letters: N tokens, n of them a chunk, H hidden,
 V vocabulary.
 """
 
@@ -28,8 +31,8 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
 
-from backend.engine.cpu.vector_exp import exp_nonpositive
-from backend.engine.evaluation_order import evaluate_after
+from backend.engine.cpu import exp_nonpositive
+from backend.engine.graph import evaluate_after
 from backend.engine.penalties import (
     CompletionHistory,
     SeenTokens,
@@ -64,9 +67,9 @@ def token_logps(
 ) -> TokenScores:
     """log π(target) and entropy under softmax(project(hidden) / temperature), computed in float32.
 
-    `head` is the module that `project` uses, None where hidden states *are* logits. `chunk`: tokens at a time (None: all).
-    Without `with_gradient` the results are constants. The entropy carries a gradient only with `entropy_gradient`. `history`: what each
-    position has before it, where logits are penalised.
+    `head` is the module that `project` uses, None where hidden states *are* logits. `chunk`: tokens at a time (None:
+    all). Without `with_gradient` the results are constants. The entropy carries a gradient only with
+    `entropy_gradient`. `history`: what each position has before it, where logits are penalised.
     """
     targets = _Targets(target_N, temperature, chunk or hidden_NH.shape[0], history)
     if not with_gradient:
@@ -81,7 +84,7 @@ def token_logps(
 
 
 class _Targets(NamedTuple):
-    """What is scored, `size` positions at a time, and under which distribution."""
+    """The scored positions, `size` at a time, and their distribution."""
 
     target_N: mx.array
     temperature: float
@@ -101,7 +104,8 @@ class _Targets(NamedTuple):
 
 
 class _Softmax(NamedTuple):
-    """A chunk's softmax, not yet normalised: `centred` = z − max z, `exp` = exp(centred), `total` = Σ exp. p = exp / total."""
+    """A chunk's softmax, not yet normalised: `centred` = z − max z, `exp` = exp(centred), `total` = Σ exp. p = exp /
+    total."""
 
     centred_NV: mx.array
     exp_NV: mx.array
@@ -113,8 +117,8 @@ class _Softmax(NamedTuple):
     def scores(self, target_N: mx.array) -> TokenScores:
         log_total_N = mx.log(self.total_N1[:, 0])
         logp_N = mx.take_along_axis(self.centred_NV, target_N[:, None], axis=-1)[:, 0] - log_total_N
-        # log p = centred − log total, so entropy = log total − Σ p · centred. As a product of rows and columns the sum needs
-        # no second array [n, V].
+        # log p = centred − log total, so entropy = log total − Σ p · centred. As a product of rows and columns the sum
+        # needs no second array [n, V].
         dot_N = (self.exp_NV[:, None, :] @ self.centred_NV[:, :, None])[:, 0, 0]
         return TokenScores(logp_N, log_total_N - dot_N / self.total_N1[:, 0])
 
@@ -151,8 +155,8 @@ def _softmax(project: Project, hidden_NH: mx.array, targets: _Targets, span: sli
 
 
 def _normalised(scaled_NV: mx.array, exp: Exp = exp_nonpositive) -> _Softmax:
-    # exp of a centred logit is at most 1, and total at least 1, so neither exp nor log overflows. The softmax does not change
-    # with the shift, so the gradient through the maximum is exactly 0 and need not be computed.
+    # exp of a centred logit is at most 1, and total at least 1, so neither exp nor log overflows. The softmax does not
+    # change with the shift, so the gradient through the maximum is exactly 0 and need not be computed.
     centred_NV = scaled_NV - mx.stop_gradient(scaled_NV.max(axis=-1, keepdims=True))
     # The expensive pass. Softmax, log-probability, entropy and both gradients come from this one array.
     exp_NV = exp(centred_NV)
@@ -193,8 +197,8 @@ def _frozen_head(
     targets: _Targets,
     entropy_gradient: bool,
 ) -> TokenScores:
-    """The forward pass computes ∂ logp_n / ∂ h_n (and that of the entropy) for every token, [N, H]; the backward pass only
-    scales its rows by the cotangents, and no logits are computed twice."""
+    """The forward pass computes ∂ logp_n / ∂ h_n (and that of the entropy) for every token, [N, H]; the backward pass
+    only scales its rows by the cotangents, and no logits are computed twice."""
 
     @mx.custom_function
     def score(hidden_NH: mx.array) -> tuple[mx.array, ...]:
@@ -212,8 +216,8 @@ def _frozen_head(
 
     @score.vjp
     def score_vjp(_primals: Any, cotangents: Any, outputs: Any) -> mx.array:
-        # outputs: logp, entropy, then ∂ logp / ∂ h (and ∂ entropy / ∂ h). The cotangents of those gradients are not read
-        # (strict=False), because nothing differentiates twice; nor is that of an entropy without a gradient.
+        # outputs: logp, entropy, then ∂ logp / ∂ h (and ∂ entropy / ∂ h). The cotangents of those gradients are not
+        # read (strict=False), because nothing differentiates twice; nor is that of an entropy without a gradient.
         grads_NH = outputs[2:]
         scaled = [cotangent_N[:, None] * grad for cotangent_N, grad in zip(cotangents, grads_NH, strict=False)]
         return sum(scaled[1:], scaled[0]).astype(hidden_NH.dtype)
@@ -232,7 +236,8 @@ def _trained_head(
     targets: _Targets,
     entropy_gradient: bool,
 ) -> TokenScores:
-    """The backward pass recomputes the logits a chunk at a time and adds up the chunks' gradients of the head's weights."""
+    """The backward pass recomputes the logits a chunk at a time and adds up the chunks' gradients of the head's
+    weights."""
     names, weights = zip(*tree_flatten(head.trainable_parameters()), strict=True)
 
     def project_with(x: mx.array, *weights: mx.array) -> mx.array:
@@ -279,6 +284,6 @@ def _trained_head(
 def _head_vjp(project: Callable[..., mx.array], inputs: list[mx.array], grad_NV: mx.array) -> list[mx.array]:
     """Vector-Jacobian product of the head: from the gradient in the logits, [n, V], to that in each of its inputs."""
     dtype = project(*inputs).dtype  # costs nothing: arrays are lazy, and this one is never evaluated
-    # mx.vjp builds the forward pass once more, but the gradients of a product need its factors only, so these logits are
-    # not evaluated either.
+    # mx.vjp builds the forward pass once more, but the gradients of a product need its factors only, so these logits
+    # are not evaluated either.
     return mx.vjp(project, inputs, [grad_NV.astype(dtype)])[1]

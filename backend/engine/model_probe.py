@@ -1,8 +1,9 @@
 """Splits a model into body and head, and finds out by small trial passes which fast paths its code allows.
 
-mlx-lm has a hundred architectures and documents for none whether its logits are scaled after the head or its layers accept a
-shared prompt. No architecture is named in this file: the fast path and the plain path are both run on a few tokens and compared.
-Where they differ, or the model's code raises, the plain path is used, and `SplitModel.slow_paths` gives the reason.
+mlx-lm has a hundred architectures and documents for none whether its logits are scaled after the head or its layers
+accept a shared prompt. No architecture is named in this file: the fast path and the plain path are both run on a few
+tokens and compared. Where they differ, or the model's code raises, the plain path is used, and `SplitModel.slow_paths`
+gives the reason.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ import mlx.nn as nn
 from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache
 
 from backend.engine import residual_stream
-from backend.engine.cpu.small_matmul import matmul_transposed
+from backend.engine.caches import new_prompt_cache
+from backend.engine.cpu import matmul_transposed
 from backend.engine.forward import SequenceRows, shared_prompt_states, whole_row_states
 from backend.engine.output_layer import PROBE, NoOutputLayer, SplitModel, cut_before_output_layer
 from backend.engine.patches import install
 from backend.engine.prefix_cache import WholeRowCache
-from backend.engine.prompt_cache import new_prompt_cache
 
 UNSPLIT = "The vocabulary is computed for every token, prompts included, instead of for completions alone: {reason}."
 UNSHARED = "Prompts are read once per completion instead of once per group: {reason}."
@@ -39,7 +40,8 @@ class _Unsupported(Exception):
 
 
 def split(model: nn.Module) -> SplitModel:
-    """The model as body and head, patched (`backend.engine.patches`), with every fast path that agrees with the plain one."""
+    """The model as body and head, patched (`backend.engine.patches`), with every fast path that agrees with the plain
+    one."""
     install(model)
     split_model, states = _body_and_linear_head(model) or _body_and_output_layer(model)
     split_model, states = _sharing_keys(model, split_model, states)
@@ -61,8 +63,8 @@ def split(model: nn.Module) -> SplitModel:
 
 
 def _body_and_linear_head(model: nn.Module) -> tuple[SplitModel, mx.array] | None:
-    """The parts of a model whose logits are a plain product of its body's states, under the names that most models give them, so that
-    the product can be computed our way; and the states of PROBE. None for other models."""
+    """The parts of a model whose logits are a plain product of its body's states, under the names that most models give
+    them, so that the product can be computed our way; and the states of PROBE. None for other models."""
     if (parts := _body_and_head(model)) is None:
         return None
     body, _, logits = parts
@@ -99,8 +101,9 @@ def _times_weight(head: Any, hidden: mx.array) -> mx.array:
 
 
 def _states_of_whole_model(model: nn.Module, body: Callable[..., Any], logits: Callable[..., Any]) -> mx.array | None:
-    """The body's states of PROBE, if the head makes the model's own output of them. Both run the very same operations, so the
-    tolerance can be tight, and a soft cap or scale after the head shows even where it bends logits by a millionth."""
+    """The body's states of PROBE, if the head makes the model's own output of them. Both run the very same operations,
+    so the tolerance can be tight, and a soft cap or scale after the head shows even where it bends logits by a
+    millionth."""
     try:
         whole, states = model(PROBE), body(PROBE)
         parts = logits(states)
@@ -111,7 +114,8 @@ def _states_of_whole_model(model: nn.Module, body: Callable[..., Any], logits: C
 
 
 def _body_and_output_layer(model: nn.Module) -> tuple[SplitModel, mx.array]:
-    """The model cut before its output layer, whatever that is, or kept whole where that fails; and the states of PROBE."""
+    """The model cut before its output layer, whatever that is, or kept whole where that fails; and the states of
+    PROBE."""
     try:
         return cut_before_output_layer(model)
     except NoOutputLayer as reason:
@@ -125,8 +129,8 @@ def _uncut(model: nn.Module) -> SplitModel:
 
 
 def _sharing_keys(model: nn.Module, split_model: SplitModel, alone: mx.array) -> tuple[SplitModel, mx.array]:
-    """`split_model`, given caches for its whole rows where the model computes other numbers without any; and the states of PROBE, which
-    are `alone` where it does not."""
+    """`split_model`, given caches for its whole rows where the model computes other numbers without any; and the states
+    of PROBE, which are `alone` where it does not."""
     count, kinds = len(caches := new_prompt_cache(model)), {type(cache) for cache in caches}
     if not kinds <= {KVCache, RotatingKVCache}:
         return split_model, alone
@@ -150,7 +154,7 @@ def _with_caches(split_model: SplitModel, count: int) -> SplitModel:
 
 
 def _are_close(actual: mx.array, expected: mx.array) -> bool:
-    """Whether states are equal but for rounding: in 16 bits products of different shapes round differently."""
+    """True if states are equal but for rounding: in 16 bits products of different shapes round differently."""
     tolerance = 1e-3 if expected.dtype == mx.float32 else 0.1
     # NaN must fail too.
     return bool(mx.abs(actual - expected).max() <= tolerance * mx.abs(expected).max())
@@ -160,8 +164,9 @@ def _are_close(actual: mx.array, expected: mx.array) -> bool:
 
 
 def _keep_stream_in_float32(model: nn.Module, hidden: Callable[..., mx.array], own: mx.array) -> None:
-    """Keep the residual stream of a model of 16 bits in float32, where its code allows it and the states of PROBE, `own`, stay the same
-    but for rounding. Where it does not, sampler and learner both have the model's own stream, and nothing is slower."""
+    """Keep the residual stream of a model of 16 bits in float32, where its code allows it and the states of PROBE,
+    `own`, stay the same but for rounding. Where it does not, sampler and learner both have the model's own stream, and
+    nothing is slower."""
     if own.dtype not in residual_stream.NAMES or not residual_stream.costs_nothing():
         return
     try:
@@ -176,9 +181,9 @@ def _keep_stream_in_float32(model: nn.Module, hidden: Callable[..., mx.array], o
 
 
 def _prefix_layers(model: nn.Module, split_model: SplitModel) -> int:
-    """The number of layers, if each caches only keys and values, and completions after a shared prompt have the hidden states
-    of whole rows. Raises _Unsupported otherwise, or whatever the model's code raises. Prompts of unequal length are tried,
-    since some models take one position for all rows."""
+    """The number of layers, if each caches only keys and values, and completions after a shared prompt have the hidden
+    states of whole rows. Raises _Unsupported otherwise, or whatever the model's code raises. Prompts of unequal length
+    are tried, since some models take one position for all rows."""
     training = model.training
     try:
         caches = new_prompt_cache(model)
@@ -201,10 +206,10 @@ def _prefix_layers(model: nn.Module, split_model: SplitModel) -> int:
 
 
 def is_causal(model: nn.Module) -> bool:
-    """Whether a token's logits depend on earlier tokens alone. Raises whatever the model's code raises.
+    """True if a token's logits depend on earlier tokens alone. Raises whatever the model's code raises.
 
-    Two rows that differ in their second token have the same first logits. Where they have not, nothing can be learned: what is
-    sampled token by token comes from another distribution than what is read as a whole row.
+    Two rows that differ in their second token have the same first logits. Where they have not, nothing can be learned:
+    what is sampled token by token comes from another distribution than what is read as a whole row.
     """
     first_BV = model(mx.array([[0, 0], [0, 1]]))[:, 0]
     finite_BV = mx.where(mx.isfinite(first_BV), first_BV, 0)  # −inf: tokens that a model never gives
@@ -214,7 +219,7 @@ def is_causal(model: nn.Module) -> bool:
 
 
 def tracing_error(model: nn.Module) -> str:
-    """What the model's code raises in a forward pass, or "". Builds the graph and computes nothing."""
+    """The error that the model's code raises in a forward pass, or "". Builds the graph and computes nothing."""
     try:
         model(mx.array([[0, 1, 2]]))
     except Exception as error:  # a model's own code may raise anything; the reason goes to the user
@@ -223,8 +228,8 @@ def tracing_error(model: nn.Module) -> str:
 
 
 def gradient_error(model: nn.Module) -> str:
-    """What mlx says of an operation without a gradient in the trainable arrays, or "". Builds the graph of the backward pass, as
-    training takes it (train mode), and computes nothing."""
+    """mlx's error for an operation without a gradient in the trainable arrays, or "". Builds the graph of the backward
+    pass, as training takes it (train mode), and computes nothing."""
     parameters, training = model.trainable_parameters(), model.training
     try:
         model.train()
@@ -244,11 +249,17 @@ def _probe_rows() -> SequenceRows:
     prompts, completions = [[1, 2, 3], [4, 5, 0]], [[6, 7], [8, 9], [10, 11]]
     tokens = [[1, 2, 3, 6, 7], [1, 2, 3, 8, 9], [4, 5, 10, 11, 0]]
     return SequenceRows(
-        tokens_BL=mx.array(tokens), prompt_PK=mx.array(prompts), prompt_length_P=mx.array([3, 2]),
+        tokens_BL=mx.array(tokens),
+        prompt_PK=mx.array(prompts),
+        prompt_length_P=mx.array([3, 2]),
         prompt_length_B=mx.array([3, 3, 2]),
-        prompt_B=mx.array([0, 0, 1]), completion_BT=mx.array(completions), active_N=mx.arange(6),
-        full=True, even=False, ragged=True,
-    )  # fmt: skip
+        prompt_B=mx.array([0, 0, 1]),
+        completion_BT=mx.array(completions),
+        active_N=mx.arange(6),
+        full=True,
+        even=False,
+        ragged=True,
+    )
 
 
 def describe_error(error: Exception) -> str:

@@ -1,10 +1,10 @@
-"""Where a model's body ends and its output layer begins, found without naming an architecture.
+"""Splits a model into its body and its output layer, without naming an architecture.
 
     body      tokens [B, L], caches → hidden states [B, L, H]: the child module with the layers in it
     logits    hidden states → logits: whatever the model's own code does with what the body returns
 
-To compute logits of given hidden states the model itself is called, with something in the body's place that returns them. So a
-soft cap, a scale or a bias behind the product with the vocabulary is part of it, whatever it is.
+To compute logits of given hidden states the model itself is called, with something in the body's place that returns
+them. So a soft cap, a scale or a bias behind the product with the vocabulary is part of it, whatever it is.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class SplitModel:
     """Cuts another tree of the same code in the same place, and runs nothing."""
 
     def of_tree(self, model: nn.Module) -> SplitModel:
-        """The split of another tree of the same code, such as one whose layers compute the same function in fewer products. What trial passes
-        have shown of the code is not tried again."""
+        """The split of another tree of the same code, such as one whose layers compute the same function in fewer
+        products. What trial passes have shown of the code is not tried again."""
         other = self.cut(model)
         return replace(self, hidden=other.hidden, logits=other.logits, head=other.head)
 
@@ -82,7 +82,8 @@ def cut_before_output_layer(model: nn.Module) -> tuple[SplitModel, mx.array]:
 
 
 def _cut_at(model: nn.Module, depth: int, states: mx.array) -> tuple[SplitModel, mx.array]:
-    """The model cut behind its body of this number in `_possible_bodies`; and the logits of hidden states of PROBE, not computed."""
+    """The model cut behind its body of this number in `_possible_bodies`; and the logits of hidden states of PROBE, not
+    computed."""
     owner, name = next(islice(_possible_bodies(model), depth, None))
     used: dict[str, nn.Module] = {}
     logits = _rest_of(model, owner, name, used)
@@ -92,7 +93,8 @@ def _cut_at(model: nn.Module, depth: int, states: mx.array) -> tuple[SplitModel,
 
 
 def _possible_bodies(model: nn.Module) -> Iterator[tuple[nn.Module, str]]:
-    """(module, name of its child) for each child with the model's layers in it, the outermost first: text models are wrapped."""
+    """(module, name of its child) for each child with the model's layers in it, the outermost first: text models are
+    wrapped."""
     first, owner = model.layers[0], model  # pyright: ignore
     while True:
         inside = (name for name, child in owner.items() if isinstance(child, nn.Module) and _contains(child, first))
@@ -113,8 +115,8 @@ def _body(owner: nn.Module, name: str) -> Callable[..., mx.array]:
 
 
 class _GivenStates:
-    """In the body's place: returns given hidden states. Everything else of it is the body's, as the embedding of a tied head;
-    `used` collects the modules that are asked for."""
+    """In the body's place: returns given hidden states. Everything else of it is the body's, as the embedding of a tied
+    head; `used` collects the modules that are asked for."""
 
     def __init__(self, body: nn.Module, states: mx.array, used: dict[str, nn.Module]) -> None:
         self._body, self._states, self._used = body, states, used
@@ -132,8 +134,8 @@ class _GivenStates:
 def _rest_of(
     model: nn.Module, owner: nn.Module, name: str, used: dict[str, nn.Module]
 ) -> Callable[[mx.array], mx.array]:
-    """hidden [..., H] → logits [..., V], by the model's own code behind its body. The first call fills `used` with the modules of
-    the body that this code uses: the embedding, where it is tied."""
+    """hidden [..., H] → logits [..., V], by the model's own code behind its body. The first call fills `used` with the
+    modules of the body that this code uses: the embedding, where it is tied."""
 
     def logits(hidden: mx.array) -> mx.array:
         body = owner[name]
@@ -149,8 +151,8 @@ def _rest_of(
 
 
 def _head(owner: nn.Module, name: str, tied: dict[str, nn.Module]) -> nn.Module:
-    """A module with all weights that the output layer may use: what is beside the body, and `tied`, what it uses of the body.
-    Raises NoOutputLayer where they are not all in modules, which an update in place would need."""
+    """A module with all weights that the output layer may use: what is beside the body, and `tied`, what it uses of the
+    body. Raises NoOutputLayer where they are not all in modules, which an update in place would need."""
     head, beside = nn.Module(), {key: part for key, part in owner.items() if key != name}
     if any(isinstance(part, mx.array) for part in beside.values()):
         raise NoOutputLayer("the weights of the model's output layer are not in a module of their own")

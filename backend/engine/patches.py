@@ -1,35 +1,35 @@
 """Monkeypatches of mlx-lm, each named, listed and reversible.
 
-mlx-lm has no hook for these places, so attributes of its modules and classes are replaced, for the whole process:
+mlx-lm has no hook for these places, so attributes of its modules and classes are replaced for the whole process:
 
-| attribute                                             | replaced by                            | while            | because                          |
-|-------------------------------------------------------|----------------------------------------|------------------|----------------------------------|
-| `mlx_lm.models.<family>.scaled_dot_product_attention` | `scaled_dot_product_attention` below   | since `install`  | bounded memory; vectors on x86   |
-| `mlx_lm.models.<family>.swiglu`, `switch_layers` too  | `swiglu` below                         | since `install`  | mlx's exp is scalar on x86; in   |
-|                                                       |                                        |                  | 16 bits as the sampler has it    |
-| `mlx_lm.models.<family>.gated_delta_update`           | `gated_delta_update` below             | since `install`  | the gradient of mlx-lm's loop    |
-|                                                       |                                        |                  | takes too much memory; its Metal |
-|                                                       |                                        |                  | kernel has none                  |
-| `mlx_lm.models.rwkv7.wkv7_kernel`                     | `wkv7` below                           | since `install`  | a Metal kernel has no gradient   |
-| `mlx_lm.models.kimi_k3._attn_res_kernel`,             | None: mlx-lm's plain operations        | since `install`, | a Metal kernel has no gradient   |
-| `mlx_lm.models.deepseek_v41._sinkhorn_kernel`         |                                        | on Metal         |                                  |
-| `nn.Embedding.__call__`, `LoRAEmbedding.__call__`,    | those of `engine/gathers.py`           | since `install`, | the gradient of a gather adds in |
-| `switch_layers._gather_sort`, `._scatter_unsort`      |                                        | on a GPU         | no fixed order there             |
-| `LoRALinear.__call__`, `DoRALinear.__call__`          | `engine/adapter_product.py`            | since `install`  | in 16 bits as the sampler has it |
-| `<class of a first layer or a norm>.__call__`         | one that acts on marked modules        | since `install`  | the residual stream of a model   |
-|                                                       | (`engine/residual_stream.py`)          |                  | of 16 bits is kept in float32    |
-| `<class of a model's layers>.__call__`                | a version that recomputes activations  | inside that      | keeping all of them takes        |
-|                                                       | (`engine/gradient_checkpointing.py`)   | context          | too much memory                  |
+- `scaled_dot_product_attention` of `mlx_lm.models.<family>`, by the function below: bounded memory; vectors on x86.
+- `swiglu` of `mlx_lm.models.<family>` and `switch_layers`, by the function below: mlx's exp is scalar on x86; in 16
+  bits as the sampler computes it.
+- `gated_delta_update` of `mlx_lm.models.<family>`, by the function below: the gradient of mlx-lm's loop takes too much
+  memory, and its Metal kernel has none.
+- `mlx_lm.models.rwkv7.wkv7_kernel`, by `wkv7` below: a Metal kernel has no gradient.
+- `mlx_lm.models.kimi_k3._attn_res_kernel` and `mlx_lm.models.deepseek_v41._sinkhorn_kernel`, on Metal, by None, which
+  stands for mlx-lm's plain operations: a Metal kernel has no gradient.
+- `nn.Embedding.__call__`, `LoRAEmbedding.__call__`, `switch_layers._gather_sort` and `._scatter_unsort`, on a GPU, by
+  those of `engine/gathers.py`: the gradient of a gather adds in no fixed order there.
+- `LoRALinear.__call__` and `DoRALinear.__call__`, by `engine/sixteen_bits.py`: in 16 bits as the sampler computes them.
+- `__call__` of the class of a first layer or a norm, by one that acts on marked modules (`engine/residual_stream.py`):
+  the residual stream of a model of 16 bits is kept in float32.
+- `__call__` of the class of a model's layers, inside that context, by a version that recomputes activations
+  (`engine/gradient_checkpointing.py`): keeping all of them takes too much memory.
 
-A model's file imports its functions by name (`from .base import scaled_dot_product_attention`), so the name is replaced in
-every file that a part of the model comes from, and mlx-lm's files that define them (base, activations, gated_delta) keep theirs. All
-other calls are passed on to mlx-lm's own function. No result changes beyond rounding. `active` lists the replacements; `uninstall`
-undoes them.
+All but the last are in place from `install` on.
 
-On Metal, mlx-lm chooses between a kernel and plain operations by `self.training`, so that old and reference log-probabilities, computed
-in eval mode, would differ from those of the update. Ours takes the same operations in both. What is left, of all its models: the step
-kernels of `ssm` (Mamba 2 and its hybrids) serve single tokens after a cached state, hence decoding alone; `bitlinear_layers` (BitNet,
-whose layers take no adapters) has no plain form; `dbrx` computes its experts in another order in eval mode, which is rounding.
+A model's file imports its functions by name (`from .base import scaled_dot_product_attention`), so the name is replaced
+in every file that a part of the model comes from, and mlx-lm's files that define them (base, activations, gated_delta)
+keep theirs. All other calls are passed on to mlx-lm's own function. No result changes beyond rounding. `active` lists
+the replacements; `uninstall` undoes them.
+
+On Metal, mlx-lm chooses between a kernel and plain operations by `self.training`, so that old and reference
+log-probabilities, computed in eval mode, would differ from those of the update. Ours takes the same operations in both.
+What is left, of all its models: the step kernels of `ssm` (Mamba 2 and its hybrids) serve single tokens after a cached
+state, hence decoding alone; `bitlinear_layers` (BitNet, whose layers take no adapters) has no plain form; `dbrx`
+computes its experts in another order in eval mode, which is rounding.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ import mlx.nn as nn
 from mlx_lm.models import activations, base, gated_delta, rwkv7, switch_layers
 from mlx_lm.tuner.lora import LoRAEmbedding
 
-from backend.engine import adapter_product, gathers
+from backend.engine import cpu as vector_swiglu
+from backend.engine import gathers, sixteen_bits
 from backend.engine.attention import blocked_attention, decode_attention
-from backend.engine.cpu import swiglu as vector_swiglu
-from backend.engine.cpu.vector_exp import exp_is_scalar
+from backend.engine.caches import SlotCache
+from backend.engine.cpu import exp_is_scalar
 from backend.engine.device import on_cpu, on_gpu
 from backend.engine.gated_delta import gated_delta_rule
 from backend.engine.prefix_cache import AttentionInputs, PrefixReader, PrefixRecorder
-from backend.engine.slot_cache import SlotCache
-from backend.engine.swiglu import swiglu_16
+from backend.engine.sixteen_bits import swiglu_16
 
 MIN_SWIGLU, MIN_SCORES = 1 << 12, 1 << 14
-"""Exponentials of a swiglu, and scores of a decoding step's attention, from which our versions pay on x86; below, the extra
-calls cost more than they save."""
+"""Exponentials of a swiglu, and scores of a decoding step's attention, from which our versions pay on x86; below, the
+extra calls cost more than they save."""
 
 MLX_LM_ATTENTION, MLX_LM_SWIGLU = base.scaled_dot_product_attention, activations.swiglu
 MLX_LM_GATED_DELTA = gated_delta.gated_delta_update
@@ -109,8 +109,8 @@ def restore(replacement: Replacement) -> None:
 
 
 def install(model: nn.Module) -> None:
-    """Patch the files that the parts of `model` come from. Files that are patched already, and mlx-lm's own two files that
-    define the functions, stay as they are."""
+    """Patch the files that the parts of `model` come from. Files that are patched already, and mlx-lm's own two files
+    that define the functions, stay as they are."""
     for module in {sys.modules.get(type(part).__module__) for part in model.modules()}:
         for attribute, original, ours in FUNCTIONS:
             # `is original`: a family that defines its own function of this name keeps it.
@@ -123,7 +123,7 @@ def install(model: nn.Module) -> None:
     for owner, attribute, ours in GATHERS if on_gpu() else ():
         if getattr(owner, attribute) is not ours:
             replace(owner, attribute, ours)
-    for owner, call in adapter_product.METHODS:
+    for owner, call in sixteen_bits.METHODS:
         if owner.__call__ is not call and any(type(part) is owner for part in model.modules()):
             replace(owner, "__call__", call)
 
@@ -156,29 +156,31 @@ def scaled_dot_product_attention(
         return decode_attention(queries, keys, values, scale, mask)
     if hasattr(cache, "bits") or keys.dtype == mx.float32 or not on_cpu():
         return MLX_LM_ATTENTION(queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks)
-    # On a CPU mlx composes attention of plain operations and rounds queries, scores and weights to 16 bits; on a GPU, and in
-    # training, they stay in float32.
+    # On a CPU mlx composes attention of plain operations and rounds queries, scores and weights to 16 bits; on a GPU,
+    # and in training, they stay in float32.
     wide = (x.astype(mx.float32) for x in (queries, keys, values))
     return MLX_LM_ATTENTION(*wide, cache=cache, scale=scale, mask=mask, sinks=sinks).astype(values.dtype)
 
 
 def _training_inputs(keys: mx.array, values: mx.array, cache: Any, mask: Any) -> AttentionInputs | None:
-    """The inputs of blocked attention; None if the call is not training's, or the model has changed what our caches returned."""
+    """The inputs of blocked attention; None if the call is not training's, or the model has changed what our caches
+    returned."""
     if isinstance(cache, (PrefixRecorder, PrefixReader)):
         return cache.attention_inputs(keys, values, mask)
-    # Without a cache and with a causal mask over several tokens: whole rows, prompt and completion together. They are padded
-    # on the right, where causality hides the padding, so "causal" is the complete mask.
+    # Without a cache and with a causal mask over several tokens: whole rows, prompt and completion together. They are
+    # padded on the right, where causality hides the padding, so "causal" is the complete mask.
     whole_rows = cache is None and isinstance(mask, str) and keys.shape[2] > 1
     return AttentionInputs(keys, values) if whole_rows else None
 
 
 def _pays(queries: mx.array, keys: mx.array) -> bool:
-    """Whether a decoding step has enough scores for `decode_attention` to be faster than mlx's attention."""
+    """True if a decoding step has enough scores for `decode_attention` to be faster than mlx's attention."""
     return exp_is_scalar() and queries.shape[0] * queries.shape[1] * keys.shape[2] >= MIN_SCORES
 
 
 def swiglu(gate: mx.array, up: mx.array) -> mx.array:
-    """silu(gate) · up in vectors, where mlx's exp takes one number at a time; rounded once in 16 bits; mlx-lm's own otherwise."""
+    """silu(gate) · up in vectors, where mlx's exp takes one number at a time; rounded once in 16 bits; mlx-lm's own
+    otherwise."""
     # Our backward passes do not sum over broadcast axes.
     if gate.shape != up.shape:
         return MLX_LM_SWIGLU(gate, up)
@@ -204,14 +206,25 @@ def gated_delta_update(
     lower_bound: float | None = None,
     allow_neg_eigval: bool = False,
 ) -> tuple[mx.array, mx.array]:
-    """The gated delta rule in chunks wherever a row has several tokens or no state before it: in training, in eval and in train mode
-    alike, and in prefill. A decoding step, one token after a state, is mlx-lm's own."""
+    """The gated delta rule in chunks wherever a row has several tokens or no state before it: in training, in eval and
+    in train mode alike, and in prefill. A decoding step, one token after a state, is mlx-lm's own."""
     if state is not None and q.shape[1] == 1:
         return MLX_LM_GATED_DELTA(
-            q, k, v, a, b, A_log, dt_bias, state, mask,
-            use_kernel=use_kernel, lower_bound=lower_bound, allow_neg_eigval=allow_neg_eigval,
-        )  # fmt: skip
-    # The logarithms of mlx-lm's `compute_g` and `compute_lower_bound_g`, in their types: the step's decay is exp of the same numbers.
+            q,
+            k,
+            v,
+            a,
+            b,
+            A_log,
+            dt_bias,
+            state,
+            mask,
+            use_kernel=use_kernel,
+            lower_bound=lower_bound,
+            allow_neg_eigval=allow_neg_eigval,
+        )
+    # The logarithms of mlx-lm's `compute_g` and `compute_lower_bound_g`, in their types: the step's decay is exp of the
+    # same numbers.
     rate = mx.exp(A_log.astype(mx.float32))
     if lower_bound is None:
         log_decay = -rate * nn.softplus(a + dt_bias)
@@ -224,7 +237,8 @@ def gated_delta_update(
 def wkv7(
     r: mx.array, w: mx.array, k: mx.array, v: mx.array, a: mx.array, b: mx.array, state: mx.array
 ) -> tuple[mx.array, mx.array]:
-    """RWKV-7's recurrence token by token, as mlx-lm computes it where it has no kernel. r to b: [B, T, H, d]; state [B, H, d, d]."""
+    """RWKV-7's recurrence token by token, as mlx-lm computes it where it has no kernel. r to b: [B, T, H, d]; state [B,
+    H, d, d]."""
     outs: list[mx.array] = []
     for t in range(r.shape[1]):
         out, state = rwkv7._wkv7_step_ops(r[:, t], w[:, t], k[:, t], v[:, t], a[:, t], b[:, t], state)
@@ -244,8 +258,8 @@ KERNELS: tuple[tuple[str, str, Callable[..., Any] | None], ...] = (
     ("mlx_lm.models.kimi_k3", "_attn_res_kernel", None),
     ("mlx_lm.models.deepseek_v41", "_sinkhorn_kernel", None),
 )
-"""(file, attribute, ours): Metal kernels without a gradient, each used by the one file that defines it. None: mlx-lm's code takes its
-plain operations where the kernel is None."""
+"""(file, attribute, ours): Metal kernels without a gradient, each used by the one file that defines it. None: mlx-lm's
+code takes its plain operations where the kernel is None."""
 GATHERS: tuple[tuple[Any, str, Callable[..., Any]], ...] = (
     (nn.Embedding, "__call__", gathers.embedding_call),
     (LoRAEmbedding, "__call__", gathers.lora_embedding_call),

@@ -1,14 +1,16 @@
-"""Penalties on tokens that a sequence has already, as vLLM and Hugging Face define them, for sampling and for learning alike.
+"""Penalties on tokens that a sequence has already, as vLLM and Hugging Face define them, for sampling and for learning
+alike.
 
 For logits z before the temperature, and for a token v that the sequence has so far
 
     in prompt or completion:    z_v ← z_v / r  where z_v > 0,  else  z_v · r        repetition (CTRL, arXiv:1909.05858)
     n times in the completion:  z_v ← z_v − f · n − p                               frequency and presence
 
-The penalised distribution *is* the policy: what it gives a token follows from the tokens before it, so learning computes it from the
-ids, under the policy and the reference alike. Only the logits of the tokens in the sequence change, so a position costs its length and
-not the vocabulary: the tokens are counted by a scatter of whole numbers, whose sum has no order, and every column of the same token then
-writes the same number. So the result is the same on every run, on a GPU too.
+The penalised distribution *is* the policy: what it gives a token follows from the tokens before it, so learning
+computes it from the ids, under the policy and the reference alike. Only the logits of the tokens in the sequence
+change, so a position costs its length and not the vocabulary: the tokens are counted by a scatter of whole numbers,
+whose sum has no order, and every column of the same token then writes the same number. So the result is the same on
+every run, on a GPU too.
 
 Letters: N positions, L columns of tokens that may be in the sequence, V vocabulary.
 """
@@ -22,7 +24,8 @@ import mlx.core as mx
 import numpy as np
 
 IN_PROMPT, IN_COMPLETION = 1, 2
-"""Weights of a column in the count: a prompt's distinct tokens have one column each, a completion's tokens one each time."""
+"""Weights of a column in the count: a prompt's distinct tokens have one column each, a completion's tokens one each
+time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +37,7 @@ class Penalties:
     frequency: float = 0.0
 
     def __bool__(self) -> bool:
-        """Whether any of them changes a logit."""
+        """True if any of them changes a logit."""
         return self != NO_PENALTIES
 
 
@@ -68,7 +71,8 @@ def in_unpenalised(gradient_NV: mx.array, seen: SeenTokens, slope_NL: mx.array) 
 
 
 def penalised_with_autodiff(logits_NV: mx.array, seen: SeenTokens, penalties: Penalties) -> mx.array:
-    """As `penalised`, differentiable: autodiff of its `put_along_axis` would count a token once for each of its columns."""
+    """As `penalised`, differentiable: autodiff of its `put_along_axis` would count a token once for each of its
+    columns."""
     constant_NV = mx.stop_gradient(logits_NV.astype(mx.float32))
     after_NV, slope_NL = penalised(constant_NV, seen, penalties)
     slope_NV = in_unpenalised(mx.ones_like(constant_NV), seen, slope_NL)
@@ -76,7 +80,8 @@ def penalised_with_autodiff(logits_NV: mx.array, seen: SeenTokens, penalties: Pe
 
 
 def _counts(seen: SeenTokens, vocabulary: int) -> mx.array:
-    """[N, L]: IN_PROMPT if the column's token is in the prompt, plus IN_COMPLETION for each time it is in the completion."""
+    """[N, L]: IN_PROMPT if the column's token is in the prompt, plus IN_COMPLETION for each time it is in the
+    completion."""
     row_N1 = mx.arange(seen.token_NL.shape[0])[:, None]
     zeros_NV = mx.zeros((seen.token_NL.shape[0], vocabulary), mx.int32)
     return mx.take_along_axis(zeros_NV.at[row_N1, seen.token_NL].add(seen.weight_NL), seen.token_NL, axis=-1)
@@ -87,8 +92,8 @@ def _counts(seen: SeenTokens, vocabulary: int) -> mx.array:
 
 @dataclass(frozen=True, slots=True)
 class CompletionHistory:
-    """What every position of a batch of completions has before it: their prompts' distinct tokens [B, U], and the completions [B, T].
-    `position_N`: flat indices into [B, T], of the positions that are scored."""
+    """The tokens before every position of a batch of completions: their prompts' distinct tokens [B, U], and the
+    completions [B, T]. `position_N`: flat indices into [B, T], of the positions that are scored."""
 
     penalties: Penalties
     prompt: SeenTokens

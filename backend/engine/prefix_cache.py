@@ -5,13 +5,15 @@ Caches, one per layer and pass, all in mlx-lm's cache protocol, so that any mode
     prefill       tokens [P, K], right-padded     PrefixRecorder keeps keys and values [P, J, K, d], with gradient
     completions   tokens [B, T]                   PrefixReader lets B rows attend to their prompt's, then to their own
 
-K prompt tokens are computed P times instead of B = P · G times. Autodiff sums dK and dV of a prompt over the rows that attend
-to it, so the gradient is that of the unshared pass (chain rule). Positions are right because a row's completion starts at
-`offset`, its own prompt's length, whatever the padded width K. Only for layers that keep the keys and values of all tokens: a
-sliding window or a recurrent state depends on where the prompt ends, which padded prompts do not share.
+K prompt tokens are computed P times instead of B = P · G times. Autodiff sums dK and dV of a prompt over the rows that
+attend to it, so the gradient is that of the unshared pass (chain rule). Positions are right because a row's completion
+starts at `offset`, its own prompt's length, whatever the padded width K. Only for layers that keep the keys and values
+of all tokens: a sliding window or a recurrent state depends on where the prompt ends, which padded prompts do not
+share.
 
-Where the model's attention is patched (backend.engine.patches) it asks `attention_inputs` for the two segments, and prompts are
-never copied; a model with an attention of its own gets the concatenated arrays [B, J, K + T, d] that it expects.
+Where the model's attention is patched (backend.engine.patches) it asks `attention_inputs` for the two segments, and
+prompts are never copied; a model with an attention of its own gets the concatenated arrays [B, J, K + T, d] that it
+expects.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ from backend.engine.gathers import gather_with_repeats
 
 
 class AttentionInputs(NamedTuple):
-    """Keys and values of the rows' own tokens, [B, J, N, d], and those of their prompts (None while prompts are prefilled)."""
+    """Keys and values of the rows' own tokens, [B, J, N, d], and those of their prompts (None while prompts are
+    prefilled)."""
 
     keys: mx.array
     values: mx.array
@@ -35,11 +38,11 @@ class AttentionInputs(NamedTuple):
 
 
 class PrefixRecorder:
-    """A layer's cache while prompts are prefilled: keeps their keys and values, [P, J, K, d], in the graph. Padding on the
-    right needs no mask, since causal attention keeps earlier tokens from it."""
+    """A layer's cache while prompts are prefilled: keeps their keys and values, [P, J, K, d], in the graph. Padding on
+    the right needs no mask, since causal attention keeps earlier tokens from it."""
 
-    # mlx-lm's layers read `offset` for the rotary embedding before they hand keys over. Keys arrive rotated, so a prompt's
-    # positions stay right for every row that attends to it.
+    # mlx-lm's layers read `offset` for the rotary embedding before they hand keys over. Keys arrive rotated, so a
+    # prompt's positions stay right for every row that attends to it.
     offset = 0
 
     def __init__(self) -> None:
@@ -63,16 +66,17 @@ class PrefixRecorder:
         return None if N == 1 else "causal"
 
     def attention_inputs(self, keys: mx.array, values: mx.array, mask: Any) -> AttentionInputs | None:
-        """The inputs of blocked attention; None unless keys, values and mask are those that this cache returned. Otherwise the
-        model has changed them, and only its own attention is right."""
+        """The inputs of blocked attention; None unless keys, values and mask are those that this cache returned.
+        Otherwise the model has changed them, and only its own attention is right."""
         # By identity, which costs nothing; comparing values would evaluate the graph.
         unchanged = keys is self.keys and values is self.values and _is_causal(mask, keys)
         return AttentionInputs(keys, values) if unchanged else None
 
 
 class WholeRowCache(PrefixRecorder):
-    """A layer's cache while whole rows are read, prompt and completion together, of a model whose layers find each other's keys and
-    values in the caches alone (mlx_lm/models/gemma3n.py): without any, later layers would compute keys of their own."""
+    """A layer's cache while whole rows are read, prompt and completion together, of a model whose layers find each
+    other's keys and values in the caches alone (mlx_lm/models/gemma3n.py): without any, later layers would compute keys
+    of their own."""
 
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> Any:
         """mlx-lm's mask for a pass without a cache."""
@@ -81,7 +85,7 @@ class WholeRowCache(PrefixRecorder):
 
 @dataclass(frozen=True, slots=True)
 class PrefixMask:
-    """Which prompt each row of a batch attends to, and how much of it. One object for all layers of a pass."""
+    """The prompt that each row of a batch attends to, and how much of it. One object for all layers of a pass."""
 
     prompt_B: mx.array
     rows_per_prompt: int
@@ -102,7 +106,8 @@ class PrefixMask:
         )
 
     def prompts(self, keys: mx.array, values: mx.array) -> PromptKV:
-        """The prompts' keys and values for blocked attention: shared by consecutive rows, else repeated for each row."""
+        """The prompts' keys and values for blocked attention: shared by consecutive rows, else repeated for each
+        row."""
         # An integer means equal lengths, so there is no padding to mask.
         length_B = None if isinstance(self.length_B, int) else self.length_B
         if self.rows_per_prompt:
@@ -111,7 +116,8 @@ class PrefixMask:
         return PromptKV(self.repeat_for_rows(keys), self.repeat_for_rows(values), length_B)
 
     def mask(self, N: int, K: int, as_array: bool) -> Any:
-        """The mask of N completion tokens after prompts of padded width K: [B, 1, N, K + N], or "causal" where that suffices."""
+        """The mask of N completion tokens after prompts of padded width K: [B, 1, N, K + N], or "causal" where that
+        suffices."""
         # mlx aligns "causal" at the lower right: query i of N sees keys up to K + i, the whole prompt included.
         if isinstance(self.length_B, int) and not as_array:
             return None if N == 1 else "causal"
@@ -125,19 +131,20 @@ class PrefixMask:
 
 
 class PrefixReader:
-    """A layer's cache in the pass over completions, which attend to a prompt's keys and values [P, J, K, d] and to their own."""
+    """A layer's cache in the pass over completions, which attend to a prompt's keys and values [P, J, K, d] and to
+    their own."""
 
     def __init__(self, keys: mx.array, values: mx.array, prefix_mask: PrefixMask) -> None:
         self.keys, self.values, self.prefix_mask = keys, values, prefix_mask
-        # Each row's first token comes right after its own prompt, not after the padded width K. [B] or one number for all;
-        # mlx's rope takes both.
+        # Each row's first token comes right after its own prompt, not after the padded width K. [B] or one number for
+        # all; mlx's rope takes both.
         self.offset = prefix_mask.length_B
         self._own: tuple[mx.array, mx.array]
         self._issued: tuple[mx.array, mx.array]
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Prompt and own keys and values, concatenated to [B, J, K + N, d]. mlx is lazy: where blocked attention takes the two
-        segments instead, the concatenation is never evaluated."""
+        """Prompt and own keys and values, concatenated to [B, J, K + N, d]. mlx is lazy: where blocked attention takes
+        the two segments instead, the concatenation is never evaluated."""
         repeat = self.prefix_mask.repeat_for_rows
         self._own = keys, values
         self._issued = tuple(  # pyright: ignore
@@ -161,7 +168,7 @@ class PrefixReader:
 
 
 def _is_causal(mask: Any, keys: mx.array) -> bool:
-    """Whether this is mlx-lm's causal mask without an array: "causal", or None for a single token."""
+    """True if this is mlx-lm's causal mask without an array: "causal", or None for a single token."""
     return mask == "causal" if isinstance(mask, str) else mask is None and keys.shape[2] == 1
 
 

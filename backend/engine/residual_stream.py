@@ -1,19 +1,22 @@
 """The residual stream of a model of 16 bits, kept in float32, so that its rounding does not accumulate over the layers.
 
-A layer adds its branches to the stream, h ← h + branch(norm(h)). In 16 bits every sum is rounded to the last digit of h, which is
-large beside what a late layer adds. Here h is float32, and what a norm reads of it is rounded once:
+A layer adds its branches to the stream, h ← h + branch(norm(h)). In 16 bits every sum is rounded to the last digit of
+h, which is large beside what a late layer adds. Here h is float32, and what a norm reads of it is rounded once:
 
     h ← h + branch(norm(round(h)))
 
-Products have inputs of 16 bits as before, so they cost the same. mlx makes the sum of a float32 and a 16-bit array float32, so a model's
-own blocks compute this as soon as two things hold: the first layer takes its input as float32, and the norms of the stream
-round theirs. Both are calls of mlx's or mlx-lm's classes that are replaced (`backend.engine.patches`) and act on marked modules alone.
+Products have inputs of 16 bits as before, so they cost the same. mlx makes the sum of a float32 and a 16-bit array
+float32, so a model's own blocks compute this as soon as two things hold: the first layer takes its input as float32,
+and the norms of the stream round theirs. Both are calls of mlx's or mlx-lm's classes that are replaced
+(`backend.engine.patches`) and act on marked modules alone.
 
-A step of decoding on a GPU is bound by launches, and mlx takes two kernels for a sum and its rounding. On Metal a kernel of our own writes
-both (`backend.engine.metal.adapter`), so the stream is float32 there and on a CPU; on other GPUs it is the model's own.
+A step of decoding on a GPU is bound by launches, and mlx takes two kernels for a sum and its rounding. On Metal a
+kernel of our own writes both (`backend.engine.metal`), so the stream is float32 there and on a CPU; on other GPUs it is
+the model's own.
 
-`mark` finds the modules by following the types through a trial pass, so no architecture is named. A model that does more with
-its stream than to add to it and to norm it stays as it is. The marks are attributes of the modules: copies of a module have them too.
+`mark` finds the modules by following the types through a trial pass, so no architecture is named. A model that does
+more with its stream than to add to it and to norm it stays as it is. The marks are attributes of the modules: copies of
+a module have them too.
 """
 
 from __future__ import annotations
@@ -47,12 +50,12 @@ class Unmarked(Exception):
 
 
 def costs_nothing() -> bool:
-    """Whether a float32 stream takes no launches of its own."""
+    """True if a float32 stream takes no launches of its own."""
     return on_cpu() or has_metal()
 
 
 def is_float32(norm: nn.Module) -> bool:
-    """Whether what this norm reads is a stream in float32, kept beside arrays of 16 bits."""
+    """True if what this norm reads is a stream in float32, kept beside arrays of 16 bits."""
     return ROUNDS in vars(norm)
 
 
@@ -125,8 +128,8 @@ def _with_first_input(args: Arguments, kwargs: Keywords, dtype: mx.Dtype) -> tup
 
 
 class _Observer(contextlib.AbstractContextManager["_Observer"]):
-    """Inside, notes which modules without children read float32, and which layers return it; with a `dtype`, marks norms that read
-    float32 and are not in `left_alone`."""
+    """Inside, notes which modules without children read float32, and which layers return it; with a `dtype`, marks
+    norms that read float32 and are not in `left_alone`."""
 
     def __init__(self, model: nn.Module, dtype: str | None, left_alone: set[int] | None = None) -> None:
         self.layers = {id(layer) for layer in model.layers}  # pyright: ignore
@@ -166,7 +169,7 @@ def _arrays(leaf: nn.Module) -> Iterator[mx.array]:
 
 
 def _is_norm(leaf: nn.Module) -> bool:
-    """Whether the module has a norm's arrays: vectors, or none where it is mlx's own without a scale."""
+    """True if the module has a norm's arrays: vectors, or none where it is mlx's own without a scale."""
     ranks = [array.ndim for array in _arrays(leaf)]
     return set(ranks) == {1} or (not ranks and isinstance(leaf, (nn.LayerNorm, nn.RMSNorm)))
 

@@ -1,8 +1,8 @@
 """Arrays that several module trees share, also where decoding has packed them.
 
 Decoding concatenates weights that read the same input and turns the policy's own arrays into views of the result
-(`backend.sampling.fused_linear`). A second policy on the same base has to find that result: concatenating the views once more
-would put the base into memory twice.
+(`backend.sampling.fused_linear`). A second policy on the same base has to find that result: concatenating the views
+once more would put the base into memory twice.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class SharedWeights:
 
 
 def copy_sharing_arrays(model: nn.Module) -> nn.Module:
-    """A second module tree over the same arrays, at no cost in memory. Layers of which this rank has a part stay in their group."""
+    """A second module tree over the same arrays, at no cost in memory. Layers of which this rank has a part stay in
+    their group."""
     shared: list[Any] = [array for _, array in tree_flatten(model.parameters())]
     shared += [x for part in model.modules() for x in vars(part).values() if isinstance(x, mx.distributed.Group)]
     return copy.deepcopy(model, {id(x): x for x in shared})  # deepcopy does not copy objects that are in its memo

@@ -15,7 +15,7 @@ from mlx.utils import tree_flatten
 from mlx_lm import utils as mlx_lm_utils
 
 from backend.config.model_and_data_names import model_source
-from backend.engine.cpu import compiler
+from backend.engine import cpu
 from backend.engine.model_probe import is_causal
 from backend.engine.output_layer import PROBE
 from backend.models.model_folder import check_arrays, check_config, check_kinds
@@ -37,7 +37,7 @@ def load_model(name: str, setting: str) -> tuple[nn.Module, Any, dict[str, Any]]
 
 def open_model(name: str, setting: str) -> tuple[nn.Module, Any, dict[str, Any]]:
     """`load_model` with arrays that are not read yet, and not run."""
-    compiler.prepare()  # mlx-lm's models call compiled functions
+    cpu.check_compiler()  # mlx-lm's models call compiled functions
     source = model_source(name, setting)
     if local_folder(source) is None:
         tell(f"Fetching the model {quote(source, 60)}")
@@ -48,7 +48,7 @@ def open_model(name: str, setting: str) -> tuple[nn.Module, Any, dict[str, Any]]
 
 def check_opens(folder: Path, name: str, setting: str) -> tuple[nn.Module, Any, dict[str, Any]]:
     """`load_model` of a folder without reading its weights. Raises the UserError that shows without them."""
-    compiler.prepare()
+    cpu.check_compiler()
     model, tokenizer, config = _open(folder, name, setting)
     try:
         model.trainable_parameters()

@@ -21,8 +21,7 @@ from mlx_lm import utils as mlx_lm_utils
 from mlx_lm.tuner.utils import load_adapters
 
 from backend.config.setting_groups import AdapterSettings, ModelSettings
-from backend.engine import device
-from backend.engine.cpu import compiler
+from backend.engine import cpu, device
 from backend.engine.model_probe import gradient_error, split
 from backend.engine.output_layer import PROBE
 from backend.engine.shared_weights import SharedWeights, copy_sharing_arrays
@@ -216,7 +215,7 @@ def load_policy(
     `shared` is a base that other policies use too, of the same `model`, `quantization` and `dtype`: only adapters can be trained
     on it. Raises UserError, naming the setting, for a model that cannot be loaded, run, quantised or adapted.
     """
-    if sentence := compiler.prepare():
+    if sentence := cpu.check_compiler():
         note(sentence)
     is_full = config.train_type == "full"
     assert shared is None or not is_full

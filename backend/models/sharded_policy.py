@@ -1,15 +1,16 @@
-"""A policy too large for one machine: each rank of a group has a part of every layer, and all of them compute every pass together.
+"""A policy too large for one machine: each rank of a group has a part of every layer, and all of them compute every
+pass together.
 
-mlx-lm's `model.shard(group)` deals the layers out, and its layers sum over the ranks inside the forward pass. So every rank has to run
-the same passes in the same order, from loading on. Weights are read an array at a time and only this rank's part is kept.
-
-Settings that only one machine can do are refused by `backend.config.checks`, architectures by `backend.models.sharded_architectures`, and
-sizes that do not divide by the number of ranks here (`check_divides`).
+mlx-lm's `model.shard(group)` shards the layers, and its layers sum over the ranks inside the forward pass. So every
+rank has to run the same passes in the same order, from loading on. Weights are read an array at a time and only this
+rank's part is kept.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import importlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +19,16 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
 
 from backend.config.setting_groups import ModelSettings
-from backend.engine import device
-from backend.engine.cpu import compiler
-from backend.engine.sharding import adapters
-from backend.engine.sharding.adapters import Adapters, Sum
-from backend.engine.sharding.tensor import LayerShare, Unshardable, read_weights, shard
+from backend.engine import cpu, device
+from backend.engine.sharding import Adapters, CannotShardError, Sum, install_adapters, read_weights, shard
 from backend.engine.shared_weights import copy_sharing_arrays
 from backend.models.adapters import attach_adapters
+from backend.models.architectures import model_type, module_of
 from backend.models.loading import check_runs, loading, open_model
 from backend.models.policy import Policy, cast, check_can_learn, check_computes, frozen, quantized_as
 from backend.models.tokenizers import run_tokenizer, with_end_tokens
 from backend.utils.errors import UserError
 from backend.utils.text import quote
-
-SETTING = "parallelism"
 
 
 class ShardedPolicy(Policy):
@@ -66,7 +63,8 @@ class ShardedPolicy(Policy):
     def broadcast_from_rank0(self, arrays: Sequence[mx.array]) -> list[mx.array]:
         """The first rank's values of these arrays of 32 bits and one shape: exact, since bits are added to zeros."""
         bits = mx.stack([array.view(mx.int32) for array in arrays])
-        # A product, not zeros of their own: those would depend on nothing, and this sum would begin before those of the forward pass.
+        # A product, not zeros of their own: those would depend on nothing, and this sum would begin before those of the
+        # forward pass.
         bits = mx.distributed.all_sum(bits * int(self.group.rank() == 0), group=self.group)
         return [bits[i].view(array.dtype) for i, array in enumerate(arrays)]
 
@@ -84,13 +82,14 @@ def load_sharded_policy(
     note: Callable[[str], None] = lambda sentence: None,
     add_up: Sum | None = None,
 ) -> ShardedPolicy:
-    """As `load_policy`, this rank's part. Every rank of `group` must call it, having met at a barrier before: the trial passes in it are
-    computed together. `add_up`: the sum of gradients over the ranks, where it is not a plain one over the group.
+    """As `load_policy`, this rank's part. Every rank of `group` must call it, having met at a barrier before: the trial
+    passes in it are computed together. `add_up`: the sum of gradients over the ranks, where it is not a plain one over
+    the group.
 
     Raises UserError, on every rank alike, for a model that cannot be dealt out to so many.
     """
     device.use(config.device)
-    if sentence := compiler.prepare():
+    if sentence := cpu.check_compiler():
         note(sentence)
     model, tokenizer, model_config = open_model(config.model, "model")
     tokenizer = run_tokenizer(config.tokenizer, tokenizer, model)
@@ -98,12 +97,14 @@ def load_sharded_policy(
         model_config = with_end_tokens(model_config, tokenizer)
     model, model_config = quantized_as(model, model_config, config)
     cast(model, config.dtype)
-    # The adapters of the whole model, whose weights are not read for that: the same arrays as on one machine, from the same seed.
+    # The adapters of the whole model, whose weights are not read for that: the same arrays as on one machine, from the
+    # same seed.
     adapted = copy_sharing_arrays(model)
     keys = attach_adapters(adapted, config, note)
-    shares = _sharded(model, config, group)
-    reference = frozen(copy_sharing_arrays(model)) if config.needs_reference else None
-    of_group = _adapted(model, adapted, shares, config, group)
+    with _refusals(config, group.size()):
+        shares = shard(model, group)
+        reference = frozen(copy_sharing_arrays(model)) if config.needs_reference else None
+        of_group = install_adapters(model, adapted, shares, group.rank(), group.size())
     arrays: Any = tree_flatten(adapted.trainable_parameters())
     whole = tree_unflatten(arrays)  # without the empty parts of layers that `model` has another class of
     model.update(of_group.parts(whole))
@@ -118,16 +119,18 @@ def load_sharded_policy(
 
 
 def check_divides(model: nn.Module, config: ModelSettings, size: int) -> None:
-    """Raise the UserError that `load_sharded_policy` would raise for so many ranks, as far as it shows without the weights of `model`, which
-    may be left unread; it is of no use afterwards."""
+    """Raise the UserError that `load_sharded_policy` would raise for so many ranks, as far as it shows without the
+    weights of `model`, which may be left unread; it is of no use afterwards."""
     group: Any = AbsentGroup(size)
     adapted = copy_sharing_arrays(model)
     attach_adapters(adapted, config)
-    _adapted(model, adapted, _sharded(model, config, group), config, group)
+    with _refusals(config, size):
+        install_adapters(model, adapted, shard(model, group), 0, size)
 
 
 class AbsentGroup:
-    """The first rank of a group of this size, without the others: to see whether a model divides. Nothing can be computed with it."""
+    """The first rank of a group of this size, without the others: to see whether a model divides. Nothing can be
+    computed with it."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -139,26 +142,43 @@ class AbsentGroup:
         return self._size
 
 
-def _sharded(model: nn.Module, config: ModelSettings, group: mx.distributed.Group) -> dict[str, LayerShare]:
+@contextmanager
+def _refusals(config: ModelSettings, size: int) -> Iterator[None]:
+    """Turns a CannotShardError into a UserError."""
     try:
-        return shard(model, group)
-    except Unshardable as reason:
-        raise _mistake(config, group, reason) from reason
+        yield
+    except CannotShardError as error:
+        name = quote(Path(config.model), 50)
+        sentence = f"The model {name} cannot be divided among {size} machines: {quote(error, 90)}."
+        raise UserError("parallelism", sentence) from error
 
 
-def _adapted(
-    model: nn.Module,
-    adapted: nn.Module,
-    shares: dict[str, LayerShare],
-    config: ModelSettings,
-    group: mx.distributed.Group,
-) -> Adapters:
+WITHOUT_GRADIENT = {
+    "deepseek_v2": "of its rotated keys each machine's gradient stays its own",
+    "longcat_flash": "the gradient of its experts that compute nothing is summed over machines once too often",
+    "longcat_flash_ngram": "the gradient of its experts that compute nothing is summed over machines once too often",
+    "minimax": "of the norms across its heads each machine's gradient stays its own",
+}
+"""Architectures whose sharded forward pass is right and whose gradient is not, with the reason as part of a
+sentence."""
+
+
+def sharding_refusal(config: Mapping[str, Any]) -> str:
+    """Why a model with this config.json cannot be trained divided among machines, in one sentence; "" where nothing is
+    known against it."""
+    kind, module = quote(model_type(config), 40), module_of(config)
+    if not divides(module):
+        return (
+            f"mlx-lm has no code that divides a model of the kind {kind}; each machine needs all of it: choose Prompts."
+        )
+    if reason := WITHOUT_GRADIENT.get(module):
+        return f"A model of the kind {kind} cannot be trained divided by mlx-lm's code: {reason}."
+    return ""
+
+
+def divides(module: str) -> bool:
+    """True if this module of mlx_lm.models defines a model that can shard its layers."""
     try:
-        return adapters.install(model, adapted, shares, group.rank(), group.size())
-    except Unshardable as reason:
-        raise _mistake(config, group, reason) from reason
-
-
-def _mistake(config: ModelSettings, group: mx.distributed.Group, reason: Unshardable) -> UserError:
-    name = quote(Path(config.model), 50)
-    return UserError(SETTING, f"The model {name} cannot be divided among {group.size()} machines: {quote(reason, 90)}.")
+        return hasattr(importlib.import_module(f"mlx_lm.models.{module}").Model, "shard")
+    except SystemExit:  # a package that its code needs is not installed
+        return False

@@ -1,8 +1,8 @@
 """One sequence of tokens, continued token by token, with its keys and values kept from one continuation to the next.
 
-For a conversation: each turn's prompt begins with the turns before it, of which the cache is kept, so only what is new is prefilled. It uses the
-model's own caches, and so runs with every architecture; a rollout of many rows is `backend.sampling.rollout`, which
-samples the same tokens from the same uniforms, but for rounding.
+For a conversation: each turn's prompt begins with the turns before it, of which the cache is kept, so only what is new
+is prefilled. It uses the model's own caches, and so runs with every architecture; a rollout of many rows is
+`backend.sampling.rollout`, which samples the same tokens from the same uniforms, but for rounding.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ import mlx.nn as nn
 import numpy as np
 from mlx_lm.models.cache import can_trim_prompt_cache, trim_prompt_cache
 
+from backend.engine.caches import new_prompt_cache
 from backend.engine.output_layer import SplitModel
-from backend.engine.prompt_cache import new_prompt_cache
-from backend.sampling.drawing import SamplingState
 from backend.sampling.grammar import GrammarState
-from backend.sampling.sampler import Sampling
+from backend.sampling.sampler import Sampling, SamplingState
 
 PREFILL_CHUNK = 512
 """Tokens of a prompt that go through the model together, between two chances to stop."""
@@ -28,8 +27,8 @@ PREFILL_CHUNK = 512
 
 @dataclass(frozen=True, slots=True)
 class SampledToken:
-    """A token with its log-probability in nats before any filter, and the logs of the shares of the mass that filters and grammar kept, and
-    that the grammar alone did, where output is held to one."""
+    """A token with its log-probability in nats before any filter, and the logs of the shares of the mass that filters
+    and grammar kept, and that the grammar alone did, where output is held to one."""
 
     token: int
     logp: float
@@ -64,11 +63,12 @@ class CachedSequence:
         check: Callable[[], None] = lambda: None,
         held: GrammarState | None = None,
     ) -> Generator[SampledToken]:
-        """Up to as many tokens after `prompt` as there are uniforms. End-of-sequence ids are tokens like others: the caller stops.
+        """Up to as many tokens after `prompt` as there are uniforms. End-of-sequence ids are tokens like others: the
+        caller stops.
 
-        The device samples a token while the caller has the one before it, so the cache may hold one token more than was taken;
-        the next prompt trims it. `check` is called between pieces of the prompt, and may raise. `held`: the states of a grammar that the
-        output is held to, as completion 0.
+        The device samples a token while the caller has the one before it, so the cache may hold one token more than was
+        taken; the next prompt trims it. `check` is called between pieces of the prompt, and may raise. `held`: the
+        states of a grammar that the output is held to, as completion 0.
         """
         try:
             logits_1V = self._prefill(prompt, check)
@@ -122,7 +122,7 @@ class CachedSequence:
 
 
 def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many tokens both begin with."""
+    """The length of the common beginning."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 

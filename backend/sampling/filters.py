@@ -1,23 +1,25 @@
 """The thresholds of top-k and top-p, exact, without sorting the vocabulary.
 
-**Top-k from block maxima.** Split a row into blocks and take the k blocks with the largest maxima: the k largest values lie in them, for
-a value outside is at most its block's maximum, and so at most each of those k maxima, which are k values inside. A row of 152,000
-logits leaves two short problems, its 2,374 maxima and the 1,280 values of 20 blocks. Metal's partition is a merge sort of
-2,048 values a block: over the row 16 launches, over each of these one or four (mlx, backend/metal/sort.cpp). So a GPU leaves some
-values outside of all blocks where that makes both problems short enough: 1,766 blocks of 86 and 60 values, 1,780 candidates in the end.
+**Top-k from block maxima.** Split a row into blocks and take the k blocks with the largest maxima: the k largest values
+lie in them, for a value outside is at most its block's maximum, and so at most each of those k maxima, which are k
+values inside. A row of 152,000 logits leaves two short problems, its 2,374 maxima and the 1,280 values of 20 blocks.
+Metal's partition is a merge sort of 2,048 values a block: over the row 16 launches, over each of these one or four
+(mlx, backend/metal/sort.cpp). So a GPU leaves some values outside of all blocks where that makes both problems short
+enough: 1,766 blocks of 86 and 60 values, 1,780 candidates in the end.
 
 **Top-p.** The nucleus is the smallest set of likeliest tokens that makes up `top_p` of the mass (Holtzman et al. 2020,
-arXiv:1904.09751). In falling order the mass *before* a token decides, so the token that crosses the threshold is inside; its mass is
-the floor. Equally: the floor is the largest mass m for which the masses of at least m sum to at least `top_p` of all.
+arXiv:1904.09751). In falling order the mass *before* a token decides, so the token that crosses the threshold is
+inside; its mass is the floor. Equally: the floor is the largest mass m for which the masses of at least m sum to at
+least `top_p` of all.
 
 - Few masses, as top-k leaves, are sorted.
-- On a CPU many masses are added up in histograms by the bits of their floats, which order like the numbers: first by the leading
-  bits, then, within the bin where the sum reaches its target, by the next, until the bits are used up. That takes 5 ns a mass,
-  bisection by partitions 19 and a sort 77.
+- On a CPU many masses are added up in histograms by the bits of their floats, which order like the numbers: first by
+  the leading bits, then, within the bin where the sum reaches its target, by the next, until the bits are used up. That
+  takes 5 ns a mass, bisection by partitions 19 and a sort 77.
 - On a GPU they are sorted: additions into a histogram are atomic there, in an order that changes from run to run.
 
-Sums are in float64 on a CPU, so that they equal the exact ones but for ties within 10⁻¹⁰; Metal has no float64. In float32 the sums
-over 152,000 masses were off by a token or more in most rows.
+Sums are in float64 on a CPU, so that they equal the exact ones but for ties within 10⁻¹⁰; Metal has no float64. In
+float32 the sums over 152,000 masses were off by a token or more in most rows.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ import numpy as np
 from backend.engine.device import on_cpu, on_gpu
 
 AT_ONCE = 2048
-"""Values that are partitioned as they are. On a GPU that is one launch; on a CPU more operations would cost more than they save."""
+"""Values that are partitioned as they are. On a GPU that is one launch; on a CPU more operations would cost more than
+they save."""
 
 MAX_WIDTH = 256
 """Values in a block at most: maxima over longer columns take Metal two passes (mlx, backend/metal/reduce.cpp)."""
@@ -80,26 +83,28 @@ def row_sum(values_BV: mx.array) -> mx.array:
 
 
 def beside_row(value_B1: mx.array) -> mx.array:
-    """A number for each row, as an operand beside arrays [B, V]; of a single row on a CPU a scalar []. There a compiled kernel that reads
-    [1, 1] along a row is not vectorised and takes three to thirty times as long; one that reads a scalar is."""
+    """A number for each row, as an operand beside arrays [B, V]; of a single row on a CPU a scalar []. There a compiled
+    kernel that reads [1, 1] along a row is not vectorised and takes three to thirty times as long; one that reads a
+    scalar is."""
     return value_B1.reshape(()) if on_cpu() and value_B1.size == 1 else value_B1
 
 
 def masked(mass_BV: mx.array, is_kept_BV: mx.array) -> mx.array:
-    """[B, V]: the masses, 0 where not kept. A product, not a `where`, which an x86 CPU computes in vectors for a single row only; and
-    there with whole numbers, for the compiler vectorises no bools."""
+    """[B, V]: the masses, 0 where not kept. A product, not a `where`, which an x86 CPU computes in vectors for a single
+    row only; and there with whole numbers, for the compiler vectorises no bools."""
     return mass_BV * (is_kept_BV.astype(mx.int32) if on_cpu() else is_kept_BV)
 
 
 def _blocks(values_BV: mx.array, width: int) -> mx.array:
-    """[B, W, N], a view: block n is n, n + N, n + 2N, …, because mlx's CPU vectorises maxima over any axis but the last."""
+    """[B, W, N], a view: block n is n, n + N, n + 2N, …, because mlx's CPU vectorises maxima over any axis but the
+    last."""
     return values_BV.reshape(values_BV.shape[0], width, -1)
 
 
 @cache
 def _block_width(V: int, k: int) -> int:
-    """Values in a block: the divisor W of V that leaves the fewest values, V / W maxima and k · W in blocks. 1, no blocks, where V is
-    small or they would leave more than half of it, as with a prime V or a k of thousands."""
+    """Values in a block: the divisor W of V that leaves the fewest values, V / W maxima and k · W in blocks. 1, no
+    blocks, where V is small or they would leave more than half of it, as with a prime V or a k of thousands."""
     if V <= AT_ONCE:
         return 1
     widths = range(2, min(MAX_WIDTH, V // (2 * k)) + 1)
@@ -109,7 +114,8 @@ def _block_width(V: int, k: int) -> int:
 
 
 class Cut(NamedTuple):
-    """A row of V = blocks · width + k · rest values: blocks, and what is left over, shared out among the k best of them."""
+    """A row of V = blocks · width + k · rest values: blocks, and what is left over, shared out among the k best of
+    them."""
 
     blocks: int
     width: int
@@ -118,7 +124,8 @@ class Cut(NamedTuple):
 
 @cache
 def _uneven_cut(V: int, k: int) -> Cut | None:
-    """The cut that leaves the fewest values, where it lets a GPU sort maxima and candidates at once and blocks alone do not; else None."""
+    """The cut that leaves the fewest values, where it lets a GPU sort maxima and candidates at once and blocks alone do
+    not; else None."""
     width = _block_width(V, k)
     if max(V // width, k * width) <= AT_ONCE:
         return None
@@ -177,8 +184,8 @@ def _floor_by_histogram(mass_BV: mx.array, top_p: float) -> mx.array:
             # Only masses with the digits found so far count; the others add 0, to any bin.
             counted_BV = masked(mass_BV, bits_BV >> (shift + width) == beside_row(prefix_B1))
         sum_BN = _sums_by_digit(counted_BV.astype(mx.float64), (bits_BV >> shift) & ((1 << width) - 1), 1 << width)
-        # The mass in each bin and above falls from bin to bin, so the number of bins that reach `need` gives the last of them. The
-        # first bin reaches it, but for rounding.
+        # The mass in each bin and above falls from bin to bin, so the number of bins that reach `need` gives the last
+        # of them. The first bin reaches it, but for rounding.
         beyond_BN = beside_row(above_B1) + mx.cumsum(sum_BN, axis=-1, reverse=True, inclusive=False)
         from_BN = beyond_BN + sum_BN
         need_B1 = top_p * from_BN[:, :1] if need_B1 is None else need_B1
@@ -194,6 +201,7 @@ def _sums_by_digit(mass_BV: mx.array, digit_BV: mx.array, bins: int) -> mx.array
     def at_digits(bins_BN: mx.array) -> mx.array:
         return mx.take_along_axis(bins_BN, digit_BV, axis=-1)
 
-    # A scatter-add along an axis, which mlx offers as the gradient of a gather only; `.at[…].add` takes eight times as long.
+    # A scatter-add along an axis, which mlx offers as the gradient of a gather only; `.at[…].add` takes eight times as
+    # long.
     _, (sum_BN,) = mx.vjp(at_digits, [mx.zeros((mass_BV.shape[0], bins), mass_BV.dtype)], [mass_BV])
     return sum_BN

@@ -1,7 +1,7 @@
 """Linear layers that read the same input, computed as one matrix product, with their adapters merged in or beside it.
 
-Plain, LoRA and DoRA layers over float or quantised weights, with or without a bias. Knows single layers only; which layers of a
-model share an input is found by `backend.sampling.fused_model`.
+Plain, LoRA and DoRA layers over float or quantised weights, with or without a bias. `backend.sampling.fused_model`
+finds the layers that share an input.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import mlx.nn as nn
 from mlx_lm.tuner.dora import DoRALinear
 from mlx_lm.tuner.lora import LoRALinear
 
-from backend.engine.cpu.small_matmul import matmul_transposed
+from backend.engine.cpu import matmul_transposed
 from backend.engine.device import on_gpu
-from backend.engine.metal.adapter import GATE, MOST_RANKS, NOTHING, adapted, added, summed
+from backend.engine.metal import GATE, MOST_RANKS, NOTHING, adapted, added, summed
 from backend.engine.patches import swiglu
 from backend.engine.shared_weights import SharedWeights
 
@@ -78,8 +78,9 @@ class FusedProjection(nn.Module):
         return "a" in self and not {"gain", "bias"} & set(self) and len(self["a"]) <= MOST_RANKS
 
     def _thin(self, x: mx.array) -> mx.array:
-        """x A. On a GPU A is stored transposed, [ranks, in]: with one token a row the product is a matrix times a vector for each row,
-        one kernel, where Metal splits any other thin product over the long axis and adds up in a second one."""
+        """x A. On a GPU A is stored transposed, [ranks, in]: with one token a row the product is a matrix times a
+        vector for each row, one kernel, where Metal splits any other thin product over the long axis and adds up in a
+        second one."""
         a = self["a"]
         if not self.stores_transposed:
             return x @ a
@@ -105,8 +106,8 @@ def stream_sum(stream: mx.array, y: mx.array, *, with_kernel: bool) -> tuple[mx.
 class FusedOutput:
     """The output of a `FusedProjection`, split among the layers that it replaces.
 
-    The first branch that is called with an input computes the product; the others take their slices of it. Not an nn.Module: its
-    arrays would be counted once for each branch.
+    The first branch that is called with an input computes the product; the others take their slices of it. Not an
+    nn.Module: its arrays would be counted once for each branch.
     """
 
     def __init__(self, projection: FusedProjection, sizes: list[int]) -> None:
@@ -148,8 +149,8 @@ class LinearBranch(nn.Module):
 class FusedLinear:
     """Layers that read the same input, and the projection that computes them together.
 
-    Merged: float weights with their adapters in one temporary array, for a rollout. Otherwise packed: frozen weights in one
-    lasting array, adapters beside it.
+    Merged: float weights with their adapters in one temporary array, for a rollout. Otherwise packed: frozen weights in
+    one lasting array, adapters beside it.
     """
 
     members: list[Any]
@@ -170,8 +171,8 @@ class FusedLinear:
     def pack(self, trees: list[nn.Module], shared: SharedWeights | None = None) -> None:
         """Concatenate frozen weights permanently and make the layers' own arrays views of the result, in every tree.
 
-        So packing costs no memory: the views keep the one array alive, and the separate ones are freed. What another policy has packed
-        of the same weights (`shared`) is taken as it is.
+        So packing costs no memory: the views keep the one array alive, and the separate ones are freed. What another
+        policy has packed of the same weights (`shared`) is taken as it is.
         """
         if self.is_merged:
             return
@@ -208,7 +209,8 @@ class FusedLinear:
         dict.update(self.projection, arrays)
 
     def _adapter_arrays(self) -> dict[str, mx.array]:
-        """A [in, sum of ranks] (transposed where the projection stores it so), B [sum of ranks, sum of outputs] and DoRA's gain.
+        """A [in, sum of ranks] (transposed where the projection stores it so), B [sum of ranks, sum of outputs] and
+        DoRA's gain.
 
         B is block-diagonal: each layer's adapter adds to its own outputs only.
         """
@@ -232,7 +234,7 @@ class FusedLinear:
 
 
 def is_plain(module: Any) -> bool:
-    """Whether this module can compute the layer: no subclass, and no other adapter."""
+    """True if this module can compute the layer: no subclass, and no other adapter."""
     return type(module) in (nn.Linear, nn.QuantizedLinear) or (has_adapter(module) and is_plain(module.linear))
 
 

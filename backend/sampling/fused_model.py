@@ -1,12 +1,12 @@
 """The policy's forward pass for decoding: the same function with fewer, larger matrix products. Never trained.
 
-One decoding step multiplies few rows by every weight, so its time depends on the number of kernels. Linear layers that read the
-same input array (q|k|v, gate|up) become one product, and a LoRA or DoRA adapter is either merged into a temporary weight or computed
-as two small products for all of them.
+One decoding step multiplies few rows by every weight, so its time depends on the number of kernels. Linear layers that
+read the same input array (q|k|v, gate|up) become one product, and a LoRA or DoRA adapter is either merged into a
+temporary weight or computed as two small products for all of them.
 
 A trial forward pass records which layers share an input, so this file names no architecture. Everything else stays the
-policy's own module. The fused model is compared with the policy before it is used; where the trial fails or the logits differ,
-decoding runs the policy itself and `slow_paths` gives the reason.
+policy's own module. The fused model is compared with the policy before it is used; where the trial fails or the logits
+differ, decoding runs the policy itself and `slow_paths` gives the reason.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ import numpy as np
 from mlx.utils import tree_flatten
 
 from backend.engine import device, residual_stream
-from backend.engine.metal.heads import HeadNorms, Heads, rotated_heads, rotated_heads_plain
+from backend.engine.caches import PackedSlotCache, SlotCache, StepContext
+from backend.engine.metal import HeadNorms, Heads, rotated_heads, rotated_heads_plain
 from backend.engine.model_probe import describe_error
 from backend.engine.output_layer import SplitModel
 from backend.engine.shared_weights import SharedWeights
-from backend.engine.slot_cache import PackedSlotCache, SlotCache, StepContext
 from backend.sampling.fused_linear import (
     FusedLinear,
     FusedOutput,
@@ -56,7 +56,7 @@ class DecodingBlock(nn.Module):
         size = rotated_size(attention.rope)
         self.heads = Heads(output.sizes[0] // size, output.sizes[1] // size, size)
         self.uses_kernels = False
-        """Whether it runs kernels of our own (`backend.engine.metal`), which only Metal can."""
+        """True if it runs kernels of our own (`backend.engine.metal`), which only Metal can."""
         self.rotate_as(attention.rope)
 
     def rotate_as(self, rope: Any) -> None:
@@ -73,8 +73,9 @@ class DecodingBlock(nn.Module):
         return self.block(x, mask, cache, *rest, **more)
 
     def step(self, x_B1H: mx.array, cache: PackedSlotCache) -> mx.array:
-        """One token a row. → the residual stream, rounded where `backend.engine.residual_stream` keeps it in float32: its float32 goes
-        from block to block in the cache's step, so that the kernel of a sum writes both and no other kernel rounds."""
+        """One token a row. → the residual stream, rounded where `backend.engine.residual_stream` keeps it in float32:
+        its float32 goes from block to block in the cache's step, so that the kernel of a sum writes both and no other
+        kernel rounds."""
         block = self.block
         attention, mlp, heads = block.self_attn, block.mlp, self.heads
         normed = block.input_layernorm(x_B1H)
@@ -111,7 +112,7 @@ class DecodingBlock(nn.Module):
 
 
 def is_plain_block(block: Any) -> bool:
-    """Whether the block is made of the parts that `DecodingBlock.step` computes, and of no others."""
+    """True if the block is made of the parts that `DecodingBlock.step` computes, and of no others."""
     if not isinstance(block, nn.Module) or set(block.children()) != BLOCK_PARTS:
         return False
     attention: Any = block.self_attn
@@ -182,12 +183,12 @@ PROBE = mx.array([[1, 2, 3, 2]])
 class FusedModel:
     """A module tree `model` that computes the same function as the policy, with fused linear layers where possible.
 
-    `merge` allows temporary weights: adapters merged in, trainable weights concatenated. `refresh` computes them, they take as
-    much memory as the weights that they replace, and `release` drops them.
+    `merge` allows temporary weights: adapters merged in, trainable weights concatenated. `refresh` computes them, they
+    take as much memory as the weights that they replace, and `release` drops them.
 
-    The tree shares every unchanged module with the policy, so it follows training. Frozen weights that are concatenated for good
-    *become* the storage: the policy's own arrays, and those of `others` (trees that share them), turn into views of it. `shared`: the
-    base that other policies share with this one.
+    The tree shares every unchanged module with the policy, so it follows training. Frozen weights that are concatenated
+    for good *become* the storage: the policy's own arrays, and those of `others` (trees that share them), turn into
+    views of it. `shared`: the base that other policies share with this one.
     """
 
     def __init__(
@@ -222,7 +223,7 @@ class FusedModel:
 
     @property
     def packs_cache(self) -> bool:
-        """Whether decoding steps run on `PackedSlotCache`."""
+        """True if decoding steps run on `PackedSlotCache`."""
         return bool(self.decoding_blocks)
 
     def use_kernels(self, on: bool) -> None:
@@ -248,13 +249,15 @@ class FusedModel:
         """Fuse all layers that can be fused. → the reason if none was, or ""."""
         try:
             fused_linears = fusable_linears(self.policy, merge)
-        # A model's own code may raise anything, e.g. when it reads its layers' weights itself, which a recorder does not have.
+        # A model's own code may raise anything, e.g. when it reads its layers' weights itself, which a recorder does
+        # not have.
         except Exception as error:
             return f"a trial forward pass failed with {describe_error(error)}"
         if not fused_linears:
             return ""
         self.fused_linears = fused_linears
-        # Before the comparison, and kept if it fails: packed views hold the same numbers as the arrays that they replace.
+        # Before the comparison, and kept if it fails: packed views hold the same numbers as the arrays that they
+        # replace.
         for fused in fused_linears:
             fused.pack(trees, shared)
         branches: dict[int, nn.Module] = {
@@ -278,7 +281,8 @@ class FusedModel:
             return difference("the fused layers", logits)
 
     def _replace_blocks(self) -> str:
-        """Compute decoding steps by `DecodingBlock`s, where all blocks allow it. → the reason if they gave other results, or ""."""
+        """Compute decoding steps by `DecodingBlock`s, where all blocks allow it. → the reason if they gave other
+        results, or ""."""
         layers = getattr(self.model, "layers", None)
         if not layers or not all(is_plain_block(layer) for layer in layers):
             return ""  # nothing lost: the model's own blocks are as fast as they were
@@ -337,7 +341,8 @@ def difference(what: str, compute: Callable[[], tuple[mx.array, mx.array]]) -> s
 
 
 class TrialStep:
-    """One decoding step of three rows at different positions, with separate caches and with packed ones of the same contents.
+    """One decoding step of three rows at different positions, with separate caches and with packed ones of the same
+    contents.
 
     The caches hold noise: what is compared is one step, not a text.
     """
@@ -368,7 +373,8 @@ class TrialStep:
 def replace_modules(module: Any, new: Mapping[int, nn.Module], copies: list[tuple[nn.Module, nn.Module]]) -> Any:
     """The module tree with the modules of `new`, keyed by the id of the module that each replaces.
 
-    A subtree without replacements is shared with the original; the others are copied, and (original, copy) appended to `copies`.
+    A subtree without replacements is shared with the original; the others are copied, and (original, copy) appended to
+    `copies`.
     """
     if id(module) in new:
         return new[id(module)]
@@ -380,8 +386,8 @@ def replace_modules(module: Any, new: Mapping[int, nn.Module], copies: list[tupl
     items = {name: replace_modules(item, new, copies) for name, item in module.items()}
     if all(items[name] is module[name] for name in items):
         return module
-    # A module is a dict of its arrays and children. copy.copy shares them all; dict.update bypasses Module's own `update`,
-    # which would write into the shared children.
+    # A module is a dict of its arrays and children. copy.copy shares them all; dict.update bypasses Module's own
+    # `update`, which would write into the shared children.
     duplicate: Any = copy.copy(module)
     dict.update(duplicate, items)
     if isinstance(module, nn.Module):
@@ -424,10 +430,12 @@ def fusable_linears(model: nn.Module, merge: bool) -> list[FusedLinear]:
 
 
 def _fusion(members: list[nn.Module], merge: bool) -> Literal["merge", "pack"] | None:
-    """Whether to concatenate weights for each rollout with adapters merged in, or once for good with adapters beside them.
+    """True to concatenate weights for each rollout with adapters merged in, False once for good with adapters beside
+    them.
 
-    None where that gains nothing or `merge` does not allow the memory. Only float32 weights take adapters in: merged, quantised ones
-    would be floats, and 16-bit ones would swallow what is smaller than half their last digit, most of an update at 1e-5.
+    None where that gains nothing or `merge` does not allow the memory. Only float32 weights take adapters in: merged,
+    quantised ones would be floats, and 16-bit ones would swallow what is smaller than half their last digit, most of an
+    update at 1e-5.
     """
     has_adapters = any(has_adapter(member) for member in members)
     is_trainable = any(tree_flatten(base_of(member).trainable_parameters()) for member in members)

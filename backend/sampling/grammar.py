@@ -1,11 +1,12 @@
-"""Output held to a regular expression or a JSON schema: which tokens may come next, by llguidance.
+"""Output constrained by a regular expression or a JSON schema, with llguidance.
 
-The grammar is followed in bytes, a token at a time, and the tokens that it allows come as a mask of bits, computed on the CPU while the
-device computes the logits. The end of sequence is allowed only where the grammar is satisfied; where nothing else is, it is the only
-token allowed. Special tokens are never text.
+The grammar is followed in bytes, a token at a time, and the tokens that it allows come as a mask of bits, computed on
+the CPU while the device computes the logits. The end of sequence is allowed only where the grammar is satisfied; where
+nothing else is, it is the only token allowed. Special tokens are never text.
 
-Held output is another distribution than the policy: each token is sampled from what the grammar allows, renormalised. How much of the
-policy's mass that is goes with every token (`SampledTokens.log_held_B`), and learning corrects for it.
+Constrained output is another distribution than the policy: each token is sampled from what the grammar allows,
+renormalised. How much of the policy's mass that is goes with every token (`SampledTokens.log_held_B`), and learning
+corrects for it.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ BLANK = "▁"
 
 
 class TokenBytes:
-    """A tokenizer as llguidance's TokenizerWrapper takes one. `vocabulary`: entries of the model's logits, often more than tokens."""
+    """A tokenizer as llguidance's TokenizerWrapper takes one. `vocabulary`: entries of the model's logits, often more
+    than tokens."""
 
     def __init__(self, tokenizer: Any, eos_ids: list[int], vocabulary: int) -> None:
         self.eos_token_id, self.bos_token_id = eos_ids[0], None
@@ -102,7 +104,8 @@ def _piece(text: str) -> bytes:
 
 
 def _decoded(tokenizer: Any, vocabulary: dict[str, int]) -> dict[int, bytes]:
-    """Each token decoded behind another, because a decoder may strip what begins a text. Part of a character has no text of its own."""
+    """Each token decoded behind another, because a decoder may strip what begins a text. Part of a character has no
+    text of its own."""
     anchor = next((token for text, token in vocabulary.items() if len(text) == 1 and text.isalnum()), None)
     before = [] if anchor is None else [anchor]
     start = len(tokenizer.decode(before)) if before else 0
@@ -113,10 +116,12 @@ def _decoded(tokenizer: Any, vocabulary: dict[str, int]) -> dict[int, bytes]:
 # ── grammar ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 WHITESPACE = r"( |\r?\n[ \t]{0,24})?"
-"""Between the parts of JSON: a blank, or a new line and its indentation; any number of blanks would let a model write nothing else."""
+"""Between the parts of JSON: a blank, or a new line and its indentation; any number of blanks would let a model write
+nothing else."""
 
 EVERY_TOKEN = '%llguidance {"no_forcing": true}'
-"""Otherwise text that is bound to come is allowed in one way of writing it in tokens alone, for callers that skip sampling there."""
+"""Otherwise text that is bound to come is allowed in one way of writing it in tokens alone, for callers that skip
+sampling there."""
 
 SEARCHED = 256
 """States of a grammar that `check_grammar` visits in search of a complete output."""
@@ -131,7 +136,8 @@ class Grammar:
 
     @classmethod
     def of(cls, config: Config) -> Grammar | None:
-        """What a run with these settings is held to; None if to nothing. Raises UserError for a schema that cannot be read."""
+        """The grammar of a run with these settings; None if its output is free. Raises UserError for a schema that
+        cannot be read."""
         if config.output_regex:
             return cls("regex", config.output_regex)
         return cls("schema", schema_text(config.output_schema)) if config.output_schema else None
@@ -170,7 +176,8 @@ def _reason(message: str) -> str:
 
 
 class CompiledGrammar:
-    """A grammar over the tokens of a model, whose logits have `vocabulary` entries. Raises UserError for one that cannot be used."""
+    """A grammar over the tokens of a model, whose logits have `vocabulary` entries. Raises UserError for one that
+    cannot be used."""
 
     def __init__(self, grammar: Grammar, tokenizer: Any, eos_ids: Sequence[int], vocabulary: int) -> None:
         from llguidance import LLExecutor, LLMatcher, LLTokenizer, TokenizerWrapper
@@ -196,7 +203,7 @@ class CompiledGrammar:
         return mask_BM
 
     def accepts(self, tokens: Sequence[int]) -> bool:
-        """Whether the tokens are a complete output."""
+        """True if the tokens are a complete output."""
         matcher = self.matcher()
         return matcher.try_consume_tokens(list(tokens)) == len(tokens) and matcher.is_accepting()
 
@@ -212,7 +219,8 @@ class GrammarState:
         """Completions that no token could continue, and that were not complete: their end of sequence was forced."""
 
     def masks(self, index: np.ndarray) -> mx.array:
-        """[B, words]: what may come next in the completions `index`. The end of sequence alone in those that have ended."""
+        """[B, words]: what may come next in the completions `index`. The end of sequence alone in those that have
+        ended."""
         numbers: list[int] = index.tolist()
         matchers = [self._matcher(number) for number in numbers]
         mask_BM = self.compiled.masks(matchers)
@@ -241,7 +249,8 @@ class GrammarState:
 
 
 def check_grammar(config: Config, tokenizer: Any, vocabulary: int | None = None) -> None:
-    """Raises UserError where a run could not hold its output as the settings say. `tokenizer`: the model's, None where it is not here."""
+    """Raises UserError where a run could not hold its output as the settings say. `tokenizer`: the model's, None where
+    it is not here."""
     grammar = Grammar.of(config)
     if grammar is None:
         return
@@ -260,8 +269,8 @@ def check_grammar(config: Config, tokenizer: Any, vocabulary: int | None = None)
 
 
 def _can_end(compiled: CompiledGrammar) -> bool:
-    """Whether a complete output was found, or the search was given up. Depth first, the shortest way out tried first: states are visited
-    by the tokens that close brackets and quotes, digits, then the others."""
+    """True if a complete output was found, or the search was given up. Depth first, the shortest way out tried first:
+    states are visited by the tokens that close brackets and quotes, digits, then the others."""
     pending, visited = [compiled.matcher()], 0
     while pending and visited < SEARCHED:
         matcher, visited = pending.pop(), visited + 1

@@ -1,10 +1,8 @@
 """The rows of a decode batch and the queue that they come from.
 
-Every layer holds keys and values [B, heads, C, head_dim] of fixed capacity C, or both in one array [B, heads, 2, C, head_dim], in `keys`. All
-rows are left-padded, so that all write their next token into the same column, `slot`: one slice update a step instead of a scatter.
-Row b is real in the columns pad[b] … slot − 1.
-
-Does not know the model, sampling or text.
+Every layer holds keys and values [B, heads, C, head_dim] of fixed capacity C, or both in one array [B, heads, 2, C,
+head_dim], in `keys`. All rows are left-padded, so that all write their next token into the same column, `slot`: one
+slice update a step instead of a scatter. Row b is real in the columns pad[b] … slot − 1.
 """
 
 from __future__ import annotations
@@ -23,8 +21,9 @@ from backend.engine.chunk_sizes import capacity
 
 @dataclass(slots=True)
 class Prefilled:
-    """Prompts after prefill, padded on the left: logits after the last token [P, V], keys and values by layer
-    [P, heads, columns, head_dim], padding [P]. `values` is empty where `keys` holds both, [P, heads, 2, columns, head_dim]."""
+    """Prompts after prefill, padded on the left: logits after the last token [P, V], keys and values by layer [P,
+    heads, columns, head_dim], padding [P]. `values` is empty where `keys` holds both, [P, heads, 2, columns,
+    head_dim]."""
 
     logits_PV: mx.array
     keys: list[mx.array]
@@ -138,10 +137,12 @@ class KVRows:
         return int(self.pad[alive].min(initial=self.slot))
 
     def compact(self, keep: np.ndarray, alive: int, admissions: Sequence[AdmittedRows], free_columns: int) -> None:
-        """Copy the rows `keep` and then the admitted ones into new arrays, right-aligned, with `free_columns` columns after them.
+        """Copy the rows `keep` and then the admitted ones into new arrays, right-aligned, with `free_columns` columns
+        after them.
 
-        `slot` becomes the length of the longest row among the first `alive` of `keep` and the admitted ones. The other rows of
-        `keep` have ended and only fill up the row count; longer ones among them lose columns on the left, which are not read again.
+        `slot` becomes the length of the longest row among the first `alive` of `keep` and the admitted ones. The other
+        rows of `keep` have ended and only fill up the row count; longer ones among them lose columns on the left, which
+        are not read again.
         """
         # Columns can move freely: positions are baked into rotated keys, and count from a row's first real token
         # (slot − pad), which shifting does not change.
@@ -191,7 +192,8 @@ def _rows(array: mx.array, index: mx.array | None) -> mx.array:
 
 
 def _aligned(filled: mx.array, slot: int, columns: int) -> mx.array:
-    """Shift columns so that the last of them is slot − 1, in arrays of `columns` columns; excess columns on the left are cut."""
+    """Shift columns so that the last of them is slot − 1, in arrays of `columns` columns; excess columns on the left
+    are cut."""
     excess = filled.shape[-2] - slot
     filled = filled[..., max(excess, 0) :, :]
     return mx.pad(filled, [(0, 0)] * (filled.ndim - 2) + [(max(-excess, 0), columns - slot), (0, 0)])

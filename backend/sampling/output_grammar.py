@@ -1,6 +1,7 @@
-"""What a run's completions are held to while they are sampled: a regular expression, or a JSON schema as text or in a file.
+"""The grammar that constrains a run's completions: a regular expression, or a JSON schema as text or in a file.
 
-Whether a grammar can be compiled, and whether the model's tokenizer can write it, is found out by `backend.sampling.grammar`.
+Whether a grammar can be compiled, and whether the model's tokenizer can write it, is found out by
+`backend.sampling.grammar`.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from backend.utils.text import quote
 
 
 def schema_text(value: str) -> str:
-    """The JSON schema that `output_schema` gives: itself where it begins with a brace, else the text of the file that it names.
-    Raises UserError where it is no JSON object."""
+    """The JSON schema that `output_schema` gives: itself where it begins with a brace, else the text of the file that
+    it names. Raises UserError where it is no JSON object."""
     text, what = value.strip(), "The text of Output schema"
     if not is_schema(text):
         path = user_path(text, "output_schema")
@@ -28,12 +29,12 @@ def schema_text(value: str) -> str:
 
 
 def is_schema(value: str) -> bool:
-    """Whether a value of `output_schema` is the schema itself, and no file's name."""
+    """True if a value of `output_schema` is the schema itself, and no file's name."""
     return value.lstrip().startswith("{")
 
 
 def held_output_faults(regex: str, schema: str, ratio_against: str) -> Iterator[ConfigProblem]:
-    """What is wrong with these settings together."""
+    """The problems of these settings together."""
     if regex and schema:
         yield ConfigProblem(
             "output_schema", "Output is held to a regex or to a schema, not to both; clear one of the two."
@@ -41,6 +42,6 @@ def held_output_faults(regex: str, schema: str, ratio_against: str) -> Iterator[
     if (regex or schema) and ratio_against == "reference":
         yield ConfigProblem(
             "ratio_against",
-            "Held output is corrected for against the policy that sampled, but Ratio against is the reference model; turn one of the two "
-            "back.",
+            "Held output is corrected for against the policy that sampled, but Ratio against is the reference model; "
+            "turn one of the two back.",
         )

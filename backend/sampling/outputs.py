@@ -1,6 +1,7 @@
-"""Sampled tokens with their log-probabilities, and where each completion ends: end-of-sequence id, length or stop string.
+"""Sampled tokens with their log-probabilities, and where each completion ends: end-of-sequence id, length or stop
+string.
 
-Host arrays only; does not know the model. Only stop strings need text.
+Host arrays only. Only stop strings need text.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ EOS, LENGTH, STRING = (REASONS.index(reason) for reason in ("eos", "length", "st
 class CompletionBuffer:
     """`count` completions in progress, of at most `max_tokens` tokens each.
 
-    `length` [count] holds their tokens so far, `stop` [count] an index into REASONS, or OPEN. `held`: the grammar's states, where output
-    is held; a stop string then ends a completion only where the grammar is satisfied.
+    `length` [count] holds their tokens so far, `stop` [count] an index into REASONS, or OPEN. `held`: the grammar's
+    states, where output is held; a stop string then ends a completion only where the grammar is satisfied.
     """
 
     def __init__(
@@ -95,8 +96,9 @@ class CompletionBuffer:
     def _stop_string_end(self, row: int, first: int) -> int | None:
         """The number of tokens after which the text first contains a stop string; None where it contains none.
 
-        Text is compared, not ids, because the same words may be merged into other tokens. The neighbourhood of the new tokens
-        is decoded first: a token has at least one byte, so a stop string that ends in the new tokens begins within it.
+        Text is compared, not ids, because the same words may be merged into other tokens. The neighbourhood of the new
+        tokens is decoded first: a token has at least one byte, so a stop string that ends in the new tokens begins
+        within it.
         """
         tokens = self._text_tokens(row)
         if not self._has_stop_string(tokens[max(0, first - self._stop_window) :]) or not self._has_stop_string(tokens):
@@ -107,7 +109,8 @@ class CompletionBuffer:
         return next((end for end in ends if self._has_stop_string(self._tokens[row, :end].tolist())), None)
 
     def _ends_held(self, row: int, end: int, held: GrammarState) -> bool:
-        """Whether token `end` − 1 completes a stop string where the grammar is satisfied. One before that ends nothing, now or later."""
+        """True if token `end` − 1 completes a stop string where the grammar is satisfied. One before that ends nothing,
+        now or later."""
         tokens = self._tokens[row, :end].tolist()
         before, after = self._decode(tokens[:-1]), self._decode(tokens)
         is_new = any(after.count(word) > before.count(word) for word in self.stop_strings)

@@ -1,11 +1,8 @@
 """Sample groups of completions from a policy: one prefill per prompt, then all completions of a step decoded together.
 
-Keeps the exact token ids that were sampled and the log-probability of each under the policy, so that nothing is tokenised again.
-Models whose cache holds all keys and values are decoded by continuous batching (`backend.sampling.scheduler`); others
-(sliding windows, state spaces) one group at a time.
-
-Does not know rewards, settings or files. The policy comes in as an object with `model`, `split_model`, `tokenizer`, `eos_ids`,
-`pad_id`.
+Keeps the exact token ids that were sampled and the log-probability of each under the policy, so that nothing is
+tokenised again. Models whose cache holds all keys and values are decoded by continuous batching
+(`backend.sampling.scheduler`); others (sliding windows, state spaces) one group at a time.
 """
 
 from __future__ import annotations
@@ -19,21 +16,28 @@ import numpy as np
 from mlx.utils import tree_map
 from mlx_lm.models.cache import BatchKVCache, KVCache
 
+from backend.engine.caches import PackedSlotCache, SlotCache, StepContext, new_prompt_cache
 from backend.engine.chunk_sizes import PREFILL_TOKENS
-from backend.engine.compiled import compiled_by_shape
-from backend.engine.cpu.affinity import on_one_core
-from backend.engine.device import on_gpu
-from backend.engine.memory import release_cached_buffers
+from backend.engine.cpu import on_one_core
+from backend.engine.device import on_gpu, release_cached_buffers
+from backend.engine.graph import compiled_by_shape
 from backend.engine.model_probe import describe_error
-from backend.engine.prompt_cache import new_prompt_cache
-from backend.engine.slot_cache import PackedSlotCache, SlotCache, StepContext
-from backend.sampling.drawing import Agree, SamplingState, alone, step_results
 from backend.sampling.fused_model import FusedModel
 from backend.sampling.grammar import CompiledGrammar, Grammar, GrammarState
 from backend.sampling.kv_rows import Prefilled, WaitingQueue
 from backend.sampling.outputs import OPEN, CompletionBuffer
 from backend.sampling.row_costs import RowCosts, row_costs
-from backend.sampling.sampler import GREEDY, Sampled, Sampling, keyed_uniforms, sample_tokens
+from backend.sampling.sampler import (
+    GREEDY,
+    Agree,
+    Sampled,
+    Sampling,
+    SamplingState,
+    alone,
+    keyed_uniforms,
+    sample_tokens,
+    step_results,
+)
 from backend.sampling.scheduler import DECODE_CHUNK, Scheduler, to_host
 from backend.types import Group, Problem
 from backend.utils.machine import chip
@@ -43,20 +47,24 @@ Poll = Callable[[int], None]
 QUANTIZED = (nn.QuantizedLinear, nn.QuantizedAllToShardedLinear)
 
 SHORT_OF_MEMORY = (
-    "Sampling now waits for each token before the next is queued, because caches copied meanwhile took too much memory. "
-    "Fewer or shorter completions avoid it."
+    "Sampling now waits for each token before the next is queued, because caches copied meanwhile took too much "
+    "memory. Fewer or shorter completions avoid it."
 )
 
 
-STUCK = "{count} completions came to a place where no token of the tokenizer fits what the output is held to; they count as cut off."
+STUCK = (
+    "{count} completions came to a place where no token of the tokenizer fits what the output is held to; they count "
+    "as cut off."
+)
 
 
 class Sampler:
     """Samples completions from a policy. Keeps its compiled decoding steps from one call to the next.
 
-    `stop` strings end a completion as soon as its text contains one; the text keeps it. `rows`: the largest number of completions
-    decoded together (None: all); the others wait, and the result differs by rounding only. `merge`: whether decoding may hold a second
-    copy of the weights that adapters change. `costs`: what a decoding step costs, where not this machine's decide.
+    `stop` strings end a completion as soon as its text contains one; the text keeps it. `rows`: the largest number of
+    completions decoded together (None: all); the others wait, and the result differs by rounding only. `merge`: whether
+    decoding may hold a second copy of the weights that adapters change. `costs`: what a decoding step costs, where not
+    this machine's decide.
     """
 
     def __init__(
@@ -91,7 +99,7 @@ class Sampler:
         if reason:
             self.slow_paths.append(f"Completions are decoded one group at a time: {reason}.")
         self.has_continuous_batching = not reason
-        """Whether rows of unequal length are decoded together. If not, each group is decoded by itself."""
+        """True if rows of unequal length are decoded together. If not, each group is decoded by itself."""
 
     @on_one_core()
     def sample(
@@ -105,9 +113,9 @@ class Sampler:
     ) -> list[Group]:
         """Sample one group of `group_size` completions for each problem.
 
-        Token t of completion g of problem p is sampled with a random number keyed by (seed, first_number + p, g), t: pass the
-        number of problems sampled before in the run as `first_number`. `poll` is called after each chunk of steps with the
-        number of tokens sampled so far, and may raise to stop.
+        Token t of completion g of problem p is sampled with a random number keyed by (seed, first_number + p, g), t:
+        pass the number of problems sampled before in the run as `first_number`. `poll` is called after each chunk of
+        steps with the number of tokens sampled so far, and may raise to stop.
         """
         keys = [(first_number + p, g) for p in range(len(problems)) for g in range(group_size)]
         uniform_NT = keyed_uniforms(seed, keys, self.max_tokens)
@@ -177,7 +185,8 @@ class Sampler:
         return notes
 
     def _prefill(self, prompts: list[list[int]]) -> Prefilled:
-        """Run the model over the prompts once, left-padded together, a chunk of columns at a time (bounds peak memory)."""
+        """Run the model over the prompts once, left-padded together, a chunk of columns at a time (bounds peak
+        memory)."""
         split_model, length = self.fused.split_model, max(map(len, prompts))
         pad_P = [length - len(prompt) for prompt in prompts]
         tokens = mx.array([[self.policy.pad_id] * pad + prompt for pad, prompt in zip(pad_P, prompts, strict=True)])
@@ -185,7 +194,8 @@ class Sampler:
         chunk = min(self.prefill_chunk, max(1, PREFILL_TOKENS // len(prompts)))
         hidden = None
         for start in range(0, length, chunk):
-            # The padding's own keys are masked by the cache (`pad_P`), and its positions are negative: real tokens start at 0.
+            # The padding's own keys are masked by the cache (`pad_P`), and its positions are negative: real tokens
+            # start at 0.
             hidden = split_model.hidden(tokens[:, start : start + chunk], cache)
             mx.eval(hidden, [(layer.keys, layer.values) for layer in cache])
         assert hidden is not None
@@ -196,10 +206,11 @@ class Sampler:
         return Prefilled(split_model.logits(hidden[:, -1]), list(keys), list(values), np.array(pad_P))
 
     def compiled_step(self, sampling: Sampling) -> Callable[..., Any]:
-        """One decoding step, compiled: feed the last tokens, write a column of the cache, and sample the next tokens, or return the
-        logits for them where output is held.
+        """One decoding step, compiled: feed the last tokens, write a column of the cache, and sample the next tokens,
+        or return the logits for them where output is held.
 
-        Traced once for each (rows, capacity) in use. The weights are inputs of the trace, not constants, so that updates are seen.
+        Traced once for each (rows, capacity) in use. The weights are inputs of the trace, not constants, so that
+        updates are seen.
         """
         if sampling not in self._compiled_steps:
             split_model = self.fused.split_model
@@ -234,13 +245,14 @@ class Sampler:
     def _trial_decode(self) -> str:
         """Decode three short prompts together and compare with the whole model. → the reason of a failure, or "".
 
-        Some models expect one position or one mask for all rows, or read array values in Python, which a compiled step forbids:
-        they raise. Others silently compute other numbers.
+        Some models expect one position or one mask for all rows, or read array values in Python, which a compiled step
+        forbids: they raise. Others silently compute other numbers.
         """
         self.policy.model.eval()
         self.fused.refresh()
         pad, end = self.policy.pad_id, self.policy.eos_ids[0]
-        # Lengths 1, 2, 3: every row has another padding. Two tokens each: the prefill gives the first, a step the second.
+        # Lengths 1, 2, 3: every row has another padding. Two tokens each: the prefill gives the first, a step the
+        # second.
         prompts = [[pad], [pad, end], [end, pad, end]]
         names = [(module, name) for module in self.fused.modules for name in module]
         # An adapter of several outputs keeps its arrays in a list, which a trace changes in place.
@@ -263,9 +275,9 @@ class Sampler:
             self.fused.release()
         results = [outputs.arrays(row) for row in range(3)]
         # One pass for both tokens, since none changes the logits before it: loading refuses other models (`is_causal`).
-        alone = mx.concatenate([
-            self._last_logits(prompt + tokens[:1]) for prompt, (tokens, _, _) in zip(prompts, results, strict=True)
-        ])  # fmt: skip
+        alone = mx.concatenate(
+            [self._last_logits(prompt + tokens[:1]) for prompt, (tokens, _, _) in zip(prompts, results, strict=True)]
+        )
         expected = sample_tokens(alone, mx.zeros(len(alone)), GREEDY).logp_B
         logps = np.concatenate([logps for _, logps, _ in results])
         if np.allclose(logps, np.array(expected), atol=1e-3 if alone.dtype == mx.float32 else 0.3):
@@ -273,7 +285,8 @@ class Sampler:
         return "a trial with prompts of unequal length gave other log-probabilities than each prompt alone"
 
     def _last_logits(self, tokens: list[int]) -> mx.array:
-        """[2, V]: the logits after the last token but one and after the last, by the policy's own unpadded forward pass."""
+        """[2, V]: the logits after the last token but one and after the last, by the policy's own unpadded forward
+        pass."""
         return self.policy.logits(self.policy.hidden(mx.array([tokens])))[0, -2:]
 
     # ── other caches: a group at a time ──────────────────────────────────────────────────────────────────────────────
@@ -299,7 +312,8 @@ class Sampler:
     def _group_steps(
         self, prompt: list[int], G: int, index: np.ndarray, drawing: SamplingState, uniform_TB: mx.array
     ) -> Iterator[Sampled]:
-        """The sampled tokens of each step, for G rows of one prompt. Each step is submitted to the device before it is yielded."""
+        """The sampled tokens of each step, for G rows of one prompt. Each step is submitted to the device before it is
+        yielded."""
         split_model = self.fused.split_model
         cache = new_prompt_cache(self.policy.model)
         chunk = min(self.prefill_chunk, PREFILL_TOKENS)
@@ -334,7 +348,7 @@ class Sampler:
 
 
 def decode_costs(model: nn.Module) -> RowCosts:
-    """What a decoding step of the model costs on this machine by its number of rows."""
+    """The cost of a decoding step on this machine by its number of rows."""
     is_quantized = any(isinstance(module, QUANTIZED) for module in model.modules())
     return row_costs(on_gpu(), is_quantized, chip())
 

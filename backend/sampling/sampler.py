@@ -1,21 +1,23 @@
 """From logits to tokens: temperature, top-k, top-p, min-p, one inverse-CDF sample a row, and its log-probability.
 
-**Inverse CDF.** With masses m_v = exp((logit_v − max) / temperature), zero where filtered, and a uniform u in [0, 1), the sample is
-the first token whose running sum of masses reaches u · Σ m. The caller passes a uniform number for each token, so a row's sample
-depends on nothing but the row, whatever batch it is in (mlx's own categorical sampling depends on the batch).
+**Inverse CDF.** With masses m_v = exp((logit_v − max) / temperature), zero where filtered, and a uniform u in [0, 1),
+the sample is the first token whose running sum of masses reaches u · Σ m. The caller passes a uniform number for each
+token, so a row's sample depends on nothing but the row, whatever batch it is in (mlx's own categorical sampling depends
+on the batch).
 
-Filters set masses to zero and leave the order of the tokens: top-k, then top-p over what is left, then min-p, by the exact thresholds
-of `backend.sampling.filters`.
+Filters set masses to zero and leave the order of the tokens: top-k, then top-p over what is left, then min-p, by the
+exact thresholds of `backend.sampling.filters`.
 
-**log_kept.** `logp_B` is the policy's log-probability before any filter, which training reproduces. Filters renormalise: the token
-was really sampled with exp(logp − log_kept), where log_kept is the log of the share of the policy's mass that the filters kept
-(0 without filters). Importance correction needs it (`backend.training.batch`).
+**log_kept.** `logp_B` is the policy's log-probability before any filter, which training reproduces. Filters
+renormalise: the token was really sampled with exp(logp − log_kept), where log_kept is the log of the share of the
+policy's mass that the filters kept (0 without filters). Importance correction needs it (`backend.training.batch`).
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, reduce
 from typing import NamedTuple
@@ -24,12 +26,12 @@ import mlx.core as mx
 import numpy as np
 
 from backend.config.config import Config
-from backend.engine.cpu.vector_exp import exp_nonpositive
+from backend.engine.cpu import exp_nonpositive
 from backend.engine.device import on_cpu, on_gpu
-from backend.engine.evaluation_order import evaluate_after
-from backend.engine.penalties import NO_PENALTIES, Penalties, SeenTokens, penalised
+from backend.engine.graph import evaluate_after
+from backend.engine.penalties import IN_COMPLETION, NO_PENALTIES, Penalties, SeenTokens, distinct_tokens, penalised
 from backend.sampling.filters import beside_row, largest, least_inside, masked, nucleus_floor, row_max, row_sum
-from backend.sampling.grammar import Grammar
+from backend.sampling.grammar import Grammar, GrammarState
 
 # The inverse CDF of `backend.sampling.sampler` for a GPU, where a step of few rows is bound by its number of
 # kernels: nine of them.
@@ -54,18 +56,19 @@ class Sums(NamedTuple):
         return mx.broadcast_to(self.before[..., -1:], shape) + mx.broadcast_to(self.mass[..., -1:], shape)
 
     def can_be_last(self, target: mx.array) -> mx.array:
-        """Where a mass lies whose sum before is below the target: the last of them reaches it. In a row with mass there is one.
+        """Where a mass lies whose sum before is below the target: the last of them reaches it. In a row with mass there
+        is one.
 
-        Only indices with mass count: a GPU sums in blocks, so its running sum may fall by a rounding where the mass is 0, and a
-        filtered token must never be sampled. The first mass, before which the sum is 0, takes a target of 0 and what rounding makes
-        negative; a target that rounding puts above the total is the last one's.
+        Only indices with mass count: a GPU sums in blocks, so its running sum may fall by a rounding where the mass is
+        0, and a filtered token must never be sampled. The first mass, before which the sum is 0, takes a target of 0
+        and what rounding makes negative; a target that rounding puts above the total is the last one's.
         """
         return (self.mass > 0) & ((self.before < target) | (self.before <= 0))
 
 
 def inverse_cdf(masses_MBV: mx.array, uniform_B1: mx.array, width: int) -> tuple[mx.array, Sums]:
-    """The first token [B, 1] at which the running sum of the last item's masses reaches `uniform` times their sum; and the sums
-    [M, B, V / width] of blocks of `width` tokens, a divisor of V, of all M items."""
+    """The first token [B, 1] at which the running sum of the last item's masses reaches `uniform` times their sum; and
+    the sums [M, B, V / width] of blocks of `width` tokens, a divisor of V, of all M items."""
     M, B, V = masses_MBV.shape
     blocks_MBNW = masses_MBV.reshape(M, B, V // width, width)
     sums = Sums.of(blocks_MBNW.sum(axis=-1))
@@ -101,13 +104,14 @@ def part(array: mx.array, m: int) -> mx.array:
 # ── sampler ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 IN_CACHE = 1 << 17
-"""Logits that a CPU samples from together. Rows of 152,000, one after another, stay in the processor's cache and in memory that is
-mapped already, and what belongs to a row is a scalar (`filters.beside_row`). Of shorter rows several are quicker."""
+"""Logits that a CPU samples from together. Rows of 152,000, one after another, stay in the processor's cache and in
+memory that is mapped already, and what belongs to a row is a scalar (`filters.beside_row`). Of shorter rows several are
+quicker."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How tokens are sampled. temperature 0 takes the likeliest; top_p 1, top_k 0 and min_p 0 filter nothing."""
+    """Sampling settings. temperature 0 takes the likeliest; top_p 1, top_k 0 and min_p 0 filter nothing."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -116,11 +120,11 @@ class Sampling:
     penalties: Penalties = NO_PENALTIES
     """They make the policy, and its log-probabilities, another one."""
     grammar: Grammar | None = None
-    """What the output is held to."""
+    """The grammar of constrained output."""
 
     @classmethod
     def of(cls, config: Config) -> Sampling:
-        """As a run with these settings samples."""
+        """The sampling of a run with these settings."""
         penalties = Penalties(*config.penalties)
         return cls(config.temperature, config.top_p, config.top_k, config.min_p, penalties, Grammar.of(config))
 
@@ -138,8 +142,8 @@ GREEDY = Sampling(temperature=0.0)
 
 
 class SampledTokens(NamedTuple):
-    """One sampled token a row: its id, its log-probability under the policy in nats before any filter, and the log of the share
-    of the policy's mass that the filters kept. The token was sampled with log-probability logp − log_kept."""
+    """One sampled token a row: its id, its log-probability under the policy in nats before any filter, and the log of
+    the share of the policy's mass that the filters kept. The token was sampled with log-probability logp − log_kept."""
 
     token_B: mx.array
     logp_B: mx.array
@@ -147,8 +151,8 @@ class SampledTokens(NamedTuple):
 
 
 class ConstrainedTokens(NamedTuple):
-    """Sampled tokens of held output; `log_held` is the log of the share of the policy's mass that the grammar allows, and `log_kept`
-    includes it."""
+    """Sampled tokens of held output; `log_held` is the log of the share of the policy's mass that the grammar allows,
+    and `log_kept` includes it."""
 
     token_B: mx.array
     logp_B: mx.array
@@ -168,9 +172,9 @@ def sample_tokens(
 ) -> Sampled:
     """One token a row, by inverse CDF.
 
-    The log-probability is that of the policy at `temperature`, before any filter; greedy reports temperature 1. The policy penalises
-    the tokens that a row has `seen`. `mask_BM`: the tokens that a grammar allows, a bit each, 32 to a number. Filters apply after
-    temperature and grammar: top-k, then top-p over what is left, then min-p.
+    The log-probability is that of the policy at `temperature`, before any filter; greedy reports temperature 1. The
+    policy penalises the tokens that a row has `seen`. `mask_BM`: the tokens that a grammar allows, a bit each, 32 to a
+    number. Filters apply after temperature and grammar: top-k, then top-p over what is left, then min-p.
     """
     if seen is not None:
         logits_BV, _ = penalised(logits_BV, seen, sampling.penalties)
@@ -180,7 +184,8 @@ def sample_tokens(
 
 
 def _sample_held(logits_BV: mx.array, uniform_B: mx.array, sampling: Sampling, mask_BM: mx.array) -> ConstrainedTokens:
-    """A sample of what the grammar allows, by its own largest logit: against the policy's, all that is allowed may be 0 in float32."""
+    """A sample of what the grammar allows, by its own largest logit: against the policy's, all that is allowed may be 0
+    in float32."""
     logits_BV = logits_BV.astype(mx.float32)
     held_BV = mx.where(_allowed(mask_BM, logits_BV.shape[-1]), logits_BV, -mx.inf)
     token_B, logp_B, log_kept_B = _sample(held_BV, uniform_B, sampling)
@@ -229,7 +234,8 @@ def _sample_together(logits_BV: mx.array, uniform_B: mx.array, sampling: Samplin
     # Zeros, no renumbering: the running sum passes over them, so token ids stay indices into [V].
     kept_BV = _kept(logits_BV, mass_BV, top_BK, sampling)
     token_B1, kept_sum_B1 = _inverse_cdf(kept_BV, uniform_B[:, None])
-    # log π of the policy before any filter divides by the whole mass; without filters `_inverse_cdf` has summed it already.
+    # log π of the policy before any filter divides by the whole mass; without filters `_inverse_cdf` has summed it
+    # already.
     total_B1 = row_sum(mass_BV) if sampling.has_filters else kept_sum_B1
     log_kept_B1 = mx.log(kept_sum_B1 / total_B1) if sampling.has_filters else mx.zeros_like(total_B1)
     logp_B1 = _tempered(_at(logits_BV, token_B1), temperature) - _tempered(peak_B1, temperature) - mx.log(total_B1)
@@ -246,7 +252,8 @@ def _sample_on_gpu(logits_BV: mx.array, uniform_B: mx.array, sampling: Sampling)
     if sampling.has_filters:  # all masses and the kept ones: one kernel makes both, and one sums both
         masses_MBV = mx.where(is_kept, _kept(logits_BV, mass_BV, top_BK, sampling), mass_BV)
     token_B1, sums = inverse_cdf(masses_MBV, uniform_B[:, None], _block_width(V))
-    # The log-probability and the log of the kept share in one kernel: of the token's mass and of the kept ones, less that of all.
+    # The log-probability and the log of the kept share in one kernel: of the token's mass and of the kept ones, less
+    # that of all.
     shape = (2, B, 1)
     logit_2B1, peak_2B1 = (
         _tempered(mx.broadcast_to(x_B1, shape), temperature) for x_B1 in (_at(logits_BV, token_B1), peak_B1)
@@ -257,8 +264,8 @@ def _sample_on_gpu(logits_BV: mx.array, uniform_B: mx.array, sampling: Sampling)
 
 
 def _mass(logits_BV: mx.array, peak_B1: mx.array, temperature: float) -> mx.array:
-    """exp((logit − peak) / temperature) in float32: 16 bits cannot sum 100,000 masses. One pass serves the softmax, the filters and
-    the sample. Less the maximum, every mass is at most 1, and the likeliest token's is exactly 1."""
+    """exp((logit − peak) / temperature) in float32: 16 bits cannot sum 100,000 masses. One pass serves the softmax, the
+    filters and the sample. Less the maximum, every mass is at most 1, and the likeliest token's is exactly 1."""
     return exp_nonpositive(_tempered(logits_BV, temperature) - beside_row(_tempered(peak_B1, temperature)))
 
 
@@ -275,10 +282,11 @@ def _at(values_BV: mx.array, index_B1: mx.array) -> mx.array:
 
 
 def _inverse_cdf(kept_BV: mx.array, uniform_B1: mx.array) -> tuple[mx.array, mx.array]:
-    """The first token at which the running sum of the kept masses reaches `uniform` times their sum, and that sum, both [B, 1]. For a CPU.
+    """The first token at which the running sum of the kept masses reaches `uniform` times their sum, and that sum, both
+    [B, 1]. For a CPU.
 
-    Two levels: the sums of blocks of about √V tokens select a block, then the running sum inside it the token. So the vocabulary
-    is read once, and no running sum over all of V is made.
+    Two levels: the sums of blocks of about √V tokens select a block, then the running sum inside it the token. So the
+    vocabulary is read once, and no running sum over all of V is made.
     """
     B, V = kept_BV.shape
     blocks_BNW = kept_BV.reshape(B, -1, _block_width(V))
@@ -294,8 +302,8 @@ def _inverse_cdf(kept_BV: mx.array, uniform_B1: mx.array) -> tuple[mx.array, mx.
 def _first_reaching(mass_BN: mx.array, target_B1: mx.array) -> tuple[mx.array, mx.array]:
     """[B, 1]: the first index at which the running sum of the masses reaches the target, and the sum before it.
 
-    Only indices with mass count: a target of 0 would select a filtered token. If by a rounding the target lies above every edge, the
-    highest edge is the nearest to it.
+    Only indices with mass count: a target of 0 would select a filtered token. If by a rounding the target lies above
+    every edge, the highest edge is the nearest to it.
     """
     before_BN = mx.cumsum(mass_BN, axis=-1, inclusive=False)
     # Every edge at or beyond the target is 0, the others are negative; argmax takes the first of equal maxima.
@@ -306,7 +314,8 @@ def _first_reaching(mass_BN: mx.array, target_B1: mx.array) -> tuple[mx.array, m
 
 @cache
 def _block_width(V: int) -> int:
-    """Tokens in a block: the largest divisor of V up to √V, so that no padding is needed. 1 for a prime: a block for each token."""
+    """Tokens in a block: the largest divisor of V up to √V, so that no padding is needed. 1 for a prime: a block for
+    each token."""
     return next(width for width in range(math.isqrt(V), 0, -1) if V % width == 0)
 
 
@@ -339,10 +348,11 @@ def _floor_logit(top_BK: mx.array, sampling: Sampling) -> mx.array:
 
 
 def keyed_uniforms(seed: int, keys: list[tuple[int, ...]], count: int) -> np.ndarray:
-    """[len(keys), count] float32 in [0, 1): row i depends on `seed` and keys[i] only, from a counter-based generator (Philox).
+    """[len(keys), count] float32 in [0, 1): row i depends on `seed` and keys[i] only, from a counter-based generator
+    (Philox).
 
-    So a completion's random numbers do not change with the batch, its row, the device or the number of ranks, and a resumed
-    run samples what the uninterrupted one would have sampled.
+    So a completion's random numbers do not change with the batch, its row, the device or the number of ranks, and a
+    resumed run samples what the uninterrupted one would have sampled.
     """
     rows = [np.random.Generator(np.random.Philox(key=_hash(seed, key))).random(count, np.float32) for key in keys]
     return np.stack(rows)
@@ -351,3 +361,138 @@ def keyed_uniforms(seed: int, keys: list[tuple[int, ...]], count: int) -> np.nda
 def _hash(seed: int, key: tuple[int, ...]) -> int:
     # Not Python's hash(), which has 64 bits and may differ between versions; Philox takes a key of 128.
     return int.from_bytes(hashlib.blake2b(repr((seed, key)).encode(), digest_size=16).digest(), "little")
+
+
+Agree = Callable[[Sequence[mx.array]], Sequence[mx.array]]
+"""Rank 0's values of arrays that every rank has computed, where several ranks compute one model
+(`Policy.broadcast_from_rank0`)."""
+
+
+def alone(arrays: Sequence[mx.array]) -> Sequence[mx.array]:
+    """One rank goes on with what it has computed."""
+    return arrays
+
+
+PROMPT_COLUMNS = 64
+"""A prompt's distinct tokens take a multiple of these, because every width is a trace of the compiled step."""
+
+
+class TokenHistory(NamedTuple):
+    """The tokens of each row so far, [B, W]: its prompt's distinct ones, then its completion. `next_B` is the column of
+    the next."""
+
+    token_BW: mx.array
+    weight_BW: mx.array
+    next_B: mx.array
+
+    @classmethod
+    def of_prompts(cls, prompt: SeenTokens, max_tokens: int) -> TokenHistory:
+        """Before the first token, with room for `max_tokens`."""
+        B, U = prompt.token_NL.shape
+        token_BW, weight_BW = (mx.pad(array, [(0, 0), (0, max_tokens)]) for array in prompt)
+        return cls(token_BW, weight_BW, mx.full(B, U, mx.int32))
+
+    @property
+    def seen(self) -> SeenTokens:
+        return SeenTokens(self.token_BW, self.weight_BW)
+
+    def with_token(self, token_B: mx.array) -> TokenHistory:
+        """With one token more in every row. A row that has ended runs on beside the others, and overwrites its last
+        column."""
+        column_B1 = mx.minimum(self.next_B, self.token_BW.shape[1] - 1)[:, None]
+        weight_B1 = mx.full(column_B1.shape, IN_COMPLETION, mx.int32)
+        return TokenHistory(
+            mx.put_along_axis(self.token_BW, column_B1, token_B[:, None].astype(mx.int32), axis=1),
+            mx.put_along_axis(self.weight_BW, column_B1, weight_B1, axis=1),
+            self.next_B + 1,
+        )
+
+
+class SamplingState:
+    """Draws the tokens of completions that are numbered from 0, `group_size` for each prompt.
+
+    A batch calls `first` for the completions that join it, behind its other rows, `keep` when rows leave, and for each
+    step either runs a compiled one with `state` and passes what it returns to `results`, or passes logits to `next`.
+    """
+
+    def __init__(
+        self,
+        sampling: Sampling,
+        prompts: Sequence[list[int]] = (),
+        group_size: int = 1,
+        max_tokens: int = 0,
+        held: GrammarState | None = None,
+        agree: Agree = alone,
+    ) -> None:
+        self.sampling, self.held, self._agree = sampling, held, agree
+        self._group_size, self._max_tokens = group_size, max_tokens
+        self._prompts = distinct_tokens(list(prompts), PROMPT_COLUMNS) if sampling.penalties else None
+        self._history: TokenHistory | None = None
+
+    def first(self, index: np.ndarray, logits_BV: mx.array, uniform_B: mx.array) -> Sampled:
+        """The first tokens of the completions `index`, from the logits after their prompts."""
+        history = None
+        if self._prompts is not None:
+            row_B = mx.array(index // self._group_size)
+            history = TokenHistory.of_prompts(SeenTokens(*(array[row_B] for array in self._prompts)), self._max_tokens)
+            others = [] if self._history is None else [self._history]
+            self._history = TokenHistory(*(mx.concatenate(list(parts)) for parts in zip(*others, history, strict=True)))
+        return self._drawn(index, logits_BV, uniform_B, history)
+
+    def next(self, index: np.ndarray, token_B: mx.array, logits_BV: mx.array, uniform_B: mx.array) -> Sampled:
+        """The tokens after `token_B`, from the logits after it. A grammar reads the tokens: that waits for them, but
+        not for the logits."""
+        if self._history is not None:
+            self._history = self._history.with_token(token_B)
+        if self.held is not None:
+            self.held.read(index, np.array(token_B))
+        return self._drawn(index, logits_BV, uniform_B, self._history)
+
+    def keep(self, rows: np.ndarray) -> None:
+        """Keep these rows of the batch, in this order."""
+        if self._history is not None:
+            self._history = TokenHistory(*(array[mx.array(rows)] for array in self._history)) if len(rows) else None
+
+    # ── compiled steps ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def state(self) -> tuple[mx.array, ...]:
+        """Further arguments of a compiled step: the history, where tokens are penalised in it."""
+        return tuple(self._history) if self._history is not None and self.held is None else ()
+
+    def results(
+        self, results: Sequence[mx.array], index: np.ndarray, token_B: mx.array, uniform_B: mx.array
+    ) -> Sampled:
+        """The tokens of a compiled step, which returns them and the new history (`step_results`), or logits where
+        output is held."""
+        if self.held is not None:
+            return self.next(index, token_B, results[0], uniform_B)
+        if self._history is not None:
+            self._history = TokenHistory(*results[3:])
+        return SampledTokens(*results[:3])
+
+    def _drawn(
+        self, index: np.ndarray, logits_BV: mx.array, uniform_B: mx.array, history: TokenHistory | None
+    ) -> Sampled:
+        seen = None if history is None else history.seen
+        mask_BM = None if self.held is None else self.held.masks(index)
+        sampled = sample_tokens(logits_BV, uniform_B, self.sampling, seen, mask_BM)
+        sampled = type(sampled)(*self._agree(sampled))
+        mx.async_eval(*sampled)
+        return sampled
+
+
+def step_results(
+    logits_BV: mx.array,
+    token_B: mx.array,
+    uniform_B: mx.array,
+    sampling: Sampling,
+    history: tuple[mx.array, ...],
+    agree: Agree = alone,
+) -> tuple[mx.array, ...]:
+    """The result of a compiled step for `SamplingState.results`: the sampled tokens, and the new history where there is
+    one."""
+    if not history:
+        return tuple(agree(sample_tokens(logits_BV, uniform_B, sampling)))
+    now = TokenHistory(*history).with_token(token_B)
+    return (*agree(sample_tokens(logits_BV, uniform_B, sampling, now.seen)), *now)

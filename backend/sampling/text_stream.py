@@ -1,8 +1,9 @@
 """Tokens to text, piece by piece, as they are sampled: a piece never ends inside a character.
 
-A token may hold a part of a character, and the text of a token may depend on the one before it (a leading space, in tokenizers of
-the SentencePiece kind). So new tokens are decoded together with the last shown piece, and shown once their text ends in a whole
-character. Bytes that never become one, which a badly trained model may write, are shown with the next sound character.
+A token may hold a part of a character, and the text of a token may depend on the one before it (a leading space, in
+tokenizers of the SentencePiece kind). So new tokens are decoded together with the last shown piece, and shown once
+their text ends in a whole character. Bytes that never become one, which a badly trained model may write, are shown with
+the next sound character.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 REPLACEMENT = "\ufffd"
-"""What an incomplete character decodes to."""
+"""An incomplete character, decoded."""
 
 
 class TextStream:

@@ -14,9 +14,9 @@ import mlx.core as mx
 import yaml
 
 from backend.config import config as spec_config
-from backend.engine.cpu import blas, compiler
+from backend.engine import cpu, cpu_setup
 from backend.engine.device import has_metal
-from backend.engine.metal.heads import MetalKernel
+from backend.engine.metal import MetalKernel
 from backend.export.export_run import Export, export_run
 from backend.runs.checkpoints import checkpoint
 from backend.runs.checkpoints.checkpoint_writer import CheckpointWriter, snapshot
@@ -57,7 +57,7 @@ def check_device(_: Workbench) -> str:
 
 def check_blas(_: Workbench) -> str:
     """Nothing can fail here that would not fail elsewhere; what is slow on this machine is said."""
-    return " ".join(filter(None, (blas.prepare(), compiler.prepare())))
+    return " ".join(filter(None, (cpu_setup.load_openblas(), cpu.check_compiler())))
 
 
 def load_demo(bench: Workbench) -> str:

@@ -15,7 +15,7 @@ from backend.serve.question_call import QuestionCall
 from backend.utils.errors import UserError
 
 if TYPE_CHECKING:
-    from backend.sampling.chat.chat import Chat, ChatQuestion, Reply
+    from backend.sampling.chat import Chat, ChatQuestion, Reply
 
 REPORT_EVERY_S = 0.03
 """Interval of reports about an answer's text: as often as a screen shows it."""
@@ -26,9 +26,7 @@ _loaded: list[Chat] = []
 
 def chat_load(request: Mapping[str, Any], call: QuestionCall) -> dict[str, Any]:
     """{"name": run or model, "checkpoint": key} → {"sides": [base, tuned], "bytes", "notes": [sentence]}."""
-    from backend.sampling.chat.chat import Chat
-    from backend.sampling.chat.sides import load_sides
-    from backend.sampling.chat.source import find_source
+    from backend.sampling.chat import Chat, find_source, load_sides
 
     _loaded.clear()  # frees the memory of the old model first
     notes: list[str] = []
@@ -41,7 +39,7 @@ def chat_load(request: Mapping[str, Any], call: QuestionCall) -> dict[str, Any]:
 
 def chat_row(request: Mapping[str, Any], call: QuestionCall) -> dict[str, Any]:
     """{"row": from 0} → {"row", "of": rows of the split, "source", "prompt", "answer"}; a row beyond an end is that at the other."""
-    from backend.sampling.chat.chat import ChatQuestion
+    from backend.sampling.chat import ChatQuestion
 
     chat = _chat()
     source, rows = chat.held_out_rows()
@@ -74,7 +72,7 @@ def _chat() -> Chat:
 
 
 def _question(request: Mapping[str, Any]) -> ChatQuestion:
-    from backend.sampling.chat.chat import ChatQuestion, Turn
+    from backend.sampling.chat import ChatQuestion, Turn
     from backend.sampling.sampler import Sampling
 
     turns: dict[Any, list[Turn]] = {side: [Turn(*turn) for turn in turns] for side, turns in request["turns"].items()}

@@ -27,8 +27,7 @@ from backend.models.hub import config_file
 from backend.models.loading import check_opens
 from backend.models.model_folder import check_adapter, check_config, read_object
 from backend.models.policy import check_learns, check_same_tokens, check_start, quantized_as
-from backend.models.sharded_architectures import sharding_refusal
-from backend.models.sharded_policy import check_divides
+from backend.models.sharded_policy import check_divides, sharding_refusal
 from backend.models.tokenizers import run_tokenizer, tokenizer_folder
 from backend.rewards.scorer import Scorer, SharedProcesses, begin_scorer
 from backend.runs.guards import RESERVE, run_bytes

@@ -15,7 +15,7 @@ from backend.data.problems import PromptFormat
 from backend.data.prompts import BackgroundTokenizer, PromptStream, TokenizedPrompts
 from backend.data.rows import Rows, data_seed
 from backend.engine import device
-from backend.engine.memory import release_cached_buffers
+from backend.engine.device import release_cached_buffers
 from backend.models.policy import Base, Policy, load_policy
 from backend.rewards.scorer import Scorer
 from backend.runs.checkpoints.checkpoint import Checkpoint, DamagedCheckpoint

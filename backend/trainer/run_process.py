@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from backend.config.config import Config
-from backend.engine.cpu.compiler import left_nothing
+from backend.engine.cpu import left_nothing
 from backend.models.saving import save_model
 from backend.runs.checkpoints import checkpoint
 from backend.runs.checkpoints.checkpoint import (

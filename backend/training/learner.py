@@ -22,7 +22,7 @@ from backend.config import updates as own_updates
 from backend.config.config import Config
 from backend.config.updates import OWN
 from backend.engine.chunk_sizes import MICRO_BATCH_TOKENS, head_chunk
-from backend.engine.cpu.affinity import on_one_core
+from backend.engine.cpu import on_one_core
 from backend.engine.device import on_gpu
 from backend.engine.embedding_noise import EmbeddingNoise, input_embedding
 from backend.engine.forward import PrefilledPrompts

@@ -12,7 +12,7 @@ from mlx import optimizers
 from mlx.optimizers import Optimizer
 from mlx.utils import tree_flatten, tree_map
 
-from backend.engine.evaluation_order import evaluate_after
+from backend.engine.graph import evaluate_after
 
 BLOCK = 256
 """Numbers that share a largest magnitude. Smaller arrays stay in float32: their state is no burden."""

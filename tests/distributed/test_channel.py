@@ -1,4 +1,5 @@
-"""The control channel, in one process: ranks are threads, and a rank that dies is a socket that is closed or read no more."""
+"""The control channel, in one process: ranks are threads, and a rank that dies is a socket that is closed or read no
+more."""
 
 from __future__ import annotations
 
@@ -224,9 +225,14 @@ def test_worker_that_stays_after_the_goodbye_is_ended(
     [
         (UserError("reward_functions_file", "rewards.py cannot be read."), "rewards.py cannot be read.", 2, False),
         (ZeroDivisionError("division by zero"), "ZeroDivisionError: division by zero", 1, False),
-        (RuntimeError("[malloc] Unable to allocate 9999 bytes."), "There was not enough memory for the arrays", 2, True),
+        (
+            RuntimeError("[malloc] Unable to allocate 9999 bytes."),
+            "There was not enough memory for the arrays",
+            2,
+            True,
+        ),
     ],
-)  # fmt: skip
+)
 def test_error_of_a_worker_reaches_the_leader_with_its_machine(
     ranks: Callable[[int], Ranks], error: Exception, sentence: str, exit_code: int, gpu: bool
 ) -> None:
@@ -484,7 +490,7 @@ def frame(
         frame(b'{"kind": "x", "body": {}, "arrays": [7]}', bytes(16)),
         frame(b'{"kind": "x", "body": {}, "arrays": []}', bytes(16)),
     ],
-)  # fmt: skip
+)
 def test_garbage_is_no_message(data: bytes) -> None:
     view = memoryview(data)
 

@@ -1,4 +1,5 @@
-"""The hosts file: read as mlx.launch reads it, every mistake one sentence that names file and entry; which backend suits it; the commands."""
+"""The hosts file: read as mlx.launch reads it, every mistake one sentence that names file and entry; which backend
+suits it; the commands."""
 
 from __future__ import annotations
 
@@ -94,7 +95,7 @@ def test_an_address_as_name_is_an_address_too_as_for_mlx_launch():
         ({"hosts": TWO, "envs": ["1A=x"]}, "envs must have entries such as NAME=value"),
         ({"hosts": TWO, "envs": {"A": "x"}}, "envs must be a list of texts"),
     ],
-)  # fmt: skip
+)
 def test_every_mistake_is_one_sentence_that_names_the_file_and_the_entry(content: Any, says: str):
     with pytest.raises(UserError) as caught:
         parse_hosts(content, "two macs.json")
@@ -106,9 +107,22 @@ def test_every_mistake_is_one_sentence_that_names_the_file_and_the_entry(content
 
 @pytest.mark.parametrize(
     "name",
-    ["PYTHONPATH", "PATH", "LD_PRELOAD", "DYLD_INSERT_LIBRARIES", "MLX_MPI_LIBNAME", "NCCL_NET_PLUGIN", "NCCL_CONF_FILE",
-     "OMPI_MCA_plm_rsh_agent", "OMPI_MCA_mca_component_path", "HF_ENDPOINT", "HF_TOKEN", "GRPO_STUDIO_LAUNCH", "XMLX_A"],
-)  # fmt: skip
+    [
+        "PYTHONPATH",
+        "PATH",
+        "LD_PRELOAD",
+        "DYLD_INSERT_LIBRARIES",
+        "MLX_MPI_LIBNAME",
+        "NCCL_NET_PLUGIN",
+        "NCCL_CONF_FILE",
+        "OMPI_MCA_plm_rsh_agent",
+        "OMPI_MCA_mca_component_path",
+        "HF_ENDPOINT",
+        "HF_TOKEN",
+        "GRPO_STUDIO_LAUNCH",
+        "XMLX_A",
+    ],
+)
 def test_no_variable_of_a_hosts_file_loads_code_or_leads_to_another_server(name: str):
     with pytest.raises(UserError, match=f"envs cannot set {name}"):
         parse_hosts({"hosts": TWO, "envs": [f"{name}=x"]}, "f")
@@ -134,7 +148,12 @@ def test_a_file_that_cannot_be_read_is_a_mistake_that_names_it(tmp_path: Path):
     broken.write_text("[{")
     large = tmp_path / "large.json"
     large.write_text(" " * (hosts_file.HOSTS_LIMIT + 1))
-    for path, says in ((tmp_path / "none", "no file"), (broken, "not valid JSON"), (large, "larger"), (tmp_path, "a folder")):  # fmt: skip
+    for path, says in (
+        (tmp_path / "none", "no file"),
+        (broken, "not valid JSON"),
+        (large, "larger"),
+        (tmp_path, "a folder"),
+    ):
         with pytest.raises(UserError, match=says):
             read_hosts(path)
 

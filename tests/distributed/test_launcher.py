@@ -232,7 +232,8 @@ def test_a_rank_0_that_does_not_exit_is_ended_with_the_code_that_it_told(
 
 @pytest.mark.proof
 def test_workers_end_when_their_launcher_is_killed(bench: Bench) -> None:
-    """SIGKILL leaves it no time to end anything: workers find the end of their stdin, and rank 0 then has no workers."""
+    """SIGKILL leaves it no time to end anything: workers find the end of their stdin, and rank 0 then has no
+    workers."""
     code = f"""
 import json, os, sys
 sys.path.insert(0, {str(ROOT)!r})

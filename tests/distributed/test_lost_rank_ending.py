@@ -1,4 +1,5 @@
-"""How a run ends that has lost a machine, or whose worker reports a fault: saved at its last finished step, in a sentence with a name."""
+"""How a run ends that has lost a machine, or whose worker reports a fault: saved at its last finished step, in a
+sentence with a name."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ LOST = LostRankError(MAC, "hung up: its process has ended")
 
 
 class LosingParts:
-    """Parts of one process that lose a machine in the course of step `step`: before its updates, or after the first of several."""
+    """Parts of one process that lose a machine in the course of step `step`: before its updates, or after the first of
+    several."""
 
     def __init__(self, step: int, *, after_updates: int = 0, failure: UserError = LOST) -> None:
         self.step, self.after_updates, self.failure = step, after_updates, failure
@@ -78,8 +80,13 @@ def trained(raw: dict[str, Any], run: RunFolder, losing: LosingParts | None = No
         small_run.write_config(run.config, raw)
     with handlers_restored():
         return train(
-            load(run.config), run, command="a test", load=losing.load if losing else load_context, goes_on=goes_on, may_restart=True
-        )  # fmt: skip
+            load(run.config),
+            run,
+            command="a test",
+            load=losing.load if losing else load_context,
+            goes_on=goes_on,
+            may_restart=True,
+        )
 
 
 def weights(run: RunFolder) -> dict[str, mx.array]:
@@ -96,8 +103,9 @@ def test_the_last_finished_step_is_saved_also_from_between_two_updates(
     assert (ending.kind, ending.exit_code, ending.step, ending.lost_rank) == ("failed", 2, 2, 1)
     assert list(read_events(run.events))[-1]["lost_rank"] == 1, "for the window, which marks the machine"
     assert ending.sentence == (
-        "hosts: mac-b (rank 1) hung up: its process has ended. What it printed: ranks/rank-1.log in the run folder. Step 2 is saved. "
-        "Resume the run when the machine is back, or without it: resume RUN --hosts FILE, or --hosts none for this machine alone."
+        "hosts: mac-b (rank 1) hung up: its process has ended. What it printed: ranks/rank-1.log in the run folder. "
+        "Step 2 is saved. Resume the run when the machine is back, or without it: resume RUN --hosts FILE, "
+        "or --hosts none for this machine alone."
     )
     assert [saved.state.step for saved in checkpoint.all_checkpoints(run)] == [2]
     assert trained(raw, run).kind == "finished"
@@ -175,7 +183,8 @@ def test_hosts_that_cannot_be_used_are_refused_before_anything_begins(raw: dict[
     require_one_machine(parse(raw), "A sweep")
 
 
-# ── the last line of an event log ─────────────────────────────────────────────────────────────────────────────────────────
+# ── the last line of an event log
+# ─────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_an_ending_is_written_once_and_never_into_a_run_that_trains(raw: dict[str, Any], tmp_path: Path) -> None:

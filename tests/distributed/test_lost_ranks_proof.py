@@ -1,4 +1,5 @@
-"""A run over two hosts that are network namespaces, joined by a cable: the cable is slowed, then cut. Needs root on Linux."""
+"""A run over two hosts that are network namespaces, joined by a cable: the cable is slowed, then cut. Needs root on
+Linux."""
 
 from __future__ import annotations
 

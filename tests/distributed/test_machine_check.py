@@ -1,4 +1,5 @@
-"""The check of several machines: what each says and what that means, how ssh's and a program's failures are told, a model's copy, and nothing left running."""
+"""The check of several machines: what each says and what that means, how ssh's and a program's failures are told, a
+model's copy, and nothing left running."""
 
 from __future__ import annotations
 
@@ -71,18 +72,34 @@ def test_two_machines_are_compared_a_model_is_copied_and_their_sums_are_measured
 @pytest.mark.parametrize(
     ("files", "about", "says"),
     [
-        ({"refusal": "anna@mac-b: Permission denied (publickey).\n"}, {}, "refuses your key. Put it there with: ssh-copy-id mac-b"),
+        (
+            {"refusal": "anna@mac-b: Permission denied (publickey).\n"},
+            {},
+            "refuses your key. Put it there with: ssh-copy-id mac-b",
+        ),
         ({"refusal": "Host key verification failed.\n"}, {}, "Connect once by hand and answer its question: ssh mac-b"),
         ({"refusal": "ssh: connect to host mac-b port 22: Connection refused\n"}, {}, "Turn on Remote Login there"),
         ({"refusal": "connect to host mac-b port 22: Operation timed out\n"}, {}, "does not answer. It may be asleep"),
         ({"refusal": "something\x1b[31m else\n"}, {}, r"was not reached within 8 s: something\x1b[31m else."),
         ({}, {"program": "/no/such/python"}, "has no /no/such/python. Install GRPO Studio there"),
-        ({"tool": "#!/bin/sh\necho 'No module named backend' >&2; exit 1\n"}, {"program": "~/tool"}, "has no GRPO Studio, or an older one"),
-        ({"tool": "#!/bin/sh\necho 'dyld: bad image' >&2; exit 134\n"}, {"program": "~/tool"}, "could not start GRPO Studio: dyld: bad image."),
-        ({"tool": "#!/bin/sh\necho 'grpo-studio {\"error\": \"OSError: disk\"}'; cat\n"}, {"program": "~/tool"}, "reports: OSError: disk."),
+        (
+            {"tool": "#!/bin/sh\necho 'No module named backend' >&2; exit 1\n"},
+            {"program": "~/tool"},
+            "has no GRPO Studio, or an older one",
+        ),
+        (
+            {"tool": "#!/bin/sh\necho 'dyld: bad image' >&2; exit 134\n"},
+            {"program": "~/tool"},
+            "could not start GRPO Studio: dyld: bad image.",
+        ),
+        (
+            {"tool": '#!/bin/sh\necho \'grpo-studio {"error": "OSError: disk"}\'; cat\n'},
+            {"program": "~/tool"},
+            "reports: OSError: disk.",
+        ),
         ({"tool": "#!/bin/sh\necho 'grpo-studio {'; cat\n"}, {"program": "~/tool"}, "could not be asked"),
     ],
-)  # fmt: skip
+)
 def test_a_machine_that_cannot_be_asked_is_one_sentence_that_says_what_to_do(
     hosts: FakeHosts, files: dict[str, str], about: dict[str, str], says: str
 ):
@@ -209,10 +226,24 @@ def test_a_receiver_that_fails_or_stalls_is_told(hosts: FakeHosts, monkeypatch: 
 
 
 MAC = MachineFacts(
-    machine="mac-a.local", system="macOS 26.2", chip="Apple M4 Max", device="gpu", memory=64 << 30, memory_free=50 << 30,
-    memory_usable=45 << 30, disk_free=10**12, python="3.12.4", grpo_studio="0.1.0", code="abc", mlx="0.32.4", mlx_lm="0.32.2",
-    has_mpi=True, rdma_devices=("rdma_en2",), model="d1", model_bytes=10**9,
-)  # fmt: skip
+    machine="mac-a.local",
+    system="macOS 26.2",
+    chip="Apple M4 Max",
+    device="gpu",
+    memory=64 << 30,
+    memory_free=50 << 30,
+    memory_usable=45 << 30,
+    disk_free=10**12,
+    python="3.12.4",
+    grpo_studio="0.1.0",
+    code="abc",
+    mlx="0.32.4",
+    mlx_lm="0.32.2",
+    has_mpi=True,
+    rdma_devices=("rdma_en2",),
+    model="d1",
+    model_bytes=10**9,
+)
 
 
 def report_of(*others: MachineFacts, **about: Any) -> MachineReport:
@@ -244,10 +275,14 @@ def test_equal_machines_on_a_fast_connection_have_no_findings():
         ({"memory": 128 << 30}, "info", "so this machine sets the limit"),
         ({"model": ""}, "warn", "will download it (1 GB) when the run starts. It can be copied from here (1 GB)."),
         ({"model": "d2"}, "refuse", "has other files of owner/name than this machine"),
-        ({"model": "", "disk_free": 10**9}, "refuse", "lacks the model and the room for it: 1 GB are free, 3 GB needed"),
+        (
+            {"model": "", "disk_free": 10**9},
+            "refuse",
+            "lacks the model and the room for it: 1 GB are free, 3 GB needed",
+        ),
         ({"has_reward_file": False}, "info", "has no reward file, and needs none"),
     ],
-)  # fmt: skip
+)
 def test_a_difference_is_one_sentence_with_its_level(changes: dict[str, Any], level: str | None, says: str):
     found = findings_of(report_of(replace(MAC, **changes)), "owner/name", model_is_hub_id=True)
     assert [(finding.level, finding.rank) for finding in found] == ([(level, 1)] if level else [])
@@ -295,5 +330,6 @@ def test_the_gravest_come_first_and_a_report_survives_json():
     assert [finding.level for finding in report.findings] == ["refuse", "warn", "info"]
     assert MachineReport.from_dict(report.to_dict()) == report
     assert report.link_sentence() == (
-        "A sum of one number takes 1 ms; large sums run at 100 MB/s; the gradient of a LoRA adapter (20 MB) takes 0.2 s."
+        "A sum of one number takes 1 ms; large sums run at 100 MB/s; "
+        "the gradient of a LoRA adapter (20 MB) takes 0.2 s."
     )

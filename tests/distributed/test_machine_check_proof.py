@@ -1,4 +1,5 @@
-"""The check over a network that is one: two network namespaces with a cable between them, then the cable slowed, then cut. Needs root on Linux."""
+"""The check over a network that is one: two network namespaces with a cable between them, then the cable slowed, then
+cut. Needs root on Linux."""
 
 from __future__ import annotations
 

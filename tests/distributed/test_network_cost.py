@@ -12,9 +12,16 @@ from backend.distributed.machine_report import LinkSpeed
 from backend.trainer.memory.model_shape import shape_from
 
 QWEN3_06B = {
-    "model_type": "qwen3", "vocab_size": 151_936, "head_dim": 128, "num_key_value_heads": 8, "hidden_size": 1024, "num_hidden_layers": 28,
-    "intermediate_size": 3072, "num_attention_heads": 16, "tie_word_embeddings": True,
-}  # fmt: skip
+    "model_type": "qwen3",
+    "vocab_size": 151_936,
+    "head_dim": 128,
+    "num_key_value_heads": 8,
+    "hidden_size": 1024,
+    "num_hidden_layers": 28,
+    "intermediate_size": 3072,
+    "num_attention_heads": 16,
+    "tie_word_embeddings": True,
+}
 SETTINGS = {"model": "any", "data": "any.jsonl", "batch_size": 2, "group_size": 4, "max_completion_length": 100}
 
 

@@ -1,4 +1,5 @@
-"""How a step is shared out among ranks of unequal speed, what each waits, and when a rank that answers counts as hung."""
+"""How a step is shared out among ranks of unequal speed, what each waits, and when a rank that answers counts as
+hung."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ from backend.types import Completion, Group, Problem
 def simulated(
     seconds: Callable[[int, int], float], size: int, paces: RankPaces, prompts: int, group: int = 8
 ) -> tuple[list[list[int]], float]:
-    """The rounds of each rank, and the share of the time that the ranks waited; `seconds(rank, completions)` is what a round takes."""
+    """The rounds of each rank, and the share of the time that the ranks waited; `seconds(rank, completions)` is what a
+    round takes."""
     hand_out, now, idle = PromptScheduler(prompts, group, paces, size), 0.0, set(range(size))
     rounds: list[list[int]] = [[] for _ in range(size)]
     busy, ends = 0.0, list[tuple[float, int, int]]()
@@ -123,7 +125,8 @@ def sampled(rank: int, tokens: int, sampling_s: float, scoring_s: float) -> Samp
 
 
 def a_step(shares: StepShares, learned: tuple[int, int] = (300, 100)) -> dict[str, float]:
-    """10 s of sampling, in which rank 0 is busy for 9 and rank 1 for 6; 5 s of learning, with 1 s and 2 s of waiting and 1 s of summing."""
+    """10 s of sampling, in which rank 0 is busy for 9 and rank 1 for 6; 5 s of learning, with 1 s and 2 s of waiting
+    and 1 s of summing."""
     shares.add_sampling([sampled(0, 40, 4.0, 1.0), sampled(1, 30, 5.0, 1.0), sampled(0, 40, 4.0, 0.0)], 10.0, 3.0)
     shares.add_learning(1, LearningReport(learned[1], 5.0, 2.0, 1.0, 2.0))
     shares.add_learning(0, LearningReport(learned[0], 5.0, 1.0, 1.0, 1.0))
@@ -132,13 +135,22 @@ def a_step(shares: StepShares, learned: tuple[int, int] = (300, 100)) -> dict[st
 
 def test_the_wait_of_each_rank_is_what_it_was_not_busy() -> None:
     metrics = a_step(StepShares(2))
-    assert metrics == pytest.approx({
-        "waiting_share": (2 + 6) / 2 / 15, "time/gradient_sum": 1.0,
-        "ranks/0/prompts": 2, "ranks/0/tokens_per_second": 10.0, "ranks/0/learn_tokens_per_second": 100.0, "ranks/0/waiting": 2.0,
-        "ranks/0/memory": 3.0,
-        "ranks/1/prompts": 1, "ranks/1/tokens_per_second": 6.0, "ranks/1/learn_tokens_per_second": 50.0, "ranks/1/waiting": 6.0,
-        "ranks/1/memory": 2.0,
-    })  # fmt: skip
+    assert metrics == pytest.approx(
+        {
+            "waiting_share": (2 + 6) / 2 / 15,
+            "time/gradient_sum": 1.0,
+            "ranks/0/prompts": 2,
+            "ranks/0/tokens_per_second": 10.0,
+            "ranks/0/learn_tokens_per_second": 100.0,
+            "ranks/0/waiting": 2.0,
+            "ranks/0/memory": 3.0,
+            "ranks/1/prompts": 1,
+            "ranks/1/tokens_per_second": 6.0,
+            "ranks/1/learn_tokens_per_second": 50.0,
+            "ranks/1/waiting": 6.0,
+            "ranks/1/memory": 2.0,
+        }
+    )
 
 
 def test_rows_are_split_by_the_speeds_of_learning_once_they_are_known() -> None:
@@ -233,7 +245,7 @@ def test_a_rank_that_does_not_come_to_an_update_is_given_up_and_one_that_sums_is
                 continue
             with pytest.raises(
                 LostRankError,
-                match=r"mac-2 \(rank 2\) answers, but the others have waited 141 s for it to compute; a step took 2.0 s",
+                match=r"mac-2 \(rank 2\) answers, but the others have waited 141 s for it to compute; a step took 2",
             ) as lost:
                 ranks.waiting(LEAST_S + TIMES * 2 + 1)
             assert len(lost.value.faults[0].sentence) <= 200

@@ -1,7 +1,8 @@
-"""A run that several ranks share is the run of one process: completions, rewards, weights, evaluations, and the order of its data.
+"""A run that several ranks share is the run of one process: completions, rewards, weights, evaluations, and the order
+of its data.
 
-The ranks are threads that compute in turns, over the leader's and the worker's own code; other proofs start a process for each, joined by
-mlx's ring or by MPI.
+The ranks are threads that compute in turns, over the leader's and the worker's own code; other proofs start a process
+for each, joined by mlx's ring or by MPI.
 """
 
 from __future__ import annotations
@@ -31,13 +32,30 @@ from tests.support import small_run
 from tests.support.rank_threads import ThreadCollectives, ThreadLeader, ThreadWorkers, inboxes, on_ranks
 
 SETTINGS: dict[str, Any] = {
-    "iters": 3, "batch_size": 4, "group_size": 3, "beta": 0.05, "optimizer": "sgd", "learning_rate": 0.1, "weight_decay": 0.0,
-    "validation_split": 0.25, "steps_per_eval": 3, "val_batches": 1, "top_k": 0, "top_p": 1.0,
-}  # fmt: skip
+    "iters": 3,
+    "batch_size": 4,
+    "group_size": 3,
+    "beta": 0.05,
+    "optimizer": "sgd",
+    "learning_rate": 0.1,
+    "weight_decay": 0.0,
+    "validation_split": 0.25,
+    "steps_per_eval": 3,
+    "val_batches": 1,
+    "top_k": 0,
+    "top_p": 1.0,
+}
 """SGD, whose step is the gradient: AdamW would magnify rounding where a gradient is nearly 0."""
 OF_TIME = (
-    "time/", "process/", "machine/", "peak_memory_gb", "rollout_tokens_per_second", "train_tokens_per_second", "ranks/", "waiting_share",
-)  # fmt: skip
+    "time/",
+    "process/",
+    "machine/",
+    "peak_memory_gb",
+    "rollout_tokens_per_second",
+    "train_tokens_per_second",
+    "ranks/",
+    "waiting_share",
+)
 EXACT = (
     "reward",
     "rewards/",
@@ -154,9 +172,15 @@ def assert_shared_run_equals_one(folder: Path, raw: dict[str, Any], size: int) -
 
 
 def test_two_ranks_make_the_run_of_one(tmp_path: Path) -> None:
-    raw = settings(tmp_path, num_iterations=2, record_tokens=True, stages=[
-        {"iters": 2, "temperature": 1.0}, {"iters": 1, "reward_functions": ["r1_int"], "temperature": 0.7, "scale_rewards": "batch"},
-    ])  # fmt: skip
+    raw = settings(
+        tmp_path,
+        num_iterations=2,
+        record_tokens=True,
+        stages=[
+            {"iters": 2, "temperature": 1.0},
+            {"iters": 1, "reward_functions": ["r1_int"], "temperature": 0.7, "scale_rewards": "batch"},
+        ],
+    )
     shared = assert_shared_run_equals_one(tmp_path, raw, 2)
     started = next(event for event in read_events(shared.events) if event["kind"] == "started")
     assert started["ranks"] == 2 and started["distributed_backend"] == "threads"
@@ -176,25 +200,32 @@ def test_two_ranks_make_the_run_of_one(tmp_path: Path) -> None:
 
 @pytest.mark.proof
 @pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("changes", [
-    *({"grpo_loss_type": loss, "num_iterations": 2} for loss in ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "vespo")),
-    {"grpo_loss_type": "luspo", "importance_sampling_level": "sequence", "num_iterations": 2},
-    *({"scale_rewards": scale} for scale in ("batch", "none")),
-    {"multi_objective_aggregation": "normalize_then_sum"},
-    {"advantage_baseline": "leave_one_out"},
-    {"steps_per_generation": 2, "batch_size": 2, "gradient_accumulation_steps": 2},
-    {"top_entropy_quantile": 0.5, "entropy_adaptive": True, "entropy_target": 10.0},
-    {"sampling_correction": "sequence_truncate", "top_k": 20, "top_p": 0.9},
-    {"sync_ref_model": True, "ref_model_sync_steps": 1, "ref_model_mixup_alpha": 0.5},
-    {"dynamic_sampling": True, "dynamic_sampling_rounds": 3, "group_size": 2, "max_completion_length": 2},
-    {"repetition_penalty": 1.3, "neftune_noise_alpha": 5.0},
-    {"train_type": "full", "learning_rate": 0.01},
-    {"test": True, "test_data": "test.jsonl", "load_best_at_end": True, "save_every": 1, "steps_per_eval": 1},
-    {"batch_size": 1, "group_size": 5},
-    {"output_regex": "[a-z ]{1,5}"},
-    # Weights change after the tenth step. Until then rounding must not grow so far that another token is drawn.
-    {"reward_weight_schedule": "adaptive", "iters": 12, "learning_rate": 0.01, "seed": 1},
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *(
+            {"grpo_loss_type": loss, "num_iterations": 2}
+            for loss in ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "vespo")
+        ),
+        {"grpo_loss_type": "luspo", "importance_sampling_level": "sequence", "num_iterations": 2},
+        *({"scale_rewards": scale} for scale in ("batch", "none")),
+        {"multi_objective_aggregation": "normalize_then_sum"},
+        {"advantage_baseline": "leave_one_out"},
+        {"steps_per_generation": 2, "batch_size": 2, "gradient_accumulation_steps": 2},
+        {"top_entropy_quantile": 0.5, "entropy_adaptive": True, "entropy_target": 10.0},
+        {"sampling_correction": "sequence_truncate", "top_k": 20, "top_p": 0.9},
+        {"sync_ref_model": True, "ref_model_sync_steps": 1, "ref_model_mixup_alpha": 0.5},
+        {"dynamic_sampling": True, "dynamic_sampling_rounds": 3, "group_size": 2, "max_completion_length": 2},
+        {"repetition_penalty": 1.3, "neftune_noise_alpha": 5.0},
+        {"train_type": "full", "learning_rate": 0.01},
+        {"test": True, "test_data": "test.jsonl", "load_best_at_end": True, "save_every": 1, "steps_per_eval": 1},
+        {"batch_size": 1, "group_size": 5},
+        {"output_regex": "[a-z ]{1,5}"},
+        # Weights change after the tenth step. Until then rounding must not grow so far that another token is drawn.
+        {"reward_weight_schedule": "adaptive", "iters": 12, "learning_rate": 0.01, "seed": 1},
+    ],
+    ids=str,
+)
 def test_ranks_make_the_run_of_one_whatever_the_settings(tmp_path: Path, size: int, changes: dict[str, Any]) -> None:
     small_run.write_rows(tmp_path / "test.jsonl", 5)
     (tmp_path / "rare.py").write_text(RARE)
@@ -209,11 +240,19 @@ def test_ranks_make_the_run_of_one_whatever_the_settings(tmp_path: Path, size: i
 
 @pytest.mark.proof
 def test_a_run_goes_on_with_other_numbers_of_ranks(tmp_path: Path) -> None:
-    """2 → 1 → 4: nothing is sampled twice or left out; moments, the moving reference, adaptive weights and changed settings go on."""
+    """2 → 1 → 4: nothing is sampled twice or left out; moments, the moving reference, adaptive weights and changed
+    settings go on."""
     raw = settings(
-        tmp_path, iters=6, optimizer="adamw", learning_rate=1e-4, sync_ref_model=True, ref_model_sync_steps=2, save_every=2,
-        reward_weight_schedule="adaptive", steps_per_eval=2,
-    )  # fmt: skip
+        tmp_path,
+        iters=6,
+        optimizer="adamw",
+        learning_rate=1e-4,
+        sync_ref_model=True,
+        ref_model_sync_steps=2,
+        save_every=2,
+        reward_weight_schedule="adaptive",
+        steps_per_eval=2,
+    )
     one, shared = RunFolder(tmp_path / "one"), RunFolder(tmp_path / "shared")
     changes = {"temperature": 0.7, "learning_rate": 5e-5, "entropy_coef": 0.01}
     for run, sizes in ((one, (1, 1, 1)), (shared, (2, 1, 4))):
@@ -276,8 +315,8 @@ def test_processes_make_the_run_of_one(tmp_path: Path, size: int, backend: str) 
 @pytest.mark.proof
 @pytest.mark.alone
 def test_nobody_waits_for_a_rank_that_is_three_times_slower(tmp_path: Path) -> None:
-    """Every token of rank 1 takes three times as long as one of rank 0, sampled or learned. An equal split lets rank 0 wait for two thirds
-    of its time, which is a third of both ranks'."""
+    """Every token of rank 1 takes three times as long as one of rank 0, sampled or learned. An equal split lets rank 0
+    wait for two thirds of its time, which is a third of both ranks'."""
     raw = settings(tmp_path, batch_size=16, group_size=4, max_completion_length=24, iters=4, steps_per_eval=0, beta=0.0)
     small_run.write_rows(tmp_path / "rows.jsonl", 64)
     waits: dict[str, list[float]] = {}

@@ -27,8 +27,12 @@ time.sleep(60)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_rank_waits_for_rank_0_to_stop_the_run_and_ends_by_itself_where_it_does_not(number: signal.Signals) -> None:
     with subprocess.Popen(
-        [sys.executable, "-c", WORKER], env=backend_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as worker:  # fmt: skip
+        [sys.executable, "-c", WORKER],
+        env=backend_environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as worker:
         assert worker.stdout is not None and worker.stdout.readline() == "ready\n"
         began = time.monotonic()
         for _ in range(3):
@@ -40,7 +44,8 @@ def test_a_rank_waits_for_rank_0_to_stop_the_run_and_ends_by_itself_where_it_doe
 
 @pytest.mark.proof
 def test_a_signal_to_every_process_of_a_run_is_a_stop(tmp_path: Path) -> None:
-    """As mpirun, a batch system and a shutdown send it: the run failed once, because its worker had raised KeyboardInterrupt."""
+    """As mpirun, a batch system and a shutdown send it: the run failed once, because its worker had raised
+    KeyboardInterrupt."""
     runs = RankRuns(tmp_path)
     live = runs.train("all", runs.hosts(2), iters=400)
     live.wait_for_step(2)

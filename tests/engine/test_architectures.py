@@ -1,7 +1,8 @@
-"""Model types: a tiny random model of each does all that `tests.support.architectures.trials` asks, or is refused in a sentence.
+"""Model types: a tiny random model of each does all that `tests.support.architectures.trials` asks, or is refused in a
+sentence.
 
-`make architectures` tries every type of the installed mlx-lm and records what it finds; the page is written from the record. CI tries
-one type per mechanism (REPRESENTATIVE) and compares it with the record, `make proofs` all of them.
+`make architectures` tries every type of the installed mlx-lm and records what it finds; the page is written from the
+record. CI tries one type per mechanism (REPRESENTATIVE) and compares it with the record, `make proofs` all of them.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ REPRESENTATIVE = {
     "qwen3_5": "gated delta net beside attention",
 }
 """The mechanisms of others have tests of their own: a sliding window and a soft cap in tests/generation, shared keys in
-test_gradient_checkpointing.py, state and attention in one layer in test_recurrent_models.py. Latent attention and experts, as in deepseek_v3,
-are a proof: their compiled functions alone take g++ a second."""
+test_gradient_checkpointing.py, state and attention in one layer in test_recurrent_models.py. Latent attention and
+experts, as in deepseek_v3, are a proof: their compiled functions alone take g++ a second."""
 
 
 @pytest.mark.parametrize(

@@ -70,14 +70,6 @@ def test_the_gradient_of_many_tokens_is_summed_in_blocks(monkeypatch: pytest.Mon
     assert not np.array(gradient)[9:].any(), "tokens that do not occur"
 
 
-def test_on_a_cpu_they_are_mlxs_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its scatter-adds go in order, and its numbers stay as they were."""
-    monkeypatch.delenv(TREAT_CPU_AS)
-    source = mx.random.normal((6, 4), key=mx.random.key(0))
-    for take in (gathers.take_distinct, gathers.gather_with_repeats, gathers.embed):
-        assert "Scatter Sum" in primitives(value_and_gradient(take, source, mx.array([1, 2]))[1])
-
-
 def test_a_gpu_gets_them_in_place_of_mlxs_own_and_uninstall_puts_those_back(monkeypatch: pytest.MonkeyPatch) -> None:
     patches.uninstall()
     before = [getattr(owner, name) for owner, name, _ in patches.GATHERS]

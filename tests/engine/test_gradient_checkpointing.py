@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from mlx_lm.utils import load_model
 
-from backend.engine import patches
 from backend.engine.gradient_checkpointing import gradient_checkpointing
 from backend.engine.model_probe import split
 from tests.support import random_models
@@ -34,42 +33,9 @@ def test_gradient_checkpointing_changes_no_gradient(models: Path, trained: str) 
     assert_same_gradients(results[1][1], results[0][1], rtol=1e-6)
 
 
-def test_the_layer_class_is_patched_inside_and_restored_afterwards(models: Path) -> None:
-    model, other_model = model_of(models), model_of(models)
-    layer_class = type(model.layers[0])
-    before = layer_class.__call__
-    name = f"{layer_class.__module__}.{layer_class.__name__}.__call__"
-    others = patches.active().count(name)  # a float32 stream of an earlier test's model keeps one
-    with gradient_checkpointing(model, True):
-        assert layer_class.__call__ is not before
-        assert patches.active().count(name) == others + 1
-    assert layer_class.__call__ is before
-    assert patches.active().count(name) == others
-    with pytest.raises(ZeroDivisionError), gradient_checkpointing(model, True):
-        raise ZeroDivisionError
-    assert layer_class.__call__ is before
-    with gradient_checkpointing(model, False):
-        assert layer_class.__call__ is before
-    assert mx.array_equal(model(mx.array([[5, 6]])), other_model(mx.array([[5, 6]])))
-
-
-def test_each_layer_runs_a_second_time_in_the_backward_pass(models: Path) -> None:
-    model, case, calls = model_of(models), Case(), []
-    model.unfreeze()
-    norm = model.layers[0].input_layernorm
-    plain = type(norm).__call__
-    split_model = split(model)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(type(norm), "__call__", lambda self, x: calls.append(self is norm) or plain(self, x))
-        for on in (False, True):
-            calls.clear()
-            with gradient_checkpointing(model, on):
-                gradients(model, lambda: case.logps(split_model)[0])
-            assert sum(calls) == (4 if on else 2)  # prompts and completions
-
-
 def test_the_second_pass_samples_the_same_dropout_mask(models: Path) -> None:
-    """With another mask the gradient would be that of another function: it is compared with a finite difference of its own loss."""
+    """With another mask the gradient would be that of another function: it is compared with a finite difference of its
+    own loss."""
     policy, case = lora_policy(models, dropout=0.5), Case()
     policy.model.train()
 
@@ -95,7 +61,8 @@ def test_the_second_pass_samples_the_same_dropout_mask(models: Path) -> None:
 
 @pytest.mark.parametrize("arch", ["gemma4_text", "gemma3n"])
 def test_layers_that_read_an_earlier_layers_keys_send_their_gradient_there(models: Path, arch: str) -> None:
-    """Gemma 4 hands them on as an argument, Gemma 3n in a cache; both have an embedding per layer beside the hidden states."""
+    """Gemma 4 hands them on as an argument, Gemma 3n in a cache; both have an embedding per layer beside the hidden
+    states."""
     folder = random_models.tiny_model(models / arch, arch, own=tiny_config(arch), noise=0.05)
     model, case = load_model(folder)[0], Case()
     split_model, results = split(model), []

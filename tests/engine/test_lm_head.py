@@ -9,7 +9,6 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 
-from backend.engine.chunk_sizes import SMALLEST_CHUNK, head_chunk
 from backend.engine.lm_head import token_logps
 from backend.engine.model_probe import split
 from tests.support.forward_cases import model_of
@@ -40,14 +39,10 @@ def test_without_a_gradient_one_chunk_is_in_memory_at_a_time() -> None:
     assert mx.get_peak_memory() - before < 8 * chunk * V * 4
 
 
-def test_the_chunk_follows_the_vocabulary() -> None:
-    assert head_chunk(4096, gpu=False) == 128 and head_chunk(4096, gpu=True) == 4096
-    assert head_chunk(10**8, gpu=True) == SMALLEST_CHUNK
-
-
 @pytest.mark.parametrize("kind", ["logits of the model", "frozen head", "trained head"])
 def test_the_entropy_has_a_gradient_exactly_where_it_is_asked_for(kind: str) -> None:
-    """Soft-capped models have their logits in the graph and no head (`head=None`); the other two heads have gradients of their own."""
+    """Soft-capped models have their logits in the graph and no head (`head=None`); the other two heads have gradients
+    of their own."""
     mx.random.seed(3)
     head = nn.Linear(8, 50, bias=False)
     if kind == "frozen head":
@@ -86,14 +81,3 @@ def test_logits_whose_exponentials_overflow_float32_are_scored(temperature: floa
         )
         np.testing.assert_allclose(scores.logp_N, logp_NV[target, target], rtol=1e-5, atol=2e-4)
         np.testing.assert_allclose(scores.entropy_N, entropy_N, atol=2e-4)
-
-
-def test_without_a_chunk_size_all_tokens_are_projected_at_once() -> None:
-    head, seen = nn.Linear(8, 50, bias=False), []
-
-    def project(x: mx.array) -> mx.array:
-        seen.append(x.shape)
-        return head(x)
-
-    token_logps(project, None, mx.zeros((9, 8)), mx.zeros(9, mx.int32), temperature=1.0, with_gradient=False)
-    assert seen == [(9, 8)]

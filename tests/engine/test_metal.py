@@ -9,10 +9,10 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 
+from backend.engine import metal
+from backend.engine.caches import StepContext
 from backend.engine.device import has_metal
-from backend.engine.metal import adapter, heads
-from backend.engine.metal.heads import HeadNorms, Heads, MetalKernel
-from backend.engine.slot_cache import StepContext
+from backend.engine.metal import HeadNorms, Heads, MetalKernel
 from tests.support import metal_shim
 
 needs_a_compiler = pytest.mark.skipif(
@@ -45,16 +45,16 @@ PLACES = [
 @pytest.mark.parametrize(
     ("after", "K", "N", "R", "dtype"),
     [
-        pytest.param(adapter.NOTHING, 96, 1030, 24, mx.bfloat16, marks=pytest.mark.proof),
-        pytest.param(adapter.NOTHING, 100, 64, 3, mx.float32, marks=pytest.mark.proof),
-        (adapter.GATE, 64, 2060, 16, mx.float16),
+        pytest.param(metal.NOTHING, 96, 1030, 24, mx.bfloat16, marks=pytest.mark.proof),
+        pytest.param(metal.NOTHING, 100, 64, 3, mx.float32, marks=pytest.mark.proof),
+        (metal.GATE, 64, 2060, 16, mx.float16),
     ],
 )
 def test_an_adapter(after: int, K: int, N: int, R: int, dtype: mx.Dtype, on_metal: bool, tmp_path: Path) -> None:
     """Sizes beyond a tile, below a simdgroup, and not a multiple of either."""
     inputs: Any = (*adapter_arrays(K, N, R, dtype), after)
-    (out,) = ran(adapter.KERNEL, adapter.adapter_launch(*inputs), tmp_path, on_metal)
-    assert_equal(out, adapter.adapted_plain(*inputs))
+    (out,) = ran(metal.ADAPTER_KERNEL, metal.adapter_launch(*inputs), tmp_path, on_metal)
+    assert_equal(out, metal.adapted_plain(*inputs))
 
 
 def adapter_arrays(K: int, N: int, R: int, dtype: mx.Dtype) -> list[mx.array]:
@@ -77,11 +77,11 @@ def test_an_adapter_added_to_the_residual_stream(
         (100 * mx.random.normal((3, 1030), key=mx.random.key(9))).astype(stream),
         *adapter_arrays(96, 1030, 3, dtype),
     )
-    outs = ran(adapter.STREAM_KERNEL, adapter.stream_launch(*inputs), tmp_path, on_metal)
-    for out, expected in zip(outs, adapter.added_plain(*inputs), strict=True):
+    outs = ran(metal.STREAM_KERNEL, metal.stream_launch(*inputs), tmp_path, on_metal)
+    for out, expected in zip(outs, metal.added_plain(*inputs), strict=True):
         assert_equal(out, expected)
     residual, y = inputs[:2]
-    total, rounded = ran(adapter.SUM_KERNEL, adapter.sum_launch(residual, y), tmp_path, on_metal)
+    total, rounded = ran(metal.SUM_KERNEL, metal.sum_launch(residual, y), tmp_path, on_metal)
     expected = residual.astype(mx.float32) + y
     assert_equal(total, expected)
     assert_equal(rounded, expected.astype(dtype))
@@ -102,8 +102,8 @@ def test_heads(shape: Heads, has_norms: bool, dtype: mx.Dtype, on_metal: bool, t
     rotation = step.rotation(nn.RoPE(shape.size, base=1e4), shape.size)
     q_weight, k_weight = (1 + 0.3 * mx.random.normal((2, shape.size), key=mx.random.key(1))).astype(dtype)
     norms = HeadNorms(q_weight, k_weight, 1e-6) if has_norms else None
-    queries, kv = ran(heads.KERNEL, heads.heads_launch(qkv, rotation, shape, norms), tmp_path, on_metal)
-    expected_queries, expected_kv = heads.rotated_heads_plain(qkv, rotation, shape, norms)
+    queries, kv = ran(metal.HEADS_KERNEL, metal.heads_launch(qkv, rotation, shape, norms), tmp_path, on_metal)
+    expected_queries, expected_kv = metal.rotated_heads_plain(qkv, rotation, shape, norms)
     assert_equal(queries, expected_queries)
     assert_equal(kv, expected_kv)
 
@@ -117,7 +117,7 @@ def test_rotated_heads_are_those_of_a_norm_and_a_rotary_embedding(H: int, J: int
     weights = 1 + 0.3 * mx.random.normal((2, size), key=mx.random.key(1))
     rope: Any = nn.RoPE(size, base=1e4)
     step = StepContext(mx.array(40), mx.array([0, 7, 40]), mx.arange(64))
-    queries, kv = heads.rotated_heads_plain(
+    queries, kv = metal.rotated_heads_plain(
         qkv,
         step.rotation(rope, size),
         Heads(H, J, size),

@@ -10,14 +10,11 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
-from mlx.utils import tree_map
 from mlx_lm.models import cohere, gemma2, qwen3
 from mlx_lm.utils import load_model
 
-from backend.engine import model_probe
+from backend.engine.caches import new_prompt_cache
 from backend.engine.model_probe import gradient_error, is_causal, split
-from backend.engine.prompt_cache import new_prompt_cache
-from backend.engine.shared_weights import copy_sharing_arrays
 from tests.support import random_models
 from tests.support.architectures.tiny_configs import tiny_config
 from tests.support.forward_cases import Case, assert_same_gradients, gradients, model_of
@@ -28,9 +25,15 @@ UNSPLIT = "The vocabulary is computed for every token, prompts included, instead
 UNSHARED = "Prompts are read once per completion instead of once per group: "
 
 SIZES = {
-    "vocab_size": 320, "hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 64, "num_attention_heads": 2,
-    "num_key_value_heads": 2, "head_dim": 16, "rms_norm_eps": 1e-6,
-}  # fmt: skip
+    "vocab_size": 320,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "intermediate_size": 64,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "rms_norm_eps": 1e-6,
+}
 
 
 def capped(cap: float, **own: Any) -> nn.Module:
@@ -74,12 +77,6 @@ def test_a_model_with_a_plain_head_is_split_and_has_no_slow_path(models: Path, a
     np.testing.assert_allclose(np.array(case.logps(split_model)[0]), np.array(case.plain(model, 1.0)[0]), atol=1e-5)
 
 
-def test_the_probe_runs_the_head_itself(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sliced products round differently. That must not be taken for a soft cap, which would disable the split."""
-    monkeypatch.setattr(model_probe, "matmul_transposed", lambda x, weight: x @ weight.T + 1e-3)
-    assert split(model_of(models)).head is not None
-
-
 def test_a_body_that_cannot_run_without_its_head_is_kept_whole(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = qwen3.Qwen3Model.__call__
 
@@ -110,7 +107,8 @@ def test_an_output_layer_with_arrays_of_its_own_keeps_the_model_whole() -> None:
 
 
 def test_layers_that_find_each_others_keys_in_the_caches_get_caches_in_learning(models: Path) -> None:
-    """Gemma 3n without a cache computes keys in layers that otherwise use an earlier layer's: another model than is sampled from."""
+    """Gemma 3n without a cache computes keys in layers that otherwise use an earlier layer's: another model than is
+    sampled from."""
     folder = random_models.tiny_model(models / "gemma3n", "gemma3n", own=tiny_config("gemma3n"), noise=0.05)
     model, tokens = load_model(folder)[0], mx.array([[5, 6, 70, 8, 33, 100, 5, 6, 250, 11, 12, 13]])
     decoded = mx.concatenate(
@@ -121,39 +119,6 @@ def test_layers_that_find_each_others_keys_in_the_caches_get_caches_in_learning(
     assert not mx.allclose(model(tokens), decoded, atol=0.1)
 
 
-@pytest.mark.parametrize("cut", ["linear head", "output layer", "shared keys", "whole"])
-def test_another_tree_of_the_same_code_is_cut_in_the_same_place(
-    models: Path, monkeypatch: pytest.MonkeyPatch, cut: str
-) -> None:
-    """And has its own arrays: here other ones. Nothing is found out a second time, so a tree that fuses layers costs no trial passes."""
-    if cut == "shared keys":
-        model = load_model(
-            random_models.tiny_model(models / "shared", "gemma3n", own=tiny_config("gemma3n"), noise=0.05)
-        )[0]
-    else:
-        model = model_of(models) if cut == "linear head" else capped(30.0)
-    if cut == "whole":
-        model.scale_of_logits = mx.array(1.0)
-    other, tokens = copy_sharing_arrays(model), mx.array([[5, 6, 70, 8]])
-    other.update(tree_map(lambda x: x * 1.01, other.parameters()))
-    first, expected = split(model), split(other)
-    monkeypatch.setattr(model_probe, "PROBE", None)  # no pass over it
-    again = first.of_tree(other)
-    states = again.hidden(tokens)
-    np.testing.assert_array_equal(np.array(states), np.array(expected.hidden(tokens)))
-    np.testing.assert_array_equal(np.array(again.logits(states)), np.array(expected.logits(states)))
-    assert not mx.array_equal(states, first.hidden(tokens))
-    assert (again.head is None) == (expected.head is None) and (again.head is None or again.head is not first.head)
-    assert (again.prefix_layers, again.vocab_size, again.dtype) == (first.prefix_layers, first.vocab_size, first.dtype)
-    assert again.slow_paths == expected.slow_paths
-
-
-def test_a_wrapper_without_caches_of_its_own_gets_those_of_its_text_model(models: Path) -> None:
-    """Mistral 3 hides the sliding windows of its text model."""
-    model = load_model(random_models.tiny_model(models / "mistral3", "mistral3", own=tiny_config("mistral3")))[0]
-    assert [type(cache).__name__ for cache in new_prompt_cache(model)] == ["RotatingKVCache", "KVCache"]
-
-
 # ---- shared prompts --------------------------------------------------------------------------------------------
 
 
@@ -161,23 +126,18 @@ def test_a_wrapper_without_caches_of_its_own_gets_those_of_its_text_model(models
     ("arch", "paths"),
     [
         ("gemma3_text", [UNSHARED + "some layers have a sliding window."]),
-        ("mamba", [
-            UNSHARED + "some layers keep a state instead of keys and values.",
-        ]),
+        (
+            "mamba",
+            [
+                UNSHARED + "some layers keep a state instead of keys and values.",
+            ],
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_model_whose_layers_cannot_share_a_prompt_says_why(models: Path, arch: str, paths: list[str]) -> None:
     split_model = split(model_of(models, arch))
     assert split_model.prefix_layers == 0
     assert split_model.slow_paths == paths
-
-
-def test_code_that_breaks_on_a_shared_prompt_is_a_slow_path_with_its_error() -> None:
-    """With fewer key heads than heads, Gemma 2's attention takes one mask for all rows."""
-    split_model = split(capped(30.0, num_key_value_heads=1))
-    assert split_model.prefix_layers == 0
-    assert split_model.slow_paths[0].startswith(UNSHARED + "its code does not take a shared prompt (ValueError: ")
-    assert split_model.slow_paths[0].endswith(").")
 
 
 def test_a_model_that_is_wrong_only_with_a_shared_prompt_reads_whole_rows(

@@ -1,5 +1,5 @@
-"""The monkeypatches of mlx-lm: which names they replace, that uninstall restores them, which calls they handle, and that no
-number changes."""
+"""The monkeypatches of mlx-lm: which names they replace, that uninstall restores them, which calls they handle, and
+that no number changes."""
 
 from __future__ import annotations
 
@@ -20,13 +20,10 @@ from mlx_lm.models import activations, base
 from mlx_lm.utils import load_model
 
 from backend.config.config import parse
-from backend.engine import model_probe, patches
-from backend.engine.cpu import swiglu
+from backend.engine import cpu, model_probe, patches
 from backend.engine.forward import SequenceRows, completion_logps, sequence_rows
 from backend.engine.gradient_checkpointing import gradient_checkpointing
 from backend.engine.model_probe import split
-from backend.engine.prefix_cache import PrefixMask, PrefixReader, PrefixRecorder
-from backend.engine.slot_cache import SlotCache, StepContext
 from backend.models.policy import load_policy
 from backend.sampling.rollout import Sampler
 from backend.sampling.sampler import GREEDY
@@ -63,7 +60,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
     monkeypatch.setattr(patches, "blocked_attention", spied("blocked_attention", patches.blocked_attention))
     monkeypatch.setattr(patches, "decode_attention", spied("decode_attention", patches.decode_attention))
-    monkeypatch.setattr(swiglu, "swiglu", spied("swiglu", swiglu.swiglu))
+    monkeypatch.setattr(cpu, "swiglu", spied("swiglu", cpu.swiglu))
     monkeypatch.setattr(patches, "exp_is_scalar", lambda: True)
     monkeypatch.setattr(patches, "MIN_SWIGLU", 1)
     return counted
@@ -111,15 +108,6 @@ def test_install_patches_the_files_of_the_model_and_no_others(models: Path, arch
     assert (experts.swiglu is patches.swiglu) == (arch in ("qwen3_moe", "mixtral"))
 
 
-@pytest.mark.usefixtures("as_on_a_cpu")  # a GPU's gathers are replaced for any model
-def test_a_part_from_mlx_lm_s_own_file_leaves_that_file_alone() -> None:
-    """Otherwise a later import of the original from that file would get ours."""
-    patches.uninstall()
-    patches.install(activations.SwigluOAI())
-    assert activations.swiglu is patches.MLX_LM_SWIGLU
-    assert patches.active() == []
-
-
 def everything_of_mlx_lm() -> dict[tuple[str, str], Any]:
     """Every attribute of every module of mlx-lm that is loaded, and of every class in them."""
     attributes: dict[tuple[str, str], Any] = {}
@@ -154,31 +142,6 @@ def test_after_uninstall_mlx_lm_is_untouched(models: Path) -> None:
     after = everything_of_mlx_lm()
     assert after.keys() == before.keys()
     assert not [name for name, value in after.items() if value is not before[name]]
-
-
-def test_a_second_install_changes_nothing(models: Path) -> None:
-    patches.uninstall()
-    model = model_of(models)
-    patches.install(model)
-    once = patches.active()
-    patches.install(model)
-    assert patches.active() == once
-    patches.uninstall()
-    assert importlib.import_module("mlx_lm.models.qwen3").swiglu is patches.MLX_LM_SWIGLU
-
-
-def test_an_inherited_attribute_is_deleted_again() -> None:
-    class Parent:
-        word = "parent's"
-
-    class Child(Parent):
-        pass
-
-    replacement = patches.replace(Child, "word", "ours")
-    assert Child.word == "ours"
-    patches.restore(replacement)
-    patches.restore(replacement)
-    assert Child.word == "parent's" and "word" not in vars(Child)
 
 
 # ---- which calls they take -------------------------------------------------------------------------------------
@@ -269,104 +232,3 @@ def test_many_rows_decode_with_decode_attention_to_the_same_tokens(
 # ---- what is left to mlx-lm ------------------------------------------------------------------------------------
 
 HEADS, KEY_HEADS, SIZE = 4, 2, 8
-
-
-def arrays(rows: int, queries: int, columns: int) -> list[mx.array]:
-    rng = np.random.default_rng(rows + queries)
-    shapes = [(rows, HEADS, queries, SIZE), *[(rows, KEY_HEADS, columns, SIZE)] * 2]
-    return [mx.array(rng.normal(size=shape), mx.float32) for shape in shapes]
-
-
-def assert_taken(
-    calls: Counter[str], ours: bool, q: mx.array, keys: mx.array, values: mx.array, cache: Any, mask: Any, **how: Any
-) -> None:
-    """Whichever function handles the call, the result equals mlx's for these arrays and this mask."""
-    calls.clear()
-    out = patches.scaled_dot_product_attention(q, keys, values, cache=cache, scale=0.3, mask=mask, **how)
-    assert bool(calls) == ours
-    plain = mx.fast.scaled_dot_product_attention(q, keys, values, scale=0.3, mask=mask, **how)
-    np.testing.assert_allclose(np.array(out), np.array(plain), atol=1e-5)
-
-
-def test_prefill_is_ours_only_with_the_arrays_and_the_mask_of_its_cache(calls: Counter[str]) -> None:
-    q, keys, values = arrays(2, 5, 5)
-    cache = PrefixRecorder()
-    issued = cache.update_and_fetch(keys, values)
-    assert_taken(calls, True, q, *issued, cache, cache.make_mask(5))
-    assert_taken(calls, False, q, *issued, cache, cache.make_mask(5, return_array=True))
-    near = mx.abs(mx.arange(5)[:, None] - mx.arange(5)) < 2
-    assert_taken(calls, False, q, *issued, cache, near)
-    assert_taken(calls, False, q, issued[0] * 2, issued[1], cache, "causal")
-    assert_taken(calls, False, q, issued[0], issued[1] * 2, cache, "causal")
-    assert_taken(calls, False, q, *issued, cache, "causal", sinks=mx.array([0.5, -1.0, 2.0, 0.0]))
-    with pytest.raises(ValueError, match="sliding window"):
-        cache.make_mask(5, window_size=3)
-
-
-@pytest.mark.parametrize("ragged", [True, False], ids=["ragged", "alike"])
-@pytest.mark.parametrize("even", [True, False], ids=["even", "uneven"])
-def test_completions_are_ours_only_with_the_arrays_and_the_mask_of_their_cache(
-    calls: Counter[str], even: bool, ragged: bool
-) -> None:
-    prompt_of = [0, 0, 1, 1] if even else [0, 1, 1, 1]
-    length_B: Any = mx.array([[5, 3][p] for p in prompt_of]) if ragged else 5
-    _, before_keys, before_values = arrays(2, 1, 5)
-    for tokens in (1, 6):
-        q, keys, values = arrays(4, tokens, tokens)
-        cache = PrefixReader(before_keys, before_values, PrefixMask(mx.array(prompt_of), 2 if even else 0, length_B))
-        issued = cache.update_and_fetch(keys, values)
-        assert issued[0].shape == (4, KEY_HEADS, 5 + tokens, SIZE)
-        mask = cache.make_mask(tokens)
-        assert_taken(calls, True, q, *issued, cache, mask)
-        as_array = cache.make_mask(tokens, return_array=True)
-        assert_taken(calls, True, q, *issued, cache, as_array)
-        assert_taken(calls, False, q, *issued, cache, mx.array(np.array(as_array)))
-        assert_taken(calls, False, q, *issued, cache, as_array & (mx.arange(5 + tokens) > 0))
-        assert_taken(calls, False, q, issued[0] * 2, issued[1], cache, mask)
-        assert_taken(calls, False, q, issued[0], issued[1] * 2, cache, mask)
-        assert_taken(calls, False, q, *issued, cache, mask, sinks=mx.array([0.5, -1.0, 2.0, 0.0]))
-
-
-def test_whole_rows_are_ours_where_the_mask_is_causal(calls: Counter[str]) -> None:
-    q, keys, values = arrays(2, 5, 5)
-    assert_taken(calls, True, q, keys, values, None, "causal")
-    assert_taken(calls, False, q, keys, values, None, mx.tril(mx.ones((5, 5), mx.bool_)))
-    assert_taken(calls, False, q, keys, values, None, None)
-    assert_taken(calls, False, q, keys, values, None, "causal", sinks=mx.zeros(HEADS))
-    assert_taken(calls, False, q[:, :, :1], keys[:, :, :1], values[:, :, :1], None, None)
-
-
-def test_a_decoding_step_is_ours_from_min_scores_on(calls: Counter[str]) -> None:
-    def step(rows: int, columns: int = 64) -> tuple[list[mx.array], SlotCache]:
-        q, keys, values = arrays(rows, 1, columns)
-        step = StepContext(mx.array([39]), mx.zeros(rows, mx.int32), mx.arange(columns))
-        return [q, keys, values], SlotCache(keys, values, step)
-
-    enough = patches.MIN_SCORES // (HEADS * 64)
-    some, cache = step(enough)
-    assert_taken(calls, True, *some, cache, cache.mask)
-    assert_taken(calls, False, *some, cache, mx.array(np.array(cache.mask)))
-    assert_taken(calls, False, *some, cache, cache.mask, sinks=mx.zeros(HEADS))
-    fewer, cache = step(enough - 1)
-    assert_taken(calls, False, *fewer, cache, cache.mask)
-
-
-def test_where_exp_is_vectorised_swiglu_is_mlx_lm_s(calls: Counter[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patches, "exp_is_scalar", lambda: False)
-    gate, up = mx.random.normal((2, 64, 64)), mx.random.normal((2, 64, 64))
-    patches.swiglu(gate, up)
-    assert not calls
-
-
-def test_swiglu_is_ours_from_min_swiglu_on(calls: Counter[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.undo()
-    monkeypatch.setattr(patches, "exp_is_scalar", lambda: True)
-    monkeypatch.setattr(swiglu, "swiglu", lambda gate, up: calls.update(["swiglu"]) or up)
-    worth = patches.MIN_SWIGLU
-    for size, up, is_ours in ((worth - 1, worth - 1, False), (worth, worth, True), (worth, 1, False)):
-        calls.clear()
-        x = [mx.array(np.random.default_rng(0).normal(size=n), mx.float32) for n in (size, up)]
-        out = patches.swiglu(*x)
-        assert bool(calls) == is_ours
-        if not is_ours:
-            assert mx.array_equal(out, patches.MLX_LM_SWIGLU(*x))

@@ -1,4 +1,5 @@
-"""Models with a recurrent state: with our patches they have mlx-lm's numbers, and on Metal one path for eval and train mode."""
+"""Models with a recurrent state: with our patches they have mlx-lm's numbers, and on Metal one path for eval and train
+mode."""
 
 from __future__ import annotations
 
@@ -21,15 +22,27 @@ from tests.support.simulated_metal import KernelWithoutGradientError, take_metal
 pytestmark = pytest.mark.usefixtures("without_compiler")
 
 SIZES: dict[str, Any] = {
-    "vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 64, "num_attention_heads": 2,
-    "num_key_value_heads": 2, "head_dim": 16, "rms_norm_eps": 1e-6, "max_position_embeddings": 512, "rope_theta": 1e4,
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "intermediate_size": 64,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 512,
+    "rope_theta": 1e4,
     "tie_word_embeddings": False,
-}  # fmt: skip
+}
 # Keys of 32 numbers: mlx-lm takes its kernel for multiples of 32 alone.
 DELTA_NET = {
-    "linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 32, "linear_value_head_dim": 16,
-    "linear_conv_kernel_dim": 4, "full_attention_interval": 2,
-}  # fmt: skip
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 16,
+    "linear_conv_kernel_dim": 4,
+    "full_attention_interval": 2,
+}
 EXPERTS = {
     "num_experts": 4,
     "num_experts_per_tok": 2,
@@ -40,22 +53,48 @@ LATENT = {"kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_h
 KIMI = {"linear_attn_config": {"num_heads": 2, "head_dim": 32, "short_conv_kernel_size": 4, "kda_layers": [1]}}
 
 FAMILIES: dict[str, dict[str, Any]] = {
-    "qwen3_next": SIZES | DELTA_NET | EXPERTS | {
-        "decoder_sparse_step": 1, "mlp_only_layers": [], "partial_rotary_factor": 0.5, "norm_topk_prob": True},
+    "qwen3_next": SIZES
+    | DELTA_NET
+    | EXPERTS
+    | {"decoder_sparse_step": 1, "mlp_only_layers": [], "partial_rotary_factor": 0.5, "norm_topk_prob": True},
     "qwen3_5": {"text_config": SIZES | DELTA_NET | {"model_type": "qwen3_5"}},
     "qwen3_5_moe": {"text_config": SIZES | DELTA_NET | EXPERTS | {"model_type": "qwen3_5_moe"}},
-    "olmo_hybrid": SIZES | DELTA_NET | {
-        "layer_types": ["linear_attention", "full_attention"], "linear_allow_neg_eigval": True, "attention_bias": False},
-    "kimi_linear": SIZES | KIMI | LATENT | {
-        "num_experts": 0, "first_k_dense_replace": 2, "moe_intermediate_size": 32, "model_max_length": 512,
-        "hidden_act": "silu", "q_lora_rank": None},
-    "kimi_k3": SIZES | KIMI | LATENT | {
-        "q_lora_rank": 16, "first_k_dense_replace": 2, "attn_res_block_size": 1, "activation_situ_beta": 1.0,
-        "activation_situ_linear_beta": 1.0},
-    "bailing_moe_v3": SIZES | LATENT | {
-        "head_dim": 32, "q_lora_rank": 16, "layer_group_size": 2, "first_k_dense_replace": 2, "num_experts": 4,
-        "num_experts_per_tok": 2, "moe_intermediate_size": 32},
-}  # fmt: skip
+    "olmo_hybrid": SIZES
+    | DELTA_NET
+    | {"layer_types": ["linear_attention", "full_attention"], "linear_allow_neg_eigval": True, "attention_bias": False},
+    "kimi_linear": SIZES
+    | KIMI
+    | LATENT
+    | {
+        "num_experts": 0,
+        "first_k_dense_replace": 2,
+        "moe_intermediate_size": 32,
+        "model_max_length": 512,
+        "hidden_act": "silu",
+        "q_lora_rank": None,
+    },
+    "kimi_k3": SIZES
+    | KIMI
+    | LATENT
+    | {
+        "q_lora_rank": 16,
+        "first_k_dense_replace": 2,
+        "attn_res_block_size": 1,
+        "activation_situ_beta": 1.0,
+        "activation_situ_linear_beta": 1.0,
+    },
+    "bailing_moe_v3": SIZES
+    | LATENT
+    | {
+        "head_dim": 32,
+        "q_lora_rank": 16,
+        "layer_group_size": 2,
+        "first_k_dense_replace": 2,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+    },
+}
 """All that have gated delta nets. Kimi's and Bailing's decays are one a key channel, the others' one a head."""
 
 ALL = [
@@ -88,8 +127,8 @@ def logps(model: nn.Module) -> mx.array:
 
 
 def eval_and_train(model: nn.Module) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
-    """Log-probabilities in eval mode without a gradient, as old and reference ones are computed; those of an update, in train mode;
-    and its gradient."""
+    """Log-probabilities in eval mode without a gradient, as old and reference ones are computed; those of an update, in
+    train mode; and its gradient."""
     weight_BT = mx.array(np.random.default_rng(1).normal(size=(2, 69)), mx.float32)
 
     def loss() -> tuple[mx.array, mx.array]:
@@ -162,16 +201,26 @@ def test_a_decoding_step_is_mlx_lm_s(monkeypatch: pytest.MonkeyPatch) -> None:
 # ---- kernels that mlx-lm takes in training too -----------------------------------------------------------------
 
 RWKV7 = {
-    "vocab_size": 64, "hidden_size": 64, "intermediate_size": 64, "norm_eps": 1e-5, "head_dim": 32, "num_hidden_layers": 2,
-    "a_low_rank_dim": 8, "v_low_rank_dim": 8, "gate_low_rank_dim": 8, "decay_low_rank_dim": 8,
-}  # fmt: skip
+    "vocab_size": 64,
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "norm_eps": 1e-5,
+    "head_dim": 32,
+    "num_hidden_layers": 2,
+    "a_low_rank_dim": 8,
+    "v_low_rank_dim": 8,
+    "gate_low_rank_dim": 8,
+    "decay_low_rank_dim": 8,
+}
 
 
 def test_rwkv7_learns_on_metal(monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_of("rwkv7", RWKV7)
     # Its mixing weights start at zero, and with them every key.
     rng = np.random.default_rng(0)
-    model.load_weights([(n, mx.array(0.3 * rng.normal(size=x.shape), mx.float32)) for n, x in tree_flatten(model.parameters())])  # fmt: skip
+    model.load_weights(
+        [(n, mx.array(0.3 * rng.normal(size=x.shape), mx.float32)) for n, x in tree_flatten(model.parameters())]
+    )
     _, expected, plain = eval_and_train(model)
     take_metal_s_paths(monkeypatch)
     with pytest.raises(KernelWithoutGradientError):

@@ -1,4 +1,5 @@
-"""The residual stream of a model of 16 bits is float32, its products are not, and a model that cannot have it stays as it is."""
+"""The residual stream of a model of 16 bits is float32, its products are not, and a model that cannot have it stays as
+it is."""
 
 from __future__ import annotations
 
@@ -15,7 +16,6 @@ from mlx_lm.utils import load
 from backend.engine import residual_stream
 from backend.engine.gradient_checkpointing import gradient_checkpointing
 from backend.engine.model_probe import split
-from tests.support.architectures.tiny_configs import tiny_config
 from tests.support.random_models import tiny_model
 
 pytestmark = pytest.mark.usefixtures("as_on_a_cpu", "without_compiler")
@@ -56,13 +56,6 @@ def test_the_stream_is_float32_and_products_read_16_bits(
     assert all(residual_stream.is_float32(layer.post_attention_layernorm) for layer in model.layers)
     residual_stream.unmark(model)
     assert inputs_of(model, monkeypatch)["TransformerBlock"] == {getattr(mx, dtype)}
-
-
-def test_a_first_layer_may_be_called_by_keyword(tmp_path: Path) -> None:
-    """As GPT-J's is in mlx-lm: a mark that took its input by position alone ended the load of the model."""
-    model: Any = model_of(tmp_path, "gptj", own=tiny_config("gptj"))
-    assert split(model).dtype == mx.bfloat16
-    assert any(residual_stream.WIDENS in vars(layer) for layer in model.layers)
 
 
 def test_it_is_nearer_to_float32(tmp_path: Path) -> None:

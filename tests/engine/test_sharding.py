@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from mlx.nn.layers.distributed import shard_linear
 
-from backend.engine.sharding.tensor import COLUMNS, ROWS, Division, LayerShare, segments_of, weight_division
+from backend.engine.sharding import COLUMNS, ROWS, Division, LayerShare
 from backend.models.sharded_policy import AbsentGroup
 
 
@@ -29,7 +29,8 @@ class RankOf(AbsentGroup):
 @pytest.mark.parametrize("kind", [COLUMNS, ROWS])
 def test_a_part_is_what_mlx_gives_the_rank(kind: str, segments: Any) -> None:
     linear = nn.Linear(24, 24, bias=False)
-    division = weight_division(linear.weight, LayerShare(kind, segments_of(segments)))
+    share = LayerShare(kind, segments if isinstance(segments, int) else tuple(segments))
+    division = share.division(linear.weight)
     parts = []
     for rank in range(2):
         group: Any = RankOf(rank, 2)

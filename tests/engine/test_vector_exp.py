@@ -1,4 +1,5 @@
-"""The kernels of exp on x86: vectorised alone and in front of any other operation. Its numbers: tests/sampling/test_sampler.py."""
+"""The kernels of exp on x86: vectorised alone and in front of any other operation. Its numbers:
+tests/sampling/test_sampler.py."""
 
 from __future__ import annotations
 
@@ -9,8 +10,8 @@ import shutil
 import mlx.core as mx
 import pytest
 
-from backend.engine.compiled import compiled_by_shape
-from backend.engine.cpu import swiglu, vector_exp
+from backend.engine import cpu
+from backend.engine.graph import compiled_by_shape
 
 pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="without a compiler mlx fuses nothing")
 
@@ -24,7 +25,7 @@ def operations(*results: mx.array) -> list[str]:
 
 def sigmoid_chain(x: mx.array) -> mx.array:
     """Many operations after exp: fused with it, they would push its constants out of the kernel."""
-    y = vector_exp.exp_nonpositive(x)
+    y = cpu.exp_nonpositive(x)
     for scale in (0.5, 0.6, 0.7, 0.8):
         y = y / (1 + y * scale)
     return y
@@ -33,15 +34,16 @@ def sigmoid_chain(x: mx.array) -> mx.array:
 @pytest.mark.parametrize(
     "results",
     [
-        lambda x: [vector_exp._exp(x)],
-        lambda x: swiglu._forward(x, x),
+        lambda x: [cpu._exp(x)],
+        lambda x: cpu._forward(x, x),
         lambda x: [compiled_by_shape(sigmoid_chain)(x)],
     ],
     ids=["exp", "swiglu", "in front of others"],
 )
 def test_no_operand_of_its_kernels_is_repeated_along_the_array(results, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A constant outside of a kernel is a Broadcast of its own. Two were, unseen for months, and exp took 2.5 times as long."""
-    monkeypatch.setattr(vector_exp, "exp_is_scalar", lambda: True)
+    """A constant outside of a kernel is a Broadcast of its own. Two were, unseen for months, and exp took 2.5 times as
+    long."""
+    monkeypatch.setattr(cpu, "exp_is_scalar", lambda: True)
     x = -mx.ones((8, 512))
     mx.eval(x)
     names = operations(*results(x))

@@ -14,8 +14,7 @@ from backend.config.config import parse
 from backend.models.architectures import UNTRAINABLE
 from backend.models.loading import check_opens
 from backend.models.policy import load_policy
-from backend.models.sharded_architectures import WITHOUT_GRADIENT, divides, sharding_refusal
-from backend.models.sharded_policy import check_divides
+from backend.models.sharded_policy import WITHOUT_GRADIENT, check_divides, divides, sharding_refusal
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
 from backend.trainer import preflight

@@ -1,7 +1,8 @@
 """Generation without mlx's compiler, except where a test asks for it.
 
-A compiled function costs g++ runs on a CPU, one for each fused kernel and each layout of its inputs: most of these tests' time. A decoding
-step computes the same without it. Tests of the compiled step itself request the fixture `compiled`.
+A compiled function costs g++ runs on a CPU, one for each fused kernel and each layout of its inputs: most of these
+tests' time. A decoding step computes the same without it. Tests of the compiled step itself request the fixture
+`compiled`.
 """
 
 from __future__ import annotations

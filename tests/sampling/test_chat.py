@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -11,17 +10,14 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
-from mlx_lm import utils as mlx_lm_utils
 
 from backend.config.config import load
 from backend.data.preview import open_dataset
 from backend.data.problems import prepare
 from backend.models.policy import load_policy
 from backend.runs.run_folder import RunFolder
-from backend.sampling.chat import sides as sides_module
-from backend.sampling.chat.chat import Chat, ChatQuestion, Turn
-from backend.sampling.chat.sides import load_sides
-from backend.sampling.chat.source import find_source
+from backend.sampling import chat as sides_module
+from backend.sampling.chat import Chat, ChatQuestion, Turn, find_source, load_sides
 from backend.sampling.rollout import Sampler
 from backend.sampling.sampler import GREEDY, Sampling
 from backend.types import Completion
@@ -105,26 +101,6 @@ def test_an_answer_is_penalised_and_held_as_the_run_s_completions_are(chats: Cal
         assert re.fullmatch("[a-e]{3,5}[0-9]", answers[side].text)
 
 
-def test_turning_from_side_to_side_loads_nothing(chats: Callable[..., Chat], monkeypatch: pytest.MonkeyPatch):
-    chat = chats(train_type="lora")
-    ask(chat)
-    loads: list[str] = []
-    for owner, name in (
-        (mx, "load"),
-        (mlx_lm_utils, "load"),
-        (sides_module, "load_policy"),
-        (sides_module, "load_model"),
-    ):
-        monkeypatch.setattr(owner, name, lambda *args, name=name, **more: loads.append(name))
-    gc.collect()  # what earlier tests left in cycles would be freed meanwhile
-    before = mx.get_active_memory()
-    for _ in range(3):
-        for side in BOTH:
-            chat.reply(ChatQuestion("What is 3 plus 3?", sampling=GREEDY, max_tokens=12), [side])
-    gc.collect()
-    assert not loads and mx.get_active_memory() == before
-
-
 def test_adapters_take_the_memory_of_one_base(chats: Callable[..., Chat]):
     shared, apart = chats(train_type="lora").sides, chats(train_type="full").sides
     base_bytes = sum(array.nbytes for _, array in tree_flatten(shared.sides["base"].model.parameters()))
@@ -203,23 +179,6 @@ def test_a_system_message_of_ones_own_replaces_the_runs(chats: Callable[..., Cha
         return [message["content"] for message in messages if message["role"] == "system"]
 
     assert (system(), system(system="Be kind."), system(system="")) == (["Answer briefly."], ["Be kind."], [])
-
-
-def test_a_row_has_its_answer_and_all_its_columns(chats: Callable[..., Chat]):
-    chat = chats(train_type="lora")
-    source, rows = chat.held_out_rows()
-    assert source.endswith("rows.jsonl") and len(rows) == 8, "a dataset of one split is read from that"
-    problem = chat.problem(ChatQuestion("ignored: the row has the prompt", row=2), "tuned")
-    assert (problem.index, problem.prompt, problem.answer, problem.row) == (2, "What is 2 plus 2?", "4", rows[2])
-    with pytest.raises(UserError, match=r"rows 1 to 8, and no row 9"):
-        chat.problem(ChatQuestion("", row=8), "tuned")
-
-
-def test_a_run_renders_with_its_own_template_variables(models: Path, tmp_path: Path):
-    run = make_run(tmp_path / "run", models, chat_template_kwargs={"enable_thinking": True})
-    chat = Chat(source := find_source(str(run.path)), load_sides(source))
-    problem = chat.problem(ChatQuestion("Hi"), "base")
-    assert chat.sides.tokenizer.decode(problem.tokens).endswith("assistant\n<think>\n")
 
 
 def test_a_plain_model_has_a_base_alone(models: Path):

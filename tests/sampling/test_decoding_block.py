@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from backend.config.config import parse
-from backend.engine import device
-from backend.engine.metal import adapter, heads
+from backend.engine import device, metal
 from backend.models.policy import Policy, load_policy
 from backend.sampling import fused_linear, fused_model
 from backend.sampling.rollout import Sampler
@@ -76,11 +75,11 @@ def test_our_kernels_are_called_with_what_they_compute(
     def adapted(*arguments: Any) -> mx.array:
         calls.append("adapter")
         assert all(array.ndim == 2 for array in arguments if isinstance(array, mx.array))
-        return adapter.adapted_plain(*arguments)
+        return metal.adapted_plain(*arguments)
 
     def rotated(*arguments: Any) -> tuple[mx.array, mx.array]:
         calls.append("heads")
-        return heads.rotated_heads_plain(*arguments)
+        return metal.rotated_heads_plain(*arguments)
 
     monkeypatch.setattr(fused_linear, "adapted", adapted)
     monkeypatch.setattr(fused_model, "rotated_heads", rotated)
@@ -122,8 +121,8 @@ def test_kernels_with_other_logits_are_not_used_and_say_why(
 ) -> None:
     """As on a Mac whose compiler or chip disagrees: the fused blocks stay, in plain mlx."""
     monkeypatch.setattr(device, "has_metal", lambda: True)
-    monkeypatch.setattr(fused_model, "rotated_heads", heads.rotated_heads_plain)
-    monkeypatch.setattr(fused_linear, "adapted", lambda base, *rest: 2 * adapter.adapted_plain(base, *rest))
+    monkeypatch.setattr(fused_model, "rotated_heads", metal.rotated_heads_plain)
+    monkeypatch.setattr(fused_linear, "adapted", lambda base, *rest: 2 * metal.adapted_plain(base, *rest))
     policy = policy_of(models, "qwen3", bits=4)
     fused = Sampler(policy, 12)
     assert fused.fused.packs_cache and not any(block.uses_kernels for block in fused.fused.decoding_blocks)

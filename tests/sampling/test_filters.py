@@ -1,4 +1,5 @@
-"""Top-k, top-p and min-p without a sort keep the tokens that a sort keeps, so the same uniform number samples the same token."""
+"""Top-k, top-p and min-p without a sort keep the tokens that a sort keeps, so the same uniform number samples the same
+token."""
 
 from __future__ import annotations
 
@@ -95,39 +96,6 @@ def test_a_gpu_s_kernels_sample_what_a_sort_samples(V: int, sampling: Sampling) 
         assert_the_same_samples(V, sampling, seed=V, uniforms=6, dtype=dtype)
 
 
-@pytest.mark.parametrize("V", [32_000, 49_152, 128_256, 151_936, 152_064, 248_320, 262_144])
-def test_top_k_leaves_a_few_thousand_values_of_a_vocabulary_to_sort(V: int) -> None:
-    """Block maxima and the values of 20 blocks: within two of the blocks that Metal sorts in one launch, and within one up to 209,000."""
-    width = filters._block_width(V, 20)
-    assert V % width == 0
-    assert max(V // width, 20 * width) <= 2 * 2048
-    left = V // width, 20 * width
-    if cut := filters._uneven_cut(V, 20):
-        assert cut.blocks * cut.width + 20 * cut.rest == V
-        left = cut.blocks, 20 * (cut.width + cut.rest)
-    assert max(left) <= 2048 or V > 2048 * (2048 // 20)
-
-
-@pytest.mark.parametrize(
-    ("V", "k", "cut"),
-    [
-        (151_936, 20, (1766, 86, 3)),  # as the module's first paragraph tells
-        (100_277, 20, (1453, 69, 1)),  # blocks alone: 673 maxima, but 2,980 candidates
-        (4099, 20, (369, 11, 2)),
-        (4096, 1024, (2048, 2, 0)),  # both just short enough
-        (2048, 20, None),  # short enough as it is
-        (128_256, 20, None),  # 1,336 maxima and 1,920 candidates by blocks alone
-        (248_320, 20, None),  # no cut is small enough
-        (208_916, 20, None),  # 2,048 blocks of 102 and 20 values: 2,060 candidates
-        (4099, 2049, None),
-    ],
-)
-def test_a_row_is_cut_unevenly_only_where_that_leaves_a_gpu_one_launch_each(
-    V: int, k: int, cut: tuple[int, int, int] | None
-) -> None:
-    assert filters._uneven_cut(V, k) == cut
-
-
 @pytest.mark.usefixtures("_on_the_cpu")
 @pytest.mark.parametrize("sampling", SAMPLINGS[::4], ids=str)
 def test_a_whole_vocabulary_samples_what_a_sort_samples(sampling: Sampling) -> None:
@@ -135,24 +103,10 @@ def test_a_whole_vocabulary_samples_what_a_sort_samples(sampling: Sampling) -> N
     assert_the_same_samples(151_936, sampling, seed=0, uniforms=2, dtype=mx.float32)
 
 
-@pytest.mark.proof
-@pytest.mark.timeout(1800)
-@pytest.mark.usefixtures("_on_the_cpu")
-def test_a_million_draws_are_those_of_a_sort() -> None:
-    """Every draw the same, ties included: none is left to a rounding of the sums."""
-    draws = 0
-    for V, seeds, uniforms in ((150, 120, 50), (1000, 60, 50), (8192, 12, 50), (32_768, 6, 20), (151_936, 3, 10)):
-        for seed in range(seeds):
-            for sampling in SAMPLINGS:
-                dtype = mx.bfloat16 if seed % 3 == 2 else mx.float32
-                draws += assert_the_same_samples(V, sampling, seed, uniforms, dtype)
-        print(f"up to V {V:,}: {draws:,} draws, all equal")
-    assert draws >= 10**6
-
-
 @pytest.mark.usefixtures("_on_the_cpu")
 def test_a_nucleus_counts_masses_that_float32_would_lose() -> None:
-    """A thousand masses of 1e-8 below one of 1: in float32 their sum is 1, and the nucleus of all but a millionth ends at the first token."""
+    """A thousand masses of 1e-8 below one of 1: in float32 their sum is 1, and the nucleus of all but a millionth ends
+    at the first token."""
     mass_BV = mx.array([[1e-8] * 1000 + [1.0]])
     for floor in (filters.nucleus_floor, lambda mass, top_p: filters.least_inside(mass, mass, top_p)):
         assert floor(mass_BV, 1 - 1e-6).item() == pytest.approx(1e-8)
@@ -184,9 +138,6 @@ def test_a_nucleus_ends_where_its_share_is_reached_exactly(zeros: int) -> None:
     assert filters.nucleus_floor(mass_BV, 0.875).tolist() == [[0.25], [0.375]]
 
 
-# ── a CPU's choices ──────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 @pytest.mark.usefixtures("_on_the_cpu")
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(top_k=20, top_p=0.95), Sampling(min_p=0.05)], ids=str)
 def test_rows_of_a_whole_vocabulary_are_in_memory_one_after_another(sampling: Sampling) -> None:
@@ -200,35 +151,16 @@ def test_rows_of_a_whole_vocabulary_are_in_memory_one_after_another(sampling: Sa
     assert mx.get_peak_memory() - before < 12 * V * logits_BV.itemsize
 
 
-@pytest.mark.usefixtures("_on_the_cpu")
-def test_beside_a_single_row_its_number_is_a_scalar(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a CPU only: elsewhere, and for several rows, it is the column that it was."""
-    assert filters.beside_row(mx.ones((1, 1))).shape == ()
-    assert filters.beside_row(mx.ones((2, 1))).shape == (2, 1)
-    monkeypatch.setenv(TREAT_CPU_AS, "gpu")
-    assert filters.beside_row(mx.ones((1, 1))).shape == (1, 1)
-
-
-# ── a GPU's choices ──────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 @pytest.fixture
 def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(TREAT_CPU_AS, "gpu")
 
 
 @pytest.mark.usefixtures("_as_on_a_gpu")
-def test_a_gpu_makes_no_histogram_of_masses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Additions into one are in another order in every run there, and Metal has no float64."""
-    monkeypatch.setattr(filters, "_floor_by_histogram", None)
-    assert filters.nucleus_floor(mx.array([[0.25, *[0.0] * 300, 0.5, 0.25]]), 0.4).item() == 0.5
-
-
-@pytest.mark.usefixtures("_as_on_a_gpu")
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
 def test_a_gpu_s_choices_keep_what_a_sort_keeps(sampling: Sampling) -> None:
-    """Its sums are in float32, so in a nucleus of thousands the last token may be another, one in a thousand; the tolerance after a
-    top-k of tens is smaller than the share of a token."""
+    """Its sums are in float32, so in a nucleus of thousands the last token may be another, one in a thousand; the
+    tolerance after a top-k of tens is smaller than the share of a token."""
     V = 4096
     logits = rows_of_every_kind(V, seed=1)
     mass_BV = mx.exp(mx.array(logits - logits.max(axis=1, keepdims=True)) * (1 / sampling.temperature))

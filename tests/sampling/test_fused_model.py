@@ -16,10 +16,9 @@ from mlx.utils import tree_flatten, tree_map
 from backend.config.config import parse
 from backend.models.policy import Policy, load_policy
 from backend.sampling import fused_linear, fused_model
-from backend.sampling.fused_linear import FusedOutput, FusedProjection
 from backend.sampling.fused_model import FusedModel
 from backend.sampling.rollout import Sampler
-from backend.sampling.sampler import GREEDY, Sampling
+from backend.sampling.sampler import GREEDY
 from backend.types import Problem
 from tests.support import random_models
 
@@ -161,22 +160,6 @@ def test_sixteen_bits_stay_within_their_own_rounding(models: Path) -> None:
 # ---- fewer products --------------------------------------------------------------------------------------------
 
 
-def fused_names(fused: FusedModel) -> list[list[str]]:
-    names = {id(module): name.rpartition(".")[2] for name, module in fused.policy.named_modules()}
-    return [sorted(names[id(member)] for member in linear.members) for linear in fused.fused_linears]
-
-
-def test_layers_that_read_the_same_input_become_one_product(models: Path) -> None:
-    attention, gates = ["k_proj", "q_proj", "v_proj"], ["gate_proj", "up_proj"]
-    for arch in ("qwen3", "llama"):
-        policy = policy_of(models, arch)
-        names = fused_names(FusedModel(policy.model, policy.split_model))
-        assert names == [attention, ["o_proj"], gates, ["down_proj"]] * 2
-    policy = policy_of(models, "mixtral")
-    names = fused_names(FusedModel(policy.model, policy.split_model))
-    assert names.count(attention) == 2 and gates not in names, "experts are no plain linear layers"
-
-
 def test_layers_with_other_quantisation_are_not_fused(models: Path) -> None:
     """Published models keep some layers in more bits than others, or unquantised."""
     policy = policy_of(models, tie=False)
@@ -189,24 +172,6 @@ def test_layers_with_other_quantisation_are_not_fused(models: Path) -> None:
     assert all(len(linear.members) == 1 for linear in fused.fused_linears) and len(fused.fused_linears) == 14
     fused.refresh()
     assert distance(policy, fused) < 1e-4
-
-
-def test_a_fused_output_is_computed_once_and_not_kept() -> None:
-    projection, calls = FusedProjection(nn.Linear(4, 6)), []
-    projection.weight = mx.arange(24, dtype=mx.float32).reshape(6, 4)
-    output = FusedOutput(projection, [2, 3, 1])
-    projection._base = lambda x: calls.append(x) or x @ projection.weight.T
-    for x in (mx.ones((1, 4)), mx.ones((1, 4))):
-        parts = [output.slice_of(index, x) for index in (1, 0, 2)]
-        product = x @ projection.weight.T
-        assert mx.array_equal(mx.concatenate([parts[1], parts[0], parts[2]], axis=1), product)
-        assert output.input is None and not output.slices
-    assert len(calls) == 2
-    first, again = (
-        output.slice_of(0, x),
-        output.slice_of(0, x),
-    )  # called twice with one input: computed again
-    assert mx.array_equal(first, again)
 
 
 # ---- fallbacks -------------------------------------------------------------------------------------------------
@@ -231,7 +196,8 @@ def test_a_model_that_reads_its_layers_weights_itself_is_not_fused_and_says_why(
 def test_a_fused_model_with_other_logits_is_not_used_and_says_why(
     models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A fresh adapter's update is zero: without the noise that the trial adds, a wrong fusion would not change the logits."""
+    """A fresh adapter's update is zero: without the noise that the trial adds, a wrong fusion would not change the
+    logits."""
     fresh = policy_of(models)
     for module in fresh.model.modules():
         if "lora_b" in module:
@@ -282,24 +248,3 @@ def test_packed_weights_are_the_only_copy(models: Path, bits: int | None) -> Non
     assert 0 < active() - before < 4 * sum(x.nbytes for x in policy.trainable().values()) + 4096
     fused.release()
     assert active() - before < 0.02 * weights
-
-
-@pytest.mark.parametrize("train_type", ["lora", "full"])
-def test_merged_weights_are_freed_after_a_rollout(models: Path, train_type: str) -> None:
-    policy = policy_of(models, train_type=train_type)
-    rollout = Sampler(policy, 10)
-    before, seen = active(), []
-    rollout.sample([Problem(0, "", [], [5, 6, 7], "")], 2, Sampling(), 0, 0, lambda token_count: seen.append(active()))
-    assert max(seen) > before + 30_000
-    assert active() <= before + 1000, "what was made for the rollout is still there"
-
-
-def test_a_step_is_traced_once_for_all_rollouts(models: Path, compiled: None) -> None:
-    policy = policy_of(models)
-    rollout, traces = Sampler(policy, 10), []
-    hidden = rollout.fused.split_model.hidden
-    rollout.fused.split_model.hidden = lambda tokens, cache: traces.append(tokens.shape) or hidden(tokens, cache)
-    for seed in range(3):
-        rollout.sample([Problem(0, "", [], [5, 6, 7], "")], 4, Sampling(), seed, 0)
-        shake(policy, seed)
-    assert traces.count((4, 1)) == 1

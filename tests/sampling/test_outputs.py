@@ -1,14 +1,20 @@
-"""Where completions end, chunk by chunk, without a model: end-of-sequence ids, the length limit, stop strings, a grammar."""
+"""Where completions end, chunk by chunk, without a model; and text from tokens."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mlx_lm.utils import load_tokenizer
 
 from backend.sampling.outputs import CompletionBuffer
+from backend.sampling.text_stream import REPLACEMENT, TextStream
+from tests.support.random_models import tiny_tokenizer
 
 ENDS = (1, 2)
 SPECIAL = {1: "<end>", 2: "<stop>", 3: "<tool>"}
@@ -27,8 +33,8 @@ def outputs_of(count: int, max_tokens: int, *stop: str) -> CompletionBuffer:
 
 
 def append(outputs: CompletionBuffer, rows: dict[int, list[int | str]], held: bool = False) -> None:
-    """The next tokens of these rows, a letter or an id each. A token's log-probability is −(its row.its place in the chunk), the logs
-    of what was kept and held are ten and a hundred times as much."""
+    """The next tokens of these rows, a letter or an id each. A token's log-probability is −(its row.its place in the
+    chunk), the logs of what was kept and held are ten and a hundred times as much."""
     tokens = np.array([[ord(one) if isinstance(one, str) else one for one in row] for row in rows.values()]).T
     logps = -(np.array([*rows]) + np.arange(len(tokens))[:, None] / 100)
     outputs.append(np.array([*rows]), tokens, logps, 10 * logps, 100 * logps if held else None)
@@ -51,13 +57,6 @@ def test_each_row_ends_at_its_first_end_of_sequence_or_at_the_limit_which_comes_
     assert last.tokens == [*map(ord, "abcd"), 1] and not last.log_held
     assert last.logps == pytest.approx([-4, -4.01, -4.02, -4, -4.01])
     assert last.log_kept == pytest.approx([-40, -40.1, -40.2, -40, -40.1])
-
-
-def test_rows_of_unequal_length_are_kept_whole() -> None:
-    outputs = outputs_of(2, 128)
-    append(outputs, {1: ["a"] * 60})
-    append(outputs, {0: ["b", "b", 1] + ["b"] * 67, 1: ["c"] * 70})
-    assert ends(outputs) == [("bb", "eos"), ("a" * 60 + "c" * 68, "length")]
 
 
 LONG = "a stop string of thirty letters"
@@ -84,12 +83,6 @@ def test_a_stop_string_ends_a_row_with_the_token_that_completes_it(
     assert ends(outputs) == [("x", "eos"), (text, "string")]
 
 
-def test_the_text_of_an_end_of_sequence_is_no_stop_string() -> None:
-    outputs = outputs_of(2, 9, "<end>", "<tool>")
-    append(outputs, {0: ["a", 1], 1: ["a", 3]})
-    assert ends(outputs) == [("a", "eos"), ("a<tool>", "string")]
-
-
 def test_under_a_grammar_a_stop_string_counts_where_its_token_completes_the_output() -> None:
     """“1” comes where the output is not whole, and the “x” that makes it whole completes no stop string."""
     whole = {"11x", "11x1;", "11x1;;"}
@@ -103,10 +96,47 @@ def test_under_a_grammar_a_stop_string_counts_where_its_token_completes_the_outp
 
 
 def test_only_an_end_that_no_token_could_have_replaced_counts_as_cut_off() -> None:
-    """A stuck row has the end of sequence alone to go on with; one that the limit cut before that was cut off already."""
+    """A stuck row has the end of sequence alone to go on with; one that the limit cut before that was cut off
+    already."""
     outputs = outputs_of(3, 2)
     stuck: Any = SimpleNamespace(stuck={0, 2})
     outputs.held = stuck
     append(outputs, {0: ["a", 1], 1: ["a", 1], 2: ["a", "b"]}, held=True)
     assert outputs.cut_off_stuck() == 1
     assert ends(outputs) == [("a<end>", "length"), ("a", "eos"), ("ab", "length")]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(models: Path):
+    return load_tokenizer(tiny_tokenizer(models / "tokenizer"))
+
+
+def pieces(tokenizer, tokens: list[int]) -> list[str]:
+    stream = TextStream(lambda ids: tokenizer.decode(list(ids), skip_special_tokens=False))
+    return [*(stream.push(token) for token in tokens), stream.rest()]
+
+
+@settings(deadline=None, max_examples=60)
+@given(text=st.text(max_size=40))
+def test_a_character_of_several_tokens_comes_whole(tokenizer, text: str):
+    tokens = tokenizer.encode(text, add_special_tokens=False)
+    shown = pieces(tokenizer, tokens)
+    assert "".join(shown) == text
+    assert not any(REPLACEMENT in piece for piece in shown) or REPLACEMENT in text
+
+
+@settings(deadline=None, max_examples=60)
+@given(tokens=st.lists(st.integers(3, 319), max_size=40))  # most are single bytes, of every kind
+def test_bytes_that_are_no_characters_are_shown_in_the_end(tokenizer, tokens: list[int]):
+    shown = pieces(tokenizer, tokens)
+    assert "".join(shown) == tokenizer.decode(tokens, skip_special_tokens=False)
+
+
+def test_a_leading_space_that_depends_on_the_token_before_is_kept():
+    words = {1: "▁two", 2: "▁words"}
+
+    def decode(ids) -> str:  # as SentencePiece decodes: no space at the beginning of a text
+        return "".join(words[token] for token in ids).replace("▁", " ").removeprefix(" ")
+
+    stream = TextStream(decode)
+    assert [stream.push(1), stream.push(2), stream.rest()] == ["two", " words", ""]

@@ -6,8 +6,7 @@ import copy
 import json
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -16,15 +15,12 @@ from mlx.utils import tree_map
 from mlx_lm.generate import generate_step
 
 from backend.config.config import parse
-from backend.engine.chunk_sizes import BUCKET, capacity
+from backend.engine.chunk_sizes import BUCKET
 from backend.models.policy import Policy, load_policy
 from backend.sampling import rollout as rollout_module
 from backend.sampling import scheduler as scheduler_module
-from backend.sampling.drawing import SamplingState
-from backend.sampling.kv_rows import KVRows, Prefilled, WaitingQueue
-from backend.sampling.outputs import REASONS, CompletionBuffer
+from backend.sampling.outputs import CompletionBuffer
 from backend.sampling.rollout import DECODE_CHUNK, Sampler
-from backend.sampling.row_costs import ON_CPU, QUANTIZED, RowCosts
 from backend.sampling.sampler import GREEDY, SampledTokens, Sampling, keyed_uniforms, sample_tokens
 from backend.sampling.scheduler import Scheduler
 from backend.types import Completion, Group, Problem
@@ -33,7 +29,8 @@ from tests.support import random_models
 BATCHED, BY_GROUP = ["qwen3", "qwen3_moe"], ["gemma3_text", "mamba"]
 """Architectures that are decoded by continuous batching, and others (a sliding window, a state space)."""
 FILTERED = Sampling(temperature=0.9, top_p=0.95, top_k=200)
-"""Sampling with filters. The same for all tests: mlx compiles constants into its CPU kernels, so each other value costs a g++ run."""
+"""Sampling with filters. The same for all tests: mlx compiles constants into its CPU kernels, so each other value costs
+a g++ run."""
 LENGTHS = [1, 3, 70, 9]
 """Prompt lengths of one batch: the longest exceeds a capacity bucket and the sliding window."""
 MANY_ENDS = list(range(1, 20))
@@ -110,8 +107,8 @@ def with_problems(groups: list[Group]) -> list[tuple[Problem, Completion]]:
 def test_tokens_and_log_probabilities_follow_from_a_full_forward_pass(
     rollouts: Callable[..., Sampler], arch: str
 ) -> None:
-    """Every log-probability is the unpadded model's, and every token follows from its logits and its own random number: the
-    number of another token or row would give another token."""
+    """Every log-probability is the unpadded model's, and every token follows from its logits and its own random number:
+    the number of another token or row would give another token."""
     sampling = FILTERED
     rollout = rollouts(arch, 33, MANY_ENDS)
     assert rollout.has_continuous_batching == (arch not in BY_GROUP)
@@ -126,18 +123,6 @@ def test_tokens_and_log_probabilities_follow_from_a_full_forward_pass(
             again = sample_tokens(logits_TV, uniform_T, sampling)
             assert again.token_B.tolist() == completion.tokens
             np.testing.assert_allclose(completion.log_kept, np.array(again.log_kept_B), atol=1e-4)
-
-
-def test_log_probabilities_without_the_prompt_or_with_another_one_are_far_off(rollouts: Callable[..., Sampler]) -> None:
-    """The test above would fail if the prompt were left out or a row attended to another row's prompt."""
-    rollout = rollouts("qwen3", 20)
-    policy = rollout.policy
-    sampled = with_problems(rollout.sample(problems(), 2, Sampling(), seed=0, first_number=0))
-    for p, completion in sampled:
-        other_problem = next(q for q, _ in sampled if q is not p)
-        assert np.abs(full_logps(policy, p.tokens, completion.tokens, 1.0) - completion.logps).max() < 1e-4
-        for wrong in ([], p.tokens[:-1], other_problem.tokens):
-            assert np.abs(full_logps(policy, wrong, completion.tokens, 1.0) - completion.logps).mean() > 1e-2
 
 
 def test_prefill_in_chunks_changes_nothing(rollouts: Callable[..., Sampler]) -> None:
@@ -219,12 +204,6 @@ def test_a_completion_does_not_depend_on_the_batch_around_it(rollouts: Callable[
     ] != [completion.tokens for completion in together[0].completions]
 
 
-def test_the_same_prompt_gives_other_completions_in_each_row_and_group(rollouts: Callable[..., Sampler]) -> None:
-    same = problems([4]) * 3
-    groups = rollouts("qwen3", 12, [319]).sample(same, 5, Sampling(), seed=0, first_number=0)
-    assert len({tuple(completion.tokens) for _, completion in with_problems(groups)}) == 15
-
-
 def test_a_prompt_is_prefilled_once_for_its_whole_group(models: Path) -> None:
     policy, shapes = policy_of(models), []
     rollout = Sampler(policy, 5)
@@ -272,16 +251,6 @@ def test_the_length_limit_is_exact(rollouts: Callable[..., Sampler], arch: str, 
         assert np.abs(full_logps(policy, p.tokens, completion.tokens, 1.0) - completion.logps).max() < 1e-4
 
 
-@pytest.mark.parametrize("arch", ["qwen3", "mamba"])
-def test_an_end_of_sequence_id_as_first_token_ends_a_completion(rollouts: Callable[..., Sampler], arch: str) -> None:
-    counts: list[int] = []
-    sampled = with_problems(rollouts(arch, 50, list(range(320))).sample(problems(), 3, Sampling(), 0, 0, counts.append))
-    assert all(
-        len(completion.tokens) == 1 and completion.stop == "eos" and completion.text == "" for _, completion in sampled
-    )
-    assert counts[-1] == len(sampled)
-
-
 def stop_across_tokens(policy: Policy, completion: Completion) -> str | None:
     """A two-letter string that spans two adjacent tokens and occurs nowhere earlier in the completion, or None."""
     for t in range(6, len(completion.tokens) - 1):
@@ -312,21 +281,6 @@ def test_a_stop_string_across_two_tokens_ends_a_completion(models: Path) -> None
                 "it ends with the token that completes the string"
             )
     assert stopped[i][1].stop == "string" and len(stopped[i][1].tokens) < 40
-
-
-def test_a_stop_string_before_the_end_of_sequence_in_one_chunk_comes_first(rollouts: Callable[..., Sampler]) -> None:
-    free = with_problems(rollouts("qwen3", 40, MANY_ENDS).sample(problems([5, 3]), 32, Sampling(), 0, 0))
-    i, ended = next(
-        (i, completion)
-        for i, (_, completion) in enumerate(free)
-        if completion.stop == "eos" and 3 <= len(completion.tokens) < DECODE_CHUNK and completion.text[:1].isascii()
-    )
-    stopping = rollouts("qwen3", 40, MANY_ENDS)
-    word = stopping.policy.tokenizer.decode(ended.tokens[:1])
-    assert word.isprintable()
-    stopping.stop = (word,)
-    stopped = with_problems(stopping.sample(problems([5, 3]), 32, Sampling(), 0, 0))[i][1]
-    assert (stopped.stop, stopped.tokens, stopped.text) == ("string", ended.tokens[:1], word)
 
 
 # ---- polling and scheduling -------------------------------------------------------------------------------------
@@ -372,7 +326,8 @@ def recorded_steps(rollout: Sampler, monkeypatch: pytest.MonkeyPatch) -> list[tu
 
 
 def test_the_batch_is_compacted_as_rows_end(rollouts: Callable[..., Sampler], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few rows are long, and the last steps must not be computed for all rows. Few distinct row counts mean few traces."""
+    """Few rows are long, and the last steps must not be computed for all rows. Few distinct row counts mean few
+    traces."""
     rollout = rollouts("qwen3", 64, MANY_ENDS)
     seen = recorded_steps(rollout, monkeypatch)
     sampled = with_problems(rollout.sample(problems([4] * 6), 8, Sampling(), 0, 0))
@@ -402,7 +357,8 @@ def test_the_batch_is_compacted_as_rows_end(rollouts: Callable[..., Sampler], mo
 def test_the_number_of_rows_decoded_at_once_changes_nothing(
     rollouts: Callable[..., Sampler], sampling: Sampling, ends: list[int], max_tokens: int, limits: tuple[int, ...]
 ) -> None:
-    """Prompts of many lengths: a waiting row may be longer than all rows of the batch when it is admitted, or much shorter."""
+    """Prompts of many lengths: a waiting row may be longer than all rows of the batch when it is admitted, or much
+    shorter."""
     rows = problems([5, 30, 2, 90, 1, 140])
     all_at_once = with_problems(rollouts("qwen3", max_tokens, ends).sample(rows, 3, sampling, seed=3, first_number=20))
     assert {completion.stop for _, completion in all_at_once} == {"eos", "length"} or max_tokens > 13
@@ -415,17 +371,6 @@ def test_the_number_of_rows_decoded_at_once_changes_nothing(
             np.testing.assert_allclose(completion.logps, other.logps, atol=1e-4)
             # A token at the edge of the nucleus may be kept or not by rounding.
             np.testing.assert_allclose(completion.log_kept, other.log_kept, atol=5e-3)
-
-
-def test_a_limit_splits_groups_that_are_decoded_one_at_a_time(models: Path) -> None:
-    policy = policy_of(models, "mamba", MANY_ENDS)
-    unlimited = with_problems(Sampler(policy, 20).sample(problems([5, 3]), 5, Sampling(), 1, 0))
-    limited, sizes = Sampler(policy, 20, rows=3), []
-    steps = limited._group_steps
-    limited._group_steps = lambda prompt, G, *rest: sizes.append(G) or steps(prompt, G, *rest)
-    some = with_problems(limited.sample(problems([5, 3]), 5, Sampling(), 1, 0))
-    assert sizes == [3, 2, 3, 2]
-    assert [completion.tokens for _, completion in some] == [completion.tokens for _, completion in unlimited]
 
 
 def test_free_rows_are_refilled(rollouts: Callable[..., Sampler], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -449,56 +394,9 @@ def test_prompts_are_prefilled_once_and_when_they_are_admitted(
     assert sum(read) == 12 and read[0] == 2 and max(read) <= 2
 
 
-def test_capacity_is_bounded_by_the_longest_living_row(
-    rollouts: Callable[..., Sampler], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Columns that only finished rows used are dropped; otherwise the arrays would grow with every refill."""
-    rollout = rollouts("qwen3", 100, MANY_ENDS, rows=8)
-    seen = recorded_steps(rollout, monkeypatch)
-    sampled = with_problems(rollout.sample(problems([4] * 16), 4, Sampling(), 0, 0))
-    longest = 4 + max(len(completion.tokens) for _, completion in sampled)
-    assert len(seen) > 2 * longest
-    assert max(columns for *_, columns in seen) <= capacity(longest + DECODE_CHUNK)
-    assert all(written <= columns for _, written, columns in seen)
-
-
-def test_the_columns_of_the_longest_row_are_dropped_when_it_ends(
-    rollouts: Callable[..., Sampler], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Too few rows have finished to reduce the row count, and none waits; the columns must be dropped nevertheless."""
-    prompts = problems([270, 3, 4, 5, 6, 7, 8, 9])
-    free = [
-        completion.tokens
-        for _, completion in with_problems(rollouts("qwen3", 30, [319]).sample(prompts, 1, Sampling(), 0, 0))
-    ]
-    end = next(token for token in free[0] if not any(token in tokens for tokens in free[1:]))
-    rollout = rollouts("qwen3", 30, [end])
-    seen = recorded_steps(rollout, monkeypatch)
-    sampled = with_problems(rollout.sample(prompts, 1, Sampling(), 0, 0))
-    assert [completion.stop for _, completion in sampled] == ["eos", *["length"] * 7]
-    assert seen[0][2] > 270 and seen[-1] == (8, 9 + 29, BUCKET)
-
-
-def test_capacities_are_few_and_fit() -> None:
-    for columns in range(1, 20_000, 7):
-        room = capacity(columns)
-        assert columns <= room <= max(columns * 1.125, columns + BUCKET)
-    assert len({capacity(columns) for columns in range(1, 8192)}) < 42
-    assert {capacity(columns) for columns in range(1, 513)} == set(range(64, 513, 64))
-
-
-def test_prefill_chunks_count_the_tokens_of_every_row(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    policy, shapes = policy_of(models), []
-    rollout = Sampler(policy, 2)
-    hidden = rollout.fused.split_model.hidden
-    rollout.fused.split_model.hidden = lambda tokens, cache: shapes.append(tokens.shape) or hidden(tokens, cache)
-    monkeypatch.setattr(rollout_module, "PREFILL_TOKENS", 100)
-    rollout.sample(problems([40, 20, 30, 7]), 1, Sampling(), 0, 0)
-    assert shapes[:2] == [(4, 25), (4, 15)]
-
-
 def test_a_stop_string_across_two_chunks_is_found(models: Path) -> None:
-    """Stop strings are first looked for in the text around the new tokens, which must include the tokens before them."""
+    """Stop strings are first looked for in the text around the new tokens, which must include the tokens before
+    them."""
     tokenizer = policy_of(models).tokenizer
     ids = tokenizer.encode("0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 30 40", add_special_tokens=False)
     for word in ("13 14", "9 10 11", "30"):
@@ -569,23 +467,7 @@ def test_a_gpu_short_of_memory_waits_from_then_on_and_says_so_once(
     assert rollout.new_notes() == []
 
 
-def test_on_a_gpu_rows_fill_tiles(rollouts: Callable[..., Sampler], monkeypatch: pytest.MonkeyPatch) -> None:
-    """48 completions: 32 rows, refilled as long as any wait, and no 33 to 63, nor a copy into 24."""
-    rollout = rollouts("qwen3", 64, MANY_ENDS, row_costs=QUANTIZED)
-    seen = recorded_steps(rollout, monkeypatch)
-    tiled = with_problems(rollout.sample(problems([4] * 6), 8, Sampling(), 0, 0))
-    sizes = [rows for rows, *_ in seen]
-    assert sizes == sorted(sizes, reverse=True) and sizes[0] == 32
-    assert set(sizes) <= {32, 16, 8, 4, 2, 1}
-    together = with_problems(rollouts("qwen3", 64, MANY_ENDS).sample(problems([4] * 6), 8, Sampling(), 0, 0))
-    assert [completion.tokens for _, completion in tiled] == [completion.tokens for _, completion in together]
-
-
 # ---- slow paths ------------------------------------------------------------------------------------------------
-
-
-def test_the_fast_path_has_nothing_to_report(rollouts: Callable[..., Sampler]) -> None:
-    assert rollouts("qwen3", 1).slow_paths == [] and rollouts("qwen3_moe", 1).slow_paths == []
 
 
 @pytest.mark.parametrize(("arch", "cache"), [("gemma3_text", "RotatingKVCache"), ("mamba", "ArraysCache")])
@@ -624,107 +506,6 @@ def test_a_model_that_is_wrong_for_rows_of_unequal_length_says_so(
     monkeypatch.setattr(rollout_module, "BatchKVCache", lambda pads: batched([0] * len(pads)))
     (sentence,) = Sampler(policy_of(models), 4).slow_paths
     assert sentence.endswith("gave other log-probabilities than each prompt alone.")
-
-
-def test_room_for_tokens_is_doubled_when_it_is_needed_and_not_before() -> None:
-    outputs = CompletionBuffer(1, 1000, None, [2], [])
-    token = np.full((1, 1), 7)
-    shapes = []
-    for _ in range(129):
-        outputs.append(np.array([0]), token, np.zeros((1, 1)), np.zeros((1, 1)))
-        shapes.append(outputs._tokens.shape)
-    assert shapes == [(1, 64)] * 64 + [(1, 128)] * 64 + [(1, 256)]
-
-
-def scheduler_of(
-    lengths: list[int], generated: list[int], ended: list[int], max_tokens: int, costs: RowCosts = ON_CPU
-) -> Scheduler:
-    """A scheduler between two chunks: these rows, some of which have ended; no completion waits."""
-    rows, N, columns = KVRows(), len(lengths), capacity(max(lengths))
-    rows.index, rows.generated, rows.slot = np.arange(N), np.array(generated), max(lengths)
-    rows.pad, rows.column_C = rows.slot - np.array(lengths), mx.arange(columns)
-    rows.keys, rows.values = [mx.zeros((N, 1, columns, 4))], [mx.zeros((N, 1, columns, 4))]
-    outputs = CompletionBuffer(N, max_tokens, None, [2], [])
-    outputs.stop[ended] = REASONS.index("eos")
-    queue: Any = SimpleNamespace(waiting=0)
-    scheduler = Scheduler(queue, outputs, np.zeros((N, max_tokens)), SamplingState(Sampling()), lambda: None, N, costs)
-    scheduler.rows, scheduler.latest = rows, SampledTokens(*[mx.zeros(N)] * 3)
-    return scheduler
-
-
-def test_after_compaction_the_columns_last_for_the_chunk_of_the_youngest_row() -> None:
-    """The oldest row has one token to go and the youngest eight: there must be columns for all eight."""
-    scheduler = scheduler_of([63, 30, 20, 20], generated=[49, 10, 10, 10], ended=[2, 3], max_tokens=50)
-    assert scheduler.schedule()
-    assert (len(scheduler.rows), scheduler.rows.slot) == (2, 63)
-    assert scheduler.rows.capacity >= 63 + DECODE_CHUNK
-
-
-@pytest.mark.parametrize(
-    ("lengths", "generated", "ended", "columns", "is_copied"),
-    [
-        (
-            [65 - DECODE_CHUNK, 20, 20],
-            [49, 10, 10],
-            [],
-            128,
-            True,
-        ),  # 64 columns do not last for the youngest row's chunk
-        ([64 - DECODE_CHUNK, 20, 20], [49, 10, 10], [], 64, False),  # they do to the last
-        # Three quarters are enough for the living rows, to the last; and one too few.
-        ([256 - DECODE_CHUNK, 192 - DECODE_CHUNK, *[30] * 4], [10] * 6, [0], 192, True),
-        ([256 - DECODE_CHUNK, 193 - DECODE_CHUNK, *[30] * 4], [10] * 6, [0], 256, False),
-    ],
-)
-def test_columns_are_added_and_dropped_as_living_rows_need_them(
-    lengths: list[int], generated: list[int], ended: list[int], columns: int, is_copied: bool
-) -> None:
-    """Each change copies all rows, so nothing else does while as many rows are decoded."""
-    scheduler = scheduler_of(lengths, generated, ended, max_tokens=50)
-    before = scheduler.rows.keys[0]
-    assert scheduler.schedule()
-    assert len(scheduler.rows) == len(lengths) and scheduler.rows.capacity == columns
-    assert (scheduler.rows.keys[0] is not before) == is_copied
-
-
-@pytest.mark.parametrize(
-    ("max_rows", "alive", "waiting", "admitted"),
-    [(16, 15, 9, 0), (16, 14, 9, 2), (16, 14, 1, 1), (8, 7, 9, 1), (16, 0, 9, 9), (1, 0, 9, 1), (16, 3, 0, 0)],
-)
-def test_waiting_completions_are_admitted_once_an_eighth_of_the_rows_is_free(
-    max_rows: int, alive: int, waiting: int, admitted: int
-) -> None:
-    scheduler = scheduler_of([5], [1], [], max_tokens=50)
-    scheduler.max_rows, scheduler.queue = max_rows, cast(Any, SimpleNamespace(waiting=waiting))
-    assert scheduler._admission_count(alive) == admitted
-
-
-def queue_of(tokens: int, count: int) -> WaitingQueue:
-    """Completions of one prompt of so many tokens."""
-    cache = [mx.zeros((1, 1, tokens, 4))]
-    prefilled = Prefilled(mx.zeros((1, 5)), cache, cache, np.zeros(1, np.int64))
-    return WaitingQueue([[3] * tokens], count, lambda prompts: prefilled)
-
-
-def test_an_admitted_row_has_columns_for_its_first_chunk() -> None:
-    """58 tokens of a prompt, and seven that follow the one from its prefill: one more than 64."""
-    queue, outputs = queue_of(58, 2), CompletionBuffer(2, 8, None, [2], [])
-    scheduler = Scheduler(queue, outputs, np.zeros((2, 8)), SamplingState(Sampling()), lambda: None, 2, ON_CPU)
-    assert scheduler.schedule() and scheduler.rows.capacity >= 58 + 7
-
-
-def test_row_counts_are_one_two_three_or_four_times_a_power_of_two() -> None:
-    """Every other row count would be one more trace of the compiled step."""
-    sizes = []
-    for living in range(1, 49):
-        scheduler = scheduler_of([5] * 64, generated=[1] * 64, ended=list(range(living, 64)), max_tokens=50)
-        assert scheduler.schedule()
-        sizes.append(len(scheduler.rows))
-    assert sorted(set(sizes)) == [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48]
-    assert all(size >= living for living, size in enumerate(sizes, 1))
-    scheduler = scheduler_of([5] * 64, generated=[1] * 64, ended=list(range(9, 64)), max_tokens=50)
-    scheduler.queue, scheduler.max_rows = queue_of(5, 1), 64
-    assert scheduler.schedule() and len(scheduler.rows) == 12, "nine living rows, an admitted one and two that ended"
 
 
 @pytest.mark.parametrize("arch", BY_GROUP)

@@ -1,4 +1,5 @@
-"""The distribution that tokens are sampled from under top-p, top-k and min-p, and the metrics that compare it with the policy."""
+"""The distribution that tokens are sampled from under top-p, top-k and min-p, and the metrics that compare it with the
+policy."""
 
 from __future__ import annotations
 

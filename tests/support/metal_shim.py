@@ -17,7 +17,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from backend.engine.metal.heads import MetalKernel
+from backend.engine.metal import MetalKernel
 
 COMPILER = shutil.which("g++")
 FLAGS = ("-std=c++20", "-O0", "-pthread")

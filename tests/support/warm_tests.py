@@ -75,10 +75,10 @@ def in_a_fork(files: list[str]) -> int:
 
 
 def main() -> None:
-    from backend.engine.cpu import blas
+    from backend.engine import cpu_setup
     from backend.models import transformers_scan
 
-    blas.prepare()  # before mlx is imported, as in tests/conftest.py
+    cpu_setup.load_openblas()  # before mlx is imported, as in tests/conftest.py
     transformers_scan.prepare()
     for library in LIBRARIES:
         importlib.import_module(library)

@@ -14,7 +14,7 @@ from backend.runs import archive
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_record import read_record
 from backend.runs.steering import run_config
-from backend.sampling.chat.source import find_source
+from backend.sampling.chat import find_source
 from backend.trainer.evaluation.comparison import find_evaluated
 from tests.support import made_up_runs
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from backend.engine.cpu.compiler import COMPILER
+from backend.engine.cpu import COMPILER
 from backend.engine.device import on_cpu
 from backend.runs.events import EventLog, read_events
 from backend.runs.run_folder import RunFolder

@@ -15,7 +15,7 @@ from backend.config.model_and_data_names import check_data, check_reference
 from backend.models.tokenizers import tokenizer_folder
 from backend.runs.run_folder import find_run
 from backend.runs.saved_weights import find_adapter
-from backend.sampling.chat.source import find_source
+from backend.sampling.chat import find_source
 from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.text import LONGEST, SENTENCE, one_line, quote, shorten, visible
 

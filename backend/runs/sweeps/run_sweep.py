@@ -20,7 +20,7 @@ from types import FrameType
 import mlx.core as mx
 
 from backend.config.config import load
-from backend.engine.cpu.compiler import left_nothing
+from backend.engine.cpu import left_nothing
 from backend.models.policy import load_base
 from backend.runs.events import first_and_last_events
 from backend.runs.run_folder import RunFolder

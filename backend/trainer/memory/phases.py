@@ -294,7 +294,7 @@ class MemoryModel:
     def _prefill_work(self, prompts: int, plan: MemoryPlan) -> int:
         """One layer's temporaries on a chunk of the prompts: attention scores [B, heads, chunk, K] before the mask,
         after it and after softmax, or the four arrays of the gated MLP. On a CPU its exponential is computed with
-        plain operations (`backend.engine.cpu.vector_exp`) in five or six arrays, and two layers' are allocated
+        plain operations (`backend.engine.cpu`) in five or six arrays, and two layers' are allocated
         ahead."""
         chunk = min(plan.prefill_chunk, max(1, PREFILL_TOKENS // prompts), self.prompt)
         # On a CPU attention is composed in float32 whatever the model's type (`backend.engine.patches`).
@@ -582,7 +582,7 @@ class BackwardMemory:
 
     def _adapter_inputs(self, adapted: list[Linear]) -> int:
         has_dropout = not self.memory.full and self.memory.config.dropout > 0
-        # mlx-lm's adapters of experts copy their input to float32; ours (`backend.engine.adapter_product`) read it as
+        # mlx-lm's adapters of experts copy their input to float32; ours (`backend.engine.sixteen_bits`) read it as
         # it is.
         widths = [FLOAT_BYTES if linear.experts > 1 else self.width for linear in adapted]
         sizes = [

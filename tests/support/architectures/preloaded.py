@@ -1,7 +1,7 @@
 """What the process imports from which those of the trials are forked. Computes nothing: mlx must not be used before a fork."""
 
-from backend.engine.cpu import blas
+from backend.engine import cpu_setup
 
-blas.prepare()  # before mlx is imported
+cpu_setup.load_openblas()  # before mlx is imported
 
 from tests.support.architectures import trial_of_type  # noqa: E402, F401

@@ -19,8 +19,8 @@ from mlx.utils import tree_flatten
 from mlx_lm import load
 
 from backend.config.config import Config, parse
+from backend.engine.caches import new_prompt_cache
 from backend.engine.gradient_checkpointing import gradient_checkpointing
-from backend.engine.prompt_cache import new_prompt_cache
 from backend.export.export_run import Export, export_run
 from backend.models.policy import Policy, load_policy
 from backend.runs.checkpoints import checkpoint

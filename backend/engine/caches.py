@@ -1,9 +1,9 @@
-"""The KV cache of a compiled decoding step: arrays of fixed capacity C, of which a step writes one slot (column).
+"""KV caches: new ones of mlx-lm's, and those of a compiled decoding step.
 
-mlx-lm's own caches keep their length as a Python integer and grow by concatenation, so `mx.compile` would trace the step again
-for every token. Here the slot, the mask and the positions are arrays: one trace serves every step of a (rows, capacity).
-
-Keys and values lie in two arrays, or packed in one, which takes one write instead of two; attention reads packed ones through views.
+mlx-lm's own caches keep their length as a Python integer and grow by concatenation, so `mx.compile` would trace the
+step again for every token. `SlotCache` has arrays of a fixed capacity C, of which a step writes one slot (column); the
+slot, the mask and the positions are arrays too, so one trace serves every step of a (rows, capacity). Keys and values
+lie in two arrays, or packed in one, which takes one write instead of two.
 """
 
 from __future__ import annotations
@@ -11,16 +11,18 @@ from __future__ import annotations
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
+from mlx_lm.models.cache import make_prompt_cache
 
 from backend.engine.device import on_gpu
 
 
 class StepContext:
-    """What all layers of one decoding step share.
+    """The common state of all layers in one decoding step.
 
-    Rows are padded on the left, so all of them write the same `slot`, and `position_B` is each row's own position (its padding taken
-    off), for the rotary embedding.
+    Rows are padded on the left, so all of them write the same `slot`, and `position_B` is each row's own position (its
+    padding taken off), for the rotary embedding.
     """
 
     def __init__(self, slot: mx.array, pad_B: mx.array, column_C: mx.array) -> None:
@@ -38,14 +40,15 @@ class StepContext:
     def mask(self, heads: int = 1) -> mx.array:
         """[B, heads, 1, C]: allows the columns between a row's padding and the slot.
 
-        Metal's attention copies a mask that all heads share to one for each head, in every layer; one made for all heads serves all
-        layers.
+        Metal's attention copies a mask that all heads share to one for each head, in every layer; one made for all
+        heads serves all layers.
         """
         if heads not in self._masks:
             pad_B1 = self.pad_B[:, None]
             if heads > 1:
                 pad_B1 = mx.broadcast_to(self.pad_B[:, None, None, None], (len(self.pad_B), heads, 1, 1))
-            # `<=`: the step writes column `slot` before it attends. Later columns hold nothing yet, or a previous use's numbers.
+            # `<=`: the step writes column `slot` before it attends. Later columns hold nothing yet, or a previous use's
+            # numbers.
             mask = (self.column_C <= self.slot) & (self.column_C >= pad_B1)
             self._masks[heads] = mask if heads > 1 else mask[:, None, None]
         return self._masks[heads]
@@ -53,8 +56,9 @@ class StepContext:
     def rotation(self, rope: Any, size: int) -> mx.array:
         """[B, 2, size] in float32: what `rope` makes of heads whose first or second half is ones and the rest zeros.
 
-        A rotary embedding of halves turns x = (x₁, x₂) into x₁ ⊗ rotation[:, 0] + x₂ ⊗ rotation[:, 1] (⊗: each half of `rotation` times
-        x₁), whatever its frequencies. So one call of `rope` a step serves the queries and keys of all layers.
+        A rotary embedding of halves turns x = (x₁, x₂) into x₁ ⊗ rotation[:, 0] + x₂ ⊗ rotation[:, 1] (⊗: each half of
+        `rotation` times x₁), whatever its frequencies. So one call of `rope` a step serves the queries and keys of all
+        layers.
         """
         if id(rope) not in self._rotations:
             halves_B21d = _halves(len(self.pad_B), size)
@@ -69,7 +73,8 @@ def _halves(B: int, size: int) -> mx.array:
 
 
 class SlotCache:
-    """A layer's keys [B, J, C, d] and values [B, J, C, e]. Each step makes a new one around the arrays that the caller keeps.
+    """A layer's keys [B, J, C, d] and values [B, J, C, e]. Each step makes a new one around the arrays that the caller
+    keeps.
 
     It implements mlx-lm's cache protocol: `offset`, `update_and_fetch`, `make_mask`.
     """
@@ -101,7 +106,8 @@ class SlotCache:
 class PackedSlotCache:
     """A layer's keys and values in one array [B, J, 2, C, d], for `backend.sampling.fused_model`.
 
-    In this order of axes all (row, head) pairs of the keys lie at one distance, and those of the values: Metal's attention copies others.
+    In this order of axes all (row, head) pairs of the keys lie at one distance, and those of the values: Metal's
+    attention copies others.
     """
 
     def __init__(self, kv: mx.array, step: StepContext) -> None:
@@ -123,9 +129,22 @@ class PackedSlotCache:
 def written(cache: mx.array, new: mx.array, slot: mx.array) -> mx.array:
     """`cache` [B, …, C, d] with `new` [B, …, 1, d] in column `slot`.
 
-    In place, if nothing else holds the array (see `backend.sampling.scheduler`); `where` over the whole cache would copy it at every
-    step. `slot` is an array: as an integer it would be a constant of the trace, and every step a new trace.
+    In place, if nothing else holds the array (see `backend.sampling.scheduler`); `where` over the whole cache would
+    copy it at every step. `slot` is an array: as an integer it would be a constant of the trace, and every step a new
+    trace.
     """
     if on_gpu():  # one kernel; a slice update has another one compute the offset
         return mx.put_along_axis(cache, slot.reshape([1] * cache.ndim), new, axis=-2)
     return mx.slice_update(cache, new, slot, axes=(cache.ndim - 2,))
+
+
+def new_prompt_cache(model: nn.Module) -> list[Any]:
+    """Empty caches as the model itself makes them, else one KVCache per layer.
+
+    mlx-lm asks only the outermost module. Some that wrap a text model do not pass the question on
+    (mlx_lm/models/mistral3.py): their sliding windows would get plain caches, and in decoding attend to all tokens, but
+    in learning to the window.
+    """
+    text_model: Any = getattr(model, "language_model", None)
+    asks_text_model = not hasattr(model, "make_cache") and hasattr(text_model, "make_cache")
+    return make_prompt_cache(text_model if asks_text_model else model)

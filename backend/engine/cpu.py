@@ -1,0 +1,295 @@
+"""Speed on a CPU: two busy threads on one core, and x86 stand-ins for what mlx computes slowly there.
+
+**One core.** On Linux mlx hands every operation to a thread of its own, and a decoding step is hundreds of operations
+of some ten microseconds. On two cores each may have to wake the other and fetch what was just written from its cache,
+which costs as much as the operation. Only these two threads are pinned, and only while they work. Under SCHED_BATCH
+mlx's waiting loop would keep the core.
+
+**exp.** mlx's `exp` computes one number at a time on x86, 13 ns each; additions, products and shifts are vectorised. So
+e^x = 2^n · 2^r, n the nearest whole number to x · log2 e, 2^r a polynomial on [−½, ½], and 2^n put together from its
+bits. mlx ends a fusion at a depth of 11 operations, and a constant beyond it becomes an operand with a stride of 0,
+which makes the whole kernel three times slower. So the longest chain has ten, and nothing that follows is fused with
+it: three kernels in all.
+
+**Small products.** OpenBLAS copies both factors into its own layout first, which for a few rows is most of the work,
+and which it skips for small products only. So W is taken as a batch of slices (a view), each of which makes a small
+enough product.
+
+**swiglu** keeps σ(gate) of its forward pass, so its backward pass needs no second exponential.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from backend.engine import cpu_setup
+from backend.engine.device import on_cpu, on_x86
+from backend.engine.graph import compiled_by_shape
+
+MIN_CPU_SHARE = 0.7
+"""CPU seconds per second below which another process uses the core too, and another core is taken next time."""
+
+MIN_DURATION_S = 0.1
+"""Shorter measurements are ignored: a single wait would look like a shared core."""
+
+TASKS = Path("/proc/self/task")
+_other_core: list[int] = []
+"""The core to take next time; empty: the core that the calling thread runs on."""
+
+
+@contextmanager
+def on_one_core() -> Iterator[None]:
+    """The calling thread and mlx's stay on one core inside. Does nothing where mlx computes elsewhere, where its
+    products have several threads, or where the system does not allow it."""
+    threads = _threads()
+    allowed = [os.sched_getaffinity(thread) for thread in threads]
+    if not threads or len(allowed[0]) == 1:
+        yield
+        return
+    # The core that the thread is on has its data in cache already; another is taken only after `_leave_shared_core`.
+    core = _other_core.pop() if _other_core else _core_of(threads[0])
+    core = core if core in allowed[0] else min(allowed[0])
+    before = time.perf_counter(), _cpu_seconds(threads)
+    try:
+        for thread in threads:
+            _pin(thread, {core})
+        yield
+    finally:
+        # Each thread's own set: mlx's thread need not have been allowed the same cores as Python's.
+        for thread, cores in zip(threads, allowed, strict=True):
+            _pin(thread, cores)
+        _leave_shared_core(core, allowed[0], time.perf_counter() - before[0], _cpu_seconds(threads) - before[1])
+
+
+def _threads() -> list[int]:
+    """The calling thread and mlx's, by the system's thread ids; empty where pinning does not apply."""
+    if sys.platform != "linux" or not on_cpu() or os.environ.get(cpu_setup.THREADS) != "1":
+        return []
+    threads = [threading.get_native_id(), *_mlx_threads()]
+    return threads if len(threads) == 2 else []
+
+
+@cache
+def _mlx_threads() -> list[int]:
+    """mlx's CPU thread id, in a list: the thread that is not Python's and wakes up for every operation. Empty where
+    /proc lacks the files that this module reads, as in some sandboxes."""
+    mx.eval(mx.array(0) + 1)  # mlx starts its thread with the first operation
+    # This thread's id is asked for: in a fork, Python still gives the one that it had before.
+    python_threads = {threading.get_native_id(), *(thread.native_id for thread in threading.enumerate())}
+    others = [int(task.name) for task in TASKS.iterdir() if int(task.name) not in python_threads]
+    before = {task: _voluntary_switches(task) for task in others}
+    # mlx has no call that names its thread. An idle one sleeps (a voluntary switch) after each of these operations;
+    # threads of a BLAS or of Qt do not.
+    tries = 20
+    for number in range(tries):
+        mx.eval(mx.array(number) + 1)
+    woken = {task: _voluntary_switches(task) - before[task] for task in others}
+    thread = max(woken, key=lambda task: woken[task], default=0)
+    try:
+        # Read once at the start, so that `on_one_core` cannot fail later on a file that does not exist here.
+        _cpu_seconds([thread]), _core_of(thread)
+    except (OSError, ValueError, IndexError):
+        return []
+    return [thread] if woken[thread] > tries // 2 else []
+
+
+def _leave_shared_core(core: int, allowed: set[int], wall_s: float, cpu_s: float) -> None:
+    """Take another core next time, at random, if this one was shared: else two runs could share a core for ever."""
+    if wall_s > MIN_DURATION_S and cpu_s < MIN_CPU_SHARE * wall_s:
+        # From the system's entropy, not the run's seed: two runs with one seed would choose the same core again.
+        _other_core[:] = [random.SystemRandom().choice(sorted(allowed - {core}))]
+
+
+def _pin(thread: int, cores: set[int]) -> None:
+    try:
+        os.sched_setaffinity(thread, cores)
+    except OSError:
+        return  # some containers forbid it: everything works there, as fast as without
+
+
+def _core_of(thread: int) -> int:
+    """The core that it runs on now: field 39 of proc_pid_stat(5), the second of which may hold spaces."""
+    return int((TASKS / str(thread) / "stat").read_text().rpartition(")")[2].split()[36])
+
+
+def _voluntary_switches(thread: int) -> int:
+    """The number of times it has gone to sleep; 0 for a thread that has ended meanwhile, and where the system does not
+    count it."""
+    try:
+        words = (TASKS / str(thread) / "status").read_text().split()
+        return int(words[words.index("voluntary_ctxt_switches:") + 1])
+    except (OSError, ValueError):
+        return 0
+
+
+def _cpu_seconds(threads: list[int]) -> float:
+    """Seconds that these threads have run."""
+    return sum(int((TASKS / str(thread) / "schedstat").read_text().split()[0]) for thread in threads) / 1e9
+
+
+COMPILER = "g++"
+LEFT_NOTHING = ("Could not load C++ shared library", "Failed to execute command with return code")
+"""The beginnings of mlx's errors where the compiler has left no library. One that a signal has ended it takes for one
+that has succeeded (`JitCompiler::exec` of mlx/backend/cpu/jit_compiler.cpp reads WEXITSTATUS alone), and then finds
+nothing to load."""
+_SLOWER = "so compiled functions run one operation at a time, and sampling takes somewhat longer"
+
+
+def left_nothing(error: RuntimeError) -> bool:
+    """True if mlx raised this because its compiler failed or was ended. Ctrl-C in a terminal goes to the compiler
+    too."""
+    return str(error).startswith(LEFT_NOTHING)
+
+
+@cache
+def check_compiler() -> str:
+    """Try mlx's compiler (g++), and turn compiling off if it fails; → one sentence where nothing is compiled, else "".
+    Without g++ mlx runs compiled functions operation by operation; with one that cannot compile their first use would
+    raise.
+
+    The first call on a machine takes up to a second; mlx keeps what was compiled in the temporary folder for later
+    processes.
+    """
+    if not on_cpu():
+        return ""
+    if shutil.which(COMPILER) is None:
+        return f"{COMPILER} is not installed, {_SLOWER}."
+    try:
+        mx.eval(mx.compile(lambda x: mx.exp(x) + x)(mx.zeros((2, 2))))
+    except RuntimeError:
+        mx.disable_compile()
+        return f"{COMPILER} is installed but cannot compile (are the C++ headers missing?), {_SLOWER}."
+    return ""
+
+
+LOG2_E = 1 / math.log(2)
+
+EXP2_COEFFICIENTS = (1.0, 0.6931469776, 0.2402224209, 0.0555073374, 0.0096715126, 0.0013264727)
+"""2^r as a polynomial in r, exactly 1 at 0 (Remez exchange): relative error below 1e-7 on [−½, ½]."""
+
+MIN_EXPONENT = -127.0
+"""The exponent whose bits are all zero: the number 0."""
+
+ROUND_AND_BIAS = 1.5 * 2.0**23 + 127
+"""A float32 of this size has no fraction bits, so adding it rounds to the nearest whole number, which is then in the
+last bits of the mantissa, plus 127, the bias of float32's exponent."""
+
+SAME_LOW_BITS = ROUND_AND_BIAS + 512
+"""Another constant with the same nine last bits, all that a shift by 23 leaves. Two kernels need the sum: were it the
+same sum in both, mlx would make a third kernel for it, a pass over memory."""
+
+
+def exp_is_scalar() -> bool:
+    """True if mlx's own `exp` computes one number at a time here."""
+    return on_x86()
+
+
+def exp_nonpositive(x: mx.array) -> mx.array:
+    """e^x for float32 x ≤ 0, as exact as mlx's `exp`; results below the smallest normal float32 become 0, as does −inf.
+    No gradient."""
+    return _exp(x) if exp_is_scalar() else mx.exp(x)
+
+
+def exp_clipped(x: mx.array) -> mx.array:
+    """e^x for any float32 x, at most 2^127; results below the smallest normal float32 become 0. For use under
+    `compiled_by_shape`."""
+    return _exp2(mx.clip(x * LOG2_E, MIN_EXPONENT, -MIN_EXPONENT))
+
+
+def _exp2(y: mx.array) -> mx.array:
+    """2^y for −127 ≤ y < 128: the polynomial gives 2^r, and the bits of n + 127, shifted into the exponent field, are
+    2^n."""
+    # The sum is a whole number below 2^24. Shifting by 23 moves its low byte, n + 127 ≤ 254, into the exponent field
+    # and pushes everything above it out.
+    power = mx.left_shift((y + SAME_LOW_BITS).astype(mx.int32), 23).view(mx.float32)
+    # (y + ROUND_AND_BIAS) − ROUND_AND_BIAS is exactly n, so r = y − n lies in [−½, ½].
+    r = y - ((y + ROUND_AND_BIAS) - ROUND_AND_BIAS)
+    value: Any = EXP2_COEFFICIENTS[-1]
+    for coefficient in reversed(EXP2_COEFFICIENTS[1:-1]):  # Horner, but for the last step
+        value = value * r + coefficient
+    # The last step, with both terms times 2^n: that changes their exponents only, so it adds no rounding error, and the
+    # kernel is one operation less deep than with a product at the end. n = −127 gives the bits of 0.
+    result = value * (r * power) + power
+    return mx.contiguous(result)  # copies nothing, and ends the fusion
+
+
+# Compiled, its elementwise operations are a few passes over memory (where a gradient is traced, mlx runs them one by
+# one).
+@compiled_by_shape
+def _exp(x: mx.array) -> mx.array:
+    # One bound suffices for x ≤ 0. It also turns −inf, a masked score, into 2^−127, whose bits are those of 0.
+    return _exp2(mx.maximum(x * LOG2_E, MIN_EXPONENT))
+
+
+UNPACKED_FLOPS, UNPACKED_SIZE = 10**6, 1024
+"""The largest product that OpenBLAS multiplies without packing: rows · columns · inner, and rows · columns of the
+result."""
+
+MIN_WIDTH, MAX_WIDTH = 32, 512
+"""Columns of a slice: with fewer, calls cost more than packing; with more, nothing is gained."""
+
+MAX_ROWS = 16
+"""With more rows packing costs little; and training, whose gradient would be a sum over slices, has more."""
+
+
+def matmul_transposed(x: mx.array, weight: mx.array) -> mx.array:
+    """[…, in] times the transpose of [out, in]: […, out]. In slices for few float32 rows on x86, else the plain
+    product."""
+    *before, inner = x.shape
+    rows, outer = x.size // inner, weight.shape[0]
+    width = slice_width(rows, inner, outer) if x.dtype == weight.dtype == mx.float32 and on_x86() else 0
+    if not width:
+        return x @ weight.T
+    # Transposed views: BLAS takes the transposition as a flag, so W is read where it is.
+    slices = weight.reshape(outer // width, width, inner).swapaxes(1, 2)
+    return (x.reshape(1, rows, inner) @ slices).swapaxes(0, 1).reshape(*before, outer)
+
+
+def slice_width(rows: int, inner: int, outer: int) -> int:
+    """Rows of W in a slice, the most that make an unpacked product; 0 where none do, or all of W does."""
+    width = MAX_WIDTH if rows <= MAX_ROWS else 0
+    while width >= MIN_WIDTH and (
+        rows * width > UNPACKED_SIZE or rows * width * inner > UNPACKED_FLOPS or outer % width
+    ):
+        width //= 2
+    return width if MIN_WIDTH <= width < outer else 0
+
+
+@compiled_by_shape
+def _forward(gate: mx.array, up: mx.array) -> tuple[mx.array, mx.array]:
+    gate_32 = gate.astype(mx.float32)
+    sigmoid = 1 / (1 + exp_clipped(-gate_32))
+    return (gate_32 * sigmoid * up.astype(mx.float32)).astype(up.dtype), sigmoid
+
+
+@mx.custom_function
+def _swiglu(gate: mx.array, up: mx.array) -> tuple[mx.array, mx.array]:
+    return _forward(gate, up)
+
+
+@_swiglu.vjp
+def _swiglu_vjp(primals: Any, cotangents: Any, outputs: Any) -> tuple[mx.array, mx.array]:
+    gate, up = (x.astype(mx.float32) for x in primals)
+    d_out, sigmoid = cotangents[0].astype(mx.float32), outputs[1]
+    silu = gate * sigmoid
+    # σ is an output of the custom function only to be kept for this pass; nothing else reads it.
+    d_gate = d_out * up * (sigmoid + silu - silu * sigmoid)  # silu' = σ + g σ (1 − σ)
+    return d_gate.astype(primals[0].dtype), (d_out * silu).astype(primals[1].dtype)
+
+
+def swiglu(gate: mx.array, up: mx.array) -> mx.array:
+    """silu(gate) · up, elementwise, of any shape they share, in the type of `up`."""
+    return _swiglu(gate, up)[0]  # pyright: ignore[reportIndexIssue]

@@ -1,0 +1,113 @@
+"""Prepares a process that computes on a Linux CPU: a fast BLAS, and a folder for compiled kernels. Imports no mlx.
+
+mlx's Linux wheel brings netlib's reference BLAS, some sixteen times slower in float32 than OpenBLAS. The linker looks
+symbols up in the order in which libraries became global, so loading OpenBLAS with RTLD_GLOBAL before mlx is enough.
+Without OpenBLAS everything works, only slower. 16-bit and quantised products are not helped: mlx does not send those to
+a BLAS.
+
+mlx writes the libraries that it compiles for a CPU into a common temporary folder, and loads one there that another
+process is still writing. So each rank of a machine has a folder of its own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+from backend.utils import file_lock
+
+LIBRARY = "libopenblas.so.0"
+"""The soname of OpenBLAS with 32-bit integers, the interface that mlx is linked against."""
+
+THREADS = "OPENBLAS_NUM_THREADS"
+
+
+@cache
+def load_openblas() -> str:
+    """Load OpenBLAS on Linux if it is installed and mlx is not imported yet. → one sentence on the BLAS in use, always
+    the same.
+
+    Sets OPENBLAS_NUM_THREADS to 1 for this process and its children unless it is set: products this small only wait for
+    a second thread.
+    """
+    if sys.platform != "linux":
+        return "BLAS is the one that mlx is built with on this system."
+    if "mlx.core" in sys.modules:
+        return "BLAS is the one that came with mlx, because mlx was imported before OpenBLAS could be loaded."
+    os.environ.setdefault(THREADS, "1")
+    try:
+        library = ctypes.CDLL(LIBRARY, mode=ctypes.RTLD_GLOBAL)
+    except OSError:
+        missing = f"{LIBRARY} is not installed (Debian: libopenblas0-pthread)"
+        return f"BLAS is the slow one that came with mlx, because {missing}."
+    _reserve_memory(library)
+    return f"BLAS is {_version(library)}."
+
+
+def _reserve_memory(library: ctypes.CDLL) -> None:
+    """Under a limit of the address space (ulimit -v), let OpenBLAS take its working memory while there is room: a
+    product that finds none tries again for ever."""
+    if resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY:
+        return
+    try:
+        take, give_back = library.blas_memory_alloc, library.blas_memory_free
+    except AttributeError:
+        return
+    take.restype, give_back.argtypes = ctypes.c_void_p, (ctypes.c_void_p,)
+    give_back(take(0))
+
+
+def _version(library: ctypes.CDLL) -> str:
+    """Name, version and threads of a loaded OpenBLAS; its name alone in builds without these functions."""
+    try:
+        config, threads = library.openblas_get_config, library.openblas_get_num_threads
+    except AttributeError:
+        return "OpenBLAS"
+    config.restype = ctypes.c_char_p
+    name = " ".join(config().decode(errors="replace").split()[:2])
+    count = threads()
+    return f"{name}, {count} {'thread' if count == 1 else 'threads'}"
+
+
+CACHE = "mlx"
+MOST_FOLDERS = 64
+"""As many ranks as a hosts file may have."""
+SETTLED_S = 60.0
+"""How long a library must not have been written to that is taken for whole; compiling one takes a second or two."""
+
+
+def use_own_kernel_folder() -> Path | None:
+    """Give this process a folder for what mlx compiles, with links to the whole libraries of the common folder. No
+    other process uses it as long as this one lives. Python's own temporary files stay where they are. → the folder;
+    None where none can be made."""
+    # From now on Python remembers this place, whatever the environment says.
+    common = Path(tempfile.gettempdir()) / CACHE
+    for number in range(1, MOST_FOLDERS + 1):
+        own = common / f"rank-{number}"
+        try:
+            own.mkdir(parents=True, exist_ok=True)
+            lock = file_lock.try_hold(own / "in-use.lock")
+        except OSError:  # another user's, or a full disk: mlx could not write there either
+            return None
+        if lock is not None:  # held until this process ends
+            _link_whole_libraries(common, own / CACHE)
+            os.environ["TMPDIR"] = str(own)
+            return own
+    return None
+
+
+def _link_whole_libraries(common: Path, own: Path) -> None:
+    newest = time.time() - SETTLED_S
+    with suppress(OSError):  # then they are compiled again
+        for library in common.glob("*/cpu/*.so"):
+            link = own / library.relative_to(common)
+            if library.stat().st_mtime < newest and not link.exists():
+                link.parent.mkdir(parents=True, exist_ok=True)
+                link.hardlink_to(library)

@@ -1,0 +1,368 @@
+"""Kernels of our own for a decoding step on Metal, each with the same computation in plain mlx."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from backend.engine.patches import swiglu
+
+Shaped = tuple[tuple[int, ...], mx.Dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class MetalKernel:
+    """`inputs` and `outputs` are row-major arrays of any shape; the body counts their elements itself."""
+
+    name: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    body: str
+
+    def __call__(
+        self,
+        arrays: Sequence[mx.array],
+        outputs: Sequence[Shaped],
+        constants: dict[str, Any],
+        threads: tuple[int, int, int],
+        group: tuple[int, int, int],
+    ) -> list[mx.array]:
+        """Run `threads` threads in groups of `group`. `constants` are the body's template arguments: integers,
+        booleans, types."""
+        kernel: Any = mx.fast.metal_kernel(
+            name=self.name, input_names=list(self.inputs), output_names=list(self.outputs), source=self.body
+        )
+        return kernel(
+            inputs=list(arrays),
+            template=list(constants.items()),
+            grid=threads,
+            threadgroup=group,
+            output_shapes=[shape for shape, _ in outputs],
+            output_dtypes=[dtype for _, dtype in outputs],
+        )
+
+
+HEADS = """
+    // A simdgroup for each head of each row: the sum of squares over its lanes, then pairs (e, e + D/2) turned
+    // together.
+    constexpr int HALF = D / 2;
+    const int lane = thread_position_in_threadgroup.x;
+    const int head = thread_position_in_grid.y;
+    const int row = thread_position_in_grid.z;
+    const bool is_value = head >= H + J;
+    const int in = (row * (H + 2 * J) + head) * D;
+
+    float scale = 1.0f;
+    if (HAS_NORMS && !is_value) {
+      float sum = 0.0f;
+      for (int e = lane; e < D; e += 32) {
+        sum += float(qkv[in + e]) * float(qkv[in + e]);
+      }
+      scale = metal::rsqrt(simd_sum(sum) / D + eps[0]);
+    }
+    for (int e = lane; e < HALF; e += 32) {
+      float first = float(qkv[in + e]);
+      float second = float(qkv[in + HALF + e]);
+      if (!is_value) {
+        if (HAS_NORMS) {
+          first = float(T(float(T(first * scale)) * float(head < H ? q_weight[e] : k_weight[e])));
+          second = float(T(float(T(second * scale)) * float(head < H ? q_weight[HALF + e] : k_weight[HALF + e])));
+        }
+        const int turn = row * 2 * D + e;
+        const float turned = first * rotation[turn] + second * rotation[turn + D];
+        second = first * rotation[turn + HALF] + second * rotation[turn + D + HALF];
+        first = turned;
+      }
+      if (head < H) {
+        queries[(row * H + head) * D + e] = T(first);
+        queries[(row * H + head) * D + HALF + e] = T(second);
+      } else {
+        const int out = ((row * J + (head - H) % J) * 2 + (is_value ? 1 : 0)) * D;
+        kv[out + e] = T(first);
+        kv[out + HALF + e] = T(second);
+      }
+    }
+"""
+
+HEADS_KERNEL = MetalKernel("grpo_heads", ("qkv", "rotation", "q_weight", "k_weight", "eps"), ("queries", "kv"), HEADS)
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """H query heads, J key heads and J value heads, each `size` long, behind each other in that order."""
+
+    queries: int
+    keys: int
+    size: int
+
+    @property
+    def all(self) -> int:
+        return self.queries + 2 * self.keys
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNorms:
+    """RMS norms of queries and keys (Qwen3): weights [size]."""
+
+    queries: mx.array
+    keys: mx.array
+    eps: float
+
+
+def rotated_heads_plain(
+    qkv_BE: mx.array, rotation_B2d: mx.array, heads: Heads, norms: HeadNorms | None
+) -> tuple[mx.array, mx.array]:
+    """Queries [B, H, 1, d] and keys and values [B, J, 2, 1, d] from a projection [B, (H + 2J) d]; queries and keys
+    normed and rotated.
+
+    Two kernels (one without norms): a weightless norm over all heads, since those of the queries alone lie apart and
+    would be copied first; then everything else in one, elementwise over `Windows`. Values pass through. Rounded where
+    the learner rounds: after the norm, its weight, and the rotation. The rotation is an elementwise product with a
+    table (`StepContext.rotation`).
+    """
+    windows, half = Windows(heads), heads.size // 2
+    values_WBH2e = windows.over(qkv_BE)
+    heads_WBH2e = windows.over(mx.fast.rms_norm(_heads(qkv_BE, heads), None, norms.eps)) if norms else values_WBH2e
+    rotation_B212e = rotation_B2d.reshape(-1, 2, 1, 2, half)
+    turned = []
+    for i in range(2):  # each half of a head goes into both halves of the turned one
+        part = heads_WBH2e[..., i : i + 1, :]
+        if norms:
+            weights = (weight[i * half : (i + 1) * half] for weight in (norms.queries, norms.keys))
+            part = part * mx.where(windows.mask(0, heads.queries), *weights)
+        turned.append(part.astype(mx.float32) * rotation_B212e[:, i])
+    is_value = windows.mask(heads.queries + heads.keys, heads.all)
+    out = mx.where(is_value, values_WBH2e.astype(mx.float32), turned[0] + turned[1]).astype(qkv_BE.dtype)
+    return windows.queries(out), windows.keys_and_values(out)
+
+
+def _heads(qkv_BE: mx.array, heads: Heads) -> mx.array:
+    return qkv_BE.reshape(len(qkv_BE), heads.all, heads.size)
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """Windows of H heads over the H + 2J heads of a projection, the first over the queries and the others up to the
+    last value.
+
+    One kernel writes one array of one shape, and attention copies queries unless they lie behind each other, which as a
+    part of [B, H + 2J, d] they do not. As windows, [W, B, H, d], they do. Two are enough where H ≥ 2J: the second ends
+    with keys and values and begins, where H > 2J, with queries once more, which nobody reads. With as many keys as
+    queries (H = J) it takes three.
+    """
+
+    heads: Heads
+
+    @property
+    def count(self) -> int:
+        return 2 if self.heads.queries >= 2 * self.heads.keys else 3
+
+    @property
+    def step(self) -> int:
+        """Heads from one window to the next."""
+        return 2 * self.heads.keys // (self.count - 1)
+
+    def over(self, qkv: mx.array) -> mx.array:
+        """[W, B, H, 2, d/2], a view of [B, (H + 2J) d] in any shape: the windows, and each head's halves."""
+        H, size, all_heads = self.heads.queries, self.heads.size, self.heads.all
+        shape = (self.count, qkv.size // (all_heads * size), H, 2, size // 2)
+        return mx.as_strided(qkv, shape, (self.step * size, all_heads * size, size, size // 2, 1))
+
+    def mask(self, first: int, end: int) -> mx.array:
+        """[W, 1, H, 1, 1]: where head number `first` to `end` − 1 of the projection lies."""
+        head_WH = np.arange(self.count)[:, None] * self.step + np.arange(self.heads.queries)
+        is_inside_WH = (first <= head_WH) & (head_WH < end)
+        return mx.array(is_inside_WH.tolist()).reshape(self.count, 1, -1, 1, 1)
+
+    def queries(self, out_WBH2e: mx.array) -> mx.array:
+        """[B, H, 1, d], row-major."""
+        first = out_WBH2e[:1]  # a view, which [0] is not
+        return first.reshape(-1, self.heads.queries, 1, self.heads.size)
+
+    def keys_and_values(self, out_WBH2e: mx.array) -> mx.array:
+        """[B, J, 2, 1, d], a view: of each head its key and its value."""
+        B, J, size, windows = out_WBH2e.shape[1], self.heads.keys, self.heads.size, self.count - 1
+        # One window with both or one with each, so one of the axes `windows` and `2 // windows` has length 1.
+        out = out_WBH2e[1:, :, -self.step :].reshape(windows, B, 2 // windows, J, size)
+        return out.transpose(1, 3, 0, 2, 4).reshape(B, J, 2, 1, size)
+
+
+def rotated_heads(
+    qkv_BE: mx.array, rotation_B2d: mx.array, heads: Heads, norms: HeadNorms | None
+) -> tuple[mx.array, mx.array]:
+    """The same in one kernel of our own."""
+    queries, kv = HEADS_KERNEL(**heads_launch(qkv_BE, rotation_B2d, heads, norms))
+    return queries, kv
+
+
+def heads_launch(qkv_BE: mx.array, rotation_B2d: mx.array, heads: Heads, norms: HeadNorms | None) -> dict[str, Any]:
+    B, (H, J, size), dtype = len(qkv_BE), (heads.queries, heads.keys, heads.size), qkv_BE.dtype
+    unused = rotation_B2d  # in place of weights that the body does not read
+    weights = [norms.queries, norms.keys] if norms else [unused, unused]
+    return {
+        "arrays": [qkv_BE, rotation_B2d, *weights, mx.array([norms.eps if norms else 0.0])],
+        "outputs": [((B, H, 1, size), dtype), ((B, J, 2, 1, size), dtype)],
+        "constants": {"T": dtype, "D": size, "H": H, "J": J, "HAS_NORMS": norms is not None},
+        "threads": (32, heads.all, B),
+        "group": (32, 1, 1),
+    }
+
+
+GROUP = 256
+"""Threads of a threadgroup: 8 simdgroups of 32."""
+TILE = 1024
+"""Outputs of a threadgroup."""
+MOST_RANKS = 64
+"""Ranks up to which every threadgroup can compute x Aᵀ for itself: R times K products for `TILE` outputs."""
+
+NOTHING, GATE = range(2)
+"""The step after the sum: nothing, or the outputs' halves become silu(first) · second."""
+
+THIN = """
+    // Threadgroup (tile, row): first its row's R numbers x A^T, a simdgroup for each in turn, then TILE outputs, one
+    // a thread.
+    threadgroup float thin[R];
+    const int row = threadgroup_position_in_grid.y;
+    const int lane = thread_index_in_simdgroup;
+    for (int r = simdgroup_index_in_threadgroup; r < R; r += GROUP / 32) {
+      float sum = 0.0f;
+      for (int k = lane; k < K; k += 32) {
+        sum += float(x[row * K + k]) * float(a[r * K + k]);
+      }
+      sum = simd_sum(sum);
+      if (lane == 0) {
+        thin[r] = float(T(sum));
+      }
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    const int first = threadgroup_position_in_grid.x * TILE + thread_position_in_threadgroup.x;
+"""
+
+SUM = """
+      float y = float(base[row * N + n]);
+      for (int r = 0; r < R; ++r) {
+        y += thin[r] * float(b[r * N + n]);
+      }
+      y = float(T(y));
+"""
+
+ADAPTER_KERNEL = MetalKernel(
+    "grpo_adapter",
+    ("base", "x", "a", "b"),
+    ("out",),
+    f"""{THIN}
+    constexpr int OUTPUTS = AFTER == {GATE} ? N / 2 : N;
+    for (int n = first; n < OUTPUTS && n < first + TILE; n += GROUP) {{{SUM}
+      if (AFTER == {GATE}) {{
+        float up = float(base[row * N + OUTPUTS + n]);
+        for (int r = 0; r < R; ++r) {{
+          up += thin[r] * float(b[r * N + OUTPUTS + n]);
+        }}
+        y = y / (1.0f + metal::exp(-y)) * float(T(up));
+      }}
+      out[row * OUTPUTS + n] = T(y);
+    }}
+""",
+)
+
+STREAM_KERNEL = MetalKernel(
+    "grpo_adapter_stream",
+    ("base", "x", "a", "b", "stream"),
+    ("sum", "rounded"),
+    f"""{THIN}
+    for (int n = first; n < N && n < first + TILE; n += GROUP) {{{SUM}
+      y += float(stream[row * N + n]);
+      sum[row * N + n] = y;
+      rounded[row * N + n] = T(y);
+    }}
+""",
+)
+
+SUM_KERNEL = MetalKernel(
+    "grpo_stream_sum",
+    ("y", "stream"),
+    ("sum", "rounded"),
+    """
+    const int i = thread_position_in_grid.x;
+    if (i < SIZE) {
+      const float total = float(y[i]) + float(stream[i]);
+      sum[i] = total;
+      rounded[i] = T(total);
+    }
+""",
+)
+
+
+def adapted_plain(base_BN: mx.array, x_BK: mx.array, a_RK: mx.array, b_RN: mx.array, after: int) -> mx.array:
+    """The same in plain mlx."""
+    y_BN = mx.addmm(base_BN, x_BK @ a_RK.T, b_RN)
+    return swiglu(*mx.split(y_BN, 2, axis=-1)) if after == GATE else y_BN
+
+
+def adapted(base_BN: mx.array, x_BK: mx.array, a_RK: mx.array, b_RN: mx.array, after: int) -> mx.array:
+    """base + (x Aᵀ) B and what comes `after`, [B, N], or [B, N/2] after a gate. Rounded where the learner rounds: x Aᵀ,
+    the sum, and the result."""
+    return ADAPTER_KERNEL(**adapter_launch(base_BN, x_BK, a_RK, b_RN, after))[0]
+
+
+def adapter_launch(base_BN: mx.array, x_BK: mx.array, a_RK: mx.array, b_RN: mx.array, after: int) -> dict[str, Any]:
+    B, N = base_BN.shape
+    outputs = N // 2 if after == GATE else N
+    launch = _launch(base_BN, x_BK, a_RK, b_RN, outputs)
+    launch["constants"]["AFTER"] = after
+    return launch | {"outputs": [((B, outputs), base_BN.dtype)]}
+
+
+def added_plain(
+    stream_BN: mx.array, base_BN: mx.array, x_BK: mx.array, a_RK: mx.array, b_RN: mx.array
+) -> tuple[mx.array, mx.array]:
+    """The same in plain mlx."""
+    total_BN = stream_BN.astype(mx.float32) + mx.addmm(base_BN, x_BK @ a_RK.T, b_RN)
+    return total_BN, total_BN.astype(base_BN.dtype)
+
+
+def added(
+    stream_BN: mx.array, base_BN: mx.array, x_BK: mx.array, a_RK: mx.array, b_RN: mx.array
+) -> tuple[mx.array, mx.array]:
+    """stream + (base + (x Aᵀ) B), [B, N]: in float32, and in the type of `base`. Rounded before that where the learner
+    rounds: x Aᵀ and the sum with `base`."""
+    total, rounded = STREAM_KERNEL(**stream_launch(stream_BN, base_BN, x_BK, a_RK, b_RN))
+    return total, rounded
+
+
+def stream_launch(
+    stream_BN: mx.array, base_BN: mx.array, x_BK: mx.array, a_RK: mx.array, b_RN: mx.array
+) -> dict[str, Any]:
+    launch = _launch(base_BN, x_BK, a_RK, b_RN, base_BN.shape[1])
+    launch["arrays"].append(stream_BN)
+    return launch | {"outputs": [(base_BN.shape, mx.float32), (base_BN.shape, base_BN.dtype)]}
+
+
+def summed(stream_BN: mx.array, y_BN: mx.array) -> tuple[mx.array, mx.array]:
+    """stream + y in float32 and in the type of y, in one kernel: mlx's own have one result each."""
+    total, rounded = SUM_KERNEL(**sum_launch(stream_BN, y_BN))
+    return total, rounded
+
+
+def sum_launch(stream_BN: mx.array, y_BN: mx.array) -> dict[str, Any]:
+    return {
+        "arrays": [y_BN, stream_BN],
+        "outputs": [(y_BN.shape, mx.float32), (y_BN.shape, y_BN.dtype)],
+        "constants": {"T": y_BN.dtype, "SIZE": y_BN.size},
+        "threads": (-(-y_BN.size // GROUP) * GROUP, 1, 1),
+        "group": (GROUP, 1, 1),
+    }
+
+
+def _launch(base_BN: mx.array, x_BK: mx.array, a_RK: mx.array, b_RN: mx.array, outputs: int) -> dict[str, Any]:
+    (B, N), (R, K) = base_BN.shape, a_RK.shape
+    return {
+        "arrays": [base_BN, x_BK, a_RK, b_RN],
+        "constants": {"T": base_BN.dtype, "K": K, "N": N, "R": R, "GROUP": GROUP, "TILE": TILE},
+        "threads": (-(-outputs // TILE) * GROUP, B, 1),
+        "group": (GROUP, 1, 1),
+    }

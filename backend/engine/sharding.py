@@ -1,0 +1,332 @@
+"""One model over several machines: each rank has a part of every layer (tensor parallelism), with LoRA adapters beside
+its part.
+
+mlx-lm's own `model.shard(group)` shards the layers; which layer was sharded, and how, is recorded, because adapters
+need to know. It works on a model whose weights are not read yet: its layers then read an array, keep this rank's part
+and let go of the rest (`read_weights`).
+
+    columns   a rank has some of the outputs:  y_r = x W_rᵀ + s · (x A) B_r             A whole, B sharded
+    rows      a rank has some of the inputs:   y   = Σ_r (x_r W_rᵀ + s · (x_r A_r) B)   A sharded, B whole
+
+The sum over ranks that mlx's layer of rows makes anyway takes the adapter's product with it, so that adapters cost no
+collective in the forward pass. In the backward pass the gradient in x of the columns is summed over the ranks, base and
+adapter together.
+
+The optimizer has the whole adapters, on every rank alike: they are a thousandth of the model, any optimizer and any
+clipping work on them as on one machine, and a checkpoint is that of one machine, for any number of ranks to resume
+from.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.nn.layers import distributed
+from mlx.utils import tree_flatten, tree_map_with_path, tree_unflatten
+from mlx_lm.tuner.lora import LoRALinear, LoRASwitchLinear
+
+from backend.engine import patches
+from backend.engine.sixteen_bits import add_adapter
+
+ROW_LAYERS = (distributed.ShardedToAllLinear, distributed.QuantizedShardedToAllLinear)
+COLUMN_LAYERS = (distributed.AllToShardedLinear, distributed.QuantizedAllToShardedLinear)
+"""mlx's layers of which each rank has a part."""
+COLUMNS, ROWS = "all-to-sharded", "sharded-to-all"
+"""mlx's names: a rank has some of the outputs, or some of the inputs."""
+LATENT = "kv_a_proj_with_mqa"
+"""The layer of multi-head latent attention (arXiv:2405.04434) whose output, keys and values of all heads, every rank
+computes."""
+
+Segments = int | tuple[int | float, ...]
+"""mlx's `segments`: a number of equal ones, or the edges between them, as indices or as shares of the axis."""
+Sum = Callable[[mx.array], mx.array]
+"""Adds up one vector of float32 over all ranks."""
+
+
+class CannotShardError(Exception):
+    """The model cannot be sharded over this group; the message is the reason, as part of a sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Division:
+    """How an array is sharded, as mlx's layers shard their weights: the `axis`, counted from the front, and its
+    segments."""
+
+    axis: int
+    segments: Segments = 1
+
+    def along(self, axis: int) -> Division:
+        """The same segments along another axis, of an array that belongs to the same outputs or inputs."""
+        return replace(self, axis=axis)
+
+    def part(self, whole: mx.array, rank: int, size: int) -> mx.array:
+        """The part of `rank` of `size`. Raises ValueError where a segment cannot be divided evenly."""
+        segments = mx.split(whole, self._edges(whole.shape[self.axis]), axis=self.axis)
+        parts = [mx.split(x, size, axis=self.axis)[rank] for x in segments]
+        return mx.contiguous(mx.concatenate(parts, axis=self.axis))
+
+    def placed(self, part: mx.array, rank: int, size: int) -> mx.array:
+        """An array of the whole one's shape, zero but for this rank's part: those of all ranks add up to the whole."""
+        edges = [edge // size for edge in self._edges(part.shape[self.axis] * size)]
+        segments: list[mx.array] = []
+        for x in mx.split(part, edges, axis=self.axis):
+            width = [(0, 0)] * x.ndim
+            width[self.axis] = (rank * x.shape[self.axis], (size - 1 - rank) * x.shape[self.axis])
+            segments.append(mx.pad(x, width))
+        return mx.concatenate(segments, axis=self.axis)
+
+    def _edges(self, length: int) -> list[int]:
+        """Where the segments of an axis of this length meet."""
+        if isinstance(self.segments, int):
+            return list(itertools.accumulate([length // self.segments] * (self.segments - 1)))
+        return [int(edge * length) if isinstance(edge, float) else edge for edge in self.segments]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShare:
+    """How a layer was sharded: `kind` is COLUMNS or ROWS."""
+
+    kind: str
+    segments: Segments
+
+    def division(self, weight: mx.array) -> Division:
+        """Of this weight of the layer: [out, in], or [experts, out, in]."""
+        return Division(max(weight.ndim - 2, 0) if self.kind == COLUMNS else weight.ndim - 1, self.segments)
+
+
+def shard(model: nn.Module, group: mx.distributed.Group) -> dict[str, LayerShare]:
+    """Shard the model over the group, in place. → for each sharded layer, by its name, how. Raises CannotShardError,
+    and leaves a model that is of no use."""
+    of_model = getattr(model, "shard", None)
+    if of_model is None:
+        raise CannotShardError("mlx-lm has no code that divides it")
+    counts = _whole_numbers(model)
+    with _recording() as shares:
+        try:
+            of_model(group)
+        except (ValueError, AssertionError, ZeroDivisionError) as error:
+            line = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+            raise CannotShardError(f"its layers do not divide by {group.size()} ({line})") from error
+    # Models' code divides counts with `//=`, and a layer with other heads would compute other numbers without an error.
+    for (name, key), value in _whole_numbers(model).items():
+        was = counts.get((name, key), value)
+        if value != was and value == was // group.size() and was % group.size():
+            raise CannotShardError(f"its {key} of {was} does not divide by {group.size()}")
+    for module in model.modules():
+        # `kv_b_proj`, which some models have instead of `embed_q`, is one of mlx's layers that sum the gradient in
+        # their input.
+        if LATENT in module and "embed_q" in module:
+            module[LATENT] = LinearBeforeHeads(module[LATENT], group)
+    return {name: shares[id(module)] for name, module in model.named_modules() if id(module) in shares}
+
+
+@contextlib.contextmanager
+def _recording() -> Iterator[dict[int, LayerShare]]:
+    """Records calls of `shard_linear` and `shard_inplace` by mlx-lm's models, under the id of the layer that
+    results."""
+    shares: dict[int, LayerShare] = {}
+    replaced: list[patches.Replacement] = []
+
+    def share(sharding: str, segments: Any) -> LayerShare:
+        return LayerShare(sharding, segments if isinstance(segments, int) else tuple(segments))
+
+    def linear(module: nn.Module, sharding: str, *, segments: Any = 1, group: Any = None) -> nn.Module:
+        result = distributed.shard_linear(module, sharding, segments=segments, group=group)
+        shares[id(result)] = share(sharding, segments)
+        return result
+
+    def in_place(module: nn.Module, sharding: Any, *, segments: Any = 1, group: Any = None) -> None:
+        distributed.shard_inplace(module, sharding, segments=segments, group=group)
+        if isinstance(sharding, str):  # else a function of the array's name: of layers that take no adapter
+            shares.update((id(part), share(sharding, segments)) for part in module.modules())
+
+    for name, module in list(sys.modules.items()):
+        for attribute, own in (("shard_linear", linear), ("shard_inplace", in_place)):
+            if name.startswith("mlx_lm.models.") and hasattr(module, attribute):
+                replaced.append(patches.replace(module, attribute, own))
+    try:
+        yield shares
+    finally:
+        for replacement in reversed(replaced):
+            patches.restore(replacement)
+
+
+def _whole_numbers(model: nn.Module) -> dict[tuple[str, str], int]:
+    """The plain numbers that each module keeps, such as its count of heads."""
+    return {
+        (name, key): value
+        for name, module in model.named_modules()
+        for key, value in vars(module).items()
+        if type(value) is int
+    }
+
+
+def read_weights(model: nn.Module) -> None:
+    """Evaluate the model's arrays one at a time, so that no more than one of them is whole in memory."""
+    for _, array in tree_flatten(model.parameters()):
+        mx.eval(array)
+
+
+class LinearBeforeHeads(nn.Module):
+    """A linear layer that every rank has, of whose output each rank's own heads read: its gradient is the sum of the
+    ranks', which mlx-lm's code for inference leaves out."""
+
+    def __init__(self, linear: nn.Module, group: mx.distributed.Group) -> None:
+        super().__init__()
+        self.group = group
+        dict.update(self, linear)  # its arrays, by their names
+        if isinstance(linear, nn.QuantizedLinear):
+            self.group_size, self.bits, self.mode = linear.group_size, linear.bits, linear.mode
+
+    def __call__(self, x: mx.array) -> mx.array:
+        y = _product(self, x)
+        return _with_summed_gradient(y + self["bias"] if "bias" in self else y, self.group)
+
+
+class ShardedLoRALinear(nn.Module):
+    """`linear` is one of mlx's sharded layers; `lora_a` [in, rank] and `lora_b` [rank, out] are this rank's part of the
+    adapter."""
+
+    def __init__(self, linear: Any, lora_a: mx.array, lora_b: mx.array, scale: float) -> None:
+        super().__init__()
+        self.linear, self.scale = linear, scale
+        self.lora_a, self.lora_b = lora_a, lora_b
+
+    def __call__(self, x: mx.array) -> mx.array:
+        linear = self.linear
+        if isinstance(linear, COLUMN_LAYERS):
+            x = _with_summed_gradient(x, linear.group)
+        y = _product(linear, x)
+        if x.dtype != mx.float32:  # as `sixteen_bits` computes it beside a whole layer
+            y = add_adapter(y, x, self.lora_a, self.scale * self.lora_b)
+        else:
+            y = y + self.scale * ((x @ self.lora_a) @ self.lora_b)
+        if isinstance(linear, ROW_LAYERS):
+            y = mx.distributed.all_sum(y, group=linear.group)
+        elif isinstance(linear, LinearBeforeHeads):
+            y = _with_summed_gradient(y, linear.group)
+        return y + linear["bias"] if "bias" in linear else y
+
+
+def _with_summed_gradient(x: mx.array, group: mx.distributed.Group) -> mx.array:
+    """x, whose gradient is the sum of the ranks'."""
+    identity: Any = distributed.sum_gradients(group)
+    return identity(x)
+
+
+def _product(linear: Any, x: mx.array) -> mx.array:
+    """x Wᵀ with this rank's part of the weight, without bias and without communication."""
+    if "scales" not in linear:
+        return x @ linear["weight"].T
+    how = {"group_size": linear.group_size, "bits": linear.bits, "mode": linear.mode}
+    return mx.quantized_matmul(x, linear["weight"], linear["scales"], linear.get("biases"), transpose=True, **how)
+
+
+class Whole(Enum):
+    """The gradient of an array that every rank has whole."""
+
+    SUMMED = "each rank has its share of it"
+    EQUAL = "every rank has computed it"
+
+
+Kind = Division | Whole
+
+
+@dataclass(frozen=True, slots=True)
+class Adapters:
+    """The kind of each array of the adapters, by name, and this rank's place in the group."""
+
+    kinds: Mapping[str, Kind]
+    rank: int
+    size: int
+
+    def parts(self, whole: Any) -> Any:
+        """The tree of whole arrays → that of this rank's."""
+
+        def part(name: str, x: mx.array) -> mx.array:
+            kind = self.kinds[name]
+            return kind.part(x, self.rank, self.size) if isinstance(kind, Division) else x
+
+        return tree_map_with_path(part, whole)
+
+    def gather_gradient(self, gradient: Any, add_up: Sum) -> Any:
+        """The gradient in the whole arrays, from this rank's in its parts: one sum of one vector, after which every
+        rank has the same bits. All ranks must call it together."""
+        # All of it on every rank: the backward pass has sums of its own, which must be those of all ranks.
+        mx.eval(gradient)
+        names, own = zip(*tree_flatten(gradient), strict=True)
+        placed = [self._placed(name, x.astype(mx.float32)) for name, x in zip(names, own, strict=True)]
+        flat_N = add_up(mx.concatenate([x.reshape(-1) for x in placed]))
+        edges = [0, *itertools.accumulate(x.size for x in placed)]
+        arrays = [flat_N[a:b].reshape(x.shape) for a, b, x in zip(edges, edges[1:], placed, strict=False)]
+        return tree_unflatten(list(zip(names, arrays, strict=True)))
+
+    def _placed(self, name: str, x: mx.array) -> mx.array:
+        kind = self.kinds[name]
+        if isinstance(kind, Division):
+            return kind.placed(x, self.rank, self.size)
+        return x if kind is Whole.SUMMED or self.rank == 0 else mx.zeros_like(x)
+
+
+def install_adapters(
+    model: nn.Module, adapted: nn.Module, shares: Mapping[str, LayerShare], rank: int, size: int
+) -> Adapters:
+    """Put the adapters of `adapted`, the same model whole (its weights need not be read), beside the parts that `model`
+    has. Raises CannotShardError for a layer whose part the adapter cannot stand beside."""
+    # Blocks whose own code sums over the ranks: inside, every gradient is a rank's share.
+    summed = tuple(
+        f"{name}." for name, module in model.named_modules() if getattr(module, "sharding_group", None) and name
+    )
+    own: dict[str, Any] = dict(model.named_modules())
+    kinds: dict[str, Kind] = {}
+    new: list[tuple[str, nn.Module]] = []
+    for name, adapter in adapted.named_modules():
+        if "lora_a" not in adapter:
+            continue
+        of_layer = _kinds(adapter, own[name], shares.get(name), name.startswith(summed))
+        if of_layer is None:
+            raise CannotShardError(f"no adapter can follow how {'.'.join(name.split('.')[-2:])} is divided")
+        kinds |= {f"{name}.{array}": kind for array, kind in of_layer.items()}
+        new.append((name, _beside(adapter, own[name])))
+    model.update_modules(tree_unflatten(new))
+    model.freeze()
+    for _, module in new:
+        module.unfreeze(keys=["lora_a", "lora_b"], recurse=False)
+    return Adapters(kinds, rank, size)
+
+
+def _kinds(adapter: Any, own: Any, share: LayerShare | None, is_summed: bool) -> dict[str, Kind] | None:
+    """The kinds of `lora_a` and `lora_b`; None where this rank's layer is not what its share says."""
+    base = adapter.linear if "linear" in adapter else adapter.embedding
+    before, after = base.weight.shape, own.weight.shape
+    if share is None:
+        whole = Whole.SUMMED if is_summed else Whole.EQUAL
+        return {"lora_a": whole, "lora_b": whole} if before == after else None
+    division = share.division(base.weight)
+    expected = list(before)
+    expected[division.axis] = after[division.axis]
+    is_lora = isinstance(adapter, (LoRALinear, LoRASwitchLinear))
+    if before[division.axis] == after[division.axis] or list(after) != expected or not is_lora:
+        return None
+    # LoRALinear has A [in, rank] and B [rank, out]; of experts they are A [experts, rank, in] and B [experts, out,
+    # rank].
+    if share.kind == COLUMNS:
+        return {"lora_a": Whole.SUMMED, "lora_b": division.along(1)}
+    is_switch = isinstance(adapter, LoRASwitchLinear)
+    return {"lora_a": division.along(2 if is_switch else 0), "lora_b": Whole.SUMMED}
+
+
+def _beside(adapter: Any, own: Any) -> nn.Module:
+    """The adapter beside this rank's layer; its arrays are still the whole ones."""
+    if isinstance(own, (*COLUMN_LAYERS, *ROW_LAYERS, LinearBeforeHeads)):
+        return ShardedLoRALinear(own, adapter.lora_a, adapter.lora_b, adapter.scale)
+    adapter["linear" if "linear" in adapter else "embedding"] = own
+    return adapter

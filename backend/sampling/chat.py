@@ -1,0 +1,422 @@
+"""A chat with a run or a model: the same prompt to base and tuned, the same random numbers, answers token by token.
+
+Prompts are built as a run's are (`backend.data.problems`). Token t of turn n is sampled with the uniform that
+completion 0 of problem n of a rollout with that seed would get, so a first answer is what `Sampler.sample` gives for
+that prompt. No state is kept but caches: the caller has the conversation, and sends it.
+
+With adapters, base and tuned are two module trees over the same arrays, and take the memory of the tuned model. After
+full fine-tuning they are two models, the second loaded only where the memory allows.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+from mlx.utils import tree_flatten
+
+from backend.config.config import Config, parse
+from backend.config.model_and_data_names import check_weights, model_source
+from backend.data.files import Row
+from backend.data.preview import open_dataset
+from backend.data.problems import Messages, PromptFormat, messages_of, problem_of, tokenize
+from backend.data.rows import Rows, row_name
+from backend.engine.cpu import on_one_core
+from backend.engine.model_probe import split
+from backend.engine.output_layer import SplitModel
+from backend.engine.shared_weights import copy_sharing_arrays
+from backend.models.policy import cast, load_model, load_policy
+from backend.models.tokenizers import run_tokenizer
+from backend.runs.run_folder import RunFolder, find_run
+from backend.runs.saved_weights import END, WeightChoice, find_choice
+from backend.runs.steering import run_config
+from backend.sampling.cached_sequence import CachedSequence, SampledToken
+from backend.sampling.grammar import CompiledGrammar, Grammar, GrammarState
+from backend.sampling.outputs import OPEN, CompletionBuffer
+from backend.sampling.sampler import Sampling, keyed_uniforms
+from backend.sampling.text_stream import TextStream
+from backend.trainer.memory.estimate import format_bytes
+from backend.types import Completion, Group, Problem
+from backend.utils.errors import UserError
+from backend.utils.files import names_folder
+from backend.utils.machine import machine_bytes
+from backend.utils.text import shown_path
+
+SideName = Literal["base", "tuned"]
+SIDES: tuple[SideName, ...] = get_args(SideName)
+Note = Callable[[str], None]
+OnText = Callable[[SideName, str], None]
+OnReply = Callable[["Reply"], None]
+Check = Callable[[], None]
+
+AS_TRAINED = {"beta": 1.0, "reference_model_path": "", "sync_ref_model": False}
+"""Settings under which `load_policy` keeps the model without adapters as the reference, over the same arrays."""
+HELD_OUT = ("test", "valid", "train")
+"""Prompts come from the first of these splits that has rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatSource:
+    """`config` holds the run's settings as they were at the step of `weights`; of a plain model it holds the defaults,
+    with its name. `run` and `weights` are None for a plain model, which has a base and nothing trained."""
+
+    name: str
+    config: Config
+    run: RunFolder | None = None
+    weights: WeightChoice | None = None
+
+    @property
+    def has_two_models(self) -> bool:
+        """True if base and tuned share no weights: a run of full fine-tuning."""
+        return self.run is not None and self.config.train_type == "full"
+
+
+def find_source(name: str, checkpoint: str = "", runs_dir: Path | None = None) -> ChatSource:
+    """A run by path or name, at its end or at `checkpoint`; else a model by folder or Hugging Face id. Raises
+    UserError."""
+    try:
+        run = find_run(name, runs_dir)
+    except UserError:
+        return _model(name, checkpoint)
+    weights = find_choice(run, checkpoint or END)
+    return ChatSource(run.name, run_config(run, weights.step), run, weights)
+
+
+def _model(name: str, checkpoint: str) -> ChatSource:
+    try:
+        check_weights(model_source(name, "model"), "model")
+    except UserError as mistake:
+        if names_folder(name):  # the sentence says what the folder lacks
+            raise
+        sentence = (
+            f"There is no run or model {shown_path(name, 60)}: no run of that name or path, no folder, no owner/name "
+            "id on Hugging Face."
+        )
+        raise UserError("model", sentence) from mistake
+    if checkpoint:
+        raise UserError("checkpoint", f"{shown_path(name, 100)} is a model and no run, so it has no checkpoints.")
+    # Neither rows nor rewards: what is left are the settings of a prompt, at their defaults.
+    return ChatSource(Path(name).name, parse({"model": name, "data": "-", "system_prompt": ""}))
+
+
+@dataclass(frozen=True, slots=True)
+class SideModel:
+    """A model that answers."""
+
+    name: SideName
+    model: nn.Module
+    split_model: SplitModel
+
+
+@dataclass(frozen=True, slots=True)
+class Sides:
+    """The models of a chat and the tokenizer that they share; `sides` holds one or both of base and tuned."""
+
+    sides: dict[SideName, SideModel]
+    tokenizer: Any
+    eos_ids: tuple[int, ...]
+
+    @property
+    def bytes(self) -> int:
+        """Memory of the weights, arrays that both have counted once."""
+        arrays: list[mx.array] = [array for side in self.sides.values() for array in _arrays(side.model).values()]
+        distinct = {id(array): array for array in arrays}
+        return sum(array.nbytes for array in distinct.values())
+
+
+def load_sides(source: ChatSource, wanted: Sequence[SideName] = SIDES, note: Note = lambda sentence: None) -> Sides:
+    """Load what `wanted` names; a plain model has a base alone. `note` takes sentences for the user. Raises
+    UserError."""
+    if source.run is None:
+        if "base" not in wanted:
+            raise UserError("model", f"{source.name} is a model and no run, so there is nothing tuned beside it.")
+        wanted = ("base",)
+    if source.run is None or source.has_two_models:
+        loaded = _whole_models(source, wanted, note)
+    else:
+        loaded = _with_adapters(source, note)
+    return replace(loaded, sides={name: side for name, side in loaded.sides.items() if name in wanted})
+
+
+def _with_adapters(source: ChatSource, note: Note) -> Sides:
+    assert source.weights is not None
+    policy = load_policy(source.config.model_copy(update=AS_TRAINED), note)
+    try:
+        policy.assign(_read(source.weights.path))
+    except ValueError:
+        raise _misfit(source) from None
+    mx.eval(policy.model.parameters())
+    assert policy.reference_model is not None and policy.reference is not None
+    base = SideModel("base", policy.reference_model, policy.reference)
+    tuned = SideModel("tuned", policy.model, policy.split_model)
+    return Sides({"base": base, "tuned": tuned}, policy.tokenizer, tuple(policy.eos_ids))
+
+
+def _whole_models(source: ChatSource, wanted: Sequence[SideName], note: Note) -> Sides:
+    """Models that share nothing: the base, and what full fine-tuning made of it, in the precision that the base came
+    with."""
+    base, tokenizer, _ = load_model(source.config.model, "model")
+    tokenizer = run_tokenizer(source.config.tokenizer, tokenizer, base)
+    # A plain model comes as it is, and Config's default leaves its type as it is too.
+    cast(base, source.config.dtype)
+    models: dict[SideName, nn.Module] = {"base": base}
+    if "tuned" in wanted:
+        if "base" in wanted and not _second_model_fits(base, note):
+            wanted = ("tuned",)
+        models["tuned"] = _fully_tuned(base, source, keep_base="base" in wanted)
+    if "base" not in wanted:
+        del models["base"]
+    for model in models.values():
+        model.freeze()
+        model.eval()
+        mx.eval(model.parameters())
+    sides: dict[SideName, SideModel] = {name: SideModel(name, model, split(model)) for name, model in models.items()}
+    return Sides(sides, tokenizer, tuple(sorted(int(token) for token in tokenizer.eos_token_ids)))
+
+
+def _second_model_fits(base: nn.Module, note: Note) -> bool:
+    """True if memory allows a second model of this size; `note` says where it does not."""
+    size = sum(array.nbytes for array in _arrays(base).values())
+    held = mx.get_active_memory()
+    free = machine_bytes(held) - held
+    if size <= free:
+        return True
+    note(
+        f"Base and tuned share no weights after full fine-tuning, and there is no memory for both: another "
+        f"{format_bytes(size)} is needed and {format_bytes(max(0, free))} is free. Only the tuned model is loaded."
+    )
+    return False
+
+
+def _fully_tuned(base: nn.Module, source: ChatSource, *, keep_base: bool) -> nn.Module:
+    """The base with the run's weights in place of its own; a copy of it with `keep_base`."""
+    assert source.weights is not None
+    if source.weights.path.is_dir():
+        return load_model(str(source.weights.path), "model")[0]
+    model = copy_sharing_arrays(base) if keep_base else base
+    own, trained = _arrays(model), _read(source.weights.path)
+    if own.keys() != trained.keys() or any(own[name].shape != trained[name].shape for name in own):
+        raise _misfit(source)
+    # Training keeps 32 bits; the model that comes out of it, and answers here, has the precision it came with.
+    model.load_weights([(name, array.astype(own[name].dtype)) for name, array in trained.items()])
+    return model
+
+
+def _arrays(model: nn.Module) -> dict[str, mx.array]:
+    return dict(tree_flatten(model.parameters()))
+
+
+def _read(file: Path) -> dict[str, mx.array]:
+    arrays = mx.load(str(file))
+    assert isinstance(arrays, dict)
+    return arrays
+
+
+def _misfit(source: ChatSource) -> UserError:
+    return UserError(
+        "model",
+        f"The weights of the run {source.name} do not fit the model {source.config.model}: it has changed since.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A question and a side's answer."""
+
+    prompt: str
+    answer: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChatQuestion:
+    """The next prompt of a conversation, and how it is to be answered.
+
+    `turns` are the turns before it, which differ from side to side in their answers. `row` is the row of the held-out
+    split, from 0, that the conversation began with; None where it began with a typed prompt. `answer` is the expected
+    one, for reward functions. `system` replaces the common system message; None leaves the run's.
+    """
+
+    prompt: str
+    turns: Mapping[SideName, Sequence[Turn]] = field(default_factory=dict)
+    row: int | None = None
+    answer: str = ""
+    system: str | None = None
+    sampling: Sampling = field(default_factory=Sampling)
+    max_tokens: int = 512
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A finished answer. `prefilled` counts the prompt's tokens that were not in the cache; times are in seconds from
+    the question on."""
+
+    side: SideName
+    problem: Problem
+    completion: Completion
+    prefilled: int
+    first_token_s: float
+    seconds: float
+
+    @property
+    def group(self) -> Group:
+        """For reward functions."""
+        return Group(self.problem, [self.completion])
+
+    def figures(self) -> dict[str, Any]:
+        """Text, lengths, reason of the end and times, as JSON values."""
+        return {
+            "text": self.completion.text,
+            "tokens": len(self.completion.tokens),
+            "stop": self.completion.stop,
+            "prompt_tokens": len(self.problem.tokens),
+            "prefilled": self.prefilled,
+            "first_token_s": self.first_token_s,
+            "seconds": self.seconds,
+        }
+
+
+class Chat:
+    """Answers questions with the models of `sides`.
+
+    Attributes:
+        source – what the chat is with.
+        sides – its models.
+    """
+
+    def __init__(self, source: ChatSource, sides: Sides) -> None:
+        self.source, self.sides = source, sides
+        self._format = PromptFormat.of(source.config)
+        self._grammars: dict[Grammar, CompiledGrammar] = {}
+        self._sequences: dict[SideName, CachedSequence] = {
+            name: CachedSequence(side.model, side.split_model) for name, side in sides.sides.items()
+        }
+
+    def held_out_rows(self) -> tuple[str, Rows]:
+        """(the split's name in sentences, its rows): the first of test, valid and train that has any. Raises
+        UserError."""
+        if self.source.run is None:
+            raise UserError("data", f"{self.source.name} is a model and no run, so there are no prompts of a dataset.")
+        opened = open_dataset(self.source.config)
+        split = next((split for split in HELD_OUT if opened.rows(split)), "train")
+        return opened.source(split, self.source.config), opened.rows(split)
+
+    def problem(self, question: ChatQuestion, side: SideName) -> Problem:
+        """The question as this side gets it: rendered and tokenised as in training. Raises UserError."""
+        prompt_format = self._format
+        if question.system is not None:
+            prompt_format = replace(prompt_format, system_prompt=question.system)
+        turns = question.turns.get(side, ())
+        typed = self._typed_row(question)
+        index, row, where, opening = 0, typed, "this prompt", turns[0].prompt if turns else question.prompt
+        first: Row = typed | {prompt_format.prompt_column: opening}
+        if question.row is not None:
+            source, rows = self.held_out_rows()
+            if not 0 <= question.row < len(rows):
+                raise UserError("row", f"{source} has rows 1 to {len(rows)}, and no row {question.row + 1}.")
+            index, first, where = question.row, rows[question.row], row_name(question.row, source)
+            row = typed if turns else first
+        messages: Messages = messages_of(first, prompt_format, where)
+        for i, turn in enumerate(turns):
+            following = turns[i + 1].prompt if i + 1 < len(turns) else question.prompt
+            messages += [{"role": "assistant", "content": turn.answer}, {"role": "user", "content": following}]
+        tokens = tokenize(messages, self.sides.tokenizer, prompt_format.template_variables, where)
+        return problem_of(index, row, messages, tokens, prompt_format)
+
+    def _typed_row(self, question: ChatQuestion) -> Row:
+        return {self._format.prompt_column: question.prompt, self._format.answer_column: question.answer}
+
+    @on_one_core()
+    def reply(
+        self,
+        question: ChatQuestion,
+        names: Sequence[SideName],
+        on_text: OnText = lambda side, text: None,
+        check: Check = lambda: None,
+        on_reply: OnReply = lambda reply: None,
+    ) -> dict[SideName, Reply]:
+        """The answers of the named sides, which take turns token by token. `on_text` gets each new piece of text,
+        `on_reply` each answer as it ends; `check` is called before every token, and may raise to stop. Raises UserError
+        for a prompt that cannot be rendered."""
+        began = time.perf_counter()
+        turn = max((len(question.turns.get(name, ())) for name in names), default=0)
+        (uniform_T,) = keyed_uniforms(question.seed, [(turn, 0)], question.max_tokens)
+        problems: dict[SideName, Problem] = {name: self.problem(question, name) for name in names}
+        with ExitStack() as stack:
+            answers: list[_Answer] = []
+            for name, problem in problems.items():
+                sequence = self._sequences[name]
+                outputs = CompletionBuffer(
+                    1, question.max_tokens, self.sides.tokenizer, self.sides.eos_ids, self.source.config.stop
+                )
+                outputs.held = self._held_output(question.sampling, name)
+                steps = stack.enter_context(
+                    closing(sequence.generate(problem.tokens, question.sampling, uniform_T, check, outputs.held))
+                )
+                answers.append(_Answer(name, problem, steps, outputs, self.sides, began))
+            replies: dict[SideName, Reply] = {}
+            while len(replies) < len(answers):
+                for answer in (answer for answer in answers if answer.is_open):
+                    check()
+                    if text := answer.step():
+                        on_text(answer.side, text)
+                    if not answer.is_open:
+                        replies[answer.side] = answer.reply(self._sequences[answer.side].prefilled)
+                        on_reply(replies[answer.side])
+        return replies
+
+    def _held_output(self, sampling: Sampling, side: SideName) -> GrammarState | None:
+        """The states of a grammar for one answer; the compiled grammar is kept from one question to the next."""
+        grammar = sampling.grammar
+        if grammar is None:
+            return None
+        if grammar not in self._grammars:
+            size = self.sides.sides[side].split_model.vocab_size
+            self._grammars = {grammar: CompiledGrammar(grammar, self.sides.tokenizer, self.sides.eos_ids, size)}
+        return GrammarState(self._grammars[grammar])
+
+
+class _Answer:
+    """An answer in progress: its tokens so far, and the text that is complete."""
+
+    def __init__(
+        self,
+        side: SideName,
+        problem: Problem,
+        steps: Iterator[SampledToken],
+        outputs: CompletionBuffer,
+        sides: Sides,
+        began: float,
+    ) -> None:
+        self.side: SideName = side
+        self.problem = problem
+        self._steps, self._outputs, self._began, self._eos_ids = steps, outputs, began, sides.eos_ids
+        self._text = TextStream(lambda tokens: sides.tokenizer.decode(list(tokens), skip_special_tokens=False))
+        self._first_token_s = self._seconds = 0.0
+
+    @property
+    def is_open(self) -> bool:
+        return self._outputs.stop[0] == OPEN
+
+    def step(self) -> str:
+        """Take the next token. → the text that it completes; with the last token, all that was held back."""
+        sampled = next(self._steps)
+        self._seconds = time.perf_counter() - self._began
+        self._first_token_s = self._first_token_s or self._seconds
+        row = np.zeros(1, np.int64)
+        logs = (sampled.logp, sampled.log_kept, sampled.log_held)
+        self._outputs.append(row, np.array([[sampled.token]]), *(np.array([[log]]) for log in logs if log is not None))
+        text = "" if sampled.token in self._eos_ids else self._text.push(sampled.token)
+        return text if self.is_open else text + self._text.rest()
+
+    def reply(self, prefilled: int) -> Reply:
+        """The answer, once it has ended."""
+        completion = self._outputs.completion(0)
+        return Reply(self.side, self.problem, completion, prefilled, self._first_token_s, self._seconds)

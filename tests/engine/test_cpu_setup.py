@@ -1,0 +1,121 @@
+"""OpenBLAS in place of mlx's BLAS, and a folder for the kernels of each rank. Each case runs in a process of its
+own."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from backend.engine import cpu_setup
+from backend.engine.device import on_cpu
+
+ROOT = Path(cpu_setup.__file__).parents[2]
+PREPARE = "from backend.engine import cpu_setup; print(cpu_setup.load_openblas())"
+MULTIPLY = "import mlx.core as mx; a = mx.ones((64, 64)); mx.eval(a @ a)"
+
+
+def openblas_is_installed() -> bool:
+    try:
+        ctypes.CDLL(cpu_setup.LIBRARY)
+    except OSError:
+        return False
+    return True
+
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="BLAS is chosen on Linux only")
+with_openblas = pytest.mark.skipif(not openblas_is_installed(), reason=f"{cpu_setup.LIBRARY} is not installed")
+
+
+def output_of(*lines: str, **environment: str) -> str:
+    """Run `lines` in a fresh interpreter and return its stdout."""
+    variables = {key: value for key, value in os.environ.items() if key != cpu_setup.THREADS}
+    done = subprocess.run(
+        [sys.executable, "-c", "\n".join(lines)], env=variables | environment, cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@linux
+@with_openblas
+def test_mlx_multiplies_with_openblas(tmp_path: Path):
+    # The dynamic linker's record of what libmlx's sgemm is bound to: timing would be a guess.
+    sentence = output_of(PREPARE, MULTIPLY, LD_DEBUG="bindings", LD_DEBUG_OUTPUT=str(tmp_path / "bindings"))
+    record = "".join(path.read_text(errors="replace") for path in tmp_path.iterdir())
+    bindings = [
+        line for line in record.splitlines() if "`cblas_sgemm'" in line and "libmlx.so" in line.split(" to ")[0]
+    ]
+    assert bindings
+    assert all(cpu_setup.LIBRARY in line.split(" to ")[1] for line in bindings)
+    assert sentence.startswith("BLAS is OpenBLAS ")
+
+
+@linux
+@with_openblas
+def test_openblas_has_one_thread_unless_the_environment_says_otherwise():
+    show = f"import os; print(os.environ[{cpu_setup.THREADS!r}])"
+    assert output_of(PREPARE, show).splitlines()[0].endswith("1 thread.")
+    assert output_of(PREPARE, show).splitlines()[1] == "1"
+    assert output_of(PREPARE, show, OPENBLAS_NUM_THREADS="2").splitlines() == [
+        output_of(PREPARE, OPENBLAS_NUM_THREADS="2"),
+        "2",
+    ]
+
+
+@linux
+def test_without_openblas_mlx_works_and_the_package_is_named():
+    sentence = output_of(
+        "from backend.engine import cpu_setup",
+        "cpu_setup.LIBRARY = 'libnowhere.so.0'",
+        "print(cpu_setup.load_openblas())",
+        MULTIPLY,
+    )
+    assert "libnowhere.so.0 is not installed" in sentence
+    assert "libopenblas0-pthread" in sentence
+
+
+RANK = """
+import sys
+from backend.engine import cpu_setup
+print(cpu_setup.use_own_kernel_folder(), flush=True)
+if "compile" in sys.argv:
+    import mlx.core as mx
+    mx.set_default_device(mx.cpu)
+    mx.eval(mx.compile(lambda x: mx.exp(x) * 3 + mx.sin(x))(mx.zeros((2, 3))))
+sys.stdin.read()
+"""
+
+
+def started(temporary: Path, *words: str) -> subprocess.Popen[str]:
+    environment = os.environ | {"TMPDIR": str(temporary)}
+    return subprocess.Popen(
+        [sys.executable, "-c", RANK, *words], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+
+
+def test_no_two_processes_compile_into_one_folder_and_the_next_finds_it_again(tmp_path: Path) -> None:
+    library = tmp_path / "mlx" / "0.1" / "cpu" / "libwhole.so"
+    library.parent.mkdir(parents=True)
+    for name in ("libwhole.so", "libhalf.so"):
+        (library.parent / name).write_text(name)
+    os.utime(library, (0, time.time() - 2 * cpu_setup.SETTLED_S))
+    first, second = started(tmp_path), started(tmp_path)
+    assert first.stdout is not None and second.stdout is not None
+    folders = {Path(each.readline().strip()) for each in (first.stdout, second.stdout)}
+    assert folders == {tmp_path / "mlx" / "rank-1", tmp_path / "mlx" / "rank-2"}
+    for folder in folders:
+        assert [path.name for path in folder.rglob("*.so")] == ["libwhole.so"], "what may still be written is left"
+    for each in (first, second):
+        each.communicate(timeout=30)
+    third = started(tmp_path, "compile")
+    assert third.communicate(timeout=60)[0].strip() == str(tmp_path / "mlx" / "rank-1")
+    compiled = [path for path in (tmp_path / "mlx").rglob("*.so") if path.name not in ("libwhole.so", "libhalf.so")]
+    assert compiled or not (on_cpu() and shutil.which("g++"))
+    assert all(path.is_relative_to(tmp_path / "mlx" / "rank-1") for path in compiled)
