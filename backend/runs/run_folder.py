@@ -17,119 +17,58 @@ from backend.utils.text import quote, shown_path
 from backend.utils.whole_file import replace_file
 
 
+class _Entry:
+    """A file or folder of a run folder, by name."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, run: RunFolder, owner: type[RunFolder] | None = None) -> Path:
+        return run.path / self.name
+
+
 @dataclass(frozen=True, slots=True)
 class RunFolder:
     """The files of one run. The trainer appends to them; every other process only reads."""
 
     path: Path
 
+    config = _Entry("config.yaml")
+    events = _Entry("events.jsonl")
+    completions = _Entry("completions.jsonl")
+    log = _Entry("log.txt")
+    control = _Entry("control")
+    control_taken = _Entry("control.taken")
+    change_request = _Entry("change.json")
+    """Settings that a running trainer is asked to change (`backend.runs.steering`); transient, as `control` is."""
+    changes = _Entry("changes.json")
+    """Every change of settings with the step it holds from. With config.yaml it determines the run."""
+    parent = _Entry("parent.json")
+    """Of a cloned run: the run and step that it began from, and what was changed."""
+    about = _Entry("about.json")
+    """The user's notes: title, note, tags. No trainer reads it."""
+    lock = _Entry("run.lock")
+    launch_lock = _Entry("launch.lock")
+    """Held by the process that starts the ranks of a run on several machines."""
+    window_lock = _Entry("window.lock")
+    """Held by the window that controls the run, as long as the run trains and the window lives."""
+    window_request = _Entry("window.request")
+    """Asks the window that holds `window_lock` to release it; transient."""
+    gpu_errors = _Entry("gpu_errors.jsonl")
+    checkpoints = _Entry("checkpoints")
+    adapters = _Entry("adapters")
+    model = _Entry("model")
+    fused = _Entry("fused")
+    evaluations = _Entry("evaluations")
+    inspection = _Entry("inspection")
+    """The batches of steps that were not applied, because a number in them was not finite."""
+    trackers = _Entry("trackers")
+    """What trackers keep; only their processes write there."""
+    uploads = _Entry("uploads")
+
     @property
     def name(self) -> str:
         return self.path.name
-
-    @property
-    def config(self) -> Path:
-        return self.path / "config.yaml"
-
-    @property
-    def events(self) -> Path:
-        return self.path / "events.jsonl"
-
-    @property
-    def completions(self) -> Path:
-        return self.path / "completions.jsonl"
-
-    @property
-    def log(self) -> Path:
-        return self.path / "log.txt"
-
-    @property
-    def control(self) -> Path:
-        return self.path / "control"
-
-    @property
-    def control_taken(self) -> Path:
-        return self.path / "control.taken"
-
-    @property
-    def change_request(self) -> Path:
-        """Settings that a running trainer is asked to change, by `backend.runs.steering.request_change`; transient, as
-        `control` is."""
-        return self.path / "change.json"
-
-    @property
-    def changes(self) -> Path:
-        """Every change of settings that the trainer took, with the step it holds from. With config.yaml it determines
-        the run."""
-        return self.path / "changes.json"
-
-    @property
-    def parent(self) -> Path:
-        """Of a cloned run: the run and step that it began from, and what was changed."""
-        return self.path / "parent.json"
-
-    @property
-    def about(self) -> Path:
-        """What the user has noted about the run: title, note, tags. No trainer reads it."""
-        return self.path / "about.json"
-
-    @property
-    def lock(self) -> Path:
-        return self.path / "run.lock"
-
-    @property
-    def launch_lock(self) -> Path:
-        """Held by the process that starts the ranks of a run on several machines, from before the first start until
-        after the last."""
-        return self.path / "launch.lock"
-
-    @property
-    def window_lock(self) -> Path:
-        """Held by the window that controls the run, as long as the run trains and the window lives."""
-        return self.path / "window.lock"
-
-    @property
-    def window_request(self) -> Path:
-        """Asks the window that holds `window_lock` to give it up; transient."""
-        return self.path / "window.request"
-
-    @property
-    def gpu_errors(self) -> Path:
-        return self.path / "gpu_errors.jsonl"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def adapters(self) -> Path:
-        return self.path / "adapters"
-
-    @property
-    def model(self) -> Path:
-        return self.path / "model"
-
-    @property
-    def fused(self) -> Path:
-        return self.path / "fused"
-
-    @property
-    def evaluations(self) -> Path:
-        return self.path / "evaluations"
-
-    @property
-    def inspection(self) -> Path:
-        """The batches of steps that were not applied, for a number in them was not finite."""
-        return self.path / "inspection"
-
-    @property
-    def trackers(self) -> Path:
-        """What trackers keep: logs, how far they have come, and what is their own. Only their processes write there."""
-        return self.path / "trackers"
-
-    @property
-    def uploads(self) -> Path:
-        return self.path / "uploads"
 
     @property
     def has_event_log(self) -> bool:

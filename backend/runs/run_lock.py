@@ -77,8 +77,8 @@ def _held(run: RunFolder, lock: Path) -> int:
     except OSError as error:
         if error.errno in NO_LOCKS:
             sentence = (
-                f"The run folder {run.path} is on a file system without locks ({error.strerror}), so two trainings could "
-                f"write to it at once; choose a folder on another disk."
+                f"The run folder {run.path} is on a file system without locks ({error.strerror}), so two trainings "
+                f"could write to it at once; choose a folder on another disk."
             )
             raise UserError("runs_dir", sentence) from None
         raise UserError("run", f"The run folder {run.path} cannot be written: {error.strerror}.") from None

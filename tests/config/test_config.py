@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import yaml
@@ -19,7 +19,6 @@ from backend.config.config import (
     SECTIONS,
     SETTINGS,
     dump,
-    keys_used_by,
     load,
     needs_reference,
     parse,
@@ -28,10 +27,10 @@ from backend.config.config import (
     resolve_paths,
     sections,
 )
-from backend.config.setting import Setting, Use
+from backend.config.setting import Setting
 from backend.rewards.catalogue import DEFAULT_REWARDS
 from backend.utils.errors import ConfigProblem, UserError
-from backend.utils.places import demo_config, project_root, resources
+from backend.utils.places import project_root, resources
 from backend.utils.text import about_path
 
 SOUND = {"model": "owner/model", "data": "owner/rows"}
@@ -64,7 +63,6 @@ def one_sentence(raw: dict[str, Any], key: str) -> str:
     return fault.sentence
 
 
-# ── the walk over every setting ──────────────────────────────────────────────────────────────────────────────────────
 
 
 @for_every_setting
@@ -178,52 +176,6 @@ def test_documented_keys_have_their_documented_defaults() -> None:
     assert {key: SETTINGS[key].default for key in SPEC_FORM} == SPEC_FORM
 
 
-BY_USE: dict[str, set[str]] = {
-    "rows": {
-        "data", "dataset_config", "train_split", "valid_split", "test_split", "validation_split", "seed", "data_seed", "valid_data",
-        "test_data", "eval_data", "streaming", "prompt_template", "answer_pattern", "map_function",
-    },
-    "row_view": {
-        "prompt_feature", "answer_feature", "type_feature", "system_feature", "system_prompt", "chat_template_kwargs", "model",
-        "reward_functions", "tokenizer", "long_prompts",
-    },
-    "prompt_text": {"prompt_feature", "system_feature", "system_prompt", "chat_template_kwargs", "tokenizer"},
-    "prompt_limit": {"max_seq_length", "max_completion_length", "max_prompt_length"},
-    "rewards": {
-        "reward_functions", "reward_weights", "reward_weight_schedule", "reward_weights_final", "reward_functions_file",
-        "reward_timeout", "reward_isolation", "reward_network",
-    },
-    "scoring": {
-        "reward_functions", "reward_weights", "reward_functions_file", "scale_rewards", "multi_objective_aggregation",
-        "advantage_baseline", "max_completion_length", "max_seq_length", "reward_timeout", "reward_network",
-    },
-    "duration": {"device", "hosts", "neftune_noise_alpha", "train_type", "max_completion_length", "num_layers", "grad_checkpoint", "num_iterations"},
-    "task": {
-        "adapter", "model", "data", "reference_model_path", "lm_studio_name", "run_name", "prompt_feature", "answer_feature", "type_feature",
-        "system_feature", "dataset_config", "train_split", "valid_split", "test_split", "reward_functions", "reward_weights",
-        "reward_functions_file", "valid_data", "test_data", "eval_data", "streaming", "prompt_template", "answer_pattern",
-        "map_function", "tokenizer",
-    },
-}  # fmt: skip
-"""The lists that were kept by hand in the dataset page, the preview, the reward bench, the command line, `serve`, the presets
-and the time forecast, before settings were tagged."""
-
-
-@pytest.mark.parametrize("use", get_args(Use))
-def test_the_settings_of_a_use_are_those_that_were_listed_by_hand(use: Use) -> None:
-    assert set(keys_used_by(use)) == BY_USE[use]
-
-
-def test_settings_of_several_uses_come_once_and_in_the_forms_order() -> None:
-    keys = keys_used_by("scoring", "rewards")
-    assert list(keys) == [key for key in SETTINGS if key in BY_USE["scoring"] | BY_USE["rewards"]]
-    assert not keys_used_by()
-
-
-def test_every_setting_of_the_rewards_is_tagged() -> None:
-    assert {key for key in SETTINGS if key.startswith("reward_")} == BY_USE["rewards"]
-
-
 REFERENCE_CASES: list[tuple[dict[str, Any], bool]] = [
     ({}, True),  # the KL weight is above 0 by default
     ({"beta": 0}, False),
@@ -261,16 +213,6 @@ def test_what_several_settings_come_to() -> None:
         assert parse(SOUND | held).holds_output
 
 
-def test_menus_have_the_documented_values() -> None:
-    optimizers = "adam adamw muon sgd lion adafactor rmsprop adagrad adadelta adamax"
-    for key, values in {
-        "train_type": "lora dora full", "quantization": "none 4 6 8 mxfp4", "optimizer": optimizers, "scale_rewards": "group batch none",
-        "lr_schedule": "constant cosine linear", "grpo_loss_type": "grpo bnpo dr_grpo", "importance_sampling_level": "token sequence",
-    }.items():  # fmt: skip
-        assert {choice.value for choice in SETTINGS[key].choices} >= set(values.split())
-
-
-# ── other programs' words ────────────────────────────────────────────────────────────────────────────────────────────
 
 
 SPELLINGS: list[tuple[dict[str, Any], dict[str, Any]]] = [
@@ -375,7 +317,6 @@ def test_contradicting_keys_are_one_fault(raw: dict[str, Any], key: str, says: s
     assert says in one_sentence(raw, key)
 
 
-# ── unknown keys, rewards, and faults beside one another ─────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize(
@@ -482,10 +423,6 @@ def test_settings_that_only_just_agree_are_valid() -> None:
     assert [(raw, faults) for raw in AGREEING if (faults := sentences(raw))] == []
 
 
-def test_full_fine_tuning_needs_neither_layers_nor_fusing() -> None:
-    assert not sentences({"train_type": "full", "num_layers": 0, "lm_studio_name": "mine", "fuse": False})
-
-
 def test_an_invalid_field_hides_no_other_fault() -> None:
     """Every limited setting past its limit, an unknown key, a cross-check with sound inputs, and no model: all of it."""
     limited = {key: about for key, about in SETTINGS.items() if about.low is not None}
@@ -525,7 +462,6 @@ def test_parse_raises_with_all_faults() -> None:
     assert [fault.setting for fault in caught.value.faults] == ["model", "data", "temperature"]
 
 
-# ── files ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def written(folder: Path, text: str | bytes, name: str = "config.yaml") -> Path:
@@ -641,14 +577,6 @@ def test_files_of_reward_functions_are_relative_to_the_file(tmp_path: Path) -> N
         assert resolve_paths(tmp_path, {"reward_functions": written}) == {"reward_functions": written}
 
 
-def test_a_schema_that_stands_in_the_file_is_no_path(tmp_path: Path) -> None:
-    (tmp_path / "{}").touch()
-    assert resolve_paths(tmp_path, {"data": "{}", "output_schema": "{}"}) == {
-        "data": str(tmp_path / "{}"),
-        "output_schema": "{}",
-    }
-
-
 def test_the_example_yaml_of_mlx_lora_studio_loads(tmp_path: Path) -> None:
     config = load(
         written(
@@ -670,11 +598,6 @@ def test_a_preset_loads_and_its_paths_are_in_the_repository(path: Path) -> None:
         assert not folder.startswith(".") and (not Path(folder).is_absolute() or project_root() in Path(folder).parents)
 
 
-def test_the_first_launch_has_a_preset() -> None:
-    assert load(demo_config()).model
-
-
-# ── out and in again ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def values_of(about: Setting) -> st.SearchStrategy[Any]:
@@ -794,9 +717,3 @@ def test_many_stages_are_not_all_checked_for_each_of_them(monkeypatch: pytest.Mo
     monkeypatch.setattr(checks, "stage_faults", check)
     assert not sentences({"stages": [{"iters": 1}] * 50}, "stages")
     assert len(checked) <= 2 * 50 and {f"Stage {number}" for number in range(1, 51)} == {*checked}
-
-
-def test_characters_that_a_name_may_not_contain_are_listed_in_order() -> None:
-    """Not in that of a set, which is another one in every process."""
-    (sentence,) = sentences({"run_name": "a|b?c>d<e*f:g"}, "run_name")
-    assert sentence == "The run folder name may not contain '*' ':' '<' '>' '?' '|'."

@@ -8,8 +8,8 @@ import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
 
-from app.state.draft import Draft, defaults
-from app.state.presets import BROUGHT, OWN, Preset, preset, presets
+from app.state.draft import Draft
+from app.state.presets import BROUGHT, Preset, preset, presets
 from app.widgets.menu_dialogs import PresetPanel
 from backend.config import config
 from backend.config.config import SETTINGS
@@ -101,10 +101,6 @@ def test_a_file_added_to_the_folder_is_a_preset(tmp_path: Path):
     assert [candidate.title for candidate in presets(tmp_path)] == ["Mine"]
 
 
-def test_settings_of_the_users_task_exist():
-    assert set(OWN) <= set(SETTINGS)
-
-
 # The panel
 
 
@@ -151,7 +147,3 @@ def test_a_preset_that_changes_nothing_cannot_be_applied(draft: Draft, qtbot):
 def test_the_demo_says_that_it_replaces_everything(panel: PresetPanel):
     panel.list.setCurrentRow(0)
     assert "replaces the whole form" in panel.keeps.text()
-
-
-def test_a_replacing_preset_starts_from_the_defaults():
-    assert ALL[0].applied({**defaults(), "seed": 9})["seed"] == 0

@@ -20,13 +20,12 @@ from backend.runs.checkpoints import checkpoint_writer as writer_module
 from backend.runs.checkpoints.checkpoint import Checkpoint, TrainingState
 from backend.runs.checkpoints.checkpoint_writer import (
     CheckpointWriter,
-    RunSaver,
     Snapshot,
     publish_adapters,
     refresh_adapters,
     snapshot,
 )
-from backend.runs.events import EventLog, JsonLines, read_events
+from backend.runs.events import JsonLines, read_events
 from backend.runs.run_folder import RunFolder
 from backend.sampling.rollout import Sampler
 from backend.training.learner import Learner
@@ -62,9 +61,6 @@ def slowed(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, list[int]]
     return go, threads
 
 
-# ── the writer ───────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def test_a_checkpoint_has_the_arrays_of_its_snapshot_whatever_the_updates_meanwhile(
     run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -89,18 +85,6 @@ def test_a_checkpoint_has_the_arrays_of_its_snapshot_whatever_the_updates_meanwh
         assert mx.array_equal(first.weights()[name], x) and mx.array_equal(second.weights()[name], x + 1)
         assert mx.array_equal(mx.load(str(run.adapters / "adapters.safetensors"))[name], x + 1)
     assert len(set(threads)) == 1 and threads[0] != threading.get_ident()
-
-
-def test_lazy_arrays_are_evaluated_before_the_writer_gets_them(run: RunFolder) -> None:
-    """mlx evaluates an array only in the thread that made its graph."""
-    learner: Any = SimpleNamespace(state_arrays=lambda: {"step": mx.array(1) + 1})
-    policy: Any = SimpleNamespace(trainable=lambda: {"x": mx.ones(3) + 1}, is_sharded=False)
-    checkpoint_writer, config = CheckpointWriter(run, keep=3), parse({"model": "m", "data": "d", "train_type": "full"})
-    checkpoint_writer.begin(snapshot(TrainingState(step=1), policy, learner, config), [])
-    assert checkpoint_writer.wait()
-    checkpoint_writer.close()
-    saved = checkpoint.newest(run)
-    assert saved and saved.weights()["x"].tolist() == [2, 2, 2] and saved.optimizer()["step"].item() == 2
 
 
 def snapshot_from(*arrays: dict[str, mx.array], is_sharded: bool = False, **settings: Any) -> Snapshot:
@@ -153,19 +137,6 @@ def test_a_failed_write_is_raised_by_wait_and_the_next_one_may_succeed(
     checkpoint_writer.close()
 
 
-def test_the_seconds_that_saving_holds_a_run_up_are_counted_once(run: RunFolder) -> None:
-    """A clock that runs one second from look to look: beginning takes one, waiting for what is to be told another, and idle waits none."""
-    clock = iter(range(100, 200))
-    event_log, completions = EventLog(run.events), JsonLines(run.completions)
-    saver = RunSaver(run, event_log, completions, 3, lambda: float(next(clock)))
-    saver.begin(lambda: snapshot_of(1, {"x": mx.ones(2)}))
-    saver.wait()
-    saver.wait()
-    assert saver.take_seconds() == 2.0 and saver.take_seconds() == 0.0 and saver.saved_step == 1
-    for part in (saver, event_log, completions):
-        part.close()
-
-
 def test_published_adapters_are_renewed_where_they_are_not_those_of_the_checkpoint_and_whole(
     run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -197,9 +168,6 @@ def test_adapters_of_a_run_whose_folder_is_gone_do_not_bring_it_back(tmp_path: P
     with pytest.raises(UserError, match="its folder is not there any more"):
         publish_adapters(RunFolder(tmp_path / "gone"), tmp_path / "arrays", {})
     assert not (tmp_path / "gone").exists()
-
-
-# ── in a run ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def kinds_and_steps(run: RunFolder) -> list[tuple[str, int]]:

@@ -74,9 +74,6 @@ def same(first: dict[str, np.ndarray], second: dict[str, np.ndarray]) -> bool:
     return first.keys() == second.keys() and all(np.array_equal(first[name], second[name]) for name in first)
 
 
-# ── warm ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def test_a_warm_clone_without_changes_continues_as_its_parent_bit_for_bit(parent: RunFolder, tmp_path: Path) -> None:
     run = clone(parent, "3", name="twin", runs_dir=tmp_path)
     *_, last = read_events(run.events)
@@ -147,9 +144,6 @@ def test_another_reward_forgets_what_was_scored_before(parent: RunFolder, tmp_pa
     continued(run)
 
 
-# ── cold ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 @pytest.mark.parametrize("reference", ["base", "clone"])
 def test_a_cold_clone_starts_over_from_the_weights(parent: RunFolder, tmp_path: Path, reference: Any) -> None:
     changes = {"iters": 1, "optimizer": "lion", "num_iterations": 1, "dropout": 0}
@@ -169,9 +163,6 @@ def test_a_cold_clone_starts_over_from_the_weights(parent: RunFolder, tmp_path: 
     )
     first = json.loads(run.completions.read_text().splitlines()[0])
     assert first["prompt"] == json.loads(parent.completions.read_text().splitlines()[0])["prompt"]
-
-
-# ── what cannot be ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize(
@@ -228,9 +219,6 @@ def test_once_a_clone_has_its_name_nothing_of_its_making_is_left(
     monkeypatch.setattr("backend.runs.clone.sync", lambda folder: beside.extend(path.name for path in folder.iterdir()))
     made = clone(parent, "3", runs_dir=tmp_path, name="mine")
     assert beside == ["mine"] and stat.S_IMODE(made.path.stat().st_mode) == 0o700
-
-
-# ── lineage ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_parent_and_children_are_found_after_a_move(parent: RunFolder, tmp_path: Path) -> None:

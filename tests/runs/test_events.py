@@ -38,9 +38,6 @@ def steps(events: list[Event]) -> list[Any]:
     return [event.get("step") for event in events]
 
 
-# ── writing ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def test_every_line_has_a_sequence_number_a_time_and_a_kind(path: Path) -> None:
     events: list[Event] = []
     event_log = EventLog(path, events.append)
@@ -50,13 +47,6 @@ def test_every_line_has_a_sequence_number_a_time_and_a_kind(path: Path) -> None:
     assert lines.pop() == b"" and [json.loads(event) for event in lines] == events
     assert [(event["v"], event["seq"], event["kind"]) for event in events] == [(1, 0, "started"), (1, 1, "step")]
     assert events[0]["t"] <= events[1]["t"]
-
-
-def test_a_written_event_can_be_read_at_once(path: Path) -> None:
-    event_log = EventLog(path)
-    for number in range(3):
-        event_log.write("step", step=number)
-        assert steps(list(read_events(path))) == list(range(number + 1))
 
 
 def test_nan_and_infinities_are_null_and_paths_are_text(path: Path) -> None:
@@ -97,11 +87,6 @@ def test_a_reopened_event_log_continues_its_sequence_numbers(path: Path) -> None
     assert [event["seq"] for event in read_events(path)] == list(range(6))
 
 
-def test_a_event_log_without_sequence_numbers_goes_on_with_the_number_of_its_lines(path: Path) -> None:
-    put(path, line(kind="started") + line(kind="step", step=1) + line(kind="step", step=2))
-    assert EventLog(path).seq == 3
-
-
 def test_after_a_resume_every_step_appears_once_in_both_files(path: Path) -> None:
     event_log, rows = EventLog(path), JsonLines(path.with_name("completions.jsonl"))
     places = []
@@ -132,9 +117,6 @@ def test_truncating_never_lengthens_a_file_and_needs_none(path: Path) -> None:
     assert path.read_bytes() == b""
 
 
-# ── following ────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def test_a_half_line_waits_for_its_newline(path: Path) -> None:
     follower = Follower(path)
     assert follower.read() == [] and not follower.restarted  # there is no file yet
@@ -145,15 +127,6 @@ def test_a_half_line_waits_for_its_newline(path: Path) -> None:
     assert follower.read() == []
     put(path, b"\n")
     assert follower.read() == [{"step": 2, "text": "x"}] and follower.read() == [] and not follower.restarted
-
-
-def test_a_character_split_between_two_reads_is_joined(path: Path) -> None:
-    data = line(text="né🙂") + line(text="日本")
-    follower, events = Follower(path), []
-    for byte in data:
-        put(path, bytes([byte]))
-        events += follower.read()
-    assert events == [{"text": "né🙂"}, {"text": "日本"}]
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -236,25 +209,6 @@ def test_a_file_of_the_same_length_with_other_content_restarts_the_reader(path: 
     assert len(follower.read()) == 12 and follower.restarted
 
 
-def test_a_file_of_one_line_that_is_replaced_restarts_the_reader(path: Path) -> None:
-    """The two lines differ at their beginning only."""
-    put(path, line(seq=0, kind="started"))
-    follower = Follower(path)
-    follower.read()
-    path.write_bytes(line(seq=1, kind="started"))
-    assert [event["seq"] for event in follower.read()] == [1] and follower.restarted
-
-
-def test_a_file_truncated_to_the_readers_offset_goes_on(path: Path) -> None:
-    sizes = event_log_of(path, 4)
-    put(path, b'{"half": "a li')
-    follower = Follower(path)
-    assert len(follower.read()) == 4
-    truncate_file(path, sizes[-1])
-    put(path, line(step=4))
-    assert steps(follower.read()) == [4] and not follower.restarted
-
-
 def test_a_replaced_file_restarts_the_reader(path: Path) -> None:
     event_log_of(path, 5)
     follower = Follower(path)
@@ -274,14 +228,6 @@ def test_a_deleted_file_restarts_the_reader_and_may_come_back(path: Path) -> Non
     assert follower.read() == [] and not follower.restarted
     event_log_of(path, 2)
     assert len(follower.read()) == 2 and not follower.restarted
-
-
-def test_a_line_is_an_event_only_if_it_is_an_object() -> None:
-    assert parse_line(b'{"a": 1}') == {"a": 1}
-    assert [parse_line(line) for line in (b"", b"null", b'"a"', b"{", b"\xff")] == [None] * 5
-
-
-# ── a run at a glance ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.fixture
@@ -347,13 +293,6 @@ def test_a_state_follows_from_the_event_log_and_the_lock(run: RunFolder) -> None
     for ending in ("failed", "stopped", "finished"):
         event_log.write(ending, step=1, sentence="So it ended.")
         assert state() == ending
-
-
-@pytest.mark.parametrize("text", ["- a list", "model: [", "a: 2026-99-99", b"\xff\xfe"])
-def test_a_folder_with_any_config_has_a_summary(run: RunFolder, text: str | bytes) -> None:
-    run.config.write_bytes(text if isinstance(text, bytes) else text.encode())
-    run.events.write_bytes(b'rubbish\n{"kind": ["odd"]}\n{"half')
-    assert archive.summary(run).model == ""
 
 
 def test_a_fault_of_the_echo_is_raised_by_the_next_event_so_that_this_one_counts(tmp_path: Path) -> None:

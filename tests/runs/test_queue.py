@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from backend.runs import archive
-from backend.runs.queue import Queue, QueueFile
+from backend.runs.queue import QueueFile
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_lock import hold_lock
 from backend.utils import places
@@ -43,11 +43,6 @@ def test_runs_wait_in_the_order_in_which_they_came(queue: QueueFile) -> None:
     assert names(queue) == ["a", "b", "c"]
     assert queue.add(prepared("d"), first=True) == 0
     assert names(QueueFile()) == ["d", "a", "b", "c"], "another process reads the same"
-
-
-def test_no_queue_is_an_empty_one() -> None:
-    assert QueueFile().read() == Queue()
-    assert not places.runs_folder().exists(), "looking creates nothing"
 
 
 @pytest.mark.parametrize(
@@ -217,14 +212,3 @@ def test_a_run_that_trains_or_was_just_launched_is_found(queue: QueueFile) -> No
     lock = hold_lock(launched)
     assert archive.training_run() == launched
     os.close(lock)
-
-
-def test_what_does_not_wait_makes_no_folder_for_a_queue(queue: QueueFile, tmp_path: Path) -> None:
-    elsewhere = QueueFile(tmp_path / "nowhere")
-    for refused in (
-        lambda: elsewhere.remove(RunFolder(queue.folder / "a")),
-        lambda: elsewhere.move(RunFolder(elsewhere.folder / "a"), 0),
-    ):
-        with pytest.raises(UserError):
-            refused()
-    assert not elsewhere.folder.exists()

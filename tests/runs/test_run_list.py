@@ -24,10 +24,9 @@ from backend.runs.run_record import (
     record_of,
     reward_curve,
     stamp,
-    tags_in,
     write_parent,
 )
-from backend.runs.run_search import FLAGS, SHORT_NAMES, all_keys, field_of, search
+from backend.runs.run_search import all_keys, field_of, search
 from backend.utils.errors import UserError
 from tests.support import made_up_runs
 
@@ -35,15 +34,6 @@ from tests.support import made_up_runs
 @pytest.fixture
 def run(tmp_path: Path) -> RunFolder:
     return made_up_runs.make_run(tmp_path / "addition", learning_rate=3e-5, grpo_loss_type="dapo")
-
-
-# ── notes ──
-
-
-def test_what_utf_8_cannot_hold_is_kept_as_json_writes_it(run: RunFolder) -> None:
-    run.about.write_text('{"note": "half \\udcff of a pair", "title": "é", "later": 1}')
-    change_notes(run, favourite=True)
-    assert json.loads(run.about.read_text())["note"] == "half \udcff of a pair" and "é" in run.about.read_text()
 
 
 def test_a_title_cannot_turn_the_row_around(tmp_path: Path) -> None:
@@ -71,13 +61,6 @@ def test_broken_notes_are_told_and_never_overwritten(run: RunFolder, text: str) 
     assert run.about.read_text() == text
     record = read_record(run)
     assert record.notes == RunNotes() and "about.json" in record.notes_problem
-
-
-def test_tags_are_words() -> None:
-    assert tags_in(" math, long  first,math ") == ("math", "long", "first")
-
-
-# ── records ──
 
 
 def test_a_record_has_what_the_run_has_and_survives_its_cache(run: RunFolder) -> None:
@@ -132,9 +115,6 @@ def test_the_newest_evaluation_is_found_far_from_the_end_and_never_that_of_the_t
     event_log.close()
     assert (newest_evaluation(event_log.path) or {})["step"] == 2
     assert run_record.evaluations(RunFolder(tmp_path)) == [(1, 1.0), (2, 2.0)]
-
-
-# ── search ──
 
 
 def passes(query: str, record: RunRecord) -> bool:
@@ -197,12 +177,6 @@ def test_a_query_that_is_none_says_why(record: RunRecord, query: str, sentence: 
     assert raised.value.faults[0].sentence == sentence
 
 
-def test_every_name_that_may_be_typed_is_of_something(record: RunRecord) -> None:
-    for name in SHORT_NAMES:
-        assert passes(f"-{name}:surely-none", record), name
-    assert all(isinstance(passes(f"is:{flag}", record), bool) for flag in FLAGS)
-
-
 def test_every_field_reads_every_record(record: RunRecord, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     empty = read_record(RunFolder(tmp_path / "empty"))
@@ -210,9 +184,6 @@ def test_every_field_reads_every_record(record: RunRecord, tmp_path: Path) -> No
         field = field_of(key)
         assert field is not None and field.title
         field.value(record), field.value(empty)
-
-
-# ── disk ──
 
 
 def checkpoint(run: RunFolder, step: int, score: float, size: int = 1000) -> Path:
@@ -252,9 +223,6 @@ def test_nothing_of_a_live_run_is_freed(run: RunFolder) -> None:
     os.close(handle)
     assert all(folder.exists() for folder in folders)
     assert len(disk_use.freeable_space([run])) == 1
-
-
-# ── comparison ──
 
 
 def test_two_runs_are_compared_by_what_differs(run: RunFolder, tmp_path: Path) -> None:

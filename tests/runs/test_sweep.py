@@ -109,9 +109,6 @@ def assert_same(swept: RunFolder, alone: RunFolder) -> None:
     assert swept.completions.read_bytes() == alone.completions.read_bytes()
 
 
-# ── what is computed ─────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 @pytest.mark.parametrize(
     "changes",
     [
@@ -184,9 +181,6 @@ def test_runs_on_several_bases_take_their_turns_one_base_after_the_other(tmp_pat
     for run in finished:
         first, second = arrays(folder.run(run)), arrays(RunFolder(tmp_path / "alone" / run))
         assert not [name for name in first if not np.array_equal(first[name], second[name])]
-
-
-# ── what is given up ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.proof
@@ -273,9 +267,6 @@ def test_a_run_that_fails_costs_its_configuration_the_sweep_and_nothing_else(tmp
     assert ending.exit_code == 0 and results.winner is not None and results.winner.number == 1
     failed = results.configurations[1]
     assert failed.state == "failed" and failed.value is None and "breaks" in failed.runs[0].sentence
-
-
-# ── stops, kills, errors ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.usefixtures("without_compiler")

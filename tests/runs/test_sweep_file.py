@@ -153,9 +153,6 @@ def test_every_fault_has_a_sentence_about_its_setting(changes: dict[str, Any], s
     assert fault.setting == setting and words in fault.sentence and fault.sentence[-1] in ".?"
 
 
-# ── the folder ───────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def test_a_sweep_takes_no_name_that_is_taken(tmp_path: Path) -> None:
     plan = parse_sweep(sweep())
     (tmp_path / "s-2-seed0").mkdir()

@@ -289,7 +289,7 @@ def newest_whole(run: RunFolder) -> tuple[Checkpoint | None, list[Damaged]]:
 
 
 def set_aside(damaged: Damaged) -> str:
-    """Rename a damaged checkpoint's folder, so that nobody reads it. Returns a message. Raises UserError."""
+    """Rename a damaged checkpoint's folder, so that nobody reads it; returns a message. Raises UserError."""
     names = (f"{ASIDE}{damaged.path.name}{suffix}" for suffix in ("", *(f"-{number}" for number in range(2, 1000))))
     aside = next(path for path in map(damaged.path.with_name, names) if not path.exists())
     try:
@@ -297,8 +297,8 @@ def set_aside(damaged: Damaged) -> str:
     except OSError as error:
         raise UserError("run", f"{damaged.path} is damaged and cannot be renamed: {error.strerror}.") from None
     return (
-        f"The checkpoint of step {int(damaged.path.name)} cannot be used: {damaged.why}. The run continues from the one "
-        f"before; the folder is kept as checkpoints/{aside.name}."
+        f"The checkpoint of step {int(damaged.path.name)} cannot be used: {damaged.why}. The run continues from the "
+        f"one before; the folder is kept as checkpoints/{aside.name}."
     )
 
 

@@ -463,7 +463,7 @@ def _halving_faults(plan: SweepPlan, halving: Halving) -> Iterator[ConfigProblem
     elif halving.first_rung % every:
         yield ConfigProblem(
             "halving",
-            f"The first rung, {quote(halving.first_rung)}, is no multiple of Eval, {every}, so it has no held-out reward.",
+            f"The first rung, {quote(halving.first_rung)}, is no multiple of Eval, {every}: it has no held-out reward.",
         )
     elif halving.first_rung >= steps:
         yield ConfigProblem(

@@ -11,9 +11,9 @@ import yaml
 
 from backend.config.config import SETTINGS, Config, parse
 from backend.config.other_programs import into_trl as stand_ins
-from backend.config.other_programs.into_trl import REGROUPS, WRITTEN_AS, TrlSettings, into_trl, renamed
+from backend.config.other_programs.into_trl import REGROUPS, TrlSettings, into_trl, renamed
 from backend.config.other_programs.translation import read_words
-from backend.config.other_programs.trl import OPTIMIZERS, TRL
+from backend.config.other_programs.trl import TRL
 from backend.config.updates import final_rate
 from backend.models.adapter_types import adapter_scale
 from backend.utils.places import project_root
@@ -40,10 +40,6 @@ SCHEDULE = {key for keys in REGROUPS.values() if "lr_schedule" in keys.split() f
 def test_every_setting_has_a_fate() -> None:
     assert set(SETTINGS) <= renamed().keys() | GROUPED | OF_FILES | NOT_THERE.keys()
     assert not (GROUPED | renamed().keys()) & NOT_THERE.keys()
-
-
-def test_the_names_of_optimizers_are_read_back() -> None:
-    assert all(OPTIMIZERS[name] == ours for ours, name in WRITTEN_AS.items())
 
 
 def meaning(config: Config) -> dict[str, Any]:
@@ -151,11 +147,6 @@ def test_a_fall_that_ends_with_the_run_is_transformers_own() -> None:
 def test_what_trl_lacks_is_told_with_what_stands_in(raw: dict[str, Any], word: str, value: Any, setting: str) -> None:
     assert made(**raw).words.get(word) == value
     assert setting in left_out(**raw)
-
-
-@pytest.mark.parametrize("sentence", [*stand_ins.BY_FILES.values(), *NOT_THERE.values()])
-def test_stand_ins_are_clauses(sentence: str) -> None:
-    assert sentence and not sentence.endswith(".") and len(sentence) <= 150
 
 
 def test_the_page_names_what_nothing_stands_in_for() -> None:

@@ -42,7 +42,6 @@ def sentence(**raw: Any) -> str:
     return fault.sentence
 
 
-# ── TRL counts completions and updates ───────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize(
@@ -148,7 +147,6 @@ def test_what_has_no_counterpart_is_one_sentence(raw: dict[str, Any], says: str)
     assert says in sentence(**raw) and len(sentence(**raw)) <= 200
 
 
-# ── Learning rate, adapters, rewards, sampling ───────────────────────────────────────────────────────────────────────
 
 
 def test_trls_own_defaults_are_a_run() -> None:
@@ -218,7 +216,6 @@ def _has_floats(values: dict[str, Any]) -> bool:
     return all(isinstance(value, (int, float)) for value in values.values())
 
 
-# ── An iteration of mlx-lm-lora is a batch ───────────────────────────────────────────────────────────────────────────
 
 
 def test_iterations_of_mlx_lm_lora_are_batches_of_which_every_kth_updates() -> None:
@@ -294,7 +291,6 @@ def test_a_file_for_mlx_lm_lora_is_told_that_adam_corrects_its_bias_here(raw: di
     assert told == ([word] if word else [])
 
 
-# ── Whose file, and --set ────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_a_file_belongs_to_the_only_program_whose_own_words_stand_in_it() -> None:
