@@ -257,7 +257,7 @@ def require_plain_files(folder: Path) -> None:
     Writing, deleting or copying would reach through a link, and wait at a pipe for ever.
     """
     for entry in walk(folder):
-        with suppress(FileNotFoundError):  # deleted meanwhile
+        with suppress(OSError):  # deleted meanwhile, or deeper than a path may be
             mode = entry.stat(follow_symlinks=False).st_mode
             if stat.S_ISLNK(mode):
                 rest = "is a link, and a run's own files are never links; put what it leads to in its place."

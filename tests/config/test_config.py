@@ -63,8 +63,6 @@ def one_sentence(raw: dict[str, Any], key: str) -> str:
     return fault.sentence
 
 
-
-
 @for_every_setting
 def test_a_setting_has_a_label_a_help_and_a_unit_in_proper_form(about: Setting) -> None:
     assert about.label and about.label == about.label.strip() and not about.label.endswith(".")
@@ -213,8 +211,6 @@ def test_what_several_settings_come_to() -> None:
         assert parse(SOUND | held).holds_output
 
 
-
-
 SPELLINGS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"dataset": ["a/b"]}, {"data": "a/b"}),
     ({"dataset": "a/b", "data": ""}, {"data": "a/b"}),
@@ -315,8 +311,6 @@ def test_a_schedule_counted_in_steps_is_refused_with_epochs() -> None:
 def test_contradicting_keys_are_one_fault(raw: dict[str, Any], key: str, says: str) -> None:
     """No second fault about a default that the user did not choose, and no silent choice between the two keys."""
     assert says in one_sentence(raw, key)
-
-
 
 
 @pytest.mark.parametrize(
@@ -462,8 +456,6 @@ def test_parse_raises_with_all_faults() -> None:
     assert [fault.setting for fault in caught.value.faults] == ["model", "data", "temperature"]
 
 
-
-
 def written(folder: Path, text: str | bytes, name: str = "config.yaml") -> Path:
     path = folder / name
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
@@ -596,8 +588,6 @@ def test_a_preset_loads_and_its_paths_are_in_the_repository(path: Path) -> None:
     config = parse({"model": "a/b", "data": "a/b"} | read(path))  # most presets set neither
     for folder in (config.model, config.data):
         assert not folder.startswith(".") and (not Path(folder).is_absolute() or project_root() in Path(folder).parents)
-
-
 
 
 def values_of(about: Setting) -> st.SearchStrategy[Any]:

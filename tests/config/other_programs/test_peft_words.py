@@ -56,8 +56,6 @@ def adapter_file(folder: Path, **about: Any) -> Path:
     return file
 
 
-
-
 def test_the_table_has_every_kind_of_peft() -> None:
     assert {*OTHER_KINDS, "LORA"} == set(PEFT_0_21_2.split())
     assert set(LORA_WORDS) == set(LORA_CONFIG.split())
@@ -83,8 +81,6 @@ def test_a_kind_that_nobody_knows_is_named() -> None:
         "peft_config is of the kind NEXT_YEARS, which is unknown here; there are LoRA, rsLoRA and DoRA."
     ]
     assert "must be a mapping of LoraConfig's words, not ia3" in sentences("ia3")[0]
-
-
 
 
 def test_loras_words_are_read() -> None:
@@ -137,7 +133,6 @@ def test_a_start_that_changes_the_model_is_refused_and_a_pattern_of_layers_too()
 def test_words_without_effect_change_nothing(word: str) -> None:
     for value in (True, "text", {"a": 1}, [3]):
         assert meant(**{word: value}) == meant()
-
 
 
 READ: dict[str, Any] = {

@@ -42,8 +42,6 @@ def sentence(**raw: Any) -> str:
     return fault.sentence
 
 
-
-
 @pytest.mark.parametrize(
     ("size", "accumulated", "group", "batch", "pieces"),
     [(8, 1, 8, 1, 1), (8, 4, 8, 1, 4), (16, 4, 8, 2, 4), (64, 1, 8, 8, 1), (2, 8, 8, 1, 2), (1, 8, 8, 1, 1), (12, 2, 8, 1, 3), (24, 1, 8, 3, 1)],
@@ -147,8 +145,6 @@ def test_what_has_no_counterpart_is_one_sentence(raw: dict[str, Any], says: str)
     assert says in sentence(**raw) and len(sentence(**raw)) <= 200
 
 
-
-
 def test_trls_own_defaults_are_a_run() -> None:
     """learning_rate 1e-6 and linear failed with a final rate of 2e-6, above the learning rate."""
     config = parse(NEEDED | {"learning_rate": "1e-6", "lr_scheduler_type": "linear", "max_steps": 100})
@@ -214,8 +210,6 @@ def test_words_become_settings(raw: dict[str, Any], ours: dict[str, Any]) -> Non
 
 def _has_floats(values: dict[str, Any]) -> bool:
     return all(isinstance(value, (int, float)) for value in values.values())
-
-
 
 
 def test_iterations_of_mlx_lm_lora_are_batches_of_which_every_kth_updates() -> None:
@@ -289,8 +283,6 @@ def test_a_file_for_mlx_lm_lora_is_told_that_adam_corrects_its_bias_here(raw: di
         read.word for read in read_words(THEIRS | {"model": "a/b"} | raw).words if "corrects its bias" in read.sentence
     ]
     assert told == ([word] if word else [])
-
-
 
 
 def test_a_file_belongs_to_the_only_program_whose_own_words_stand_in_it() -> None:
