@@ -1,6 +1,6 @@
-"""Every fault a user can mend before a run: settings first, then model, dataset and reward files on disk.
+"""Every problem that a user can fix before a run: settings first, then model, dataset and reward files on disk.
 
-Loads no weights and trains nothing. What it reads of the dataset and the reward files is handed on to the run.
+Loads no weights. What it reads of the dataset and the reward files is passed on to the run.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def check(raw: Mapping[str, Any]) -> list[ConfigProblem]:
     sound."""
     try:
         preflight(raw).scorer.close()
-    except UserError as mistake:
-        return mistake.faults
+    except UserError as error:
+        return error.faults
     return []
 
 
@@ -210,8 +210,8 @@ def _opened(folder: Path, name: str, setting: str) -> tuple[nn.Module, Any, dict
 def _caught(faults: list[ConfigProblem], check_part: Callable[[], T]) -> T | None:
     try:
         return check_part()
-    except UserError as mistake:
-        faults += mistake.faults
+    except UserError as error:
+        faults += error.faults
         return None
 
 
@@ -265,6 +265,6 @@ def _check_stages(config: Config, splits: Splits, tokenizer: Any, scorer: Scorer
                 raise UserError(faults)
             if tokenizer is not None:
                 check_prompts(own.rows, tokenizer, PromptFormat.of(of_stage), own.source)
-        except UserError as mistake:
-            raise stage_error(index, mistake) from None
+        except UserError as error:
+            raise stage_error(index, error) from None
     return stages

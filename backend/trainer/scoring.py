@@ -100,7 +100,7 @@ class ScoringStages:
         return metrics
 
     def has_nonzero_advantage(self, group: Group, step: int) -> bool:
-        """Whether a scored group has a policy gradient: completions with equal rewards all have advantage 0."""
+        """True if a scored group has a policy gradient: completions with equal rewards all have advantage 0."""
         self.fill_advantages([group], step)
         return any(completion.advantage != 0 for completion in group.completions)
 
@@ -180,7 +180,7 @@ def _schedule(config: Config, weights: list[float], functions: list[FunctionDesc
 
 
 def imports_mlx(stages: Sequence[ScoringStage]) -> bool:
-    """Whether a reward file imports mlx itself. Such functions are never called beside sampling: the two would share
+    """True if a reward file imports mlx itself. Such functions are never called beside sampling: the two would share
     the device and its memory."""
     files = {function.file for stage in stages for function in stage.functions if function.file}
     return any(MLX.search(file.read_text(encoding="utf-8", errors="replace")) for file in files)

@@ -1,6 +1,5 @@
-"""Completions of a few rows by the model as a run begins with it, for trying rewards on them.
-
-The model stays in memory from one trial to the next. Nothing is trained and nothing is scored.
+"""Completions of a few rows by the model as a run begins with it, for trying rewards on them. The model stays in memory
+from one trial to the next.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""A step's completions as padded arrays, with masks, and their split into micro-batches; length metrics beside it.
+"""A step's completions as padded arrays, with masks, and their split into micro-batches; length metrics.
 
 How a batch is split changes no number: each token's weight is fixed for the whole optimizer batch before any split
-(`losses.token_weights`), micro-batches only drop padding, and every row remembers its index. Nothing in this module
-runs a model or knows a reward function. Arrays end in their axes: B rows (completions), T completion tokens, L
-prompt and completion tokens; sequences are padded on the right.
+(`losses.token_weights`), micro-batches only drop padding, and every row remembers its index. Arrays end in their axes:
+B rows (completions), T completion tokens, L prompt and completion tokens; sequences are padded on the right.
 """
 
 from __future__ import annotations

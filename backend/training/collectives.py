@@ -1,9 +1,8 @@
-"""What the ranks of a run tell one another while they learn. A rank is a process with its own copy of the model and a
-share of the rows.
+"""Communication of the ranks of a run while they learn. A rank is a process with its own copy of the model and a share
+of the rows.
 
 Every rank makes the same calls in the same order; each call returns once all of them have made it. A run of one
-process has `ALONE`, which returns what it is given: nothing is copied, evaluated or waited for. How values travel is
-`backend.distributed.collectives`'s.
+process has `ALONE`, which returns its arguments: nothing is copied, evaluated or waited for.
 """
 
 from __future__ import annotations

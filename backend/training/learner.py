@@ -1,7 +1,7 @@
 """A step's updates: a batch of scored completions in, new weights out. The algorithm supplies the objective.
 
-What every algorithm shares: forward and backward passes over micro-batches, gradient accumulation, clipping,
-optimizer and learning rate. Knows no loss, no files, no rewards and no sampling.
+What every algorithm shares: forward and backward passes over micro-batches, gradient accumulation, clipping, optimizer
+and learning rate.
 """
 
 from __future__ import annotations

@@ -24,7 +24,10 @@ import mlx.core as mx
 Scalar = float | mx.array
 
 Tally = dict[str, dict[str, mx.array]]
-"""{"mean": {name: [numerator, denominator]}, "sum" | "min" | "max": {name: scalar}}; a kind may be missing."""
+"""{"mean": {name: [numerator, denominator]}, "sum" | "min" | "max": {name: scalar}}; a kind may be missing.
+
+A mean of means would depend on how a batch is split into micro-batches; a sum of numerators over a sum of denominators
+does not."""
 
 
 def token_mean(x_BT: mx.array, mask_BT: mx.array) -> mx.array:
@@ -527,7 +530,7 @@ class TokenValues:
     ratio_BT: mx.array
     """π_θ / π_old as the term had it: at sequence level the completion's, the same for each of its tokens."""
     clipped_BT: mx.array
-    """Whether the ratio was beyond the limits and the advantage pushed it further, so that clipping took effect."""
+    """True if the ratio was beyond the limits and the advantage pushed it further, so that clipping took effect."""
     advantage_BT: mx.array
     """The advantage times the factors of the term: the importance correction, and 0 where a token carries no policy
     term."""

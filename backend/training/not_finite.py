@@ -1,7 +1,6 @@
 """A number of a step that is NaN or infinite: what it was, and the numbers that lead to it.
 
-Found in values that the host has anyway: a step pays nothing for being looked at. An update whose loss or gradient
-is not finite is never applied, and no update is skipped in silence: the step ends there, and with it the run
+An update whose loss or gradient is not finite is never applied: the step ends there, and with it the run
 (`backend.trainer.not_finite`).
 """
 

@@ -1,5 +1,18 @@
-"""Optimizers by name, their state in 32 or 8 bits, the learning rate of every update, and gradient clipping. No
-model, no files."""
+"""Optimizers by name, their state in 32 or 8 bits and as named arrays, and gradient clipping.
+
+In 8 bits (after Dettmers et al., arXiv:2110.02861) moments are stored block by block: 256 codes of one byte, and the
+largest magnitude of the block in float32, so that one outlier spoils the precision of its block alone. The codes are
+powers of a number's share of the largest, which mlx fuses into the update; small numbers get finer steps, as in the
+paper's table:
+
+    momentum, signed        x = ± (c / 127)⁴ · largest      from 4·10⁻⁹ of the largest, steps of 3 % at the top
+    squares, never negative x = (c / 255)⁸ · largest        as their roots, which divide, in the fourth power
+
+Packing rounds up or down at random so that the mean is the number itself: with beta 2 = 0.999 an update moves a mean
+square by a thousandth, less than half a step, and rounding to nearest would never move it. The draws are keyed by the
+update's number, so a resumed run repeats them. A square above 0 is never rounded to 0, or its update would be divided
+by epsilon alone.
+"""
 
 from __future__ import annotations
 
@@ -208,9 +221,9 @@ class OwnUpdates:
     """Learning rate of the settings → a new optimizer."""
     rate: LearningRate | None = None
     keeps_rate: bool = False
-    """Whether the learning rate is the optimizer's own affair: it has several, none, or a schedule inside."""
+    """True if the learning rate is the optimizer's own affair: it has several, none, or a schedule inside."""
     compiles: bool = True
-    """Whether `mx.compile` may trace its update: code of somebody else may look at its numbers, or count in Python."""
+    """True if `mx.compile` may trace its update: code of somebody else may look at its numbers, or count in Python."""
 
 
 SETTINGS_DECIDE = OwnUpdates()

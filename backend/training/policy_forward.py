@@ -1,7 +1,7 @@
 """Micro-batches, and a model's forward passes over them: the start of every algorithm's preparation and objective.
 
 A completion's log-probabilities need its prompt's keys and values. Prompts are prefilled once for all micro-batches
-where that saves work (`shared_prefix`), else once in each micro-batch. Knows no loss, no optimizer and no reward.
+where that saves work (`shared_prefix`), else once in each micro-batch.
 """
 
 from __future__ import annotations

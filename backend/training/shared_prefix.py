@@ -57,7 +57,7 @@ class SharedPrefix:
 
     @staticmethod
     def pays(micro_batches: Sequence[RowsAndGroups], token_budget: int) -> bool:
-        """Whether it saves more than the prefill without gradient costs, a third of reading the prompts with
+        """True if it saves more than the prefill without gradient costs, a third of reading the prompts with
         gradient; or whether a micro-batch is too large with its prompts in it."""
         # A backward pass costs two forward passes. So reading a prompt with gradient costs 3 units, and the extra
         # prefill 1.

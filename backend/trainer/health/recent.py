@@ -1,8 +1,6 @@
-"""What the rules read of a run: its settings, the metrics of its first and of its newest steps, and its newest
-evaluations.
+"""What the rules read of a run: its settings, the metrics of its first and newest steps, its newest evaluations.
 
-Bounded, however long the run is, and a function of the event log alone: a resumed run has the same as one that was
-never stopped.
+Bounded, however long the run is, and a function of the event log alone.
 """
 
 from __future__ import annotations
@@ -115,13 +113,13 @@ class Recent:
 
     @property
     def has_improved(self) -> bool:
-        """Whether the mean reward of the newest steps is clearly above that of the run's first."""
+        """True if the mean reward of the newest steps is clearly above that of the run's first."""
         change = MeanChange.between(known(self.first, "reward"), self.values("reward"))
         return change is not None and change.size > LIKELY * change.error
 
     @property
     def has_converged(self) -> bool:
-        """Whether the run has learned what its rewards ask for: the reward has risen, and nearly all completions get
+        """True if the run has learned what its rewards ask for: the reward has risen, and nearly all completions get
         about the same. Then equal completions and groups without signal are what success looks like."""
         reward, spread = self.mean("reward"), self.mean("reward_std")
         if reward is None or spread is None or not self.has_improved:
@@ -170,7 +168,7 @@ class MeanChange:
 
 
 def is_number(value: Any) -> TypeGuard[float]:
-    """Whether an event log's value is a finite number: it may hold null, and by damage anything."""
+    """True if an event log's value is a finite number: it may hold null, and by damage anything."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 

@@ -1,7 +1,6 @@
-"""Follows an event log, applies the rules after every step, and says when a finding begins and when it is over.
+"""Follows an event log, applies the rules after every step, and reports when a finding begins and ends.
 
-The trainer, `doctor` and the tests feed it. What it knows is a function of the event log, so a resumed run goes on
-as if never stopped.
+A function of the event log, so a resumed run continues as if never stopped.
 """
 
 from __future__ import annotations
@@ -108,10 +107,6 @@ def title_of(code: str) -> str:
     return rule.title if rule else code.replace("_", " ").capitalize()
 
 
-# Findings with the steps from which and until which they held: of a whole event log by the rules of today, or as the
-# event log reports them.
-
-
 @dataclass(frozen=True, slots=True)
 class Episode:
     """One finding from `since` to `until`, both steps; `until` None: it holds at the newest step."""
@@ -201,9 +196,6 @@ def _episode(fields: Mapping[str, Any], until: int | None) -> Episode:
     )
 
 
-# A whole run looked at by every rule: what was found, between which steps, and what could not be looked at.
-
-
 @dataclass(slots=True)
 class Examination:
     """`not_measured`: code of a rule → the metric that it needs and no step of the event log has; `too_short`: code
@@ -239,7 +231,7 @@ class Examination:
 
 
 def examine(run: RunFolder) -> Examination:
-    """Look at a run from its first step to its newest. Raises UserError where its settings cannot be read."""
+    """Examine a whole run. Raises UserError where its settings cannot be read."""
     return examine_events(run.name, read(run.config), read_events(run.events), archive.summary(run).state)
 
 

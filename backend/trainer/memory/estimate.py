@@ -29,8 +29,7 @@ WHOLE = ("kv_a_proj_with_mqa", "q_a_proj", "gate", "router", "norm")
 
 
 def machines_of(config: Config) -> int:
-    """How many machines the model of a run is divided among; 1 where it is not, or where its hosts file cannot be
-    read."""
+    """The number of machines that share the model of a run; 1 if its hosts file cannot be read."""
     if config.parallelism == "tensor" and config.hosts:
         with suppress(UserError):  # whoever starts the run says so
             return max(1, len(read_hosts(config.hosts).hosts))
@@ -139,7 +138,7 @@ class Estimate:
 
     @property
     def _anyway(self) -> str:
-        """How the run is tried all the same; nothing where no machine is worth trying."""
+        """The setting with which the run is tried all the same."""
         return f" To try it anyway, set Memory limit to {-(-self.total // GB)} GB." if self.total < TB else ""
 
     def to_dict(self) -> dict[str, Any]:
@@ -354,9 +353,6 @@ def format_bytes(size: float) -> str:
     if size >= GB:
         return f"{size / GB:.1f} GB"
     return f"{size / 1e6:.0f} MB" if size >= 1e7 else f"{size / 1e6:.1f} MB"
-
-
-# The memory of a run with stages: that of the stage that needs most, for which the whole run is planned.
 
 
 def estimate_run(

@@ -1,7 +1,7 @@
 """Layer sizes and bytes of a model, from its config.json and the headers of its safetensors files.
 
-No weight is read and no model is built. Where the weights are on this machine the bytes of every array are exact;
-where only config.json is, they are computed from its sizes.
+Where the weights are on this machine the bytes of every array are exact; where only config.json is, they are computed
+from its sizes: exact for the usual decoder layers, experts, gated delta nets (Qwen 3 Next, Qwen 3.5) and Gemma 4.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class ModelShape:
     width: int
     quantised: bool
     has_qk_norm: bool
-    """Whether queries and keys are normalised, so that autodiff saves them once more."""
+    """True if queries and keys are normalised, so that autodiff saves them once more."""
     kinds: tuple[LayerKind, ...]
     """What each layer keeps of earlier tokens."""
     window: int
@@ -76,17 +76,17 @@ class ModelShape:
     """Embedding and output layer; a single matrix where they are tied."""
     weights: int
     exact: bool
-    """Whether `weights` was read from the files rather than computed from config.json."""
+    """True if `weights` was read from the files rather than computed from config.json."""
 
     @property
     def is_transformer(self) -> bool:
-        """Whether all layers are those of a usual transformer; of others activations are roughly guessed from the
+        """True if all layers are those of a usual transformer; of others activations are roughly guessed from the
         matrices."""
         return bool(self.heads) and all(is_usual(layer) for layer in self.layers)
 
     @property
     def has_full_attention(self) -> bool:
-        """Whether every layer attends to all tokens (no sliding window, no recurrence): only then is a prompt
+        """True if every layer attends to all tokens (no sliding window, no recurrence): only then is a prompt
         computed once for its group."""
         return bool(self.heads) and all(kind == "full" for kind in self.kinds)
 
@@ -174,7 +174,7 @@ def shape_from(
 
 
 def is_usual(layer: tuple[Linear, ...]) -> bool:
-    """Whether a layer is attention and a gated MLP, of which it is counted what autodiff saves."""
+    """True if a layer is attention and a gated MLP, of which it is counted what autodiff saves."""
     return all(any(linear.name.endswith(end) for linear in layer) for end in ("o_proj", "down_proj"))
 
 

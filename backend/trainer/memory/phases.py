@@ -1,9 +1,9 @@
 """Peak memory of each phase of a step in bytes, as a sum over the arrays that are alive at the same time.
 
 Nothing is fitted to a machine. Each term is an array of the engine; its factor is how many arrays of that size are
-alive together, counted in the graphs that autodiff makes of mlx-lm's layers. `tests/trainer/test_memory_plan.py`
-compares the sums with measured peaks. The backward pass is in `backend.trainer.memory.phases`. Axes: B rows, K
-prompt tokens, T completion tokens, H hidden size, V vocabulary.
+alive together, counted in the graphs that autodiff makes of mlx-lm's layers: a change in `backend.engine` that keeps
+another array alive has to be counted here. `tests/trainer/test_memory_plan.py` compares the sums with measured peaks.
+Axes: B rows, K prompt tokens, T completion tokens, H hidden size, V vocabulary.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class MemoryPlan:
     prefill_chunk: int
     """Tokens per prompt in one forward pass of prefill."""
     merge: bool
-    """Whether decoding uses a copy of the adapted weights with the adapters merged in."""
+    """True if decoding uses a copy of the adapted weights with the adapters merged in."""
     micro_batch_tokens: int
     """Tokens, padding included, of one forward and backward pass."""
     chunk: int
@@ -124,7 +124,7 @@ class MemoryModel:
         embeds = [linear.name for linear in shape.outside if not linear.name.endswith("lm_head")]
         trains_embedding = any(is_named(name, config.modules_to_save) for name in embeds) and not self.full
         self.trains_head = self.full or any(is_named(linear.name, config.modules_to_save) for linear in shape.outside)
-        """Whether the output layer's weights may learn: it is the embedding in many models."""
+        """True if the output layer's weights may learn: it is the embedding in many models."""
         every_layer = self.full or trains_embedding or config.num_layers < 0
         trainable_layers = count if every_layer else min(config.num_layers, count)
         self.layers = shape.layers[count - trainable_layers :]
@@ -349,9 +349,6 @@ def _rounded(n: int, multiple: int) -> int:
     return -(-n // multiple) * multiple
 
 
-# The memory that a chat with a run or a model takes, from file headers: base, what was trained, and keys and values
-# of a conversation.
-
 CHAT_PROCESS_BYTES = 250_000_000
 """Memory of the chat's process beside its arrays: 125 MB on Linux with the demo, and as much again for a large
 vocabulary's tokenizer and the rows of a dataset. It imports less than a trainer
@@ -394,9 +391,9 @@ class BackwardMemory:
         self.most_rows = memory.config.batch_size * self.group
         self.prompts = memory.config.batch_size * memory.config.gradient_accumulation_steps
         self.shares_prompts = memory.shape.has_full_attention and not memory.config.neftune_noise_alpha
-        """Whether rows of a prompt read it together; with noise on the embeddings each reads its own."""
+        """True if rows of a prompt read it together; with noise on the embeddings each reads its own."""
         self.may_share_prefixes = self.shares_prompts and not memory.config.dropout
-        """Whether a prompt's keys and values may be shared by its group's micro-batches
+        """True if a prompt's keys and values may be shared by its group's micro-batches
         (`backend.training.shared_prefix`)."""
 
     def phase(self, plan: MemoryPlan) -> Phase:
@@ -476,7 +473,7 @@ class BackwardMemory:
         return rows * self.completion + prompts * self.prompt
 
     def _shares_prefixes(self, batches: Counter[ForwardPass], token_budget: int) -> bool:
-        """Whether every prompt is prefilled once before the micro-batches and backpropagated once after them: the
+        """True if every prompt is prefilled once before the micro-batches and backpropagated once after them: the
         rule of `backend.training.shared_prefix.SharedPrefix`."""
         read = sum(batch.prompts * count for batch, count in batches.items())
         # The extra prefill has no gradient and so costs a third of a pass with one: sharing pays where it saves more
