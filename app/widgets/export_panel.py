@@ -185,7 +185,6 @@ class ExportChoices(QWidget):
             self.folder.setToolTip("")
 
     def _show_account(self) -> None:
-        """List the settings that an export for TRL leaves out, and those that the folder's own files carry."""
         self._unreadable = ""
         try:
             settings = into_trl(exports.settings_of(self.run))
@@ -296,7 +295,6 @@ class ExportPanel(QDialog):
         self._show_ready()
 
     def open_beside(self) -> None:
-        """Show the dialog without blocking the window, with the name selected for typing."""
         self.show()
         self.raise_()
         self.choices.name.setFocus()
@@ -307,7 +305,6 @@ class ExportPanel(QDialog):
         return backend_command("export", *self.choices.arguments(), *preview, "--json")
 
     def _show_ready(self) -> None:
-        """Enable Export, or say what prevents it. An ended export's result stays until a choice is made."""
         if self._task is not None and self._task.is_running:
             return
         self.start.setEnabled(not self.choices.obstacle)
@@ -317,7 +314,6 @@ class ExportPanel(QDialog):
         self._report(self.choices.obstacle, "warning")
 
     def start_export(self) -> None:
-        """Start the command; the Close button becomes Cancel."""
         for widget in (self.outcome_label, self.details_label, self.reveal, self.open_app):
             widget.hide()
         self._result = None

@@ -50,7 +50,6 @@ def cancel_before_closing(dialog: QWidget, task: VerbProcess | None, event: QClo
 
 
 def without_setting(sentence: str) -> str:
-    """A message of the command line without the name of its setting."""
     return re.sub(r"^[a-z_]+: ", "", sentence)
 
 
@@ -233,7 +232,6 @@ class UploadDialog(QDialog):
         self.upload.setEnabled(can_write)
 
     def log_in(self) -> None:
-        """Have the token checked and kept, and forget it here."""
         token = self.token.text().strip()
         self.token.clear()
         if token:

@@ -360,13 +360,11 @@ class CompletionsPage(QWidget):
         self.bar.report(reason or sentence)
 
     def find(self, text: str) -> None:
-        """Search the whole run for this text; "" ends the search."""
         if self.completions is not None:
             self.completions.find(text)
             self.bar.scope.choose(RUN if text else STEP)
 
     def sort(self, key: str, descending: bool) -> None:
-        """Sort by this column of the facts; "" for the order of the file."""
         self.order = (key, descending)
         self._show_again()
 

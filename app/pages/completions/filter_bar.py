@@ -53,7 +53,6 @@ class StepHead(QWidget):
         self.later.setEnabled(step < last)
 
     def follow(self, newest: bool) -> None:
-        """Tick or untick *Follow newest* without a signal."""
         with QSignalBlocker(self.newest):
             self.newest.setChecked(newest)
 

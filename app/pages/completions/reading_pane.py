@@ -147,7 +147,6 @@ def coloured(measure: TokenMeasure, data: Mapping[str, Any], advantage: Any) -> 
 
 
 def background(measure: TokenMeasure, strength: float) -> QColor:
-    """The background of a token of this strength, −1 to 1."""
     role = measure.below if strength < 0 else measure.above
     return blend(getattr(theme.palette(), role), STRONGEST * abs(strength))
 

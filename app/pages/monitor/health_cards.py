@@ -160,7 +160,6 @@ class HealthCards(QFrame):
         return actions
 
     def _fit(self) -> None:
-        """Show as many rows as there is room for, as high as they are at this width: their text wraps."""
         heights = [row.heightForWidth(max(1, self.width() - 2)) for row in self._rows]
         foot, count, total = theme.scaled(22), len(heights), len(self._episodes)
         while count and not self._is_open and sum(heights[:count]) + foot * (count < total) > self._room:

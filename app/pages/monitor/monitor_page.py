@@ -193,7 +193,6 @@ class MonitorPage(QWidget):
             QWidget.setTabOrder(widget, following)
 
     def _fill_verdict(self, run: Run) -> None:
-        """What became of the run, or what it waits for, with buttons for what to do next."""
         show, session, step = self.verdict.show_result, self.session, run.checkpoint
         ending = run.ending or {}
         export = CardAction("Export to LM Studio…", lambda: session.export_requested.emit(run.folder))

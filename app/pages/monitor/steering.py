@@ -146,7 +146,6 @@ class SteeringPanel(QDialog):
         self.revert_button.setEnabled(bool(self._edited))
 
     def _differs(self, key: str, raw: Any) -> bool:
-        """The typed text is not the present value; invalid text differs too."""
         assert self._present is not None
         try:
             return bool(changed(self._present, {key: raw}, self._done))

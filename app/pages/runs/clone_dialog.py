@@ -67,7 +67,6 @@ class ChangedSettings(QWidget):
         self._check()
 
     def add(self, key: str) -> None:
-        """Add a row for a setting, with its present value to edit, and put the focus into it."""
         if key not in self.fields:
             holder = QWidget(self)
             field = make_field(SETTINGS[key], holder)
@@ -97,7 +96,6 @@ class ChangedSettings(QWidget):
         return self._now.get(key, SETTINGS[key].default)
 
     def values(self) -> dict[str, Any]:
-        """Key → new raw value of each setting that differs from now."""
         new = {key: as_number(key, field.value()) for key, field in self.fields.items()}
         return {key: value for key, value in new.items() if value != self.now(key)}
 
@@ -110,7 +108,6 @@ class ChangedSettings(QWidget):
         }
 
     def show_errors(self, errors: Mapping[str, str]) -> str:
-        """Show each error below its field; returns those of other settings."""
         for key, field in self.fields.items():
             field.show_problem(errors.get(key, ""))
         return " ".join(sentence for key, sentence in errors.items() if key not in self.fields)
@@ -225,7 +222,6 @@ class CloneDialog(QDialog):
         self.create_button.setEnabled(not any(reasons) and not errors)
 
     def _no_steps_left(self, new: Mapping[str, Any]) -> str:
-        """What to do where a run that continues would be at its end already."""
         settings = {key: new.get(key, self.settings.now(key)) for key in ("iters", "epochs", "stages")}
         step = self.step.currentData()
         if self.way.key != "warm" or settings["epochs"] or settings["stages"] or step < settings["iters"]:
@@ -249,7 +245,6 @@ class CloneDialog(QDialog):
         return backend_command("clone", str(self.run.path), *options)
 
     def create_run(self) -> None:
-        """Make the folder; the dialog closes when it is there, and explains a refusal."""
         new = self.settings.values()
         if new and not self._may_run_code({key: self.settings.now(key) for key in REWARD_SETTINGS} | new):
             self._report("The reward file was not allowed to run, so no run was made.")

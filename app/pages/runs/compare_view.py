@@ -187,7 +187,6 @@ class ComparisonTable(BaseTable):
         self.horizontalHeader().setSectionResizeMode(QHeaderView.ResizeMode.Interactive)
 
     def show_table(self, table: Sequence[Sequence[str]]) -> None:
-        """Show these rows; where only texts have changed, selection and scroll position stay."""
         rows = [list(cells) for cells in table]
         if rows == self.table:
             return
@@ -249,7 +248,6 @@ class SharedPromptPanel(QWidget):
         self.refresh()
 
     def refresh(self) -> None:
-        """Read the newest step that both chosen runs recorded."""
         if not self.isVisible() or self._comparison is None:
             return
         places = [box.currentIndex() for box in self.runs]

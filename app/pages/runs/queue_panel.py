@@ -152,7 +152,6 @@ class QueuePanel(QFrame):
     def show_queue(
         self, rows: Sequence[QueueRow], status: str, *, is_paused: bool = False, pauses_after_failure: bool = False
     ) -> None:
-        """Show these runs and a sentence; without either the panel hides."""
         if tuple(rows) != self.model.rows:
             chosen = self.selected()
             self.model.set_rows(rows)

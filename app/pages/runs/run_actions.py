@@ -216,7 +216,6 @@ class RunActions(QObject):
             self.note(Path(run.summary.path), {"tags": tuple(dict.fromkeys([*run.notes.tags, *new]))})
 
     def ask_for_tags(self) -> str:
-        """The tags to add; "" for none."""
         count = len(self._selected())
         of = "the run" if count == 1 else f"{count} runs"
         return QInputDialog.getText(self._window, "Add tags", f"Tags for {of}, separated by commas:")[0]

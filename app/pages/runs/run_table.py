@@ -75,7 +75,6 @@ WRITERS: dict[str, Callable[[Any], str]] = {
 
 
 def columns_of(keys: Sequence[str]) -> list[RunField]:
-    """The fields of these keys, without repetitions; the name is always among them."""
     wanted = keys if NAME in keys else (NAME, *keys)
     return [field for key in dict.fromkeys(wanted) if (field := field_of(key)) is not None]
 
@@ -85,7 +84,6 @@ def width_of(field: RunField) -> int:
 
 
 def cell_text(field: RunField, record: RunRecord) -> str:
-    """The text of a cell; curves and flags are drawn."""
     value = field.value(record)
     if field.kind in WRITERS:
         return WRITERS[field.kind](value)
@@ -153,7 +151,6 @@ class RunModel(QAbstractTableModel):
                 self.endRemoveRows()
 
     def set_rows(self, records: Sequence[RunRecord]) -> None:
-        """Replace the rows of these runs, and add those of runs that have none."""
         places = {record.summary.path: i for i, record in enumerate(self.rows)}
         new = [record for record in records if record.summary.path not in places]
         for record in records:
@@ -292,7 +289,6 @@ class RunTable(BaseTable):
         self.doubleClicked.connect(lambda index: self._is_star(index) or self.opened.emit())
 
     def show_columns(self, columns: Sequence[tuple[str, int]]) -> None:
-        """Show these columns (key, width); none means the default ones."""
         sorted_by = self._rows.columns[min(self.sorted.sortColumn(), len(self._rows.columns) - 1)].key
         order, widths, head = self.sorted.sortOrder(), dict(columns), self.horizontalHeader()
         self._is_arranging = True
@@ -305,7 +301,6 @@ class RunTable(BaseTable):
         self._fill_width()
 
     def sort_by(self, key: str, order: Qt.SortOrder) -> None:
-        """Sort by a column; by the name where it is not shown."""
         keys = [field.key for field in self._rows.columns]
         self.sortByColumn(keys.index(key if key in keys else NAME), order)
 

@@ -206,7 +206,6 @@ class RunsPage(QWidget):
         self.runs.stop()
 
     def refresh(self) -> None:
-        """List the runs folder; what has changed is then read slice by slice."""
         if not self.isVisible() or self.runs.is_reading:
             return
         folder = places.runs_folder()  # it may not exist before the first run
@@ -322,7 +321,6 @@ class RunsPage(QWidget):
         dialog.show()
 
     def _open_clone(self, path: Path, starts: bool) -> None:
-        """Show the new run on the Monitor page; while another one trains, queue it and show it among the runs."""
         self.refresh()
         if starts and self.session.is_training:
             self.session.starter.queue_existing(RunFolder(path))
@@ -341,7 +339,6 @@ class RunsPage(QWidget):
             self.run_actions.note(path, {"favourite": not record.notes.favourite})
 
     def _choose_name(self, name: str) -> None:
-        """Select the run of this name, also where the search hides it."""
         record = next((record for record in self.model.rows if record.summary.name == name), None)
         if record is None:
             self.session.message.emit(f"{name} is not in the runs folder.")
@@ -358,7 +355,6 @@ class RunsPage(QWidget):
         self.details.title.selectAll()
 
     def free_space(self) -> None:
-        """Offer to delete checkpoints of the selected runs; of all, where fewer than two are selected."""
         chosen = self.table.selected_runs()
         records = chosen if len(chosen) > 1 else self.model.rows
         folders = [RunFolder(Path(record.summary.path)) for record in records if record.disk.get("checkpoints")]

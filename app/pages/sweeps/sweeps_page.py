@@ -191,7 +191,6 @@ class SweepTable(BaseTable):
         return list(self.results.ranked[0].settings) if self.results is not None and self.results.ranked else []
 
     def show_results(self, results: SweepResults | None) -> None:
-        """Replace the rows; the selected configuration stays selected."""
         chosen = self.selected_configuration()
         self.results = results
         ranked = results.ranked if results is not None else []
@@ -247,7 +246,6 @@ class SweepTable(BaseTable):
         self._fit()
 
     def _fit(self) -> None:
-        """Figures have their widths, and the settings share the rest."""
         count = len(self._varied)
         if not count:
             return
@@ -393,7 +391,6 @@ class SweepsPage(QWidget):
         )
 
     def _show_plan(self) -> None:
-        """Check the fields against the present form, and show what the sweep would take."""
         is_random, draft = self.search.key == "random", self.session.draft
         for widget in (self.trials, self._trials_words):
             set_shown(widget, is_random)

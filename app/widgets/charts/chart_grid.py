@@ -125,7 +125,6 @@ class ChartGrid(TabArea):
         return [plot for i, plot in enumerate(self.plots) if self._is_included(i)]
 
     def draw(self, plot: Plot) -> None:
-        """Draw a plot now, in view or not, with its newest traces."""
         i = self.plots.index(plot)
         self.stale.discard(i)
         content = self._content_of(i)

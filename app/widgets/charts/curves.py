@@ -200,7 +200,6 @@ def _finite(columns: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def log10(values: np.ndarray) -> np.ndarray:
-    """Logarithms to the base of 10; NaN for 0 and below."""
     return np.log10(values, where=values > 0, out=np.full(len(values), np.nan))
 
 

@@ -324,7 +324,6 @@ class Plot(QFrame):
             super().keyPressEvent(event)
 
     def _move_step(self, key: Qt.Key) -> None:
-        """Mark the step before or after the marked one, or the first or last in view."""
         steps = steps_of(self.traces)
         if self._span is not None:
             steps = steps[(steps >= self._span[0]) & (steps <= self._span[1])]

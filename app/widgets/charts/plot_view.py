@@ -104,7 +104,6 @@ class StepAxis(pg.AxisItem):
         self.title, self.is_time = "step", False
 
     def show_range(self, length: float) -> None:
-        """Choose the unit of time for a range of this many seconds, and write the title."""
         size, unit = next((row for row in TIME_UNITS if length >= 3 * row[0]), TIME_UNITS[-1])
         self.setScale(1 / size if self.is_time else 1)
         title = f"{self.title}, {unit}" if self.is_time else self.title
@@ -316,7 +315,6 @@ class PlotView(pg.GraphicsView):
         self._place_items()
 
     def set_step(self, step: int | None) -> None:
-        """Show the vertical line at a step; None hides it."""
         self._step_line.setVisible(step is not None)
         if step is not None:
             self._step_line.setValue(step)
