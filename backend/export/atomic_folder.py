@@ -1,7 +1,6 @@
 """Write a folder completely or not at all: build it in a hidden staging folder, then move it to its target by one rename.
 
-Replaces nothing unless `overwrite` is set, and restores the old folder when replacing it fails. Knows folders, disks and locks, not models
-(except that only a folder that holds one may be replaced).
+Replaces nothing unless `overwrite` is set, and restores the old folder if replacing it fails.
 """
 
 from __future__ import annotations
@@ -24,19 +23,28 @@ from backend.utils.whole_file import sync, sync_tree
 def staging_folder(parent: Path, target: Path, made_by: str = "export") -> Iterator[Path]:
     """An empty hidden folder in `parent` to build `target` in, deleted on exit.
 
-    Its name follows from the target, and the lock on it (flock) ends with its process: the next export clears what a killed one
-    left, and two exports of one model cannot run at the same time. Raises UserError on `made_by`, the verb, when they would, or when
+    Its name follows from the target, and its lock (flock) ends with its process: the next export clears what a killed one left,
+    and two exports of one model cannot run at the same time. Raises UserError on `made_by`, the verb, when they would, or when
     `parent` cannot be written.
     """
     folder = parent / f".grpo-studio-{target.name}"
-    lock = _locked_folder(folder, target, made_by)
     try:
+        folder.mkdir(exist_ok=True)
+        lock = os.open(folder, os.O_RDONLY)  # flock works on a folder too
+    except FileNotFoundError:
+        raise UserError(made_by, f"The folder {parent} is not there any more.") from None
+    except OSError as error:
+        raise UserError(made_by, f"The folder {parent} cannot be written: {error.strerror}.") from None
+    try:
+        # Without waiting: an export takes minutes, so a message is more use than a silent wait.
+        if not file_lock.take(lock):
+            raise UserError(made_by, f"{target} is being written by another process; wait for that one.")
         _clear_staging(folder, target)
         try:
             yield folder
         finally:
-            # The model is in its place, or what went wrong is on its way up: what cannot be deleted now, the next export deletes. Where the
-            # folder itself was moved to its place, one of this name is another process's.
+            # The next export deletes what cannot be deleted now. If the folder itself was moved to its place, one of this
+            # name is another process's.
             with contextlib.suppress(OSError):
                 if file_lock.leads_to(folder, lock):
                     _clear_staging(folder, target)
@@ -45,42 +53,8 @@ def staging_folder(parent: Path, target: Path, made_by: str = "export") -> Itera
         os.close(lock)
 
 
-def _locked_folder(folder: Path, target: Path, made_by: str) -> int:
-    """Make `folder` and lock it; → the handle that holds the lock.
-
-    The export before this one may delete its folder at any moment, also between our `open` and our `flock`: the lock is then on a folder
-    that is gone, or that a third export has made anew. So it counts only where the path still leads to what was locked.
-    """
-    while True:
-        # flock works on a folder too, so no lock file is left among the model's files.
-        try:
-            folder.mkdir(exist_ok=True)
-            lock = os.open(folder, os.O_RDONLY)
-        except FileNotFoundError:
-            if folder.parent.is_dir():
-                continue  # deleted after `mkdir`
-            raise UserError(made_by, f"The folder {folder.parent} is not there any more.") from None
-        except OSError as error:
-            raise UserError(made_by, f"The folder {folder.parent} cannot be written: {error.strerror}.") from None
-        try:
-            _lock(lock, target, made_by)
-            if file_lock.leads_to(folder, lock):
-                return lock
-        except BaseException:
-            os.close(lock)
-            raise
-        os.close(lock)
-
-
-def _lock(lock: int, target: Path, made_by: str) -> None:
-    # Without waiting: an export takes minutes, so a message is more use than a silent wait.
-    if not file_lock.take(lock):
-        raise UserError(made_by, f"{target} is being written by another process; wait for that one.")
-
-
 def _clear_staging(folder: Path, target: Path) -> None:
-    """Empty a staging folder. An old model in it that was moved aside and not replaced is restored first; if that fails, nothing is
-    deleted, for it is the only copy."""
+    """Empty a staging folder. An old model in it that was moved aside and not replaced is restored first."""
     if os.path.lexists(folder / "previous") and not os.path.lexists(target):
         (folder / "previous").rename(target)
     for child in folder.iterdir():
@@ -114,8 +88,8 @@ def _rename(new: Path, target: Path, overwrite: bool) -> None:
     sync_tree(new)  # a power cut must not leave a model of empty files, least of all in place of an old one
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        # rename(2) replaces an empty folder only, so the old one moves aside. If the process dies before the next line, the
-        # next export of this model restores it (`_clear_staging`). lexists, because a dangling symlink is in the way too.
+        # rename(2) replaces an empty folder only, so the old one moves aside; if the process dies before the next line,
+        # `_clear_staging` restores it. lexists, because a dangling symlink is in the way too.
         if os.path.lexists(target):
             target.rename(new.parent / "previous")
         new.rename(target)
@@ -128,16 +102,16 @@ def _rename(new: Path, target: Path, overwrite: bool) -> None:
 
 
 def are_equal(new: Path, target: Path) -> bool:
-    """Whether `target` is a folder of the same files as `new`, byte for byte. Both are flat."""
-    return target.is_dir() and _digests(new) == _digests(target)
+    """True if `target` is a folder of the same files as `new`, byte for byte. Both are flat."""
 
+    def digests(folder: Path) -> dict[str, bytes]:
+        found: dict[str, bytes] = {}
+        for path in folder.iterdir():
+            with path.open("rb") as file:
+                found[path.name] = hashlib.file_digest(file, "sha256").digest()
+        return found
 
-def _digests(folder: Path) -> dict[str, bytes]:
-    digests: dict[str, bytes] = {}
-    for path in folder.iterdir():
-        with path.open("rb") as file:
-            digests[path.name] = hashlib.file_digest(file, "sha256").digest()
-    return digests
+    return target.is_dir() and digests(new) == digests(target)
 
 
 def drop_hidden_files(folder: Path) -> None:
@@ -147,22 +121,20 @@ def drop_hidden_files(folder: Path) -> None:
 
 
 def check_target(target: Path, *, overwrite: bool) -> None:
-    """Raise UserError when `target` exists, unless it is a model and may be overwritten."""
+    """Raise UserError if `target` exists, unless it is a model and may be overwritten."""
     if not os.path.lexists(target):
         return
     if not overwrite:
         raise UserError("overwrite", f"There is a model at {target} already; choose another name, or overwrite it.")
     if not any((target / name).is_file() for name in ("config.json", "adapter_config.json", "model.gguf")):
-        raise UserError(
-            "overwrite", f"{target} is there and holds no model, so it is not replaced; choose another name."
-        )
+        other = f"{target} is there and holds no model, so it is not replaced"
+        raise UserError("overwrite", f"{other}; choose another name.")
 
 
 def staging_parent(target: Path, candidates: Sequence[Path]) -> Path:
     """The first candidate that can be written and is on the disk of `target`; if none is, the last one."""
-    suitable = (
-        folder for folder in candidates if os.access(folder, os.W_OK) and device_of(folder) == device_of(target)
-    )
+    disk = device_of(target)
+    suitable = (folder for folder in candidates if os.access(folder, os.W_OK) and device_of(folder) == disk)
     return next(suitable, candidates[-1])
 
 
@@ -170,10 +142,8 @@ def check_free_space(folder: Path, needed: int) -> None:
     """Raise UserError unless the disk of `folder` has `needed` bytes free."""
     free = shutil.disk_usage(nearest_existing(folder)).free
     if needed > free:
-        raise UserError(
-            "export",
-            f"The model needs {gigabytes(needed)} and the disk of {quote(folder, LONGEST_PLACE)} has {gigabytes(free)} free.",
-        )
+        disk = f"the disk of {quote(folder, LONGEST_PLACE)} has {gigabytes(free)} free"
+        raise UserError("export", f"The model needs {gigabytes(needed)} and {disk}.")
 
 
 def nearest_existing(folder: Path) -> Path:

@@ -1,6 +1,6 @@
-"""What must not leave this machine with a model: paths, the names of its user and host, tokens.
+"""Keep paths of this machine, the names of its user and host, and tokens out of what is published.
 
-Settings and files that we write are cleaned; then everything is searched, and an upload in which something is found is refused.
+Settings and files that we write are cleaned; then everything is searched, and an upload with a leak is refused.
 """
 
 from __future__ import annotations
@@ -33,8 +33,11 @@ OURS = ("README.md", "training.yaml", "adapter_config.json", "config.json")
 
 
 def public_name(name: str) -> str:
-    """A model or dataset as others may read it: an id as it is, also where the path leads into Hugging Face's cache; of another path
-    its last part, with its folder's where that alone says nothing."""
+    """A model or dataset as others may read it.
+
+    An id stays, also where the path leads into Hugging Face's cache; of another path the last part stays, with its folder's if
+    that alone says nothing.
+    """
     if not _is_path(name):
         return name
     path = PurePosixPath(name)
@@ -63,7 +66,7 @@ def _public(value: Any, *, is_text: bool) -> Any:
 
 
 def public_text(text: str) -> str:
-    """Text of a person or a model, with what names this machine's home folder or is a token taken out."""
+    """Text of a person or a model, without this machine's home folder and tokens."""
     return _TOKEN.sub("hf_…", text.replace(str(Path.home()), "~") if len(str(Path.home())) > 1 else text)
 
 
@@ -81,7 +84,7 @@ def clean_json_files(folder: Path, base: str) -> None:
 
 
 def refuse_leaks(folder: Path, token: str = "") -> None:
-    """Raise UserError where a text file of the folder has a path of this machine, its user's or host's name, or a token."""
+    """Raise UserError if a text file has a path of this machine, its user's or host's name, or a token."""
     for file in sorted(folder.rglob("*")):
         if file.suffix not in (".md", ".yaml", ".json", ".txt", ".jinja", ".py") or not file.is_file():
             continue

@@ -1,6 +1,6 @@
 """The models and datasets on this machine: in the Hugging Face cache, in LM Studio's folder, in runs and in plain folders.
 
-Reads names, sizes, dates and config.json. Reads and hashes no weights, and uses no network.
+Reads names, sizes, dates and config.json; no weights, and no network.
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ DATA_ENDINGS = (*DATA_SUFFIXES, ".jsonl.gz", ".json.gz", ".csv.gz", ".json.zst",
 class InventoryItem:
     """One model or dataset. `id` is the value of the setting that selects it; sizes in bytes, `changed` in unix seconds.
 
-    `refusal` is the sentence why it cannot be used; `remarks` are other sentences for the user; `partial` counts the bytes of an
-    unfinished download.
+    `refusal` says why it cannot be used; `remarks` are other messages; `partial`: the bytes of an unfinished download.
     """
 
     id: str
@@ -53,8 +52,7 @@ class InventoryItem:
 
 
 def models(folders: Iterable[str] = ()) -> list[InventoryItem]:
-    """Every model on this machine, newest first. `folders` are models, or folders of models, that the user chose before; those that
-    no longer exist are left out."""
+    """Every model on this machine, newest first. `folders`: models, or folders of models, that the user chose before."""
     items = {item.place: item for item in (*_cached_models(), *_lm_studio_models(), *_run_models())}
     for folder in filter(None, map(possible_path, folders)):
         for item in _plain_models(folder):
@@ -80,11 +78,8 @@ def bundled(repo_type: RepoType) -> InventoryItem:
     return data
 
 
-# ── models ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def model_at(folder: Path, name: str = "", where: Where = "folder", id_: str = "") -> InventoryItem:
-    """The model in a folder, or the reason why it cannot be used, in `refusal`."""
+    """The model in a folder, or in `refusal` the reason why it cannot be used."""
     files = _files(folder)
     config = _config(folder)
     default_name = folder.parent.name if folder.name in ("model", "fused") else folder.name
@@ -100,8 +95,7 @@ def model_at(folder: Path, name: str = "", where: Where = "folder", id_: str = "
 
 
 def is_incomplete(snapshot: Path) -> bool:
-    """Whether a cached model lacks files but could be used with them: only its config.json was fetched, or a download was
-    interrupted."""
+    """True if a cached model lacks files but would be usable with them, as after an interrupted download."""
     files, config = _files(snapshot), _config(snapshot)
     if config is None or not (architectures.refusal(config, files) or _missing_shards(snapshot, files)):
         return False
@@ -151,7 +145,7 @@ def _plain_models(folder: Path) -> Iterator[InventoryItem]:
 
 
 def _config(folder: Path) -> dict[str, Any] | None:
-    """The content of config.json; None where there is none that can be read."""
+    """The content of config.json; None if it cannot be read."""
     try:
         return read_object(folder / "config.json", "model")
     except UserError:
@@ -178,11 +172,8 @@ def _has_chat_template(folder: Path, files: FileStats) -> bool:
         return False
 
 
-# ── datasets ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def dataset_at(path: Path, name: str = "", where: Where = "folder", id_: str = "") -> InventoryItem | None:
-    """The dataset in a file or folder, with a `refusal` where it holds none; None where the path does not exist."""
+    """The dataset in a file or folder, with a `refusal` if it holds none; None if the path does not exist."""
     if path.is_file():
         files = {path.name: (path.stat().st_size, path.stat().st_mtime)}
     elif path.is_dir():
@@ -216,9 +207,6 @@ def _format(name: str) -> str:
     suffixes = Path(name).suffixes
     is_compressed = len(suffixes) > 1 and suffixes[-1] in (".gz", ".zst")
     return suffixes[-2 if is_compressed else -1].lstrip(".")
-
-
-# ── folders ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _repos(repo_type: RepoType) -> Iterator[Path]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 
-from backend.data.dataset_columns import HEAD_BYTES, columns_of, guessed
+from backend.data.dataset_columns import columns_of, guessed
 
 
 @pytest.mark.parametrize(
@@ -48,15 +47,3 @@ def test_usual_column_names_are_recognised(columns: list[str], expected: dict[st
 
 def test_no_column_is_guessed_for_two_settings():
     assert guessed(["question answer"]) == {"prompt_feature": "question answer"}
-
-
-@pytest.mark.skipif(not os.access("/proc/kmsg", os.R_OK), reason="there is no file here whose reader waits")
-def test_a_file_that_never_answers_has_no_columns(tmp_path: Path) -> None:
-    (tmp_path / "rows.jsonl").symlink_to("/proc/kmsg")
-    assert columns_of(tmp_path / "rows.jsonl") == []
-
-
-def test_a_character_at_the_end_of_the_head_may_be_cut(tmp_path: Path) -> None:
-    file = tmp_path / "rows.jsonl"
-    file.write_text('{"prompt": 1}\n' + "é" * HEAD_BYTES, encoding="utf-8")
-    assert columns_of(file) == ["prompt"]

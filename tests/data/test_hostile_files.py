@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 from pathlib import Path
@@ -71,11 +70,6 @@ def test_a_pipe_is_never_opened(tmp_path: Path, is_folder: bool) -> None:
     assert columns_of(tmp_path / "train.jsonl") == []
 
 
-def test_links_in_a_circle(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").symlink_to(tmp_path / "a.jsonl")
-    assert "symbolic links" in sentence(tmp_path / "a.jsonl")
-
-
 def parquet(path: Path, table: pyarrow.Table) -> Path:
     pyarrow.parquet.write_table(table, path, compression="zstd")
     return path
@@ -114,9 +108,3 @@ def test_the_page_survives_what_check_refuses(tmp_path: Path) -> None:
     assert "must hold text or a list of messages" in row["faults"][-1]["sentence"]
     for data in ("~nosuchuser/x.jsonl", "x" * 5000, "a\0b"):
         assert dataset_questions.preview({"settings": {"data": data}}, call).get("faults", [{}])
-
-
-def test_head_of_a_file_with_odd_json(tmp_path: Path) -> None:
-    stream = io.StringIO("[" * 60_000)
-    (tmp_path / "a.json").write_text(stream.getvalue())
-    assert columns_of(tmp_path / "a.json") == []

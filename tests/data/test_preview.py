@@ -8,7 +8,6 @@ import json
 import time
 import tracemalloc
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pyarrow
@@ -26,7 +25,7 @@ from backend.serve.question_call import Cancelled, QuestionCall
 from backend.serve.questions import QUESTIONS
 from backend.trainer.preflight import check
 from backend.utils.errors import UserError
-from tests.support.random_models import CHAT_TEMPLATE, tiny_tokenizer
+from tests.support.random_models import tiny_tokenizer
 from tests.support.small_run import settings_for
 
 ROWS = [
@@ -70,9 +69,6 @@ def ask(tmp_path: Path, model: Path):
 
     ask_backend.reports = reports
     return ask_backend
-
-
-# ── what there is ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".json", ".csv", ".parquet"])
@@ -119,12 +115,6 @@ def test_each_column_has_the_kind_of_its_cells(ask, tmp_path: Path) -> None:
     assert cells["prompt"] == "user: Hello\nassistant: Yes?" and cells["answer"] == "" and cells["more"] == '{"b": 1}'
 
 
-def test_long_cells_are_truncated_in_the_table(ask, tmp_path: Path) -> None:
-    data = str(write(tmp_path / "rows.jsonl", [{"prompt": "x" * 100_000, "answer": "1"}]))
-    assert len(ask("preview_rows", {"data": data}, start=0, count=1)["rows"][0]["prompt"]) == dataset_questions.CELL
-    assert len(ask("preview_row", {"data": data}, index=0)["cells"][0]["text"]) == dataset_questions.FULL_CELL
-
-
 @pytest.mark.parametrize(
     ("names", "guessed"),
     [
@@ -160,9 +150,6 @@ def test_a_file_is_read_again_only_when_it_changes(ask, tmp_path: Path, monkeypa
     write(file, ROWS[:1])
     after = ask("preview", MAPPED | {"data": str(file)})
     assert after["splits"]["train"]["rows"] == 1 and after["written"] != before and len(reads) == 2
-
-
-# ── faults ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def break_json(folder: Path) -> dict[str, Any]:
@@ -216,8 +203,6 @@ def test_a_row_that_no_longer_exists_is_a_mistake(ask, tmp_path: Path) -> None:
     assert ask("preview_rows", MAPPED | {"data": data}, start=100, count=100)["rows"] == []
 
 
-# ── prompts ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-
 CHATS = [
     {"prompt": "What is 17 plus 25?", "answer": 42, "kind": "sum", "sys": "Be brief."},
     {"prompt": [{"role": "user", "content": "日本語, and half a line\n"}, {"role": "assistant", "content": "so"},
@@ -256,29 +241,6 @@ def test_special_tokens_are_pieces_of_their_own(ask, tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_pieces_keep_the_leading_spaces_that_a_tokenizer_drops_at_the_beginning() -> None:
-    """Tokenizers of the SentencePiece kind leave out the space that a text begins with."""
-    words = {1: "<s>", 5: " one", 6: " two"}
-
-    def decode(ids: list[int], **_: Any) -> str:
-        return "".join(words[number] for number in ids).removeprefix(" ")
-
-    tokenizer = SimpleNamespace(decode=decode, all_special_ids=[1], added_tokens_decoder={})
-    assert [piece["text"] for piece in preview.prompt_pieces([5, 6, 1, 5], tokenizer)] == [
-        "one two",
-        "<s>",
-        " one",
-    ]
-
-
-def test_a_tokenizer_without_a_chat_template_is_reported(ask, tmp_path: Path, model: Path) -> None:
-    settings = json.loads((model / "tokenizer_config.json").read_text())
-    assert settings.pop("chat_template") == CHAT_TEMPLATE
-    (model / "tokenizer_config.json").write_text(json.dumps(settings))
-    row = ask("preview_row", MAPPED | {"data": str(write(tmp_path / "rows.jsonl"))}, index=0)
-    assert row["has_template"] is False and row["tokens"] and row["pieces"][0]["text"] == "What is 1 plus 1?"
-
-
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
@@ -299,9 +261,6 @@ def test_without_the_model_there_are_messages_no_tokens_and_a_sentence(
     assert row["faults"] == [{"setting": "model", "sentence": sentence}]
     assert counts["no_tokens"] == sentence and counts["seen"] == 3
     assert ask("preview_rows", settings, start=0, count=3)["tokens"] == [None] * 3
-
-
-# ── counting ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_the_order_begins_with_an_even_sample_and_has_every_row_once() -> None:
@@ -330,16 +289,6 @@ def test_a_cancelled_measurement_continues_where_it_stopped(
     measured.clear()
     ask("preview_counts", settings | {"model": ""})
     assert 0 < len(measured) < 250 and len(set(measured)) == len(measured), "no row is measured twice"
-
-
-def test_another_system_prompt_is_measured_again(ask, tmp_path: Path) -> None:
-    settings = MAPPED | {"data": str(write(tmp_path / "rows.jsonl"))}
-    short = ask("preview_counts", settings)["lengths"]
-    long = ask("preview_counts", settings | {"system_prompt": "Think."})["lengths"]
-    assert sum(rows for _, rows in short) == sum(rows for _, rows in long) == 3 and long[0][0] > short[0][0]
-
-
-# ── Hugging Face ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.fixture
@@ -391,9 +340,6 @@ def test_configurations_and_splits_come_from_the_hub(ask, monkeypatch: pytest.Mo
     assert ask("preview_choices", {"data": "owner/sums"}) == {"configs": [], "splits": []}
 
 
-# ── a hundred thousand rows ──────────────────────────────────────────────────────────────────────────────────────────
-
-
 def test_a_hundred_thousand_rows_are_previewed_in_two_seconds(ask, tmp_path: Path) -> None:
     """CPU seconds, not wall time: the machine may be busy."""
     line = json.dumps({"question": "What is the sum of %d and 4, and why is it so?", "solution": "12", "id": 1})
@@ -420,9 +366,6 @@ def test_a_hundred_thousand_rows_are_previewed_in_two_seconds(ask, tmp_path: Pat
     assert per_page_s < 0.1, f"a part of the table took {per_page_s * 1e3:.0f} ms"
 
 
-# ── settings that make or cut rows ───────────────────────────────────────────────────────────────────────────────────
-
-
 def test_of_a_large_file_the_first_rows_are_shown_and_the_rest_is_estimated(
     ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -437,18 +380,6 @@ def test_of_a_large_file_the_first_rows_are_shown_and_the_rest_is_estimated(
         split = ask("preview", MAPPED | {"data": str(file)})["splits"]["train"]
         assert split["rows"] == 40 and 900 < split["about"] < 1100, suffix
         assert len(ask("preview_rows", MAPPED | {"data": str(file)}, start=0, count=100)["rows"]) == 40
-
-
-def test_a_small_file_of_very_many_rows_is_a_large_one(ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Equal rows pack to nothing: thirty million of them were read for the page, one by one."""
-    from backend.data import files
-
-    monkeypatch.setattr(files, "LARGE_ROWS", 100)
-    monkeypatch.setattr(files, "HEAD_ROWS", 40)
-    for count, rows, about in ((100, 100, None), (101, 40, 101)):
-        file = write(tmp_path / f"{count}.parquet", [{"question": "What is 1?", "solution": "1"}] * count)
-        split = ask("preview", MAPPED | {"data": str(file)})["splits"]["train"]
-        assert (split["rows"], split["about"]) == (rows, about)
 
 
 def shared_text(path: Path, megabytes: int, rows: int) -> Path:

@@ -62,9 +62,6 @@ def until(done: Callable[[], bool]) -> None:
         time.sleep(0.002)
 
 
-# ── the same as tokenising everything first ──────────────────────────────────────────────────────────────────────────
-
-
 @pytest.mark.parametrize(
     "raw", [{}, {"system_prompt": "be brief"}, {"chat_template_kwargs": {"enable_thinking": True}}]
 )
@@ -98,9 +95,6 @@ def test_a_tokenizer_that_takes_one_chat_gets_one_at_a_time_and_says_why(
     ]
 
 
-# ── the order ────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def indices(problems: list[Problem]) -> list[int]:
     return [problem.index for problem in problems]
 
@@ -127,9 +121,6 @@ def test_the_order_does_not_depend_on_which_rows_are_tokenised_already(tokenizer
     until(lambda: not fresh.unmeasured())
     background_tokenizer.close()
     assert indices(PromptStream(fresh, 0, cursor).take(80)) == uninterrupted
-
-
-# ── only what is needed ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_a_large_dataset_is_not_tokenised_before_the_first_step(tokenizer: Any) -> None:
@@ -166,9 +157,6 @@ def test_a_row_that_is_no_chat_is_refused_at_once_at_any_position(tokenizer: Any
         tokenized(tokenizer, [{"prompt": "a", "answer": ""}] * (FIRST_ROWS + 1) + [broken])
 
 
-# ── in the background ───────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def test_the_background_count_of_left_out_rows_is_noted_once(tokenizer: Any) -> None:
     plain = prepare(ROWS, tokenizer, settings(), "rows.jsonl")
     short = tokenized(tokenizer, [{"prompt": "a", "answer": ""}])
@@ -182,13 +170,6 @@ def test_the_background_count_of_left_out_rows_is_noted_once(tokenizer: Any) -> 
     ]
 
 
-def test_a_small_dataset_is_counted_before_the_first_step(tokenizer: Any) -> None:
-    prompts = tokenized(tokenizer, ROWS)
-    measure_first_rows(prompts, "train")
-    background_tokenizer = BackgroundTokenizer({"train": prompts})
-    assert len(background_tokenizer.new_notes()) == 1 and not background_tokenizer._thread.is_alive()
-
-
 def test_a_row_that_the_template_refuses_is_named_from_the_background(tmp_path: Path) -> None:
     picky = tokenizer_with_prefix(tmp_path, REFUSES)
     rows = [{"prompt": "shout" if n == 40 else "a", "answer": ""} for n in range(60)]
@@ -197,16 +178,6 @@ def test_a_row_that_the_template_refuses_is_named_from_the_background(tmp_path: 
     with pytest.raises(UserError) as caught:
         background_tokenizer.new_notes()
     assert str(caught.value) == "prompt_feature: The model's chat template refuses row 41 of rows.jsonl: No shouting."
-
-
-def test_closing_ends_the_background_thread(tokenizer: Any) -> None:
-    prompts = tokenized(tokenizer, ROWS * 100)
-    background_tokenizer = BackgroundTokenizer({"train": prompts})
-    background_tokenizer.close()
-    assert not background_tokenizer._thread.is_alive() and len(prompts.unmeasured()) > 10_000
-
-
-# ── in a run ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_the_event_log_notes_rows_found_too_long_in_the_background(
@@ -220,14 +191,6 @@ def test_the_event_log_notes_rows_found_too_long_in_the_background(
     assert small_run.train_here(raw, run).kind == "finished"
     notes = [event["sentence"] for event in read_events(run.events) if event["kind"] == "note"]
     assert any(sentence.startswith("4 of 20 rows of the train split are left out") for sentence in notes)
-
-
-def test_epochs_count_the_rows_that_fit_before_the_first_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prompts_module, "FIRST_ROWS", 2)
-    rows = [{"prompt": "word " * (200 if n % 5 == 4 else 1), "answer": ""} for n in range(15)]
-    (tmp_path / "some.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    raw = small_run.settings_for(tmp_path, data=str(tmp_path / "some.jsonl"), epochs=2, batch_size=5)
-    assert small_run.train_here(raw, RunFolder(tmp_path / "run")).step == 5  # 2 × 12 rows, 5 a step
 
 
 def test_the_longest_prompt_is_found_at_any_position(

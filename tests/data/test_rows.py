@@ -56,9 +56,6 @@ def mistake(work: Any, *arguments: Any) -> tuple[str, str]:
     return fault.setting, fault.sentence
 
 
-# ── files and folders ────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 @pytest.mark.parametrize("suffix", [".jsonl", ".json", ".csv", ".parquet"])
 def test_all_rows_of_a_single_file_are_train(tmp_path: Path, suffix: str) -> None:
     path = write(tmp_path / f"rows{suffix}", ROWS)
@@ -74,12 +71,6 @@ def test_a_folder_has_a_split_for_each_file(tmp_path: Path, suffix: str) -> None
     splits = read_splits(settings(tmp_path))
     assert (splits.train, splits.valid, splits.test) == (ROWS, ROWS[:2], ROWS[2:3])
     assert splits.source["valid"] == str(tmp_path / f"validation{suffix}")
-
-
-def test_a_file_named_valid_comes_before_its_other_names(tmp_path: Path) -> None:
-    for name, content in (("train", ROWS), ("dev", ROWS[:1]), ("valid", ROWS[:2]), ("val", ROWS[:3])):
-        write(tmp_path / f"{name}.jsonl", content)
-    assert len(read_splits(settings(tmp_path)).valid) == 2
 
 
 def test_splits_may_have_any_name(tmp_path: Path) -> None:
@@ -138,14 +129,6 @@ def test_byte_order_marks_and_crlf_are_read(tmp_path: Path) -> None:
     assert read_splits(settings(tmp_path / "a.csv")).train == [{"prompt": "x", "answer": "1"}]
 
 
-def test_a_csv_field_may_be_longer_than_a_hundred_thousand_characters(tmp_path: Path) -> None:
-    long = "x" * 200_000
-    path = write(
-        tmp_path / "a.csv", [{"prompt": long, "answer": "1"}, {"prompt": 'quoted "y",\nand on', "answer": "2"}]
-    )
-    assert [row["prompt"] for row in read_splits(settings(path)).train] == [long, 'quoted "y",\nand on']
-
-
 def test_the_held_out_share_is_the_same_every_time(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", [{"prompt": str(n), "answer": ""} for n in range(50)])
     first, again, other_seed = (read_splits(settings(path, validation_split=0.1, seed=seed)) for seed in (1, 1, 2))
@@ -173,8 +156,6 @@ def test_nothing_is_held_out_beside_a_valid_split(tmp_path: Path) -> None:
         write(tmp_path / f"{name}.jsonl", ROWS)
     assert read_splits(settings(tmp_path, validation_split=0.5)).train == ROWS
 
-
-# ── a dataset on the Hub, from a server on this machine ────────────────────────────────────────────────────────────
 
 HUB_FILES = {
     "README.md": b"# Sums\n",
@@ -262,9 +243,6 @@ def test_a_hub_id_is_read_through_the_datasets_library(tmp_path: Path) -> None:
     assert learn == [{"setting": "train_split", "sentence": "owner/sums has no split learn; it has train, validation."}]
     assert exam == [{"setting": "test_split", "sentence": "There is no split exam. owner/sums has train, validation."}]
     assert large[0]["setting"] == "data" and "large" in large[0]["sentence"]
-
-
-# ── columns ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_a_missing_column_is_named_with_the_existing_ones() -> None:

@@ -112,22 +112,3 @@ def test_every_kind_of_file_says_how_far_it_has_come(
     assert len(rows) == 50
     last = StartProgress.read(said[-1])
     assert last and last.share == 1.0 and last.figures.startswith(f"50 {kind}, "), said
-
-
-@pytest.mark.parametrize(
-    "progress",
-    [
-        StartProgress("Fetching the dataset openai/gsm8k"),
-        StartProgress("Loading Qwen3-8B: new", 0.07, "1.15 GB, 0.384 GB/s"),
-        StartProgress("Checking a: 5%, b", 1.0, "1,204,000 rows, 310,000 rows/s"),
-    ],
-)
-def test_a_line_says_what_is_read_from_it(progress: StartProgress) -> None:
-    assert StartProgress.read(progress.line) == progress
-
-
-@pytest.mark.parametrize(
-    "line", ["", "BLAS is OpenBLAS 0.3.21, 1 thread.", "step 8  reward 2.01", "tokens: 35%, many.", "x: 35%"]
-)
-def test_other_lines_of_a_log_are_no_progress(line: str) -> None:
-    assert StartProgress.read(line) is None

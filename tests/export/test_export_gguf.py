@@ -47,9 +47,6 @@ def value(reader: gguf.GGUFReader, key: str) -> Any:
     return field.contents()
 
 
-# ── the file ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def test_a_file_says_what_llama_cpp_asks_for(tmp_path: Path) -> None:
     base = tiny_model(tmp_path / "base", "llama", vocab=300, own={"vocab_size": 304})
     write_run(tmp_path / "run", base)
@@ -145,9 +142,6 @@ def test_words_are_split_by_the_name_that_llama_cpp_has_for_it(
         export(tmp_path / "run")
 
 
-# ── the Modelfile ────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def test_the_modelfile_puts_chats_and_samples_as_the_run_did(tmp_path: Path) -> None:
     base = tiny_model(tmp_path / "base", "llama", layers=1)
     (base / "LICENSE").write_text('Use it "freely".\n')
@@ -175,18 +169,6 @@ def test_a_template_that_does_more_is_left_out_and_said(tmp_path: Path) -> None:
     report = export(tmp_path / "run")
     assert "TEMPLATE" not in (report.path / "Modelfile").read_text()
     assert "compare an answer with the run's" in report.sentences()[-1]
-
-
-def test_a_template_without_system_messages_and_with_braces(tmp_path: Path) -> None:
-    def render(messages: list[Message]) -> str:
-        if messages[0]["role"] == "system":
-            raise ValueError("no system message, please")
-        return "<s>" + "".join(f"{{{{{m['role'][0]}: {m['content']} " for m in messages) + "{{a: "
-
-    found = chat_format(render, "<s>")
-    assert found and not found.takes_system and found.opening == "{{u: "
-    assert found.go_template().startswith('{{ "{{" }}u: {{ range .Messages }}')
-    assert modelfile("x.gguf", found, {}, "", "").splitlines()[0] == "FROM ./x.gguf"
 
 
 def parsed(text: str) -> list[tuple[str, str]]:
@@ -218,24 +200,6 @@ def test_no_text_in_a_modelfile_becomes_a_command(text: str) -> None:
     assert read[0][1] == "./x.gguf" and read[2][1] == "0.5"
     assert read[3][1] == read[4][1] == read[5][1] == text.replace('"""', "'''")
 
-
-def test_braces_of_a_template_are_text_also_beside_an_action() -> None:
-    text = ChatFormat("a{", "{{b", "c{{{", "}}d{", "{{/* e", takes_system=True).go_template()
-    actions = re.findall(r"\{\{(.*?)\}\}", text)
-    assert {action.strip() for action in actions if '"{' not in action} == {
-        "if .System", ".System", "else", "end", "range .Messages", 'if eq .Role "user"', ".Content", 'else if eq .Role "assistant"',
-    }  # fmt: skip
-    assert "{{{" not in re.sub(r'\{\{ "\{+" \}\}', "", text)
-
-
-def test_a_licence_that_is_no_file_is_left_out(tmp_path: Path) -> None:
-    base = tiny_model(tmp_path / "base", "llama", layers=1)
-    (base / "LICENSE").mkdir()
-    write_run(tmp_path / "run", base)
-    assert "LICENSE" not in (export(tmp_path / "run").path / "Modelfile").read_text()
-
-
-# ── Ollama ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 OLLAMA = """#!{python}
 import pathlib, sys
@@ -298,9 +262,6 @@ def test_what_ollama_says_is_passed_on(run: Path, ollama: Path, monkeypatch: pyt
 def test_held_out_rewards_of_a_gguf_file_are_refused(run: Path) -> None:
     with pytest.raises(UserError, match="mlx does not run GGUF files"):
         export(run, held_out=3)
-
-
-# ── llama.cpp itself ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.proof

@@ -59,9 +59,6 @@ def as_published(folder: Path) -> Path:
     return folder
 
 
-# ── the original weights merged ──────────────────────────────────────────────────────────────────────────────────────
-
-
 @pytest.mark.parametrize(("arch", "train_type"), [("llama", "dora"), ("gemma3_text", "full"), ("phi3", "lora")])
 def test_merged_original_weights_have_the_trained_logits_and_the_original_layout(
     tmp_path: Path, arch: str, train_type: str
@@ -91,20 +88,6 @@ def test_experts_are_merged_into_their_own_tensors_in_their_own_files(tmp_path: 
     expert = "model.layers.1.block_sparse_moe.experts.2.w1.weight"
     file = json.loads((base / "model.safetensors.index.json").read_text())["weight_map"][expert]
     assert furthest(stored(path / file)[expert], stored(base / file)[expert]) > 0.01
-
-
-def test_a_head_that_is_tied_and_stored_all_the_same_follows_its_embedding(tmp_path: Path) -> None:
-    base = tiny_model(tmp_path / "base", "llama", layers=1)
-    arrays = stored(base / "model.safetensors")
-    arrays["lm_head.weight"] = arrays["model.embed_tokens.weight"]
-    mx.save_safetensors(str(base / "model.safetensors"), arrays, metadata={"format": "pt"})
-    write_run(tmp_path / "run", base, "full")
-    written = stored(export(RunFolder(tmp_path / "run"), "original").path / "model.safetensors")
-    assert furthest(written["lm_head.weight"], written["model.embed_tokens.weight"]) == 0
-    assert furthest(written["lm_head.weight"], arrays["lm_head.weight"]) > 0.01
-
-
-# ── peft's adapters ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize(
@@ -153,9 +136,6 @@ def test_what_peft_has_no_adapter_for_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "mine").exists()
     write_run(tmp_path / "attention", base, lora_keys=["self_attn.q_proj"])
     assert export(RunFolder(tmp_path / "attention"), "peft").verification.max_error < 1e-4
-
-
-# ── whose original ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def hub_model(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -214,26 +194,6 @@ def test_weights_that_mlx_lm_renamed_are_no_original(tmp_path: Path) -> None:
     write_run(tmp_path / "run", tiny_model(tmp_path / "base", "mixtral", layers=1))
     with pytest.raises(UserError, match=r"have mlx-lm's names \(.*switch_mlp"):
         export(RunFolder(tmp_path / "run"), "original")
-
-
-def test_weights_that_mlx_lm_turns_are_refused(tmp_path: Path) -> None:
-    """GPT-2's are stored [in, out]."""
-    own = {"n_ctx": 4096, "n_embd": 32, "n_head": 2, "n_layer": 1, "n_positions": 4096, "layer_norm_epsilon": 1e-5}
-    base = tiny_model(tmp_path / "base", "gpt2", own=own)
-    turned = {
-        name.removeprefix("model."): array.T
-        if name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight"))
-        else array
-        for name, array in stored(base / "model.safetensors").items()
-    }
-    mx.save_safetensors(str(base / "model.safetensors"), turned, metadata={"format": "pt"})
-    write_run(tmp_path / "run", base)
-    for format_ in ("peft", "original"):
-        with pytest.raises(UserError, match="could not be found out"):
-            export(RunFolder(tmp_path / "run"), format_)
-
-
-# ── where rows come from ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class Sanitizing(nn.Module):

@@ -15,20 +15,16 @@ from typing import Any
 import mlx.core as mx
 import mlx_lm
 import pytest
-from mlx.utils import tree_flatten
 from mlx_lm import utils as mlx_lm_utils
 
 from backend.config import config as spec_config
 from backend.export import atomic_folder, build, export_run, trained_weights, verify, writer
-from backend.export.atomic_folder import move_into_place
-from backend.export.destinations import lm_studio_root
 from backend.export.export_run import Export, ExportedModel, fuse_run, run_weights
 from backend.export.exports import FORMATS, exported_bytes
 from backend.runs.run_folder import RunFolder
 from backend.utils.errors import UserError
 from tests.support.random_models import tiny_model
 from tests.support.random_runs import PROMPT, furthest, write_run
-from tests.support.synced_files import synced_before_renames
 
 TrainedRun = Callable[..., tuple[RunFolder, mx.array]]
 
@@ -117,9 +113,6 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-# ── the written model computes what the trained one did ─────────────────────────────────────────────────────────────────────────────────
-
-
 @pytest.mark.parametrize(
     ("arch", "train_type"),
     [("qwen3", "lora"), ("qwen3", "dora"), ("qwen3", "full"), ("gemma3_text", "lora"), ("qwen3_moe", "lora"), ("mamba", "lora")],
@@ -159,31 +152,11 @@ def test_a_quantised_base_is_written_in_full_precision_without_loss(
     assert not [name for name in mx.load(str(written / "model.safetensors")) if name.endswith((".scales", ".biases"))]
 
 
-@pytest.mark.parametrize("quantization", ["mxfp4"])
-def test_a_base_that_the_trainer_quantised_is_the_one_that_is_fused(
-    trained_run: TrainedRun, tmp_path: Path, quantization: str
-) -> None:
-    """The adapters were trained on the quantised weights; merged into the weights on disk they would give another model."""
-    run, trained = trained_run(quantization=quantization, hidden=64)
-    assert furthest(logits_of(fuse_run(run)), trained) < 1e-4
-
-
 def test_bfloat16_weights_stay_bfloat16_under_dora(trained_run: TrainedRun, tmp_path: Path) -> None:
     """mlx-lm's DoRA gives float32 weights on a bfloat16 base, which would double the model."""
     run, _ = trained_run(train_type="dora", dtype="bfloat16")
     weights = mx.load(str(fuse_run(run) / "model.safetensors"))
     assert {weight.dtype for weight in weights.values()} == {mx.bfloat16}  # pyright: ignore
-
-
-def test_one_float32_tensor_of_a_bfloat16_model_stays_float32(trained_run: TrainedRun, tmp_path: Path) -> None:
-    run, _ = trained_run(dtype="bfloat16")
-    file, name = tmp_path / "base" / "model.safetensors", "model.norm.weight"
-    weights = dict(mx.load(str(file)))  # pyright: ignore
-    weights[name] = weights[name].astype(mx.float32)
-    mx.save_safetensors(str(file), weights, metadata={"format": "mlx"})
-    written = mx.load(str(fuse_run(run) / "model.safetensors"))
-    assert written[name].dtype == mx.float32  # pyright: ignore
-    assert written["model.layers.0.mlp.up_proj.weight"].dtype == mx.bfloat16  # pyright: ignore
 
 
 def stored(folder: Path) -> dict[str, mx.array]:
@@ -288,9 +261,6 @@ def test_numbers_beyond_float16_are_refused_and_nothing_is_left(trained_run: Tra
     assert not (tmp_path / "out").exists()
 
 
-# ── which weights ────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def add_checkpoint(run: RunFolder, step: int, score: float | None, factor: float, train_type: str) -> None:
     """A checkpoint whose trained arrays are the run's end times `factor`."""
     folder = run.checkpoints / f"{step:06d}"
@@ -317,31 +287,6 @@ def test_any_checkpoint_can_be_exported(trained_run: TrainedRun, tmp_path: Path,
     assert [path and path.parent.name for path in arrays] == ["000020", "000030"]
     with pytest.raises(UserError, match="has no checkpoint 11; there are 10, 20, 30, best and last"):
         export(run, "folder", "x", folder=tmp_path, checkpoint="11")
-
-
-def test_a_run_without_an_end_or_a_score_says_what_can_be_named(trained_run: TrainedRun, tmp_path: Path) -> None:
-    run, _ = trained_run(train_type="full")
-    with pytest.raises(UserError, match="The run first has no checkpoint"):
-        export(run, "folder", "x", folder=tmp_path, checkpoint="best")
-    add_checkpoint(run, 10, None, 1.0, "full")
-    shutil.rmtree(run.model)
-    with pytest.raises(UserError, match="no trained weights of its end; name a checkpoint"):
-        export(run, "folder", "x", folder=tmp_path)
-    with pytest.raises(UserError, match="No checkpoint of the run first has a score"):
-        export(run, "folder", "x", folder=tmp_path, checkpoint="best")
-
-
-def test_adapters_with_a_tensor_missing_are_refused(trained_run: TrainedRun, tmp_path: Path) -> None:
-    """mlx-lm loads what there is and leaves the rest at random: a model that was never trained."""
-    run, _ = trained_run()
-    file = run.adapters / "adapters.safetensors"
-    weights = dict(mx.load(str(file)))  # pyright: ignore
-    missing = sorted(name for name in weights if name.endswith("lora_b"))[0]
-    del weights[missing]
-    mx.save_safetensors(str(file), weights, metadata={"format": "mlx"})
-    with pytest.raises(UserError, match=missing):
-        fuse_run(run)
-    assert not run.fused.exists()
 
 
 def test_models_are_compared_on_the_run_s_own_completions(
@@ -387,9 +332,6 @@ def test_the_figures_are_those_of_the_models_as_wholes(trained_run: TrainedRun, 
     assert found.lost == pytest.approx((mx.square(error).mean() / mx.square(effect).mean()).item() ** 0.5, rel=1e-3)
 
 
-# ── it is a model that LM Studio and mlx-lm can read ─────────────────────────────────────────────────────────────────
-
-
 def header(file: Path) -> dict:
     """Read by hand: 8 bytes of length, then JSON."""
     raw = file.read_bytes()
@@ -408,14 +350,6 @@ def test_the_folder_holds_a_model_and_nothing_else(trained_run: TrainedRun, tmp_
     # transformers 5 saves a class that LM Studio's transformers does not know: the tokenizer's files are copied.
     assert all((written / name).read_bytes() == (base / name).read_bytes() for name in kept)
     assert header(written / "model.safetensors")["__metadata__"] == {"format": "mlx"}
-
-
-def test_a_full_run_keeps_the_base_model_s_tokenizer_files(trained_run: TrainedRun, tmp_path: Path) -> None:
-    run, _ = trained_run(train_type="full")
-    written = export(run, "folder", "mine", folder=tmp_path).path
-    assert (written / "tokenizer_config.json").read_bytes() == (
-        tmp_path / "base" / "tokenizer_config.json"
-    ).read_bytes()
 
 
 def test_a_large_model_is_written_in_shards_with_an_index(
@@ -486,9 +420,6 @@ def test_a_run_with_nan_weights_is_not_exported(trained_run: TrainedRun, tmp_pat
         fuse_run(run)
 
 
-# ── it is where LM Studio looks ──────────────────────────────────────────────────────────────────────────────────
-
-
 def test_a_model_goes_to_publisher_and_name(trained_run: TrainedRun, tmp_path: Path, home: Path) -> None:
     run, trained = trained_run()
     before = listing(home)
@@ -498,18 +429,6 @@ def test_a_model_goes_to_publisher_and_name(trained_run: TrainedRun, tmp_path: P
     # Nothing but the model is new: no temporary folder, none of LM Studio's own files.
     new = {path for path in listing(home) - before if not path.startswith(".lmstudio/models/grpo-studio/my model")}
     assert new == {".lmstudio/models/grpo-studio"}
-
-
-def test_lm_studio_s_own_models_folder_setting_is_used(quick_run: RunFolder, tmp_path: Path, home: Path) -> None:
-    run = quick_run
-    moved, models = tmp_path / "moved home", tmp_path / "big disk" / "models"
-    moved.mkdir()
-    models.mkdir(parents=True)
-    (home / ".lmstudio-home-pointer").write_text(str(moved) + "\n", encoding="utf-8")
-    assert lm_studio_root() == moved / "models"  # not there yet, and that is no reason to refuse
-    (moved / "settings.json").write_text(json.dumps({"downloadsFolder": str(models)}), encoding="utf-8")
-    assert export(run, "lmstudio", "mine").path == models / "grpo-studio" / "mine"
-    assert not list((home / ".lmstudio" / "models").iterdir()) and not (moved / "models").exists()
 
 
 @pytest.mark.parametrize("has_setting", [False, True])
@@ -537,9 +456,6 @@ def test_a_name_that_cannot_be_a_folder_is_refused(tmp_path: Path, home: Path, n
     with pytest.raises(UserError) as caught:
         export(run, "lmstudio", name)
     assert caught.value.faults[0].setting == "lm_studio_name" and listing(home) == before
-
-
-# ── it is written whole or not at all ──────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.fixture
@@ -633,23 +549,6 @@ def test_a_crash_in_the_last_rename_restores_the_old_model(
     assert listing(tmp_path) == before
 
 
-def test_an_old_model_left_in_staging_is_restored_by_the_next_export(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As after a SIGKILL between the two renames: the only copy lies in the stage, and clearing that would lose it."""
-    target = tmp_path / "mine"
-    target.mkdir()
-    (target / "config.json").write_text("older", encoding="utf-8")
-    with monkeypatch.context() as patched, atomic_folder.staging_folder(tmp_path, target) as staging:
-        (staging / "new").mkdir()
-        target.rename(staging / "previous")
-        refuse_to_rename(patched, "previous")
-    assert not target.exists()
-    with atomic_folder.staging_folder(tmp_path, target) as staging:
-        assert (target / "config.json").read_text() == "older" and not list(staging.iterdir())
-    assert listing(tmp_path) == {"mine", "mine/config.json"}
-
-
 def test_a_second_export_of_the_same_model_is_refused_while_one_runs(quick_run: RunFolder, tmp_path: Path) -> None:
     run = quick_run
     stage = run.path / ".grpo-studio-fused"
@@ -680,17 +579,6 @@ def test_a_models_folder_on_another_disk_gets_a_copy_then_a_rename(
     assert not [name for name in listing(tmp_path) if ".grpo-studio" in name]
 
 
-def test_files_that_macos_adds_are_not_exported(tmp_path: Path) -> None:
-    """On a disk without extended attributes every file gets a ._ companion, which LM Studio takes for a weight file."""
-    target = tmp_path / "models" / "mine"
-    with atomic_folder.staging_folder(tmp_path, target) as staging:
-        (staging / "new").mkdir()
-        for name in ("config.json", "._config.json", ".DS_Store"):
-            (staging / "new" / name).write_bytes(b"x")
-        atomic_folder.move_into_place(staging / "new", target, overwrite=False)
-    assert listing(tmp_path) == {"models", "models/mine", "models/mine/config.json"}
-
-
 def test_too_little_disk_space_is_refused_before_anything_is_loaded(
     trained_run: TrainedRun, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -703,52 +591,8 @@ def test_too_little_disk_space_is_refused_before_anything_is_loaded(
     assert listing(tmp_path) == before
 
 
-def test_a_model_is_on_disk_before_it_takes_the_place_of_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    target, new = tmp_path / "models" / "mine", tmp_path / "staging" / "new"
-    for folder, text in ((target, "old"), (new, "new")):
-        folder.mkdir(parents=True)
-        (folder / "config.json").write_text(text)
-    synced = synced_before_renames(monkeypatch, target)
-    move_into_place(new, target, overwrite=True)
-    assert (target / "config.json").read_text() == "new"
-    assert synced >= {path.stat().st_ino for path in (target, target / "config.json")}
-
-
-def test_a_run_without_weights_is_refused(quick_run: RunFolder, tmp_path: Path) -> None:
-    run = quick_run
-    shutil.rmtree(run.adapters)
-    with pytest.raises(UserError, match="The run first has no trained weights") as caught:
-        export(run, "folder", "mine", folder=tmp_path)
-    assert caught.value.faults[0].setting == "run"
-
-
 def test_a_base_model_that_is_gone_is_refused_by_name(trained_run: TrainedRun, tmp_path: Path) -> None:
     run, _ = trained_run()
     shutil.rmtree(tmp_path / "base")
     with pytest.raises(UserError, match=str(tmp_path / "base")):
         fuse_run(run)
-
-
-def test_fusing_again_replaces_what_was_fused(quick_run: RunFolder) -> None:
-    fuse_run(quick_run)
-    (quick_run.adapters / "adapters.safetensors").write_bytes(b"newer")
-    assert (fuse_run(quick_run) / "model.safetensors").read_bytes() == b"newer"
-    with pytest.raises(UserError, match="already"):
-        export(quick_run, "folder", "")
-
-
-@pytest.mark.parametrize(
-    ("arch", "bits"),
-    [*((arch, None) for arch in ("llama", "gemma3_text", "mixtral", "qwen3_moe", "mamba")), ("qwen3", 4)],
-)
-def test_the_random_models_of_the_tests_load_and_run(tmp_path: Path, arch: str, bits: int | None) -> None:
-    model, tokenizer = mlx_lm.load(str(tiny_model(tmp_path, arch, bits=bits, dtype="bfloat16")))[:2]
-    prompt = tokenizer.apply_chat_template(
-        [{"role": "user", "content": "What is 17 plus 25?"}], add_generation_prompt=True
-    )
-    assert tokenizer.decode(prompt) == "<|im_start|>user\nWhat is 17 plus 25?<|im_end|>\n<|im_start|>assistant\n"
-    assert tokenizer.eos_token_ids == {1} and tokenizer.pad_token_id == 0 and len(tokenizer.get_vocab()) == 320
-    assert model(mx.array(prompt)[None]).shape == (1, len(prompt), 320)  # pyright: ignore
-    assert {weight.dtype for _, weight in tree_flatten(model.parameters())} <= {mx.bfloat16, mx.uint32}  # pyright: ignore

@@ -18,7 +18,7 @@ from backend.config.config import Config, parse, read
 from backend.config.other_programs.translation import read_words
 from backend.data.problems import PromptFormat, messages_of, problem_of
 from backend.data.rows import Rows, Splits
-from backend.export.trl_folder import SCRIPTS, export_trl, needed_modules, script
+from backend.export.trl_folder import export_trl, needed_modules
 from backend.rewards.catalogue import builtin_rewards
 from backend.rewards.inputs import TrainerState
 from backend.rewards.resolve import resolve
@@ -193,11 +193,6 @@ def test_the_readme_lists_what_is_done_elsewhere_and_what_is_left(folder: Path) 
     )
     header = (folder / "train.py").read_text().split("# ///\n")[0]
     assert re.search(r'"trl\[peft,vllm\]==1\.\d+\.\*"', header) and '"regex"' in header and '"math-verify"' in header
-
-
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_the_scripts_are_python(name: str) -> None:
-    ast.parse(script(name))
 
 
 def test_only_a_folder_of_ours_is_replaced(tmp_path: Path) -> None:

@@ -123,8 +123,6 @@ def test_trls_parser_takes_200_random_configurations(trl: Trl, tmp_path: Path) -
     assert refused == {}
 
 
-# ── advantages and loss of one batch ─────────────────────────────────────────────────────────────────────────────────
-
 GROUP, PROMPTS = 4, 2
 REWARDS = {
     "reward_functions": ["length_target(target=6)", "r1_count_xml", "diversity"],
@@ -204,9 +202,6 @@ def loss_of(config: Config, theirs: dict[str, Any]) -> float:
         entropies=arrays["entropies"],
     )  # fmt: skip
     return float(loss)
-
-
-# ── the exported script ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.fixture(scope="module")

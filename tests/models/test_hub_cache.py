@@ -85,9 +85,3 @@ def test_a_hub_that_no_web_address_is_is_refused_by_the_name_of_the_variable(
         require_hub_address()
     (fault,) = raised.value.faults
     assert fault.setting == "HF_ENDPOINT" and " is no web address; " in fault.sentence and fault.sentence.isprintable()
-
-
-@pytest.mark.parametrize("address", ["", "http://127.0.0.1:8000", "https://mirror.test/hub/", "http://[::1]:8000"])
-def test_a_hub_of_ones_own_may_have_any_web_address(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_ENDPOINT", address)
-    require_hub_address()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +11,6 @@ from typing import Any
 import pytest
 
 from backend.models import architectures, inventory
-from backend.serve.inventory_questions import model_facts
-from backend.serve.question_call import QuestionCall
 from backend.utils.command import backend_environment
 
 PLAIN = ("model.safetensors", "tokenizer.json", "tokenizer_config.json")
@@ -77,21 +74,6 @@ def test_a_model_that_cannot_be_loaded_has_a_reason(config: dict[str, Any] | Non
     assert words in sentence and bool(sentence) == bool(words) and (not sentence or sentence.endswith("."))
 
 
-@pytest.mark.parametrize(
-    ("config", "precision"),
-    [
-        ({"quantization": {"bits": 4, "group_size": 64}}, "4-bit"),
-        ({"quantization": {"bits": 4, "mode": "mxfp4"}}, "mxfp4"),
-        ({"quantization_config": {"quant_method": "gptq", "bits": 8}}, "8-bit"),
-        ({"torch_dtype": "bfloat16"}, "bf16"),
-        ({"text_config": {"dtype": "float16"}}, "fp16"),
-        ({}, ""),
-    ],
-)
-def test_precision_is_read_from_the_config(config: dict[str, Any], precision: str):
-    assert architectures.precision_of(config) == precision
-
-
 def test_known_architectures_are_those_that_mlx_lm_itself_resolves():
     """We read the names of mlx-lm's files; mlx-lm itself must resolve every alias in the same way."""
     from mlx_lm.utils import MODEL_REMAPPING, _get_classes
@@ -139,13 +121,6 @@ def test_models_are_listed_from_the_cache_lm_studio_folders_and_runs(home: Path,
     )
 
 
-def test_the_newest_model_comes_first(home: Path):
-    for name, t in (("a/old", 1000), ("a/new", 3000), ("a/middle", 2000)):
-        for file in cached(home, name).iterdir():
-            os.utime(file, (t, t))
-    assert [model.name for model in inventory.models()] == ["a/new", "a/middle", "a/old"]
-
-
 def test_each_model_of_a_folder_of_models_is_listed(home: Path):
     model(home / "many" / "one", {"model_type": "llama"})
     model(home / "many" / "two", {"model_type": "qwen3"})
@@ -166,39 +141,11 @@ def test_a_missing_chat_template_is_a_remark(home: Path):
     assert not model.refusal and "no chat template" in model.remarks[0]
 
 
-def test_a_partial_file_beside_a_whole_model_is_ignored(home: Path):
-    repo = cached(home, "a/whole").parents[1]
-    (repo / "blobs").mkdir()
-    (repo / "blobs" / "abc.incomplete").write_bytes(b"x" * 100)
-    (model,) = inventory.models()
-    assert model.refusal == "" and model.partial == 0
-
-
 def test_a_cached_config_without_weights_is_not_listed(home: Path):
     folder = cached(home, "a/looked-at")
     for name in (*PLAIN,):
         (folder / name).unlink()
     assert inventory.models() == []
-
-
-@pytest.mark.parametrize(
-    ("names", "config", "begun"),
-    [
-        (("README.md",), {"model_type": "qwen3"}, True),
-        (("tokenizer.json",), {"model_type": "qwen3"}, True),
-        (PLAIN, {"model_type": "qwen3"}, False),
-        (("pytorch_model.bin", "tokenizer.json"), {"model_type": "qwen3"}, False),
-        (("README.md",), {"model_type": "marvin"}, False),
-    ],
-)
-def test_files_that_a_run_would_fetch_are_no_refusal(
-    home: Path, names: tuple[str, ...], config: dict[str, Any], begun: bool
-):
-    folder = cached(home, "a/b", *names, config=config)
-    assert inventory.is_incomplete(folder) is begun
-    facts = model_facts({"name": "a/b"}, QuestionCall(lambda report: None))
-    assert (facts is None) is begun
-    assert model_facts({"name": str(folder)}, QuestionCall(lambda report: None)) is not None, "a folder is all there is"
 
 
 def test_missing_shards_in_the_cache_make_a_model_incomplete(home: Path):
@@ -233,18 +180,3 @@ def test_datasets_are_recognised_by_their_row_files(home: Path):
         "a/sums": ("a/sums", "parquet", 50), "rows.csv": (str(home / "rows.csv"), "csv", 4),
     }  # fmt: skip
     assert "holds no rows" in by_name["empty"].refusal
-
-
-def test_the_sample_home_of_the_screenshots_is_listed(home: Path, monkeypatch: pytest.MonkeyPatch):
-    """The pickers in docs/screenshots/ show these models and datasets, usable and unusable ones."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "packaging"))
-    import sample_home  # type: ignore[import-not-found]
-
-    sample_home.fill(home)
-    monkeypatch.setenv("HF_HUB_CACHE", str(home / ".cache" / "huggingface" / "hub"))
-    models = inventory.models()
-    usable = {model.id for model in models if not model.refusal}
-    assert {sample_home.FAVOURITE["model"], sample_home.RECENT["model"]} <= usable and len(usable) == 6
-    assert sorted(bool(model.partial) for model in models if model.refusal) == [False, True]
-    assert {dataset.id for dataset in inventory.datasets()} == {id_ for id_, *_ in sample_home.DATASETS}
-    assert sum(file.stat().st_blocks * 512 for file in home.rglob("*")) < 1e6, "weights are sparse files"

@@ -21,7 +21,6 @@ from backend.export.trained_weights import AdapterFiles, TrainedWeights
 from backend.models.peft_files import Origin, PeftAdapter, PeftLayer, read_settings
 from backend.models.peft_import import carried_adapter, import_adapter
 from backend.runs.run_folder import RunFolder
-from backend.runs.saved_weights import imported_folder
 from backend.serve.adapter_questions import import_adapter as import_question
 from backend.serve.question_call import Cancelled, QuestionCall
 from backend.trainer.preflight import check
@@ -67,8 +66,6 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_model(tmp_path_factory.mktemp("base") / "llama", "llama")
 
 
-# ── ours, there and back ─────────────────────────────────────────────────────────────────────────────────────────────
-
 TRIPS = {
     "lora": ("llama", "lora", {}),
     "dora of fused layers": ("phi3", "dora", {}),
@@ -105,9 +102,6 @@ def test_what_is_exported_to_peft_comes_back_bit_by_bit(tmp_path: Path, trip: st
     assert all(mx.array_equal(before[name], after[name]).item() for name in before)
     assert normalised(about(run.adapters)) == normalised(about(back.path))
     assert back.verification is not None and back.verification.max_error < 1e-4
-
-
-# ── others' ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def changes(folder: Path) -> dict[str, np.ndarray]:
@@ -197,28 +191,12 @@ def test_adapters_of_originals_that_mlx_lm_joins_or_splits(tmp_path: Path) -> No
     assert all(furthest(carried[name].b[0] @ carried[name].a[0], expected[name]) < 1e-5 for name in expected)
 
 
-def test_blocks_as_our_export_makes_them_are_taken_apart_again(tmp_path: Path) -> None:
-    """Each of mlx-lm's layers gets back the rank that it had, and one without an adapter none."""
-    gate = random_layer(3, 2)
-    up = PeftLayer(gate.a, mx.random.normal((2, 2)), None, 2.0)  # one adapter of gate_up, written for both originals
-    qk = random_layer(5, 4)
-    qk.b[:3, 2:], qk.b[3:, :2] = 0, 0
-    carried = fused(tmp_path, {"gate": gate, "up": up, "qk": qk})
-    assert {name: layer.rank for name, layer in carried.items()} == {"gate_up": 2, "q": 2, "k": 2}
-    assert mx.array_equal(carried["k"].a[0], qk.a[2:]).item() and mx.array_equal(carried["k"].b[0], qk.b[3:, 2:]).item()
-    qk.b[3:] = 0
-    assert "k" not in fused(tmp_path, {"qk": qk})
-
-
 def test_a_quantised_model_takes_an_adapter_by_the_names_of_its_layers(tmp_path: Path) -> None:
     packed = tiny_model(tmp_path / "base", "llama", bits=4)
     imported = import_adapter(write_peft(tmp_path / "peft", {Q: (HIDDEN, HIDDEN, 4)}), str(packed), tmp_path / "mlx")
     assert imported.verification is None and "no logits compared" in imported.notes[-1]
     with pytest.raises(UserError, match="names no base_model"):
         import_adapter(write_peft(tmp_path / "other", {"model.layers.0.qkv": (96, 32, 4)}), str(packed), tmp_path / "x")
-
-
-# ── what cannot be carried ───────────────────────────────────────────────────────────────────────────────────────────
 
 
 def arrays(change: Callable[[dict[str, mx.array]], object]) -> Callable[[Path], object]:
@@ -293,9 +271,6 @@ def test_an_adapter_that_cannot_be_carried_is_refused_in_a_sentence(
     assert [path.name for path in tmp_path.iterdir()] == ["peft"]
 
 
-# ── the verb, and what takes it ──────────────────────────────────────────────────────────────────────────────────────
-
-
 def call(*words: str) -> tuple[int, str, str]:
     result = CliRunner().invoke(app(), ["import", *words])
     return result.exit_code, result.stdout, result.stderr
@@ -325,22 +300,6 @@ def test_the_verb_imports_a_folder_and_a_run_starts_from_it(tmp_path: Path, base
     assert code == 2 and "is no folder of an adapter" in said and folder.is_dir()
     code, _, said = call(str(folder), "--output", str(tmp_path / "other"))
     assert code == 2 and "is not on this disk; name one that is with --model" in said
-
-
-def test_a_folder_in_the_hub_s_cache_needs_another_place(
-    tmp_path: Path, base: Path, adapter: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Beside it, the imported one would be the newest revision of the repository."""
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
-    folder = Path(shutil.copytree(adapter, tmp_path / "models--o--lora" / "snapshots" / "abc"))
-    code, _, said = call(str(folder), "--model", str(base))
-    assert code == 2 and "lies in Hugging Face's cache" in said and len(list(folder.parent.iterdir())) == 1
-    assert call(str(folder), "--model", str(base), "--output", str(tmp_path / "here"))[0] == 0
-
-
-def test_the_root_of_a_disk_has_no_place_beside_it() -> None:
-    with pytest.raises(UserError, match="root of a disk"):
-        imported_folder(Path("/"))
 
 
 def test_the_window_s_question_imports_beside_the_folder_and_replaces_an_earlier_import(

@@ -44,9 +44,6 @@ def arrays_of(model: Any) -> dict[str, np.ndarray]:
     return {name: np.array(x.astype(mx.float32)) for name, x in tree_flatten(model.parameters())}
 
 
-# ── learning ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 @pytest.mark.parametrize("dtype", ["auto", "bfloat16"])
 def test_whole_modules_learn_beside_adapters_and_the_reference_stays(folder: Path, dtype: str) -> None:
     config = config_of(folder, dtype=dtype, learning_rate=1e-4, beta=0.1)
@@ -105,9 +102,6 @@ def test_the_estimate_counts_whole_matrices(folder: Path) -> None:
     assert shape is not None
     counted = MemoryModel(config, shape, 8, gpu=False).trainable()
     assert counted == sum(x.nbytes for x in load_policy(config).trainable().values())
-
-
-# ── saving ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_whole_modules_are_saved_fused_and_exported(folder: Path, tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -66,34 +65,3 @@ def test_each_source_is_read_once_and_the_same_is_found(scanners: tuple[ModuleTy
 def test_names_are_those_of_the_last_list(scanners: tuple[ModuleType, ModuleType], text: str) -> None:
     plain, quick = scanners
     assert quick.fetch__all__(text) == plain.fetch__all__(text)
-
-
-def test_the_module_is_changed_as_soon_as_it_has_run_and_the_finder_is_gone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As a package that calls its module's function while it is imported itself."""
-    package = tmp_path / "scanning_package"
-    package.mkdir()
-    (package / "scanner.py").write_text(
-        "def fetch__all__(text):\n    return [text]\ncreate_import_structure_from_path = len\n"
-    )
-    (package / "__init__.py").write_text("from .scanner import fetch__all__\nFOUND = fetch__all__('x\\n__all__')\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(transformers_scan, "SCANNER", "scanning_package.scanner")
-    finders = len(sys.meta_path)
-    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
-    transformers_scan.prepare()
-    transformers_scan.prepare()
-    assert len(sys.meta_path) == finders + 1
-    importlib.import_module("scanning_package")
-    assert len(sys.meta_path) == finders
-    assert sys.modules["scanning_package"].FOUND == ["__all__"]
-    for name in ("scanning_package", "scanning_package.scanner"):
-        monkeypatch.delitem(sys.modules, name)
-
-
-def test_another_version_of_the_module_is_left_as_it_is() -> None:
-    other = ModuleType("other")
-    other.__dict__["fetch__all__"] = before = len
-    transformers_scan.patch(other)
-    assert other.fetch__all__ is before

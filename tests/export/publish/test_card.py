@@ -12,13 +12,12 @@ import pytest
 import yaml
 from huggingface_hub import ModelCard
 from markdown_it import MarkdownIt
-from PIL import Image
 
 from backend.export import model_card as card_facts
 from backend.export import publishing
 from backend.export.exports import FORMATS
-from backend.export.model_card import CURVES, CardFacts, CardSample, Licence, is_hub_id, model_card, read_facts
-from backend.export.privacy import clean_json_files, public_name, public_settings, refuse_leaks
+from backend.export.model_card import CardFacts, CardSample, Licence, is_hub_id, model_card, read_facts
+from backend.export.privacy import clean_json_files, public_name, refuse_leaks
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_record import Parent, write_parent
 from backend.trainer.evaluation.evaluation_rows import write_evaluation
@@ -170,11 +169,6 @@ def test_text_of_others_stays_text_in_the_card(run: RunFolder):
     assert shlex.split(command)[2].startswith("x`<script>y; $(touch z)`")
 
 
-def test_only_an_id_of_the_hub_is_linked():
-    assert is_hub_id("some-one/Model_1.5") and not is_hub_id("model")
-    assert not any(map(is_hub_id, ("a/b](http://c)", "a/b\n", "a/b c", "a/b/c", "a/<b>")))
-
-
 def test_without_an_evaluation_the_best_and_a_typical_completion_are_shown(run: RunFolder):
     rewards = [0.1, 0.5, 2.0]
     completions = [
@@ -212,12 +206,6 @@ def test_public_names(name: str, public: str):
     assert public_name(name) == public
 
 
-def test_lists_and_dictionaries_of_settings_lose_their_paths_too():
-    assert public_settings({"a": [{"b": "/srv/x/y.py:f"}, 3], "c": "1/2", "d": "owner/name", "e": None}) == {
-        "a": [{"b": "y.py:f"}, 3], "c": "1/2", "d": "owner/name", "e": None
-    }  # fmt: skip
-
-
 def test_json_files_are_cleaned_and_what_is_left_is_found(tmp_path: Path, home: Path):
     folder = tmp_path / "model"
     folder.mkdir()
@@ -237,17 +225,6 @@ def test_json_files_are_cleaned_and_what_is_left_is_found(tmp_path: Path, home: 
             refuse_leaks(folder, "hf_secret")
 
 
-def test_curves_are_drawn_where_there_are_some(run: RunFolder, tmp_path: Path):
-    picture = tmp_path / "curves.png"
-    publishing.draw_curves({"reward": [(1, 0.5)]}, CURVES, picture)
-    assert not picture.exists(), "one step is no curve"
-    publishing.draw_curves(facts(run).curves, CURVES, picture)
-    with Image.open(picture) as image:
-        colours = {colour for _, colour in image.convert("RGB").getcolors(1 << 20) or []}
-        assert image.width == 2 * publishing.EDGE + 3 * publishing.WIDTH + 2 * publishing.GAP
-    assert all(tuple(int(code[at : at + 2], 16) for at in (1, 3, 5)) in colours for code in publishing.COLOURS.values())
-
-
 @pytest.mark.parametrize(
     ("low", "high", "labels"),
     [(0, 2.3, ["0", "1", "2", "3"]), (0, 0.18, ["0.00", "0.05", "0.10", "0.15", "0.20"]), (-0.5, 0.5, ["−0.50", "−0.25", "0.00", "0.25", "0.50"]),
@@ -257,10 +234,3 @@ def test_ticks_are_round_and_cover_the_values(low: float, high: float, labels: l
     found = publishing.ticks(low, high)
     assert found[0] <= low and found[-1] >= high
     assert [publishing.number(tick, found) for tick in found] == labels
-
-
-def test_the_running_mean_keeps_both_ends():
-    curve = [(step, float(step % 2)) for step in range(1, 41)]
-    smooth = publishing.smoothed(curve)
-    assert (smooth[0], smooth[-1]) == (curve[0], curve[-1])
-    assert all(0.2 < value < 0.8 for _, value in smooth[2:-2])

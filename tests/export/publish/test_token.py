@@ -12,10 +12,9 @@ from keyring.backends import chainer, fail
 from keyring.errors import KeyringLocked
 
 from backend.export import hub_upload
-from backend.export.hub_upload import HubToken, find_token, log_in, log_out, need_token, whose
+from backend.export.hub_upload import HubToken, find_token, log_in, log_out, need_token
 from backend.utils.errors import UserError
 from tests.support.hub_server import TOKEN
-from tests.support.hub_upload_server import UploadHub
 from tests.support.keychain import Keychain
 
 pytestmark = pytest.mark.usefixtures("hub")
@@ -38,11 +37,6 @@ def test_a_wrong_token_is_refused_without_being_repeated_or_kept(keychain: Keych
     assert "hf_wrong" not in str(refused.value) and not keychain.entries
     with pytest.raises(UserError, match="No token was given"):
         log_in("  ")
-
-
-def test_a_token_that_may_only_read_is_told_apart(hub: UploadHub):
-    hub.role = "read"
-    assert not whose(HubToken(TOKEN, "HF_TOKEN")).can_write
 
 
 def test_the_environment_comes_first_then_the_keychain_then_hf_auth_login(
