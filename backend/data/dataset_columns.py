@@ -1,7 +1,8 @@
-"""Which columns a file of rows has, from its first line, and which of them are meant as prompt, answer, type and system.
+"""Which columns a file of rows has, from its first line, and which of them are meant as prompt, answer, type and
+system.
 
-Only the first bytes of text files are read. Parquet files and datasets on Hugging Face are left to `backend.data`, which loads
-them.
+Only the first bytes of text files are read. Parquet files and datasets on Hugging Face are left to `backend.data`,
+which loads them.
 """
 
 from __future__ import annotations
@@ -17,17 +18,41 @@ from backend.utils.files import open_regular
 
 HEAD_BYTES = 1 << 16
 NAMES: dict[str, tuple[str, ...]] = {
-    "prompt_feature": ("prompt", "question", "problem", "query", "instruction", "input", "messages", "conversation", "text"),
-    "answer_feature": ("answer", "solution", "final_answer", "expected_answer", "ground_truth", "gold", "target", "label",
-                       "expected", "reference", "output", "response", "result"),
+    "prompt_feature": (
+        "prompt",
+        "question",
+        "problem",
+        "query",
+        "instruction",
+        "input",
+        "messages",
+        "conversation",
+        "text",
+    ),
+    "answer_feature": (
+        "answer",
+        "solution",
+        "final_answer",
+        "expected_answer",
+        "ground_truth",
+        "gold",
+        "target",
+        "label",
+        "expected",
+        "reference",
+        "output",
+        "response",
+        "result",
+    ),
     "type_feature": ("type", "category", "kind"),
     "system_feature": ("system", "system_prompt"),
-}  # fmt: skip
+}
 """Setting → usual names of that column, the likeliest first."""
 
 
 def columns_of(path: Path) -> list[str]:
-    """Names of the columns of a csv, jsonl or json file, in their order; empty where the first lines do not show them."""
+    """Names of the columns of a csv, jsonl or json file, in their order; empty where the first lines do not show
+    them."""
     try:
         with open_regular(path) as file:  # a pipe would never answer, and neither would some files of /proc
             head = codecs.getincrementaldecoder("utf-8-sig")().decode(file.read(HEAD_BYTES) or b"")
@@ -40,7 +65,8 @@ def columns_of(path: Path) -> list[str]:
 
 
 def guessed(columns: Iterable[str]) -> dict[str, str]:
-    """Setting of a column → the column that is meant: one of the usual names, else one that holds such a name as a word."""
+    """Setting of a column → the column that is meant: one of the usual names, else one that holds such a name as a
+    word."""
     free, guesses = list(columns), dict[str, str]()
     for key in NAMES:
         column = likeliest_column(key, free)

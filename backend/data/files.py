@@ -1,4 +1,5 @@
-"""The rows of one file (JSONL, JSON, CSV or parquet): all of them in memory, the first ones, or streamed from the disk."""
+"""The rows of one file (JSONL, JSON, CSV or parquet): all of them in memory, the first ones, or streamed from the
+disk."""
 
 from __future__ import annotations
 
@@ -43,7 +44,8 @@ LARGE_TEXT, LARGE_PARQUET, LARGE_ROWS = 64 * 2**20, 16 * 2**20, 1_000_000
 
 
 def kind_of_path(path: Path, setting: str = "data") -> Literal["file", "folder", ""]:
-    """What is at `path`; "" for nothing. Raises UserError for what cannot be read as rows, such as a pipe or a device."""
+    """What is at `path`; "" for nothing. Raises UserError for what cannot be read as rows, such as a pipe or a
+    device."""
     try:
         mode = path.stat().st_mode
     except OSError as error:

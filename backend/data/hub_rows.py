@@ -1,8 +1,8 @@
 """Load a dataset of the Hugging Face Hub through `datasets`, from its own repository only.
 
-`datasets` retries for minutes without a network; here an unreachable Hub is noticed within seconds, and the cache is used. A
-README may name files by any path or address, and rows may name pictures so: only the dataset's own files are opened, and nothing
-is decoded.
+`datasets` retries for minutes without a network; here an unreachable Hub is noticed within seconds, and the cache is
+used. A README may name files by any path or address, and rows may name pictures so: only the dataset's own files are
+opened, and nothing is decoded.
 """
 
 from __future__ import annotations
@@ -90,7 +90,8 @@ def _loaded(repo_id: str, config_name: str | None, setting: str) -> Any:
 
 
 def _of_snapshot(folder: Path, config_name: str | None, repo_id: str, setting: str) -> Any:
-    """Load a folder of the cache, after a check of the files that its README names; `datasets` checks the Hub's itself."""
+    """Load a folder of the cache, after a check of the files that its README names; `datasets` checks the Hub's
+    itself."""
     import datasets
 
     builder = datasets.load_dataset_builder(str(folder), config_name)

@@ -1,7 +1,7 @@
 """The Dataset page before training: splits, columns and their likely roles, gaps, one row's prompt in pieces, lengths.
 
-Rows come from `backend.data.rows` and problems from `backend.data.problems`, so the page shows what training reads, and problems
-have the messages of `check`. Nothing is downloaded: without the model there are messages and no tokens.
+Rows come from `backend.data.rows` and problems from `backend.data.problems`, so the page shows what training reads, and
+problems have the messages of `check`. Nothing is downloaded: without the model there are messages and no tokens.
 """
 
 from __future__ import annotations
@@ -97,7 +97,8 @@ _reading = threading.Lock()
 
 
 def open_dataset(config: Config, map_rows: MapRows | None = None) -> LoadedDataset:
-    """The rows of all splits, of large files the first; read again only when settings or files change. Raises UserError."""
+    """The rows of all splits, of large files the first; read again only when settings or files change. Raises
+    UserError."""
     global _opened
     with _reading:
         files = [user_path(name, "data") for name in (config.data, config.valid_data, config.test_data) if name]
@@ -113,7 +114,8 @@ def open_dataset(config: Config, map_rows: MapRows | None = None) -> LoadedDatas
 
 
 def _written(path: Path) -> list[tuple[str, int, int]]:
-    """Name, time and size of every file that the rows may come from; [] if they cannot be read, which reading reports."""
+    """Name, time and size of every file that the rows may come from; [] if they cannot be read, which reading
+    reports."""
     try:
         files = [path] if path.is_file() else _data_files(path)
         return [(file.name, file.stat().st_mtime_ns, file.stat().st_size) for file in files]
@@ -139,7 +141,8 @@ def form_of(data: str) -> str:
 
 
 def is_here(data: str) -> bool:
-    """True if the dataset can be read without a download. A name that looks like a path is never looked up on the Hub."""
+    """True if the dataset can be read without a download. A name that looks like a path is never looked up on the
+    Hub."""
     return form_of(data) != "hub" or is_dataset_cached(data)
 
 
@@ -163,8 +166,9 @@ def hub_choices(data: str, config_name: str) -> dict[str, list[str]]:
 def overview(config: Config, map_rows: MapRows | None = None) -> dict[str, Any]:
     """What the page shows of the dataset, with its problems if it cannot be read.
 
-    {form, splits {split: {rows, about, source, unanswered, repeated}}, names (of the files in a folder), columns, likely,
-    faults, notes, written (names, times and sizes of the files)}. `about`: how many rows a large file has, else None.
+    {form, splits {split: {rows, about, source, unanswered, repeated}}, names (of the files in a folder), columns,
+    likely, faults, notes, written (names, times and sizes of the files)}. `about`: how many rows a large file has, else
+    None.
     """
     form, names = form_of(config.data), list[str]()
     if form == "folder":
@@ -265,7 +269,8 @@ _tokenizer_lock = threading.Lock()
 
 
 def tokenizer_for(config: Config) -> Any:
-    """The run's tokenizer, its own or the model's, cached until its files change. Raises UserError if this machine has none."""
+    """The run's tokenizer, its own or the model's, cached until its files change. Raises UserError if this machine
+    has none."""
     global _loaded
     folder = _tokenizer_files(config)
     with _loading:
@@ -305,8 +310,8 @@ def _tokenizer_files(config: Config) -> Path:
 def preview_problem(index: int, row: Row, tokenizer: Any, config: PromptSettings, source: str) -> tuple[Problem, int]:
     """(the problem that training makes of a row, its prompt not cut; the number of its tokens).
 
-    Without a tokenizer it has no tokens, nor has one that is too long to be tokenised. Raises UserError for a row that training
-    would refuse.
+    Without a tokenizer it has no tokens, nor has one that is too long to be tokenised. Raises UserError for a row that
+    training would refuse.
     """
     where, prompt_format = row_name(index, source), PromptFormat.of(config)
     messages = messages_of(row, prompt_format, where)
@@ -321,7 +326,8 @@ def preview_problem(index: int, row: Row, tokenizer: Any, config: PromptSettings
 
 
 def cut_problem(problem: Problem, tokens: int, tokenizer: Any, config: PromptSettings, source: str) -> Problem:
-    """The problem as it is trained on: a prompt of too many `tokens` cut, where the settings say so. Raises UserError."""
+    """The problem as it is trained on: a prompt of too many `tokens` cut, where the settings say so. Raises
+    UserError."""
     prompt_format = PromptFormat.of(config)
     most, variables = prompt_format.max_tokens, prompt_format.template_variables
     if not prompt_format.cuts or tokens <= most:
@@ -332,7 +338,8 @@ def cut_problem(problem: Problem, tokens: int, tokenizer: Any, config: PromptSet
 
 
 def prompt_pieces(tokens: Sequence[int], tokenizer: Any) -> list[dict[str, Any]]:
-    """The prompt split before and after every special token: [{text, ids, special}]. The texts joined are the prompt."""
+    """The prompt split before and after every special token: [{text, ids, special}]. The texts joined are the
+    prompt."""
     added = getattr(tokenizer, "added_tokens_decoder", {})
     # Added tokens that look like markup (`<think>`, `[INST]`) count as special: the page marks them.
     special = {number for number, token in added.items() if token.special or _MARKUP.match(token.content)}
@@ -363,8 +370,8 @@ def prompt_pieces(tokens: Sequence[int], tokenizer: Any) -> list[dict[str, Any]]
 class PromptLengths:
     """Lengths of a split's prompts, as far as they have been measured; rows may come in any order.
 
-    `lengths` holds each row's tokens (or UNMEASURED, REFUSED); `by_length` counts rows by tokens, `refused` the refused rows, of
-    which `fault` is the first in the file, with its row. Without a tokenizer every length is 0.
+    `lengths` holds each row's tokens (or UNMEASURED, REFUSED); `by_length` counts rows by tokens, `refused` the refused
+    rows, of which `fault` is the first in the file, with its row. Without a tokenizer every length is 0.
     """
 
     rows: Sequence[Row]

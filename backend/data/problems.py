@@ -1,7 +1,7 @@
 """A row of a dataset becomes a Problem: its prompt as chat messages, rendered by the chat template, tokenised.
 
-A row whose prompt leaves no room for the completion is left out and counted, or, where the settings say so, the beginning of
-its last user message is cut off.
+A row whose prompt leaves no room for the completion is left out and counted, or, where the settings say so, the
+beginning of its last user message is cut off.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ def apply_chat_template(messages: Messages, tokenizer: Any, variables: Mapping[s
 
 
 def tokenize(messages: Messages, tokenizer: Any, variables: Mapping[str, Any], where: str) -> list[int]:
-    """`apply_chat_template` with a UserError that names the row `where` the text or the template makes it impossible."""
+    """`apply_chat_template` with a UserError that names the row `where` the text or the template makes it
+    impossible."""
     tokens = tokenize_if_fits(messages, tokenizer, variables, where, None)
     assert not isinstance(tokens, TooLong)
     return tokens
@@ -94,8 +95,8 @@ def cut_left(
 ) -> tuple[Messages, list[int]] | None:
     """Cut the beginning of the last user message so that the chat fits into `most` tokens.
 
-    Returns the chat with the longest end that fits and its tokens; None where not even one character fits, or there is no user
-    message. Raises UserError naming the row.
+    Returns the chat with the longest end that fits and its tokens; None where not even one character fits, or there is
+    no user message. Raises UserError naming the row.
     """
     place = next((i for i in reversed(range(len(messages))) if messages[i]["role"] == "user"), None)
     if place is None or most < 1 or len(messages[place]["content"]) < 2:
@@ -205,7 +206,8 @@ def problem_of(index: int, row: Row, messages: Messages, tokens: list[int], prom
 
 
 def fitting_problem(index: int, row: Row, tokenizer: Any, prompt_format: PromptFormat, source: str) -> Problem | None:
-    """Row `index` as a Problem; None where its prompt leaves no room for a completion. Raises UserError naming the row."""
+    """Row `index` as a Problem; None where its prompt leaves no room for a completion. Raises UserError naming the
+    row."""
     where = row_name(index, source)
     chat, tokens = fitted(messages_of(row, prompt_format, where), tokenizer, prompt_format, where)
     return problem_of(index, row, chat, tokens, prompt_format) if isinstance(tokens, list) else None
@@ -237,7 +239,8 @@ class Prepared:
 def prepare(rows: Rows, tokenizer: Any, config: PromptSettings, source: str) -> Prepared:
     """Every row as a Problem, tokenised one after the other. Raises UserError naming the column or the row.
 
-    Training does not wait for rows that it does not sample: it uses `backend.data.prompts`, which gives the same problems.
+    Training does not wait for rows that it does not sample: it uses `backend.data.prompts`, which gives the same
+    problems.
     """
     if rows and (faults := check_columns(rows, config, source)):
         raise UserError(faults)

@@ -1,7 +1,7 @@
 """How varied the prompts of a dataset are: what repeats, how they are worded, and whether one answer prevails.
 
-Computed from texts, without a tokenizer, on a random sample of SAMPLE rows or MOST_WORDS words. Ten thousand prompts take under a
-second.
+Computed from texts, without a tokenizer, on a random sample of SAMPLE rows or MOST_WORDS words. Ten thousand prompts
+take under a second.
 """
 
 from __future__ import annotations
@@ -44,8 +44,9 @@ LONGEST, LONGEST_ANSWER = 100_000, 200
 FEW = 100
 """Different prompts below which the verdict is that there are few."""
 MANY_REPEATS, ONE_ANSWER, ONE_PATTERN, FEW_PHRASES = 0.1, 0.6, 0.5, 0.05
-"""Shares from which the verdict names repeats, an answer and a pattern, and share of different word pairs below which it names
-phrases. Our judgement: a tenth of repeats changes what a run weighs, and a frequent answer is learned before the task is."""
+"""Shares from which the verdict names repeats, an answer and a pattern, and share of different word pairs below
+which it names phrases. Our judgement: a tenth of repeats changes what a run weighs, and a frequent answer is
+learned before the task is."""
 
 _IDEOGRAPHS = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
 _WORD = re.compile(rf"[{_IDEOGRAPHS}]|[^\W{_IDEOGRAPHS}]+|[^\w\s.,;:!?…\"'`´‘’“”„«»。、「」『』]")
@@ -58,8 +59,8 @@ Words = tuple[str, ...]
 def near_repeats(texts: Sequence[Words]) -> int:
     """How many of these different texts are nearly the same as an earlier one.
 
-    Prefix filtering: two sets of Jaccard similarity NEAR share one of the rarest shingles of either. Shingles that most texts
-    have, an instruction before every question, are ignored.
+    Prefix filtering: two sets of Jaccard similarity NEAR share one of the rarest shingles of either. Shingles that most
+    texts have, an instruction before every question, are ignored.
     """
     sets = [_shingles(words) for words in texts]
     texts_with = Counter(chain.from_iterable(sets))
@@ -85,7 +86,8 @@ def near_repeats(texts: Sequence[Words]) -> int:
 
 
 def _shingles(words: Words) -> set[int]:
-    """All runs of SHINGLE words as 64-bit hashes, which take half the memory; of a shorter text, all of its words as one."""
+    """All runs of SHINGLE words as 64-bit hashes, which take half the memory; of a shorter text, all of its words as
+    one."""
     if len(words) < SHINGLE:
         return {hash(words)}
     return set(map(hash, zip(*(words[start:] for start in range(SHINGLE)), strict=False)))

@@ -1,8 +1,8 @@
 """The prompts of a run, tokenised when a step takes them, and the order in which it does.
 
-Every row's chat is built and checked before the first step, which is quick; applying the chat template and tokenising are not.
-`BackgroundTokenizer` tokenises the other rows in a thread beside the steps, to count those that are left out and to report one
-that the template refuses. The prompts of a step never depend on how far that thread has come.
+Every row's chat is built and checked before the first step, which is quick; applying the chat template and tokenising
+are not. `BackgroundTokenizer` tokenises the other rows in a thread beside the steps, to count those that are left out
+and to report one that the template refuses. The prompts of a step never depend on how far that thread has come.
 """
 
 from __future__ import annotations
@@ -45,14 +45,16 @@ LONGEST_TEXTS = 16
 """Rows to tokenise to find the longest prompt: the longest text need not have the most tokens."""
 
 _tokenizer_lock = threading.Lock()
-"""A run has one tokenizer and, with BackgroundTokenizer, two threads; a tokenizer may change its own settings while it works."""
+"""A run has one tokenizer and, with BackgroundTokenizer, two threads; a tokenizer may change its own settings while
+it works."""
 
 
 class PromptStream:
-    """Problems in a seeded order, reshuffled each epoch. `cursor` (rows consumed) and `first` are the only state to save.
+    """Problems in a seeded order, reshuffled each epoch. `cursor` (rows consumed) and `first` are the only state to
+    save.
 
-    A row without room for the completion (None) is skipped when its turn comes, so the order does not depend on which rows
-    those are. At least one row must be a problem.
+    A row without room for the completion (None) is skipped when its turn comes, so the order does not depend on which
+    rows those are. At least one row must be a problem.
     """
 
     def __init__(self, problems: Sequence[Problem | None], seed: int, cursor: int = 0) -> None:
@@ -104,7 +106,8 @@ def shuffled(count: int, generator: random.Random) -> array[int]:
 class TokenizedPrompts(Sequence[Problem | None]):
     """The rows of one split as problems, tokenised on access; None where a prompt leaves no room for the completion.
 
-    The constructor raises UserError for a row that is no chat; access raises it for a row that the chat template refuses.
+    The constructor raises UserError for a row that is no chat; access raises it for a row that the chat template
+    refuses.
     """
 
     def __init__(self, rows: Rows, tokenizer: Any, prompt_format: PromptFormat, source: str) -> None:
@@ -205,7 +208,8 @@ class TokenizedPrompts(Sequence[Problem | None]):
         return self._tokenizer.apply_chat_template(chats, add_generation_prompt=True, **self.format.template_variables)
 
     def _try_batch(self) -> bool:
-        """True if a batch of chats gives the tokens that each chat gives alone. Some tokenizers render one chat only."""
+        """True if a batch of chats gives the tokens that each chat gives alone. Some tokenizers render one chat
+        only."""
         # Without threads of its own: they cost a third more work, the steps need the cores, and after using threads the
         # tokenizers library warns at every fork.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

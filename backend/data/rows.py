@@ -1,7 +1,8 @@
-"""The rows of a run: those of its dataset by split, those of other datasets to evaluate on, and what the steps make of each.
+"""The rows of a run: those of its dataset by split, those of other datasets to evaluate on, and what the steps make of
+each.
 
-A dataset is a file, a folder or an id of the Hub. The steps (map function, prompt template, answer pattern) make new rows and
-leave the dataset's own as they are.
+A dataset is a file, a folder or an id of the Hub. The steps (map function, prompt template, answer pattern) make new
+rows and leave the dataset's own as they are.
 """
 
 from __future__ import annotations
@@ -236,7 +237,8 @@ class SteppedRows(LazyRows):
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Rows of one split, the file or split that they come from, and about how many there are if only the first were read."""
+    """Rows of one split, the file or split that they come from, and about how many there are if only the first were
+    read."""
 
     rows: Rows
     source: str
@@ -284,7 +286,8 @@ class HubRows(LazyRows):
 Names = Mapping[str, Sequence[str]]
 """Split → the names that it may have in the dataset, the likeliest first."""
 Check = Callable[[Mapping[str, Any], str], None]
-"""Called with what there is by split (None if nothing) and the splits of a Hub dataset ("" for a folder). Raises UserError."""
+"""Called with what there is by split (None if nothing) and the splits of a Hub dataset ("" for a folder). Raises
+UserError."""
 
 
 def find_splits(
@@ -356,10 +359,11 @@ class Splits:
 
 
 def read_splits(config: DatasetSettings, map_rows: MapRows | None = None, *, head: bool = False) -> Splits:
-    """Rows of all splits of `config.data`, a file (all of it is train), a folder, or a Hub id, and of the other datasets.
+    """Rows of all splits of `config.data`, a file (all of it is train), a folder, or a Hub id, and of the other
+    datasets.
 
-    `map_rows` calls the map function of the settings; None skips it. `head`: of large files only the first rows, for a preview.
-    Raises UserError.
+    `map_rows` calls the map function of the settings; None skips it. `head`: of large files only the first rows, for a
+    preview. Raises UserError.
     """
     reading, steps, splits = Reading(config.streaming, head), RowSteps.of(config, map_rows), Splits([])
     found = own_splits(config, reading)
@@ -379,7 +383,8 @@ def read_splits(config: DatasetSettings, map_rows: MapRows | None = None, *, hea
 
 
 def own_splits(config: DatasetSettings, reading: Reading) -> dict[str, Found]:
-    """The splits of the run's own dataset. Raises UserError if the training split, or a split that the user named, is missing."""
+    """The splits of the run's own dataset. Raises UserError if the training split, or a split that the user named,
+    is missing."""
 
     def check(available: Mapping[str, Any], existing: str) -> None:
         name = quote(config.data, 50)

@@ -1,4 +1,5 @@
-"""Write a folder completely or not at all: build it in a hidden staging folder, then move it to its target by one rename.
+"""Write a folder completely or not at all: build it in a hidden staging folder, then move it to its target by one
+rename.
 
 Replaces nothing unless `overwrite` is set, and restores the old folder if replacing it fails.
 """
@@ -23,9 +24,9 @@ from backend.utils.whole_file import sync, sync_tree
 def staging_folder(parent: Path, target: Path, made_by: str = "export") -> Iterator[Path]:
     """An empty hidden folder in `parent` to build `target` in, deleted on exit.
 
-    Its name follows from the target, and its lock (flock) ends with its process: the next export clears what a killed one left,
-    and two exports of one model cannot run at the same time. Raises UserError on `made_by`, the verb, when they would, or when
-    `parent` cannot be written.
+    Its name follows from the target, and its lock (flock) ends with its process: the next export clears what a killed
+    one left, and two exports of one model cannot run at the same time. Raises UserError on `made_by`, the verb, when
+    they would, or when `parent` cannot be written.
     """
     folder = parent / f".grpo-studio-{target.name}"
     try:
@@ -43,8 +44,8 @@ def staging_folder(parent: Path, target: Path, made_by: str = "export") -> Itera
         try:
             yield folder
         finally:
-            # The next export deletes what cannot be deleted now. If the folder itself was moved to its place, one of this
-            # name is another process's.
+            # The next export deletes what cannot be deleted now. If the folder itself was moved to its place, one of
+            # this name is another process's.
             with contextlib.suppress(OSError):
                 if file_lock.leads_to(folder, lock):
                     _clear_staging(folder, target)
@@ -81,7 +82,8 @@ def move_into_place(new: Path, target: Path, *, overwrite: bool) -> None:
 
 
 def _rename(new: Path, target: Path, overwrite: bool) -> None:
-    """Rename `new` to `target`. An old folder there is moved into the staging folder, which restores or deletes it on exit."""
+    """Rename `new` to `target`. An old folder there is moved into the staging folder, which restores or deletes it
+    on exit."""
     check_target(target, overwrite=overwrite)
     drop_hidden_files(new)
     new_parents = [folder for folder in target.parents if not folder.exists()]

@@ -46,7 +46,8 @@ SLACK = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class BuiltModel:
-    """Place and size of an export, and how it differs from the trained model. `path` is the folder, where there is one."""
+    """Place and size of an export, and how it differs from the trained model. `path` is the folder, where there is
+    one."""
 
     place: str
     path: Path
@@ -69,11 +70,11 @@ def build(
 ) -> BuiltModel:
     """Export trained weights.
 
-    `also` is called with the weights and the finished, verified folder before that is moved. `fetch` downloads original weights
-    that are not on this disk; None refuses them.
+    `also` is called with the weights and the finished, verified folder before that is moved. `fetch` downloads original
+    weights that are not on this disk; None refuses them.
 
-    Raises UserError for a model that cannot be used, an existing target or too little disk space; RuntimeError when the written
-    model's logits differ from the trained one's. Nothing new is left behind then, and an existing model stays.
+    Raises UserError for a model that cannot be used, an existing target or too little disk space; RuntimeError when the
+    written model's logits differ from the trained one's. Nothing new is left behind then, and an existing model stays.
     """
     check_kind(trained, format_)
     destination.check()

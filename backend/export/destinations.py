@@ -1,7 +1,7 @@
 """Where an export goes: LM Studio's models folder, any folder, Ollama, or the folder that an upload sends.
 
-One entry of DESTINATIONS for each row of `backend.export.exports.TARGETS`. A destination checks everything that may fail before
-anything is loaded, says where to build, and moves the finished folder to its place.
+One entry of DESTINATIONS for each row of `backend.export.exports.TARGETS`. A destination checks everything that may
+fail before anything is loaded, says where to build, and moves the finished folder to its place.
 """
 
 from __future__ import annotations
@@ -84,8 +84,9 @@ class OnDisk:
 def in_lm_studio(place: Place) -> Destination:
     """`grpo-studio`/name in LM Studio's models folder. Raises UserError for a bad name, or without LM Studio."""
     root = lm_studio_root()
-    # Built outside LM Studio's models folder, which it watches, but on the same disk, so that the last step is a rename:
-    # usually beside the models folder, else in the run. If the models have their own disk, `move_into_place` copies.
+    # Built outside LM Studio's models folder, which it watches, but on the same disk, so that the last step is a
+    # rename: usually beside the models folder, else in the run. If the models have their own disk, `move_into_place`
+    # copies.
     workshop = atomic_folder.staging_parent(root, (root.parent, place.run.path))
     return OnDisk(root / PUBLISHER / safe_name(place.name), workshop, place.overwrite, place.keeps_equal)
 

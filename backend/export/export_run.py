@@ -141,8 +141,8 @@ class ExportedModel:
 def export_run(run: RunFolder, export: Export, progress: Progress = silent) -> ExportedModel:
     """Export a run's weights.
 
-    Raises UserError for settings, target, disk and model; RuntimeError when the written model does not answer as the trained one
-    does. Nothing new is left behind then, and an existing model stays.
+    Raises UserError for settings, target, disk and model; RuntimeError when the written model does not answer as the
+    trained one does. Nothing new is left behind then, and an existing model stays.
     """
     format_ = format_named(export.format)
     target_for(export.to, format_)
@@ -268,7 +268,8 @@ def _last_lines(file: Path) -> Iterator[bytes]:
 
 
 class HeldOutComparison:
-    """Compares the held-out reward of an exported model with that of base and adapters: same prompts, same random numbers.
+    """Compares the held-out reward of an exported model with that of base and adapters: same prompts, same random
+    numbers.
 
     Reads prompts and reward functions before the export begins; call `compare` once the model is written.
     """

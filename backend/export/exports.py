@@ -1,7 +1,7 @@
 """Formats and targets of exports, as the command line and the window show them, and the weights to choose from.
 
-Reads the run folder and headers of weight files; loads nothing. A format or a target is one row here, and one function in
-`backend.export.writer` or `destinations`.
+Reads the run folder and headers of weight files; loads nothing. A format or a target is one row here, and one function
+in `backend.export.writer` or `destinations`.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ _FORMATS = (
     ExportFormat(
         "fused",
         "As the base came",
-        "The base model's own bits, layer by layer. On a quantised base, rounding the merged weights again loses a part of "
-        "what was learned.",
+        "The base model's own bits, layer by layer. On a quantised base, rounding the merged weights again loses a "
+        "part of what was learned.",
         keeps_bits=True,
     ),
     _affine(8, "About half of 16 bits in size; the loss is hardly measurable."),
@@ -112,13 +112,15 @@ _FORMATS = (
     ExportFormat(
         "original",
         "Hugging Face weights",
-        "The original files with what was trained merged into them, name by name: for transformers, vLLM and llama.cpp.",
+        "The original files with what was trained merged into them, name by name: for transformers, vLLM and "
+        "llama.cpp.",
         names="original",
     ),
     ExportFormat(
         "peft",
         "Adapter for peft",
-        "What training added, in the files of Hugging Face's peft: for transformers and vLLM, beside the original model.",
+        "What training added, in the files of Hugging Face's peft: for transformers and vLLM, beside the original "
+        "model.",
         kind="adapter",
         names="original",
     ),
@@ -156,8 +158,8 @@ _TARGETS = (
         "lmstudio",
         "LM Studio",
         kinds=("model", "gguf"),
-        refusal="LM Studio loads complete models only, so an adapter alone cannot go there; choose another format, or a "
-        "folder.",
+        refusal="LM Studio loads complete models only, so an adapter alone cannot go there; choose another format, or "
+        "a folder.",
     ),
     ExportTarget("folder", "A folder", asks_for_folder=True),
     ExportTarget(

@@ -1,8 +1,8 @@
 """Write a model as one GGUF file, a tensor at a time, and open it again by its original names.
 
-Matrices have the chosen type, vectors float32; a row whose length is no multiple of Q8_0's 32 stays float16, as in llama.cpp.
-Families and tokenizers that are not known here go through llama.cpp's own converter.
-Keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
+Matrices have the chosen type, vectors float32; a row whose length is no multiple of Q8_0's 32 stays float16, as in
+llama.cpp. Families and tokenizers that are not known here go through llama.cpp's own converter. Keys:
+https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ Done = Callable[[float], None]
 
 def use_converter(reason: str) -> UserError:
     """The error for a model that is not written here, with the way that is left."""
-    other = "export the Hugging Face weights (--format original), and run llama.cpp's `python convert_hf_to_gguf.py FOLDER` on them"
+    converter = "llama.cpp's `python convert_hf_to_gguf.py FOLDER`"
+    other = f"export the Hugging Face weights (--format original), and run {converter} on them"
     return UserError("format", f"{reason}, so its GGUF file is not written here; {other}.")
 
 
@@ -88,7 +89,8 @@ class GgufFamily:
         self._names = gguf.get_tensor_name_map(self.architecture, self.layers)
 
     def tensor_name(self, original: str) -> str | None:
-        """llama.cpp's name of an original tensor; None for one that it computes. Raises UserError for an unknown one."""
+        """llama.cpp's name of an original tensor; None for one that it computes. Raises UserError for an unknown
+        one."""
         is_tied = original == "lm_head.weight" and self.config.get("tie_word_embeddings")
         if is_tied or original.endswith("rotary_emb.inv_freq"):
             return None
@@ -146,7 +148,8 @@ class GgufFamily:
 
 
 def _read_tokenizer(folder: Path) -> tuple[dict[str, Any], str]:
-    """(tokenizer.json, llama.cpp's name for its word splitter). Raises UserError if llama.cpp is not known to read it."""
+    """(tokenizer.json, llama.cpp's name for its word splitter). Raises UserError if llama.cpp is not known to read
+    it."""
     file = folder / "tokenizer.json"
     if not file.is_file():
         raise use_converter("The tokenizer has no tokenizer.json")

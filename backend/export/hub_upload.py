@@ -1,11 +1,11 @@
 """The access token for Hugging Face, and a folder's files as one commit in a repository there.
 
-The token is looked for in HF_TOKEN, our entry in the system's keychain, and what `hf auth login` has stored. We write it to the
-keychain only; it is in no file, log, argument or message.
+The token is looked for in HF_TOKEN, our entry in the system's keychain, and what `hf auth login` has stored. We write
+it to the keychain only; it is in no file, log, argument or message.
 
-Nothing about an upload is remembered on this machine. Large files go to the Hub's storage first, which skips those that it has;
-the commit that names them comes last, and is one request. So an upload may be killed at any moment: a repository has either no
-commit of ours or a complete one, and the same upload started again sends what is missing.
+Nothing about an upload is remembered on this machine. Large files go to the Hub's storage first, which skips those that
+it has; the commit that names them comes last, and is one request. So an upload may be killed at any moment: a
+repository has either no commit of ours or a complete one, and the same upload started again sends what is missing.
 """
 
 from __future__ import annotations
@@ -335,8 +335,8 @@ def files_of(folder: Path) -> list[Path]:
 def upload(upload: Upload, token: str, progress: ByteProgress) -> Uploaded:
     """Send a folder; returns once the Hub has it all, in one commit.
 
-    Raises UserError for everything that the network, the Hub or the account puts in the way, such as a repository with other
-    content (unless `overwrite`) or the other visibility.
+    Raises UserError for everything that the network, the Hub or the account puts in the way, such as a repository with
+    other content (unless `overwrite`) or the other visibility.
     """
     disable_progress_bars()
     api, repo = HfApi(token=token), upload.repo_id

@@ -1,7 +1,7 @@
 """The model card (README.md) of a repository: facts read from the run, and the text made of them.
 
-No path of this machine is in it. The settings at the top are what the Hub sorts and links by (huggingface_hub's ModelCardData).
-Results come first, then how to use the model, then how it was made.
+No path of this machine is in it. The settings at the top are what the Hub sorts and links by (huggingface_hub's
+ModelCardData). Results come first, then how to use the model, then how it was made.
 """
 
 from __future__ import annotations
@@ -138,8 +138,8 @@ def read_facts(
 ) -> CardFacts:
     """Read a run. Raises UserError.
 
-    `checkpoint` as in an export: "best", "last", a step, or "" for the run's end. `original`: the model with whose weights these
-    are written, if not the run's own.
+    `checkpoint` as in an export: "best", "last", a step, or "" for the run's end. `original`: the model with whose
+    weights these are written, if not the run's own.
     """
     events = list(read_events(run.events))
     steps = [event for event in events if event["kind"] == "step"]

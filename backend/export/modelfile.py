@@ -1,8 +1,8 @@
 """Ollama's Modelfile beside a GGUF file: the chat template, the sampling settings of training, the system message.
 
-The format: https://docs.ollama.com/modelfile. Ollama's templates are Go's, not Jinja, so the model's own template is rendered on
-a made-up chat, and the text between the messages is taken from the result. The translation is used only where it gives the same
-text as the original on other chats.
+The format: https://docs.ollama.com/modelfile. Ollama's templates are Go's, not Jinja, so the model's own template is
+rendered on a made-up chat, and the text between the messages is taken from the result. The translation is used only
+where it gives the same text as the original on other chats.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ MODELFILE = "Modelfile"
 LONGEST_LICENCE = 2**20
 """Bytes. The GPL has 35,000."""
 NO_TEMPLATE = (
-    "The chat template does more than a Modelfile can say, so the Modelfile leaves it to Ollama, which knows those of many "
-    "models; compare an answer with the run's before you rely on it."
+    "The chat template does more than a Modelfile can say, so the Modelfile leaves it to Ollama, which knows those of "
+    "many models; compare an answer with the run's before you rely on it."
 )
 MARKS = {
     "system": "\u2402sys\u2403",
@@ -34,15 +34,16 @@ MARKS = {
 
 Message = dict[str, str]
 Render = Callable[[list[Message]], str]
-"""The prompt as text for a chat whose last message is the user's. Raises for a chat that the template does not allow."""
+"""The prompt as text for a chat whose last message is the user's. Raises for a chat that the template does not
+allow."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChatFormat:
     """The text around messages.
 
-    A prompt is `opening`, or `before_system` system `after_system`; then for each message of the user its text and `after_user`,
-    which opens the answer, and for each answer its text and `after_answer`, which opens the next message.
+    A prompt is `opening`, or `before_system` system `after_system`; then for each message of the user its text and
+    `after_user`, which opens the answer, and for each answer its text and `after_answer`, which opens the next message.
     """
 
     opening: str

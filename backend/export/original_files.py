@@ -36,7 +36,8 @@ Fetch = Callable[[str], Path]
 
 @dataclass(frozen=True, slots=True)
 class OriginalFiles:
-    """A folder of original weights: its id on Hugging Face (or the folder's name), and the tensors' shapes by weight file."""
+    """A folder of original weights: its id on Hugging Face (or the folder's name), and the tensors' shapes by weight
+    file."""
 
     folder: Path
     name: str
@@ -78,8 +79,8 @@ class OriginalFiles:
 def find_original(base: Path, name: str, fetch: Fetch | None = None) -> OriginalFiles:
     """The original weights of the model in `base`, called `name`: its own files, or those that its card names.
 
-    `fetch` downloads the repository if it is not on this disk. Raises UserError if the original is unknown, missing, or of types
-    that mlx cannot write.
+    `fetch` downloads the repository if it is not on this disk. Raises UserError if the original is unknown, missing, or
+    of types that mlx cannot write.
     """
     folder, called = base, name
     for _ in range(FURTHEST):
@@ -98,7 +99,8 @@ def find_original(base: Path, name: str, fetch: Fetch | None = None) -> Original
 
 
 def converted_from(base: Path, name: str) -> tuple[str | None, int]:
-    """(the repository that a model converted by mlx comes from, else None; the bits of its packed weights, 0 for floats).
+    """(the repository that a model converted by mlx comes from, else None; the bits of its packed weights, 0 for
+    floats).
 
     Nothing is fetched: of a chain of cards the last on this disk counts. Raises UserError if the card names none.
     """
@@ -135,7 +137,8 @@ def original_of(trained: TrainedWeights) -> OriginalFiles:
 
 
 def read_original(folder: Path, name: str) -> OriginalFiles:
-    """Read the headers of original weights. Raises UserError for types that mlx cannot write, or names that are mlx-lm's."""
+    """Read the headers of original weights. Raises UserError for types that mlx cannot write, or names that are
+    mlx-lm's."""
     files: dict[str, dict[str, tuple[int, ...]]] = {}
     odd: list[str] = []
     for file in sorted(folder.glob("model*.safetensors")):
@@ -181,7 +184,8 @@ def _card(folder: Path) -> dict[str, Any]:
 
 
 def fetch_original(name: str, progress: Progress) -> Path:
-    """Download a model from Hugging Face; returns its folder. What has arrived is kept if it breaks off. Raises UserError."""
+    """Download a model from Hugging Face; returns its folder. What has arrived is kept if it breaks off. Raises
+    UserError."""
     return hub.download(name, "model", _ReportFetching(f"Downloading the original weights, {name}.", progress))
 
 

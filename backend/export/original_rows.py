@@ -1,9 +1,9 @@
 """Merge what was trained into the original weights: the same files, tensors, names, types and order.
 
-Which rows of which original tensor each of mlx-lm's arrays consists of is found by running the family's own `sanitize` on
-numbered arrays. It renames tensors, and for some families splits, joins or stacks them; here it gets arrays of the original names
-and shapes whose numbers say where they are: in one pass the tensor, in others the row and the column. A row is everything along
-the last axis; a vector has rows of one number.
+Which rows of which original tensor each of mlx-lm's arrays consists of is found by running the family's own `sanitize`
+on numbered arrays. It renames tensors, and for some families splits, joins or stacks them; here it gets arrays of the
+original names and shapes whose numbers say where they are: in one pass the tensor, in others the row and the column. A
+row is everything along the last axis; a vector has rows of one number.
 """
 
 from __future__ import annotations
@@ -159,8 +159,8 @@ def _integers(numbers: mx.array) -> list[int]:
 class LowRank:
     """The adapter of a weight [R, in]: its change is scale · b a.
 
-    `a` [E, r, in], for E experts of R/E rows each, E = 1 for other layers; `b` [R, r]; `magnitude` [R], the length of every row,
-    under DoRA.
+    `a` [E, r, in], for E experts of R/E rows each, E = 1 for other layers; `b` [R, r]; `magnitude` [R], the length of
+    every row, under DoRA.
     """
 
     scale: float

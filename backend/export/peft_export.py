@@ -1,4 +1,5 @@
-"""Write LoRA or DoRA adapters in the files of Hugging Face's peft: adapter_config.json and adapter_model.safetensors."""
+"""Write LoRA or DoRA adapters in the files of Hugging Face's peft: adapter_config.json and
+adapter_model.safetensors."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ MERGE_INSTEAD = "choose another format, which merges the adapter into the weight
 
 
 def write_peft_adapter(trained: TrainedWeights, original: OriginalFiles, to: Path) -> None:
-    """Write the adapters into a new folder, with a README. Raises UserError for a layer that peft has no adapter for."""
+    """Write the adapters into a new folder, with a README. Raises UserError for a layer that peft has no adapter
+    for."""
     assert trained.adapters is not None
     learned, traced = trained_rows(trained), trace(original)
     _check_names(original, learned, traced)
@@ -113,8 +115,8 @@ def _layer(runs: list[RowRun], adapters: Mapping[str, LowRank], shape: tuple[int
 def _config(base: str, layers: Mapping[str, PeftLayer], about: Mapping[str, Any]) -> dict[str, Any]:
     """peft's adapter_config.json; `about` is mlx-lm's.
 
-    alpha is scale · rank, under rsLoRA scale · √rank. Layers have their full names: a last part like q_proj would also fit
-    layers that were not trained.
+    alpha is scale · rank, under rsLoRA scale · √rank. Layers have their full names: a last part like q_proj would also
+    fit layers that were not trained.
     """
     ranks = {name: layer.a.shape[0] for name, layer in layers.items()}
     usual = min(ranks.values())

@@ -35,8 +35,8 @@ OURS = ("README.md", "training.yaml", "adapter_config.json", "config.json")
 def public_name(name: str) -> str:
     """A model or dataset as others may read it.
 
-    An id stays, also where the path leads into Hugging Face's cache; of another path the last part stays, with its folder's if
-    that alone says nothing.
+    An id stays, also where the path leads into Hugging Face's cache; of another path the last part stays, with its
+    folder's if that alone says nothing.
     """
     if not _is_path(name):
         return name

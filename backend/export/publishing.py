@@ -1,8 +1,8 @@
 """Publish a run on Hugging Face in two steps: prepare a folder that people can look at, then send it.
 
-The folder is in the run, under uploads/OWNER--NAME: the model's files, its card, curves and settings. The record beside it is
-written last and says what it was made from: while that has not changed, the folder is sent as it is, so a card that a person has
-edited there stays edited.
+The folder is in the run, under uploads/OWNER--NAME: the model's files, its card, curves and settings. The record beside
+it is written last and says what it was made from: while that has not changed, the folder is sent as it is, so a card
+that a person has edited there stays edited.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ class PreparedUpload:
 def prepare_upload(run: RunFolder, repo_id: str, export: Export, progress: Progress = silent) -> PreparedUpload:
     """The folder to send: the existing one if it was made from the same weights and evaluations, else a new one.
 
-    Sends nothing; asks the Hub for the licence of the base at most. Raises as `export_run`, and UserError for a bad name or for
-    something in the folder that must not leave this machine.
+    Sends nothing; asks the Hub for the licence of the base at most. Raises as `export_run`, and UserError for a bad
+    name or for something in the folder that must not leave this machine.
     """
     try:
         validate_repo_id(repo_id)
@@ -184,7 +184,8 @@ def _draw_plot(pen: ImageDraw.ImageDraw, left: int, top: int, curve: Curve, colo
 
 
 def smoothed(curve: Curve) -> Curve:
-    """The mean of each step and its neighbours, a share RUNNING of all; fewer neighbours near the ends, on both sides."""
+    """The mean of each step and its neighbours, a share RUNNING of all; fewer neighbours near the ends, on both
+    sides."""
     reach = round(RUNNING * len(curve) / 2) or 1
     result: Curve = []
     for at, (step, _) in enumerate(curve):

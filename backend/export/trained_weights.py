@@ -1,7 +1,8 @@
 """What training has left on disk, opened as a model whose arrays are read when they are needed.
 
-mlx reads an array of a safetensors file when it is evaluated, so opening a model costs its headers. Every pass over the weights
-(reference, writing, verification) opens it again and frees each array once it is used: none needs the whole model in memory.
+mlx reads an array of a safetensors file when it is evaluated, so opening a model costs its headers. Every pass over the
+weights (reference, writing, verification) opens it again and frees each array once it is used: none needs the whole
+model in memory.
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ class TrainedWeights:
     adapters: AdapterFiles | None = None
     """None under full fine-tuning."""
     arrays: Path | None = None
-    """Full fine-tuning's arrays that replace the base's, as in a checkpoint; None if `base` is the trained model itself."""
+    """Full fine-tuning's arrays that replace the base's, as in a checkpoint; None if `base` is the trained model
+    itself."""
     quantization: str = "none"
     """How the run quantised the base after loading it: a key of `policy.QUANTIZATION`, or "none"."""
     untrained: Path | None = None
@@ -104,7 +106,8 @@ class TrainedWeights:
 
 
 def open_model(folder: Path) -> tuple[nn.Module, dict[str, Any]]:
-    """(model, its config.json) with arrays that are not read yet. Raises UserError for a model that mlx-lm cannot load."""
+    """(model, its config.json) with arrays that are not read yet. Raises UserError for a model that mlx-lm cannot
+    load."""
     return open_weights(folder, str(folder), "model")
 
 
@@ -126,7 +129,8 @@ def _attach(model: nn.Module, files: AdapterFiles) -> None:
 
 
 def _replace_arrays(model: nn.Module, file: Path) -> None:
-    """Replace the model's arrays by trained ones, in the type that the model came in. Raises UserError if they do not fit."""
+    """Replace the model's arrays by trained ones, in the type that the model came in. Raises UserError if they do
+    not fit."""
     own: dict[str, mx.array] = dict(tree_flatten(model.parameters()))
     saved: Any = mx.load(str(file))
     typed = {name: array.astype(own[name].dtype) if name in own else array for name, array in saved.items()}

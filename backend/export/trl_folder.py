@@ -1,7 +1,7 @@
 """Write a run's settings as a folder that trains with TRL on CUDA machines, without GRPO Studio.
 
-It holds scripts, settings, rows, reward functions, the modules of ours that these import, the model, and a README on what is
-not the same. It is written completely or not at all.
+It holds scripts, settings, rows, reward functions, the modules of ours that these import, the model, and a README on
+what is not the same. It is written completely or not at all.
 """
 
 from __future__ import annotations
@@ -206,7 +206,8 @@ def _arguments(settings: TrlSettings, config: Config, model: TrlModel) -> dict[s
 
 @dataclass(frozen=True, slots=True)
 class TrlModel:
-    """`name` for TRL; `copied_from`: the folder to copy into COPY; `words`: further arguments; `left_out`: differences."""
+    """`name` for TRL; `copied_from`: the folder to copy into COPY; `words`: further arguments; `left_out`:
+    differences."""
 
     name: str
     copied_from: Path | None = None
@@ -337,7 +338,8 @@ def _imported(source: str, *, lazy: bool) -> Iterator[str]:
 
 
 def _shipped(config: Config) -> list[RewardCallable]:
-    """Our reward functions that the run names; all of them if the user has a file, which may ask for any by its name."""
+    """Our reward functions that the run names; all of them if the user has a file, which may ask for any by its
+    name."""
     if code_files(config.model_dump()):
         return list(REWARD_REGISTRY.values())
     return [REWARD_REGISTRY[reward_call(entry, REWARD_REGISTRY).function] for entry in config.reward_functions]
@@ -373,7 +375,8 @@ def rewards_module(config: Config) -> str:
 
 
 def copy_user_code(config: Config, folder: Path) -> Config:
-    """Copy the user's files, and what they import from beside them, into `folder`; returns the settings with new paths."""
+    """Copy the user's files, and what they import from beside them, into `folder`; returns the settings with new
+    paths."""
     homes: dict[Path, str] = {}
     for path in code_files(config.model_dump()):
         home = homes.setdefault(path.parent, USER_CODE + (f"_{len(homes) + 1}" if homes else ""))
@@ -395,7 +398,8 @@ def copy_user_code(config: Config, folder: Path) -> Config:
 
 
 def _copy_code(path: Path, home: Path) -> None:
-    """Copy a file, and the modules beside it that it imports, and so on. Raises UserError for a link out of its folder."""
+    """Copy a file, and the modules beside it that it imports, and so on. Raises UserError for a link out of its
+    folder."""
     if (home / path.name).exists():
         return
     shutil.copyfile(own_file(path, path.parent, _SETTING), home / path.name)
@@ -494,14 +498,14 @@ One GPU; [uv](https://docs.astral.sh/uv/) installs what the first lines of train
 
     uv run train.py
 
-Several GPUs, here four, where the packages are installed. train.py divides an update among them, so that it has as many completions as
-on one:
+Several GPUs, here four, where the packages are installed. train.py divides an update among them, so that it has as
+many completions as on one:
 
     {install}
     accelerate launch --num_processes 4 train.py
 
-Hugging Face Jobs, from this folder. The folder is copied into a bucket, and `output/` is written there; what the job prints says how to
-fetch it:
+Hugging Face Jobs, from this folder. The folder is copied into a bucket, and `output/` is written there; what the job
+prints says how to fetch it:
 
     hf jobs uv run --flavor a100-large --timeout 12h --secrets HF_TOKEN -v .:/run:rw train.py --folder /run
 
@@ -510,12 +514,12 @@ TRL's own script, which knows the arguments alone (below is what it leaves out):
     python dataset.py
     trl grpo --config grpo_config.yaml
 
-Any argument of `trl grpo` may follow train.py and overrides the file: `--max_steps 2 --report_to none`. Without CUDA, train.py trains
-on the CPU and samples with transformers. Reward functions run in the trainer's own process: code that a model wrote is executed
-there, so use a machine or container that may be lost.
+Any argument of `trl grpo` may follow train.py and overrides the file: `--max_steps 2 --report_to none`. Without CUDA,
+train.py trains on the CPU and samples with transformers. Reward functions run in the trainer's own process: code that
+a model wrote is executed there, so use a machine or container that may be lost.
 
-`output/` has the adapter in PEFT's files, or the whole model. An adapter comes home to GRPO Studio, onto the model there, with its logits
-compared:
+`output/` has the adapter in PEFT's files, or the whole model. An adapter comes home to GRPO Studio, onto the model
+there, with its logits compared:
 
     python -m backend import output --model MODEL
 """
@@ -523,6 +527,7 @@ compared:
 _DIFFERENT = """\
 ## What is different all the same
 
-Sampling draws other random numbers, and vLLM or transformers computes in other kernels: the run is the same experiment, not the same
-numbers. Loss and advantages of one batch are the same to five digits (GRPO Studio's tests compare them with TRL's).
+Sampling draws other random numbers, and vLLM or transformers computes in other kernels: the run is the same
+experiment, not the same numbers. Loss and advantages of one batch are the same to five digits (GRPO Studio's tests
+compare them with TRL's).
 """

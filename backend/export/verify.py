@@ -1,8 +1,9 @@
-"""Verify that a model written to disk equals the trained one: its files, its tokenizer, its logits on the run's completions.
+"""Verify that a model written to disk equals the trained one: its files, its tokenizer, its logits on the run's
+completions.
 
-The trained model's logits are computed first and kept on disk; the written folder is then loaded back and compared with them.
-Both passes hold one layer in memory at a time, in float32: then two models differ by their weights alone, and on a CPU it is many
-times faster than 16 bits. Quantised layers are unpacked, which is exact.
+The trained model's logits are computed first and kept on disk; the written folder is then loaded back and compared with
+them. Both passes hold one layer in memory at a time, in float32: then two models differ by their weights alone, and on
+a CPU it is many times faster than 16 bits. Quantised layers are unpacked, which is exact.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from backend.export.trained_weights import TrainedWeights
 from backend.utils.errors import UserError
 
 TOLERANCE = {"float32": 1e-3, "float16": 0.1, "bfloat16": 0.1}
-"""Most that a written model's logits may differ at a typical position, as a share of their spread, by the precision of its
-weights. Wide for 16 bits, whose rounding adds up over layers; a wrong or missing tensor is off by about 1."""
+"""Most that a written model's logits may differ at a typical position, as a share of their spread, by the precision
+of its weights. Wide for 16 bits, whose rounding adds up over layers; a wrong or missing tensor is off by about 1."""
 SAMPLE_TOKENS, COMPARED_TOKENS = 256, 48
 """The last tokens of a sample that the model reads, and how many of an answer's last tokens are compared."""
 HEAD_ROWS = 1 << 14
@@ -70,8 +71,9 @@ class Verification:
     """How a written model differs from the trained one, over the compared tokens.
 
     `max_error`: the largest absolute difference of a logit. `nats`: the mean absolute difference of an answer token's
-    log-probability. `agreement`: the share of positions with the same likeliest token. `lost`: the root mean square of the
-    logits' difference over that of their change by training; None if the untrained model is unknown, or nothing changed.
+    log-probability. `agreement`: the share of positions with the same likeliest token. `lost`: the root mean square of
+    the logits' difference over that of their change by training; None if the untrained model is unknown, or nothing
+    changed.
     """
 
     max_error: float
@@ -87,8 +89,8 @@ class Verification:
 class Reference:
     """A trained model's logits on samples, in files in `folder`: a large vocabulary takes hundreds of megabytes.
 
-    `effect` is the root mean square of what training changed in them, None if unknown. `tolerance` is a value of TOLERANCE, or
-    None for a model that is quantised on its way out, which no bound fits.
+    `effect` is the root mean square of what training changed in them, None if unknown. `tolerance` is a value of
+    TOLERANCE, or None for a model that is quantised on its way out, which no bound fits.
     """
 
     samples: list[AnsweredPrompt]
@@ -114,7 +116,8 @@ def reference_bytes(vocabulary: int, samples: int) -> int:
 def make_reference(
     trained: TrainedWeights, tokenizer: Any, samples: list[AnsweredPrompt], tolerance: float | None, folder: Path
 ) -> Reference:
-    """Compute the trained model's logits, and what training changed in them. Raises UserError if they are not finite."""
+    """Compute the trained model's logits, and what training changed in them. Raises UserError if they are not
+    finite."""
     tokens = tokenize_samples(tokenizer, samples)
     reference = Reference(samples, tokens, folder, None, tolerance)
     folder.mkdir()
@@ -151,8 +154,8 @@ def tokenize_samples(tokenizer: Any, samples: list[AnsweredPrompt]) -> list[Toke
 def verify_folder(folder: Path, tokenizer: Any, reference: Reference, open_: OpenModel) -> Verification:
     """Compare a complete model, written to `folder` and read back with `tokenizer`, with `reference`.
 
-    Raises RuntimeError if a file is not what LM Studio and mlx-lm need, the tokenizer reads text differently, or the answers
-    differ by more than rounding.
+    Raises RuntimeError if a file is not what LM Studio and mlx-lm need, the tokenizer reads text differently, or the
+    answers differ by more than rounding.
     """
     if broken := lm_studio_rules.faults(folder):
         raise RuntimeError(f"{folder} is not a model that LM Studio opens. {broken[0]}")
@@ -178,7 +181,8 @@ def compare(folder: Path, reference: Reference, open_: OpenModel) -> Verificatio
         nats += _number(mx.sum(mx.abs(_logps(written_PV, answer) - _logps(expected_PV, answer))))
         squares += _number(mx.sum(mx.square(error_PV)))
         logits_count, count = logits_count + error_PV.size, count + sample.compared
-    # The median over positions: a token that rounding routes to another expert is no error; a wrong tensor shows everywhere.
+    # The median over positions: a token that rounding routes to another expert is no error; a wrong tensor shows
+    # everywhere.
     off = _number(mx.median(mx.concatenate(typical)))
     if not math.isfinite(off):
         raise NotFiniteError(f"The model written to {folder} gives no finite numbers.")

@@ -1,7 +1,7 @@
 """Write a model: adapters merged, weights unpacked, cast or quantised, one array at a time into safetensors files.
 
-Everything is lazy: a weight is computed when it is written. Merging is done in float32 and rounded once, at the end; a quantised
-layer is unpacked in float32 too, because merging into few bits can lose more than the adapter gained.
+Everything is lazy: a weight is computed when it is written. Merging is done in float32 and rounded once, at the end; a
+quantised layer is unpacked in float32 too, because merging into few bits can lose more than the adapter gained.
 """
 
 from __future__ import annotations
@@ -164,7 +164,8 @@ def float_type(model: nn.Module) -> mx.Dtype:
 def write_model(
     model: nn.Module, config: dict[str, Any], tokenizer_from: Path, to: Path, done: Done = lambda share: None
 ) -> None:
-    """Write weights, config.json and the base's tokenizer files into an empty folder. Takes the arrays out of the model.
+    """Write weights, config.json and the base's tokenizer files into an empty folder. Takes the arrays out of the
+    model.
 
     Raises UserError as `kept_files`.
     """
@@ -223,10 +224,11 @@ def write_safetensors(
     written: Callable[[int], None] = lambda size: None,
     metadata: dict[str, str] = METADATA,
 ) -> None:
-    """Write lazy arrays of mlx, or numpy's, one by one, removing each from `arrays`; `written` receives the bytes of each.
+    """Write lazy arrays of mlx, or numpy's, one by one, removing each from `arrays`; `written` receives the bytes of
+    each.
 
-    The format (https://github.com/huggingface/safetensors): eight bytes of length, little-endian; a JSON header with the type,
-    shape and byte range of every array; the bytes. mlx's own writer holds every array of a file in memory.
+    The format (https://github.com/huggingface/safetensors): eight bytes of length, little-endian; a JSON header with
+    the type, shape and byte range of every array; the bytes. mlx's own writer holds every array of a file in memory.
     """
     header: dict[str, Any] = {"__metadata__": metadata}
     at = 0

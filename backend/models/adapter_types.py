@@ -24,12 +24,14 @@ class ScaleSettings(Protocol):
 
 
 def adapter_scale(config: ScaleSettings) -> float:
-    """alpha / rank (arXiv:2106.09685, section 4.1), under rsLoRA alpha / √rank (arXiv:2312.03732); `scale` where no alpha is given."""
+    """alpha / rank (arXiv:2106.09685, section 4.1), under rsLoRA alpha / √rank (arXiv:2312.03732); `scale` where no
+    alpha is given."""
     if config.lora_alpha is None:
         return config.scale
     return config.lora_alpha / (math.sqrt(config.rank) if config.use_rslora else config.rank)
 
 
 def is_named(name: str, keys: Iterable[str]) -> bool:
-    """Whether one of `keys` means the layer `name`: its whole name, or the end of it after a dot (q_proj: self_attn.q_proj)."""
+    """Whether one of `keys` means the layer `name`: its whole name, or the end of it after a dot (q_proj:
+    self_attn.q_proj)."""
     return any(name == key or name.endswith(f".{key}") for key in keys)

@@ -1,7 +1,8 @@
 """Attach LoRA or DoRA adapters to a loaded model, and find the modules that are trained as a whole beside them.
 
-Modules trained as a whole (peft's `modules_to_save`: an output layer, embeddings, norms) are in adapters.safetensors too.
-mlx-lm's `load_adapters` refuses such a file by name; our own loader, and every export but mlx-lm's adapter, has them.
+Modules trained as a whole (peft's `modules_to_save`: an output layer, embeddings, norms) are in adapters.safetensors
+too. mlx-lm's `load_adapters` refuses such a file by name; our own loader, and every export but mlx-lm's adapter, has
+them.
 """
 
 from __future__ import annotations
@@ -102,8 +103,8 @@ def _keys_whose_adapters_run(
 ) -> list[str]:
     """Names of the layers that take adapters in a model where not all of them do, [] if none does.
 
-    Some models' code reads a layer's weight itself, which a layer with an adapter lacks (mlx_lm/models/gemma3n.py). `base`: the
-    leaf modules without adapters, which are restored afterwards.
+    Some models' code reads a layer's weight itself, which a layer with an adapter lacks (mlx_lm/models/gemma3n.py).
+    `base`: the leaf modules without adapters, which are restored afterwards.
     """
     model.update_modules(base)
     names, working = sorted(_names_in_layers(model)), list[str]()
@@ -118,7 +119,8 @@ def _keys_whose_adapters_run(
 
 
 def layer_names(model: nn.Module, keys: list[str]) -> list[str]:
-    """The names within a layer (or in the model, outside its layers) that `keys` mean; [] if they are all that can be adapted.
+    """The names within a layer (or in the model, outside its layers) that `keys` mean; [] if they are all that can be
+    adapted.
 
     Raises UserError for a key that fits no layer; mlx-lm ignores it silently.
     """
@@ -128,7 +130,8 @@ def layer_names(model: nn.Module, keys: list[str]) -> list[str]:
     unknown: list[str] = []
     for key in keys:
         if key == ALL_LINEAR:  # the output layer is in no layer
-            layers = {name: each for within in model.layers for name, each in adaptable_layers(within).items()}  # pyright: ignore
+            within: list[nn.Module] = model.layers  # pyright: ignore
+            layers = {name: each for layer in within for name, each in adaptable_layers(layer).items()}
             embeddings = (nn.Embedding, nn.QuantizedEmbedding)
             found = sorted(name for name, layer in layers.items() if not isinstance(layer, embeddings))
         elif key in inside | everywhere:

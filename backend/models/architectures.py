@@ -1,7 +1,7 @@
 """What a model's config.json says, and whether mlx-lm can load and train the model.
 
-Reads mappings and names of files; opens no weights and imports no mlx: the architectures that mlx-lm supports are read from the
-names of its modules.
+Reads mappings and names of files; opens no weights and imports no mlx: the architectures that mlx-lm supports are read
+from the names of its modules.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ UNTRAINABLE = {
     "prism_hadamard_qwen35": "its packed layers take no adapters",
     "recurrent_gemma": "its code in mlx-lm fails as soon as its weights are read",
 }
-"""Architectures that mlx-lm has code for and that cannot be trained, with the reason as part of a sentence. `make architectures`
-tries each again, and reports those that work by now."""
+"""Architectures that mlx-lm has code for and that cannot be trained, with the reason as part of a sentence. `make
+architectures` tries each again, and reports those that work by now."""
 
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 _REMAPPING, _BY_ARCHITECTURE = "MODEL_REMAPPING", "MODEL_ARCHITECTURE_REMAPPING"

@@ -1,7 +1,8 @@
 """The Hugging Face Hub: search, list a repository, and download it with resume into huggingface_hub's cache.
 
-A window waits for the answers, so every request has a timeout and is sent once. huggingface_hub deletes a partial file when a
-download ends early; `download` therefore fetches the bytes itself and leaves names, links and references to the library.
+A window waits for the answers, so every request has a timeout and is sent once. huggingface_hub deletes a partial file
+when a download ends early; `download` therefore fetches the bytes itself and leaves names, links and references to the
+library.
 """
 
 from __future__ import annotations
@@ -205,7 +206,8 @@ def _refusal(config: Mapping[str, Any], tags: list[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class DownloadPlan:
-    """The revision to download, and its files with their sizes in bytes and their hashes, by which the cache names them."""
+    """The revision to download, and its files with their sizes in bytes and their hashes, by which the cache names
+    them."""
 
     repo_id: str
     repo_type: RepoType
@@ -237,7 +239,8 @@ def plan(repo_id: str, repo_type: RepoType) -> DownloadPlan:
 
 
 def check_reachable(repo_id: str, repo_type: RepoType, setting: str = "") -> None:
-    """Raise UserError within seconds where a repository cannot be fetched; the libraries that fetch it try for longer."""
+    """Raise UserError within seconds where a repository cannot be fetched; the libraries that fetch it try for
+    longer."""
     with hub_errors(repo_id, repo_type, setting):
         HfApi().repo_info(repo_id, repo_type=repo_type, timeout=TIMEOUT_S)
 
@@ -269,7 +272,8 @@ PROGRESS_S = 0.2
 
 
 class DownloadListener(Protocol):
-    """Receives progress, and may cancel by raising in `check` or `sleep` (`backend.serve.question_call.QuestionCall`)."""
+    """Receives progress, and may cancel by raising in `check` or `sleep`
+    (`backend.serve.question_call.QuestionCall`)."""
 
     report: Callable[[dict[str, Any]], None]
 
@@ -278,10 +282,11 @@ class DownloadListener(Protocol):
 
 
 def download(repo_id: str, repo_type: RepoType, listener: DownloadListener) -> Path:
-    """Download a model or dataset into the cache and return its snapshot folder. Progress: {done, total, phase}, in bytes.
+    """Download a model or dataset into the cache and return its snapshot folder. Progress: {done, total, phase}, in
+    bytes.
 
-    A cancelled download keeps its partial files, and the next one resumes them. Raises UserError; an incomplete file never has
-    the name of a complete one.
+    A cancelled download keeps its partial files, and the next one resumes them. Raises UserError; an incomplete file
+    never has the name of a complete one.
     """
     disable_progress_bars()
     listener.report({"done": 0, "total": None, "phase": "asking"})
@@ -437,8 +442,10 @@ class _Download:
 
 @contextlib.contextmanager
 def _locked(path: Path, repo_id: str, repo_type: str) -> Iterator[BinaryIO]:
-    """The partial file, locked and at its end. Raises UserError if another process has it for longer than LOCK_TIMEOUT_S."""
-    # flock rather than a lock file: the kernel releases it with the process. "ab" never truncates another process's file.
+    """The partial file, locked and at its end. Raises UserError if another process has it for longer than
+    LOCK_TIMEOUT_S."""
+    # flock rather than a lock file: the kernel releases it with the process. "ab" never truncates another process's
+    # file.
     with path.open("ab") as file:
         until = time.monotonic() + LOCK_TIMEOUT_S
         while True:

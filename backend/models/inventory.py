@@ -1,4 +1,5 @@
-"""The models and datasets on this machine: in the Hugging Face cache, in LM Studio's folder, in runs and in plain folders.
+"""The models and datasets on this machine: in the Hugging Face cache, in LM Studio's folder, in runs and in plain
+folders.
 
 Reads names, sizes, dates and config.json; no weights, and no network.
 """
@@ -30,7 +31,8 @@ DATA_ENDINGS = (*DATA_SUFFIXES, ".jsonl.gz", ".json.gz", ".csv.gz", ".json.zst",
 
 @dataclass(slots=True)
 class InventoryItem:
-    """One model or dataset. `id` is the value of the setting that selects it; sizes in bytes, `changed` in unix seconds.
+    """One model or dataset. `id` is the value of the setting that selects it; sizes in bytes, `changed` in unix
+    seconds.
 
     `refusal` says why it cannot be used; `remarks` are other messages; `partial`: the bytes of an unfinished download.
     """
@@ -52,7 +54,8 @@ class InventoryItem:
 
 
 def models(folders: Iterable[str] = ()) -> list[InventoryItem]:
-    """Every model on this machine, newest first. `folders`: models, or folders of models, that the user chose before."""
+    """Every model on this machine, newest first. `folders`: models, or folders of models, that the user chose
+    before."""
     items = {item.place: item for item in (*_cached_models(), *_lm_studio_models(), *_run_models())}
     for folder in filter(None, map(possible_path, folders)):
         for item in _plain_models(folder):

@@ -59,7 +59,8 @@ def check_opens(folder: Path, name: str, setting: str) -> tuple[nn.Module, Any, 
 
 
 def open_weights(folder: Path, name: str, setting: str) -> tuple[nn.Module, dict[str, Any]]:
-    """(model, its config.json) with arrays that are not read yet; their names and shapes fit config.json. Raises UserError."""
+    """(model, its config.json) with arrays that are not read yet; their names and shapes fit config.json. Raises
+    UserError."""
     check_kinds(folder, setting)
     check_arrays(folder, check_config(folder / "config.json", name, setting), setting)
     with loading(name, setting):

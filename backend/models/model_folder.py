@@ -1,7 +1,7 @@
 """Check the files of a model or adapter folder before they are opened: config.json, and the headers of the weights.
 
-A model from somebody else executes nothing: `model*.safetensors` are the only weights that are opened, and a model that brings
-its own code is refused.
+A model from somebody else executes nothing: `model*.safetensors` are the only weights that are opened, and a model that
+brings its own code is refused.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Read an adapter in the files of Hugging Face's peft, and find where its layers are in mlx-lm's model.
 
-Headers are checked before an array is read, nothing is unpickled, and only arrays in the folder itself are opened. The names of
-settings are those of `peft.LoraConfig` (peft 0.21). Which layers have adapters is read from the arrays; a list of names in
-`target_modules` is compared with them.
+Headers are checked before an array is read, nothing is unpickled, and only arrays in the folder itself are opened. The
+names of settings are those of `peft.LoraConfig` (peft 0.21). Which layers have adapters is read from the arrays; a list
+of names in `target_modules` is compared with them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ PATTERN_S = 0.2
 """Seconds that one pattern may search one name: `(a|aa)+$` can backtrack for years."""
 FLOATS = ("F32", "F16", "BF16", "F64")
 STARTS_FROM_LORA = (True, False, "gaussian", "eva", "orthogonal")
-"""Values of `init_lora_weights` that leave the base as it is. The others subtract the first adapter from its weights."""
+"""Values of `init_lora_weights` that leave the base as it is. The others subtract the first adapter from its
+weights."""
 OTHER_KINDS = {
     "use_qalora": "groups its inputs (QA-LoRA)",
     "layer_replication": "repeats layers of the model",
@@ -61,7 +62,8 @@ _LORA = re.compile(r"(?P<layer>.+)\.lora_(?P<part>A\.weight|B\.weight|magnitude_
 
 @dataclass(frozen=True, slots=True)
 class PeftSettings:
-    """The settings in an adapter_config.json. Keys of the patterns: a layer's name, its end, or a pattern for either."""
+    """The settings in an adapter_config.json. Keys of the patterns: a layer's name, its end, or a pattern for
+    either."""
 
     base: str
     rank: int
@@ -101,7 +103,8 @@ class PeftSettings:
 
 
 def tidy(number: float) -> float:
-    """The number with 12 digits if that is a rounding error away: alpha / rank · rank need not be alpha to the last bit."""
+    """The number with 12 digits if that is a rounding error away: alpha / rank · rank need not be alpha to the last
+    bit."""
     short = float(f"{number:.12g}")
     return short if math.isclose(short, number, rel_tol=1e-15) else number
 
@@ -191,7 +194,8 @@ def read_settings(file: Path) -> PeftSettings:
 
 @dataclass(frozen=True, slots=True)
 class PeftLayer:
-    """The adapter of one original layer: `a` [r, in], `b` [out, r], under DoRA `magnitude` [out]. Its change is scale · b a."""
+    """The adapter of one original layer: `a` [r, in], `b` [out, r], under DoRA `magnitude` [out]. Its change is
+    scale · b a."""
 
     a: mx.array
     b: mx.array
@@ -201,7 +205,8 @@ class PeftLayer:
 
 @dataclass(frozen=True, slots=True)
 class PeftAdapter:
-    """`layers` by the original layers' names; `whole`: original tensors that replace the base's. float32, not read yet."""
+    """`layers` by the original layers' names; `whole`: original tensors that replace the base's. float32, not read
+    yet."""
 
     settings: PeftSettings
     layers: Mapping[str, PeftLayer]
@@ -245,7 +250,8 @@ def merged_model(adapter: PeftAdapter, original: OriginalFiles) -> nn.Module:
 
 
 def _sorted_by_layer(header: Mapping[str, StoredArray]) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
-    """(layer → A, B or magnitude → the array's name; original tensor → the array's name). Raises UserError for others."""
+    """(layer → A, B or magnitude → the array's name; original tensor → the array's name). Raises UserError for
+    others."""
     layers: dict[str, dict[str, str]] = {}
     whole: dict[str, str] = {}
     for stored, about in header.items():
@@ -315,8 +321,8 @@ def origin_of(
 ) -> Origin:
     """The origin of the arrays of `model`, from the folder `base` and called `name`.
 
-    `config`: its config.json. `layers`: those that the adapter names. `fetch` downloads the original weights if they are not on
-    this disk. Raises UserError if the origin cannot be known.
+    `config`: its config.json. `layers`: those that the adapter names. `fetch` downloads the original weights if they
+    are not on this disk. Raises UserError if the origin cannot be known.
     """
     try:
         files = find_original(base, name, fetch)

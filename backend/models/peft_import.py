@@ -56,7 +56,8 @@ Columns = dict[tuple[str, str], slice]
 
 @dataclass(frozen=True, slots=True)
 class ImportedAdapter:
-    """The new folder, and how the model with it differs from the one that peft merges; None without the original weights."""
+    """The new folder, and how the model with it differs from the one that peft merges; None without the original
+    weights."""
 
     path: Path
     layers: int
@@ -81,10 +82,11 @@ def import_adapter(
     fetch: Fetch | None = None,
     progress: Progress = silent,
 ) -> ImportedAdapter:
-    """Put the adapter in `folder` onto the model `model_name` ("" for the one that the adapter names), into the folder `to`.
+    """Put the adapter in `folder` onto the model `model_name` ("" for the one that the adapter names), into the folder
+    `to`.
 
-    Raises UserError, naming the layer, for what mlx-lm has no place for; nothing is left behind then. RuntimeError if the written
-    adapter does not make the model that peft makes.
+    Raises UserError, naming the layer, for what mlx-lm has no place for; nothing is left behind then. RuntimeError if
+    the written adapter does not make the model that peft makes.
     """
     if to.exists() and not overwrite:
         raise UserError("output", f"{quote(to)} is there already; take another name, or --overwrite.")
@@ -145,7 +147,8 @@ def _notes(adapter: PeftAdapter, carried: CarriedAdapter, origin: Origin, name: 
 
 @dataclass(frozen=True, slots=True)
 class CarriedLayer:
-    """The adapter of one of mlx-lm's layers: `a` [E, r, in], `b` [E, out, r], E = 1 but for experts; `magnitude` [out]."""
+    """The adapter of one of mlx-lm's layers: `a` [E, r, in], `b` [E, out, r], E = 1 but for experts; `magnitude`
+    [out]."""
 
     a: mx.array
     b: mx.array
@@ -213,7 +216,8 @@ def carried_adapter(adapter: PeftAdapter, origin: Origin, model: nn.Module) -> C
 
 
 def _check_places(adapter: PeftAdapter, origin: Origin) -> None:
-    """Raise UserError for a layer that the model lacks, or has in another shape, and for one whose adapter is missing."""
+    """Raise UserError for a layer that the model lacks, or has in another shape, and for one whose adapter is
+    missing."""
     sources = by_original(run for runs in origin.traced.values() for run in runs)
     for layer, found in adapter.layers.items():
         tensor, called = f"{layer}.weight", quote(layer, NAME)
@@ -234,7 +238,8 @@ def _check_places(adapter: PeftAdapter, origin: Origin) -> None:
 
 
 def _columns_of(tensor: str, layer: PeftLayer, rows: list[RowRun], origin: Origin) -> dict[str, slice]:
-    """Array → the columns of B that its rows use: all, unless B has one block for each array, as `peft_export` makes it.
+    """Array → the columns of B that its rows use: all, unless B has one block for each array, as `peft_export` makes
+    it.
 
     An array of several whose rows the adapter does not change gets none.
     """
@@ -295,7 +300,8 @@ def _carried(
 
 
 def _low_rank(runs: list[RowRun], tensors: Mapping[str, PeftLayer], columns: Columns) -> tuple[mx.array, mx.array]:
-    """A [r, in] and B [rows of the runs, r]. Originals with the same A share it; those without an adapter have zeros in B."""
+    """A [r, in] and B [rows of the runs, r]. Originals with the same A share it; those without an adapter have zeros
+    in B."""
     shared: list[mx.array] = []
     place: dict[str, int] = {}
     for run in runs:

@@ -1,7 +1,8 @@
 """The policy: load a model through mlx-lm, quantise it, attach adapters, keep a frozen reference.
 
-The reference is the model before training. Its module tree is copied before adapters are attached and shares every array with
-the policy's base, so it costs no memory under LoRA and DoRA; under full fine-tuning the arrays diverge at the first update.
+The reference is the model before training. Its module tree is copied before adapters are attached and shares every
+array with the policy's base, so it costs no memory under LoRA and DoRA; under full fine-tuning the arrays diverge at
+the first update.
 """
 
 from __future__ import annotations
@@ -49,11 +50,11 @@ DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
 class Policy:
     """Model, tokenizer and reference of one run. Built by `load_policy`.
 
-    `original_dtypes`: the type of every array that was loaded in 16 bits and is trained in 32; it is saved in that type.
-    `masters`: mixed precision (arXiv:1710.03740), the trainable arrays in float32 where the model computes with copies in 16
-    bits; None where the model's own arrays learn. `adapted_keys` names the layers with adapters if they are not all.
-    `shared_weights`: the base that other policies share. `hidden` and `logits` are the two parts of the forward pass (see
-    `backend.engine.forward.SplitModel`).
+    `original_dtypes`: the type of every array that was loaded in 16 bits and is trained in 32; it is saved in that
+    type. `masters`: mixed precision (arXiv:1710.03740), the trainable arrays in float32 where the model computes with
+    copies in 16 bits; None where the model's own arrays learn. `adapted_keys` names the layers with adapters if they
+    are not all. `shared_weights`: the base that other policies share. `hidden` and `logits` are the two parts of the
+    forward pass (see `backend.engine.forward.SplitModel`).
     """
 
     is_sharded = False
@@ -212,8 +213,9 @@ def load_policy(
 ) -> Policy:
     """Build the policy of a run, before its first step; `note` takes messages for the user.
 
-    `shared` is a base that other policies use too, of the same `model`, `quantization` and `dtype`: only adapters can be trained
-    on it. Raises UserError, naming the setting, for a model that cannot be loaded, run, quantised or adapted.
+    `shared` is a base that other policies use too, of the same `model`, `quantization` and `dtype`: only adapters can
+    be trained on it. Raises UserError, naming the setting, for a model that cannot be loaded, run, quantised or
+    adapted.
     """
     if sentence := cpu.check_compiler():
         note(sentence)
@@ -242,8 +244,8 @@ def load_policy(
 def cast(model: nn.Module, dtype: str, keep: bool = False) -> Any:
     """Cast the model's float arrays, scales and biases of quantised layers included. "auto" leaves them as they are.
 
-    Arrays that the architecture computes in float32 (routers, state-space decays) stay, as in mlx-lm's own conversion. With
-    `keep`: returns the arrays before the cast if it rounded them to 16 bits; else None.
+    Arrays that the architecture computes in float32 (routers, state-space decays) stay, as in mlx-lm's own conversion.
+    With `keep`: returns the arrays before the cast if it rounded them to 16 bits; else None.
     """
     if dtype == "auto":
         return None
@@ -272,11 +274,8 @@ def check_computes(model: nn.Module, config: ModelSettings) -> None:
 def check_can_learn(model: nn.Module, name: str) -> None:
     """Raise UserError for an operation without a gradient here, such as a Metal kernel that only runs forward."""
     if reason := gradient_error(model):
-        raise UserError(
-            "model",
-            f"The model {quote(Path(name), 50)} cannot be trained here: an operation of its code has no gradient on this device "
-            f"({quote(reason, 50)}).",
-        )
+        operation = f"an operation of its code has no gradient on this device ({quote(reason, 50)})"
+        raise UserError("model", f"The model {quote(Path(name), 50)} cannot be trained here: {operation}.")
 
 
 def quantized_as(
@@ -329,7 +328,8 @@ def _prepare_full_training(model: nn.Module, note: Callable[[str], None]) -> dic
     if original_dtypes:
         model.set_dtype(mx.float32)
         note(
-            "Full fine-tuning keeps its weights in 32 bits while it learns; the saved model has the precision it came with."
+            "Full fine-tuning keeps its weights in 32 bits while it learns; "
+            "the saved model has the precision it came with."
         )
     return original_dtypes
 
@@ -366,11 +366,9 @@ def _reference_adapters(config: ModelSettings) -> Path | None:
 def check_same_tokens(of_reference: Any, of_model: Any, config: ModelSettings) -> None:
     """Raise UserError for a reference model with other tokens."""
     if of_reference.get_vocab() != of_model.get_vocab():
-        raise UserError(
-            "reference_model_path",
-            f"The reference model {quote(Path(config.reference_model_path), 40)} has other tokens than {quote(Path(config.model), 40)}, so their "
-            f"log-probabilities cannot be compared.",
-        )
+        reference, model = (quote(Path(path), 40) for path in (config.reference_model_path, config.model))
+        other = f"The reference model {reference} has other tokens than {model}"
+        raise UserError("reference_model_path", f"{other}, so their log-probabilities cannot be compared.")
 
 
 def frozen(model: nn.Module) -> nn.Module:
@@ -396,7 +394,8 @@ LABELS = {"train_type": "Fine-tune", "rank": "Rank", "scale": "Scale"}
 
 
 def check_start(model: nn.Module, config: AdapterSettings, adapter: str, runs_dir: Path | None = None) -> None:
-    """Raise UserError if the run cannot start from `adapter`. `model` has the run's own adapters, its weights unread."""
+    """Raise UserError if the run cannot start from `adapter`. `model` has the run's own adapters, its weights
+    unread."""
     own: Any = tree_flatten(model.trainable_parameters())
     _check(find_adapter(adapter, runs_dir), config, {name: tuple(array.shape) for name, array in own})
 

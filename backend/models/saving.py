@@ -51,8 +51,8 @@ def save_arrays(path: Path, arrays: Arrays | HostArrays) -> None:
     if any(isinstance(x, np.ndarray) for x in arrays.values()):
         write_safetensors(path, dict(arrays))
         return
-    # Through a file of Python's, whose errors keep their errno. Without metadata mlx writes `"__metadata__": null`, which not
-    # every reader of safetensors accepts.
+    # Through a file of Python's, whose errors keep their errno. Without metadata mlx writes `"__metadata__": null`,
+    # which not every reader of safetensors accepts.
     with path.open("wb") as file:
         mx.save_safetensors(file, cast("Arrays", arrays), metadata={"format": "mlx"})
 
@@ -60,8 +60,8 @@ def save_arrays(path: Path, arrays: Arrays | HostArrays) -> None:
 def save_model(policy: Policy, config: ModelSettings, folder: Path) -> None:
     """Replace `folder` by the whole model as `mlx_lm.load` opens it, in the precision that it was loaded with.
 
-    The tokenizer's files are copied from the base model, or from the run's own tokenizer. Raises DiskError; an older model in
-    `folder` stays then, and both are on the disk for a moment.
+    The tokenizer's files are copied from the base model, or from the run's own tokenizer. Raises DiskError; an older
+    model in `folder` stays then, and both are on the disk for a moment.
     """
     require_room(folder, model_bytes(policy), "The model")
     # A folder, never an id: for an id mlx-lm requests a model card from the Hub, and a run must be able to end offline.

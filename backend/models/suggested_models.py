@@ -1,5 +1,5 @@
-"""A few models to begin with, for someone who has none: what each is good for, and its architecture, from which its download and
-the memory of a run are computed before anything is fetched.
+"""A few models to begin with, for someone who has none: what each is good for, and its architecture, from which its
+download and the memory of a run are computed before anything is fetched.
 
 The numbers are those of the models' own config.json on Hugging Face.
 """

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     import mlx.nn as nn
 
 NO_CODE = {"trust_remote_code": False}
-"""Options of transformers. Left out, it asks on stdin whether to run code of the model, and stdin may be the window's pipe."""
+"""Options of transformers. Left out, it asks on stdin whether to run code of the model, and stdin may be the
+window's pipe."""
 SETTING = "tokenizer"
 FILES = (
     *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "vocab.txt"),
@@ -30,15 +31,16 @@ _first_import = threading.Lock()
 def import_mlx_lm() -> None:
     """Import mlx-lm; call before importing a part of it where threads may do so at once.
 
-    Its package imports its parts: one thread that imports the package and one that imports a part would wait for each other, and
-    Python raises `_DeadlockError` in one of them.
+    Its package imports its parts: one thread that imports the package and one that imports a part would wait for each
+    other, and Python raises `_DeadlockError` in one of them.
     """
     with _first_import:
         import mlx_lm  # noqa: F401  # pyright: ignore[reportUnusedImport]
 
 
 def load_tokenizer(folder: Path, setting: str = "model", eos_token_ids: Any = None) -> Any:
-    """The tokenizer in a folder, through mlx-lm, without the model; `eos_token_ids` as in config.json. Raises UserError."""
+    """The tokenizer in a folder, through mlx-lm, without the model; `eos_token_ids` as in config.json. Raises
+    UserError."""
     import_mlx_lm()
     from mlx_lm.utils import load_tokenizer as load
 
@@ -60,14 +62,16 @@ def is_panic(error: BaseException) -> bool:
 
 
 def reason_of(error: BaseException, text: str | None = None) -> str:
-    """The first line of an exception's message (or of `text`) for the end of a sentence; with the second after a colon."""
+    """The first line of an exception's message (or of `text`) for the end of a sentence; with the second after a
+    colon."""
     lines = (text or str(error)).strip().splitlines() or [type(error).__name__]
     first = " ".join(line.strip() for line in lines[: 2 if lines[0].rstrip().endswith(":") else 1])
     return quote(first.rstrip(".: "), 90)
 
 
 def tokenizer_folder(name: str) -> Path:
-    """The folder with a tokenizer's files: `name` itself, or an id's in the Hub's cache, fetched if missing. Raises UserError."""
+    """The folder with a tokenizer's files: `name` itself, or an id's in the Hub's cache, fetched if missing. Raises
+    UserError."""
     folder = user_path(name, SETTING)
     if not is_folder(folder):
         cached = local_folder(name)
@@ -89,7 +93,8 @@ def tokenizer_folder(name: str) -> Path:
 
 
 def run_tokenizer(name: str, own: Any, model: nn.Module) -> Any:
-    """The tokenizer `name`, or the model's `own` if `name` is "". Raises UserError for one that does not fit the model."""
+    """The tokenizer `name`, or the model's `own` if `name` is "". Raises UserError for one that does not fit the
+    model."""
     if not name:
         return own
     tokenizer = load_tokenizer(tokenizer_folder(name), SETTING)

@@ -1,7 +1,7 @@
 """Make the first import of transformers 0.4 s faster.
 
-transformers reads the source of all its models, 1,600 files, twice at each import to find their `__all__`. Here the second
-reading takes the results of the first, and each file is searched from its last `__all__` on.
+transformers reads the source of all its models, 1,600 files, twice at each import to find their `__all__`. Here the
+second reading takes the results of the first, and each file is searched from its last `__all__` on.
 """
 
 from __future__ import annotations
