@@ -306,8 +306,8 @@ MESSAGES = 'messages = [{"role": "user", "content": "…"}]'
 DEEPSEEK_MATH = """\
 @misc{shao2024deepseekmath,
   title         = {DeepSeekMath: Pushing the Limits of Mathematical Reasoning in Open Language Models},
-  author        = {Zhihong Shao and Peiyi Wang and Qihao Zhu and Runxin Xu and Junxiao Song and Xiao Bi and Haowei Zhang and
-                   Mingchuan Zhang and Y. K. Li and Y. Wu and Daya Guo},
+  author        = {Zhihong Shao and Peiyi Wang and Qihao Zhu and Runxin Xu and Junxiao Song and Xiao Bi and Haowei Zhang
+                   and Mingchuan Zhang and Y. K. Li and Y. Wu and Daya Guo},
   year          = {2024},
   eprint        = {2402.03300},
   archivePrefix = {arXiv}

@@ -1,4 +1,4 @@
-"""What the settings of adapters amount to: which layers their names mean, and the factor on what an adapter adds."""
+"""Adapter settings: the layers that names mean, and the scale of what an adapter adds. Imports no engine."""
 
 from __future__ import annotations
 
@@ -32,6 +32,5 @@ def adapter_scale(config: ScaleSettings) -> float:
 
 
 def is_named(name: str, keys: Iterable[str]) -> bool:
-    """Whether one of `keys` means the layer `name`: its whole name, or the end of it after a dot (q_proj:
-    self_attn.q_proj)."""
+    """True if one of `keys` is the layer's whole name, or the end of it after a dot (q_proj: self_attn.q_proj)."""
     return any(name == key or name.endswith(f".{key}") for key in keys)

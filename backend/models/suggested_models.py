@@ -1,7 +1,6 @@
-"""A few models to begin with, for someone who has none: what each is good for, and its architecture, from which its
-download and the memory of a run are computed before anything is fetched.
+"""Models to begin with, and their architectures, from which download size and memory are computed without a download.
 
-The numbers are those of the models' own config.json on Hugging Face.
+The numbers are those of the models' config.json on Hugging Face.
 """
 
 from __future__ import annotations
