@@ -26,7 +26,7 @@ MARGIN = 12
 
 
 class DropOverlay(QWidget):
-    """A veil over its parent with a dashed frame and a sentence on the effect of a drop. The pointer goes through it."""
+    """A veil over its parent with a sentence on the effect of a drop. The pointer goes through it."""
 
     def __init__(self, parent: QWidget) -> None:
         super().__init__(parent)

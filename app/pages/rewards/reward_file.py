@@ -41,7 +41,7 @@ from backend.utils.whole_file import save_as
 
 SETTING = "reward_functions_file"
 INDENT = "    "
-TEMPLATE = '''"""Reward functions: each gets all completions of a step and gives each a number, or None for no opinion."""
+TEMPLATE = '''"""Reward functions: each gets all completions of a step and returns a number for each, or None."""
 
 from backend.rewards import register_reward_function
 
@@ -455,7 +455,7 @@ class EditedRewardFile(QObject):
 
 
 class RewardEditing(QObject):
-    """Connects the file on disk, the panel that shows it, the setting that names it and the bench that scores with it."""
+    """Connects the file on disk, its panel, the setting that names it and the bench that scores with it."""
 
     opened = Signal(str)  # str
 

@@ -335,7 +335,7 @@ class PathField(LineField):
 
 
 class AdapterField(PathField):
-    """Trained adapters to start from: a folder, a file, or a checkpoint of a run. An adapter of peft can be imported."""
+    """Adapters to start from: a folder, a file, or a checkpoint of a run; one of peft can be imported."""
 
     import_requested = Signal(str)  # folder
 
