@@ -1,4 +1,4 @@
-"""The stack of pages: each is built when first shown, and centred in a wide window; only the shown one has the focus."""
+"""The stack of pages: each is built when first shown, and centred in a wide window."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class PageStack(QStackedWidget):
     def _keep_focus_here(self) -> None:
         """Give the focus back when a page that is not shown takes it.
 
-        Qt lets a hidden widget take the keyboard, as when an answer arrives after the user has gone to another page. The
+        Qt lets a hidden widget take the keyboard, as when an answer arrives after the user has changed the page. The
         slot takes none of the signal's arguments: the widget that lost the focus may be half destroyed.
         """
         widget = QApplication.focusWidget()
