@@ -22,9 +22,7 @@ def run(is_requested: bool, report_file: Path | None, subcommand: str | None) ->
         _check_report(report_file)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing is asked of the network, before anything imports its client
     from backend.selftest import report as reports
-    from backend.selftest.check import Workbench, run_checks
-    from backend.selftest.engine_checks import ENGINE_CHECKS
-    from backend.selftest.process_checks import PROCESS_CHECKS
+    from backend.selftest.checks import ENGINE_CHECKS, PROCESS_CHECKS, Workbench, run_checks
 
     results = []
     with tempfile.TemporaryDirectory(prefix="grpo-studio-selftest-") as folder:

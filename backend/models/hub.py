@@ -273,7 +273,7 @@ PROGRESS_S = 0.2
 
 class DownloadListener(Protocol):
     """Receives progress, and may cancel by raising in `check` or `sleep`
-    (`backend.serve.question_call.QuestionCall`)."""
+    (`backend.serve.questions.QuestionCall`)."""
 
     report: Callable[[dict[str, Any]], None]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from backend.bench.device import this_machine
-from backend.selftest.check import CheckResult
+from backend.selftest.checks import CheckResult
 from backend.trainer.telemetry import versions
 from backend.utils.about import without_private
 from backend.utils.command import is_bundled

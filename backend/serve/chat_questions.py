@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from backend.serve.question_call import QuestionCall
+from backend.serve.questions import QuestionCall
 from backend.utils.errors import UserError
 
 if TYPE_CHECKING:

@@ -36,7 +36,7 @@ from backend.data.rows import MapRows
 from backend.rewards.allowed_code import AllowedCode
 from backend.rewards.catalogue import locate_reward_file
 from backend.rewards.scorer import begin_scorer
-from backend.serve.question_call import QuestionCall
+from backend.serve.questions import QuestionCall
 from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.text import quote
 
@@ -99,8 +99,6 @@ def close() -> None:
 
 atexit.register(close)
 
-
-# ── dataset questions ────────────────────────────────────────────────────────────────────────────────────────────────
 
 CELL = 240
 """Characters of a cell that are sent for the table."""

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+import urllib.request
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
-from backend.serve.question_call import QuestionCall
-from backend.utils.hub_cache import hub_cache
+from backend.distributed.hosts_file import parse_hosts
+from backend.models import inventory
+from backend.models.peft_import import import_adapter as carry
+from backend.runs.saved_weights import imported_folder
+from backend.serve.questions import QuestionCall
+from backend.utils.about import is_newer, our_version, release_in
+from backend.utils.errors import UserError
+from backend.utils.files import names_folder, resolved
+from backend.utils.hub_cache import RepoType, hub_cache, local_folder
 
 
 def hub_search(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
@@ -47,3 +57,84 @@ def hub_login(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
     from backend.export.hub_upload import log_in
 
     return asdict(log_in(str(request["token"])))
+
+
+def models(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
+    """{paths: [folder, …]} → {found: [an InventoryItem as a dict, …]}, the bundled model last."""
+    return _found(inventory.models(request.get("paths", ())), "model")
+
+
+def datasets(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
+    """{paths: [path, …]} → {found: [an InventoryItem as a dict, …]}, the bundled dataset last."""
+    return _found(inventory.datasets(request.get("paths", ())), "dataset")
+
+
+def _found(items: list[inventory.InventoryItem], repo_type: RepoType) -> dict[str, Any]:
+    bundled = inventory.bundled(repo_type)
+    return {"found": [item.to_dict() for item in (*(item for item in items if item.place != bundled.place), bundled)]}
+
+
+def model_facts(request: dict[str, Any], call: QuestionCall) -> dict[str, Any] | None:
+    """{name: id or path} → its InventoryItem; None where it is not on this machine, or not all of it."""
+    folder = local_folder(request["name"])
+    if folder is None:
+        return None
+    name = request["name"]
+    is_path = names_folder(name)
+    if not is_path and inventory.is_incomplete(folder):
+        return None
+    return inventory.model_at(folder, "" if is_path else name, "folder" if is_path else "cache", name).to_dict()
+
+
+def check_machines(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
+    """{hosts: the content of a hosts file, name, backend, model, reward_file, copies} → a MachineReport as a mapping.
+
+    Reports {rank, stage, share}. A cancelled check leaves no process on any machine, and of a copy what has arrived.
+    """
+    from backend.distributed.machine_check import CheckProgress, Wanted, check_machines
+
+    name = str(request["name"])
+    hosts = parse_hosts(request["hosts"], name)
+    wanted = Wanted(request["backend"], request["model"], request["reward_file"], bool(request["copies"]))
+
+    def reached(rank: int, stage: str, share: float | None) -> None:
+        call.report({"rank": rank, "stage": stage, "share": share})
+
+    return check_machines(hosts, name, wanted, CheckProgress(reached, call.check)).to_dict()
+
+
+TIMEOUT_S = 10.0
+MOST_BYTES = 4 << 20
+
+
+def newer_release(request: dict[str, Any], call: QuestionCall) -> dict[str, str] | None:
+    """{feed: address} → {version, page} of a release that is newer than this program; None where there is none."""
+    address = str(request["feed"])
+    if not address.startswith(("https://", "http://127.0.0.1", "http://localhost")):
+        raise UserError("updates", "The list of releases must have an address that begins with https://.")
+    asked = urllib.request.Request(address, headers={"User-Agent": "grpo-studio", "Accept": "application/json"})
+    try:
+        with urllib.request.urlopen(asked, timeout=TIMEOUT_S) as answer:
+            content = answer.read(MOST_BYTES + 1)
+    except (OSError, ValueError) as error:  # URLError and time-outs are OSErrors
+        reason = getattr(error, "reason", None) or error
+        raise UserError("updates", f"The list of releases cannot be read: {reason}.") from None
+    if len(content) > MOST_BYTES:
+        raise UserError("updates", "The list of releases is too large to be one.")
+    try:
+        release = release_in(json.loads(content))
+    except ValueError:
+        raise UserError("updates", "The list of releases is not JSON.") from None
+    return release.to_dict() if is_newer(release.version, our_version()) else None
+
+
+def import_adapter(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
+    """{folder, model: id or path} → {path: the new folder beside it, sentences: what is to be said of it}. An earlier import is replaced."""
+
+    def report(sentence: str, done: float | None = None) -> None:
+        call.check()
+        call.report({"sentence": sentence, "done": done})
+
+    folder = resolved(Path(request["folder"]))
+    imported = carry(folder, request["model"], imported_folder(folder), overwrite=True, progress=report)
+    return {"path": str(imported.path), "sentences": imported.sentences()}

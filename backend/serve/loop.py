@@ -21,8 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TextIO
 
 from backend.runs.events import json_safe
-from backend.serve.question_call import Cancelled, QuestionCall
-from backend.serve.questions import QUESTIONS, Question
+from backend.serve.questions import QUESTIONS, Cancelled, Question, QuestionCall
 from backend.trainer.machine import fault_of_gpu
 from backend.utils.child_process import claim_stdout, json_line
 from backend.utils.disk_faults import fault_of

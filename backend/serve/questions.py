@@ -8,12 +8,43 @@ modification time).
 from __future__ import annotations
 
 import importlib
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from backend.models.tokenizers import import_mlx_lm
-from backend.serve.question_call import QuestionCall
+
+
+class Cancelled(Exception):
+    """The question was cancelled. A handler lets it pass, and leaves everything on disk sound."""
+
+
+class QuestionCall:
+    """Handed to every handler. `report` sends progress; `check` raises Cancelled once the question was cancelled."""
+
+    def __init__(self, report: Callable[[dict[str, Any]], None] = lambda progress: None) -> None:
+        self.report = report
+        self._cancelled = threading.Event()
+
+    @property
+    def is_cancelled(self) -> bool:
+        return self._cancelled.is_set()
+
+    def check(self) -> None:
+        """Raises Cancelled once the question was cancelled. To be called between two pieces of work."""
+        if self.is_cancelled:
+            raise Cancelled
+
+    def sleep(self, seconds: float) -> None:
+        """Wait, but no longer than until the question is cancelled. Raises Cancelled."""
+        if self._cancelled.wait(seconds):
+            raise Cancelled
+
+    def cancel(self) -> None:
+        """Called by the server, from another thread than the handler's."""
+        self._cancelled.set()
+
 
 Handler = Callable[[dict[str, Any], QuestionCall], Any]
 
@@ -36,9 +67,9 @@ class Question:
 
 
 QUESTIONS: dict[str, Question] = {
-    "models": Question("backend.serve.inventory_questions:models"),
-    "datasets": Question("backend.serve.inventory_questions:datasets"),
-    "model_facts": Question("backend.serve.inventory_questions:model_facts"),
+    "models": Question("backend.serve.hub_questions:models"),
+    "datasets": Question("backend.serve.hub_questions:datasets"),
+    "model_facts": Question("backend.serve.hub_questions:model_facts"),
     "hub_search": Question("backend.serve.hub_questions:hub_search"),
     "hub_files": Question("backend.serve.hub_questions:hub_files"),
     "download": Question("backend.serve.hub_questions:download", own_thread=True),
@@ -58,7 +89,7 @@ QUESTIONS: dict[str, Question] = {
     "chat_load": Question("backend.serve.chat_questions:chat_load", on_model_thread=True),
     "chat_reply": Question("backend.serve.chat_questions:chat_reply", on_model_thread=True),
     "chat_row": Question("backend.serve.chat_questions:chat_row"),
-    "check_machines": Question("backend.serve.machine_questions:check_machines", own_thread=True),
-    "import_adapter": Question("backend.serve.adapter_questions:import_adapter", on_model_thread=True),
-    "newer_release": Question("backend.serve.update_questions:newer_release", own_thread=True),
+    "check_machines": Question("backend.serve.hub_questions:check_machines", own_thread=True),
+    "import_adapter": Question("backend.serve.hub_questions:import_adapter", on_model_thread=True),
+    "newer_release": Question("backend.serve.hub_questions:newer_release", own_thread=True),
 }

@@ -20,7 +20,7 @@ from backend.rewards.catalogue import DEFAULT_REWARDS, locate_reward_file
 from backend.rewards.completion_lines import group_of, groups_in, line_of, merge_consecutive, read_groups
 from backend.rewards.errors import LoadError
 from backend.runs.completion_rows import GroupRow, ScoringRow, parse_group_row
-from backend.serve.question_call import QuestionCall
+from backend.serve.questions import QuestionCall
 from backend.utils.errors import UserError
 
 _bench = RewardBench()
@@ -29,9 +29,6 @@ atexit.register(_bench.close)
 _FOR_SCORING = keys_used_by("rewards", "scoring")
 _NOT_FOR_SAMPLING = (*keys_used_by("rewards"), "stages")
 """Settings that do not affect sampling; their faults are reported elsewhere."""
-
-
-# ── scoring ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def score(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
@@ -65,9 +62,6 @@ def _require_trust(trusted: Mapping[str, str], settings: BenchSettings) -> None:
         if trusted.get(str(path)) != read_code(path).fingerprint:
             sentence = f"{path.name} has not been allowed to run as it is now."
             raise UserError("reward_functions_file", sentence)
-
-
-# ── completions ──────────────────────────────────────────────────────────────────────────────────────
 
 
 def sample(request: dict[str, Any], call: QuestionCall) -> list[dict[str, Any]]:
@@ -139,9 +133,6 @@ def read_completions(request: dict[str, Any], call: QuestionCall) -> list[Scorin
     else:  # plain text is one completion
         groups = [group_of({"completion": request["text"]}, 0, "What was pasted")]
     return [line_of(group) for group in merge_consecutive(groups)]
-
-
-# ── cases ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def reward_cases(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:

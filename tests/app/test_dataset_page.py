@@ -25,8 +25,7 @@ from app.state import dataset as datasets
 from app.state.dataset import Counts
 from app.state.session import Session
 from backend.rewards.allowed_code import Rights
-from backend.serve.question_call import QuestionCall
-from backend.serve.questions import QUESTIONS
+from backend.serve.questions import QUESTIONS, QuestionCall
 from backend.utils.errors import ConfigProblem, UserError
 from tests.support.random_models import tiny_tokenizer
 

@@ -16,8 +16,8 @@ from app.state.prefs import Prefs
 from app.state.session import Session
 from app.window import Window
 from backend import __version__
-from backend.serve.question_call import QuestionCall
-from backend.serve.update_questions import newer_release
+from backend.serve.hub_questions import newer_release
+from backend.serve.questions import QuestionCall
 from backend.utils import about
 from backend.utils.errors import UserError
 from backend.utils.places import resources

@@ -19,8 +19,10 @@ from typer.testing import CliRunner
 from backend.__main__ import app
 from backend.rewards.functions import math_equality
 from backend.runs.checkpoints import checkpoint
-from backend.selftest import engine_checks, process_checks, report
-from backend.selftest.check import Check, CheckResult, CheckSkipped, Workbench, run_checks
+from backend.selftest import checks as engine_checks
+from backend.selftest import checks as process_checks
+from backend.selftest import report
+from backend.selftest.checks import Check, CheckResult, CheckSkipped, Workbench, run_checks
 from backend.utils.command import backend_command, backend_environment, window_command
 
 VERBS = app()

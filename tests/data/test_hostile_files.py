@@ -15,7 +15,7 @@ from backend.data.dataset_columns import columns_of
 from backend.data.files import read_file
 from backend.data.rows import check_columns, read_splits
 from backend.serve import dataset_questions
-from backend.serve.question_call import QuestionCall
+from backend.serve.questions import QuestionCall
 from backend.utils.errors import UserError
 
 NUMBER = "1" * 5000

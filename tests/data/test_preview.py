@@ -21,8 +21,7 @@ from backend.data.problems import PromptFormat
 from backend.data.prompts import TokenizedPrompts
 from backend.data.rows import read_splits
 from backend.serve import dataset_questions
-from backend.serve.question_call import Cancelled, QuestionCall
-from backend.serve.questions import QUESTIONS
+from backend.serve.questions import QUESTIONS, Cancelled, QuestionCall
 from backend.trainer.preflight import check
 from backend.utils.errors import UserError
 from tests.support.random_models import tiny_tokenizer

@@ -13,10 +13,8 @@ import mlx_lm
 import pytest
 
 from backend.config.config import Config, load
-from backend.demo import char_tokenizer, demo_model, warmup
-from backend.demo.build import rebuild
-from backend.demo.sums import NUMBERS, Sum, careful, pools, sloppy
-from backend.demo.warmup import encode
+from backend.demo import build
+from backend.demo.build import NUMBERS, Sum, careful, encode, pools, rebuild, sloppy
 from backend.rewards.catalogue import DEFAULT_REWARDS
 from backend.rewards.functions import r1
 from backend.utils.places import demo_config, resources
@@ -135,15 +133,15 @@ def test_the_chat_template_gives_the_prompts_of_the_warm_up(tokenizer: Any):
     start, end = "<|im_start|>", "<|im_end|>"
     expected = [start, "user", "\n", *"47+38=", end, "\n", start, "assistant", "\n"]
     assert tokenizer.convert_ids_to_tokens(ids) == expected
-    prompt, answer = encode(char_tokenizer.make(), Sum(47, 38), sloppy(Sum(47, 38)))
+    prompt, answer = encode(build.make_tokenizer(), Sum(47, 38), sloppy(Sum(47, 38)))
     assert ids == prompt
     assert tokenizer.convert_ids_to_tokens(answer)[-1] == end
 
 
 def test_the_shipped_tokenizer_is_that_of_the_script(tokenizer: Any, tmp_path: Path):
-    generated = char_tokenizer.make()
-    assert tokenizer.get_vocab() == generated.get_vocab() == {t: i for i, t in enumerate(char_tokenizer.VOCABULARY)}
-    char_tokenizer.save(generated, tmp_path)
+    generated = build.make_tokenizer()
+    assert tokenizer.get_vocab() == generated.get_vocab() == {t: i for i, t in enumerate(build.VOCABULARY)}
+    build.save_tokenizer(generated, tmp_path)
     shipped_text, generated_text = (
         [json.loads((folder / name).read_text("utf-8")) for name in ("tokenizer_config.json", "tokenizer.json")]
         for folder in (DEMO / "model", tmp_path)
@@ -159,20 +157,20 @@ def test_the_shipped_tokenizer_is_that_of_the_script(tokenizer: Any, tmp_path: P
 
 
 def test_the_model_has_about_a_million_float32_parameters(shipped: Any):
-    weights = demo_model.parameters(shipped[0])
+    weights = build.parameters(shipped[0])
     assert 800_000 < sum(weight.size for weight in weights.values()) < 1_200_000
     assert {weight.dtype for weight in weights.values()} == {mx.float32}
 
 
 def test_model_and_tokenizer_agree_on_eos_and_pad(tokenizer: Any):
     config = json.loads((DEMO / "model" / "config.json").read_text("utf-8"))
-    assert config == demo_model.CONFIG
+    assert config == build.CONFIG
     assert {config["eos_token_id"]} == set(tokenizer.eos_token_ids) == {tokenizer.eos_token_id}
     assert config["pad_token_id"] == tokenizer.pad_token_id
 
 
 def test_the_weights_have_mlx_s_metadata(shipped: Any, tmp_path: Path):
-    demo_model.save(shipped[0], tmp_path)
+    build.save_model(shipped[0], tmp_path)
     for folder in (DEMO / "model", tmp_path):
         _, metadata = mx.load(str(folder / "model.safetensors"), return_metadata=True)
         assert metadata == {"format": "mlx"}
@@ -196,7 +194,7 @@ def test_the_preset_uses_the_demo_with_kl_and_clipping(config: Config):
 
 
 def test_the_longest_careful_answer_fits_the_completion_limit(config: Config):
-    tokenizer = char_tokenizer.make()
+    tokenizer = build.make_tokenizer()
     lengths = [tuple(map(len, encode(tokenizer, sum_, careful(sum_)))) for sum_ in [*EVERY_SUM[::7], Sum(99, 99)]]
     assert max(answer for _, answer in lengths) <= config.max_completion_length
     assert max(prompt for prompt, _ in lengths) + config.max_completion_length <= config.max_seq_length
@@ -211,7 +209,7 @@ def digests(folder: Path) -> dict[str, str]:
 
 
 def test_the_same_seed_makes_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(warmup, "ROWS", 4)
+    monkeypatch.setattr(build, "ROWS", 4)
     messages: list[str] = []
     rebuild(tmp_path / "once", steps=2, progress=messages.append)
     mx.random.normal((3,))  # earlier random numbers must not matter

@@ -20,7 +20,7 @@ from backend.data.problems import PromptFormat, check_prompts
 from backend.data.rows import check_columns, read_splits
 from backend.models.tokenizers import load_tokenizer
 from backend.serve import dataset_questions
-from backend.serve.question_call import QuestionCall
+from backend.serve.questions import QuestionCall
 from backend.utils.errors import UserError
 from tests.support.random_models import tiny_tokenizer
 

@@ -21,7 +21,7 @@ from backend.config.config import Config
 from backend.data.rows import read_splits
 from backend.models import hub as our_hub
 from backend.models import inventory
-from backend.serve.question_call import Cancelled, QuestionCall
+from backend.serve.questions import Cancelled, QuestionCall
 from backend.trainer.preflight import check_model
 from backend.utils.errors import UserError
 from tests.support.hub_server import COMMIT, TOKEN, HubHandler, HubStandIn, Repo

@@ -21,8 +21,8 @@ from backend.export.trained_weights import AdapterFiles, TrainedWeights
 from backend.models.peft_files import Origin, PeftAdapter, PeftLayer, read_settings
 from backend.models.peft_import import carried_adapter, import_adapter
 from backend.runs.run_folder import RunFolder
-from backend.serve.adapter_questions import import_adapter as import_question
-from backend.serve.question_call import Cancelled, QuestionCall
+from backend.serve.hub_questions import import_adapter as import_question
+from backend.serve.questions import Cancelled, QuestionCall
 from backend.trainer.preflight import check
 from backend.utils.errors import UserError
 from tests.export.test_export_original import as_published

@@ -18,7 +18,7 @@ from backend.rewards.cases import cases_file, new_case, read_cases, rerun, write
 from backend.rewards.completion_lines import group_of, groups_in, line_of, merge_consecutive
 from backend.runs.run_folder import RunFolder
 from backend.serve import reward_questions as handlers
-from backend.serve.question_call import Cancelled, QuestionCall
+from backend.serve.questions import Cancelled, QuestionCall
 from backend.training.advantages import advantages
 from backend.utils.errors import UserError
 from tests.support import small_run

@@ -15,7 +15,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, tra
 from transformers import PreTrainedTokenizerFast
 
 from backend.config.config import parse
-from backend.demo.char_tokenizer import make
+from backend.demo.build import make_tokenizer
 from backend.engine.penalties import Penalties
 from backend.models.policy import Policy, load_policy
 from backend.runs.events import read_events
@@ -182,12 +182,12 @@ def test_a_stop_string_ends_a_completion_only_where_the_grammar_is_satisfied(pol
 
 def test_a_place_that_no_token_continues_counts_as_cut_off_and_is_told(tmp_path: Path) -> None:
     """The tokenizer of sums has no x: the end of sequence is all that is left after 1."""
-    compiled = CompiledGrammar(Grammar("regex", "1x|1[23]y"), make(), [3], 32)
+    compiled = CompiledGrammar(Grammar("regex", "1x|1[23]y"), make_tokenizer(), [3], 32)
     held, index = GrammarState(compiled), np.array([4])
     assert not held.stuck
     for token in ("1", "2"):
         mask = int(np.array(held.masks(index))[0, 0])
-        held.read(index, np.array([make().convert_tokens_to_ids(token)]))
+        held.read(index, np.array([make_tokenizer().convert_tokens_to_ids(token)]))
     assert mask and not held.stuck
     assert np.array(held.masks(index)).tolist() == [[1 << 3]] and held.stuck == {4}
     assert not held.is_complete([14])
@@ -219,7 +219,11 @@ def byte_level(folder: Path) -> Any:
 @pytest.mark.parametrize("kind", ["byte level", "sentencepiece", "characters"])
 def test_masks_lead_to_valid_text_with_every_kind_of_tokenizer(tmp_path: Path, kind: str) -> None:
     """A uniform choice of the allowed tokens, decoded as completions are."""
-    made = {"byte level": lambda: byte_level(tmp_path), "sentencepiece": sentencepiece_like, "characters": make}
+    made = {
+        "byte level": lambda: byte_level(tmp_path),
+        "sentencepiece": sentencepiece_like,
+        "characters": make_tokenizer,
+    }
     tokenizer = made[kind]()
     grammar = Grammar("regex", r"<answer>\d{2}\+1=\d</answer>") if kind == "characters" else JSON
     eos, size = (
@@ -269,7 +273,7 @@ class WithEnds:
 def test_what_cannot_be_held_is_refused_in_a_sentence(settings: dict[str, str], sentence: str) -> None:
     config = parse({"model": "m", "data": "d", **settings})
     with pytest.raises(UserError) as caught:
-        check_grammar(config, WithEnds(make()))
+        check_grammar(config, WithEnds(make_tokenizer()))
     (fault,) = caught.value.faults
     assert fault.setting == next(iter(settings)) and sentence in fault.sentence and len(fault.sentence) <= 200
 
@@ -279,7 +283,7 @@ def test_what_cannot_be_held_is_refused_in_a_sentence(settings: dict[str, str], 
     [{"output_regex": r"<think>[^<]*</think>\n<answer>\d+</answer>"}, {"output_schema": '{"type": "integer"}'}, {}],
 )
 def test_what_can_be_held_is_not(settings: dict[str, str]) -> None:
-    check_grammar(parse({"model": "m", "data": "d", **settings}), WithEnds(make()))
+    check_grammar(parse({"model": "m", "data": "d", **settings}), WithEnds(make_tokenizer()))
 
 
 def test_a_schema_may_be_a_file(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from backend.serve import chat_questions
 from backend.serve.chat_questions import chat_load, chat_reply, chat_row
-from backend.serve.question_call import Cancelled, QuestionCall
+from backend.serve.questions import Cancelled, QuestionCall
 from backend.serve.reward_questions import score
 from backend.utils.errors import UserError
 from tests.support.trained_run import make_run

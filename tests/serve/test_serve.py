@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 from backend.serve.loop import Server
-from backend.serve.question_call import QuestionCall
-from backend.serve.questions import QUESTIONS, Question
+from backend.serve.questions import QUESTIONS, Question, QuestionCall
 from backend.utils.command import backend_command, backend_environment
 from backend.utils.errors import UserError
 

@@ -15,7 +15,7 @@ from backend.data.rows import read_splits
 from backend.rewards.functions.answers import accuracy_reward
 from backend.serve.dataset_questions import preview
 from backend.serve.hub_questions import download
-from backend.serve.question_call import QuestionCall
+from backend.serve.questions import QuestionCall
 from backend.serve.reward_questions import score
 from backend.trainer import preflight
 from backend.utils import places
