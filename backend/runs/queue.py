@@ -196,7 +196,7 @@ class QueueFile:
         names = [run.name for run in queue.waiting]
         content = {
             "runs": names,
-            "event logs": {name: queue.diaries[name] for name in names if name in queue.diaries},
+            "diaries": {name: queue.diaries[name] for name in names if name in queue.diaries},
             "starting": queue.starting.name if queue.starting is not None else None,
             "paused": queue.is_paused,
             "pause_after_failure": queue.pauses_after_failure,
@@ -210,7 +210,7 @@ class QueueFile:
             return Queue()
         raw = read_json(self.path, "queue", advice=_ADVICE)
         content = cast("dict[str, Any]", raw) if isinstance(raw, dict) else {}
-        names, starting, diaries = content.get("runs"), content.get("starting"), content.get("event logs", {})
+        names, starting, diaries = content.get("runs"), content.get("starting"), content.get("diaries", {})
         flags = [content.get(key, False) for key in ("paused", "pause_after_failure")]
         problem = ""
         if not isinstance(names, list) or not all(map(is_folder_name, cast("list[Any]", names))):
