@@ -1,8 +1,8 @@
-"""The health rules: one function each. Their titles, thresholds and texts are in resources/health_rules.yaml, in the order in which
-findings are shown: the worst and the most basic first.
+"""The health rules: one function each. Their titles, thresholds and texts are in resources/health_rules.yaml, in the
+order in which findings are shown: the worst and the most basic first.
 
-To add one, write a function with `@rule()` and an entry under its name; it appears in the event log, on the Monitor page, in `doctor` and,
-once tested, in docs/health.md.
+To add one, write a function with `@rule()` and an entry under its name; it appears in the event log, on the Monitor
+page, in `doctor` and, once tested, in docs/health.md.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from backend.utils.whole_file import replace_file
 
 FILE = "own_functions.py"
 """In the run's folder."""
-_TEXT = '''"""Reward functions that the program which trained this run passed to backend.train. They are in that program."""
+_TEXT = '''"""Reward functions of the program that called backend.train. They are in that program."""
 
 {definitions}
 raise RuntimeError("{names}: of the program that called train(); resume with backend.resume")
