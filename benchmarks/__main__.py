@@ -116,7 +116,8 @@ def exports(
         Path, typer.Argument(help="Where runs and exports are kept: what is there is not trained again.")
     ],
 ) -> None:
-    """What every format of an export keeps and costs; writes the tables of docs/exports.md. Twenty minutes on two CPU cores."""
+    """What every format of an export keeps and costs; writes the tables of docs/exports.md. Twenty minutes on two CPU
+    cores."""
     from benchmarks import exports as measurements
 
     tables = [measurements.measure_demo(folder), measurements.measure_large(folder)]

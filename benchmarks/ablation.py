@@ -1,7 +1,8 @@
 """Ablations: each technique of the engine switched off by itself, with the plain way to do the same in its place.
 
-A switch is a context manager that patches one function or constant; models, rollouts and learners made and run inside it go the
-plain way. Results are the same but for rounding. tests/benchmarks enters every switch, so one whose target has moved is noticed.
+A switch is a context manager that patches one function or constant; models, rollouts and learners made and run inside
+it go the plain way. Results are the same but for rounding. tests/benchmarks enters every switch, so one whose target
+has moved is noticed.
 """
 
 from __future__ import annotations
@@ -315,4 +316,5 @@ GPU_SWITCHES: dict[str, Callable[[], Off]] = {
     "importance correction": no_correction,
     "gathers in order": atomic_gathers,
 }
-"""The techniques that matter on a GPU or in 16 bits: `python -m benchmarks ablation` measures them where there is one."""
+"""The techniques that matter on a GPU or in 16 bits: `python -m benchmarks ablation` measures them where there is
+one."""

@@ -1,4 +1,5 @@
-"""Baselines: mlx-lm's batched generation, the loss as the paper writes it, and a decoding step's matrix products alone."""
+"""Baselines: mlx-lm's batched generation, the loss as the paper writes it, and a decoding step's matrix products
+alone."""
 
 from __future__ import annotations
 
@@ -31,9 +32,15 @@ def batch_generate(case: Case, folder: Path, stopwatch: Stopwatch) -> None:
     for number in stopwatch.steps():
         prompts = [ids for ids in prompt_ids(case, number) for _ in range(case.group_size)]
         response = generate(
-            model, tokenizer, prompts, max_tokens=case.completion, sampler=sampler, return_token_ids=True,
-            completion_batch_size=case.rows, prefill_batch_size=case.rows,
-        )  # fmt: skip
+            model,
+            tokenizer,
+            prompts,
+            max_tokens=case.completion,
+            sampler=sampler,
+            return_token_ids=True,
+            completion_batch_size=case.rows,
+            prefill_batch_size=case.rows,
+        )
         stopwatch.lap("rollout")
         ids = response.token_ids
         assert ids is not None

@@ -1,4 +1,5 @@
-"""A contender: one implementation under measurement, ours or another. All share prompts, adapter shape, learning rate, rewards."""
+"""A contender: one implementation under measurement, ours or another. All share prompts, adapter shape, learning rate,
+rewards."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ RANK, SCALE, RATE = 8, 20.0, 1e-6
 
 
 def prompt_ids(case: Case, number: int = 0) -> list[list[int]]:
-    """Random prompts of step `number`, [prompts, prompt length]: the same for every contender, different in every step."""
+    """Random prompts of step `number`, [prompts, prompt length]: the same for every contender, different in every
+    step."""
     import numpy as np
 
     rng = np.random.default_rng((7, number))

@@ -1,8 +1,8 @@
 """`python -m benchmarks.contender_process`: one contender on one case, in a process of its own, over JSON lines.
 
-The first line on stdin is {"contender", "case", "model"}, answered by {"ready": …}. Each line after that runs one step and
-is answered by its measurements. The end of stdin ends the process. It runs in our environment or in the
-peers', so it imports nothing of ours that needs more than mlx and mlx-lm, unless the contender is ours.
+The first line on stdin is {"contender", "case", "model"}, answered by {"ready": …}. Each line after that runs one step
+and is answered by its measurements. The end of stdin ends the process. It runs in our environment or in the peers', so
+it imports nothing of ours that needs more than mlx and mlx-lm, unless the contender is ours.
 """
 
 from __future__ import annotations

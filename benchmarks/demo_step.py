@@ -23,7 +23,8 @@ SHOWN = {
 
 
 def measure(config_file: Path, steps: int, warm_up: int) -> dict[str, float]:
-    """Median of each metric over `steps` steps of the config, after `warm_up` that do not count; in a temporary folder."""
+    """Median of each metric over `steps` steps of the config, after `warm_up` that do not count; in a temporary
+    folder."""
     from backend.config.config import parse, read
     from backend.runs.run_folder import make_run_folder
     from backend.trainer.run_process import train

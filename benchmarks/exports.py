@@ -1,5 +1,5 @@
-"""`python -m benchmarks exports`: what every format keeps and costs, on the demo trained with LoRA, DoRA and fully, and the memory that
-exporting a model of a gigabyte takes. Writes the tables of docs/exports.md.
+"""`python -m benchmarks exports`: what every format keeps and costs, on the demo trained with LoRA, DoRA and fully, and
+the memory that exporting a model of a gigabyte takes. Writes the tables of docs/exports.md.
 
 Every export is a process of its own, `python -m backend export`, so seconds include its start, and both
 they (of processor time) and the peak of memory are the system's count.
@@ -24,8 +24,14 @@ from benchmarks import random_model
 HELD_OUT = 256
 """Prompts of the demo's test split: all of them."""
 ADAPTERS = {
-    "learning_rate": 1e-3, "lr_warmup_init": 1e-4, "lr_final": 1e-4, "num_layers": -1, "rank": 16, "scale": 2.0, "fuse": False,
-}  # fmt: skip
+    "learning_rate": 1e-3,
+    "lr_warmup_init": 1e-4,
+    "lr_final": 1e-4,
+    "num_layers": -1,
+    "rank": 16,
+    "scale": 2.0,
+    "fuse": False,
+}
 """With these the demo learns as much by adapters as it does by full fine-tuning."""
 KINDS: dict[str, dict[str, Any]] = {
     "LoRA": ADAPTERS | {"train_type": "lora"},
@@ -141,7 +147,8 @@ def _columns(found: MeasuredExport) -> list[str]:
 
 
 def _large_run(folder: Path) -> tuple[Path, int]:
-    """A run folder with random adapters on a random model of 1.1 GB, made the first time; and the bytes of the model's weights."""
+    """A run folder with random adapters on a random model of 1.1 GB, made the first time; and the bytes of the model's
+    weights."""
     base, run = folder / "base", folder / "run"
     if not (run / "adapters" / "adapter_config.json").exists():
         _make_large(base, run)
@@ -160,11 +167,22 @@ def _make_large(base: Path, run: Path) -> None:
     for folder in (base, run / "adapters"):
         folder.mkdir(parents=True)
     config: dict[str, Any] = {
-        "model_type": "qwen3", "hidden_size": 1024, "num_hidden_layers": 26, "intermediate_size": 3072,
-        "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "rms_norm_eps": 1e-6, "rope_theta": 1e6,
-        "vocab_size": 151936, "max_position_embeddings": 4096, "tie_word_embeddings": True, "torch_dtype": "bfloat16",
-        "eos_token_id": random_model.END, "pad_token_id": random_model.PAD,
-    }  # fmt: skip
+        "model_type": "qwen3",
+        "hidden_size": 1024,
+        "num_hidden_layers": 26,
+        "intermediate_size": 3072,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1e6,
+        "vocab_size": 151936,
+        "max_position_embeddings": 4096,
+        "tie_word_embeddings": True,
+        "torch_dtype": "bfloat16",
+        "eos_token_id": random_model.END,
+        "pad_token_id": random_model.PAD,
+    }
     lora = {"rank": 16, "scale": 2.0, "dropout": 0.0}
     (base / "config.json").write_text(json.dumps(config), encoding="utf-8")
     random_model.write_tokenizer(base, config["vocab_size"])

@@ -1,4 +1,5 @@
-"""`python -m benchmarks.loss_comparison OUT.jsonl [--only NAME]`: trains the demo with each loss and each level of the ratio.
+"""`python -m benchmarks.loss_comparison OUT.jsonl [--only NAME]`: trains the demo with each loss and each level of the
+ratio.
 
 Every variant is the demo's preset with the changes in VARIANTS, for three seeds; greedy accuracy over the
 whole test split before and after, held-out reward, and seconds. Variants already in OUT.jsonl are left out.

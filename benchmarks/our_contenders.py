@@ -47,12 +47,25 @@ def _run(
 
 def settings(case: Case, folder: Path) -> Config:
     """The settings that all contenders share: LoRA on every projection, Adam, one update per rollout."""
-    return parse({
-        "model": str(folder), "data": str(folder), "num_layers": -1, "rank": RANK, "scale": SCALE, "optimizer": "adam",
-        "learning_rate": RATE, "batch_size": case.prompts, "group_size": case.group_size, "beta": case.beta,
-        "max_completion_length": case.completion, "max_seq_length": case.prompt + case.completion,
-        "temperature": case.temperature, "top_p": case.top_p, "top_k": 0,
-    })  # fmt: skip
+    return parse(
+        {
+            "model": str(folder),
+            "data": str(folder),
+            "num_layers": -1,
+            "rank": RANK,
+            "scale": SCALE,
+            "optimizer": "adam",
+            "learning_rate": RATE,
+            "batch_size": case.prompts,
+            "group_size": case.group_size,
+            "beta": case.beta,
+            "max_completion_length": case.completion,
+            "max_seq_length": case.prompt + case.completion,
+            "temperature": case.temperature,
+            "top_p": case.top_p,
+            "top_k": 0,
+        }
+    )
 
 
 def sampling(case: Case) -> Sampling:

@@ -29,18 +29,20 @@ DIFFERS = {
         "completion at a time; with natural ends it is therefore asked not to batch, which is faster for it."
     ),
     "mlx-lm-lora": (
-        "Its defaults: decodes and trains as many rows at once as there are prompts in the batch, so one for one prompt. "
-        "The reference is a second copy of the model. The ratio is always 1. Temperature, top-p and top-k are the case's."
+        "Its defaults: decodes and trains as many rows at once as there are prompts in the batch, so one for one "
+        "prompt. The reference is a second copy of the model. The ratio is always 1. "
+        "Temperature, top-p and top-k are the case's."
     ),
     "mlx-tune": (
-        "REINFORCE: no KL, no reference, no ratio; log-probabilities of the prompt are trained on too. One completion at "
-        "a time, one update a prompt. It has no top-p: with top-p 0.95 asked for, it samples without."
+        "REINFORCE: no KL, no reference, no ratio; log-probabilities of the prompt are trained on too. One "
+        "completion at a time, one update a prompt. It has no top-p: with top-p 0.95 asked for, it samples without."
     ),
 }
 
 
 class NumberedPrompts:
-    """Mixed into mlx-lm's tokenizer: a prompt's text is its index, which encodes to its ids; decoded lengths are recorded."""
+    """Mixed into mlx-lm's tokenizer: a prompt's text is its index, which encodes to its ids; decoded lengths are
+    recorded."""
 
     prompts: list[list[int]]
     decoded: list[int]
@@ -78,14 +80,26 @@ def mlxrl(case: Case, folder: Path, stopwatch: Stopwatch) -> None:
     for number in stopwatch.steps():
         tokenizer.__dict__["prompts"] = prompt_ids(case, number)
         rollouts = generate_prefix_cached_group_rollouts(
-            model, tokenizer, [str(i) for i in range(case.prompts)], case.group_size, sampling, seed=number,
-            use_chat_template=False, compile_decode_step=not case.natural, batch_groups=not case.natural,
-        )  # fmt: skip
+            model,
+            tokenizer,
+            [str(i) for i in range(case.prompts)],
+            case.group_size,
+            sampling,
+            seed=number,
+            use_chat_template=False,
+            compile_decode_step=not case.natural,
+            batch_groups=not case.natural,
+        )
         stopwatch.lap("rollout")
         batch = batch_from_rollouts(
-            model, rollouts, [reward(rollout.text) for rollout in rollouts], case.group_size, 0, algorithm,
+            model,
+            rollouts,
+            [reward(rollout.text) for rollout in rollouts],
+            case.group_size,
+            0,
+            algorithm,
             compute_reference=case.beta != 0,
-        )  # fmt: skip
+        )
         optimizer_step(model, optimizer, batch, case.beta, 0, algorithm)
         stopwatch.lap("train")
         stopwatch.done(sum(len(rollout.completion_tokens) for rollout in rollouts))
@@ -121,14 +135,29 @@ def mlx_lm_lora(case: Case, folder: Path, stopwatch: Stopwatch) -> None:
 
     with tempfile.TemporaryDirectory() as scratch:
         args = GRPOTrainingArgs(
-            batch_size=case.prompts, iters=FOREVER, group_size=case.group_size, beta=case.beta,
-            max_completion_length=case.completion, temperature=case.temperature, top_p=case.top_p, top_k=0,
-            steps_per_report=FOREVER, steps_per_save=FOREVER, adapter_file=str(Path(scratch) / "adapters.safetensors"),
-        )  # fmt: skip
+            batch_size=case.prompts,
+            iters=FOREVER,
+            group_size=case.group_size,
+            beta=case.beta,
+            max_completion_length=case.completion,
+            temperature=case.temperature,
+            top_p=case.top_p,
+            top_k=0,
+            steps_per_report=FOREVER,
+            steps_per_save=FOREVER,
+            adapter_file=str(Path(scratch) / "adapters.safetensors"),
+        )
         train_grpo(
-            model, reference, tokenizer, optim.Adam(learning_rate=RATE), [], reward_funcs=[scores], args=args,
-            iterate_batches=batches, end_answer_token="",
-        )  # fmt: skip
+            model,
+            reference,
+            tokenizer,
+            optim.Adam(learning_rate=RATE),
+            [],
+            reward_funcs=[scores],
+            args=args,
+            iterate_batches=batches,
+            end_answer_token="",
+        )
 
 
 def mlx_tune(case: Case, folder: Path, stopwatch: Stopwatch) -> None:
@@ -142,16 +171,23 @@ def mlx_tune(case: Case, folder: Path, stopwatch: Stopwatch) -> None:
     hooks = _MlxTuneHooks(with_numbered_prompts(tokenizer, case), case, stopwatch)
     with tempfile.TemporaryDirectory() as scratch:
         config = GRPOConfig(
-            beta=case.beta, num_generations=case.group_size, temperature=case.temperature, learning_rate=RATE,
-            max_completion_length=case.completion, max_steps=FOREVER, output_dir=scratch, logging_steps=FOREVER,
+            beta=case.beta,
+            num_generations=case.group_size,
+            temperature=case.temperature,
+            learning_rate=RATE,
+            max_completion_length=case.completion,
+            max_steps=FOREVER,
+            output_dir=scratch,
+            logging_steps=FOREVER,
             save_steps=FOREVER,
-        )  # fmt: skip
+        )
         rows = [{"prompt": str(i)} for i in range(case.prompts)]
         GRPOTrainer(model, rows, hooks.tokenizer, hooks.score, config).train()
 
 
 class _MlxTuneHooks:
-    """The two calls by which mlx-tune's loop is followed: it encodes a prompt when it starts on it, and scores completions."""
+    """The two calls by which mlx-tune's loop is followed: it encodes a prompt when it starts on it, and scores
+    completions."""
 
     def __init__(self, tokenizer: Any, case: Case, stopwatch: Stopwatch) -> None:
         self.tokenizer, self.case, self.stopwatch = tokenizer, case, stopwatch
@@ -178,7 +214,8 @@ class _MlxTuneHooks:
 
 
 def _without_package_init(name: str) -> None:
-    """Make a package's modules importable without running its `__init__`, which needs packages for speech and vision."""
+    """Make a package's modules importable without running its `__init__`, which needs packages for speech and
+    vision."""
     spec = importlib.util.find_spec(name)
     assert spec is not None and spec.submodule_search_locations is not None
     package = types.ModuleType(name)

@@ -1,7 +1,8 @@
 """The virtual environment of the other trainers, at the versions we compare with, with exactly our own mlx and mlx-lm.
 
-It is in the platform's cache folder, never in our environment. The peers are installed without their declared dependencies,
-only with what a GRPO step of theirs imports, at our versions where we have them, so that all run the same arithmetic.
+It is in the platform's cache folder, never in our environment. The peers are installed without their declared
+dependencies, only with what a GRPO step of theirs imports, at our versions where we have them, so that all run the same
+arithmetic.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Random models of Qwen3's shape with a tokenizer, whose probability of ending a completion is chosen.
 
-Every contender loads the same folder through mlx-lm. Contenders must not suppress or force the end token by their own means, so
-its probability is in the weights: all (tied) embeddings share one large component, so every hidden state has it too, and the
-end token's embedding is a multiple of that component.
+Every contender loads the same folder through mlx-lm. Contenders must not suppress or force the end token by their own
+means, so its probability is in the weights: all (tied) embeddings share one large component, so every hidden state has
+it too, and the end token's embedding is a multiple of that component.
 """
 
 from __future__ import annotations
@@ -52,12 +52,22 @@ def make(path: Path, case: Case) -> None:
 
 def _config(case: Case) -> dict[str, Any]:
     return {
-        "model_type": "qwen3", "hidden_size": case.hidden, "num_hidden_layers": case.layers,
-        "intermediate_size": 3 * case.hidden, "num_attention_heads": case.hidden // 64,
-        "num_key_value_heads": max(1, case.hidden // 128), "head_dim": 64, "rms_norm_eps": 1e-6,
-        "rope_theta": 10000.0, "vocab_size": case.vocab, "max_position_embeddings": 4096, "tie_word_embeddings": True,
-        "eos_token_id": END, "pad_token_id": PAD, "torch_dtype": "float32",
-    }  # fmt: skip
+        "model_type": "qwen3",
+        "hidden_size": case.hidden,
+        "num_hidden_layers": case.layers,
+        "intermediate_size": 3 * case.hidden,
+        "num_attention_heads": case.hidden // 64,
+        "num_key_value_heads": max(1, case.hidden // 128),
+        "head_dim": 64,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
+        "vocab_size": case.vocab,
+        "max_position_embeddings": 4096,
+        "tie_word_embeddings": True,
+        "eos_token_id": END,
+        "pad_token_id": PAD,
+        "torch_dtype": "float32",
+    }
 
 
 def _calibrate_end(model: Any, chance: float) -> None:

@@ -19,7 +19,8 @@ Planned = list[tuple[Case, Sequence[str]]]
 
 
 def measure(section: str, rounds: int, warm_up: int, only: str = "") -> Results:
-    """Measure a section; `only` keeps the cases with these words in their name. Raises LookupError without the peers."""
+    """Measure a section; `only` keeps the cases with these words in their name. Raises LookupError without the
+    peers."""
     if section == "start":
         return _with_model_folder(lambda models, note: _starts(rounds, warm_up, models, note))
     return compare([(case, contenders) for case, contenders in planned(section) if only in case.name], rounds, warm_up)

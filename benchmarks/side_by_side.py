@@ -52,9 +52,12 @@ class Worker:
         self.contender = contender
         python = peers.python() if contender in PEERS else Path(sys.executable)
         self._child = ChildProcess(
-            [str(python), "-m", "benchmarks.contender_process"], grace_s=10.0, folder=project_root(), own_session=False,
+            [str(python), "-m", "benchmarks.contender_process"],
+            grace_s=10.0,
+            folder=project_root(),
+            own_session=False,
             environment=os.environ | {"PYTHONPATH": str(project_root()), "HF_HUB_OFFLINE": "1"},
-        )  # fmt: skip
+        )
         self.ready = self._answer({"contender": contender, "case": case.as_dict(), "model": str(model)})["ready"]
 
     def step(self) -> dict[str, float]:
@@ -74,7 +77,8 @@ class Worker:
 
 
 def measure(case: Case, contenders: Sequence[str], rounds: int, warm_up: int, models: Path, note: Note) -> list[Result]:
-    """`rounds` steps of each contender, in turns, after `warm_up` steps that do not count. Models are made in `models`."""
+    """`rounds` steps of each contender, in turns, after `warm_up` steps that do not count. Models are made in
+    `models`."""
     folder = model_folder(case, models)
     runs: dict[str, list[dict[str, float]]] = {name: [] for name in contenders}
     with ExitStack() as stack:

@@ -29,7 +29,8 @@ MARKS: dict[str, Callable[[dict[str, Any]], bool]] = {
 
 
 def measure(rounds: int, warm_up: int, models: Path, note: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Seconds from the start until each mark: medians over `rounds` fresh processes, after some that warm the disk's cache."""
+    """Seconds from the start until each mark: medians over `rounds` fresh processes, after some that warm the disk's
+    cache."""
     runs: list[dict[str, tuple[float, float]]] = []
     for number in range(warm_up + rounds):
         with tempfile.TemporaryDirectory() as folder:
@@ -83,10 +84,16 @@ def _config(model: Path, folder: Path) -> Path:
     rows = [{"prompt": f"What is {n} plus {n}?", "answer": str(2 * n)} for n in range(64)]
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     raw = {
-        "model": str(model), "data": str(folder / "rows.jsonl"), "iters": 1, "group_size": CASE.group_size,
-        "max_completion_length": CASE.completion, "max_seq_length": 512, "steps_per_eval": 0, "fuse": False,
+        "model": str(model),
+        "data": str(folder / "rows.jsonl"),
+        "iters": 1,
+        "group_size": CASE.group_size,
+        "max_completion_length": CASE.completion,
+        "max_seq_length": 512,
+        "steps_per_eval": 0,
+        "fuse": False,
         "reward_functions": ["r1_int"],
-    }  # fmt: skip
+    }
     path = folder / "config.yaml"
     path.write_text(yaml.safe_dump(raw))
     return path

@@ -1,4 +1,5 @@
-"""The stopwatch inside a contender's process: waits for a request, times the phases of a step, replies with what they took.
+"""The stopwatch inside a contender's process: waits for a request, times the phases of a step, replies with what they
+took.
 
 CPU seconds are those of the whole process, all threads; peaks are mlx's, weights included.
 """

@@ -1,7 +1,8 @@
 """What a tracker costs its run: the demo with one and without, in pairs, each run a fresh process.
 
-A tracker is a process of its own, so what it may cost the run is the time that both compete for: cores, disk, memory. The processor time is
-that of the trainer and its reward functions alone, as the kernel counts it; the seconds are those of a clock.
+A tracker is a process of its own, so what it may cost the run is the time that both compete for: cores, disk, memory.
+The processor time is that of the trainer and its reward functions alone, as the kernel counts it; the seconds are those
+of a clock.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ MOST_WAIT_S = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Of one run, in seconds: from the first process to the last line, of all steps by the trainer's own clock, of processor time."""
+    """Of one run, in seconds: from the first process to the last line, of all steps by the trainer's own clock, of
+    processor time."""
 
     wall: float
     steps: float
@@ -112,7 +114,8 @@ def _run(folder: Path, name: str, tracker: str, steps: int) -> Cost:
 
 
 def _wait_for(run: RunFolder, tracker: str) -> None:
-    """Wait until the run's tracker has ended, so that it does not run beside the next. Raises RuntimeError where it does not."""
+    """Wait until the run's tracker has ended, so that it does not run beside the next. Raises RuntimeError where it
+    does not."""
     until = time.monotonic() + MOST_WAIT_S
     while tracker in TRACKERS and file_lock.is_held(run.trackers / f"{tracker}.lock"):
         if time.monotonic() > until:

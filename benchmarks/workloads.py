@@ -50,7 +50,8 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """`ours` may take at most `at_most` times `against`'s `measure`; a stretch goal was not reached by the prototypes."""
+    """`ours` may take at most `at_most` times `against`'s `measure`; a stretch goal was not reached by the
+    prototypes."""
 
     against: str
     measure: str

@@ -1,9 +1,10 @@
 """The installed form of GRPO Studio: this one package holds `app/`, `backend/` and `resources/`.
 
-In a checkout `app` and `backend` lie at the top, where `python -m app` finds them. Installed like that they would take two names
-in site-packages that other programs use as well, so a wheel holds them inside this package (pyproject.toml), and importing it
-makes them importable by their own names. `python -m grpo_studio.backend VERB` and `python -m grpo_studio.app` follow from that;
-processes that they start find our modules by PYTHONPATH (`backend.utils.command.backend_environment`).
+In a checkout `app` and `backend` lie at the top, where `python -m app` finds them. Installed like that they would take
+two names in site-packages that other programs use as well, so a wheel holds them inside this package (pyproject.toml),
+and importing it makes them importable by their own names. `python -m grpo_studio.backend VERB` and `python -m
+grpo_studio.app` follow from that; processes that they start find our modules by PYTHONPATH
+(`backend.utils.command.backend_environment`).
 """
 
 from __future__ import annotations

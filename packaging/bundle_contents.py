@@ -1,7 +1,8 @@
-"""What a frozen app contains: which modules and files of our dependencies are used, and which are left out, with the reason.
+"""What a frozen app contains: which modules and files of our dependencies are used, and which are left out, with the
+reason.
 
-Plain functions of names and paths, so that a test can hold them against the installed packages without building anything.
-`packaging/grpo-studio.spec` applies them.
+Plain functions of names and paths, so that a test can hold them against the installed packages without building
+anything. `packaging/grpo-studio.spec` applies them.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 Entry = tuple[str, str, str]
-"""Of PyInstaller's table of contents: path in the bundle, path on this machine, kind ("BINARY", "EXTENSION", "DATA", …)."""
+"""Of PyInstaller's table of contents: path in the bundle, path on this machine, kind ("BINARY", "EXTENSION", "DATA",
+…)."""
 
 # ── modules ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -29,7 +31,8 @@ NEVER = (
     *("IPython", "jax", "matplotlib", "scipy", "sklearn", "tensorflow", "torch", "torchvision"),
     # gguf, which requires the last four, reads models from the Hub with them; ours are files.
     *("attr", "attrs", "chardet", "certifi", "charset_normalizer", "requests", "urllib3"),
-    # Trackers other than csv: whoever wants one trains from the package, and a run says so (backend/trainer/trackers/targets.py).
+    # Trackers other than csv: whoever wants one trains from the package, and a run says so
+    # (backend/trainer/trackers/targets.py).
     *("tensorboardX", "tensorboard", "trackio", "wandb"),
     # Tools that install, test or compile.
     *(
@@ -66,7 +69,8 @@ WINDOW = ("PySide6", "shiboken6", "pyqtgraph")
 """What the trainer must never load."""
 
 TRANSFORMERS = (
-    # mlx-lm uses the tokenizers of transformers, which are chosen by a model's configuration; all of them are kept, models are not.
+    # mlx-lm uses the tokenizers of transformers, which are chosen by a model's configuration; all of them are kept,
+    # models are not.
     *("transformers", "transformers.models", "transformers.models.auto.*", "transformers.models.*.configuration_*"),
     *("transformers.models.*.tokenization_*", "transformers.models.*.*_normalizer", "transformers.tokenization_*"),
     *("transformers._typing", "transformers.backbone_utils", "transformers.configuration_utils"),
@@ -113,8 +117,8 @@ def transformers_modules() -> tuple[list[str], list[str]]:
 
 
 def standard_library() -> list[str]:
-    """Every module of the standard library that this platform has, for users' reward files. Left out: NEVER (what needs Tk, installs or
-    edits), and tests."""
+    """Every module of the standard library that this platform has, for users' reward files. Left out: NEVER (what needs
+    Tk, installs or edits), and tests."""
     left_out = re.compile(r"(^|\.)(tests?|__main__)(\.|$)|^(" + "|".join(NEVER) + r")(\.|$)|^(antigravity|this)$")
     names: list[str] = []
     for name in sorted(sys.stdlib_module_names):
@@ -124,8 +128,8 @@ def standard_library() -> list[str]:
 
 
 READ_AS_TEXT = ("backend/*.py", "backend/*/*.py", "backend/*/*/*.py")
-"""Sources of ours that are read and not only run: `backend/config/loss_menu.py` and `backend/rewards/catalogue.py` make menus of them, and
-an export for TRL carries parts of them (`backend/export/trl_folder.py`)."""
+"""Sources of ours that are read and not only run: `backend/config/loss_menu.py` and `backend/rewards/catalogue.py` make
+menus of them, and an export for TRL carries parts of them (`backend/export/trl_folder.py`)."""
 
 
 def documents() -> list[Path]:
@@ -136,8 +140,8 @@ def documents() -> list[Path]:
 
 
 def not_in_metadata(requirements: Iterable[str]) -> list[str]:
-    """Those of pyproject.toml's requirements that the installed metadata of grpo-studio does not have: it was installed before they were
-    added."""
+    """Those of pyproject.toml's requirements that the installed metadata of grpo-studio does not have: it was installed
+    before they were added."""
     known = {_name(line) for line in metadata.requires("grpo-studio") or []}
     return [name for line in requirements if (name := _name(line)) not in known]
 
@@ -147,7 +151,8 @@ def _name(requirement: str) -> str:
 
 
 def unlisted(files: Iterable[str], listed: Iterable[str]) -> list[str]:
-    """The distributions that some of these files belong to, and that are not `listed`: About would not name their licences."""
+    """The distributions that some of these files belong to, and that are not `listed`: About would not name their
+    licences."""
     owners, listed = metadata.packages_distributions(), {canonicalize_name(name) for name in listed}
     folders = [Path(sysconfig.get_path(kind)).resolve() for kind in ("purelib", "platlib")]
     found: set[str] = set()
@@ -163,12 +168,14 @@ def unlisted(files: Iterable[str], listed: Iterable[str]) -> list[str]:
 
 
 PACKAGES_WITH_DATA = ("datasets", "huggingface_hub")
-"""Packages that read files of their own, such as templates of model cards, and have no hook in PyInstaller that says so."""
+"""Packages that read files of their own, such as templates of model cards, and have no hook in PyInstaller that says
+so."""
 
 # ── files ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 UNUSED_FILES = (
-    # Qt: the plugins of displays without a desktop, of OpenGL (everything is painted by the CPU), of GTK (it would bring GTK), of the
+    # Qt: the plugins of displays without a desktop, of OpenGL (everything is painted by the CPU), of GTK (it would
+    # bring GTK), of the
     # network, and the translations of Qt's own texts, for the window speaks English.
     *("PySide6/Qt/plugins/egldeviceintegrations/*", "PySide6/Qt/plugins/generic/*", "PySide6/Qt/plugins/tls/*"),
     *("PySide6/Qt/plugins/networkinformation/*", "PySide6/Qt/plugins/xcbglintegrations/*", "PySide6/Qt/translations/*"),
@@ -215,7 +222,8 @@ def without_unused(entries: Iterable[Entry]) -> list[Entry]:
 def without_orphans(entries: list[Entry], needs: Callable[[str], Iterable[str]]) -> list[Entry]:
     """The entries but for shared libraries that only a file needed which was left out (GTK with Qt's plugin for it).
 
-    `needs(path)` lists the files that a binary is linked against. Packages' own folders stay whole: they also load by name.
+    `needs(path)` lists the files that a binary is linked against. Packages' own folders stay whole: they also load by
+    name.
     """
     libraries = {Path(source).resolve(): target for target, source, kind in entries if _is_shared_library(target, kind)}
     waiting = [source for target, source, kind in entries if kind != "SYMLINK" and not _is_shared_library(target, kind)]
@@ -236,4 +244,5 @@ def _is_shared_library(target: str, kind: str) -> bool:
 
 
 KEPT_LIBRARIES = ("libpython", "Python", "libopenblas")
-"""Top-level libraries that no file is linked against: PyInstaller's loader opens the first two, `backend/engine/cpu_setup.py` the third."""
+"""Top-level libraries that no file is linked against: PyInstaller's loader opens the first two,
+`backend/engine/cpu_setup.py` the third."""

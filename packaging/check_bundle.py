@@ -3,9 +3,9 @@
 
     python packaging/check_bundle.py APP [--foreign PATH …]     one problem a line; exit 1 if there is any
 
-Checked are Info.plist, the program and the icon; that links stay inside the bundle; that no file names a path of the machine that
-built it; and of every Mac program and library: that it is for Apple silicon, runs on the oldest macOS we promise, and loads nothing
-from outside but the system's own. Needs macholib (`pip install -e '.[dev]'`).
+Checked are Info.plist, the program and the icon; that links stay inside the bundle; that no file names a path of the
+machine that built it; and of every Mac program and library: that it is for Apple silicon, runs on the oldest macOS we
+promise, and loads nothing from outside but the system's own. Needs macholib (`pip install -e '.[dev]'`).
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ MACH_O_MAGIC = {b"\xcf\xfa\xed\xfe", b"\xfe\xed\xfa\xcf", b"\xce\xfa\xed\xfe", b
 OF_EVERY_MAC = ("/usr/lib/", "/System/Library/", "@")
 """Beginnings of the names of libraries that a Mac has or, with @, that are looked up relative to the bundle."""
 PROMISE_OLDER = {"PySide6", "shiboken6"}
-"""Folders of libraries whose headers name the macOS of the machine that built them, while their makers promise an older one: Qt for
-Python's since 6.10 say 15 (6.12: 26), and its wheels are for 13. macOS compares that number for programs and not for libraries, where
-only what they call counts; docs/mac-checklist.md has the proof on macOS 14."""
+"""Folders of libraries whose headers name the macOS of the machine that built them, while their makers promise an older
+one: Qt for Python's since 6.10 say 15 (6.12: 26), and its wheels are for 13. macOS compares that number for programs
+and not for libraries, where only what they call counts; docs/mac-checklist.md has the proof on macOS 14."""
 SHELLS = (b"#!/bin/sh\n", b"#!/bin/sh ")
 
 
@@ -48,7 +48,8 @@ def main() -> int:
 
 
 def builders_paths() -> list[Path]:
-    """Folders of this machine that have no business in a bundle: the checkout and, if there is one, the virtual environment."""
+    """Folders of this machine that have no business in a bundle: the checkout and, if there is one, the virtual
+    environment."""
     return [ROOT] if sys.prefix == sys.base_prefix else [ROOT, Path(sys.prefix)]
 
 
@@ -139,7 +140,8 @@ def packed(version: str) -> int:
 
 
 def is_mach_o(path: Path) -> bool:
-    """Whether a file is a Mac program or library. Java classes and static libraries for several processors begin with the same bytes."""
+    """Whether a file is a Mac program or library. Java classes and static libraries for several processors begin with
+    the same bytes."""
     return head(path, 4) in MACH_O_MAGIC and path.suffix not in (".class", ".a")
 
 

@@ -3,9 +3,10 @@
 
     DISPLAY=:0 python packaging/cold_start.py ["dist/GRPO Studio"] [TIMES]
 
-Each start has an empty environment and a home folder of its own, as on the first day. The CPU seconds are the process's own until then: on a
-busy machine they say more than the wall clock. Xvfb needs -noreset: otherwise it starts anew whenever its last window goes. "Warm" is the
-disk's cache; empty it before (as root: echo 3 > /proc/sys/vm/drop_caches) for the first start after booting.
+Each start has an empty environment and a home folder of its own, as on the first day. The CPU seconds are the process's
+own until then: on a busy machine they say more than the wall clock. Xvfb needs -noreset: otherwise it starts anew
+whenever its last window goes. "Warm" is the disk's cache; empty it before (as root: echo 3 > /proc/sys/vm/drop_caches)
+for the first start after booting.
 """
 
 from __future__ import annotations

@@ -3,10 +3,10 @@
 
     python packaging/icon.py        writes resources/icons/app/: app.svg, PNGs of 16 to 1024 pixels, and app.icns
 
-It is what GRPO does: a group of completions, each better or worse than the mean of its group, and a mean that rises. The body is
-Apple's grid for icons: 824 of 1024 units wide with corners of 185. Small sizes are drawn anew with fewer and larger shapes, as a
-large drawing scaled down would blur. Needs PySide6 and Pillow (`pip install -e '.[release]'`); the files are committed, so building
-needs neither.
+It is what GRPO does: a group of completions, each better or worse than the mean of its group, and a mean that rises.
+The body is Apple's grid for icons: 824 of 1024 units wide with corners of 185. Small sizes are drawn anew with fewer
+and larger shapes, as a large drawing scaled down would blur. Needs PySide6 and Pillow (`pip install -e '.[release]'`);
+the files are committed, so building needs neither.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ CURVE = ((214, 642), (460, 642), (530, 392), (810, 378))
 
 @dataclass(frozen=True)
 class Drawing:
-    """How much is drawn at a size. `columns` are places on the curve, 0 … 1; `spread` the distances of a group's points from it,
-    which shrink towards the end as a policy that learns grows sure."""
+    """How much is drawn at a size. `columns` are places on the curve, 0 … 1; `spread` the distances of a group's points
+    from it, which shrink towards the end as a policy that learns grows sure."""
 
     line: float
     radius: float
@@ -54,7 +54,8 @@ def svg(size: int) -> str:
     width = SIDE - 2 * how.margin
     shapes = [
         f'<rect x="{how.margin}" y="{how.margin}" width="{width}" height="{width}" rx="{how.corner}" fill="{INDIGO}"/>',
-        f'<path d="M{start} C{first} {second} {end}" fill="none" stroke="{WHITE}" stroke-width="{how.line}" stroke-linecap="round"/>',
+        f'<path d="M{start} C{first} {second} {end}" fill="none" stroke="{WHITE}" '
+        f'stroke-width="{how.line}" stroke-linecap="round"/>',
         *points(how),
     ]
     body = "\n".join(f"  {shape}" for shape in shapes)
@@ -95,7 +96,8 @@ def write_png(size: int) -> Path:
 
 
 def write_icns(pngs: dict[int, Path]) -> None:
-    """One file with every size that macOS asks for; where a size has no picture of its own Pillow would scale the largest."""
+    """One file with every size that macOS asks for; where a size has no picture of its own Pillow would scale the
+    largest."""
     from PIL import Image
 
     largest, *others = (Image.open(pngs[size]) for size in sorted(pngs, reverse=True))

@@ -20,8 +20,8 @@ PROTECTED_FOLDERS = ("DesktopFolder", "DocumentsFolder", "DownloadsFolder", "Rem
 
 
 def info_plist(version: str, executable: str = NAME) -> dict[str, Any]:
-    """The content of Info.plist for a bundle whose program is Contents/MacOS/`executable`. `version` is 1, 2 or 3 numbers
-    with dots, as macOS compares it number by number; raises ValueError otherwise."""
+    """The content of Info.plist for a bundle whose program is Contents/MacOS/`executable`. `version` is 1, 2 or 3
+    numbers with dots, as macOS compares it number by number; raises ValueError otherwise."""
     numbers = version.split(".")
     if len(numbers) > 3 or not all(number.isdecimal() for number in numbers):
         raise ValueError(f"The version {version} of a Mac app must be up to three numbers with dots.")
@@ -39,7 +39,8 @@ def info_plist(version: str, executable: str = NAME) -> dict[str, Any]:
         "CFBundleSupportedPlatforms": ["MacOSX"],
         "CFBundleVersion": version,
         "LSApplicationCategoryType": "public.app-category.developer-tools",
-        # A launcher that is a script has no architecture of its own, and macOS would start it under Rosetta, or offer to install that.
+        # A launcher that is a script has no architecture of its own, and macOS would start it under Rosetta, or offer
+        # to install that.
         "LSArchitecturePriority": ["arm64"],
         "LSMinimumSystemVersion": MINIMUM_MACOS,
         "LSRequiresNativeExecution": True,
@@ -55,9 +56,9 @@ def info_plist(version: str, executable: str = NAME) -> dict[str, Any]:
 def document_types() -> list[dict[str, Any]]:
     """What the Finder offers the app for: YAML files, which it can edit, and run folders, which it shows.
 
-    Rank Alternate: the app is offered under "Open With" and takes drops on its Dock icon, but never becomes the program that
-    opens every YAML file or folder. Neither is a type of our own (a config is plain YAML, a run a plain folder), so no type is
-    exported.
+    Rank Alternate: the app is offered under "Open With" and takes drops on its Dock icon, but never becomes the program
+    that opens every YAML file or folder. Neither is a type of our own (a config is plain YAML, a run a plain folder),
+    so no type is exported.
     """
     return [
         {

@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""Precompile the C++ header that mlx includes in every CPU kernel it compiles at run time. Linux only; does nothing elsewhere.
+"""Precompile the C++ header that mlx includes in every CPU kernel it compiles at run time. Linux only; does nothing
+elsewhere.
 
-On a CPU, mlx writes each fused elementwise kernel as a C++ file and calls g++ on it. Nine tenths of that time go into parsing one
-header: 0.73 CPU seconds a kernel without a precompiled header, 0.17 with it. g++ uses `compiled_preamble.h.gch` by itself when it lies
-beside the header and was made by the same compiler with the same flags, and ignores it silently otherwise, so it can be left out.
+On a CPU, mlx writes each fused elementwise kernel as a C++ file and calls g++ on it. Nine tenths of that time go into
+parsing one header: 0.73 CPU seconds a kernel without a precompiled header, 0.17 with it. g++ uses
+`compiled_preamble.h.gch` by itself when it lies beside the header and was made by the same compiler with the same
+flags, and ignores it silently otherwise, so it can be left out.
 
     python packaging/kernel_header.py        with the interpreter of the environment that mlx is installed in
 """
@@ -27,7 +29,8 @@ def main() -> None:
     include = Path(next(iter(spec.submodule_search_locations))) / "include"
     header = include / "mlx" / "backend" / "cpu" / "compiled_preamble.h"
     precompiled = header.with_name(header.name + ".gch")
-    # g++ does not compare a precompiled header with the header it was made from: one of an earlier mlx must not stay behind.
+    # g++ does not compare a precompiled header with the header it was made from: one of an earlier mlx must not stay
+    # behind.
     precompiled.unlink(missing_ok=True)
     if header.exists():
         command = ["g++", *FLAGS, f"-I{include}", "-x", "c++-header", str(header), "-o", str(precompiled)]

@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
-"""Make the Linux download from the frozen folder: GRPO-Studio-<version>-linux-<machine>.tar.xz, with a script that installs it.
+"""Make the Linux download from the frozen folder: GRPO-Studio-<version>-linux-<machine>.tar.xz, with a script that
+installs it.
 
-A tarball and not an AppImage: an AppImage is mounted as long as its program runs, and our trainings outlive the window that started them.
+A tarball and not an AppImage: an AppImage is mounted as long as its program runs, and our trainings outlive the window
+that started them.
 
     python packaging/linux_package.py [DIST]        DIST holds "GRPO Studio/", by default dist/
 """
@@ -43,7 +45,8 @@ def package(dist: Path) -> Path:
 
 
 def _tar(folder: Path, bundle: Path, archive: Path) -> list[str]:
-    """The command that packs `folder` with the bundle in it: the system's tar and xz, which use all cores as Python's do not."""
+    """The command that packs `folder` with the bundle in it: the system's tar and xz, which use all cores as Python's
+    do not."""
     return [
         *("tar", "--create", "--xz", "--file", str(archive), "--sort=name"),
         *("--owner=0", "--group=0", "--numeric-owner"),  # not the user who builds

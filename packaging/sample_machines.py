@@ -1,4 +1,5 @@
-"""Two Macs for the pictures of the Machines card: a hosts file, and what a check of them would have found. No machine is contacted."""
+"""Two Macs for the pictures of the Machines card: a hosts file, and what a check of them would have found. No machine
+is contacted."""
 
 from __future__ import annotations
 
@@ -32,7 +33,18 @@ def report() -> MachineReport:
 
 def _facts(name: str, chip: str, memory: float, free: float, model: str) -> MachineFacts:
     return MachineFacts(
-        machine=name, system="macOS 26.2", chip=chip, device="gpu", memory=int(memory), memory_free=int(free),
-        memory_usable=int(0.7 * memory), disk_free=512 * 10**9, python="3.12.4", grpo_studio="0.1.0", mlx="0.32.4",
-        mlx_lm="0.32.2", model=model, model_bytes=335_000_000 if model else 0,
-    )  # fmt: skip
+        machine=name,
+        system="macOS 26.2",
+        chip=chip,
+        device="gpu",
+        memory=int(memory),
+        memory_free=int(free),
+        memory_usable=int(0.7 * memory),
+        disk_free=512 * 10**9,
+        python="3.12.4",
+        grpo_studio="0.1.0",
+        mlx="0.32.4",
+        mlx_lm="0.32.2",
+        model=model,
+        model_bytes=335_000_000 if model else 0,
+    )

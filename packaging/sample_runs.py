@@ -1,4 +1,5 @@
-"""Real runs for screenshots of lists, comparisons and sweeps: short trainings of the bundled demo that differ in what they are told.
+"""Real runs for screenshots of lists, comparisons and sweeps: short trainings of the bundled demo that differ in what
+they are told.
 
 Each is trained by the command line, so what a page shows of it is what a user would see; only its notes are made up.
 """

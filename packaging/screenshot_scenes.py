@@ -1,4 +1,5 @@
-"""States of pages beyond the one in which they open: a filter set, two completions compared, a run paused, runs compared.
+"""States of pages beyond the one in which they open: a filter set, two completions compared, a run paused, runs
+compared.
 
 Each scene puts the window into its state and yields the name of its image; `packaging/screenshots.py` takes it.
 """
@@ -20,7 +21,8 @@ LIVE_STEPS, SHOWN_AT = 24, 6
 
 
 def live_scenes(window: Any, wait: Wait) -> Iterator[tuple[str, Any]]:
-    """Train in the window, with recorded tokens: (image, widget) while it trains, while it is paused, with the panel of settings.
+    """Train in the window, with recorded tokens: (image, widget) while it trains, while it is paused, with the panel of
+    settings.
 
     Leaves the run finished, with a changed setting. Raises TimeoutError.
     """
@@ -47,7 +49,8 @@ def live_scenes(window: Any, wait: Wait) -> Iterator[tuple[str, Any]]:
 
 
 def page_scenes(window: Any, wait: Wait, sick: Path, tokens: Path, runs: list[Path]) -> Iterator[str]:
-    """States of pages, one after the other. `sick`: a run with findings; `tokens`: one with recorded tokens and a change of settings."""
+    """States of pages, one after the other. `sick`: a run with findings; `tokens`: one with recorded tokens and a
+    change of settings."""
     session = window.session
     yield from settings_scenes(window)
     yield from machine_scenes(window)

@@ -7,11 +7,11 @@
     … --text 1.5                                    with text 1.5 times as large
 
 It writes PAGE-{light,dark}.png at 1280×800 for every page of the sidebar, PAGE-narrow-… at 880×600 and PAGE-wide-… at
-2560×1440, the states of `screenshot_scenes` (compared runs, a filter, coloured tokens, health findings, a paused run …),
-and every dialog. Beside the first run stand three short ones, a sweep and a recorded sick run, which `sample_runs` makes: a few minutes
-on two cores. Images are reduced to 256 colours, which keeps every colour of the
-theme and takes a third of the bytes. Runs are copied into a temporary folder, the home folder holds the models and datasets
-of `sample_home`, and preferences start empty, so that no image shows anything of this machine or its user.
+2560×1440, the states of `screenshot_scenes` (compared runs, a filter, coloured tokens, health findings, a paused run
+…), and every dialog. Beside the first run stand three short ones, a sweep and a recorded sick run, which `sample_runs`
+makes: a few minutes on two cores. Images are reduced to 256 colours, which keeps every colour of the theme and takes a
+third of the bytes. Runs are copied into a temporary folder, the home folder holds the models and datasets of
+`sample_home`, and preferences start empty, so that no image shows anything of this machine or its user.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ import screenshot_scenes  # noqa: E402
 SIZES = {"": (1280, 800), "-narrow": (880, 600), "-wide": (2560, 1440)}
 """Suffix of an image's name → size of the window in pixels."""
 COMMON, UNLIKE = 160, 24
-"""How many of an image's 256 colours are its most frequent ones, and how far each further colour must be from all chosen
-before it (sum of the absolute differences of the three channels)."""
+"""How many of an image's 256 colours are its most frequent ones, and how far each further colour must be from all
+chosen before it (sum of the absolute differences of the three channels)."""
 PATIENCE_S = 60.0
 """How long a page may take to settle."""
 CALM_S = 0.6
@@ -78,7 +78,8 @@ def parse() -> argparse.Namespace:
 
 
 def prepare(folder: Path, text: float) -> None:
-    """Point home, runs and preferences at `folder` and Qt at no display. Call before anything of the window is imported."""
+    """Point home, runs and preferences at `folder` and Qt at no display. Call before anything of the window is
+    imported."""
     for name in ("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "XDG_CACHE_HOME"):
         os.environ.pop(name, None)
     screen = (
@@ -277,7 +278,8 @@ def show_worse_row(window) -> None:
 
 
 def mixed_step(run) -> int:
-    """The newest step whose first group has advantages of both signs, so that the page has both to show; else the newest."""
+    """The newest step whose first group has advantages of both signs, so that the page has both to show; else the
+    newest."""
     steps = run.completion_steps()
     return next((step for step in reversed(steps) if _is_mixed(run.groups(step)[0])), steps[-1])
 
@@ -299,7 +301,8 @@ def write(image, file: Path) -> None:
 
 
 def in_few_colours(image):
-    """The image in 256 colours: the most frequent ones, and rare ones far from all of them, such as that of a small dot."""
+    """The image in 256 colours: the most frequent ones, and rare ones far from all of them, such as that of a small
+    dot."""
     import numpy as np
     from PySide6.QtCore import Qt
     from PySide6.QtGui import QImage

@@ -17,7 +17,8 @@ LIBRARIES = ("_internal", "Contents/Frameworks", "Contents/Resources")
 
 
 def sizes(bundle: Path) -> Counter[str]:
-    """Bytes by part: an executable, a package with its bundled libraries (numpy.libs counts as numpy), or a library of the system.
+    """Bytes by part: an executable, a package with its bundled libraries (numpy.libs counts as numpy), or a library of
+    the system.
 
     A file that several links lead to counts once.
     """

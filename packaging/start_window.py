@@ -1,4 +1,5 @@
-"""The window's executable in a frozen app: `python -m app`. On Linux it says first which system libraries are missing."""
+"""The window's executable in a frozen app: `python -m app`. On Linux it says first which system libraries are
+missing."""
 
 import sys
 

@@ -46,8 +46,8 @@ def loads(library: str) -> bool:
 
 
 def missing_for_window() -> str:
-    """A sentence with the libraries that Qt cannot be started without and that are not here; "" where none is missing, or not on Linux.
-    A frozen app, which brings some of them, says it at its start."""
+    """A sentence with the libraries that Qt cannot be started without and that are not here; "" where none is missing,
+    or not on Linux. A frozen app, which brings some of them, says it at its start."""
     if not sys.platform.startswith("linux"):
         return ""
     missing = {library: package for library, package in REQUIRED.items() if not loads(library)}

@@ -1,6 +1,8 @@
-"""The licences of what a frozen app contains and no Python package brought: the interpreter, and on Debian the system's libraries.
+"""The licences of what a frozen app contains and no Python package brought: the interpreter, and on Debian the system's
+libraries.
 
-`packaging/grpo-studio.spec` puts them into the bundle's folder system_licences/, from which `backend.utils.about` lists them in About.
+`packaging/grpo-studio.spec` puts them into the bundle's folder system_licences/, from which `backend.utils.about` lists
+them in About.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ DOCUMENTS = Path("/usr/share/doc")
 
 
 def write_licences(libraries: Iterable[str], folder: Path) -> list[Path]:
-    """Write the licence of Python and of each Debian package that one of these files belongs to into `folder`, which is emptied before.
+    """Write the licence of Python and of each Debian package that one of these files belongs to into `folder`, which is
+    emptied before.
 
     A file's name is <package>_<version>.txt. Raises SystemExit where a package has no licence to ship.
     """
@@ -38,7 +41,8 @@ def write_licences(libraries: Iterable[str], folder: Path) -> list[Path]:
 
 
 def debian_packages(files: Iterable[str]) -> list[tuple[str, str]]:
-    """(package, version) of those files that Debian packages brought; of Python's own folders and of other systems none."""
+    """(package, version) of those files that Debian packages brought; of Python's own folders and of other systems
+    none."""
     if shutil.which("dpkg-query") is None:
         return []
     ours = (Path(sys.prefix).resolve(), Path(sys.base_prefix).resolve())

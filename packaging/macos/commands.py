@@ -1,4 +1,5 @@
-"""Running Apple's command-line tools: what is run is printed, and a failure is one sentence with the tool's own words."""
+"""Running Apple's command-line tools: what is run is printed, and a failure is one sentence with the tool's own
+words."""
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Make the light app: a bundle without Python or Qt inside, which needs no certificate and makes its environment on the first start.
+"""Make the light app: a bundle without Python or Qt inside, which needs no certificate and makes its environment on the
+first start.
 
     python packaging/macos/light_app.py [--wheel FILE] [--out FOLDER]
 
-It holds the wheel of this checkout (built here unless one is given), the exact versions of what it needs, and the scripts of
-`light/`. It needs nothing of the checkout afterwards, and can be made on any system.
+It holds the wheel of this checkout (built here unless one is given), the exact versions of what it needs, and the
+scripts of `light/`. It needs nothing of the checkout afterwards, and can be made on any system.
 """
 
 from __future__ import annotations
@@ -75,7 +76,8 @@ def put(source: Path, target: Path, mode: int = 0o644) -> None:
 
 
 def environment_name(version: str, package: Path) -> str:
-    """A name that changes with anything that is installed: the version, and a digest of the wheel and the constraints."""
+    """A name that changes with anything that is installed: the version, and a digest of the wheel and the
+    constraints."""
     digest = hashlib.sha256()
     for file in sorted(package.iterdir()):
         digest.update(file.read_bytes())

@@ -14,7 +14,8 @@ from pathlib import Path
 from commands import ToolFailed, run
 
 PROFILE, KEY, KEY_ID, ISSUER = "NOTARY_PROFILE", "NOTARY_KEY", "NOTARY_KEY_ID", "NOTARY_ISSUER"
-"""Environment variables: a profile that `notarytool store-credentials` made, or an App Store Connect key's file, id and issuer."""
+"""Environment variables: a profile that `notarytool store-credentials` made, or an App Store Connect key's file, id and
+issuer."""
 
 
 def credentials(environment: Mapping[str, str] = os.environ) -> list[str]:
@@ -33,7 +34,8 @@ def credentials(environment: Mapping[str, str] = os.environ) -> list[str]:
 
 
 def notarise(path: Path, who: list[str]) -> None:
-    """Submit an .app or .dmg, wait for the verdict, and staple it. Raises ToolFailed with Apple's reasons when it is refused."""
+    """Submit an .app or .dmg, wait for the verdict, and staple it. Raises ToolFailed with Apple's reasons when it is
+    refused."""
     with tempfile.TemporaryDirectory() as folder:
         upload = path
         if path.suffix == ".app":  # notarytool takes single files

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Replace installed packages that were built for a newer macOS than the app promises by their wheels for the promised one.
+"""Replace installed packages that were built for a newer macOS than the app promises by their wheels for the promised
+one.
 
     python packaging/macos/oldest_wheels.py         in the environment that the app is frozen from, before it is frozen
 
-pip takes the newest build that runs on the machine: on macOS 26 it installs mlx's for 26, and an app frozen from that would not start
-on macOS 14. `check_bundle.py` finds what is left. Does nothing on other systems.
+pip takes the newest build that runs on the machine: on macOS 26 it installs mlx's for 26, and an app frozen from that
+would not start on macOS 14. `check_bundle.py` finds what is left. Does nothing on other systems.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ def is_newer(installed: Distribution) -> bool:
 
 
 def replace(requirements: list[str]) -> None:
-    """Install these exact versions again, from the wheels for MINIMUM_MACOS. Raises CalledProcessError where there is none."""
+    """Install these exact versions again, from the wheels for MINIMUM_MACOS. Raises CalledProcessError where there is
+    none."""
     print("Taking the builds for macOS", MINIMUM_MACOS, "of", *requirements)
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
     platform = f"macosx_{MINIMUM_MACOS.replace('.', '_')}_arm64"

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""From the frozen app to what people download: sign, notarise, staple, put it into a disk image, and write its checksum.
+"""From the frozen app to what people download: sign, notarise, staple, put it into a disk image, and write its
+checksum.
 
     python packaging/macos/release.py "dist/GRPO Studio.app" [--out dist]
 
-On a Mac. SIGNING_IDENTITY names a certificate of the keychain ("Developer ID Application: …"); NOTARY_PROFILE, or NOTARY_KEY with
-NOTARY_KEY_ID and NOTARY_ISSUER, says who submits to Apple. Without them the app is signed ad hoc, and the output says that macOS
-will ask people to allow it by hand. docs/releasing.md has the whole story.
+On a Mac. SIGNING_IDENTITY names a certificate of the keychain ("Developer ID Application: …"); NOTARY_PROFILE, or
+NOTARY_KEY with NOTARY_KEY_ID and NOTARY_ISSUER, says who submits to Apple. Without them the app is signed ad hoc, and
+the output says that macOS will ask people to allow it by hand. docs/releasing.md has the whole story.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from sign import AD_HOC, sign  # noqa: E402
 
 IDENTITY = "SIGNING_IDENTITY"
 UNSIGNED = (
-    "Not signed by a developer: SIGNING_IDENTITY is not set. On other Macs this app opens only after System Settings > Privacy & "
+    "Not signed by a developer: SIGNING_IDENTITY is not set. On other Macs this app opens only after "
+    "System Settings > Privacy & "
     "Security > Open Anyway."
 )
 UNNOTARISED = (
@@ -86,8 +88,8 @@ def disk_image(app: Path, out: Path) -> Path:
 
 
 def layout(app: Path) -> dict[str, Any]:
-    """dmgbuild's settings. Places are the middles of icons, in points from the top left of the window; the arrow of the built-in
-    background, 640 × 280, points from one to the other."""
+    """dmgbuild's settings. Places are the middles of icons, in points from the top left of the window; the arrow of the
+    built-in background, 640 × 280, points from one to the other."""
     return {
         "files": [str(app)],
         "symlinks": {"Applications": "/Applications"},

@@ -11,7 +11,8 @@ from check_bundle import is_mach_o
 from commands import run
 
 AD_HOC = "-"
-"""The identity of a signature without a certificate: Apple silicon runs no code without one, and it vouches for nobody."""
+"""The identity of a signature without a certificate: Apple silicon runs no code without one, and it vouches for
+nobody."""
 ENTITLEMENTS = Path(__file__).resolve().parent / "entitlements.plist"
 NESTED_BUNDLES = (".framework", ".app", ".bundle", ".xpc", ".plugin")
 
@@ -19,8 +20,8 @@ NESTED_BUNDLES = (".framework", ".app", ".bundle", ".xpc", ".plugin")
 def sign(app: Path, identity: str = AD_HOC) -> None:
     """Sign everything in `app`, then `app` itself, and verify. Raises ToolFailed.
 
-    With a certificate, under the hardened runtime and with Apple's timestamp, as notarising demands. Without one, without the
-    runtime: it would refuse our own libraries, which then share no team with the program.
+    With a certificate, under the hardened runtime and with Apple's timestamp, as notarising demands. Without one,
+    without the runtime: it would refuse our own libraries, which then share no team with the program.
     """
     options = ["--force", "--sign", identity]
     if identity != AD_HOC:
@@ -33,7 +34,8 @@ def sign(app: Path, identity: str = AD_HOC) -> None:
 
 
 def parts(app: Path) -> list[Path]:
-    """Everything that is signed, in this order: programs, libraries and nested bundles, the deepest first; `app` is the last."""
+    """Everything that is signed, in this order: programs, libraries and nested bundles, the deepest first; `app` is the
+    last."""
     inside = [path for path in app.rglob("*") if not path.is_symlink() and is_signed_alone(path)]
     return [*sorted(inside, key=lambda path: (-len(path.parts), str(path))), app]
 

@@ -1,8 +1,10 @@
-"""The rows of the run as TRL takes them: `python dataset.py` writes data/train.jsonl, data/validation.jsonl and held_out/*.jsonl.
+"""The rows of the run as TRL takes them: `python dataset.py` writes data/train.jsonl, data/validation.jsonl and
+held_out/*.jsonl.
 
-A row has `prompt` (chat messages), `answer` (text) and `row` (every column of the dataset, as JSON, for the reward functions). What is done
-to the rows is GRPO Studio's own code in backend/, with the settings of settings.json: the map function, the prompt template, the answer
-pattern, system messages, and the share that is held out. Rows of local files lie in source/; a dataset of Hugging Face is read from there.
+A row has `prompt` (chat messages), `answer` (text) and `row` (every column of the dataset, as JSON, for the reward
+functions). What is done to the rows is GRPO Studio's own code in backend/, with the settings of settings.json: the map
+function, the prompt template, the answer pattern, system messages, and the share that is held out. Rows of local files
+lie in source/; a dataset of Hugging Face is read from there.
 """
 
 from __future__ import annotations
@@ -92,7 +94,9 @@ def _found(source: dict[str, Any]) -> Found:
     return Found([dict(row) for row in splits[name]] if name else [], f"{source['repo']}, {name}")
 
 
-def _map_rows(function: str, rows: Sequence[dict[str, Any]], where: Callable[[int], str]) -> list[dict[str, Any] | None]:
+def _map_rows(
+    function: str, rows: Sequence[dict[str, Any]], where: Callable[[int], str]
+) -> list[dict[str, Any] | None]:
     file = load_reward_file(settings().reward_functions_file, HERE)
     with stand_in_library(file.functions):
         return map_each(file.map_functions[function], rows, file.path)
@@ -103,7 +107,8 @@ def _write(file: Path, rows: Iterable[dict[str, Any]], form: PromptFormat, sourc
     file.unlink(missing_ok=True)
     for index, row in enumerate(rows):
         problem = problem_of(index, row, messages_of(row, form, row_name(index, source)), [], form)
-        line = {"prompt": problem.messages, "answer": problem.answer, "row": json.dumps(row, ensure_ascii=False, default=str)}
+        text = json.dumps(row, ensure_ascii=False, default=str)
+        line = {"prompt": problem.messages, "answer": problem.answer, "row": text}
         file.parent.mkdir(exist_ok=True)
         with file.open("a", encoding="utf-8") as out:
             out.write(json.dumps(line, ensure_ascii=False) + "\n")

@@ -1,8 +1,9 @@
-"""Calls GRPO Studio's reward functions, and those of the user's files, as GRPO Studio does, from functions that TRL can call.
+"""Calls GRPO Studio's reward functions, and those of the user's files, as GRPO Studio does, from functions that TRL can
+call.
 
-TRL passes chats and the columns of dataset.py. Functions of GRPO Studio take texts: the prompt's last user message, the completion with its
-special tokens, the answer, and every column of the dataset's row. The text is decoded from the token ids, because TRL's own leaves special
-tokens such as <think> of some models out.
+TRL passes chats and the columns of dataset.py. Functions of GRPO Studio take texts: the prompt's last user message, the
+completion with its special tokens, the answer, and every column of the dataset's row. The text is decoded from the
+token ids, because TRL's own leaves special tokens such as <think> of some models out.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ TrlReward = Callable[..., Any]
 
 
 def reward_functions() -> list[TrlReward]:
-    """One function for each entry of the setting `reward_functions`, under the name that its scores have in GRPO Studio."""
+    """One function for each entry of the setting `reward_functions`, under the name that its scores have in GRPO
+    Studio."""
     file = HERE / settings().reward_functions_file if settings().reward_functions_file else None
     return [_as_trl_calls_it(function) for function in resolve(settings().reward_functions, file, HERE)]
 
@@ -51,12 +53,16 @@ def _library_of(function: RewardFunction) -> AbstractContextManager[None]:
     return stand_in_library(dict(function.user_file.functions)) if function.user_file else nullcontext()
 
 
-def _arguments(function: RewardFunction, prompts: list[Any], completions: list[Any], given: dict[str, Any]) -> dict[str, Any]:
-    """The keyword arguments of a call, from what TRL gives: prompts [B] and completions [B] as chats, and columns [B]."""
+def _arguments(
+    function: RewardFunction, prompts: list[Any], completions: list[Any], given: dict[str, Any]
+) -> dict[str, Any]:
+    """The keyword arguments of a call, from what TRL gives: prompts [B] and completions [B] as chats, and columns
+    [B]."""
     form = prompt_format()
     rows = [json.loads(text) for text in given["row"]]
     ids = given.get("completion_ids") or [[] for _ in completions]
-    problems = [problem_of(index, row, messages, [], form) for index, (row, messages) in enumerate(zip(rows, prompts, strict=True))]
+    pairs = enumerate(zip(rows, prompts, strict=True))
+    problems = [problem_of(index, row, messages, [], form) for index, (row, messages) in pairs]
     texts = [_text(tokens, completion) for tokens, completion in zip(ids, completions, strict=True)]
     sampled = [Completion(list(tokens), [], text, "eos") for tokens, text in zip(ids, texts, strict=True)]
     inputs = inputs_for(list(zip(problems, sampled, strict=True)), _state(given.get("trainer_state")), function.dialect)

@@ -4,9 +4,10 @@
     accelerate launch --num_processes 4 train.py         # four GPUs, where these packages are installed
     uv run train.py --max_steps 10 --report_to none      # any argument of `trl grpo` overrides grpo_config.yaml
 
-It reads grpo_config.yaml (TRL's arguments) and settings.json (what TRL has no argument for), makes the rows with dataset.py where that has
-not been done, and leaves the adapter, or the model, in output/. Beside what `trl grpo` does it takes the prompts in GRPO Studio's order,
-leaves out prompts that are too long, follows GRPO Studio's learning rate, and puts adapters on the layers that the settings name.
+It reads grpo_config.yaml (TRL's arguments) and settings.json (what TRL has no argument for), makes the rows with
+dataset.py where that has not been done, and leaves the adapter, or the model, in output/. Beside what `trl grpo` does
+it takes the prompts in GRPO Studio's order, leaves out prompts that are too long, follows GRPO Studio's learning rate,
+and puts adapters on the layers that the settings name.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 def take_folder(arguments: list[str]) -> Path:
-    """The folder of this script, or that of --folder, which is taken out of the arguments: a job of Hugging Face copies the script alone."""
+    """The folder of this script, or that of --folder, which is taken out of the arguments: a job of Hugging Face copies
+    the script alone."""
     if "--folder" not in arguments:
         return Path(__file__).resolve().parent
     place = arguments.index("--folder")
@@ -80,8 +82,8 @@ def main() -> None:
 
 
 class StudioTrainer(GRPOTrainer):
-    """TRL's trainer with the learning rate of GRPO Studio, and metrics of each evaluation set under its name. `steps`: of the run, as GRPO
-    Studio counts them."""
+    """TRL's trainer with the learning rate of GRPO Studio, and metrics of each evaluation set under its name. `steps`:
+    of the run, as GRPO Studio counts them."""
 
     steps = 1
 
@@ -92,7 +94,8 @@ class StudioTrainer(GRPOTrainer):
         return self.lr_scheduler
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """TRL calls the reward of every set eval_reward; transformers' own metrics have the set's name, as in eval_more_runtime."""
+        """TRL calls the reward of every set eval_reward; transformers' own metrics have the set's name, as in
+        eval_more_runtime."""
         ended = next((key.removesuffix("_runtime") for key in logs if key.endswith("_runtime")), "eval")
         if name := ended.removeprefix("eval").lstrip("_"):
             own = self._metrics["eval"]
@@ -130,7 +133,10 @@ def _spread(words: dict[str, Any], processes: int) -> None:
             if word == "gradient_accumulation_steps":
                 words["steps_per_generation"] //= processes
             return
-    print(f"An update cannot be divided among {processes} processes: each has all of it, and so {processes} times as many completions.")
+    print(
+        f"An update cannot be divided among {processes} processes: each has all of it, "
+        f"and so {processes} times as many completions."
+    )
 
 
 def _for_transformers(words: dict[str, Any]) -> None:
@@ -160,7 +166,8 @@ def linear_layers(about: Any) -> set[str]:
     with torch.device("meta"):
         empty = AutoModelForCausalLM.from_config(about)
     head = empty.get_output_embeddings()
-    return {name.rpartition(".")[2] for name, layer in empty.named_modules() if isinstance(layer, torch.nn.Linear) and layer is not head}
+    linears = [(name, layer) for name, layer in empty.named_modules() if isinstance(layer, torch.nn.Linear)]
+    return {name.rpartition(".")[2] for name, layer in linears if layer is not head}
 
 
 def callbacks(training: Any) -> list[Any]:
@@ -173,8 +180,8 @@ def callbacks(training: Any) -> list[Any]:
 
 
 class Prompts(Sequence[int | None]):
-    """The prompts of a prepared file, each looked at when it is asked for: its number, or None for one that is too long. As GRPO Studio
-    does it, a prompt that is too long is left out or cut on the left."""
+    """The prompts of a prepared file, each looked at when it is asked for: its number, or None for one that is too
+    long. As GRPO Studio does it, a prompt that is too long is left out or cut on the left."""
 
     def __init__(self, file: Path, tokenizer: Any, name: str = "") -> None:
         self._rows = load_dataset("json", data_files=str(file), split="train")
@@ -187,7 +194,8 @@ class Prompts(Sequence[int | None]):
 
     def __getitem__(self, index: Any) -> Any:
         if index not in self._chats:
-            messages = [{"role": message["role"], "content": message["content"]} for message in self._rows[index]["prompt"]]
+            prompt = self._rows[index]["prompt"]
+            messages = [{"role": message["role"], "content": message["content"]} for message in prompt]
             chat, tokens = fitted(messages, self._tokenizer, self._form, f"row {index + 1} of {self._where}")
             self._chats[index] = chat if isinstance(tokens, list) else None
         return None if self._chats[index] is None else index
