@@ -152,7 +152,7 @@ def step(window: Window, dice: random.Random) -> str:
     if not widgets:
         return "nothing"
     widget = dice.choice(widgets)
-    described = f"{type(widget).__name__} {widget.accessibleName() or getattr(widget, 'text', str)()}"[:80]
+    described = f"{type(widget).__name__} {widget.accessibleName() or widget.objectName()}"[:80]
     deed = next((deed for kind, deed in DEEDS if isinstance(widget, kind)), click_somewhere)
     deed(widget, dice)
     return described

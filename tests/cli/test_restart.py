@@ -53,7 +53,7 @@ def states(run: RunFolder, child: subprocess.Popen[bytes]) -> Iterator[str]:
         is_locked = run.is_locked()
         for event in follower.read():
             if follower.restarted:
-                state.clear()
+                state = RunState()
             state.apply(event)
         yield state.state(is_locked=is_locked, may_be_coming=state.is_empty)
         time.sleep(0.01)

@@ -91,7 +91,7 @@ def test_a_run_that_has_begun_waits_until_it_goes_on(queue: QueueFile) -> None:
         event_log.truncate(50)
     assert names(queue) == ["a", "b", "c", "d"]
     queue.set_paused(True)
-    assert json.loads(queue.path.read_text())["event logs"] == {}
+    assert json.loads(queue.path.read_text())["diaries"] == {}
     queue.add(stopped)
     assert names(queue)[-1] == "stopped", "stopped once more, it may wait once more"
 
@@ -127,7 +127,7 @@ def test_what_trains_or_has_finished_may_not_wait(queue: QueueFile, tmp_path: Pa
     [
         "{half",
         "[]",
-        '{"runs": [], "event logs": {"a": "x"}}',
+        '{"runs": [], "diaries": {"a": "x"}}',
         '{"runs": "a"}',
         '{"runs": ["../a"]}',
         '{"runs": [], "paused": 1}',

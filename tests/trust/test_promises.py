@@ -224,7 +224,7 @@ def test_the_warm_process_listens_on_nothing(tmp_path: Path) -> None:
         process.communicate()
 
 
-OPENS_PORTS = ROOT / "backend" / "distributed" / "worker_process.py"
+OPENS_PORTS = ROOT / "backend" / "distributed" / "wire.py"
 """Where rank 0 of a run on several machines listens."""
 
 
