@@ -45,7 +45,9 @@ def test_the_catalogue_and_the_registry_agree() -> None:
         code = REWARD_REGISTRY[entry.name].__code__
         assert entry.line in range(code.co_firstlineno, code.co_firstlineno + 3)
         assert entry.source == BUILT_IN
-        assert entry.scores.endswith(".") and " ".join((REWARD_REGISTRY[entry.name].__doc__ or "").split()).startswith(entry.scores)
+        assert entry.scores.endswith(".") and " ".join((REWARD_REGISTRY[entry.name].__doc__ or "").split()).startswith(
+            entry.scores
+        )
 
 
 def test_the_defaults_are_the_five_in_the_documented_order_with_their_labels() -> None:
