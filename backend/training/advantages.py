@@ -1,6 +1,4 @@
-"""Group-relative advantages: how much better each completion scored than the others of its group. Plain Python, no
-mlx at import, so that scoring on the command line loads no engine.
-"""
+"""Group-relative advantages, in plain Python: scoring on the command line loads no engine."""
 
 from __future__ import annotations
 
@@ -13,7 +11,6 @@ if TYPE_CHECKING:
     import mlx.core as mx
 
 STD_EPSILON = 1e-4
-"""Added to a standard deviation before dividing by it, as TRL does."""
 
 
 def advantages(
@@ -26,19 +23,16 @@ def advantages(
     baseline: str = "group",
     names: Sequence[str] = (),
 ) -> tuple[mx.array, dict[str, float]]:
-    """How much better each completion is than its group: advantages [B], float32, and the reward metrics.
+    """Return the advantages [B] (float32) and the reward metrics.
 
-    `rewards` [B, K] (lists or an array) holds NaN or None where a function had no opinion; rows i·G … i·G + G − 1 share
-    a prompt. `weights`: one a function, 1 each when left out. `scale_rewards` divides by the standard deviation (n − 1)
-    of the `group`, of the `batch`, or by nothing (`none`: Dr. GRPO, arXiv:2503.20783). `baseline="leave_one_out"`
-    compares with the mean of the *other* completions of the group (RLOO, arXiv:2402.14740), which is the difference
-    from the group's mean times n/(n − 1). `multi_objective_aggregation="normalize_then_sum"` normalises each function
-    in its group first, then the sum over the batch (GDPO, arXiv:2601.05242), and leaves `scale_rewards` out.
+    `rewards` [B, K] holds NaN or None where a function gave no score; rows i·G … i·G + G − 1 share a prompt. `weights`:
+    one per function, default 1. `scale_rewards` divides by the standard deviation (n − 1) of the `group`, of the
+    `batch`, or by nothing (`none`: Dr. GRPO, arXiv:2503.20783). `baseline="leave_one_out"` subtracts the mean of the
+    other completions (RLOO, arXiv:2402.14740). `multi_objective_aggregation="normalize_then_sum"` normalises each
+    function per group, then the sum over the batch (GDPO, arXiv:2601.05242), and ignores `scale_rewards`.
 
-    A completion that no function scored is left out of every mean and gets advantage 0. Metrics: `reward`,
-    `reward_std` over all completions, `reward_std_within_groups` (the mean of the groups' own, n − 1; not for groups
-    of one), `frac_reward_zero_std`, and `rewards/<name>/mean|std` for each of `names`. Computed in double precision.
-    Raises ValueError for shapes that do not fit and unknown option names.
+    Unscored completions are excluded from all means and get advantage 0. Raises ValueError for wrong shapes and unknown
+    options.
     """
     import mlx.core as mx
 
@@ -104,7 +98,6 @@ def advantage_values(
 
 
 def _sum_then_normalize(totals: list[float], group_size: int, scale: str) -> tuple[list[float], list[float]]:
-    """(R − mean of its group) / (std + 1e-4), and the std that belongs to each row."""
     if scale not in ("group", "batch", "none"):
         raise ValueError(f"scale_rewards is group, batch or none, not {scale!r}.")
     groups = _in_groups(totals, group_size)
@@ -119,8 +112,7 @@ def _sum_then_normalize(totals: list[float], group_size: int, scale: str) -> tup
 
 
 def _leave_one_out(values: list[float], totals: list[float], group_size: int) -> list[float]:
-    """RLOO (arXiv:2402.14740): R_i − mean of the others = (R_i − mean of the group) · n/(n − 1), n the scored
-    completions of the group; 0 where n is 1."""
+    """R_i − mean of the others = (R_i − group mean) · n/(n − 1); 0 where n is 1 (RLOO, arXiv:2402.14740)."""
     counts = [sum(not math.isnan(x) for x in group) for group in _in_groups(totals, group_size) for _ in group]
     # One scored completion alone is its group's mean, so its x is 0 already; an unscored one stays NaN.
     return [x * n / (n - 1) if n > 1 else x for x, n in zip(values, counts, strict=True)]
@@ -129,7 +121,7 @@ def _leave_one_out(values: list[float], totals: list[float], group_size: int) ->
 def _normalize_then_sum(
     rows: list[list[float]], group_size: int, weights: list[float]
 ) -> tuple[list[float], list[float]]:
-    """GDPO: each function's z-score in its group, summed with the weights, normalised once more over the batch."""
+    """GDPO: z-score each function in its group, sum with the weights, normalise over the batch."""
     # Normalised before the sum, functions of different scale count by their weights alone; equal sums of different
     # scores keep different advantages. The second pass over the batch keeps the size independent of how many functions
     # there are.
@@ -147,7 +139,7 @@ def _z_scores(group: Sequence[float]) -> list[float]:
 
 
 def _weighted_sum(values: Sequence[float], row: Sequence[float], weights: Sequence[float]) -> float:
-    """Σ w·x over the values that are not NaN; NaN when `row` holds none."""
+    """Σ w·x over the values that are not NaN; NaN if there are none."""
     if all(map(math.isnan, row)):
         return math.nan
     # fsum rounds once, so the order of the functions changes nothing; with some scores missing, the others still count.
@@ -159,8 +151,7 @@ def _in_groups(values: Sequence[float], size: int) -> list[Sequence[float]]:
 
 
 def _mean(values: Sequence[float]) -> float:
-    """The mean of the values that are not NaN. Equal values have exactly their value as mean, so their advantage is
-    exactly 0."""
+    """Mean of the values that are not NaN; exactly x if all equal x."""
     present = [x for x in values if not math.isnan(x)]
     if not present:
         return math.nan
@@ -169,8 +160,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _std(values: Sequence[float], if_single: float = math.nan) -> float:
-    """The standard deviation (n − 1) of the values that are not NaN: NaN below two values, but `if_single` for a
-    list of one."""
+    """Standard deviation (n − 1) of the values that are not NaN: NaN below two values, `if_single` for a list of one."""
     if len(values) == 1:
         return if_single
     mean = _mean(values)
@@ -179,5 +169,5 @@ def _std(values: Sequence[float], if_single: float = math.nan) -> float:
 
 
 def _group_std(group: Sequence[float]) -> float:
-    """As `_std`, but 0 in a group of one, as in evaluation."""
+    """Like `_std`, but 0 for a group of one."""
     return _std(group, if_single=0.0)

@@ -1,8 +1,7 @@
-"""A step's completions as padded arrays, with masks, and their split into micro-batches; length metrics.
+"""Pad a step's completions into arrays with masks, and split them into micro-batches.
 
-How a batch is split changes no number: each token's weight is fixed for the whole optimizer batch before any split
-(`losses.token_weights`), micro-batches only drop padding, and every row remembers its index. Arrays end in their axes:
-B rows (completions), T completion tokens, L prompt and completion tokens; sequences are padded on the right.
+Splitting changes no result: token weights are fixed for the optimizer batch before any split. Axes: B completions, T
+completion tokens, L prompt and completion tokens; padding is on the right.
 """
 
 from __future__ import annotations
@@ -18,50 +17,46 @@ from backend.types import Completion, Group
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The completions of a step, or some of them, as arrays. The last letters of a name are its axes.
+    """The completions of a step, or some of them; name suffixes are axes.
 
-    Token t of a completion is predicted from position prompt_length + t − 1 of `tokens_BL`. `row_B` is each row's
-    index in the batch that `pack` made, `group_B` the index of its group there. The last four arrays are None until
-    an algorithm computes them.
+    Position prompt_length + t − 1 of `tokens_BL` predicts token t of a completion. `row_B` and `group_B` are indices in
+    the batch that `pack` made. The last four arrays are None until an algorithm computes them.
     """
 
     pad_id: int
     tokens_BL: mx.array
-    """Prompt and completion, then padding."""
     prompt_length_B: mx.array
     length_B: mx.array
-    """Tokens of the completion, masked ones included."""
+    """Completion lengths, masked tokens included."""
     completion_BT: mx.array
     mask_BT: mx.array
-    """1.0 where a token is trained on, 0.0 at padding, tool results and truncated completions that are masked."""
+    """1.0 where a token is trained on; 0.0 at padding, tool results and masked truncated completions."""
     sampling_logp_BT: mx.array
-    """The log-probability each token was sampled with, after top-p, top-k and min-p; in nats."""
+    """Log-probability at sampling, after top-p, top-k and min-p; in nats."""
     log_kept_BT: mx.array
-    """The log of the share of the policy's mass that those filters kept: 0 where none is on."""
+    """Log of the probability mass that the sampling filters kept; 0 without filters."""
     advantage_B: mx.array
     group_B: mx.array
     row_B: mx.array
     log_held_BT: mx.array | None = None
-    """The part of `log_kept_BT` that a grammar took, where output is held to one; else None."""
+    """The grammar's part of `log_kept_BT`; None without constrained decoding."""
     weight_BT: mx.array | None = None
-    """Each token's weight in the loss of the whole optimizer batch."""
     old_logp_BT: mx.array | None = None
-    """log π of the policy before the first update of this rollout: the denominator of the importance ratio."""
+    """log π of the policy before this rollout's first update."""
     ref_logp_BT: mx.array | None = None
     importance_weight_BT: mx.array | None = None
-    """Importance correction: [B, T], or [B, 1] where a completion has one ratio as a whole. Set on micro-batches
-    only."""
+    """[B, T], or [B, 1] for one ratio per completion. Set on micro-batches only."""
 
     def __len__(self) -> int:
         return self.mask_BT.shape[0]
 
     def take(self, rows: Sequence[int]) -> Batch:
-        """The rows at these indices, in this order, as wide as before."""
+        """Select rows by index; the width stays."""
         index = mx.array(list(rows), mx.int32)  # typed, because an empty list would be float32, which cannot index
         return self._map_arrays(lambda name, x: x[index])
 
     def trimmed(self) -> Batch:
-        """Without the columns that are padding in every row."""
+        """Drop the columns that are padding in every row."""
         # Padding is on the right, so the widest row decides. An array's last axis is the last letter of its name.
         widths = {
             "T": _width(_ints(self.length_B)),
@@ -72,24 +67,21 @@ class Batch:
     def micro_batches(
         self, *, rows: int | None = None, token_budget: int | None = None, prompts: PromptMode = "per_row"
     ) -> Iterator[Batch]:
-        """Split by `plan_micro_batches`: at most `rows` rows and `token_budget` tokens each, padding included, so that
-        little of it is padding; the largest first."""
+        """Split into micro-batches of at most `rows` rows and `token_budget` tokens (with padding), largest first."""
         plan = plan_micro_batches(self.row_lengths(), most_rows=rows, token_budget=token_budget, prompts=prompts)
         for indices in plan:
             yield self.take(indices).trimmed()
 
     def row_lengths(self) -> list[RowLengths]:
-        """The lengths of every row, by which rows are split."""
         # Planned on the host with Python integers: three small reads, and no array is allocated before the plan is
         # known.
         lengths = zip(*map(_ints, (self.group_B, self.prompt_length_B, self.length_B)), strict=True)
         return [RowLengths(index, *row) for index, row in enumerate(lengths)]
 
     def with_signal(self) -> Batch:
-        """Without the rows whose policy gradient is zero: advantage 0, or no token trained on.
+        """Drop rows whose policy gradient is zero: advantage 0, or no trained token.
 
-        Valid only when `beta` and `entropy_coef` are 0, because those terms need no advantage. Weights stay those of
-        the whole optimizer batch; raises ValueError where `weight_BT` is not computed yet.
+        Valid only if `beta` and `entropy_coef` are 0. Raises ValueError if `weight_BT` is not set.
         """
         if self.weight_BT is None:
             raise ValueError("weight_BT is worked out over the whole step before rows are left out.")
@@ -103,11 +95,11 @@ class Batch:
 
 
 def pack(groups: Sequence[Group], *, pad_id: int, mask_truncated_completions: bool = False) -> Batch:
-    """The completions of all groups as one Batch, in their order, padded to the longest.
+    """Pack the completions of all groups into one Batch, in order.
 
-    With `mask_truncated_completions` a completion that ran into the length limit is not trained on; its reward has
-    counted in its group all the same (DAPO's overlong filtering, arXiv:2503.14476). Raises ValueError where a
-    completion's log-probabilities or mask entries are not as many as its tokens.
+    `mask_truncated_completions` excludes truncated completions from training, but not from their group's rewards
+    (overlong filtering in DAPO, arXiv:2503.14476). Raises ValueError if log-probabilities or masks do not match the
+    tokens.
     """
     rows = [(i, group.problem, completion) for i, group in enumerate(groups) for completion in group.completions]
     for index, _, c in rows:
@@ -141,7 +133,6 @@ def pack(groups: Sequence[Group], *, pad_id: int, mask_truncated_completions: bo
 
 
 def token_mask(completion: Completion, mask_truncated: bool) -> list[float]:
-    """1.0 for each token that is trained on, else 0.0."""
     if mask_truncated and completion.stop == "length":
         return [0.0] * len(completion.tokens)
     return [float(x) for x in completion.mask] if completion.mask else [1.0] * len(completion.tokens)
@@ -168,7 +159,7 @@ def _padded(rows: Sequence[Sequence[float]], width: int, padding: float, dtype: 
 
 
 def completion_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """`length_metrics` of the completions of all groups. Tokens that the policy did not produce do not count."""
+    """`length_metrics` of the completions of all groups; counts only tokens sampled by the policy."""
     completions = [(group.problem, completion) for group in groups for completion in group.completions]
     return length_metrics(
         lengths=[completion.trained_tokens for _, completion in completions],
@@ -178,10 +169,9 @@ def completion_metrics(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def length_metrics(lengths: Sequence[int], finished: Sequence[bool], prompt_lengths: Sequence[int]) -> dict[str, float]:
-    """Lengths in tokens over the rows, and over those that ended by themselves (0 if none did).
+    """Lengths in tokens, over all rows and over those that ended with EOS (0 if none).
 
-    `hit_max_tokens_ratio` (TRL: `completions/clipped_ratio`) is the share that ran into the length limit. `num_tokens`
-    is this batch's, a prompt counted once for each of its completions; the trainer keeps the running total.
+    `hit_max_tokens_ratio` is TRL's `completions/clipped_ratio`. `num_tokens` counts a prompt once per completion.
     """
     terminated = [length for length, done in zip(lengths, finished, strict=True) if done] or [0]
     truncated_share = 1 - sum(finished) / len(finished)

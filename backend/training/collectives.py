@@ -1,8 +1,6 @@
-"""Communication of the ranks of a run while they learn. A rank is a process with its own copy of the model and a share
-of the rows.
+"""Communication between the ranks of a run. A rank is a process with a copy of the model and a share of the rows.
 
-Every rank makes the same calls in the same order; each call returns once all of them have made it. A run of one
-process has `ALONE`, which returns its arguments: nothing is copied, evaluated or waited for.
+All ranks make the same calls in the same order; each call blocks until all have made it.
 """
 
 from __future__ import annotations
@@ -17,35 +15,32 @@ from backend.training.losses import Tally, combine
 
 
 class Collectives(Protocol):
-    """`rank` counts from 0, the leader, to `size` − 1."""
+    """`rank` runs from 0, the leader, to `size` − 1."""
 
     rank: int
     size: int
 
     def sum(self, arrays: Sequence[mx.array]) -> list[mx.array]:
-        """The sums over the ranks, in float32, of arrays that have the same shapes everywhere; the same bits on
-        every rank."""
+        """Sum arrays of equal shapes over the ranks, in float32; bit-equal on every rank."""
         ...
 
     def broadcast(self, arrays: Sequence[mx.array]) -> list[mx.array]:
-        """Rank 0's arrays, bit for bit; the others pass arrays of the same shapes and types."""
+        """Send rank 0's arrays to the others, which pass arrays of the same shapes and types."""
         ...
 
     def gather(self, value: Any) -> list[Any]:
-        """Every rank's value, by rank. Plain JSON, with NaN and infinities; a float comes out as the same double."""
+        """Return the JSON values of all ranks, in rank order; floats are exact, NaN and infinities allowed."""
         ...
 
     def concatenate(self, x_N: mx.array) -> mx.array:
-        """Every rank's vector one behind the other, by rank, in float32; their lengths may differ, and may be 0."""
+        """Concatenate the ranks' float32 vectors, in rank order; lengths may differ or be 0."""
         ...
 
-    def barrier(self) -> None:
-        """Return once every rank has called it."""
-        ...
+    def barrier(self) -> None: ...
 
 
 class Alone(Collectives):
-    """One process: every total is its own."""
+    """A run with one process."""
 
     rank = 0
     size = 1
@@ -69,7 +64,7 @@ ALONE = Alone()
 
 
 def total_gradient(ranks: Collectives, gradient: Any) -> Any:
-    """The tree of gradients summed over the ranks, as one flat vector."""
+    """Sum of the gradients over the ranks, as one flat vector."""
     if ranks.size == 1:
         return gradient
     named: list[tuple[str, mx.array]] = tree_flatten(gradient)  # pyright: ignore[reportAssignmentType]: of arrays alone
@@ -78,7 +73,7 @@ def total_gradient(ranks: Collectives, gradient: Any) -> Any:
 
 
 def total_loss(ranks: Collectives, loss: mx.array, tallies: Sequence[Tally]) -> tuple[mx.array, Sequence[Tally]]:
-    """The loss of the whole optimizer batch, and its tallies: one of each rank that had rows, in the order of ranks."""
+    """Sum the loss over the ranks and collect the tallies of those that had rows."""
     if ranks.size == 1:
         return loss, tallies
     own = _numbers(combine(tallies)) if tallies else None
@@ -88,13 +83,11 @@ def total_loss(ranks: Collectives, loss: mx.array, tallies: Sequence[Tally]) -> 
 
 
 def total(ranks: Collectives, x: mx.array) -> mx.array:
-    """A scalar summed over the ranks."""
     return ranks.sum([x])[0]
 
 
 def merged(ranks: Collectives, own: dict[int, Any]) -> dict[int, Any]:
-    """The entries of all ranks, of which each has other rows. JSON turns numbers that are keys into texts; here they
-    stay numbers."""
+    """Merge the entries of all ranks; integer keys stay integers."""
     if ranks.size == 1:
         return own
     return {row: value for pairs in ranks.gather([*own.items()]) for row, value in pairs}

@@ -1,9 +1,7 @@
-"""GRPO and its family (arXiv:2402.03300): the updates of one step, and the clipped objective of the chosen loss.
+"""GRPO and its variants (arXiv:2402.03300): the updates of one step.
 
-A step is `steps_per_generation` optimizer batches, each used for μ = `num_iterations` updates. Token weights and
-reference log-probabilities are fixed before the first update. The old policy's log-probabilities, and with them the
-importance correction, come from the first update's own forward pass wherever that is still the policy that sampled.
-The losses are the table in `losses.py`.
+A step has `steps_per_generation` optimizer batches, each used for μ = `num_iterations` updates. The first update's
+forward pass also yields the old policy's log-probabilities, if that is still the policy that sampled.
 """
 
 from __future__ import annotations
@@ -36,23 +34,22 @@ from backend.training.losses import (
 from backend.training.policy_forward import MicroBatch, PolicyForward, do_nothing
 
 BONUS_STEP, BONUS_MINIMUM, BONUS_MAXIMUM = 0.005, 0.0, 1.0
-"""Of the adaptive entropy coefficient, as in TRL."""
+"""Constants of the adaptive entropy coefficient, as in TRL."""
 
 STANDARD_ERROR = "_stderr"
-"""After the name of a mean, that of its standard error."""
+"""Suffix of a metric's standard error."""
 
 
 @dataclass(slots=True)
 class EntropyBonus:
-    """The coefficient of the entropy bonus: constant, or adapted after each update so that the policy's entropy
-    (nats) does not fall below `target` (Skywork-OR1, arXiv:2505.22312)."""
+    """Coefficient of the entropy bonus: constant, or adapted after each update to keep the policy's entropy (nats) at
+    `target` (Skywork-OR1, arXiv:2505.22312).
+    """
 
     value: float
-    """The coefficient before the comparison with the target."""
     adaptive: bool = False
     target: float = 0.0
     entropy: float | None = None
-    """Measured at the last update."""
 
     @property
     def on(self) -> bool:
@@ -60,13 +57,12 @@ class EntropyBonus:
 
     @property
     def coefficient(self) -> float:
-        """The next update's: an adaptive bonus applies only while the entropy is at or below its target."""
+        """Coefficient of the next update; an adaptive bonus applies only while the entropy is at or below its target."""
         above = self.entropy is not None and self.entropy > self.target
         return 0.0 if self.adaptive and above else self.value
 
     def observe(self, entropy: float) -> None:
-        """Take an update's mean entropy; an adaptive coefficient grows by one step at or below the target, else
-        shrinks."""
+        """Adapt to an update's mean entropy: grow by one step at or below the target, else shrink."""
         self.entropy = entropy
         if self.adaptive:
             adapted = self.value + (BONUS_STEP if entropy <= self.target else -BONUS_STEP)
@@ -75,27 +71,24 @@ class EntropyBonus:
 
 @dataclass(slots=True)
 class Grpo(Algorithm):
-    """The family's one algorithm; `loss` chooses among its members."""
-
     policy: Policy
     loss: LossConfig
-    """Its `entropy_coef` is replaced by `bonus.coefficient`."""
     bonus: EntropyBonus
     rows_per_micro_batch: int
     num_iterations: int
     steps_per_generation: int
     skip_zero_signal: bool
     ratio_against: str
-    """"old" or "reference": the denominator of the ratio is the policy before the step's first update, or the
-    reference."""
+    """Denominator of the ratio: the policy before the step's first update ("old"), or the reference ("reference")."""
     correction: ImportanceCorrection | None
     sync_reference_every: int = 0
-    """Every so many updates the reference moves by `sync_reference_by` towards the policy (TR-DPO,
-    arXiv:2404.09656); 0 never."""
+    """Updates between moves of the reference by `sync_reference_by` towards the policy (TR-DPO, arXiv:2404.09656); 0 =
+    never.
+    """
     sync_reference_by: float = 0.0
     has_dropout: bool = False
     has_noise: bool = False
-    """On the embeddings (`backend.engine.embedding_noise`)."""
+    """Embedding noise is on (`backend.engine.embedding_noise`)."""
     records_tokens: bool = False
     notes: Sequence[str] = ()
     token_records: Mapping[int, TokenRecord] = field(default_factory=dict[int, TokenRecord])
@@ -123,8 +116,9 @@ class Grpo(Algorithm):
         return not_measured | mean_of_updates(updates) | self.sampler_metrics(optimizer_batches, forward)
 
     def optimizer_batch(self, batch: Batch, forward: PolicyForward) -> OptimizerBatch:
-        """Micro-batches with all that stays fixed over the updates: token weights, reference and, where needed, old
-        policy."""
+        """Micro-batches with all that the updates share: token weights, reference and, if needed, old
+        log-probabilities.
+        """
         # Before rows are split or left out: a token's weight depends on the whole optimizer batch.
         weight_BT = token_weights(
             batch.mask_BT, loss_type=self.loss.loss_type, max_completion_length=self.loss.max_completion_length
@@ -152,9 +146,9 @@ class Grpo(Algorithm):
         return micro_batches
 
     def _needs_old_pass(self) -> bool:
-        """The first update's forward pass *is* the policy that sampled, so `_after_backward` keeps its
-        log-probabilities. A pass of its own is needed only where the policy has moved by then, or dropout makes that
-        pass another policy than sampled."""
+        """The first update's forward pass yields the old log-probabilities, except after an earlier update or with
+        dropout.
+        """
         is_other = self.steps_per_generation > 1 or (self.has_dropout and self.correction is not None)
         return is_other and self.ratio_against == "old"
 
@@ -163,8 +157,7 @@ class Grpo(Algorithm):
         micro_batch.set_arrays(old_logp_BT=logp_BT, importance_weight_BT=weight)
 
     def _importance_weight(self, batch: Batch, old_logp_BT: mx.array) -> mx.array | None:
-        """π_old / π_sampler, not π_θ / π_sampler: it corrects for the sampler alone, so it is constant over the
-        updates."""
+        """π_old / π_sampler, constant over the updates."""
         return None if self.correction is None else self.correction.measure(batch, old_logp_BT)[0]
 
     def _update(self, micro_batches: OptimizerBatch, learner: Learner) -> dict[str, float]:
@@ -183,8 +176,7 @@ class Grpo(Algorithm):
         return metrics
 
     def batch_totals(self, micro_batches: OptimizerBatch, forward: PolicyForward) -> dict[str, Any]:
-        """The entropy threshold, a quantile over all tokens of the optimizer batch, and the number of tokens that
-        the entropy bonus averages over."""
+        """Entropy threshold (a quantile over the optimizer batch) and token count of the entropy bonus."""
         top, has_bonus = self.loss.top_entropy_quantile, self.bonus.coefficient > 0
         if top >= 1:
             if not has_bonus:
@@ -225,7 +217,7 @@ class Grpo(Algorithm):
         return batch.ref_logp_BT if self.ratio_against == "reference" else batch.old_logp_BT
 
     def _present_importance_weight(self, batch: Batch, scores: TokenScores) -> mx.array | None:
-        """In the first update the policy is its own old policy, and `_after_backward` records it for the others."""
+        """In the first update the policy is its own old policy; `_after_backward` records it for the others."""
         if batch.old_logp_BT is not None:
             return batch.importance_weight_BT
         return self._importance_weight(batch, mx.stop_gradient(scores.logp_N))
@@ -249,7 +241,7 @@ class Grpo(Algorithm):
             self._set_old_policy(micro_batch, scores.logp_N)
 
     def sampler_metrics(self, optimizer_batches: list[OptimizerBatch], forward: PolicyForward) -> dict[str, float]:
-        """How far the sampler lay from the policy: means over the tokens or rows of the rollout, extremes over all."""
+        """Differences between sampler and policy: means over the rollout's tokens or rows, and extremes."""
         # Against the reference no pass before the updates is made, and later batches meet a policy that has moved: the
         # first alone is measured.
         once = optimizer_batches if self.ratio_against == "old" else optimizer_batches[:1]
@@ -275,7 +267,7 @@ class Grpo(Algorithm):
     def held_out_metrics(
         self, batch: Batch, forward: PolicyForward, poll: Callable[[], None] = do_nothing
     ) -> dict[str, float]:
-        """`entropy`, and `kl` where there is a reference, over the tokens of `batch`, each with its standard error."""
+        """`entropy`, and `kl` with a reference, over the tokens of `batch`, each with its standard error."""
         policy, reference = self.policy, self.policy.reference
         policy.model.eval()  # without dropout, as it sampled
         # What is measured needs neither a bonus nor the quantile of an optimizer batch.
@@ -303,13 +295,13 @@ class Grpo(Algorithm):
 
 
 RowSums = dict[str, tuple[float, float]]
-"""Name → (sum over a completion's tokens, number of them), of one completion."""
+"""Name → (sum, token count) of one completion."""
 
 
 def row_sums(
     batch: Batch, logp_BT: mx.array, entropy_BT: mx.array, ref_logp_BT: mx.array | None, loss: LossConfig
 ) -> list[RowSums]:
-    """The sums of each row, log-probabilities and entropies [B, T] in nats; `kl` with a reference only."""
+    """Per-row sums of log-probabilities and entropies [B, T], in nats."""
     tallies: list[dict[str, mx.array]] = []
     for row in range(len(batch)):
         at = slice(row, row + 1)
@@ -322,11 +314,10 @@ def row_sums(
 
 
 def means(rows: Sequence[RowSums]) -> dict[str, float]:
-    """The mean over all tokens of each name, and its standard error from two completions up.
+    """Token means with standard errors (from two completions up).
 
-    Completions are sampled as a whole, so the error is that of a ratio of sums over n completions: with s and t a
-    completion's sum and tokens and m the mean, √(n / (n − 1) · Σ (s − m t)²) / Σ t (Cochran, Sampling Techniques,
-    1977, section 2.11).
+    Ratio estimator over n completions with sums s, token counts t and mean m: √(n / (n − 1) · Σ (s − m t)²) / Σ t
+    (Cochran, Sampling Techniques, 1977, section 2.11).
     """
     found: dict[str, float] = {}
     for name in rows[0] if rows else ():
@@ -342,8 +333,7 @@ def means(rows: Sequence[RowSums]) -> dict[str, float]:
 
 
 def recorded_tokens(batch: Batch, logp_BT: mx.array, values: TokenValues) -> dict[int, TokenRecord]:
-    """What an update saw of each token, by row of the step's batch. The arrays are evaluated already: recording
-    changes no weight."""
+    """Token records of an update, by row of the step's batch. The arrays are already evaluated."""
     columns: list[list[list[Any]]] = [
         x.tolist()  # pyright: ignore[reportAssignmentType]: two axes, so lists of lists
         for x in (logp_BT, values.ratio_BT, values.clipped_BT, values.advantage_BT)
@@ -356,8 +346,7 @@ def recorded_tokens(batch: Batch, logp_BT: mx.array, values: TokenValues) -> dic
 def entropies_of_all(
     ranks: Collectives, entropies: Sequence[mx.array], masks: Sequence[mx.array]
 ) -> tuple[mx.array, mx.array]:
-    """The entropies of the tokens of all micro-batches, and which of them count, [1, N]; over several ranks of those
-    of all."""
+    """Entropies of all tokens over all ranks, and their mask, [1, N]."""
     if ranks.size == 1:
         own, counts = (mx.concatenate([x.reshape(1, -1) for x in parts], axis=1) for parts in (entropies, masks))
         return own, counts
@@ -368,7 +357,7 @@ def entropies_of_all(
 
 
 def _combined(name: str, values: Sequence[float], counts: Sequence[float]) -> float:
-    """One number from those of the micro-batches: the extreme, or the mean weighted by the tokens or rows counted."""
+    """Combine micro-batch metrics: extremes, or means weighted by token or row counts."""
     counted = [(value, count) for value, count in zip(values, counts, strict=True) if count]
     if not counted:
         return math.nan
@@ -378,13 +367,12 @@ def _combined(name: str, values: Sequence[float], counts: Sequence[float]) -> fl
 
 
 def loss_settings(config: Config) -> LossConfig:
-    """The loss's settings: `Config` has them under the same names, but for `loss_type`."""
     names = {field.name for field in fields(LossConfig)} - {"loss_type"}
     return LossConfig(loss_type=config.grpo_loss_type, **{name: getattr(config, name) for name in names})
 
 
 def grpo(policy: Policy, config: Config) -> Grpo:
-    """The algorithm with the settings of `config`."""
+    """Build the algorithm from `config`."""
     mode, sentence = correction_mode(config, policy.split_model.dtype)
     is_automatic = config.sampling_correction == "auto" and config.holds_output
     bounds = config.sampling_correction_min, config.sampling_correction_max
@@ -408,14 +396,10 @@ def grpo(policy: Policy, config: Config) -> Grpo:
 
 
 def correction_mode(config: Config, dtype: mx.Dtype) -> tuple[str, str]:
-    """`sampling_correction` for a model that computes in `dtype`, and a sentence for the event log where "auto" became
-    a correction.
+    """Return the correction mode for a model computing in `dtype`, and a note where "auto" chose one.
 
-    In float32 sampler and learner agree but for filters, whose part of the gap TRL and the papers leave alone. In 16
-    bits they do not, and correcting costs no pass of its own. Constrained output comes from another distribution:
-    the product over a completion's tokens of what the grammar left of the policy is its probability of keeping to
-    the grammar so far. That is at most 1, so nothing is truncated, and the gradient is that of the policy itself,
-    unbiased (`docs/algorithms.md`).
+    16-bit models are corrected, because sampler and learner differ. Constrained decoding is corrected by the product of
+    the probability mass that the grammar kept, which is at most 1, so nothing is truncated (`docs/algorithms.md`).
     """
     if config.sampling_correction != "auto":
         return config.sampling_correction, ""
@@ -436,5 +420,5 @@ def correction_mode(config: Config, dtype: mx.Dtype) -> tuple[str, str]:
 
 
 def grpo_learner(policy: Policy, config: Config, steps: int, **memory: Any) -> Learner:
-    """A learner for a run of `steps` steps; `memory` as `build_learner` takes it."""
+    """Build the learner of a run of `steps` steps; `memory` as in `build_learner`."""
     return build_learner(policy, grpo(policy, config), config, steps, **memory)

@@ -1,9 +1,8 @@
-"""Importance correction between the sampler and the old policy, which are not quite the same distribution.
+"""Importance correction between sampler and old policy.
 
-A quantised or 16-bit sampler, top-p, top-k and min-p sample from something near the policy. Weighting each token by
-π_old / π_sampler makes the gradient that of the policy again (truncated importance sampling: Yao et al. 2025, "Your
-efficient RL framework secretly brings you off-policy RL training"; masked: Liu et al. 2025, "When speed kills
-stability"; both as TRL's `vllm_importance_sampling_correction` has them).
+Quantised or 16-bit samplers, top-p, top-k and min-p change the sampling distribution. Tokens are weighted by π_old /
+π_sampler: truncated (Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL training") or
+masked (Liu et al. 2025, "When speed kills stability"), as in TRL's `vllm_importance_sampling_correction`.
 """
 
 from __future__ import annotations
@@ -17,16 +16,14 @@ from backend.training.batch import Batch
 
 @dataclass(frozen=True, slots=True)
 class ImportanceCorrection:
-    """Settings of `importance_ratio`."""
-
     mode: str = "token_truncate"
     clip_min: float | None = None
     clip_max: float | None = None
     grammar_alone: bool = False
-    """Correct only for a grammar and for rounding, not for top-k, top-p and min-p."""
+    """Correct for the grammar and rounding only, not for top-k, top-p and min-p."""
 
     def measure(self, batch: Batch, old_logp_BT: mx.array) -> tuple[mx.array, dict[str, mx.array]]:
-        """The importance weight of a micro-batch, [B, T] or [B, 1], and its metrics."""
+        """Importance weights of a micro-batch, [B, T] or [B, 1], and metrics."""
         sampling_logp_BT = batch.sampling_logp_BT
         if self.grammar_alone and batch.log_held_BT is not None:
             sampling_logp_BT = sampling_logp_BT + batch.log_kept_BT - batch.log_held_BT
@@ -34,7 +31,7 @@ class ImportanceCorrection:
 
 
 UNCLIPPED = ImportanceCorrection()
-"""Only measured: the ratio of every token."""
+"""Mode that measures every token's ratio without clipping."""
 
 
 def importance_ratio(
@@ -45,12 +42,10 @@ def importance_ratio(
     clip_min: float | None = None,
     clip_max: float | None = None,
 ) -> tuple[mx.array, dict[str, mx.array]]:
-    """π_old / π_sampler, `is_ratio` of `policy_loss`, and metrics.
+    """Return π_old / π_sampler and metrics.
 
-    `mode` is `token_` ([B, T]) or `sequence_` ([B, 1], the product over a row) and then `truncate` (clipped to
-    `clip_min` … `clip_max`: TIS) or `mask` (0 outside of them: MIS). A token that the sampler could not score (NaN)
-    counts as 1, and so does a masked one. Metrics: `sampling/sampling_logp_difference/*` in nats,
-    `sampling/importance_sampling_ratio/*`. Raises ValueError for another mode.
+    `mode` is `token_` ([B, T]) or `sequence_` ([B, 1], a product per row), then `truncate` (clip to `clip_min` …
+    `clip_max`) or `mask` (0 outside). Masked and unscored (NaN) tokens count as 1. Raises ValueError for another mode.
     """
     if mode not in ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask"):
         raise ValueError(f"mode is token_ or sequence_, then truncate or mask, not {mode!r}.")
@@ -77,9 +72,9 @@ def importance_ratio(
 def logp_gap(
     policy_logp_BT: mx.array, sampling_logp_BT: mx.array, log_kept_BT: mx.array, mask_BT: mx.array
 ) -> dict[str, mx.array]:
-    """`sampling/logp_gap/mean` and `/max`: |log π of the learner − log π of the sampler| in nats, both before any
-    filter, over the tokens that the sampler could score. The same policy on both sides, so it is the rounding of the
-    model's type alone."""
+    """Mean and maximum of |log π of the learner − log π of the sampler| in nats, both before filters: pure rounding
+    error.
+    """
     scored_BT = (mask_BT > 0) & ~mx.isnan(sampling_logp_BT)
     # sampling_logp is renormalised over what the filters kept; log_kept takes that back.
     gap_BT = mx.abs(policy_logp_BT - (sampling_logp_BT + log_kept_BT))

@@ -1,7 +1,5 @@
-"""A step's updates: a batch of scored completions in, new weights out. The algorithm supplies the objective.
-
-What every algorithm shares: forward and backward passes over micro-batches, gradient accumulation, clipping, optimizer
-and learning rate.
+"""The updates of one step: forward and backward passes over micro-batches, accumulation, clipping, optimizer and
+schedule.
 """
 
 from __future__ import annotations
@@ -49,19 +47,20 @@ from backend.training.schedules import learning_rates
 from backend.utils.errors import UserError
 
 OptimizerBatch = list[MicroBatch]
-"""The micro-batches of one optimizer update; empty where no token has a gradient."""
+"""The micro-batches of one update; empty where no token has a gradient."""
 
 Objective = Callable[[MicroBatch, TokenScores, Any], tuple[mx.array, Tally]]
-"""(micro-batch, log-probabilities and entropies [B, T], totals of the optimizer batch) → this micro-batch's share of
-the loss, a scalar differentiable in the scores, and of the metrics."""
+"""(micro-batch, log-probabilities and entropies [B, T], totals of the optimizer batch) → (differentiable scalar share
+of the loss, metrics).
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenRecord:
-    """One completion in the last update that it was part of; every list is as long as its tokens."""
+    """A completion in its last update; lists are per token."""
 
     learned_logp: list[float]
-    """log π_θ in nats at the sampling temperature, before that update; 0 where the mask is 0."""
+    """log π_θ in nats at the sampling temperature, before that update; 0 where masked."""
     ratio: list[float]
     clipped: list[bool]
     advantage: list[float]
@@ -69,42 +68,40 @@ class TokenRecord:
 
 
 class Algorithm:
-    """One way of learning from a batch. GRPO's family is `grpo.py`; subclass it and implement `learn`, the rest is
-    optional."""
+    """A learning algorithm. Subclasses must implement `learn`."""
 
     notes: Sequence[str] = ()
-    """Sentences for the user about what was chosen where a setting leaves the choice open."""
+    """Messages about choices made for settings left on auto."""
     token_records: Mapping[int, TokenRecord] = MappingProxyType({})
-    """Row of the last step's batch → what its last update saw of its tokens; empty unless recorded."""
+    """Row of the last batch → token record of its last update; empty unless recorded."""
 
     def learn(self, batch: Batch, learner: Learner) -> dict[str, float]:
-        """All updates of one step, each a call of `learner.update`. → the step's metrics (`mean_of_updates`)."""
+        """Make all updates of one step via `learner.update`; return the step's metrics (`mean_of_updates`)."""
         raise NotImplementedError
 
     def held_out_metrics(
         self, batch: Batch, forward: PolicyForward, poll: Callable[[], None] = do_nothing
     ) -> dict[str, float]:
-        """Metrics of completions that are not learned from, by forward passes alone. `poll` is called after each
-        micro-batch."""
+        """Metrics of held-out completions, by forward passes only. `poll` is called after each micro-batch."""
         return {}
 
     def change(self, config: Config, keys: Collection[str]) -> None:
-        """Take over the settings of `config`, between two steps; `keys` names those that differ from before."""
+        """Apply the changed settings `keys` between two steps."""
 
     def state(self) -> list[float | None]:
         """The algorithm's part of a checkpoint."""
         return []
 
     def restore(self, state: list[float | None]) -> None:
-        """Put `state` back; an empty list, from older checkpoints, changes nothing."""
+        """Restore `state`; an empty list (older checkpoints) changes nothing."""
 
 
 class Learner:
-    """Policy, algorithm, optimizer and schedule. `updates` counts optimizer updates over the run; the learning rate
-    (`learning_rate(update)`), dropout and a reference that follows the policy depend on it alone, so a resumed run
-    continues exactly. Without a `learning_rate` the optimizer keeps its own.
+    """Policy, algorithm, optimizer and schedule.
 
-    `recompute` recomputes layers' activations in the backward pass instead of keeping them; it changes no number.
+    Learning rate, dropout and a moving reference depend on `updates`, the number of updates so far, alone, so a resumed
+    run continues exactly. Without a `learning_rate` function the optimizer keeps its own. `recompute` turns on gradient
+    checkpointing.
     """
 
     def __init__(
@@ -131,7 +128,7 @@ class Learner:
         self.recompute = recompute
         self.updates = 0
         self.is_whole = True
-        """Weights and moments are those after `updates` updates; False where an update has failed half-way."""
+        """False if an update failed half-way."""
         # Before compiling: the compiled update captures the state's arrays, which must exist by then.
         self.optimizer.init(policy.parameters())
         self._apply_gradients = self._compiled_update()
@@ -142,9 +139,9 @@ class Learner:
     def restore(
         self, arrays: dict[str, mx.array] | None, updates: int, algorithm_state: Sequence[float | None] = ()
     ) -> None:
-        """Continue after `updates` updates, with the optimizer's state in `arrays`; None keeps a new state. Raises
-        ValueError for a state that is not of this optimizer, UserError where the optimizer is an object of the
-        program and another one was given."""
+        """Continue after `updates` updates with the optimizer state `arrays`; None keeps a new state. Raises ValueError
+        for the state of another optimizer; UserError if the program gave another one.
+        """
         if arrays is not None:
             try:
                 restore(self.optimizer, arrays)
@@ -157,8 +154,7 @@ class Learner:
         self.algorithm.restore(list(algorithm_state))
 
     def change(self, config: Config, steps: int, keys: Collection[str]) -> None:
-        """Take over other values of the settings `keys`, between two steps of a run that is now `steps` long.
-        Moments stay, and the learning rate follows the new curve from the present update on."""
+        """Apply the changed settings `keys` between two steps; the run is now `steps` long. Moments stay."""
         self.learning_rate = learning_rate_of(config, steps, self.own)
         self.forward.temperature = config.temperature
         self.max_grad_norm = config.max_grad_norm
@@ -166,10 +162,11 @@ class Learner:
 
     @on_one_core()
     def learn(self, batch: Batch, poll: Callable[[], None] = do_nothing) -> dict[str, float]:
-        """Every update of one step. Metrics: loss, grad_norm and the algorithm's own, means over the updates;
-        learning_rate of the last update; grad_clipped, the share of updates that were shortened. `poll` is called
-        after each micro-batch. Raises NotFiniteError, before the weights change, for a loss or a gradient that is
-        not finite."""
+        """Make all updates of one step; return mean metrics over the updates, and the last learning rate.
+
+        `poll` is called after each micro-batch. Raises NotFiniteError, before the weights change, for a non-finite loss
+        or gradient.
+        """
         self.forward.poll = poll
         noise = self.forward.noise
         if noise is None:
@@ -184,7 +181,6 @@ class Learner:
 
     @on_one_core()
     def held_out_metrics(self, batch: Batch, poll: Callable[[], None] = do_nothing) -> dict[str, float]:
-        """The algorithm's metrics of completions that are not learned from."""
         return self.algorithm.held_out_metrics(batch, self.forward, poll)
 
     def update(
@@ -196,12 +192,11 @@ class Learner:
         after_backward: Callable[[MicroBatch, TokenScores, Any], None] = lambda micro_batch, scores, totals: None,
         entropy_gradient: bool = False,
     ) -> dict[str, float]:
-        """One optimizer update: θ ← θ − optimizer(Σ over micro-batches of ∇ objective). → loss, grad_norm,
-        learning_rate, grad_clipped and the objective's metrics. Over several ranks the sum is over those of all, and
-        every rank makes the same update.
+        """One optimizer update: θ ← θ − optimizer(Σ over micro-batches and ranks of ∇ objective).
 
-        `totals` returns what a micro-batch cannot know of the optimizer batch. `after_backward` is called with what
-        `objective` was given, evaluated. With `entropy_gradient` the objective differentiates the entropies too.
+        Returns loss, grad_norm, learning_rate, grad_clipped and the objective's metrics. `totals` computes values of
+        the whole optimizer batch. `after_backward` gets the objective's evaluated arguments. With `entropy_gradient`
+        the entropies carry a gradient too.
         """
         forward, model, split_model = self.forward, self.policy.model, self.policy.split_model
         ranks = forward.ranks
@@ -259,8 +254,7 @@ class Learner:
         part_of_loss: Callable[[PrefilledPrompts | None], tuple[mx.array, TokenScores, Tally]],
         prompted: PrefilledPrompts | None,
     ) -> tuple[tuple[mx.array, TokenScores, Tally], Any, PrefilledPrompts | None]:
-        """What `part_of_loss` returns, and the gradient of its first value in the parameters, and in the prefilled
-        prompts."""
+        """Result of `part_of_loss`, and its first value's gradient in the parameters and the prefilled prompts."""
         model = self.policy.model
         parameters = model.trainable_parameters()
 
@@ -288,8 +282,7 @@ class Learner:
             model.update(parameters)  # differentiation leaves its tracers in the model
 
     def _apply(self, gradient: Any, loss: mx.array) -> dict[str, float]:
-        """Clip, and update the weights. → loss, grad_norm before clipping, learning_rate, grad_clipped. Raises
-        NotFiniteError."""
+        """Clip, and update the weights. Raises NotFiniteError."""
         clipped, norm_array = clip_by_norm(gradient, self.max_grad_norm)
         # One NaN or infinity anywhere makes the norm so. Checked before the update, which would destroy the weights.
         norm, loss_value = float(norm_array), float(loss)
@@ -310,8 +303,7 @@ class Learner:
         return {"loss": loss_value, "grad_norm": norm, "learning_rate": rate, **was_clipped}
 
     def _compiled_update(self) -> Callable[[Any, Any, mx.array], Any]:
-        """The optimizer's update, compiled: a dozen elementwise operations for each of hundreds of arrays become one
-        or two. Shapes never change, so it is traced once."""
+        """Compile the optimizer's update; shapes never change, so it is traced once."""
         optimizer, sets_rate = self.optimizer, self.learning_rate is not None
 
         def apply_gradients(gradient: Any, parameters: Any, rate: mx.array) -> Any:
@@ -325,15 +317,14 @@ class Learner:
 
 
 def mean_of_updates(updates: Sequence[dict[str, float]]) -> dict[str, float]:
-    """The metrics of several updates: each the mean over the updates that have it, but the last one's learning rate."""
+    """Mean metrics over the updates that have them; the learning rate is the last."""
     names = dict.fromkeys(name for metrics in updates for name in metrics)
     means = {name: float(np.mean([metrics[name] for metrics in updates if name in metrics])) for name in names}
     return means | {"learning_rate": updates[-1]["learning_rate"]}
 
 
 def optimizer_of(config: Config, own: OwnUpdates = SETTINGS_DECIDE) -> Optimizer:
-    """The program's optimizer, or that of the settings. Raises UserError for settings that are a program's, without
-    it."""
+    """The program's optimizer, or that of the settings. Raises UserError if the program's is missing."""
     if own.make is not None:
         return own.make(config.learning_rate)
     if config.optimizer == OWN:
@@ -349,7 +340,7 @@ def optimizer_of(config: Config, own: OwnUpdates = SETTINGS_DECIDE) -> Optimizer
 
 
 def learning_rate_of(config: Config, steps: int, own: OwnUpdates = SETTINGS_DECIDE) -> LearningRate | None:
-    """The learning rate of every update of a run of `steps` steps; None where it is the optimizer's own affair."""
+    """Learning rate of every update of `steps` steps; None if the optimizer sets it."""
     if own.keeps_rate:
         return None
     if own.rate is not None:
@@ -370,11 +361,10 @@ def build_learner(
     recompute: bool | None = None,
     own: OwnUpdates = SETTINGS_DECIDE,
 ) -> Learner:
-    """A learner with the optimizer, schedule and memory settings of `config`, for a run of `steps` steps.
+    """Build the learner for a run of `steps` steps.
 
-    `micro_batch_tokens`, `chunk` (completion tokens whose logits are held at once) and `recompute` trade memory for
-    time and change no number; left out, they follow from `config` and the device. `own`: what takes the place of
-    optimizer and schedule.
+    `micro_batch_tokens`, `chunk` (completion tokens whose logits are in memory at once) and `recompute` trade memory
+    for time; defaults follow from `config` and the device. `own`: the program's optimizer and schedule.
     """
     seq_step_size = config.seq_step_size if config.efficient_long_context else None
     noise = None

@@ -1,14 +1,10 @@
 """The table of losses. A loss is a ratio, a term and a weight, one row of `LOSSES`:
 
-loss = Σ_it weight_it · (term(ratio_it, A_i) + β · KL_it)        i: completion (row), t: token
+loss = Σ_it weight_it · (term(ratio_it, A_i) + β · KL_it), i: completion (row), t: token
 
-The *ratio* compares the policy with the policy that sampled, by token or by completion (`LEVELS`). The *term* scores a
-token. The *weight* averages over tokens; it needs only masks and lengths, so it is computed once for a whole optimizer
-batch (`token_weights`), and losses and gradients of micro-batches simply add up, however the batch is split.
-
-This module never sees a model, a file or a random number, and never averages over a micro-batch: totals of the
-optimizer batch are passed in, and metrics leave as a `Tally` of numerators and denominators. Arrays end in their
-axes: B rows, T tokens of the completion.
+The ratio compares the policy with the one that sampled, per token or completion (`LEVELS`). Weights are computed once
+per optimizer batch (`token_weights`), so losses and gradients of micro-batches add up. Metrics are returned as a
+`Tally` of numerators and denominators. Axes: B rows, T completion tokens.
 """
 
 from __future__ import annotations
@@ -24,14 +20,13 @@ import mlx.core as mx
 Scalar = float | mx.array
 
 Tally = dict[str, dict[str, mx.array]]
-"""{"mean": {name: [numerator, denominator]}, "sum" | "min" | "max": {name: scalar}}; a kind may be missing.
-
-A mean of means would depend on how a batch is split into micro-batches; a sum of numerators over a sum of denominators
-does not."""
+"""{"mean": {name: [numerator, denominator]}, "sum" | "min" | "max": {name: scalar}}; independent of the split into
+micro-batches.
+"""
 
 
 def token_mean(x_BT: mx.array, mask_BT: mx.array) -> mx.array:
-    """[numerator, denominator] of the mean over the tokens that count, without gradient."""
+    """[numerator, denominator] of the mean over unmasked tokens, without gradient."""
     return mx.stop_gradient(mx.stack([(x_BT * mask_BT).sum(), mask_BT.sum()]))
 
 
@@ -41,7 +36,7 @@ def row_mean(x_B1: mx.array) -> mx.array:
 
 
 def combine(tallies: Iterable[Tally]) -> Tally:
-    """One tally for several micro-batches, or for several steps."""
+    """Combine the tallies of several micro-batches or steps."""
     operations = {"mean": mx.add, "sum": mx.add, "min": mx.minimum, "max": mx.maximum}
 
     def both(a: Tally, b: Tally) -> Tally:
@@ -51,7 +46,7 @@ def combine(tallies: Iterable[Tally]) -> Tally:
 
 
 def merge(tallies: Iterable[Tally]) -> dict[str, mx.array]:
-    """The metrics of several micro-batches as those of one batch. NaN for a minimum or maximum over nothing."""
+    """Metrics of all micro-batches. NaN for a minimum or maximum over nothing."""
     whole = combine(tallies)
     metrics = {name: ratio[0] / mx.maximum(ratio[1], 1) for name, ratio in whole.get("mean", {}).items()}
     extremes = {
@@ -62,32 +57,28 @@ def merge(tallies: Iterable[Tally]) -> dict[str, mx.array]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossConfig:
-    """Every setting of the loss, under TRL's names.
-
-    The defaults are TRL's, for direct calls of `policy_loss`; a run sets every field from its `Config`
-    (`grpo.loss_settings`).
-    """
+    """Loss settings under TRL's names, with TRL's defaults. A run sets every field from its `Config`."""
 
     loss_type: str = "grpo"
     """A key of `LOSSES`."""
     importance_sampling_level: str = "token"
     """A key of `LEVELS`."""
     epsilon: float = 0.2
-    """How far below 1 the ratio may fall before its gradient stops."""
+    """Clip range below 1."""
     epsilon_high: float | None = None
-    """How far above 1 it may rise; None means `epsilon`. For cispo: the largest ratio itself."""
+    """Clip range above 1; None means `epsilon`. For cispo: the largest ratio."""
     delta: float | None = None
-    """Largest ratio in the unclipped branch too: two-sided clipping (INTELLECT-2, arXiv:2505.07291)."""
+    """Largest ratio in the unclipped branch (two-sided clipping; INTELLECT-2, arXiv:2505.07291)."""
     beta: float = 0.0
     """Weight of the KL term."""
     kl_estimator: str = "k3"
     """A key of `KL_ESTIMATORS`."""
     use_bias_correction_kl: bool = True
-    """Multiply k3 by the ratio, for the right gradient off-policy (DeepSeek-V3.2, arXiv:2512.02556)."""
+    """Multiply k3 by the ratio, correcting the off-policy gradient (DeepSeek-V3.2, arXiv:2512.02556)."""
     max_completion_length: int | None = None
-    """Tokens; dr_grpo divides by it."""
+    """In tokens; dr_grpo divides by it."""
     sapo_temperature_pos: float = 1.0
-    """τ of sapo's gate where A > 0; `_neg` where A ≤ 0. The larger, the faster the gradient fades away from ratio 1."""
+    """τ of sapo's gate where A > 0; `_neg` where A ≤ 0. Larger values fade faster away from ratio 1."""
     sapo_temperature_neg: float = 1.05
     vespo_k_pos: float = 2.0
     """k and λ of vespo's weight φ(w) = e^λ·w^k·e^(−λw) where A ≥ 0; `_neg` where A < 0."""
@@ -95,12 +86,11 @@ class LossConfig:
     vespo_k_neg: float = 3.0
     vespo_lambda_neg: float = 2.0
     top_entropy_quantile: float = 1.0
-    """Share of the tokens, the most uncertain ones, that carry the policy term (arXiv:2506.01939)."""
+    """Only this share of the tokens, the most uncertain, carries the policy term (arXiv:2506.01939)."""
     entropy_coef: float = 0.0
-    """Weight of the entropy bonus: the loss falls by this times the mean entropy (Williams and Peng 1991; A3C,
-    arXiv:1602.01783)."""
+    """Weight of the entropy bonus (Williams and Peng 1991; A3C, arXiv:1602.01783)."""
     off_policy_mask_threshold: float | None = None
-    """Drops a completion with A < 0 that has drifted further than this, in nats a token (arXiv:2512.02556)."""
+    """Drops completions with A < 0 whose mean drift exceeds this, in nats per token (arXiv:2512.02556)."""
 
     def __post_init__(self) -> None:
         if self.loss_type not in LOSSES:
@@ -118,7 +108,7 @@ class LossConfig:
 
 @dataclass(frozen=True, slots=True)
 class LossInputs:
-    """What a term is computed from. Where `mask_BT` is 0 the log-probabilities read 0 and the log-ratio 0."""
+    """Inputs of a term. Masked positions have log-probability and log-ratio 0."""
 
     settings: LossConfig
     logp_BT: mx.array
@@ -130,31 +120,30 @@ class LossInputs:
     """[B, 1] or [B, T]."""
     mask_BT: mx.array
     importance_weight: mx.array | None
-    """Importance correction between the sampler and the old policy, [B, T] or [B, 1]."""
+    """π_old / π_sampler, [B, T] or [B, 1]."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchTotals:
-    """What weights divide by: counts over the whole optimizer batch, each at least 1."""
+    """Counts over the whole optimizer batch, each at least 1."""
 
     rows: Scalar
     tokens: Scalar
     """Active tokens."""
     items: Scalar
-    """`num_items` of `policy_loss`. The trainer never passes it: its weights are those of a whole update, where it
-    equals `tokens`."""
+    """`num_items` of `policy_loss`; the trainer uses `tokens`."""
     max_length: int | None
 
 
 Term = Callable[[LossInputs], tuple[mx.array, dict[str, mx.array]]]
-"""Tokens → (term [B, T] or [B, 1], marks: metric → values to average, [B, T] or [B, 1] as the ratio)."""
+"""Inputs → (term [B, T] or [B, 1], metric → values to average)."""
 Weight = Callable[[mx.array, BatchTotals], mx.array]
 """(mask [B, T], totals) → weight of every token [B, T]."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A row of the table. `ratio` names the levels that its paper defines it for; other levels run, without a paper."""
+    """A row of the table. `ratio` names the levels its paper defines; other levels run too."""
 
     name: str
     sentence: str
@@ -166,7 +155,7 @@ class Loss:
 
 @dataclass(frozen=True, slots=True)
 class ImportanceLevel:
-    """How the importance ratio is taken: (log-ratio [B, T], mask [B, T]) → ratio [B, T] or [B, 1]."""
+    """(log-ratio [B, T], mask [B, T]) → ratio [B, T] or [B, 1]."""
 
     name: str
     sentence: str
@@ -176,8 +165,7 @@ class ImportanceLevel:
 
 @dataclass(frozen=True, slots=True)
 class KlEstimator:
-    """A per-token KL term: (log π_ref − log π_θ [B, T], ratio [B, T] or [B, 1], whether to correct for the ratio) →
-    [B, T]."""
+    """KL per token: (log π_ref − log π_θ [B, T], ratio [B, T] or [B, 1], correct for the ratio) → [B, T]."""
 
     name: str
     sentence: str
@@ -186,7 +174,7 @@ class KlEstimator:
 
 
 def lengths(mask_BT: mx.array) -> mx.array:
-    """Active tokens of each row, [B, 1], never below 1 so that an empty row divides by something."""
+    """Active tokens per row, [B, 1], at least 1."""
     return mx.maximum(mask_BT.sum(axis=1, keepdims=True), 1.0)
 
 
@@ -195,21 +183,21 @@ def token_ratio(log_ratio_BT: mx.array, mask_BT: mx.array) -> mx.array:
 
 
 def sequence_ratio(log_ratio_BT: mx.array, mask_BT: mx.array) -> mx.array:
-    """The geometric mean over the completion's tokens, [B, 1]: GSPO's s_i."""
+    """Geometric mean over the completion's tokens, [B, 1]: GSPO's s_i."""
     # The mean of the logarithms, not their sum: the variance of a sum grows with the length, so no clipping range would
     # fit completions of all lengths (arXiv:2507.18071).
     return mx.exp((log_ratio_BT * mask_BT).sum(axis=1, keepdims=True) / lengths(mask_BT))
 
 
 def sequence_token_ratio(log_ratio_BT: mx.array, mask_BT: mx.array) -> mx.array:
-    """The value of the sequence's ratio with the gradient of the token's own: GSPO-token."""
+    """The sequence ratio's value with the token ratio's gradient: GSPO-token."""
     ratio_B1 = mx.stop_gradient(sequence_ratio(log_ratio_BT, mask_BT))
     # exp(x − sg(x)) is 1 and has x's gradient.
     return ratio_B1 * mx.exp(log_ratio_BT - mx.stop_gradient(log_ratio_BT))
 
 
 def clipped(t: LossInputs) -> tuple[mx.array, dict[str, mx.array]]:
-    """−min(ρA, clip(ρ, 1−ε, 1+ε_high)·A): PPO's surrogate. The marks see the ratio after `delta`, as TRL's do."""
+    """−min(ρA, clip(ρ, 1−ε, 1+ε_high)·A): PPO's surrogate. Clip metrics see the ratio after `delta`, as in TRL."""
     low, high = 1 - t.settings.epsilon, 1 + t.settings.upper
     ratio = t.ratio if t.settings.delta is None else mx.minimum(t.ratio, t.settings.delta)
     # The minimum is pessimistic (PPO, arXiv:1707.06347): a ratio that already favours the objective gets no more
@@ -221,14 +209,14 @@ def clipped(t: LossInputs) -> tuple[mx.array, dict[str, mx.array]]:
 
 
 def cispo_term(t: LossInputs) -> tuple[mx.array, dict[str, mx.array]]:
-    """−sg(min(ρ, ε_high))·A·log π: the clipped ratio only scales REINFORCE, so every token keeps a gradient."""
+    """−sg(min(ρ, ε_high))·A·log π: every token keeps a gradient."""
     # stop_gradient: the ratio is a weight of ∇ log π here, not a function to be differentiated.
     scale = mx.stop_gradient(mx.minimum(t.ratio, t.settings.upper))
     return -scale * t.advantage * t.logp_BT, {"cispo_clip_ratio": (t.ratio > t.settings.upper) & (t.advantage > 0)}
 
 
 def sapo_term(t: LossInputs) -> tuple[mx.array, dict[str, mx.array]]:
-    """−σ(τ(ρ−1))·(4/τ)·A: a soft gate with derivative 1 at ρ = 1, as ρ itself has; τ depends on the sign of A."""
+    """−σ(τ(ρ−1))·(4/τ)·A: a soft gate with derivative 1 at ρ = 1; τ depends on the sign of A."""
     s = t.settings
     # 4/τ makes up for σ'(0) = 1/4 and the inner τ, so the gradient on-policy is that of ρA for every τ
     # (arXiv:2511.20347).
@@ -249,7 +237,7 @@ def vespo_term(t: LossInputs) -> tuple[mx.array, dict[str, mx.array]]:
 
 
 def _log_sequence_weight(t: LossInputs) -> mx.array:
-    """log w [B, 1]: the sum of the log-ratios, importance correction included, bounded to stay finite in float32."""
+    """log w [B, 1]: summed log-ratios with the importance correction, bounded to stay finite in float32."""
     # A sum, not GSPO's mean: φ itself damps long completions. The bounds are TRL's.
     least = math.log(1e-8)
     log_w_B1 = (mx.clip(t.log_ratio_BT, -20.0, 20.0) * t.mask_BT).sum(axis=1, keepdims=True)
@@ -261,7 +249,7 @@ def _log_sequence_weight(t: LossInputs) -> mx.array:
 
 
 def k3(distance_BT: mx.array, ratio: mx.array, corrected: bool) -> mx.array:
-    """exp(d) − d − 1 ≥ 0, an unbiased estimate of KL(π_θ ‖ π_ref) from samples of π_θ."""
+    """exp(d) − d − 1 ≥ 0, an unbiased estimate of KL(π_θ ‖ π_ref) for samples of π_θ."""
     # expm1: near the reference exp(d) − 1 − d would cancel to noise in float32.
     kl_BT = mx.expm1(distance_BT) - distance_BT
     # Ours are samples of π_old, and the ratio corrects value and gradient for that.
@@ -269,10 +257,9 @@ def k3(distance_BT: mx.array, ratio: mx.array, corrected: bool) -> mx.array:
 
 
 def documented_kl(distance_BT: mx.array, ratio: mx.array, _corrected: bool) -> mx.array:
-    """ρ·exp(d) − d − 1: the ratio on the first part alone, and differentiated in all its parts.
+    """ρ·exp(d) − d − 1, differentiated in all parts.
 
-    By token ρ·exp(d) holds no θ: it is π_ref/π_old, or 1 where the ratio is against the reference. What is left, −d,
-    may be negative, and its gradient ∇ log π_θ is 0 on average over samples of π_θ.
+    Per token ρ·exp(d) is constant in θ; the rest, −d, may be negative, and its gradient averages 0 over samples of π_θ.
     """
     return ratio * mx.exp(distance_BT) - distance_BT - 1
 
@@ -298,8 +285,7 @@ def mean_of_items(mask_BT: mx.array, totals: BatchTotals) -> mx.array:
 
 
 def sum_over_max_length(mask_BT: mx.array, totals: BatchTotals) -> mx.array:
-    """A constant divisor: a token's weight does not depend on its completion's length, as it does in GRPO's own
-    mean."""
+    """Constant divisor: token weights do not depend on the completion's length."""
     if totals.max_length is None:
         raise ValueError("max_completion_length is needed for dr_grpo, which divides by it.")
     return mask_BT / (totals.rows * totals.max_length)
@@ -421,10 +407,10 @@ def token_weights(
     max_completion_length: int | None = None,
     num_items: Scalar | None = None,
 ) -> mx.array:
-    """The weight of every token, [B, T] float32; `mask_BT` is that of a whole optimizer batch.
+    """Weight of every token, [B, T] float32, from the whole optimizer batch's mask.
 
-    `num_items` (dapo, cispo, vespo) is the step's active tokens, those of `mask_BT` when left out. Raises ValueError
-    for dr_grpo without `max_completion_length`.
+    `num_items` (dapo, cispo, vespo): the step's active tokens, default those of `mask_BT`. Raises ValueError for
+    dr_grpo without `max_completion_length`.
     """
     # float32, because bfloat16 has no exact counts above 256.
     mask_BT = mask_BT.astype(mx.float32)
@@ -449,14 +435,13 @@ def policy_loss(
     is_ratio: mx.array | None = None,
     **settings: Any,
 ) -> tuple[mx.array, dict[str, mx.array]]:
-    """The loss of a batch, a scalar differentiable in `logps` (and `entropies`), and its metrics, scalars by name.
+    """Loss of a batch, a scalar differentiable in `logps` (and `entropies`), and its metrics by name.
 
-    Takes the arrays of `policy_terms` and the fields of `LossConfig`, all by name; an unknown name raises TypeError.
-    `is_ratio` is `importance_weight` of `policy_terms`. `num_items` is for a batch that is part of a step: the
-    active tokens of the whole step, by which dapo, cispo and vespo divide. Metrics: `kl` and `entropy` if their
-    arrays are passed; `clip_ratio_low`, `_high`, `_total`, `clip_ratio/low_min`, `clip_ratio/high_max` for the
-    clipped losses; `cispo_clip_ratio`, `vespo/phi_seq_mean`; `policy_loss` and `entropy_coef` with the entropy
-    bonus.
+    Takes the arrays of `policy_terms` and the fields of `LossConfig` by name; unknown names raise TypeError. `is_ratio`
+    is `importance_weight` of `policy_terms`. `num_items`: active tokens of the whole step, the divisor of dapo, cispo
+    and vespo. Metrics: `kl`, `entropy` if their arrays are passed; `clip_ratio_low`, `_high`, `_total`,
+    `clip_ratio/low_min`, `clip_ratio/high_max`; `cispo_clip_ratio`; `vespo/phi_seq_mean`; `policy_loss`, `entropy_coef`
+    with the entropy bonus.
     """
     names = {field.name for field in fields(LossConfig)}
     own = LossConfig(**{name: value for name, value in settings.items() if name in names})
@@ -485,17 +470,15 @@ def policy_terms(
     sampling_logps: mx.array | None = None,
     importance_weight: mx.array | None = None,
 ) -> tuple[mx.array, Tally]:
-    """One micro-batch's share of the loss, and its tally. Over micro-batches, losses and gradients simply add.
+    """One micro-batch's share of the loss, and its tally.
 
-    `logps`, `old_logps`, `ref_logps`, `sampling_logps`, `entropies`: [B, T] in nats, of the tokens that were sampled,
-    at the sampling temperature. `advantages` [B] or [B, T]. `mask` [B, T], 1 where a token counts; what the other
-    positions hold is never read. Without `old_logps` the policy is its own old policy (the first update of a rollout);
-    without `sampling_logps` the old policy is taken for the sampler. `importance_weight` [B, T] or [B, 1] multiplies
-    the term.
+    `logps`, `old_logps`, `ref_logps`, `sampling_logps`, `entropies`: [B, T] in nats at the sampling temperature.
+    `advantages`: [B] or [B, T]. `mask`: [B, T]; values at masked positions are ignored. `old_logps` defaults to the
+    current policy, `sampling_logps` to the old one. `importance_weight`, [B, T] or [B, 1], multiplies the term.
 
-    Totals of the optimizer batch, which a micro-batch cannot know: `weights` (`token_weights`), `entropy_threshold`
-    (`entropy_quantile`), `entropy_tokens` (the number of tokens that the entropy bonus averages over). Without them
-    the arrays are taken for the whole batch. A setting whose arrays are missing raises ValueError.
+    Totals of the optimizer batch: `weights` (`token_weights`), `entropy_threshold` (`entropy_quantile`),
+    `entropy_tokens` (divisor of the entropy bonus); by default the arrays are the whole batch. Raises ValueError for a
+    setting whose arrays are missing.
     """
     mask_BT = mask.astype(mx.float32)
     _require_arrays(settings, ref_logps, entropies)
@@ -525,15 +508,14 @@ def policy_terms(
 
 @dataclass(frozen=True, slots=True)
 class TokenValues:
-    """What a loss makes of each token, [B, T], for people to read. What it holds where the mask is 0 means nothing."""
+    """Per-token values of a loss, [B, T], for display; undefined where masked."""
 
     ratio_BT: mx.array
-    """π_θ / π_old as the term had it: at sequence level the completion's, the same for each of its tokens."""
+    """π_θ / π_old; at sequence level the completion's ratio for each token."""
     clipped_BT: mx.array
-    """True if the ratio was beyond the limits and the advantage pushed it further, so that clipping took effect."""
+    """Clipping took effect."""
     advantage_BT: mx.array
-    """The advantage times the factors of the term: the importance correction, and 0 where a token carries no policy
-    term."""
+    """Advantage times the term's factors: importance correction, and 0 without a policy term."""
 
 
 def token_values(
@@ -548,7 +530,7 @@ def token_values(
     sampling_logps: mx.array | None = None,
     importance_weight: mx.array | None = None,
 ) -> TokenValues:
-    """The arguments are those of `policy_terms`, and so are the numbers: the same functions of the same arrays."""
+    """Compute `TokenValues` from the arguments of `policy_terms`."""
     mask_BT = mask.astype(mx.float32)
     t = _token_arrays(settings, logps, old_logps, advantages, mask_BT, importance_weight)
     _, marks = LOSSES[settings.loss_type].term(t)
@@ -566,8 +548,7 @@ def _require_arrays(s: LossConfig, ref_logps: mx.array | None, entropies: mx.arr
 
 
 def _masked(x_BT: mx.array, mask_BT: mx.array) -> mx.array:
-    """`x_BT` in float32, 0 where the mask is 0. A `where`, not a product: NaN · 0 is NaN, and padding may hold
-    anything."""
+    """`x_BT` in float32, 0 where masked; uses `where`, because NaN · 0 is NaN."""
     return mx.where(mask_BT > 0, x_BT.astype(mx.float32), 0.0)
 
 
@@ -601,8 +582,7 @@ def _per_row_or_token(x: mx.array, mask_BT: mx.array) -> mx.array:
 
 
 def _kl(t: LossInputs, ref_logp_BT: mx.array) -> mx.array:
-    """The KL term [B, T]. At weight 0 it is only logged: by the documented formulas, too, with Schulman's estimator
-    then."""
+    """KL term [B, T], Schulman's estimator where it is only logged."""
     s = t.settings
     distance_BT = ref_logp_BT - t.logp_BT
     if s.kl_estimator == "documented" and s.beta == 0:
@@ -611,16 +591,16 @@ def _kl(t: LossInputs, ref_logp_BT: mx.array) -> mx.array:
 
 
 def _term_factor(t: LossInputs, sampling_logps: mx.array | None, uncertain_BT: Scalar) -> Scalar:
-    """What multiplies the policy term, constants of the graph: 0 or 1 for the tokens that carry it, and the importance
-    correction."""
+    """Constant factors of the policy term: 0 or 1 per token, and the importance correction."""
     factor = _on_policy_rows(t, sampling_logps) * uncertain_BT
     in_phi = t.settings.loss_type == "vespo"  # which has the correction inside φ
     return factor if t.importance_weight is None or in_phi else factor * t.importance_weight
 
 
 def _on_policy_rows(t: LossInputs, sampling_logps: mx.array | None) -> Scalar:
-    """0 for rows with A < 0 whose mean log(π_sampler / π_θ) exceeds the threshold, else 1; [B, 1] or [B, T]
-    (off-policy sequence masking, DeepSeek-V3.2, arXiv:2512.02556)."""
+    """0 for rows with A < 0 whose mean log(π_sampler / π_θ) exceeds the threshold, else 1 (DeepSeek-V3.2,
+    arXiv:2512.02556); [B, 1] or [B, T].
+    """
     if t.settings.off_policy_mask_threshold is None:
         return 1.0
     # Only A < 0: the push away from a text grows without bound (`clipped`), here for a text the policy no longer
@@ -636,8 +616,8 @@ def _on_policy_rows(t: LossInputs, sampling_logps: mx.array | None) -> Scalar:
 
 
 def entropy_quantile(entropies_BT: mx.array, mask_BT: mx.array, top: float) -> mx.array:
-    """The entropy in nats above which the share `top` of the active tokens lies, with linear interpolation between
-    neighbours as in `numpy.quantile(…, 1 − top)`; infinite when no token is active (arXiv:2506.01939).
+    """Entropy in nats exceeded by the share `top` of the active tokens, interpolated as `numpy.quantile(…, 1 − top)`;
+    infinite without active tokens (arXiv:2506.01939).
     """
     mask_BT = mask_BT.astype(mx.float32)
     # Masked tokens sort to the end, beyond every position that the active ones have.
@@ -651,7 +631,7 @@ def entropy_quantile(entropies_BT: mx.array, mask_BT: mx.array, top: float) -> m
 
 
 def _entropy_mask(s: LossConfig, entropy_BT: mx.array | None, mask_BT: mx.array, threshold: Scalar | None) -> Scalar:
-    """1 where a token is uncertain enough to carry the policy term; ties at the threshold are kept."""
+    """1 where the entropy reaches the threshold."""
     if s.top_entropy_quantile >= 1 or entropy_BT is None:
         return 1.0
     if threshold is None:
@@ -683,5 +663,5 @@ def _tally(t: LossInputs, marks: dict[str, mx.array], kl_BT: mx.array | None, en
 
 
 def _row_shares(mark: mx.array, mask_BT: mx.array, by_row: bool) -> mx.array:
-    """The share of each row that is marked, [B]; NaN for a row without active tokens."""
+    """Share of marked tokens per row, [B]; NaN for rows without active tokens."""
     return mark[:, 0].astype(mx.float32) if by_row else (mark * mask_BT).sum(axis=1) / mask_BT.sum(axis=1)

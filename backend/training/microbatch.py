@@ -1,17 +1,9 @@
-"""Micro-batch planning: which rows of an optimizer batch go through the model together. Plain lists; no arrays, no
-model.
+"""Micro-batch planning, on plain lists: which rows go through the model together.
 
-Padding costs as much as real tokens, so rows of like length belong together; a prompt is read once for all rows that go
-together, so rows of one prompt belong together too. The plan weighs the two by counting tokens that enter the model:
-
-1. Sort rows by falling length and bucket them by length (multiples of `LENGTH_BUCKET`); a bucket is never split for
-length. 2. Merge neighbouring buckets wherever the extra padding costs less than another forward and backward pass
-(`PASS_OVERHEAD`, and the prompts read once more). The cheapest segmentation is a shortest path over the borders between
-buckets, found by dynamic programming from the back. 3. Split what exceeds the limits on rows or tokens, group after
-group, so that few prompts fall into two micro-batches. 4. Order by falling size: what needs most memory runs first, and
-the allocator's cache serves the rest.
-
-Token weights are fixed before planning (`losses.token_weights`), so no plan changes a gradient beyond rounding.
+The plan minimises tokens that enter the model, padding included; prompts are read once for rows that go together. 1.
+Sort rows by falling length into buckets (multiples of `LENGTH_BUCKET`). 2. Merge neighbouring buckets where padding
+costs less than another pass (`PASS_OVERHEAD` plus the prompts), by dynamic programming. 3. Split what exceeds the
+limits, group by group. 4. Run the largest first, so that the allocator's cache serves the rest.
 """
 
 from __future__ import annotations
@@ -22,21 +14,20 @@ from itertools import accumulate, groupby, pairwise
 from typing import Literal
 
 LENGTH_BUCKET = 32
-"""Tokens. Completions whose lengths round up to the same multiple of it are never separated for their length."""
+"""In tokens; completions in the same bucket are never separated for their length."""
 
 PASS_OVERHEAD = 256
-"""Cost in tokens of one more forward and backward pass: with less work than that, a device is not kept busy."""
+"""Cost in tokens of one more forward and backward pass."""
 
 
 PromptMode = Literal["prefilled", "per_micro_batch", "per_row"]
-"""How often the model reads a prompt: once for all micro-batches (`shared_prefix`), once in each micro-batch that
-has rows of it, or once for every row (models whose cache cannot be shared)."""
+"""Prompts are read once in all (`shared_prefix`), once per micro-batch, or once per row (caches that cannot be shared).
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class RowLengths:
-    """A completion's index in the batch, the number of its group, and the lengths of its prompt and of itself in
-    tokens."""
+    """Index in the batch, group number, and lengths of prompt and completion in tokens."""
 
     index: int
     group: int
@@ -51,10 +42,9 @@ def plan_micro_batches(
     token_budget: int | None = None,
     prompts: PromptMode = "per_micro_batch",
 ) -> list[list[int]]:
-    """Row indices by micro-batch, largest micro-batch first.
+    """Row indices by micro-batch, largest first.
 
-    Each has at most `most_rows` rows and `token_budget` tokens, padding included; a row larger than the budget goes
-    alone.
+    Each has at most `most_rows` rows and `token_budget` tokens with padding; a larger row goes alone.
     """
     shared = prompts != "per_row"
     # Prefilled for all micro-batches, a prompt costs none of them anything, wherever its rows are.
@@ -71,10 +61,10 @@ def plan_micro_batches(
 
 
 class MicroBatchRows:
-    """Rows that go through the model together, and how many tokens that costs."""
+    """Rows that go through the model together, and their cost in tokens."""
 
     def __init__(self, shared: bool, rows: Sequence[RowLengths] = ()) -> None:
-        """`shared`: prompts are read once for all rows of their group, not once a row."""
+        """`shared`: prompts are read once per group, not once per row."""
         self.shared = shared
         self.rows = list(rows)
         self.groups = {row.group for row in rows}
@@ -106,13 +96,13 @@ class MicroBatchRows:
 
 
 def _own_tokens(row: RowLengths, shared: bool) -> int:
-    """Tokens that this row adds by itself."""
     return row.length if shared else row.prompt + row.length
 
 
 def _merge_buckets(buckets: list[MicroBatchRows]) -> list[MicroBatchRows]:
-    """The cheapest way to merge neighbouring buckets. `cost[i]` is the least cost of buckets i…, `next_border[i]`
-    where the first merged run of that solution ends."""
+    """Cheapest merge of neighbouring buckets. `cost[i]` is the least cost of buckets i…, `next_border[i]` the end of
+    its first merged run.
+    """
     borders = len(buckets)
     cost, next_border = [0.0] * (borders + 1), [borders] * (borders + 1)
     # At most a few dozen buckets (max_completion_length / LENGTH_BUCKET), so all O(n²) merged runs are tried.

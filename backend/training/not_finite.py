@@ -1,6 +1,4 @@
-"""A number of a step that is NaN or infinite: what it was, and the numbers that lead to it.
-
-An update whose loss or gradient is not finite is never applied: the step ends there, and with it the run
+"""Detection of NaN and infinities in a step. Such an update is never applied; it ends the run
 (`backend.trainer.not_finite`).
 """
 
@@ -23,8 +21,7 @@ Quantity = Literal["reward", "log-probability", "loss", "gradient", "weight"]
 
 @dataclass(frozen=True, slots=True)
 class GradientNorm:
-    """The gradient of one parameter: its norm, the largest finite magnitude in it, and how many of its numbers are
-    not finite."""
+    """One parameter's gradient: norm, largest finite magnitude and number of non-finite entries."""
 
     name: str
     norm: float
@@ -34,11 +31,10 @@ class GradientNorm:
 
 
 class NotFiniteError(Exception):
-    """`quantity` is not finite; `where` says of what, in a few words. The rest is filled in as far as the step had
-    come.
+    """`quantity` is not finite; `where` locates it.
 
-    update – the optimizer update it was for, counted from 1 over the run; 0 before the first. gradients – of every
-    parameter. tokens – row of the step's batch → name → a number for each token of that completion.
+    update – number of the optimizer update, from 1; 0 before the first. gradients – of every parameter. tokens – row of
+    the batch → name → a number per completion token.
     """
 
     def __init__(self, quantity: Quantity, where: str) -> None:
@@ -51,11 +47,11 @@ class NotFiniteError(Exception):
 
 
 LARGEST_SCORE = 1e30
-"""Advantages square differences of scores and are float32, which ends at 3e38."""
+"""Advantages square differences of scores in float32, which ends at 3e38."""
 
 
 def check_scores(groups: Sequence[Group]) -> None:
-    """Raise NotFiniteError for a score, or a sum of them, from which no advantage can be computed."""
+    """Raise NotFiniteError for scores, or sums of them, that are not finite or too large."""
     for group in groups:
         for completion in group.completions:
             for name, score in [*completion.scores.items(), ("their weighted sum", completion.reward)]:
@@ -64,7 +60,7 @@ def check_scores(groups: Sequence[Group]) -> None:
 
 
 def check_sampled(groups: Sequence[Group]) -> None:
-    """Raise NotFiniteError where the model gave a token that it sampled no probability."""
+    """Raise NotFiniteError if a sampled token has no finite log-probability."""
     for group in groups:
         for completion in group.completions:
             if math.isfinite(
@@ -84,7 +80,7 @@ def check_sampled(groups: Sequence[Group]) -> None:
 
 
 def gradient_norms(gradient: Any) -> list[GradientNorm]:
-    """The norm of every parameter's gradient, in float32, the worst first."""
+    """Norm of every parameter's gradient, in float32, largest first."""
     arrays: Any = tree_flatten(gradient)
     norms: list[GradientNorm] = []
     for name, x in arrays:
@@ -96,7 +92,7 @@ def gradient_norms(gradient: Any) -> list[GradientNorm]:
 
 
 def not_finite_arrays(named: Iterable[tuple[str, mx.array | np.ndarray]]) -> list[str]:
-    """The names of the arrays with a number that is not finite. Reads every array once; mlx has no part in numpy's."""
+    """Names of the arrays with non-finite numbers."""
     named = list(named)
     odd = [name for name, x in named if isinstance(x, np.ndarray) and not np.isfinite(x).all()]
     of_mlx = [(name, x) for name, x in named if isinstance(x, mx.array)]
@@ -107,7 +103,7 @@ def not_finite_arrays(named: Iterable[tuple[str, mx.array | np.ndarray]]) -> lis
 
 
 def token_numbers(micro_batches: Sequence[MicroBatch], logps: Iterable[mx.array]) -> dict[int, dict[str, list[float]]]:
-    """What an update had of each token, by row of the step's batch. `logps`: log π_θ [B, T] of each micro-batch."""
+    """Per-token numbers of an update, by row of the step's batch. `logps`: log π_θ [B, T] per micro-batch."""
     numbers: dict[int, dict[str, list[float]]] = {}
     for micro_batch, logp_BT in zip(micro_batches, logps, strict=True):
         batch = micro_batch.batch

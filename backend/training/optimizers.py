@@ -1,17 +1,13 @@
-"""Optimizers by name, their state in 32 or 8 bits and as named arrays, and gradient clipping.
+"""Optimizers by name, with 32-bit or 8-bit state, and gradient clipping.
 
-In 8 bits (after Dettmers et al., arXiv:2110.02861) moments are stored block by block: 256 codes of one byte, and the
-largest magnitude of the block in float32, so that one outlier spoils the precision of its block alone. The codes are
-powers of a number's share of the largest, which mlx fuses into the update; small numbers get finer steps, as in the
-paper's table:
+8-bit state (after Dettmers et al., arXiv:2110.02861) stores blocks of 256 one-byte codes and the block's largest
+magnitude in float32:
 
-    momentum, signed        x = ± (c / 127)⁴ · largest      from 4·10⁻⁹ of the largest, steps of 3 % at the top
-    squares, never negative x = (c / 255)⁸ · largest        as their roots, which divide, in the fourth power
+momentum, signed: x = ± (c / 127)⁴ · largest
+squares, never negative: x = (c / 255)⁸ · largest
 
-Packing rounds up or down at random so that the mean is the number itself: with beta 2 = 0.999 an update moves a mean
-square by a thousandth, less than half a step, and rounding to nearest would never move it. The draws are keyed by the
-update's number, so a resumed run repeats them. A square above 0 is never rounded to 0, or its update would be divided
-by epsilon alone.
+Packing rounds stochastically, keyed by the update's number, so that small changes are not lost and a resumed run
+repeats them. A square above 0 is never rounded to 0.
 """
 
 from __future__ import annotations
@@ -28,29 +24,28 @@ from mlx.utils import tree_flatten, tree_map
 from backend.engine.graph import evaluate_after
 
 BLOCK = 256
-"""Numbers that share a largest magnitude. Smaller arrays stay in float32: their state is no burden."""
+"""Block size. Smaller arrays stay in float32."""
 SCALE = "_scale"
-"""After the name of a state's codes, that of its blocks' largest magnitudes."""
+"""Suffix of the names of block magnitudes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """How numbers become bytes: `zero` ± c, where c / `most`, squared `squarings` times, is a number's share of the
-    largest."""
+    """Number format: code `zero` ± c stands for (c / `most`) squared `squarings` times, as a share of the largest."""
 
     most: int
     zero: int
     squarings: int
 
     def share(self, c: mx.array) -> mx.array:
-        """The share of the largest that c stands for, c = 0 … `most`."""
+        """Share of the largest that c stands for, c = 0 … `most`."""
         share = c / self.most
         for _ in range(self.squarings):
             share = mx.square(share)
         return share
 
     def c_below(self, share: mx.array) -> mx.array:
-        """The last c whose share is not above this one, and that has one after it."""
+        """Largest c whose share is not above this one and that has a successor."""
         for _ in range(self.squarings):
             share = mx.sqrt(share)
         return mx.clip(mx.floor(share * self.most), 0, self.most - 1)
@@ -61,8 +56,9 @@ UNSIGNED = Code(most=255, zero=0, squarings=3)
 
 
 def pack(x: mx.array, code: Code, draw: mx.array) -> tuple[mx.array, mx.array]:
-    """(bytes in the shape of `x`, largest magnitude of each block, float32). `draw`: uniform numbers in [0, 1), as
-    many as `x`."""
+    """Return bytes shaped like `x` and each block's largest magnitude. `draw`: uniform numbers in [0, 1), one per entry
+    of `x`.
+    """
     blocks, draws = _blocks(x.astype(mx.float32)), _blocks(draw)
     size = mx.abs(blocks)
     largest = size.max(axis=1, keepdims=True)
@@ -78,24 +74,23 @@ def pack(x: mx.array, code: Code, draw: mx.array) -> tuple[mx.array, mx.array]:
 
 
 def unpack(codes: mx.array, largest: mx.array, code: Code) -> mx.array:
-    """The numbers, float32, in the shape of `codes`."""
     c = _blocks(codes.astype(mx.float32)) - code.zero
     x = mx.sign(c) * code.share(mx.abs(c)) * largest[:, None]
     return x.reshape(-1)[: codes.size].reshape(codes.shape)
 
 
 def _blocks(x: mx.array) -> mx.array:
-    """[blocks, BLOCK], the last one filled up with zeros."""
+    """[blocks, BLOCK], padded."""
     return mx.pad(x.reshape(-1), (0, -x.size % BLOCK)).reshape(-1, BLOCK)
 
 
 class EightBitState(optimizers.Optimizer):
-    """Keeps an optimizer's states packed between updates; to be mixed in before the optimizer's own class."""
+    """Mixin that keeps an optimizer's state packed between updates."""
 
     codes: ClassVar[Mapping[str, Code]]
-    """Names of the states that are packed → how."""
+    """Names of packed states → format."""
     span: ClassVar[int] = 1 << 20
-    """Numbers of an array that are updated together, so that little is unpacked at once; a multiple of BLOCK."""
+    """Entries updated together; a multiple of BLOCK."""
 
     def init_single(self, parameter: mx.array, state: dict[str, Any]) -> None:
         super().init_single(parameter, state)
@@ -161,16 +156,15 @@ class Muon8bit(EightBitState, optimizers.Muon):
 
 
 def state_arrays(optimizer: Optimizer) -> dict[str, mx.array]:
-    """The optimizer's whole state by dotted name, step count included, as `mx.save_safetensors` takes it."""
+    """The optimizer's whole state by dotted name, for `mx.save_safetensors`."""
     return dict(tree_flatten(optimizer.state))
 
 
 def restore(optimizer: Optimizer, arrays: dict[str, mx.array]) -> None:
-    """Put `state_arrays` back, exactly, into an optimizer initialised with the same parameters.
+    """Restore `state_arrays` exactly.
 
-    The state stays the same object, so the compiled update that captured it sees the change. Raises ValueError
-    naming the first array that is missing, unknown or of another shape or type: half a state would go on training
-    silently.
+    Fills the existing state object, which the compiled update captured. Raises ValueError for an array that is missing,
+    unknown or of another shape or type.
     """
     expected = state_arrays(optimizer)
     for name in sorted(expected.keys() | arrays.keys()):
@@ -181,8 +175,7 @@ def restore(optimizer: Optimizer, arrays: dict[str, mx.array]) -> None:
 
 
 def _fill(state: Any, path: str, arrays: dict[str, mx.array]) -> None:
-    """Put arrays into a state's own dicts and lists: the state of an optimizer made of several is another dict at
-    every look."""
+    """Fill a state's dicts and lists in place."""
     for key, value in list(state.items() if isinstance(state, dict) else enumerate(state)):
         name = f"{path}{key}"
         if isinstance(value, dict | list):
@@ -196,10 +189,10 @@ def _described(array: mx.array | None) -> str:
 
 
 def clip_by_norm(grads: Any, max_norm: float | None) -> tuple[Any, mx.array]:
-    """The gradients scaled down to a global norm of at most `max_norm`, and their norm before that, a scalar.
+    """Scale gradients to a global norm of at most `max_norm`; return them and the norm before clipping (a scalar).
 
-    `max_norm` 0 or None never clips. Squares are summed in float32, because 300² overflows float16; each gradient keeps
-    its dtype. A norm that is not finite makes the gradients so too: check it before updating.
+    0 or None never clips. Sums in float32; gradients keep their dtype. A non-finite norm makes the gradients
+    non-finite.
     """
     squares = [mx.square(g.astype(mx.float32)).sum() for _, g in tree_flatten(grads)]
     norm = mx.sqrt(sum(squares, mx.array(0.0)))
@@ -210,27 +203,27 @@ def clip_by_norm(grads: Any, max_norm: float | None) -> tuple[Any, mx.array]:
 
 
 LearningRate = Callable[[int], float]
-"""The number of an update, from 0 → its learning rate."""
+"""Update number, from 0 → learning rate."""
 
 
 @dataclass(frozen=True, slots=True)
 class OwnUpdates:
-    """What a program has given for its run; None for what the settings decide."""
+    """Optimizer and schedule given by the calling program; None for those of the settings."""
 
     make: Callable[[float], Optimizer] | None = None
     """Learning rate of the settings → a new optimizer."""
     rate: LearningRate | None = None
     keeps_rate: bool = False
-    """True if the learning rate is the optimizer's own affair: it has several, none, or a schedule inside."""
+    """The learning rate cannot be set from outside."""
     compiles: bool = True
-    """True if `mx.compile` may trace its update: code of somebody else may look at its numbers, or count in Python."""
+    """The update may be compiled with `mx.compile`."""
 
 
 SETTINGS_DECIDE = OwnUpdates()
 
 
 def rate_of(optimizer: Optimizer) -> float:
-    """The learning rate that an optimizer says it has; NaN for one that has none."""
+    """The optimizer's learning rate; NaN if it has none."""
     try:
         return float(optimizer.learning_rate)
     except (KeyError, AttributeError, TypeError, ValueError):
@@ -239,8 +232,6 @@ def rate_of(optimizer: Optimizer) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Hyperparameters:
-    """The settings that optimizers share."""
-
     learning_rate: float
     weight_decay: float = 0.01
     betas: tuple[float, float] = (0.9, 0.999)
@@ -252,11 +243,11 @@ Make = Callable[[Hyperparameters], Optimizer]
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How to make an optimizer, and which of the shared settings it has; the others are ignored."""
+    """Builds an optimizer from the shared settings it supports."""
 
     make: Make
     make_8bit: Make | None = None
-    """With its state in 8 bits; None where that is not built."""
+    """With 8-bit state; None if not available."""
     has_decay: bool = False
     has_betas: bool = False
     has_epsilon: bool = False
@@ -314,11 +305,11 @@ def optimizer(
     epsilon: float = 1e-8,
     bits: int = 32,
 ) -> Optimizer:
-    """A new optimizer, its state in 32 or 8 bits. Settings that it has not are ignored (`OPTIMIZERS` says which).
+    """Create an optimizer with 32-bit or 8-bit state; unsupported settings are ignored.
 
-    adamw is torch's: decoupled weight decay, bias correction on (Loshchilov and Hutter, arXiv:1711.05101). muon
-    orthogonalises the updates of matrices; parameters of one dimension get plain momentum. Raises ValueError for a name
-    that is not in `OPTIMIZERS`, and for one whose state is not built in so many bits.
+    adamw is torch's: decoupled weight decay, bias correction (Loshchilov and Hutter, arXiv:1711.05101). muon
+    orthogonalises updates of matrices; vectors get plain momentum. Raises ValueError for an unknown name or unavailable
+    precision.
     """
     if name not in OPTIMIZERS:
         raise ValueError(f"optimizer is one of {', '.join(OPTIMIZERS)}, not {name!r}.")

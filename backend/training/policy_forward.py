@@ -1,7 +1,5 @@
-"""Micro-batches, and a model's forward passes over them: the start of every algorithm's preparation and objective.
-
-A completion's log-probabilities need its prompt's keys and values. Prompts are prefilled once for all micro-batches
-where that saves work (`shared_prefix`), else once in each micro-batch.
+"""Micro-batches, and a model's forward passes over them. Prompts are prefilled once for all micro-batches where that
+saves work (`shared_prefix`), else once per micro-batch.
 """
 
 from __future__ import annotations
@@ -27,15 +25,12 @@ from backend.training.shared_prefix import SharedPrefix
 # fast.
 
 SNAP = 0.05
-"""Share of all tokens by which a border moves so that it falls between two groups: rows of one prompt on two ranks
-make both read it."""
+"""Fraction of all tokens by which a rank's border may move to fall between groups."""
 
 
 def rows_of_ranks(rows: Sequence[RowLengths], speeds: Sequence[float]) -> list[list[int]]:
-    """The row indices of each rank, in proportion to `speeds` (tokens a second, or any unit), group after group. A rank
-    may get none.
-
-    Raises ValueError for speeds that are not all above 0.
+    """Row indices of each rank, in proportion to `speeds`, group by group; may be empty. Raises ValueError for speeds ≤
+    0.
     """
     if not speeds or min(speeds) <= 0:
         raise ValueError(f"the speeds of the ranks are above 0, not {list(speeds)}")
@@ -69,53 +64,48 @@ def do_nothing() -> None: ...
 
 @dataclass(slots=True)
 class MicroBatch:
-    """Rows that go through the model together: their arrays, and how the forward pass reads them."""
-
     batch: Batch
     rows: SequenceRows
     groups: list[int]
-    """The indices of its prompts in the step, in the order of its rows."""
+    """Prompt indices in the step, in row order."""
 
     def noisy_rows(self) -> tuple[list[int], list[int]]:
-        """(the rows' numbers in the rollout, their tokens), on the host."""
+        """(row numbers in the rollout, tokens), on the host."""
         batch = self.batch
         lengths = batch.prompt_length_B + batch.length_B
         return batch.row_B.tolist(), lengths.tolist()  # pyright: ignore[reportReturnType]: one axis, so lists
 
     def set_arrays(self, **arrays: mx.array | None) -> None:
-        """Set fields of `batch` by name."""
         self.batch = replace(self.batch, **arrays)
 
 
 @dataclass(slots=True)
 class PolicyForward:
-    """Settings of the forward pass. `micro_batch_tokens` and `chunk` trade memory for time and change no result."""
+    """Settings of the forward pass. `micro_batch_tokens` and `chunk` trade memory for time only."""
 
     temperature: float
     chunk: int
-    """Completion tokens whose logits are held at once."""
+    """Completion tokens whose logits are in memory at once."""
     micro_batch_tokens: int
     has_dropout: bool = False
     noise: EmbeddingNoise | None = None
-    """Noise on the policy's embeddings, in every pass over it while a rollout is learned from."""
+    """Noise on the policy's embeddings in every forward pass of training."""
     noisy_model: SplitModel | None = None
-    """The policy that has it; the reference has none."""
+    """The policy, if it has noise; the reference never has."""
     largest_micro_batch: int = 0
-    """Tokens of the largest micro-batch so far, as `micro_batch_tokens` counts them."""
+    """In tokens, counted as `micro_batch_tokens`."""
     poll: Callable[[], None] = do_nothing
-    """Called after every micro-batch: the trainer reads its control file in it."""
+    """Called after every micro-batch."""
     penalties: Penalties = NO_PENALTIES
-    """Part of the policy: what it sampled from, and what the reference is compared under."""
+    """Sampling penalties, which are part of the policy."""
     ranks: Collectives = ALONE
-    """The processes that learn together, each from its share of the rows."""
     speeds: Sequence[float] = ()
-    """Tokens a second of each rank, the same numbers on all of them: their shares are in proportion. Empty: equal
-    shares."""
+    """Tokens per second of each rank, identical on all. Empty: equal shares."""
     own_tokens: int = 0
-    """Tokens of the rows that this rank has taken so far, where there are several."""
+    """Tokens this rank has processed so far."""
 
     def micro_batches(self, split_model: SplitModel, batch: Batch, most_rows: int | None = None) -> list[MicroBatch]:
-        """Split this rank's rows of a batch within `most_rows` and `micro_batch_tokens`."""
+        """Split this rank's rows within `most_rows` and `micro_batch_tokens`."""
         mode = self.prompt_mode(split_model)
         batch = self._own_rows(batch)
         parts = batch.micro_batches(rows=most_rows, token_budget=self.micro_batch_tokens, prompts=mode)
@@ -141,10 +131,10 @@ class PolicyForward:
         entropy_gradient: bool = False,
         prefilled: PrefilledPrompts | None = None,
     ) -> TokenScores:
-        """Log-probabilities and entropies [B, T] in nats at the sampling temperature, 0 where the mask is 0.
+        """Log-probabilities and entropies [B, T] in nats at the sampling temperature, 0 where masked.
 
-        `prefilled`: prompts that were prefilled. Without `with_gradient` nothing carries a gradient; the entropy
-        does only with `entropy_gradient`.
+        `prefilled`: prefilled prompts. Gradients flow only with `with_gradient`, through the entropy only with
+        `entropy_gradient`.
         """
         noise = contextlib.nullcontext()
         if self.noise is not None and self.noise.rollout is not None and split_model is self.noisy_model:
@@ -174,7 +164,7 @@ class PolicyForward:
         )
 
     def logps_without_gradient(self, split_model: SplitModel, micro_batches: list[MicroBatch]) -> Iterator[mx.array]:
-        """log π [B, T] of each micro-batch in turn, evaluated."""
+        """log π [B, T] of each micro-batch, evaluated."""
         prefix = self.shared_prefix(split_model, micro_batches)
         prefilled = prefix.prefill(split_model) if prefix else None
         for micro_batch in micro_batches:
@@ -185,16 +175,14 @@ class PolicyForward:
             yield logp_BT
 
     def shared_prefix(self, split_model: SplitModel, micro_batches: list[MicroBatch]) -> SharedPrefix | None:
-        """The micro-batches' prompts, to be prefilled once for all; None where one pass in each micro-batch costs no
-        more."""
+        """The prompts to prefill once for all micro-batches; None where that saves nothing."""
         pays = self.prompt_mode(split_model) == "prefilled" and SharedPrefix.pays(
             micro_batches, self.micro_batch_tokens
         )
         return SharedPrefix(micro_batches, self.micro_batch_tokens) if pays else None
 
     def prompt_mode(self, split_model: SplitModel) -> PromptMode:
-        """How often prompts are read. With dropout never twice: the second pass would drop other activations than the
-        first, and the gradient would belong to neither."""
+        """Number of times prompts are read. Dropout allows one only: a second pass would drop other activations."""
         if not split_model.prefix_layers or self.noise is not None:
             return "per_row"
         return "per_micro_batch" if self.has_dropout else "prefilled"
@@ -207,7 +195,7 @@ def _tokens(rows: SequenceRows, mode: PromptMode) -> int:
 
 
 def micro_batch_of(batch: Batch) -> MicroBatch:
-    """A batch as one micro-batch. Reads its lengths and mask on the host, so call it once a batch, not once a pass."""
+    """Wrap a batch as one micro-batch. Reads lengths and mask on the host."""
     rows = sequence_rows(batch.tokens_BL, batch.prompt_length_B, batch.group_B, batch.completion_BT, batch.mask_BT)
     groups: list[int] = batch.group_B.tolist()  # pyright: ignore[reportAssignmentType]: one axis, so a list
     return MicroBatch(batch, rows, list(dict.fromkeys(groups)))

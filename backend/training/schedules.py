@@ -1,8 +1,6 @@
-"""The learning rate of every update, as a plain function of its number.
+"""Learning-rate schedules as functions of the update number.
 
-The rate is set before each update (`optimizer.learning_rate = rate(update)`), so a resumed run follows the same
-curve whatever the optimizer's own step count. To add a schedule, write its shape here, put it into `SCHEDULES`, and
-name it in the menu (`backend.config.settings.training`).
+To add one, write its shape here, add it to `SCHEDULES`, and list it in `backend.config.settings.training`.
 """
 
 from __future__ import annotations
@@ -15,26 +13,25 @@ from typing import Any
 from backend.config.updates import final_rate, warmup_updates
 
 NO_WARM_UP_TIMESCALE = 10_000
-"""Of `inverse_sqrt` without a warm-up, in updates: as in transformers."""
+"""Timescale of `inverse_sqrt` without warm-up, in updates, as in transformers."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduleCurve:
-    """What a schedule's shape depends on, beside the number n of updates since the peak."""
+    """Parameters of a schedule's shape."""
 
     peak: float
     final: float
     updates: int
-    """Of the whole run."""
     start: int
-    """The first update after the peak; 0 without a warm-up."""
+    """First update after the peak; 0 without warm-up."""
     fall: int
     """Updates over which the rate falls."""
     cycles: int
     power: float
 
     def progress(self, n: int) -> float:
-        """The share of the fall that lies behind update n after the peak, 0 to 1."""
+        """Completed fraction of the fall, n updates after the peak."""
         return min(1.0, n / self.fall)
 
     def between(self, left: float) -> float:
@@ -42,7 +39,7 @@ class ScheduleCurve:
         return self.final + (self.peak - self.final) * left
 
     def down_to(self, done: float) -> float:
-        """peak · (final / peak)^done: a fall by equal factors."""
+        """peak · (final / peak)^done."""
         return self.peak * (self.final / self.peak) ** done
 
 
@@ -66,7 +63,7 @@ def cosine(curve: ScheduleCurve, n: int) -> float:
 
 
 def cosine_with_restarts(curve: ScheduleCurve, n: int) -> float:
-    """As `cosine`, with p run through `cycles` times: (1 + cos π (cycles · p mod 1)) / 2; final once p is 1."""
+    """Like `cosine`, with p run through `cycles` times: (1 + cos π (cycles · p mod 1)) / 2; final once p is 1."""
     progress = curve.progress(n)
     if progress >= 1:
         return curve.final
@@ -79,25 +76,24 @@ def polynomial(curve: ScheduleCurve, n: int) -> float:
 
 
 def exponential(curve: ScheduleCurve, n: int) -> float:
-    """peak · (final / peak)^p: the same factor at every update."""
+    """peak · (final / peak)^p."""
     return curve.down_to(curve.progress(n))
 
 
 def step(curve: ScheduleCurve, n: int) -> float:
-    """peak · (final / peak)^(⌊cycles · p⌋ / cycles): `cycles` falls by the same factor, at equal distances."""
+    """peak · (final / peak)^(⌊cycles · p⌋ / cycles)."""
     # In whole numbers: cycles · p may lie a rounding error below a whole number.
     return curve.down_to(min(curve.cycles, n * curve.cycles // curve.fall) / curve.cycles)
 
 
 def inverse_sqrt(curve: ScheduleCurve, n: int) -> float:
-    """peak · √(s / (n + s)), s the updates of the warm-up: it falls throughout, whatever the end of the run
-    (arXiv:1706.03762)."""
+    """peak · √(s / (n + s)), s the updates of the warm-up (arXiv:1706.03762)."""
     timescale = curve.start - 1 if curve.start else NO_WARM_UP_TIMESCALE
     return curve.peak * math.sqrt(timescale / (n + timescale))
 
 
 def warmup_stable_decay(curve: ScheduleCurve, n: int) -> float:
-    """peak, and over the last updates of the run the fall of `cosine` (arXiv:2404.06395)."""
+    """peak, then a `cosine` fall over the last updates of the run (arXiv:2404.06395)."""
     stable = max(0, curve.updates - curve.start - curve.fall)
     return cosine(curve, max(0, n - stable))
 
@@ -114,8 +110,8 @@ SCHEDULES: dict[str, Shape] = {
     "inverse_sqrt": inverse_sqrt,
     "warmup_stable_decay": warmup_stable_decay,
 }
-"""`lr_schedule` → its shape. Linear, cosine, exponential and step are number for number those of mlx, and joined to
-the warm-up as mlx-lm joins them; the others are transformers' schedules of these names."""
+"""Linear, cosine, exponential and step equal mlx's, joined to the warm-up as in mlx-lm; the others equal transformers'.
+"""
 
 
 def schedule(
@@ -130,11 +126,11 @@ def schedule(
     cycles: int = 1,
     power: float = 1.0,
 ) -> Callable[[int], float]:
-    """The learning rate of update 0, 1, 2, … of a run of `updates`.
+    """Return the learning rate of every update.
 
-    It rises linearly from `warmup_init` at update 0 to `peak` at update `warmup_updates`, then takes the shape of
-    its kind, which falls to `final` over `decay_fraction` of the run and stays there. The fall is counted from the
-    update after the peak, as mlx-lm counts it. Raises ValueError for another kind.
+    It rises linearly from `warmup_init` to `peak` at update `warmup_updates`, then falls to `final` over
+    `decay_fraction` of the run. The fall counts from the update after the peak, as in mlx-lm. Raises ValueError for
+    another kind.
     """
     if kind not in SCHEDULES:
         raise ValueError(f"lr_schedule is one of {', '.join(SCHEDULES)}, not {kind!r}.")
@@ -150,7 +146,7 @@ def schedule(
 
 
 def learning_rates(config: Any, steps: int) -> Callable[[int], float]:
-    """The learning rate of every update of a run of `steps` steps."""
+    """Learning rates of all updates of a run of `steps` steps."""
     updates = steps * config.updates_per_step
     return schedule(
         config.lr_schedule,

@@ -1,16 +1,11 @@
-"""One prefill and one backward pass per prompt, however many micro-batches its completions are spread over.
+"""One prefill and one backward pass per prompt, however many micro-batches its completions span.
 
-Rows of one prompt may not fit into memory together. Reading the prompt again in each of their micro-batches would undo
-what sharing gains, so the backward pass is split at the prompt's keys and values:
+1. Prefill every prompt without gradient: K, V per layer [P, heads, K, d] and the last hidden state [P, H]. 2. Each
+micro-batch treats these as constants; their gradients dL/dK, dL/dV and dL/dh accumulate. 3. One more forward and
+backward pass per prompt turns the accumulated gradients into parameter gradients.
 
-1. Prefill every prompt once without gradient: K, V by layer [P, heads, K, d] and the last hidden state [P, H].
-2. Each micro-batch attends to those arrays as constants that it differentiates by: autodiff gives its share of the
-   parameter gradient, and the cotangents dL/dK, dL/dV and dL/dh of its prompts, which accumulate over micro-batches.
-3. One more forward and backward pass per prompt turns the accumulated cotangents into parameter gradients.
-
-By the chain rule dL/dθ = Σ_micro-batch ∂L/∂θ|_{K,V} + Σ_prompt (dL/dK · ∂K/∂θ + dL/dV · ∂V/∂θ + dL/dh · ∂h/∂θ), the
-same gradient as in one pass (gradient checkpointing, arXiv:1604.06174, with the prompt as the checkpoint). Knows
-micro-batches and a model; no loss. Letters: P prompts, K prompt tokens, H hidden, d head size.
+By the chain rule dL/dθ = Σ_micro-batch ∂L/∂θ|_{K,V} + Σ_prompt (dL/dK · ∂K/∂θ + dL/dV · ∂V/∂θ + dL/dh · ∂h/∂θ), as in
+gradient checkpointing (arXiv:1604.06174). Letters: P prompts, K prompt tokens, H hidden, d head size.
 """
 
 from __future__ import annotations
@@ -29,7 +24,7 @@ from backend.engine.output_layer import SplitModel
 
 
 class RowsAndGroups(Protocol):
-    """What is read of a micro-batch: `groups` are the indices of its prompts in the step, in the order of its rows."""
+    """The part of a micro-batch read here: `groups` are the prompt indices in the step, in row order."""
 
     @property
     def rows(self) -> SequenceRows: ...
@@ -38,7 +33,7 @@ class RowsAndGroups(Protocol):
 
 
 class SharedPrefix:
-    """The prompts of some micro-batches, each once, prefilled at most `token_budget` tokens at a time."""
+    """The prompts of some micro-batches, prefilled at most `token_budget` tokens at a time."""
 
     def __init__(self, micro_batches: Sequence[RowsAndGroups], token_budget: int) -> None:
         prompts: dict[int, tuple[np.ndarray, int]] = {}
@@ -57,8 +52,7 @@ class SharedPrefix:
 
     @staticmethod
     def pays(micro_batches: Sequence[RowsAndGroups], token_budget: int) -> bool:
-        """True if it saves more than the prefill without gradient costs, a third of reading the prompts with
-        gradient; or whether a micro-batch is too large with its prompts in it."""
+        """True if sharing saves time, or a micro-batch is too large with its prompts."""
         # A backward pass costs two forward passes. So reading a prompt with gradient costs 3 units, and the extra
         # prefill 1.
         if any(part.rows.completion_BT.size + part.rows.prompt_PK.size > token_budget for part in micro_batches):
@@ -67,7 +61,6 @@ class SharedPrefix:
         return 3 * (sum(size for _, size in sizes) - sum(dict(sizes).values())) > sum(dict(sizes).values())
 
     def prefill(self, split_model: SplitModel) -> PrefilledPrompts:
-        """All prompts, without gradient."""
         spans: list[PrefilledPrompts] = []
         for span in self.spans:
             spans.append(prefill_prompts(split_model, self.prompt_PK[span], self.length_P[span]))
@@ -75,13 +68,13 @@ class SharedPrefix:
         return spans[0] if len(spans) == 1 else _map_arrays(lambda *x: mx.concatenate(list(x)), *spans)
 
     def select(self, prefilled: PrefilledPrompts, micro_batch: RowsAndGroups) -> PrefilledPrompts:
-        """The prompts of a micro-batch, as `prefill_prompts` would return them."""
+        """The prompts of a micro-batch, as `prefill_prompts` returns them."""
         # 4 axes: keys and values [P, J, K, d], cut to this micro-batch's padded width; 2 axes: the last states [P, H].
         index_P, K = self._indices(micro_batch), micro_batch.rows.prompt_PK.shape[1]
         return _map_arrays(lambda x: x[index_P, :, :K] if x.ndim == 4 else x[index_P], prefilled)
 
     def accumulate(self, micro_batch: RowsAndGroups, cotangents: PrefilledPrompts) -> None:
-        """Add a micro-batch's gradient in its prompts' keys, values and last states."""
+        """Add a micro-batch's gradients of its prompts' keys, values and last states."""
         index_P, K, P = self._indices(micro_batch), micro_batch.rows.prompt_PK.shape[1], len(self.index_of_group)
         longest = self.prompt_PK.shape[1]
 
@@ -97,7 +90,7 @@ class SharedPrefix:
         mx.eval(*self._cotangents)  # or the micro-batch's whole graph would stay in memory
 
     def backward(self, model: nn.Module, split_model: SplitModel, gradient: Any) -> Any:
-        """`gradient` plus the share that flows through the prompts: one vector-Jacobian product per span of prompts."""
+        """Add the gradient through the prompts to `gradient`: one vector-Jacobian product per span of prompts."""
         assert self._cotangents is not None
         for span in self.spans:
             cotangents = _map_arrays(lambda x, span=span: x[span], self._cotangents)

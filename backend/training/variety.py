@@ -1,5 +1,4 @@
-"""How varied a step's completions are: different from one another within a group, and within themselves. From token
-ids alone."""
+"""Diversity of a step's completions, from token ids: within a group and within a completion."""
 
 from __future__ import annotations
 
@@ -10,18 +9,14 @@ from collections.abc import Hashable, Iterable, Sequence
 from backend.types import Completion, Group
 
 NGRAM = 8
-"""Tokens of the n-grams whose repeats are counted. Shorter ones recur in sound text: names, formulas, tags. A text
-that turns in a circle repeats them all, however long the circle."""
+"""Length of the n-grams whose repeats are counted; shorter ones recur in normal text."""
 
 
 def variety_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """Shares from 0 to 1, means over the groups, of which `completions/repetition` is one over the completions
-    (`repetition`).
+    """Diversity metrics from 0 to 1: means over the groups, and `completions/repetition` over the completions.
 
-    `completions/distinct_fraction`: how many different completions a group has, over their number: 1/G where all G
-    are the same. `completions/identical_fraction`: completions that another one of their group equals, token for
-    token. `completions/distinct_1` and `completions/distinct_2`: `distinct_ngrams` of a group. They fall where
-    completions of a group grow alike in wording although no two are equal, which the first two do not see.
+    `completions/distinct_fraction`: distinct completions over their number. `completions/identical_fraction`:
+    completions equal to another of their group. `completions/distinct_1` and `_2`: `distinct_ngrams` of a group.
     """
     ids = [[_ids(completion) for completion in group.completions] for group in groups]
     counts = [Counter(map(tuple, group)) for group in ids]
@@ -41,8 +36,7 @@ def _mean_share(parts: Iterable[int], wholes: Sequence[int]) -> float:
 
 
 def repetition(tokens: Sequence[int]) -> float:
-    """The share of the NGRAM-grams that stood in the completion before, 0 to 1; 0 for one with fewer than two of
-    them."""
+    """Fraction of NGRAM-grams that occurred earlier in the completion; 0 with fewer than two."""
     ngrams = len(tokens) - NGRAM + 1
     if ngrams < 2:
         return 0.0
@@ -57,11 +51,9 @@ def _ids(completion: Completion) -> Sequence[int]:
 
 
 def distinct_ngrams(group: Sequence[Sequence[Hashable]], n: int) -> float:
-    """distinct-n (Li et al. 2016, arXiv:1510.03055, section 5.2) of a group: its different n-grams of tokens, or words,
-    over all of them.
+    """distinct-n of a group (Li et al. 2016, arXiv:1510.03055, section 5.2): distinct n-grams over all n-grams.
 
-    0 to 1. It falls with length, since long texts use words again, so only texts of about one length compare. 0
-    without tokens.
+    0 to 1; falls with length. 0 without tokens.
     """
     tokens = sum(map(len, group))
     if not tokens:
