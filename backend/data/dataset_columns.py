@@ -1,8 +1,6 @@
-"""Which columns a file of rows has, from its first line, and which of them are meant as prompt, answer, type and
-system.
+"""Column names of a dataset file, from its first bytes, and guesses of their roles.
 
-Only the first bytes of text files are read. Parquet files and datasets on Hugging Face are left to `backend.data`,
-which loads them.
+Parquet files and Hub datasets are left to `backend.data`.
 """
 
 from __future__ import annotations
@@ -29,12 +27,11 @@ NAMES: dict[str, tuple[str, ...]] = {
     "type_feature": ("type", "category", "kind"),
     "system_feature": ("system", "system_prompt"),
 }
-"""Setting → usual names of that column, the likeliest first."""
+"""Setting → usual column names, most likely first."""
 
 
 def columns_of(path: Path) -> list[str]:
-    """Names of the columns of a csv, jsonl or json file, in their order; empty where the first lines do not show
-    them."""
+    """Column names of a csv, jsonl or json file; empty if the first lines do not show them."""
     try:
         with open_regular(path) as file:  # a pipe would never answer, and neither would some files of /proc
             head = codecs.getincrementaldecoder("utf-8-sig")().decode(file.read(HEAD_BYTES) or b"")
@@ -47,8 +44,7 @@ def columns_of(path: Path) -> list[str]:
 
 
 def guessed(columns: Iterable[str]) -> dict[str, str]:
-    """Setting of a column → the column that is meant: one of the usual names, else one that holds such a name as a
-    word."""
+    """Setting → likely column: a usual name, else one that contains a usual name as a word."""
     free, guesses = list(columns), dict[str, str]()
     for key in NAMES:
         column = likeliest_column(key, free)
@@ -59,7 +55,7 @@ def guessed(columns: Iterable[str]) -> dict[str, str]:
 
 
 def likeliest_column(setting: str, free: Sequence[str]) -> str | None:
-    """The column among `free` with the likeliest name for `setting`, else one whose name has such a name as a word."""
+    """The column in `free` that best matches `setting`."""
     names = NAMES[setting]
     plain = {column: column.strip().lower().replace("-", "_").replace(" ", "_") for column in free}
     exact = (column for name in names for column in free if plain[column] == name)

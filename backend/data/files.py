@@ -1,5 +1,4 @@
-"""The rows of one file (JSONL, JSON, CSV or parquet): all of them in memory, the first ones, or streamed from the
-disk."""
+"""Rows of one JSONL, JSON, CSV or parquet file: all in memory, only the first, or streamed."""
 
 from __future__ import annotations
 
@@ -31,21 +30,20 @@ from backend.utils.text import quote
 
 Row = dict[str, Any]
 Rows = Sequence[Row]
-"""The rows of a split: a list, or lazy rows. Readers ask for one at a time, or go through them once in order."""
+"""Rows of a split: a list or lazy rows. Readers index single rows or iterate once in order."""
 
 PATH = 70
-"""Characters of a file's path in a message."""
+"""Characters of a path in a message."""
 BATCH_ROWS, UNPACKED_BYTES = 256, 64 * 2**20
-"""Rows of a parquet file to unpack at once, and about their bytes at most."""
+"""Parquet rows to unpack at once, and their approximate maximum bytes."""
 HEAD_ROWS, HEAD_BYTES = 10_000, 16 * 2**20
-"""A preview of a large file shows at most so many rows, from at most so many bytes."""
+"""Maximum rows and bytes of a large file's preview."""
 LARGE_TEXT, LARGE_PARQUET, LARGE_ROWS = 64 * 2**20, 16 * 2**20, 1_000_000
-"""Bytes of text or of parquet, and rows of parquet, above which a file is large: it takes seconds to read."""
+"""Bytes of text or parquet, and parquet rows, above which a file counts as large."""
 
 
 def kind_of_path(path: Path, setting: str = "data") -> Literal["file", "folder", ""]:
-    """What is at `path`; "" for nothing. Raises UserError for what cannot be read as rows, such as a pipe or a
-    device."""
+    """Kind of `path`; "" if it does not exist. Raises UserError for pipes and devices."""
     try:
         mode = path.stat().st_mode
     except OSError as error:
@@ -60,13 +58,13 @@ def kind_of_path(path: Path, setting: str = "data") -> Literal["file", "folder",
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an exception's text as a sentence; its class where it has no text."""
+    """First line of an exception's message, or its class name."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return f"{quote(lines[0].rstrip('.'), 90)}."
 
 
 def _refuse(path: Path, error: BaseException) -> NoReturn:
-    """Raise what came of reading a file as a UserError."""
+    """Raise an error from reading a file as a UserError."""
     match error:
         case UserError():
             raise error
@@ -87,7 +85,7 @@ def _refuse(path: Path, error: BaseException) -> NoReturn:
 
 
 def read_file(path: Path) -> list[Row]:
-    """Rows of one file by its ending. Raises UserError naming file and line."""
+    """Rows of one file, by its suffix. Raises UserError naming file and line."""
     kind = path.suffix.lower()
     try:
         if kind == ".parquet":
@@ -111,7 +109,7 @@ def read_file(path: Path) -> list[Row]:
 
 
 def _lines(path: Path, newline: str | None = None, *, whole: bool = True) -> Iterator[str]:
-    """The lines of a text file. `whole`: the caller keeps all of them in memory, which is refused for a huge file."""
+    """Lines of a text file. With `whole`, a huge file is refused."""
     limit = max(2 * 2**30, machine_bytes() // 8)
     if whole and path.stat().st_size > limit:
         advice = "make it JSONL, CSV or parquet, and switch Streaming on"
@@ -135,7 +133,7 @@ def _jsonl_rows(lines: Iterable[str], path: Path) -> Iterator[Row]:
 
 
 def json_object(text: str, where: str) -> Row:
-    """A row of a JSONL file; `where` names it. Raises UserError."""
+    """Parse one JSONL row; `where` names it. Raises UserError."""
     try:
         value = documents.parse_loose_json(text)
     except documents.BrokenJson as error:
@@ -177,14 +175,14 @@ def _broken_csv(path: Path, line: int, error: csv.Error) -> UserError:
 
 
 def _refuse_equal_columns(names: Sequence[str], path: Path) -> None:
-    """Raise UserError if two columns have one name: all values but the last column's would be lost."""
+    """Raise UserError for duplicate column names."""
     twice = next((name for name, count in Counter(names).items() if count > 1), None)
     if twice is not None:
         raise UserError("data", f"{quote(path, PATH)} has two columns called {quote(twice, 40)}; rename one of them.")
 
 
 def _unpacked(batch: Any) -> Iterator[Row]:
-    """The rows of a batch, some at a time: equal texts share their memory until they are Python's."""
+    """Rows of a batch in small chunks; equal texts share memory until converted."""
     at_once = max(1, UNPACKED_BYTES // max(1, batch.nbytes))
     for start in range(0, batch.num_rows, at_once):
         yield from batch.slice(start, at_once).to_pylist()
@@ -205,16 +203,16 @@ def _parquet_file(path: Path) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The first rows of a file, and about how many it has."""
+    """First rows of a file, and its approximate row count."""
 
     rows: list[Row]
     about: int
 
 
 def read_head(path: Path, streamed: bool = False) -> Head | None:
-    """The first rows of a large file; None for a file that is not large, or whose kind only opens as a whole.
+    """First rows of a large file; None for a small one or a format that is only read whole.
 
-    A parquet file that is `streamed` counts as large however few bytes its rows pack to. Raises UserError.
+    A `streamed` parquet file counts as large. Raises UserError.
     """
     kind = path.suffix.lower()
     try:
@@ -257,28 +255,27 @@ def _head_of_text(path: Path, kind: str, size: int) -> Head:
 # Streamed rows
 
 OFFSET = "Q"
-"""Type code of a place in a file: eight bytes."""
+"""Eight bytes per file offset."""
 BOM = b"\xef\xbb\xbf"
 _AFTER_A_RETURN = re.compile(rb"(?<=\r)(?!\n)")
 
 
 class LazyRows(Sequence[Row]):
-    """Rows that are not in memory. `known` caches what is costly to compute from all of them."""
+    """Rows on disk. `known` caches values computed from all of them."""
 
     def __init__(self, columns: Iterable[str] | None = None) -> None:
-        """`columns`: every column in order of appearance; None where only reading all rows would tell."""
+        """`columns` in order of appearance; None if only a full pass would tell."""
         self._names = None if columns is None else list(columns)
         self.known: dict[Any, Any] = {}
 
     @property
     def columns(self) -> list[str]:
-        """Every column, in order of appearance."""
         if self._names is None:
             self._names = list(dict.fromkeys(name for row in self for name in row))
         return self._names
 
     def without(self, names: Iterable[str]) -> list[str]:
-        """Those of the names that no row has as a column; reads rows until all names are found, mostly one."""
+        """Names without a column; reads rows until all names are found."""
         if self._names is not None:
             return [name for name in names if name not in self._names]
         missing = list(names)
@@ -289,11 +286,11 @@ class LazyRows(Sequence[Row]):
         return missing
 
     def row(self, index: int) -> Row:
-        """The row of an index that exists."""
+        """The row at a valid index."""
         raise NotImplementedError
 
     def sizes(self) -> Sequence[int] | None:
-        """About how large each row is, in any unit; None where that is not known without reading them."""
+        """Relative sizes of the rows; None if unknown without reading."""
         return None
 
     @overload
@@ -309,7 +306,7 @@ class LazyRows(Sequence[Row]):
 
 
 def stream_file(path: Path) -> LazyRows:
-    """The rows of one file, left on the disk. Raises UserError naming file and line."""
+    """Rows of one file, left on disk. Raises UserError naming file and line."""
     kinds = {".jsonl": JsonlRows, ".csv": CsvRows, ".parquet": ParquetRows}
     kind = kinds.get(path.suffix.lower())
     if kind is None:
@@ -322,7 +319,7 @@ def stream_file(path: Path) -> LazyRows:
 
 
 class _TextRows(LazyRows):
-    """Rows that each begin at some place of a text file; one pass finds the places. Threads may read at once."""
+    """Rows of a text file, found in one pass. Safe to read from several threads."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -350,13 +347,13 @@ class _TextRows(LazyRows):
         return array(OFFSET, (end - start for start, end in zip(self._starts, self._starts[1:], strict=False)))
 
     def row(self, index: int) -> Row:
-        """Raises UserError if the file has changed since."""
+        """Raises UserError if the file has changed."""
         self._check_unchanged()
         start = self._starts[index]
         return self._decoded(os.pread(self._file, self._starts[index + 1] - start, start), index)
 
     def __iter__(self) -> Iterator[Row]:
-        """All rows in one pass over the file, in half the time of asking for each."""
+        """All rows in one pass, twice as fast as indexing."""
         with open_regular(self._path, 1 << 20) as file:
             file.seek(self._starts[0])
             for index in range(len(self)):
@@ -381,16 +378,16 @@ class _TextRows(LazyRows):
             _refuse(self._path, error)
 
     def _index(self, lines: Iterable[tuple[int, bytes]]) -> list[str] | None:
-        """Append to `_starts` where each row begins; returns the columns, None if they are not known."""
+        """Append each row's offset to `_starts`; returns the columns, or None."""
         raise NotImplementedError
 
     def _parsed(self, text: str, index: int) -> Row:
-        """The row at the beginning of `text`, which reaches to the next one."""
+        """Parse the row at the beginning of `text`."""
         raise NotImplementedError
 
 
 class JsonlRows(_TextRows):
-    """A line that is no row is found when it is read, as all are before a run begins (`problems.chat_sizes`)."""
+    """Rows of a JSONL file; invalid lines raise when read."""
 
     def _index(self, lines: Iterable[tuple[int, bytes]]) -> None:
         for start, line in lines:
@@ -410,7 +407,7 @@ class JsonlRows(_TextRows):
 
 
 class CsvRows(_TextRows):
-    """A record may go over several lines; its place is that of the first."""
+    """Rows of a CSV file; a record may span lines."""
 
     def _index(self, lines: Iterable[tuple[int, bytes]]) -> list[str]:
         csv.field_size_limit(sys.maxsize)
@@ -443,7 +440,7 @@ class CsvRows(_TextRows):
 
 
 def _lines_with_places(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    r"""(place, line with its end) of every line; lines end in \n, \r\n or \r, as Python reads text."""
+    r"""(offset, line with its end); lines end in \n, \r\n or \r."""
     start = len(BOM) if file.read(len(BOM)) == BOM else 0
     file.seek(start)
     while line := file.readline():
@@ -454,9 +451,9 @@ def _lines_with_places(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
 
 
 class ParquetRows(LazyRows):
-    """Rows of a parquet file, one batch of a row group in memory at a time.
+    """Rows of a parquet file, one batch in memory at a time.
 
-    A row group is read from its beginning to the row that is asked for: files of the Hub have small groups.
+    Reading a row starts at its row group's beginning; the Hub's groups are small.
     """
 
     def __init__(self, path: Path) -> None:
@@ -492,7 +489,7 @@ class ParquetRows(LazyRows):
                 _refuse(self._path, error)
 
     def __iter__(self) -> Iterator[Row]:
-        """All rows in one pass, in a fraction of the time of asking for each."""
+        """All rows in one pass, much faster than indexing."""
         batches = self._file.iter_batches(BATCH_ROWS, use_threads=False)
         while True:
             with self._lock:

@@ -1,8 +1,6 @@
-"""Load a dataset of the Hugging Face Hub through `datasets`, from its own repository only.
+"""Load a Hugging Face dataset with `datasets`, only from its own repository, without decoding media.
 
-`datasets` retries for minutes without a network; here an unreachable Hub is noticed within seconds, and the cache is
-used. A README may name files by any path or address, and rows may name pictures so: only the dataset's own files are
-opened, and nothing is decoded.
+An unreachable Hub is detected within seconds, and the cache is used instead.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ from backend.utils.own_files import is_own
 from backend.utils.text import quote
 
 OPENED = {"hf", "file", "local", "zip", "tar", "dir"}
-"""Kinds of address that fsspec may open: the Hub and this disk, where archives lie too."""
+"""Protocols that fsspec may open: the Hub and the local disk."""
 REFUSED = "its README names a file outside its own repository"
 _lock = threading.RLock()
 
@@ -41,7 +39,7 @@ class _RefusedPlace(fsspec.AbstractFileSystem):
 
 @contextmanager
 def own_addresses_only() -> Iterator[None]:
-    """Refuse every address that fsspec is asked to open outside OPENED; one thread at a time."""
+    """Block fsspec from opening protocols outside OPENED; one thread at a time."""
     with _lock:
         loaded = {kind: cls for kind, cls in fsspec.registry.items() if kind not in OPENED}
         known = {kind: about for kind, about in known_implementations.items() if kind not in OPENED}
@@ -58,9 +56,9 @@ def own_addresses_only() -> Iterator[None]:
 
 
 def load(repo_id: str, config_name: str | None, setting: str) -> Any:
-    """The splits of a dataset by its id, a `datasets.DatasetDict`, undecoded.
+    """Undecoded splits of a dataset id as a `datasets.DatasetDict`.
 
-    Raises UserError if neither the Hub nor the cache has it or its files are not its own, and anything of `datasets`.
+    Raises UserError if it is unavailable or refers to foreign files, and any error of `datasets`.
     """
     import datasets
 
@@ -90,8 +88,7 @@ def _loaded(repo_id: str, config_name: str | None, setting: str) -> Any:
 
 
 def _of_snapshot(folder: Path, config_name: str | None, repo_id: str, setting: str) -> Any:
-    """Load a folder of the cache, after a check of the files that its README names; `datasets` checks the Hub's
-    itself."""
+    """Load a cached snapshot after checking the files its README names."""
     import datasets
 
     builder = datasets.load_dataset_builder(str(folder), config_name)
@@ -105,7 +102,7 @@ def _of_snapshot(folder: Path, config_name: str | None, repo_id: str, setting: s
 
 
 def _undecoded(feature: Any) -> Any:
-    """The type of a column, with pictures and sounds as they are stored: to decode one, `datasets` opens its path."""
+    """Column type without decoding, since decoding a picture or sound opens its path."""
     if isinstance(feature, Mapping):
         return type(feature)({name: _undecoded(kind) for name, kind in feature.items()})  # pyright: ignore
     if isinstance(feature, (list, tuple)):

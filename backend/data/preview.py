@@ -1,7 +1,7 @@
-"""The Dataset page before training: splits, columns and their likely roles, gaps, one row's prompt in pieces, lengths.
+"""Data of the Dataset page: splits, columns and likely roles, gaps, a row's prompt, lengths.
 
-Rows come from `backend.data.rows` and problems from `backend.data.problems`, so the page shows what training reads, and
-problems have the messages of `check`. Nothing is downloaded: without the model there are messages and no tokens.
+Uses `backend.data.rows` and `backend.data.problems`, so it shows what training reads. Downloads nothing; without the
+model there are messages but no tokens.
 """
 
 from __future__ import annotations
@@ -49,26 +49,26 @@ from backend.utils.files import user_path
 from backend.utils.hub_cache import is_dataset_cached, local_folder
 
 READING = keys_used_by("rows")
-"""Settings that decide which rows the dataset has."""
+"""Settings that select rows."""
 MAPPING = keys_used_by("row_view", "prompt_limit")
-"""Settings that decide how a row becomes a prompt."""
+"""Settings that turn a row into a prompt."""
 CODE = ("reward_functions_file", "reward_network", "reward_timeout")
-"""Settings of the process that calls map functions."""
+"""Settings of the process for map functions."""
 COLUMNS_OF_STEPS = ("prompt_feature", "answer_feature", "reward_functions_file")
-"""Further settings that the steps of rows depend on: the columns that they write, and the file of the map function."""
+"""Further settings that the row steps depend on."""
 KINDS_GUESSED = {"prompt_feature": ("text", "messages"), "answer_feature": ("text", "number", "yes or no")}
-"""Settings whose column is guessed → the kinds that its cells may have. Type and system may be absent."""
+"""Setting with a guessed column → allowed cell kinds."""
 INSPECTED_ROWS = 200
-"""Rows from which the kind of a column is inferred."""
+"""Rows for inferring a column's kind."""
 SAMPLE = 1000
-"""Rows, spread evenly, to measure first: the distribution of lengths shows after a moment."""
+"""Evenly spread rows to measure first."""
 UNMEASURED, REFUSED = -1, -2
-"""In place of a length: not tokenised yet; training would refuse the row."""
+"""Instead of a length: not tokenised yet; refused by training."""
 _MARKUP = re.compile(r"[<\[].*[>\]]\Z", re.DOTALL)
 
 
 def settings_of(raw: Mapping[str, Any]) -> Config:
-    """The settings that a preview needs; an invalid one has its default, because the form reports it."""
+    """Settings for a preview; invalid ones get their defaults."""
     given = {key: raw[key] for key in (*READING, *MAPPING, *CODE) if raw.get(key) not in (None, "", [])}
     wrong = {fault.setting for fault in problems(given)} - {"model", "data"}
     return Config(**{key: value for key, value in given.items() if key not in wrong})
@@ -79,7 +79,7 @@ def settings_of(raw: Mapping[str, Any]) -> Config:
 
 @dataclass(slots=True)
 class LoadedDataset:
-    """A dataset that was read. `computed` caches what is costly to compute from its rows."""
+    """A loaded dataset. `computed` caches derived values."""
 
     splits: Splits
     computed: dict[Any, Any] = field(default_factory=dict)
@@ -88,7 +88,7 @@ class LoadedDataset:
         return self.splits.rows(split)
 
     def source(self, split: str, config: DatasetSettings) -> str:
-        """The name of the split in messages, the same as in `check` and in training."""
+        """The split's name in messages, as in `check` and in training."""
         return self.splits.source.get(split) or str(config.data)
 
 
@@ -97,8 +97,7 @@ _reading = threading.Lock()
 
 
 def open_dataset(config: Config, map_rows: MapRows | None = None) -> LoadedDataset:
-    """The rows of all splits, of large files the first; read again only when settings or files change. Raises
-    UserError."""
+    """Rows of all splits, only the first of large files; cached until settings or files change. Raises UserError."""
     global _opened
     with _reading:
         files = [user_path(name, "data") for name in (config.data, config.valid_data, config.test_data) if name]
@@ -114,8 +113,7 @@ def open_dataset(config: Config, map_rows: MapRows | None = None) -> LoadedDatas
 
 
 def _written(path: Path) -> list[tuple[str, int, int]]:
-    """Name, time and size of every file that the rows may come from; [] if they cannot be read, which reading
-    reports."""
+    """Name, time and size of the possible source files; [] if unreadable."""
     try:
         files = [path] if path.is_file() else _data_files(path)
         return [(file.name, file.stat().st_mtime_ns, file.stat().st_size) for file in files]
@@ -131,7 +129,7 @@ def _data_files(folder: Path) -> list[Path]:
 
 
 def form_of(data: str) -> str:
-    """file, folder or hub; a path that does not exist is a file."""
+    """file, folder or hub; a missing path is a file."""
     try:
         kind = kind_of_path(user_path(data, "data"))
         check_data(data)
@@ -141,13 +139,12 @@ def form_of(data: str) -> str:
 
 
 def is_here(data: str) -> bool:
-    """True if the dataset can be read without a download. A name that looks like a path is never looked up on the
-    Hub."""
+    """True if the dataset can be read without a download. Paths are never looked up on the Hub."""
     return form_of(data) != "hub" or is_dataset_cached(data)
 
 
 def hub_choices(data: str, config_name: str) -> dict[str, list[str]]:
-    """Configurations and splits of a dataset on Hugging Face; empty where neither cache nor network has them."""
+    """Configurations and splits of a Hub dataset; empty if unavailable."""
     import datasets
 
     configs: list[str] = []
@@ -164,11 +161,10 @@ def hub_choices(data: str, config_name: str) -> dict[str, list[str]]:
 
 
 def overview(config: Config, map_rows: MapRows | None = None) -> dict[str, Any]:
-    """What the page shows of the dataset, with its problems if it cannot be read.
+    """Dataset summary for the page, with problems if it cannot be read.
 
-    {form, splits {split: {rows, about, source, unanswered, repeated}}, names (of the files in a folder), columns,
-    likely, faults, notes, written (names, times and sizes of the files)}. `about`: how many rows a large file has, else
-    None.
+    {form, splits {split: {rows, about, source, unanswered, repeated}}, names, columns, likely, faults, notes, written}.
+    `about`: estimated rows of a large file, else None.
     """
     form, names = form_of(config.data), list[str]()
     if form == "folder":
@@ -202,7 +198,7 @@ def _split(opened: LoadedDataset, split: str, config: ColumnSettings) -> dict[st
 
 
 def gaps(rows: Rows, config: ColumnSettings) -> dict[str, int | None]:
-    """Rows without an answer, and rows that repeat the prompt of an earlier row; None where there is no such column."""
+    """Rows without an answer and with a repeated prompt; None without that column."""
     missing, prompts = 0, set[Any]()
     for row in rows:
         missing += not cell_text(row.get(config.answer_feature), 64).strip()
@@ -217,7 +213,7 @@ def gaps(rows: Rows, config: ColumnSettings) -> dict[str, int | None]:
 
 
 def columns_of(splits: Sequence[Rows]) -> list[dict[str, str]]:
-    """Every column of the splits, in order of appearance: its name, kind of value and an example."""
+    """Name, kind and an example of every column."""
     examples: dict[str, Any] = dict.fromkeys(name for rows in splits for name in column_names(rows))
     for row in islice(chain.from_iterable(splits), INSPECTED_ROWS):
         for name, cell in row.items():
@@ -227,7 +223,7 @@ def columns_of(splits: Sequence[Rows]) -> list[dict[str, str]]:
 
 
 def kind_of(value: Any) -> str:
-    """The kind of a cell's value, in a word."""
+    """Kind of a cell's value."""
     if isinstance(value, list):
         is_chat = bool(value) and all(isinstance(item, dict) and {"role", "content"} <= item.keys() for item in value)
         return "messages" if is_chat else "list"
@@ -236,7 +232,7 @@ def kind_of(value: Any) -> str:
 
 
 def cell_text(value: Any, most: int) -> str:
-    """A cell as text, at most `most` characters of it."""
+    """A cell as text of at most `most` characters."""
     if value is None:
         return ""
     if isinstance(value, str):
@@ -247,7 +243,7 @@ def cell_text(value: Any, most: int) -> str:
 
 
 def likely(columns: Sequence[Mapping[str, str]], config: ColumnSettings) -> dict[str, str]:
-    """Setting → the column that is probably meant, for prompt and answer where the configured column does not exist."""
+    """Setting → likely column for prompt and answer if the configured one is missing."""
     kinds = {column["name"]: column["kind"] for column in columns}
     guessed: dict[str, str] = {}
     for key, allowed in KINDS_GUESSED.items():
@@ -265,12 +261,11 @@ def likely(columns: Sequence[Mapping[str, str]], config: ColumnSettings) -> dict
 _loaded: tuple[Any, Any] | None = None
 _loading = threading.Lock()
 _tokenizer_lock = threading.Lock()
-"""Questions run in threads and share one tokenizer, which may change its own settings while it works."""
+"""Threads share one tokenizer, which may change its state."""
 
 
 def tokenizer_for(config: Config) -> Any:
-    """The run's tokenizer, its own or the model's, cached until its files change. Raises UserError if this machine
-    has none."""
+    """The run's tokenizer, cached until its files change. Raises UserError if it is not on this machine."""
     global _loaded
     folder = _tokenizer_files(config)
     with _loading:
@@ -282,7 +277,7 @@ def tokenizer_for(config: Config) -> Any:
 
 
 def is_warm(config: Config) -> bool:
-    """True if the tokenizer is loaded already, so that `tokenizer_for` returns without delay."""
+    """True if the tokenizer is already loaded."""
     try:
         return _loaded is not None and _loaded[0][0] == str(_tokenizer_files(config))
     except UserError:
@@ -290,7 +285,7 @@ def is_warm(config: Config) -> bool:
 
 
 def _tokenizer_files(config: Config) -> Path:
-    """The folder with the tokenizer's files. Raises UserError."""
+    """Folder of the tokenizer's files. Raises UserError."""
     if config.tokenizer:
         return tokenizer_folder(config.tokenizer)
     if not config.model.strip():
@@ -308,10 +303,9 @@ def _tokenizer_files(config: Config) -> Path:
 
 
 def preview_problem(index: int, row: Row, tokenizer: Any, config: PromptSettings, source: str) -> tuple[Problem, int]:
-    """(the problem that training makes of a row, its prompt not cut; the number of its tokens).
+    """(problem of a row with its prompt uncut, token count).
 
-    Without a tokenizer it has no tokens, nor has one that is too long to be tokenised. Raises UserError for a row that
-    training would refuse.
+    It has no tokens without a tokenizer or if far too long. Raises UserError for a row that training refuses.
     """
     where, prompt_format = row_name(index, source), PromptFormat.of(config)
     messages = messages_of(row, prompt_format, where)
@@ -326,8 +320,7 @@ def preview_problem(index: int, row: Row, tokenizer: Any, config: PromptSettings
 
 
 def cut_problem(problem: Problem, tokens: int, tokenizer: Any, config: PromptSettings, source: str) -> Problem:
-    """The problem as it is trained on: a prompt of too many `tokens` cut, where the settings say so. Raises
-    UserError."""
+    """The problem as trained on, a long prompt cut if configured. Raises UserError."""
     prompt_format = PromptFormat.of(config)
     most, variables = prompt_format.max_tokens, prompt_format.template_variables
     if not prompt_format.cuts or tokens <= most:
@@ -338,8 +331,7 @@ def cut_problem(problem: Problem, tokens: int, tokenizer: Any, config: PromptSet
 
 
 def prompt_pieces(tokens: Sequence[int], tokenizer: Any) -> list[dict[str, Any]]:
-    """The prompt split before and after every special token: [{text, ids, special}]. The texts joined are the
-    prompt."""
+    """The prompt split around special tokens: [{text, ids, special}]."""
     added = getattr(tokenizer, "added_tokens_decoder", {})
     # Added tokens that look like markup (`<think>`, `[INST]`) count as special: the page marks them.
     special = {number for number, token in added.items() if token.special or _MARKUP.match(token.content)}
@@ -368,10 +360,10 @@ def prompt_pieces(tokens: Sequence[int], tokenizer: Any) -> list[dict[str, Any]]
 
 @dataclass
 class PromptLengths:
-    """Lengths of a split's prompts, as far as they have been measured; rows may come in any order.
+    """Prompt lengths of a split, measured in any order.
 
-    `lengths` holds each row's tokens (or UNMEASURED, REFUSED); `by_length` counts rows by tokens, `refused` the refused
-    rows, of which `fault` is the first in the file, with its row. Without a tokenizer every length is 0.
+    `lengths`: tokens per row, UNMEASURED or REFUSED. `by_length` counts rows by tokens. `fault` is the first of the
+    `refused` rows. Without a tokenizer all lengths are 0.
     """
 
     rows: Sequence[Row]
@@ -420,7 +412,7 @@ class PromptLengths:
 
 
 def preview_order(count: int, sample: int = SAMPLE) -> Iterator[int]:
-    """Every index below `count` once, `sample` of them first, spread evenly."""
+    """Every index below `count` once, `sample` evenly spread ones first."""
     step = max(1, count // sample)
     yield from range(0, count, step)
     if step > 1:

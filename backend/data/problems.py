@@ -1,7 +1,6 @@
-"""A row of a dataset becomes a Problem: its prompt as chat messages, rendered by the chat template, tokenised.
+"""Turn a dataset row into a Problem: chat messages, rendered with the chat template and tokenised.
 
-A row whose prompt leaves no room for the completion is left out and counted, or, where the settings say so, the
-beginning of its last user message is cut off.
+A prompt that leaves no room for the completion is dropped or, if configured, cut on the left.
 """
 
 from __future__ import annotations
@@ -23,38 +22,37 @@ from backend.utils.errors import UserError
 from backend.utils.text import quote
 
 Messages = list[dict[str, Any]]
-"""A chat as tokenizers take it: [{"role": …, "content": …}, …]."""
+"""Chat messages: [{"role": …, "content": …}, …]."""
 
 ALWAYS_EXACT = 200_000
-"""Characters of a chat that are always tokenised, in about a tenth of a second."""
+"""Characters of a chat that are always tokenised."""
 LONGEST_TOKEN = 1000
-"""Characters of one token at most: longer texts than `most` such tokens are too long without tokenising them."""
+"""Maximum characters per token; longer texts are too long without tokenising."""
 FIRST_TRY = 4
-"""Characters per token of the first attempt to cut a prompt."""
+"""Assumed characters per token in the first attempt to cut."""
 
 
 @dataclass(frozen=True, slots=True)
 class TooLong:
-    """In place of token ids: the chat has at least so many tokens, which do not fit."""
+    """Instead of token ids: a lower bound for a chat that does not fit."""
 
     at_least: int
 
 
 def count(tokens: list[int] | TooLong) -> int:
-    """The number of tokens, or a lower bound of it."""
+    """Number of tokens, or its lower bound."""
     return tokens.at_least if isinstance(tokens, TooLong) else len(tokens)
 
 
 def apply_chat_template(messages: Messages, tokenizer: Any, variables: Mapping[str, Any]) -> list[int]:
-    """Token ids of a chat up to where the assistant begins. Without a chat template the contents are joined as text."""
+    """Token ids of a chat including the generation prompt. Without a template, contents are joined."""
     if getattr(tokenizer, "has_chat_template", False) or getattr(tokenizer, "chat_template", None):
         return list(tokenizer.apply_chat_template(messages, add_generation_prompt=True, **variables))
     return list(tokenizer.encode("\n\n".join(message["content"] for message in messages)))
 
 
 def tokenize(messages: Messages, tokenizer: Any, variables: Mapping[str, Any], where: str) -> list[int]:
-    """`apply_chat_template` with a UserError that names the row `where` the text or the template makes it
-    impossible."""
+    """`apply_chat_template` that raises UserError naming the row `where`."""
     tokens = tokenize_if_fits(messages, tokenizer, variables, where, None)
     assert not isinstance(tokens, TooLong)
     return tokens
@@ -63,7 +61,7 @@ def tokenize(messages: Messages, tokenizer: Any, variables: Mapping[str, Any], w
 def tokenize_if_fits(
     messages: Messages, tokenizer: Any, variables: Mapping[str, Any], where: str, most: int | None
 ) -> list[int] | TooLong:
-    """As `tokenize`, except that a very long chat, surely of more than `most` tokens, is not tokenised."""
+    """`tokenize`, except for chats certainly longer than `most` tokens."""
     check_unicode(messages, where)
     size = _characters(messages)
     if most is not None and size > ALWAYS_EXACT and size > most * LONGEST_TOKEN:
@@ -78,7 +76,7 @@ def tokenize_if_fits(
 
 
 def check_unicode(messages: Messages, where: str) -> None:
-    """Raise UserError for a lone surrogate, which JSON can carry and no tokenizer takes."""
+    """Raise UserError for a lone surrogate, which no tokenizer accepts."""
     try:
         for message in messages:
             (message["role"] + message["content"]).encode()
@@ -93,10 +91,9 @@ def _characters(messages: Messages) -> int:
 def cut_left(
     messages: Messages, tokenizer: Any, variables: Mapping[str, Any], where: str, most: int
 ) -> tuple[Messages, list[int]] | None:
-    """Cut the beginning of the last user message so that the chat fits into `most` tokens.
+    """Cut the start of the last user message so that the chat fits `most` tokens.
 
-    Returns the chat with the longest end that fits and its tokens; None where not even one character fits, or there is
-    no user message. Raises UserError naming the row.
+    Returns (chat, tokens), or None if nothing fits or there is no user message. Raises UserError naming the row.
     """
     place = next((i for i in reversed(range(len(messages))) if messages[i]["role"] == "user"), None)
     if place is None or most < 1 or len(messages[place]["content"]) < 2:
@@ -129,22 +126,22 @@ def cut_left(
 
 @dataclass(frozen=True, slots=True)
 class PromptFormat:
-    """How a row becomes a prompt: the columns, the common system message, the variables of the chat template."""
+    """Columns, system message and template variables that make a prompt of a row."""
 
     prompt_column: str
     answer_column: str
     type_column: str
     system_column: str
     system_prompt: str
-    """The system message of rows without one; "" for no system message."""
+    """Default system message; "" for none."""
     template_variables: Mapping[str, Any]
-    """Variables of the chat template beside the messages (`enable_thinking`, …)."""
+    """Extra template variables (`enable_thinking`, …)."""
     max_tokens: int
-    """Tokens of the longest prompt that is used."""
+    """Maximum prompt tokens."""
     cuts: bool = False
-    """True cuts a longer prompt on the left; False leaves its row out."""
+    """Cut longer prompts on the left instead of dropping them."""
     has_own_limit: bool = False
-    """True if `max_tokens` is `max_prompt_length`, not what Max Seq leaves beside the completion."""
+    """True if `max_tokens` comes from `max_prompt_length`, not from Max Seq."""
 
     @classmethod
     def of(cls, config: PromptSettings) -> PromptFormat:
@@ -163,9 +160,9 @@ class PromptFormat:
 
 
 def messages_of(row: Row, prompt_format: PromptFormat, where: str) -> Messages:
-    """The chat of one row: its prompt (text or messages) after its own system message or the common one.
+    """Chat of one row: its own or the default system message, then its prompt (text or messages).
 
-    Raises UserError on `prompt_feature` for a cell that is neither; `where` names the row in the message.
+    Raises UserError on `prompt_feature`; `where` names the row.
     """
     prompt = row.get(prompt_format.prompt_column)
     if isinstance(prompt, str) and prompt.strip():
@@ -191,7 +188,6 @@ def _as_text(value: Any) -> str:
 
 
 def problem_of(index: int, row: Row, messages: Messages, tokens: list[int], prompt_format: PromptFormat) -> Problem:
-    """A row as a Problem, from its chat and tokens."""
     from_user = [message["content"] for message in messages if message["role"] == "user"]
     kind = row.get(prompt_format.type_column)
     return Problem(
@@ -206,8 +202,7 @@ def problem_of(index: int, row: Row, messages: Messages, tokens: list[int], prom
 
 
 def fitting_problem(index: int, row: Row, tokenizer: Any, prompt_format: PromptFormat, source: str) -> Problem | None:
-    """Row `index` as a Problem; None where its prompt leaves no room for a completion. Raises UserError naming the
-    row."""
+    """Row `index` as a Problem; None if its prompt is too long. Raises UserError naming the row."""
     where = row_name(index, source)
     chat, tokens = fitted(messages_of(row, prompt_format, where), tokenizer, prompt_format, where)
     return problem_of(index, row, chat, tokens, prompt_format) if isinstance(tokens, list) else None
@@ -216,7 +211,7 @@ def fitting_problem(index: int, row: Row, tokenizer: Any, prompt_format: PromptF
 def fitted(
     messages: Messages, tokenizer: Any, prompt_format: PromptFormat, where: str
 ) -> tuple[Messages, list[int] | TooLong]:
-    """(chat, its tokens): as it is, or cut where the format says so; TooLong if it does not fit. Raises UserError."""
+    """(chat, tokens), cut if configured; TooLong if it does not fit. Raises UserError."""
     variables, most = prompt_format.template_variables, prompt_format.max_tokens
     tokens = tokenize_if_fits(messages, tokenizer, variables, where, most)
     if isinstance(tokens, list) and len(tokens) <= most:
@@ -228,19 +223,18 @@ def fitted(
 
 @dataclass(slots=True)
 class Prepared:
-    """The problems of one split, and how many rows were left out because the prompt is too long."""
+    """Problems of one split, and the number of rows with too long prompts."""
 
     problems: list[Problem]
     too_long: int = 0
     longest: int = 0
-    """Tokens of the longest prompt that was left out; a lower bound if it was not tokenised."""
+    """Tokens of the longest dropped prompt, or a lower bound."""
 
 
 def prepare(rows: Rows, tokenizer: Any, config: PromptSettings, source: str) -> Prepared:
-    """Every row as a Problem, tokenised one after the other. Raises UserError naming the column or the row.
+    """Every row as a Problem. Raises UserError naming the column or row.
 
-    Training does not wait for rows that it does not sample: it uses `backend.data.prompts`, which gives the same
-    problems.
+    Training uses the lazy `backend.data.prompts` with the same results.
     """
     if rows and (faults := check_columns(rows, config, source)):
         raise UserError(faults)
@@ -258,9 +252,9 @@ def prepare(rows: Rows, tokenizer: Any, config: PromptSettings, source: str) -> 
 
 
 def check_prompts(rows: Rows, tokenizer: Any, prompt_format: PromptFormat, source: str) -> None:
-    """Raise UserError for a row that is no chat, or `max_seq_length` when no prompt leaves room for a completion.
+    """Raise UserError for an invalid chat, or `max_seq_length` if no prompt fits.
 
-    Builds every row's chat, which is quick, and tokenises only until one prompt fits.
+    Builds all chats, but stops tokenising at the first prompt that fits.
     """
     chat_sizes(rows, prompt_format, source)
     if not any(fitting_problem(index, row, tokenizer, prompt_format, source) for index, row in enumerate(rows)):
@@ -268,7 +262,7 @@ def check_prompts(rows: Rows, tokenizer: Any, prompt_format: PromptFormat, sourc
 
 
 def no_prompt_fits(prompt_format: PromptFormat, prompts: str) -> UserError:
-    """The error for a split without a prompt that fits; `prompts` begins the sentence."""
+    """Error for a split in which no prompt fits; `prompts` starts the message."""
     most = prompt_format.max_tokens
     if prompt_format.has_own_limit:
         advice = "raise it, or cut prompts on the left"
@@ -278,7 +272,7 @@ def no_prompt_fits(prompt_format: PromptFormat, prompts: str) -> UserError:
 
 
 def chat_sizes(rows: Rows, prompt_format: PromptFormat, source: str) -> Sequence[int]:
-    """Characters of every row's chat. Raises UserError for the first row that is no chat. Cached for lazy rows."""
+    """Characters of every row's chat, cached for lazy rows. Raises UserError for the first invalid row."""
     known = rows.known if isinstance(rows, LazyRows) else {}
     key = ("chat sizes", str(prompt_format))
     if key not in known:

@@ -1,7 +1,6 @@
-"""How varied the prompts of a dataset are: what repeats, how they are worded, and whether one answer prevails.
+"""Variety of a dataset's prompts: repeats, wording, and dominant answers.
 
-Computed from texts, without a tokenizer, on a random sample of SAMPLE rows or MOST_WORDS words. Ten thousand prompts
-take under a second.
+Computed from texts on a random sample of SAMPLE rows or MOST_WORDS words.
 """
 
 from __future__ import annotations
@@ -25,42 +24,40 @@ from backend.utils.errors import UserError
 from backend.utils.text import quote
 
 SHINGLE = 3
-"""Words of a shingle."""
+"""Words per shingle."""
 NEAR = 0.8
-"""Jaccard similarity from which texts count as near repeats: one word changed in twenty gives 0.71, in forty 0.85."""
+"""Jaccard similarity of near repeats: changing one word in twenty gives 0.71, in forty 0.85."""
 SHARED_ROWS = 20
-"""Among more texts than this, shingles that more than half of them have are ignored."""
+"""With more texts, shingles common to over half of them are ignored."""
 COMPARISONS = 50
-"""Most earlier texts to compare one with. Near repeats may be missed among texts that resemble many others."""
+"""Maximum comparisons per text; near repeats may be missed beyond it."""
 
 SAMPLE, MOST_WORDS = 10_000, 500_000
-"""Rows to read at most, and words after which no further row is read."""
+"""Maximum rows and words to read."""
 DISTINCT_WORDS = 20_000
-"""Words for `distinct_1` and `distinct_2`, which fall with the amount of text."""
+"""Words for `distinct_1` and `distinct_2`, which depend on text length."""
 OPENING = 3
 """Words of an opening."""
 LONGEST, LONGEST_ANSWER = 100_000, 200
-"""Characters of a prompt to compare word by word, and of an answer."""
+"""Characters of a prompt and of an answer to compare."""
 FEW = 100
-"""Different prompts below which the verdict is that there are few."""
+"""Fewer different prompts give the verdict "few"."""
 MANY_REPEATS, ONE_ANSWER, ONE_PATTERN, FEW_PHRASES = 0.1, 0.6, 0.5, 0.05
-"""Shares from which the verdict names repeats, an answer and a pattern, and share of different word pairs below
-which it names phrases. Our judgement: a tenth of repeats changes what a run weighs, and a frequent answer is
-learned before the task is."""
+"""Thresholds of the verdict, chosen by judgement."""
 
 _IDEOGRAPHS = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
 _WORD = re.compile(rf"[{_IDEOGRAPHS}]|[^\W{_IDEOGRAPHS}]+|[^\w\s.,;:!?…\"'`´‘’“”„«»。、「」『』]")
-"""Words and numbers, ideographs and kana one by one, and the signs of formulas; not punctuation."""
+"""Words and numbers, single ideographs and kana, and formula signs."""
 _DIGIT = re.compile(r"\d")
 
 Words = tuple[str, ...]
 
 
 def near_repeats(texts: Sequence[Words]) -> int:
-    """How many of these different texts are nearly the same as an earlier one.
+    """Count the texts that nearly repeat an earlier one.
 
-    Prefix filtering: two sets of Jaccard similarity NEAR share one of the rarest shingles of either. Shingles that most
-    texts have, an instruction before every question, are ignored.
+    Prefix filtering: two sets of Jaccard similarity NEAR share one of the rarest shingles of either. Very common
+    shingles are ignored.
     """
     sets = [_shingles(words) for words in texts]
     texts_with = Counter(chain.from_iterable(sets))
@@ -86,8 +83,7 @@ def near_repeats(texts: Sequence[Words]) -> int:
 
 
 def _shingles(words: Words) -> set[int]:
-    """All runs of SHINGLE words as 64-bit hashes, which take half the memory; of a shorter text, all of its words as
-    one."""
+    """Runs of SHINGLE words as 64-bit hashes; a shorter text is one shingle."""
     if len(words) < SHINGLE:
         return {hash(words)}
     return set(map(hash, zip(*(words[start:] for start in range(SHINGLE)), strict=False)))
@@ -100,33 +96,31 @@ def _are_near(one: set[int], other: set[int]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class PromptVariety:
-    """Figures about the prompts of a split. Shares are from 0 to 1."""
+    """Statistics of a split's prompts. Shares are from 0 to 1."""
 
     total: int
     """Rows of the split."""
     rows: int
-    """Rows in the sample that are prompts."""
+    """Sampled rows with a prompt."""
     repeated: int
-    """Rows whose prompt an earlier row has, letter for letter."""
+    """Exact repeats of an earlier prompt."""
     nearly_repeated: int
-    """Further rows whose prompt is an earlier one's but for case, marks and spaces, or by `near_repeats`."""
+    """Further repeats up to case, punctuation and spaces, or by `near_repeats`."""
     distinct_1: float
     """Different words over all words."""
     distinct_2: float
-    """Different pairs of words over all pairs."""
+    """Different word pairs over all pairs."""
     pattern_share: float
-    """Rows of the most frequent wording, ignoring numbers."""
+    """Share of the most frequent wording, ignoring numbers."""
     patterns: int
     """Different wordings, ignoring numbers."""
     opening: str
-    """The most frequent first words."""
+    """Most frequent first words."""
     opening_share: float
     answers: int
-    """Different answers."""
     answer: str
-    """The most frequent answer."""
     answer_share: float
-    """Rows with that answer over those with one."""
+    """Its share of the rows with an answer."""
 
     @property
     def different(self) -> int:
@@ -145,7 +139,7 @@ class PromptVariety:
 
 
 def prompt_variety(rows: Rows, config: PromptSettings, source: str) -> PromptVariety:
-    """The variety of a split's prompts; `source` names it. Rows that are no prompt are skipped: `check` names them."""
+    """Variety of a split's prompts; `source` names it. Skips invalid rows."""
     texts, answers = list[tuple[str, Words]](), list[str]()
     prompt_format, named, words = PromptFormat.of(config), shown_source(source), 0
     for index in random.Random(0).sample(range(len(rows)), min(SAMPLE, len(rows))):
@@ -163,7 +157,7 @@ def prompt_variety(rows: Rows, config: PromptSettings, source: str) -> PromptVar
 
 
 def _text(row: Row, prompt_format: PromptFormat, where: str) -> str:
-    """The prompt's messages without system messages, which are mostly one for all rows."""
+    """A prompt's text without system messages."""
     chat = messages_of(row, prompt_format, where)
     return "\n".join(message["content"] for message in chat if message["role"] != "system")
 
@@ -204,12 +198,12 @@ def _measured(total: int, texts: Sequence[tuple[str, Words]], answers: Sequence[
 
 
 def _commonest(counts: Counter[Any]) -> tuple[Any, int]:
-    """The most frequent value and its count; ("", 0) if there is none."""
+    """Most frequent value and its count, or ("", 0)."""
     return next(iter(counts.most_common(1)), ("", 0))
 
 
 def verdict(variety: PromptVariety) -> tuple[str, str]:
-    """("good", "note" or "poor", a sentence with advice). A note is on what may be intended, as one kind of task."""
+    """("good", "note" or "poor", a message with advice). A note may be intended."""
     of = variety
     if not of.rows:
         return "good", ""
@@ -252,7 +246,7 @@ def figures(variety: PromptVariety) -> list[tuple[str, str, str]]:
 
 
 def _share(share: float) -> str:
-    """In percent; what is above 0 stays above it."""
+    """Percentage; never rounds a positive share to 0."""
     return "under 1%" if 0 < share < 0.01 else f"{share:.0%}"
 
 

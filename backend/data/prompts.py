@@ -1,8 +1,7 @@
-"""The prompts of a run, tokenised when a step takes them, and the order in which it does.
+"""Prompts of a run, tokenised when a step needs them, and their order.
 
-Every row's chat is built and checked before the first step, which is quick; applying the chat template and tokenising
-are not. `BackgroundTokenizer` tokenises the other rows in a thread beside the steps, to count those that are left out
-and to report one that the template refuses. The prompts of a step never depend on how far that thread has come.
+All chats are checked before the first step. `BackgroundTokenizer` tokenises the rest in a thread to count long rows and
+find errors; it never affects the prompts of a step.
 """
 
 from __future__ import annotations
@@ -36,25 +35,22 @@ from backend.data.rows import INDEX, row_name
 from backend.types import Problem
 
 FIRST_ROWS = 512
-"""Rows of a split to tokenise before the first step: a fraction of a second, and all of a small dataset."""
+"""Rows of a split to tokenise before the first step."""
 ROWS_PER_CALL = 64
-"""Rows to tokenise in one call: a step that needs the tokenizer waits for at most one such call."""
+"""Rows per tokenizer call, so that a step waits briefly."""
 LONGEST_BATCH = 5 * ALWAYS_EXACT
-"""Characters to tokenise in one call, for the same reason."""
+"""Characters per tokenizer call."""
 LONGEST_TEXTS = 16
-"""Rows to tokenise to find the longest prompt: the longest text need not have the most tokens."""
+"""Longest texts to tokenise when searching for the longest prompt."""
 
 _tokenizer_lock = threading.Lock()
-"""A run has one tokenizer and, with BackgroundTokenizer, two threads; a tokenizer may change its own settings while
-it works."""
+"""Serialises access of two threads to the run's tokenizer."""
 
 
 class PromptStream:
-    """Problems in a seeded order, reshuffled each epoch. `cursor` (rows consumed) and `first` are the only state to
-    save.
+    """Problems in a seeded order, reshuffled each epoch. Saved state: `cursor` (rows consumed) and `first`.
 
-    A row without room for the completion (None) is skipped when its turn comes, so the order does not depend on which
-    rows those are. At least one row must be a problem.
+    Rows that are too long (None) are skipped in turn, so the order does not depend on them. At least one row must fit.
     """
 
     def __init__(self, problems: Sequence[Problem | None], seed: int, cursor: int = 0) -> None:
@@ -62,23 +58,23 @@ class PromptStream:
         self.seed = seed
         self.cursor = cursor
         self.first = 0
-        """The cursor at which these rows began: 0, unless an earlier stage of the run had others."""
+        """Cursor where these rows began; above 0 after an earlier stage."""
         self._epoch, self._order = -1, array(INDEX)
 
     @property
     def epoch(self) -> float:
-        """Passes over the dataset so far, the current one as a fraction."""
+        """Passes over the dataset, with the current one as a fraction."""
         return (self.cursor - self.first) / len(self.problems)
 
     def go_on_with(self, problems: Sequence[Problem | None], *, are_same_rows: bool) -> None:
-        """Take `problems` from now on: the same rows continue in their order, others begin theirs."""
+        """Switch to `problems`; equal rows keep their order."""
         if not are_same_rows:
             self.first = self.cursor
         self.problems = problems
         self._epoch, self._order = -1, array(INDEX)
 
     def take(self, count: int) -> list[Problem]:
-        """The next `count` problems; every problem comes once an epoch."""
+        """The next `count` problems; each comes once per epoch."""
         problems: list[Problem] = []
         while len(problems) < count:
             epoch, position = divmod(self.cursor - self.first, len(self.problems))
@@ -93,7 +89,7 @@ class PromptStream:
 
 
 def shuffled(count: int, generator: random.Random) -> array[int]:
-    """`generator.sample(range(count), count)` in four bytes each: a list for millions of rows would fill the memory."""
+    """`generator.sample(range(count), count)` as a compact array."""
     left = array(INDEX, range(count))
     order = array(INDEX, bytes(left.itemsize * count))
     for i in range(count):
@@ -104,20 +100,19 @@ def shuffled(count: int, generator: random.Random) -> array[int]:
 
 
 class TokenizedPrompts(Sequence[Problem | None]):
-    """The rows of one split as problems, tokenised on access; None where a prompt leaves no room for the completion.
+    """Rows of one split as problems, tokenised on access; None if the prompt is too long.
 
-    The constructor raises UserError for a row that is no chat; access raises it for a row that the chat template
-    refuses.
+    The constructor raises UserError for an invalid chat, access for one that the template refuses.
     """
 
     def __init__(self, rows: Rows, tokenizer: Any, prompt_format: PromptFormat, source: str) -> None:
         self.format = prompt_format
         self.max_tokens = prompt_format.max_tokens
-        """Most tokens of a prompt."""
+        """Maximum prompt tokens."""
         self.cut = 0
-        """Rows tokenised so far whose prompt was cut."""
+        """Prompts cut so far."""
         self.slow_paths: list[str] = []
-        """A message for each way in which tokenising these rows is slower than it could be."""
+        """A message for each reason why tokenising is slow."""
         self._rows, self._tokenizer, self._source = rows, tokenizer, source
         self._lengths = array("i", [-1]) * len(rows)  # tokens by row; −1 until the row is tokenised
         self._characters = chat_sizes(rows, prompt_format, source)
@@ -134,41 +129,41 @@ class TokenizedPrompts(Sequence[Problem | None]):
         return self._problems([index])[0]
 
     def first(self, count: int) -> list[Problem]:
-        """The first `count` problems in file order (−1: all), without rows that are too long."""
+        """The first `count` problems in file order (−1: all), long rows excluded."""
         chunks = (self._problems(chunk) for chunk in _chunks(range(len(self))))
         problems = (problem for chunk in chunks for problem in chunk if problem is not None)
         return list(problems if count < 0 else islice(problems, count))
 
     def measure(self, indices: Iterable[int]) -> None:
-        """Tokenise the rows among these that have no length yet, and store only their lengths."""
+        """Tokenise unmeasured rows and store only their lengths."""
         for chunk in _chunks(index for index in indices if self._lengths[index] < 0):
             self._fitted(chunk, [self._rows[index] for index in chunk])
 
     def unmeasured(self) -> array[int]:
-        """The rows that have not been tokenised yet."""
+        """Rows that are not tokenised yet."""
         return array(INDEX, (index for index, length in enumerate(self._lengths) if length < 0))
 
     def longest_texts(self, count: int = LONGEST_TEXTS) -> list[int]:
-        """The rows with the most characters."""
+        """Rows with the most characters."""
         return nlargest(count, range(len(self)), key=self._characters.__getitem__)
 
     def fits(self, index: int) -> bool:
-        """True for a row that was tokenised and leaves room for the completion."""
+        """True for a tokenised row that fits."""
         return 0 <= self._lengths[index] <= self.max_tokens
 
     @property
     def fitting(self) -> int:
-        """Rows tokenised so far that leave room for the completion."""
+        """Tokenised rows that fit."""
         return sum(0 <= length <= self.max_tokens for length in self._lengths)
 
     @property
     def too_long(self) -> int:
-        """Rows tokenised so far that leave no room."""
+        """Tokenised rows that do not fit."""
         return sum(length > self.max_tokens for length in self._lengths)
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest prompt measured so far; a lower bound if it is too long to be tokenised."""
+        """Tokens of the longest prompt so far, or a lower bound."""
         return max(self._lengths, default=0)
 
     def _problems(self, indices: Sequence[int]) -> list[Problem | None]:
@@ -179,7 +174,7 @@ class TokenizedPrompts(Sequence[Problem | None]):
         ]
 
     def _fitted(self, indices: Sequence[int], rows: Sequence[Row]) -> list[tuple[Messages, list[int] | TooLong]]:
-        """These rows' chats, cut where the format says so, with their tokens. Raises UserError naming a refused row."""
+        """(chat, tokens) of these rows, cut if configured. Raises UserError naming the row."""
         chats = [self._chat(index, row) for index, row in zip(indices, rows, strict=True)]
         made: list[tuple[Messages, list[int] | TooLong]] = []
         with _tokenizer_lock:
@@ -196,7 +191,7 @@ class TokenizedPrompts(Sequence[Problem | None]):
         return made
 
     def _tokenize_batch(self, chats: list[Messages], characters: int) -> list[list[int]] | None:
-        """All chats in one call, which takes a third off the time; None where that cannot be done."""
+        """Tokenise all chats in one call; None if the tokenizer does not support it."""
         if len(chats) < 2 or not self._takes_batches or characters > LONGEST_BATCH:
             return None
         try:
@@ -208,8 +203,7 @@ class TokenizedPrompts(Sequence[Problem | None]):
         return self._tokenizer.apply_chat_template(chats, add_generation_prompt=True, **self.format.template_variables)
 
     def _try_batch(self) -> bool:
-        """True if a batch of chats gives the tokens that each chat gives alone. Some tokenizers render one chat
-        only."""
+        """True if a batch gives the same tokens as single chats."""
         # Without threads of its own: they cost a third more work, the steps need the cores, and after using threads the
         # tokenizers library warns at every fork.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -240,7 +234,7 @@ def _chunks(indices: Iterable[int]) -> Iterator[list[int]]:
 
 
 def measure_first_rows(prompts: TokenizedPrompts, split: str, *, all_rows: bool = False) -> None:
-    """Tokenise enough rows to begin with, or all. Raises UserError when no row leaves room for a completion."""
+    """Tokenise enough rows to begin. Raises UserError if no prompt fits."""
     prompts.measure(range(len(prompts) if all_rows else min(FIRST_ROWS, len(prompts))))
     if prompts.fitting:
         return
@@ -252,7 +246,7 @@ def measure_first_rows(prompts: TokenizedPrompts, split: str, *, all_rows: bool 
 
 
 class BackgroundTokenizer:
-    """Tokenises the rows that no step has used yet, split by split, in a thread."""
+    """Tokenises unused rows in a thread, split by split."""
 
     def __init__(self, splits: Mapping[str, TokenizedPrompts]) -> None:
         done = {split: prompts for split, prompts in splits.items() if not prompts.unmeasured()}
@@ -266,14 +260,14 @@ class BackgroundTokenizer:
         self._thread.start()
 
     def new_notes(self) -> list[str]:
-        """Messages about the splits finished since the last call. Raises what ended the thread, such as UserError."""
+        """Messages about splits finished since the last call. Raises the thread's error."""
         if self._error is not None:
             raise self._error
         notes = [self._notes.popleft() for _ in range(len(self._notes))]
         return [sentence for sentence in notes if sentence]
 
     def close(self) -> None:
-        """End the thread, finished or not."""
+        """Stop the thread."""
         self._closed.set()
         self._thread.join()
 

@@ -1,8 +1,6 @@
-"""The rows of a run: those of its dataset by split, those of other datasets to evaluate on, and what the steps make of
-each.
+"""Rows of a run's dataset splits and evaluation sets, and the steps applied to them.
 
-A dataset is a file, a folder or an id of the Hub. The steps (map function, prompt template, answer pattern) make new
-rows and leave the dataset's own as they are.
+A dataset is a file, a folder or a Hub id. Map function, prompt template and answer pattern make new rows.
 """
 
 from __future__ import annotations
@@ -40,31 +38,31 @@ from backend.utils.text import quote
 SPLITS = ("train", "valid", "test")
 SPLIT_NAMES = {"valid": ("valid", "validation", "val", "dev"), "test": ("test",), "train": ("train",)}
 WHOLE = "rows"
-"""The split of a dataset of which one split is wanted."""
+"""The split of a dataset with one wanted split."""
 INDEX = "I"
-"""Type code of a row's number: four bytes."""
+"""Four bytes per row number."""
 MATCH_S = 1.0
-"""Seconds that the answer pattern may take on one answer: some patterns take exponential time."""
+"""Seconds that the answer pattern may take per answer."""
 CHUNK = 256
 """Rows per call of the map function."""
 MOST_SHUFFLED = 1_000_000
-"""Rows up to which Python shuffles; it takes some seconds for ten million."""
+"""Maximum rows that Python shuffles."""
 HEAD_OF_HUB = 200_000
-"""Rows of a split of the Hub that a preview reads in full."""
+"""Rows of a Hub split in a preview."""
 
 Where = Callable[[int], str]
-"""How messages call the i-th row."""
+"""Names the i-th row in messages."""
 MapRows = Callable[[str, Sequence[Row], Where], Sequence[Row | None]]
-"""(name of a map function, rows, how messages call them) → one row for each, None to leave it out. Raises UserError."""
+"""(map function, rows, row names) → mapped rows, None to drop one. Raises UserError."""
 
 
 def shown_source(source: str) -> str:
-    """The name of a split in a message: a shortened path, or a dataset of Hugging Face with its split."""
+    """Short name of a split's source for messages."""
     return quote(Path(source), 50)
 
 
 def row_name(index: int, source: str) -> str:
-    """How messages call a row: "row 3 of train.jsonl", counted from 1."""
+    """A row's name in messages, such as "row 3 of train.jsonl", from 1."""
     return f"row {index + 1} of {shown_source(source)}"
 
 
@@ -74,7 +72,7 @@ def column_names(rows: Rows) -> list[str]:
 
 
 def missing_columns(rows: Rows, names: Iterable[str]) -> list[str]:
-    """Those of the names that no row has as a column."""
+    """Names that no row has as a column."""
     if isinstance(rows, LazyRows):
         return rows.without(names)
     columns = column_names(rows)
@@ -86,7 +84,7 @@ def missing_columns(rows: Rows, names: Iterable[str]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class RowSteps:
-    """The steps of one dataset: map function, prompt template, answer pattern. False if there are none."""
+    """Map function, prompt template and answer pattern of one dataset. False if there are none."""
 
     map_function: str
     template: str
@@ -97,7 +95,7 @@ class RowSteps:
 
     @classmethod
     def of(cls, config: DatasetSettings, map_rows: MapRows | None) -> RowSteps:
-        """`map_rows` calls map functions; None skips them, for previews of code that may not run."""
+        """`map_rows` calls map functions; None skips them."""
         return cls(
             map_function=config.map_function if map_rows is not None else "",
             template=config.prompt_template,
@@ -111,7 +109,7 @@ class RowSteps:
         return bool(self.map_function or self.template or self.pattern)
 
     def apply(self, rows: Sequence[Row], where: Where) -> list[Row | None]:
-        """One row for each, None for those that are left out. Raises UserError naming the row."""
+        """The rows after the steps, None for dropped ones. Raises UserError naming the row."""
         mapped: Sequence[Row | None] = rows
         if self.map_function:
             assert self.map_rows is not None
@@ -131,7 +129,7 @@ class RowSteps:
         return changed
 
     def left_out_words(self) -> str:
-        """Why rows are left out, as the end of a sentence."""
+        """Reason why rows are dropped, as the end of a sentence."""
         reasons: list[str] = []
         if self.map_function:
             reasons.append(f"the map function {quote(self.map_function, 40)} returned None for them")
@@ -141,7 +139,7 @@ class RowSteps:
 
 
 def fill_template(template: str, row: Row, where: Callable[[], str]) -> str:
-    """Fill a row's cells into the template. Raises UserError for a column that is missing, or no text or number."""
+    """Fill a row's cells into the template. Raises UserError for a missing or non-scalar cell."""
     cells: dict[str, str] = {}
     for column in template_columns(template):
         named = f"The prompt template names {quote(column, 24)}, which"
@@ -157,7 +155,7 @@ def fill_template(template: str, row: Row, where: Callable[[], str]) -> str:
 
 
 def find_answer(pattern: str, answer: Any, where: Callable[[], str]) -> str | None:
-    """What the pattern's group matches in an answer, stripped; None if nothing. Raises UserError."""
+    """Stripped match of the pattern's group in an answer, or None. Raises UserError."""
     import regex
 
     if answer is None:
@@ -173,7 +171,7 @@ def find_answer(pattern: str, answer: Any, where: Callable[[], str]) -> str | No
 
 
 def applied(rows: Rows, steps: RowSteps, where: Where, source: str) -> Iterator[tuple[int, Row | None]]:
-    """(number, the row after the steps) of every row, in order, with progress. Raises UserError."""
+    """(number, row after the steps) in order, with progress. Raises UserError."""
 
     def made() -> Iterator[tuple[int, Row | None]]:
         rest, first = iter(rows), 0
@@ -185,7 +183,7 @@ def applied(rows: Rows, steps: RowSteps, where: Where, source: str) -> Iterator[
 
 
 class PickedRows(LazyRows):
-    """Those of other rows whose numbers are given."""
+    """A selection of other rows by number."""
 
     def __init__(self, rows: Rows, numbers: Sequence[int]) -> None:
         super().__init__()
@@ -193,7 +191,7 @@ class PickedRows(LazyRows):
 
     @property
     def columns(self) -> list[str]:
-        """The columns of all the rows that these were picked from."""
+        """Columns of the underlying rows."""
         return column_names(self._rows)
 
     def without(self, names: Iterable[str]) -> list[str]:
@@ -207,10 +205,10 @@ class PickedRows(LazyRows):
 
 
 class SteppedRows(LazyRows):
-    """Lazy rows after the steps, made again at every access: only the numbers of the rows that are left are kept."""
+    """Lazy rows with the steps applied at access."""
 
     def __init__(self, rows: Rows, steps: RowSteps, where: Where, source: str) -> None:
-        """Goes through all rows of `source` once. Raises UserError naming the first row that a step refuses."""
+        """Passes over `source` once. Raises UserError naming the first refused row."""
         self._rows, self._steps, self._where = rows, steps, where
         self._numbers = array(INDEX)
         columns: dict[str, None] = {}
@@ -237,8 +235,7 @@ class SteppedRows(LazyRows):
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Rows of one split, the file or split that they come from, and about how many there are if only the first were
-    read."""
+    """Rows of a split, their source, and the estimated total if only the first were read."""
 
     rows: Rows
     source: str
@@ -247,26 +244,26 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How rows are read: into memory, or left on the disk (`streamed`); of large files only the first rows (`head`)."""
+    """Reading mode: in memory, `streamed` from disk, or only the `head` of large files."""
 
     streamed: bool = False
     head: bool = False
 
     def file(self, path: Path) -> Found:
-        """The rows of a file. Raises UserError."""
+        """Rows of a file. Raises UserError."""
         if self.head and (part := read_head(path, self.streamed)) is not None:
             return Found(part.rows, str(path), part.about)
         return Found(stream_file(path) if self.streamed else read_file(path), str(path))
 
     def split(self, dataset: Any, source: str) -> Found:
-        """The rows of a split of `datasets`, mapped into memory from its files. Raises anything."""
+        """Rows of a split of `datasets`, memory-mapped. Raises any error."""
         if self.head and (self.streamed or len(dataset) > HEAD_OF_HUB):
             return Found([dict(row) for row in islice(dataset, HEAD_ROWS)], source, len(dataset))
         return Found(HubRows(dataset) if self.streamed else [dict(row) for row in dataset], source)
 
 
 class HubRows(LazyRows):
-    """Rows of a split of the Hub, which `datasets` maps into memory."""
+    """Memory-mapped rows of a Hub split."""
 
     def __init__(self, dataset: Any) -> None:
         super().__init__(dataset.column_names)
@@ -284,16 +281,15 @@ class HubRows(LazyRows):
 
 
 Names = Mapping[str, Sequence[str]]
-"""Split → the names that it may have in the dataset, the likeliest first."""
+"""Split → possible names, most likely first."""
 Check = Callable[[Mapping[str, Any], str], None]
-"""Called with what there is by split (None if nothing) and the splits of a Hub dataset ("" for a folder). Raises
-UserError."""
+"""Receives what exists by split and the Hub's splits ("" for a folder). Raises UserError."""
 
 
 def find_splits(
     name: str, config_name: str, setting: str, names: Names, reading: Reading, check: Check
 ) -> dict[str, Found]:
-    """The splits of a dataset. A file has one, the first of `names`. Raises UserError, naming `setting`."""
+    """Find the splits of a dataset; a file has only the first of `names`. Raises UserError on `setting`."""
     path = user_path(name, setting)
     kind = kind_of_path(path, setting)
     if kind == "file":
@@ -321,7 +317,7 @@ def find_splits(
 
 
 def _split_file(folder: Path, names: Sequence[str]) -> Path | None:
-    """The file of a split in a folder, by the first of these names that exists."""
+    """First existing file of a split in a folder."""
     paths = (user_path(name + suffix, "data", folder) for name in names for suffix in DATA_SUFFIXES)
     return next((path for path in paths if kind_of_path(path) == "file"), None)
 
@@ -331,7 +327,7 @@ def _split_file(folder: Path, names: Sequence[str]) -> Path | None:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationRows:
-    """The rows of one dataset to evaluate on, and the settings in which it differs from the run's (`eval_data`)."""
+    """Rows of an `eval_data` set, and its differing settings."""
 
     rows: Rows
     source: str
@@ -340,7 +336,7 @@ class EvaluationRows:
 
 @dataclass(slots=True)
 class Splits:
-    """Rows by split; `source[split]` names the file or Hub split that they came from."""
+    """Rows by split; `source[split]` names their file or Hub split."""
 
     train: Rows
     valid: Rows = field(default_factory=list)
@@ -349,21 +345,18 @@ class Splits:
     evals: dict[str, EvaluationRows] = field(default_factory=dict)
     """The sets of `eval_data` by name."""
     notes: list[str] = field(default_factory=list)
-    """Messages about rows that were left out."""
+    """Messages about dropped rows."""
     about: dict[str, int] = field(default_factory=dict)
-    """Split → about how many rows it has, where only the first were read."""
+    """Split → estimated rows, if only the first were read."""
 
     def rows(self, split: str) -> Rows:
-        """The rows of `split`, one of SPLITS."""
         return {"train": self.train, "valid": self.valid, "test": self.test}[split]
 
 
 def read_splits(config: DatasetSettings, map_rows: MapRows | None = None, *, head: bool = False) -> Splits:
-    """Rows of all splits of `config.data`, a file (all of it is train), a folder, or a Hub id, and of the other
-    datasets.
+    """Rows of all splits of `config.data` (file, folder or Hub id) and of the evaluation sets.
 
-    `map_rows` calls the map function of the settings; None skips it. `head`: of large files only the first rows, for a
-    preview. Raises UserError.
+    `map_rows` calls the map function; None skips it. `head` reads only the start of large files. Raises UserError.
     """
     reading, steps, splits = Reading(config.streaming, head), RowSteps.of(config, map_rows), Splits([])
     found = own_splits(config, reading)
@@ -383,8 +376,7 @@ def read_splits(config: DatasetSettings, map_rows: MapRows | None = None, *, hea
 
 
 def own_splits(config: DatasetSettings, reading: Reading) -> dict[str, Found]:
-    """The splits of the run's own dataset. Raises UserError if the training split, or a split that the user named,
-    is missing."""
+    """Splits of the run's own dataset. Raises UserError if train or a named split is missing."""
 
     def check(available: Mapping[str, Any], existing: str) -> None:
         name = quote(config.data, 50)
@@ -404,12 +396,12 @@ def own_splits(config: DatasetSettings, reading: Reading) -> dict[str, Found]:
 
 
 def splits_elsewhere(config: DatasetSettings) -> dict[str, str]:
-    """Split → the other dataset that takes its place."""
+    """Split → the other dataset that replaces it."""
     return {split: name for split, name in (("valid", config.valid_data), ("test", config.test_data)) if name}
 
 
 def names_by_split(config: DatasetSettings) -> dict[str, tuple[str, ...]]:
-    """Split → the names it may have in the dataset: the configured name, or all usual names if it is the default."""
+    """Split → possible names: the configured one, or all usual names for the default."""
     configured = {"train": config.train_split, "valid": config.valid_split, "test": config.test_split}
     return {
         split: SPLIT_NAMES[split] if name == split else (name,)
@@ -419,7 +411,7 @@ def names_by_split(config: DatasetSettings) -> dict[str, tuple[str, ...]]:
 
 
 def split_elsewhere(config: DatasetSettings, split: str, reading: Reading) -> Found:
-    """The rows of the other dataset that takes a split's place. Raises UserError."""
+    """Rows of the dataset that replaces a split. Raises UserError."""
     name = splits_elsewhere(config)[split]
     # Another dataset has the configuration only where it is the same one.
     of_same = config.dataset_config if name == config.data else ""
@@ -427,7 +419,7 @@ def split_elsewhere(config: DatasetSettings, split: str, reading: Reading) -> Fo
 
 
 def names_elsewhere(config: DatasetSettings, use: str) -> tuple[str, ...]:
-    """The names of the split for one use in another dataset, the likeliest first: for evaluation, else training."""
+    """Split names to try in an evaluation dataset, most likely first."""
     own = {"valid": config.valid_split, "test": config.test_split}[use]
     first, second = ("test", "valid") if use == "test" else ("valid", "test")
     usual = (*SPLIT_NAMES[first], *SPLIT_NAMES[second], *SPLIT_NAMES["train"])
@@ -435,20 +427,20 @@ def names_elsewhere(config: DatasetSettings, use: str) -> tuple[str, ...]:
 
 
 def found_evaluation_set(about: Mapping[str, Any], reading: Reading) -> Found:
-    """The rows of one of `evaluation_sets` as they are stored. Raises UserError."""
+    """Stored rows of an evaluation set. Raises UserError."""
     names = names_of_evaluation_set(about)
     return _single(about["data"], about.get("dataset_config", ""), "eval_data", names, reading)
 
 
 def names_of_evaluation_set(about: Mapping[str, Any]) -> tuple[str, ...]:
-    """The names that its split may have, the likeliest first."""
+    """Possible split names of an evaluation set, most likely first."""
     wanted = about.get("valid_split") or about.get("test_split") or about.get("train_split")
     usual = (*SPLIT_NAMES["test"], *SPLIT_NAMES["valid"], *SPLIT_NAMES["train"])
     return (wanted,) if wanted else usual
 
 
 def _single(name: str, config_name: str, setting: str, names: Sequence[str], reading: Reading) -> Found:
-    """The one wanted split of a dataset. Raises UserError if it is missing or empty."""
+    """The wanted split of a dataset. Raises UserError if missing or empty."""
 
     def check(available: Mapping[str, Any], existing: str) -> None:
         if available[WHOLE] is None:
@@ -461,7 +453,7 @@ def _single(name: str, config_name: str, setting: str, names: Sequence[str], rea
 
 
 def stepped(found: Found, steps: RowSteps, split: str, notes: list[str]) -> Rows:
-    """Apply the steps to rows, and note how many they leave out. Raises UserError if they leave out all."""
+    """Apply the steps and note how many rows they drop. Raises UserError if none remain."""
     if not steps or not found.rows:
         return found.rows
 
@@ -482,7 +474,7 @@ def stepped(found: Found, steps: RowSteps, split: str, notes: list[str]) -> Rows
 
 
 def hold_out(splits: Splits, config: DatasetSettings) -> Splits:
-    """Move a seeded share of the training rows to valid if there is no valid split and `validation_split` is set."""
+    """Move a seeded share of train to valid if there is no valid split and `validation_split` is set."""
     if splits.valid or not config.validation_split:
         return splits
     rows = splits.train
@@ -501,7 +493,7 @@ def hold_out(splits: Splits, config: DatasetSettings) -> Splits:
 
 
 def _drawn(size: int, count: int, seed: str) -> list[int]:
-    """`count` different numbers below `size`, in order, the same ones for the same seed."""
+    """`count` distinct sorted numbers below `size`, determined by the seed."""
     if size <= MOST_SHUFFLED:
         return sorted(random.Random(seed).sample(range(size), size)[:count])
     import numpy as np
@@ -511,12 +503,12 @@ def _drawn(size: int, count: int, seed: str) -> list[int]:
 
 
 def data_seed(config: DatasetSettings) -> int:
-    """The seed of everything random about the data."""
+    """Seed for all randomness of the data."""
     return config.seed if config.data_seed is None else config.data_seed
 
 
 def check_columns(rows: Rows, config: ColumnSettings, source: str) -> list[ConfigProblem]:
-    """Problems with the columns of `rows` (at least one row); the messages name the columns that exist."""
+    """Problems with the columns of `rows` (at least one row)."""
     compares = any(metric_name(name) in COMPARING_REWARDS for name in config.reward_functions)
     wanted = ["prompt_feature", *(["answer_feature"] if compares or config.answer_feature != "answer" else [])]
     optional = {"type_feature": "type", "system_feature": "system"}
@@ -540,7 +532,7 @@ def check_columns(rows: Rows, config: ColumnSettings, source: str) -> list[Confi
 
 
 def _listed(names: Sequence[str]) -> str:
-    """As many of the names as a sentence holds, and how many more there are."""
+    """As many names as fit a message, and the number of others."""
     kept: list[str] = []
     for name in names:
         kept.append(quote(name, 24))

@@ -1,8 +1,4 @@
-"""Write a folder completely or not at all: build it in a hidden staging folder, then move it to its target by one
-rename.
-
-Replaces nothing unless `overwrite` is set, and restores the old folder if replacing it fails.
-"""
+"""Write a folder atomically: build it in a hidden staging folder, then rename it to its target."""
 
 from __future__ import annotations
 
@@ -22,11 +18,9 @@ from backend.utils.whole_file import sync, sync_tree
 
 @contextlib.contextmanager
 def staging_folder(parent: Path, target: Path, made_by: str = "export") -> Iterator[Path]:
-    """An empty hidden folder in `parent` to build `target` in, deleted on exit.
+    """Yield an empty hidden folder in `parent`; a lock keeps two exports of one `target` apart.
 
-    Its name follows from the target, and its lock (flock) ends with its process: the next export clears what a killed
-    one left, and two exports of one model cannot run at the same time. Raises UserError on `made_by`, the verb, when
-    they would, or when `parent` cannot be written.
+    Clears what a killed export left. Raises UserError if the target is being exported or `parent` is not writable.
     """
     folder = parent / f".grpo-studio-{target.name}"
     try:
@@ -55,7 +49,7 @@ def staging_folder(parent: Path, target: Path, made_by: str = "export") -> Itera
 
 
 def _clear_staging(folder: Path, target: Path) -> None:
-    """Empty a staging folder. An old model in it that was moved aside and not replaced is restored first."""
+    """Empty a staging folder, first restoring an old model that was moved aside."""
     if os.path.lexists(folder / "previous") and not os.path.lexists(target):
         (folder / "previous").rename(target)
     for child in folder.iterdir():
@@ -67,10 +61,7 @@ def _clear_staging(folder: Path, target: Path) -> None:
 
 
 def move_into_place(new: Path, target: Path, *, overwrite: bool) -> None:
-    """Move the finished folder `new`, which is in a staging folder, to `target`. Raises UserError as `check_target`.
-
-    One rename if both are on one disk; otherwise a copy into a staging folder on the target's disk, then a rename.
-    """
+    """Move the finished folder to `target`, across disks through a staging folder. Raises as `check_target`."""
     parent = nearest_existing(target.parent)
     if device_of(new) == device_of(parent):
         return _rename(new, target, overwrite)
@@ -82,8 +73,7 @@ def move_into_place(new: Path, target: Path, *, overwrite: bool) -> None:
 
 
 def _rename(new: Path, target: Path, overwrite: bool) -> None:
-    """Rename `new` to `target`. An old folder there is moved into the staging folder, which restores or deletes it
-    on exit."""
+    """Rename `new` to `target`, moving an old folder into the staging folder."""
     check_target(target, overwrite=overwrite)
     drop_hidden_files(new)
     new_parents = [folder for folder in target.parents if not folder.exists()]
@@ -104,7 +94,7 @@ def _rename(new: Path, target: Path, overwrite: bool) -> None:
 
 
 def are_equal(new: Path, target: Path) -> bool:
-    """True if `target` is a folder of the same files as `new`, byte for byte. Both are flat."""
+    """Compare two flat folders byte for byte."""
 
     def digests(folder: Path) -> dict[str, bytes]:
         found: dict[str, bytes] = {}
@@ -117,7 +107,7 @@ def are_equal(new: Path, target: Path) -> bool:
 
 
 def drop_hidden_files(folder: Path) -> None:
-    """Delete what macOS adds by itself: ._ files on disks that know no extended attributes, .DS_Store."""
+    """Delete the ._ files and .DS_Store that macOS adds."""
     for hidden in folder.glob(".*"):
         hidden.unlink()
 
@@ -134,7 +124,7 @@ def check_target(target: Path, *, overwrite: bool) -> None:
 
 
 def staging_parent(target: Path, candidates: Sequence[Path]) -> Path:
-    """The first candidate that can be written and is on the disk of `target`; if none is, the last one."""
+    """First writable candidate on the disk of `target`, else the last one."""
     disk = device_of(target)
     suitable = (folder for folder in candidates if os.access(folder, os.W_OK) and device_of(folder) == disk)
     return next(suitable, candidates[-1])
@@ -149,15 +139,12 @@ def check_free_space(folder: Path, needed: int) -> None:
 
 
 def nearest_existing(folder: Path) -> Path:
-    """`folder`, or its nearest parent that exists."""
     return next(path for path in (folder, *folder.parents) if path.exists())
 
 
 def device_of(folder: Path) -> int:
-    """The number of the disk that `folder` is on, or would be."""
     return nearest_existing(folder).stat().st_dev
 
 
 def folder_bytes(folder: Path) -> int:
-    """Bytes of the files directly in `folder`."""
     return sum(file.stat().st_size for file in folder.iterdir())

@@ -1,7 +1,4 @@
-"""One export: check the place, take the reference, write the model, load it back and compare, move it into place.
-
-A model is built in a hidden folder and moved by one rename, so an incomplete one is never visible.
-"""
+"""Export weights: check the target, compute a reference, write the model, verify it, move it into place."""
 
 from __future__ import annotations
 
@@ -41,13 +38,12 @@ from backend.utils.errors import UserError
 GGUF_FILE = "model.gguf"
 GGUF_TOLERANCE = {"f16": TOLERANCE["float16"], "bf16": TOLERANCE["bfloat16"], "q8_0": None}
 SLACK = 16 << 20
-"""Bytes beside the weights: tokenizer files, headers."""
+"""Bytes for tokenizer files and headers."""
 
 
 @dataclass(frozen=True, slots=True)
 class BuiltModel:
-    """Place and size of an export, and how it differs from the trained model. `path` is the folder, where there is
-    one."""
+    """Path and size of an export, and its difference from the trained model."""
 
     place: str
     path: Path
@@ -68,13 +64,11 @@ def build(
     progress: Progress = silent,
     fetch: Fetch | None = None,
 ) -> BuiltModel:
-    """Export trained weights.
+    """Export trained weights; on any error an existing model stays.
 
-    `also` is called with the weights and the finished, verified folder before that is moved. `fetch` downloads original
-    weights that are not on this disk; None refuses them.
+    `also` runs on the verified folder before it is moved. `fetch` downloads missing original weights; None refuses.
 
-    Raises UserError for a model that cannot be used, an existing target or too little disk space; RuntimeError when the
-    written model's logits differ from the trained one's. Nothing new is left behind then, and an existing model stays.
+    Raises UserError for an unusable model, an existing target or a full disk; RuntimeError if the logits differ.
     """
     check_kind(trained, format_)
     destination.check()
@@ -108,7 +102,7 @@ def build(
 
 
 def check_kind(trained: TrainedWeights, format_: ExportFormat) -> None:
-    """Raise UserError for weights that a format cannot have, and for a base whose files cannot be copied."""
+    """Raise UserError for weights that the format or the base model rules out."""
     if format_.kind == "adapter" and trained.adapters is None:
         every = "Full fine-tuning changed every weight, so there is no adapter to export"
         raise UserError("format", f"{every}; choose another format.")
@@ -117,7 +111,7 @@ def check_kind(trained: TrainedWeights, format_: ExportFormat) -> None:
 
 
 def needed_bytes(trained: TrainedWeights, format_: ExportFormat, samples: int) -> int:
-    """About the bytes that an export needs on its disk, temporary files included."""
+    """Estimate the disk space of an export, temporary files included."""
     shape = shape_of(trained.base)
     reference = reference_bytes(shape.vocabulary if shape else 0, samples)
     adapters = 2 * trained.adapters.arrays.stat().st_size if trained.adapters else 0
@@ -131,7 +125,7 @@ def needed_bytes(trained: TrainedWeights, format_: ExportFormat, samples: int) -
 
 
 def write_in_format(trained: TrainedWeights, format_: ExportFormat, to: Path, progress: Progress = silent) -> None:
-    """Write trained weights in a format into a new folder. Raises UserError when that cannot be done."""
+    """Write trained weights into a new folder. Raises UserError if the format cannot represent them."""
     merging = "Merging the adapters and writing the model." if trained.adapters else "Writing the model."
     doing = "Writing the adapter." if format_.kind == "adapter" else merging
     progress(doing, None if format_.kind == "adapter" else 0.0)
@@ -161,7 +155,7 @@ def write_in_format(trained: TrainedWeights, format_: ExportFormat, to: Path, pr
 
 
 def _tolerance(trained: TrainedWeights, format_: ExportFormat) -> float | None:
-    """How exactly the written model must answer; None if it is rounded to few bits."""
+    """Tolerance for the written model; None if it is quantised."""
     if format_.kind == "adapter":
         return TOLERANCE["float32"]
     model, _ = trained.open_with_config()

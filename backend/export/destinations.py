@@ -1,8 +1,4 @@
-"""Where an export goes: LM Studio's models folder, any folder, Ollama, or the folder that an upload sends.
-
-One entry of DESTINATIONS for each row of `backend.export.exports.TARGETS`. A destination checks everything that may
-fail before anything is loaded, says where to build, and moves the finished folder to its place.
-"""
+"""Destinations of an export: LM Studio's models folder, any folder, Ollama, or an upload folder."""
 
 from __future__ import annotations
 
@@ -26,33 +22,26 @@ from backend.utils.files import resolved
 
 
 class Destination(Protocol):
-    """The destination of one export."""
-
     @property
     def target(self) -> Path:
-        """The finished folder; for a service, its name here. Two exports of one target cannot run at once."""
+        """The finished folder; for a service, the model's name here."""
         ...
 
     @property
-    def workshop(self) -> Path:
-        """An existing folder to build in, best on the target's disk."""
-        ...
+    def workshop(self) -> Path: ...
 
     def check(self) -> None:
-        """Raise UserError for what stands in the way, before minutes of work."""
+        """Raise UserError for anything that would make the export fail."""
         ...
 
     def deliver(self, built: Path) -> str:
-        """Bring the finished folder to its place, completely or not at all; returns the place, for people."""
+        """Move the finished folder into place; returns the location to show."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The user's choice: a name, a parent folder if the target asks for one, and whether to replace an existing model.
-
-    `keeps_equal` accepts an existing model that is equal.
-    """
+    """Name, parent folder, and whether to overwrite. `keeps_equal` accepts an identical existing model."""
 
     run: RunFolder
     name: str
@@ -63,8 +52,6 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class OnDisk:
-    """A folder on this machine."""
-
     target: Path
     workshop: Path
     overwrite: bool
@@ -82,7 +69,7 @@ class OnDisk:
 
 
 def in_lm_studio(place: Place) -> Destination:
-    """`grpo-studio`/name in LM Studio's models folder. Raises UserError for a bad name, or without LM Studio."""
+    """`grpo-studio`/name in LM Studio's models folder. Raises UserError."""
     root = lm_studio_root()
     # Built outside LM Studio's models folder, which it watches, but on the same disk, so that the last step is a
     # rename: usually beside the models folder, else in the run. If the models have their own disk, `move_into_place`
@@ -92,13 +79,13 @@ def in_lm_studio(place: Place) -> Destination:
 
 
 def in_folder(place: Place) -> Destination:
-    """`folder`/name; without a folder the run's own fused/. Raises UserError for a bad name."""
+    """`folder`/name, or the run's fused/. Raises UserError for a bad name."""
     target = resolved(place.folder.expanduser()) / safe_name(place.name) if place.folder else place.run.fused
     return OnDisk(target, atomic_folder.nearest_existing(target.parent), place.overwrite)
 
 
 def in_uploads(place: Place) -> Destination:
-    """The folder in the run from which `backend.export.publishing` uploads; it can be made again."""
+    """The run folder's upload area."""
     return OnDisk(place.run.uploads / place.name, place.run.path, overwrite=True)
 
 
@@ -114,11 +101,11 @@ DESTINATIONS: dict[str, Callable[[Place], Destination]] = {
     "ollama": in_ollama,
     "hub": in_uploads,
 }
-"""By the key of `backend.export.exports.TARGETS`."""
+"""By key of `backend.export.exports.TARGETS`."""
 
 
 def safe_name(name: str) -> str:
-    """`name` without surrounding spaces. Raises UserError if it is empty or cannot name a folder."""
+    """Strip a name. Raises UserError if it cannot name a folder."""
     name = name.strip()
     if not name:
         raise UserError("lm_studio_name", "Give the exported model a name.")
@@ -128,7 +115,7 @@ def safe_name(name: str) -> str:
 
 
 def lm_studio_root() -> Path:
-    """LM Studio's models folder. Raises UserError if LM Studio was never started, or its disk is not attached."""
+    """LM Studio's models folder. Raises UserError if it does not exist."""
     root, home = places.lm_studio_models(), places.lm_studio_home()
     # Only an empty `models` folder in an existing home is ever created for it.
     if root.is_dir() or (root == home / "models" and home.is_dir()):
@@ -140,14 +127,14 @@ def lm_studio_root() -> Path:
 # Ollama
 
 OLLAMA_PLACES = ("/usr/local/bin", "/opt/homebrew/bin", "/Applications/Ollama.app/Contents/Resources", "~/.local/bin")
-"""Where installers put the program. An app that the Finder started sees /usr/bin and /bin alone."""
+"""Usual locations: the PATH of a macOS app lacks them."""
 OLLAMA_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}(:[A-Za-z0-9._-]{1,80})?")
 OLLAMA_TIMEOUT_S = 3600
 
 
 @dataclass(frozen=True, slots=True)
 class OllamaModel:
-    """A model in Ollama's own store. `target` names it on this disk only while it is built."""
+    """A model in Ollama's store; `target` exists only during the build."""
 
     name: str
     target: Path
@@ -155,7 +142,7 @@ class OllamaModel:
     overwrite: bool
 
     def check(self) -> None:
-        """Raise UserError for a bad or existing name, or without a running Ollama."""
+        """Raise UserError for a bad or existing name, or if Ollama is not running."""
         if not OLLAMA_NAME.fullmatch(self.name):
             takes = "Ollama takes letters, digits, dots, dashes and underlines as a name"
             raise UserError("name", f"{takes}, not {self.name!r}.")
@@ -166,19 +153,18 @@ class OllamaModel:
             raise UserError("overwrite", f"{there}; choose another name, or overwrite it.")
 
     def deliver(self, built: Path) -> str:
-        """Raise UserError with Ollama's own words if it refuses the model; it then keeps what it had."""
+        """Create the model. Raises UserError with Ollama's message if it fails."""
         _ollama("create", self.name, "-f", str(built / MODELFILE))
         return f"Ollama, as {self.name}"
 
 
 def find_ollama() -> str | None:
-    """The program, on the PATH or where installers put it."""
+    """Find the program on the PATH or where installers put it."""
     places = [os.environ.get("PATH", ""), *(str(Path(place).expanduser()) for place in OLLAMA_PLACES)]
     return shutil.which("ollama", path=os.pathsep.join(places))
 
 
 def _ollama(*arguments: str) -> str:
-    """What the command prints. Raises UserError if it is missing or fails."""
     program = find_ollama()
     if program is None:
         advice = "install it from https://ollama.com, or export to a folder and run `ollama create` there"

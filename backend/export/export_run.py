@@ -1,4 +1,4 @@
-"""Export a run: its end or a checkpoint, in a format, to a target, compared with what was trained."""
+"""Export a run, its end or a checkpoint, and compare the result with the trained model."""
 
 from __future__ import annotations
 
@@ -43,39 +43,39 @@ from backend.utils.files import require_plain_files
 from backend.utils.hub_cache import local_folder
 
 BATCH = 16
-"""Held-out prompts to sample together."""
+"""Held-out prompts per batch."""
 READ_BYTES = 1 << 20
-"""How much of the end of completions.jsonl to read for samples."""
+"""Bytes to read from the end of completions.jsonl."""
 NOTICEABLE_LOSS = 0.1
-"""Share of training's effect on the logits from which a loss is advised against."""
+"""Share of the training effect lost above which a warning appears."""
 
 Poll = Callable[[float], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """The request for an export; keys as on the command line."""
+    """An export request; keys as on the command line."""
 
     to: str
     name: str
     folder: Path | None = None
     format: str = DEFAULT_FORMAT
     checkpoint: str = ""
-    """"best", "last" or a step; "" for the run's end."""
+    """"best", "last", a step, or "" for the end of the run."""
     held_out: int = 0
-    """How many held-out prompts to compare rewards on; 0 for no comparison."""
+    """Held-out prompts for comparing rewards; 0 skips the comparison."""
     overwrite: bool = False
     fetch: bool = False
-    """Download original weights that a format needs and that are not on this disk."""
+    """Download missing original weights."""
     keeps_equal: bool = False
-    """Accept an existing model of that name that is equal: an earlier process was killed after it had exported."""
+    """Accept an identical existing model, left by an export whose process was killed."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeldOutDifference:
-    """Mean rewards of base and adapters, and of the exported model, on `prompts` prompts with one completion each.
+    """Mean held-out rewards before and after the export, one completion per prompt.
 
-    `error` is the standard error of the mean difference by prompt; None for a single prompt.
+    `error` is the standard error of the mean difference; None for one prompt.
     """
 
     split: str
@@ -94,8 +94,6 @@ class HeldOutDifference:
 
 @dataclass(frozen=True, slots=True)
 class ExportedModel:
-    """An export that is in its place."""
-
     place: str
     path: Path
     format: str
@@ -105,7 +103,7 @@ class ExportedModel:
     notes: tuple[str, ...] = ()
 
     def sentences(self) -> list[str]:
-        """The results of the comparison, for people."""
+        """Messages about the comparison."""
         checked, sentences = self.verification, list[str]()
         if not checked.max_error:
             sentences.append("Loaded back, it gives exactly the logits of the trained model.")
@@ -139,10 +137,9 @@ class ExportedModel:
 
 
 def export_run(run: RunFolder, export: Export, progress: Progress = silent) -> ExportedModel:
-    """Export a run's weights.
+    """Export a run's weights; on any error an existing model stays.
 
-    Raises UserError for settings, target, disk and model; RuntimeError when the written model does not answer as the
-    trained one does. Nothing new is left behind then, and an existing model stays.
+    Raises UserError for problems with settings, target, disk or model; RuntimeError if the written model differs.
     """
     format_ = format_named(export.format)
     target_for(export.to, format_)
@@ -174,9 +171,9 @@ def export_run(run: RunFolder, export: Export, progress: Progress = silent) -> E
 
 
 def fuse_run(run: RunFolder, progress: Progress = silent) -> Path:
-    """Write the run's model in full precision into its fused/, replacing an older one. Raises as `export_run`.
+    """Write the full-precision model into the run's fused/. Raises as `export_run`.
 
-    A trainer drops its policy first, or the arrays that both read are in memory twice.
+    Free the policy first, or its arrays are in memory twice.
     """
     config = run_config(run)
     destination = OnDisk(run.fused, run.path, overwrite=True)
@@ -188,7 +185,7 @@ def fuse_run(run: RunFolder, progress: Progress = silent) -> Path:
 
 
 def exports(config: Config) -> bool:
-    """True if a run with these settings exports at its end."""
+    """True if a run with these settings exports when it finishes."""
     return _fuses(config) or bool(config.lm_studio_name)
 
 
@@ -197,7 +194,7 @@ def _fuses(config: Config) -> bool:
 
 
 def export_finished(config: Config, run: RunFolder, event_log: EventLog) -> None:
-    """Export a finished run as its settings say. A problem with LM Studio is a note, not a failure of the run."""
+    """Export a finished run as configured. A problem with LM Studio is only noted."""
     if _fuses(config):
         fuse_run(run)
     if not config.lm_studio_name:
@@ -216,10 +213,7 @@ def export_finished(config: Config, run: RunFolder, event_log: EventLog) -> None
 
 
 def run_weights(run: RunFolder, config: Config, checkpoint: str = "") -> TrainedWeights:
-    """The weights at the end of a run, or of a `checkpoint`: "best", "last" or a step.
-
-    Raises UserError if there are none, or if the base model is not on this disk.
-    """
+    """Weights at the end of a run or at `checkpoint`. Raises UserError if they or the base are missing."""
     arrays = find_checkpoint(run, checkpoint).arrays if checkpoint else run.adapters / "adapters.safetensors"
     if not checkpoint and not has_end(run):
         instead = " of its end; name a checkpoint" if saved_weights(run) else " yet, so there is nothing to export"
@@ -245,7 +239,7 @@ def run_weights(run: RunFolder, config: Config, checkpoint: str = "") -> Trained
 
 
 def run_samples(run: RunFolder, config: Config) -> list[AnsweredPrompt]:
-    """The run's last four prompts, each with its first completion; SAMPLES if it has none."""
+    """First completions of the run's last four prompts, or SAMPLES."""
     system = [{"role": "system", "content": config.system_prompt}] if config.system_prompt else []
     samples: list[AnsweredPrompt] = []
     for line in _last_lines(run.completions):
@@ -268,14 +262,13 @@ def _last_lines(file: Path) -> Iterator[bytes]:
 
 
 class HeldOutComparison:
-    """Compares the held-out reward of an exported model with that of base and adapters: same prompts, same random
-    numbers.
+    """Compares held-out rewards before and after the export, with the same prompts and random numbers.
 
-    Reads prompts and reward functions before the export begins; call `compare` once the model is written.
+    Create it before the export; call `compare` once the model is written.
     """
 
     def __init__(self, config: Config, inputs: RunInputs, count: int) -> None:
-        """Raises UserError without a split that the run did not train on, or for `count` below 1."""
+        """Raises UserError without a held-out split, or for `count` below 1."""
         if count < 1:
             raise UserError("held_out", f"The number of held-out prompts must be at least 1, not {count}.")
         self.config, self.count = config, count
@@ -313,7 +306,7 @@ class HeldOutComparison:
         return HeldOutDifference(self.split, len(pairs), mean_before, mean_after, error)
 
     def _rewards(self, load: Callable[[], Policy], poll: Poll) -> list[float]:
-        """The reward of one completion for each prompt, in the order of the file; NaN if no function had an opinion."""
+        """Reward of one completion per prompt, in file order; NaN without a score."""
         policy, config = load(), self.config
         prompts = TokenizedPrompts(self._rows, policy.tokenizer, PromptFormat.of(config), self._source)
         problems = prompts.first(self.count)

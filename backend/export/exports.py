@@ -1,8 +1,4 @@
-"""Formats and targets of exports, as the command line and the window show them, and the weights to choose from.
-
-Reads the run folder and headers of weight files; loads nothing. A format or a target is one row here, and one function
-in `backend.export.writer` or `destinations`.
-"""
+"""Export formats and targets for command line and window, and the choice of weights. Loads no model."""
 
 from __future__ import annotations
 
@@ -24,39 +20,39 @@ from backend.utils.hub_cache import local_folder
 from backend.utils.places import lm_studio_models
 
 Kind = Literal["adapter", "model", "gguf"]
-"""Adapters to be loaded beside their base, a folder with a complete model, or one file."""
+"""Adapter files, a complete model folder, or a single file."""
 
 
 class Progress(Protocol):
-    """Receives a sentence for the user at each stage, and the stage's fraction done if known."""
+    """Receives a message per stage, and the fraction done if known."""
 
     def __call__(self, sentence: str, done: float | None = None) -> None: ...
 
 
 def silent(sentence: str, done: float | None = None) -> None:
-    """A Progress that says nothing."""
+    """Ignore progress."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExportFormat:
-    """One form of the weights. `label` and `sentence` are for people."""
+    """One export format. `label` and `sentence` are shown to users."""
 
     key: str
     label: str
     sentence: str
     kind: Kind = "model"
     dtype: str = ""
-    """The float type of every weight: bfloat16 or float16; "" keeps the base's."""
+    """"bfloat16" or "float16"; "" keeps the base's type."""
     quantization: dict[str, Any] = field(default_factory=dict[str, Any])
-    """bits, group_size and mode of mlx's `quantize`; {} for floats."""
+    """Arguments of mlx's `quantize`; {} for floats."""
     keeps_bits: bool = False
-    """True keeps layers of a quantised base quantised, each with its own bits."""
+    """Keep quantised layers of the base quantised."""
     names: Literal["mlx", "original"] = "mlx"
-    """The names of the weights: mlx-lm's, or those of the original Hugging Face weights, which other programs read."""
+    """Weight names: mlx-lm's or those of the original Hugging Face files."""
     gguf_type: str = ""
-    """The type of matrices in a GGUF file: q8_0, f16 or bf16."""
+    """Matrix type in a GGUF file: q8_0, f16 or bf16."""
     matrix_bits: float = 0
-    """Bits of a number of a matrix, if neither the base nor `quantization` defines them."""
+    """Bits per weight if neither base nor `quantization` defines them."""
 
 
 def _affine(bits: int, sentence: str) -> ExportFormat:
@@ -129,29 +125,29 @@ _FORMATS = (
     _gguf("bf16", 16, "in bfloat16: nothing of a model in bfloat16 is lost."),
 )
 FORMATS: dict[str, ExportFormat] = {row.key: row for row in _FORMATS}
-"""Format by the value of `--format`, in the order of menus; the first is the default."""
+"""By value of `--format`, in menu order; the first is the default."""
 DEFAULT_FORMAT = next(iter(FORMATS))
 
 
 @dataclass(frozen=True, slots=True)
 class ExportTarget:
-    """One place that an export goes to."""
+    """One place to export to."""
 
     key: str
     label: str
     asks_for_folder: bool = False
     kinds: tuple[Kind, ...] = ("model", "adapter", "gguf")
-    """Kinds of formats that it takes."""
+    """Supported kinds of formats."""
     refusal: str = ""
-    """The sentence for a kind that it cannot take."""
+    """Message for an unsupported kind."""
     store: str = ""
-    """Where a program keeps the model in its own files; "" for a folder on this disk, which can be shown."""
+    """Where a program stores the model; "" for a visible folder."""
     takes_settings: bool = False
-    """True if it takes the run's settings, to train elsewhere, and no weights."""
+    """True if it exports settings for training elsewhere, not weights."""
 
 
 PUBLISHER = "grpo-studio"
-"""Our folder under LM Studio's models; its layout is <publisher>/<model>/files."""
+"""Our folder under LM Studio's models, laid out as <publisher>/<model>."""
 
 _TARGETS = (
     ExportTarget(
@@ -185,7 +181,7 @@ _TARGETS = (
     ),
 )
 TARGETS: dict[str, ExportTarget] = {row.key: row for row in _TARGETS}
-"""Target by the value of `--to`."""
+"""By value of `--to`."""
 
 
 def format_named(key: str) -> ExportFormat:
@@ -196,7 +192,7 @@ def format_named(key: str) -> ExportFormat:
 
 
 def target_for(key: str, format_: ExportFormat) -> ExportTarget:
-    """Raises UserError for an unknown target, or one that cannot take this format."""
+    """Raises UserError for an unknown target, or one that does not support the format."""
     if key not in TARGETS:
         raise UserError("to", f"There is no target {key}; there are {', '.join(TARGETS)}.")
     if format_.kind not in TARGETS[key].kinds:
@@ -205,9 +201,9 @@ def target_for(key: str, format_: ExportFormat) -> ExportTarget:
 
 
 def exported_bytes(base: Path, format_: ExportFormat, quantization: str = "none") -> int | None:
-    """About how many bytes a complete model has, within a few per cent. None if the sizes of `base` are unknown.
+    """Estimate the bytes of a complete model; None if the sizes of `base` are unknown.
 
-    `base` is the folder of the model that the weights are put on; `quantization` is the run's setting.
+    `quantization` is the run's setting.
     """
     shape = shape_of(base)
     if shape is None or not shape.exact:
@@ -233,14 +229,14 @@ def _matrix_bytes(matrix: Linear, shape: ModelShape, format_: ExportFormat, quan
 
 @dataclass(frozen=True, slots=True)
 class WeightsChoice:
-    """One state of a run's weights. `key` is the value of `--checkpoint`, "" for the run's end."""
+    """One state of a run's weights; `key` is the value of `--checkpoint`."""
 
     key: str
     label: str
 
 
 def weights_choices(run: RunFolder) -> list[WeightsChoice]:
-    """The run's end, the best checkpoint, then every checkpoint, newest first."""
+    """End of the run, best checkpoint, then all checkpoints, newest first."""
 
     def score(saved: SavedWeights) -> str:
         return "" if saved.score is None else f", {saved.metric or 'reward'} {saved.score:.3g}"
@@ -255,7 +251,7 @@ def weights_choices(run: RunFolder) -> list[WeightsChoice]:
 
 
 def export_size(run: RunFolder, format_: ExportFormat, checkpoint: str) -> int | None:
-    """About the bytes of an export; None if unknown."""
+    """Estimate the bytes of an export; None if unknown."""
     settings = raw_settings(run)
     is_full = settings.get("train_type") == "full"
     if format_.kind == "adapter":
@@ -275,23 +271,21 @@ def has_adapter(run: RunFolder) -> bool:
 
 
 def has_held_out_prompts(run: RunFolder) -> bool:
-    """True if the run has evaluated on prompts that it did not train on."""
+    """True if the run evaluated on held-out prompts."""
     _, last = first_and_last_events(run.events)
     return any(event["kind"] == "eval" for event in last)
 
 
 def settings_of(run: RunFolder) -> Config:
-    """The settings for TRL: those at the run's end; of a run in stages, those outside of them. Raises UserError."""
+    """The settings for TRL; of a staged run, those outside its stages. Raises UserError."""
     begun = load(run.config)
     return begun if begun.stages else run_config(run)
 
 
 def target_folder(target: str, name: str, folder: Path) -> Path:
-    """The folder of a model of that name."""
     return lm_studio_models() / PUBLISHER / name if target == "lmstudio" else folder / name
 
 
 def free_bytes(folder: Path) -> int | None:
-    """Free on the disk that `folder` is on, or would be."""
     existing = next((path for path in (folder, *folder.parents) if path.exists()), None)
     return shutil.disk_usage(existing).free if existing else None

@@ -1,8 +1,8 @@
-"""Write a model as one GGUF file, a tensor at a time, and open it again by its original names.
+"""Write a model as a GGUF file, one tensor at a time, and read it back under its original names.
 
-Matrices have the chosen type, vectors float32; a row whose length is no multiple of Q8_0's 32 stays float16, as in
-llama.cpp. Families and tokenizers that are not known here go through llama.cpp's own converter. Keys:
-https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
+Matrices have the chosen type, vectors float32; rows not divisible by 32 stay float16, as in llama.cpp.
+
+Keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ ARCHITECTURES = {
     "qwen2": gguf.MODEL_ARCH.QWEN2,
     "qwen3": gguf.MODEL_ARCH.QWEN3,
 }
-"""By the model_type of config.json."""
+"""By `model_type` in config.json."""
 ROPE_FACTORS = "rope_freqs.weight"
-"""The tensor by which llama.cpp divides the frequencies of rotary positions."""
+"""Tensor of RoPE frequency divisors."""
 F32, F16, Q8_0 = gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.F16, gguf.GGMLQuantizationType.Q8_0
 TYPES = {
     "f16": (F16, gguf.LlamaFileType.MOSTLY_F16),
     "bf16": (gguf.GGMLQuantizationType.BF16, gguf.LlamaFileType.MOSTLY_BF16),
     "q8_0": (Q8_0, gguf.LlamaFileType.MOSTLY_Q8_0),
 }
-"""The type of matrices, and llama.cpp's name for such a file."""
+"""Matrix type, and llama.cpp's name of the file type."""
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
@@ -51,25 +51,25 @@ WORD_SPLITTERS = {
     ("digits", "gpt-2"): "smollm",
     ("gpt-2",): "gpt-2",
 }
-"""llama.cpp's name by the steps of the pre-tokenizer."""
+"""llama.cpp's pre-tokenizer name by its steps."""
 WHOLE_WORDS_FIRST = {"llama-bpe"}
-"""Those with which llama.cpp takes a word that is a token without merging (`ignore_merges`)."""
+"""Pre-tokenizers with `ignore_merges` in llama.cpp."""
 
 Done = Callable[[float], None]
 
 
 def use_converter(reason: str) -> UserError:
-    """The error for a model that is not written here, with the way that is left."""
+    """Error for an unsupported model; points to llama.cpp's converter."""
     converter = "llama.cpp's `python convert_hf_to_gguf.py FOLDER`"
     other = f"export the Hugging Face weights (--format original), and run {converter} on them"
     return UserError("format", f"{reason}, so its GGUF file is not written here; {other}.")
 
 
 class GgufFamily:
-    """llama.cpp's names for a model and its tensors, and the layout of its attention."""
+    """llama.cpp's names of a model and its tensors, and its attention layout."""
 
     def __init__(self, config: dict[str, Any]) -> None:
-        """Raises UserError for a model that is not written here."""
+        """Raises UserError for an unsupported model."""
         kind = str(config.get("model_type"))
         if kind not in ARCHITECTURES:
             raise use_converter(f"A model of type {kind} needs llama.cpp's own converter")
@@ -89,8 +89,7 @@ class GgufFamily:
         self._names = gguf.get_tensor_name_map(self.architecture, self.layers)
 
     def tensor_name(self, original: str) -> str | None:
-        """llama.cpp's name of an original tensor; None for one that it computes. Raises UserError for an unknown
-        one."""
+        """llama.cpp's name of a tensor; None for one that it computes. Raises UserError if unknown."""
         is_tied = original == "lm_head.weight" and self.config.get("tie_word_embeddings")
         if is_tied or original.endswith("rotary_emb.inv_freq"):
             return None
@@ -100,9 +99,9 @@ class GgufFamily:
         return name
 
     def laid_out(self, original: str, array: np.ndarray, *, undo: bool = False) -> np.ndarray:
-        """A tensor's rows in llama.cpp's order, or back.
+        """Permute a tensor's rows to llama.cpp's order, or back.
 
-        Its Llama rotates neighbouring numbers of a head, transformers' the two halves.
+        llama.cpp's Llama rotates neighbouring numbers of a head, transformers the two halves.
         """
         is_query = ".q_proj." in original
         if self.architecture != gguf.MODEL_ARCH.LLAMA or not (is_query or ".k_proj." in original):
@@ -112,7 +111,7 @@ class GgufFamily:
         return array.reshape(heads, *pairs, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
 
     def write_sizes(self, writer: gguf.GGUFWriter) -> None:
-        """Write the keys that llama.cpp reads before it builds the model."""
+        """Write the hyperparameter keys."""
         config = self.config
         writer.add_block_count(self.layers)
         writer.add_context_length(int(config["max_position_embeddings"]))
@@ -128,11 +127,7 @@ class GgufFamily:
         writer.add_vocab_size(int(config["vocab_size"]))
 
     def extra_tensors(self) -> dict[str, np.ndarray]:
-        """Tensors that llama.cpp wants beside the model's: the divisors of Llama 3.1's frequencies, [head / 2].
-
-        1 for short waves, `factor` for those longer than the first context, between them a mean; as transformers'
-        `_compute_llama3_parameters`.
-        """
+        """Divisors of Llama 3.1's RoPE frequencies, [head / 2], as in transformers' `_compute_llama3_parameters`."""
         if self.rope_kind != "llama3":
             return {}
         rope = self.rope
@@ -148,8 +143,7 @@ class GgufFamily:
 
 
 def _read_tokenizer(folder: Path) -> tuple[dict[str, Any], str]:
-    """(tokenizer.json, llama.cpp's name for its word splitter). Raises UserError if llama.cpp is not known to read
-    it."""
+    """(tokenizer.json, llama.cpp's pre-tokenizer name). Raises UserError if unsupported."""
     file = folder / "tokenizer.json"
     if not file.is_file():
         raise use_converter("The tokenizer has no tokenizer.json")
@@ -164,7 +158,7 @@ def _read_tokenizer(folder: Path) -> tuple[dict[str, Any], str]:
 
 
 def _steps(pre_tokenizer: dict[str, Any] | None) -> list[str]:
-    """The steps of a pre-tokenizer: a regular expression, "digits", "gpt-2", "bytes", or the type of another."""
+    """Steps of a pre-tokenizer: regular expressions, "digits", "gpt-2", "bytes" or type names."""
     match pre_tokenizer:
         case {"type": "Sequence", "pretokenizers": steps}:
             return [name for step in steps for name in _steps(step)]
@@ -178,7 +172,7 @@ def _steps(pre_tokenizer: dict[str, Any] | None) -> list[str]:
 
 
 def _write_vocabulary(folder: Path, size: int, writer: gguf.GGUFWriter) -> None:
-    """Write the tokenizer in `folder`; `size` is the model's number of tokens, which may be larger."""
+    """Write the tokenizer; `size` is the model's vocabulary, which may be larger."""
     tokenizer, splitter = _read_tokenizer(folder)
     tokens, types = [f"[PAD{number}]" for number in range(size)], [int(gguf.TokenType.UNUSED)] * size
     for token, number in tokenizer["model"]["vocab"].items():
@@ -197,7 +191,7 @@ def _write_vocabulary(folder: Path, size: int, writer: gguf.GGUFWriter) -> None:
 
 
 def check(original: OriginalFiles, tokenizer: Path) -> None:
-    """Raise UserError for a model or a tokenizer that is not written here, before minutes of work."""
+    """Raise UserError for an unsupported model or tokenizer."""
     family = GgufFamily(original.config)
     for name in original.shapes:
         family.tensor_name(name)
@@ -205,7 +199,7 @@ def check(original: OriginalFiles, tokenizer: Path) -> None:
 
 
 def write_gguf(trained: TrainedWeights, original: OriginalFiles, type_: str, file: Path, done: Done) -> None:
-    """Write the trained weights to `file`, in a new folder. Raises UserError for a model that is not written here."""
+    """Write the trained weights to a new `file`. Raises UserError for an unsupported model."""
     family = GgufFamily(original.config)
     arrays = merged_arrays(trained, original)
     matrix_type, file_type = TYPES[type_]
@@ -238,7 +232,7 @@ def write_gguf(trained: TrainedWeights, original: OriginalFiles, type_: str, fil
 
 
 def open_gguf(file: Path, original: OriginalFiles) -> nn.Module:
-    """The model in a GGUF file, its tensors under their original names again."""
+    """Open a GGUF model under its original tensor names."""
     family = GgufFamily(original.config)
     tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(file).tensors}
     arrays: dict[str, mx.array] = {}
@@ -256,7 +250,7 @@ def open_gguf(file: Path, original: OriginalFiles) -> nn.Module:
 def _announce(
     writer: gguf.GGUFWriter, name: str, shape: tuple[int, ...], matrix_type: gguf.GGMLQuantizationType
 ) -> None:
-    """Add a tensor's description; its bytes come later."""
+    """Add a tensor's description without its bytes."""
     type_ = _type_of(shape, matrix_type)
     if type_ in (F32, F16):
         dtype = np.dtype(np.float32 if type_ == F32 else np.float16)
@@ -273,7 +267,7 @@ def _type_of(shape: tuple[int, ...], matrix_type: gguf.GGMLQuantizationType) -> 
 
 
 def _numbers(array: mx.array) -> np.ndarray:
-    """An array as float32, computed now and freed with what it was computed from."""
+    """Evaluate an array as float32 and free its inputs."""
     widened: Any = array.astype(mx.float32)
     numbers = np.array(widened)
     mx.clear_cache()

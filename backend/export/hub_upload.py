@@ -1,11 +1,9 @@
-"""The access token for Hugging Face, and a folder's files as one commit in a repository there.
+"""Hugging Face tokens, and uploads of a folder as one commit.
 
-The token is looked for in HF_TOKEN, our entry in the system's keychain, and what `hf auth login` has stored. We write
-it to the keychain only; it is in no file, log, argument or message.
+The token comes from HF_TOKEN, the system keychain or `hf auth login`; we write it only to the keychain.
 
-Nothing about an upload is remembered on this machine. Large files go to the Hub's storage first, which skips those that
-it has; the commit that names them comes last, and is one request. So an upload may be killed at any moment: a
-repository has either no commit of ours or a complete one, and the same upload started again sends what is missing.
+An upload can be killed at any time: large files go to the Hub's storage first, which skips those it has, and one commit
+ends it. Uploading again sends what is missing.
 """
 
 from __future__ import annotations
@@ -41,20 +39,20 @@ from backend.utils.errors import UserError
 TOKENS_PAGE = f"{HUGGINGFACE_CO_URL_HOME}settings/tokens"
 KEPT = "what has arrived there is kept, so start the upload again to go on"
 SERVICE, ENTRY = "GRPO Studio", "Hugging Face token"
-"""Name and account of our entry in the keychain."""
+"""Service and account of our keychain entry."""
 TRUSTED_PRIORITY = 1.0
-"""keyring's backends below this priority keep secrets in plain files, or nowhere."""
+"""keyring backends below this priority store secrets unprotected."""
 TIMEOUT_S = 60.0
-"""Silence after which a connection counts as broken; the library itself would wait for ever."""
+"""Seconds of silence after which a connection counts as broken."""
 HUBS_OWN = (".gitattributes",)
-"""Files that the Hub puts into a new repository."""
+"""Files that the Hub adds to a new repository."""
 STALE = (".safetensors", ".json", ".jinja", ".model", ".tiktoken", ".py", ".gguf", ".bin")
-"""Files of an older model that would be read together with the new one's."""
+"""Files of an older model that would be loaded with the new one's."""
 
 
 @contextlib.contextmanager
 def upload_errors(repo_id: str, token: str) -> Iterator[None]:
-    """Raise errors of the network, the Hub and the library as a UserError about the repository, without the token."""
+    """Raise network, Hub and library errors as a UserError without the token."""
     try:
         yield
     # The library wraps errors of one file in a RuntimeError, and a refusal of the storage in a ValueError.
@@ -78,7 +76,7 @@ def upload_errors(repo_id: str, token: str) -> Iterator[None]:
 
 
 def explain_upload(error: BaseException, repo_id: str) -> str | None:
-    """One sentence for the user, with what to do; None for an error that is not the network's or the Hub's."""
+    """Message for a network or Hub error; None for others."""
     last_line = (str(error).strip().splitlines() or [""])[-1].lstrip("- ").strip("`").rstrip(".")
     match error:
         case OfflineModeIsEnabled():
@@ -134,7 +132,7 @@ Source = Literal["HF_TOKEN", "keychain", "hf auth login"]
 
 @dataclass(frozen=True, slots=True, repr=False)  # without a repr: a traceback may print it
 class HubToken:
-    """A token, and where it was found."""
+    """A token and its source."""
 
     value: str
     source: Source
@@ -151,7 +149,6 @@ class Account:
 
 
 def find_token() -> HubToken | None:
-    """The token for uploads; None if there is none."""
     if value := (os.environ.get("HF_TOKEN") or "").strip():
         return HubToken(value, "HF_TOKEN")
     if (chain := _keychain()) is not None and (value := _read(chain)):
@@ -161,7 +158,7 @@ def find_token() -> HubToken | None:
 
 
 def need_token() -> HubToken:
-    """The token for uploads. Raises UserError if there is none."""
+    """The token for uploads. Raises UserError without one."""
     if (found := find_token()) is not None:
         return found
     advice = f"log in with a token with write access, from {TOKENS_PAGE}"
@@ -169,7 +166,7 @@ def need_token() -> HubToken:
 
 
 def whose(token: HubToken) -> Account:
-    """Ask the Hub for the token's account. Raises UserError if it does not accept it, or cannot be asked."""
+    """Look up the token's account. Raises UserError if that fails."""
     with upload_errors("", token.value):
         about = HfApi(token=token.value).whoami()
         organisations = tuple(str(row.get("name")) for row in about.get("orgs") or [])
@@ -179,7 +176,7 @@ def whose(token: HubToken) -> Account:
 
 
 def log_in(value: str) -> Account:
-    """Check a token with the Hub, and keep it in the keychain. Raises UserError; nothing is kept then."""
+    """Verify a token and store it in the keychain. Raises UserError."""
     value = value.strip()
     if not value:
         raise UserError("token", "No token was given.")
@@ -196,7 +193,7 @@ def log_in(value: str) -> Account:
 
 
 def log_out() -> bool:
-    """Delete our entry; returns False if there was none. What `hf auth login` has stored stays."""
+    """Delete our keychain entry; False if there was none."""
     chain = _keychain()
     if chain is None or not _read(chain):
         return False
@@ -208,7 +205,6 @@ def log_out() -> bool:
 
 
 def _keychain() -> Any:
-    """The system's keychain; None if keyring finds none that keeps secrets from other users."""
     found = keyring.get_keyring()
     backends = found.backends if isinstance(found, chainer.ChainerBackend) else [found]
     return next((backend for backend in backends if backend.priority >= TRUSTED_PRIORITY), None)
@@ -224,11 +220,11 @@ def _read(chain: Any) -> str:
 # Bytes on their way to the Hub. huggingface_hub reports them by progress bars only.
 
 Heard = Callable[[int], None]
-"""Receives how many bytes of a file have been sent."""
+"""Receives the number of bytes sent."""
 
 
 class _CountedFile(io.FileIO):
-    """A file that reports how far it has been read. A retry seeks back, and the count with it."""
+    """A file that reports its read position, also when a retry seeks back."""
 
     def __init__(self, path: Path, heard: Heard) -> None:
         super().__init__(path)
@@ -241,7 +237,7 @@ class _CountedFile(io.FileIO):
 
 
 class _CountedAddition(CommitOperationAdd):
-    """A file of a commit. `heard` receives its bytes as they are sent to the LFS storage."""
+    """A file of a commit that reports bytes sent to LFS storage."""
 
     def __init__(self, name: str, path: Path, heard: Heard) -> None:
         self._path, self._heard = path, heard
@@ -256,10 +252,7 @@ class _CountedAddition(CommitOperationAdd):
 
 @contextlib.contextmanager
 def xet_progress(heard: Heard) -> Iterator[None]:
-    """Report the library's uploads to Xet to `heard` instead of to progress bars, if it uses Xet.
-
-    The library makes its reporter by the name that is replaced here, and only where progress bars are on.
-    """
+    """Report Xet uploads to `heard` instead of progress bars."""
     if not is_xet_available():
         yield
         return
@@ -284,7 +277,7 @@ def xet_progress(heard: Heard) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _limited_silence() -> Iterator[None]:
-    """Break the library's connections after TIMEOUT_S of silence."""
+    """Break connections after TIMEOUT_S of silence."""
 
     def client() -> Any:
         made = _http.default_client_factory()
@@ -303,8 +296,6 @@ def _limited_silence() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """A folder to send, and its repository."""
-
     repo_id: str
     folder: Path
     private: bool = True
@@ -314,29 +305,28 @@ class Upload:
 
 @dataclass(frozen=True, slots=True)
 class Uploaded:
-    """A finished upload: the repository's page, and the commit."""
+    """Page and commit of a finished upload."""
 
     url: str
     commit: str
 
 
 class ByteProgress(Protocol):
-    """Receives a sentence for the user at each stage, and bytes (done, total) while files are sent."""
+    """Receives a message per stage, and bytes (done, total)."""
 
     def __call__(self, sentence: str, done: int | None = None, total: int | None = None) -> None: ...
 
 
 def files_of(folder: Path) -> list[Path]:
-    """The files that an upload of this folder sends, smallest first."""
+    """Files to upload, smallest first."""
     files = [path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(".")]
     return sorted(files, key=lambda path: (path.stat().st_size, path.name))
 
 
 def upload(upload: Upload, token: str, progress: ByteProgress) -> Uploaded:
-    """Send a folder; returns once the Hub has it all, in one commit.
+    """Upload a folder in one commit.
 
-    Raises UserError for everything that the network, the Hub or the account puts in the way, such as a repository with
-    other content (unless `overwrite`) or the other visibility.
+    Raises UserError for network, Hub and account errors, another visibility, or other content without `overwrite`.
     """
     disable_progress_bars()
     api, repo = HfApi(token=token), upload.repo_id
@@ -373,7 +363,7 @@ def _info(api: HfApi, repo_id: str) -> ModelInfo:
 
 
 def _repository(api: HfApi, upload: Upload) -> ModelInfo:
-    """The repository, made if missing. Raises UserError for one of the other visibility."""
+    """Create the repository if missing. Raises UserError for another visibility."""
     try:
         found = _info(api, upload.repo_id)
     except RepositoryNotFoundError:
@@ -387,10 +377,7 @@ def _repository(api: HfApi, upload: Upload) -> ModelInfo:
 
 
 def _send_files(api: HfApi, repo_id: str, files: dict[str, Path], progress: ByteProgress) -> list[CommitOperationAdd]:
-    """Send large files to the Hub's storage; returns all files, ready to be committed.
-
-    One after the other: an interruption loses a part of one file, and Xet splits a file into parallel chunks itself.
-    """
+    """Send large files to the Hub's storage, one after the other; returns all files, ready to commit."""
     sizes = {name: path.stat().st_size for name, path in files.items()}
     total, before, additions = sum(sizes.values()), 0, list[CommitOperationAdd]()
     for name, path in files.items():
@@ -409,7 +396,7 @@ def _send_files(api: HfApi, repo_id: str, files: dict[str, Path], progress: Byte
 
 
 def _is_equal(file: RepoSibling, path: Path | None) -> bool:
-    """True if the Hub's file has the content of ours, by checksums."""
+    """Compare checksums with the Hub's file."""
     if path is None or file.size != path.stat().st_size:
         return False
     with path.open("rb") as stream:

@@ -1,7 +1,4 @@
-"""Check a model folder against the rules of LM Studio and mlx-lm. Reads headers; loads nothing.
-
-`faults` are reasons for which a model is refused or answers nonsense; `warnings` are what a user of it will miss.
-"""
+"""Check a model folder against the rules of LM Studio and mlx-lm, from headers only."""
 
 from __future__ import annotations
 
@@ -18,12 +15,12 @@ from backend.utils.safetensors import BrokenFile, read_header_and_metadata
 
 INDEX = "model.safetensors.index.json"
 VOCABULARIES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "*.tiktoken")
-"""Any of these holds the tokens; tokenizer_config.json only says how they are used."""
+"""Any of these defines the tokens."""
 SHARD = re.compile(r"model-(\d{5})-of-(\d{5})\.safetensors")
 
 
 def faults(folder: Path) -> list[ConfigProblem]:
-    """Problems of a model folder, by file; [] if there are none."""
+    """Problems that keep the model from loading or working, by file."""
     if not folder.is_dir():
         return [ConfigProblem(str(folder), "This is no folder.")]
     found = [*_layout(folder), *_config_and_tokenizer(folder), *_weights(folder), *_strays(folder)]
@@ -31,7 +28,7 @@ def faults(folder: Path) -> list[ConfigProblem]:
 
 
 def warnings(folder: Path) -> list[ConfigProblem]:
-    """What is missing without being wrong."""
+    """Messages about optional files that are missing."""
     if any(folder.glob("chat_template.*")) or _object(folder / "tokenizer_config.json").get("chat_template"):
         return []
     missing = "The model has no chat template, so LM Studio guesses how a question is put to it."
@@ -39,7 +36,7 @@ def warnings(folder: Path) -> list[ConfigProblem]:
 
 
 def _layout(folder: Path) -> Iterator[tuple[str, str]]:
-    """Inside LM Studio's models folder: <publisher>/<model>, no deeper, no hidden name."""
+    """Check for <publisher>/<model> inside LM Studio's models folder."""
     root, folder = resolved(places.lm_studio_models()), resolved(folder)
     if not folder.is_relative_to(root):
         return
@@ -110,7 +107,7 @@ def _weights(folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def _object(file: Path) -> dict[str, Any]:
-    """The JSON object in a file; {} if there is none."""
+    """The JSON object in a file, or {}."""
     try:
         return read_object(file, file.name)
     except UserError:

@@ -1,8 +1,4 @@
-"""The model card (README.md) of a repository: facts read from the run, and the text made of them.
-
-No path of this machine is in it. The settings at the top are what the Hub sorts and links by (huggingface_hub's
-ModelCardData). Results come first, then how to use the model, then how it was made.
-"""
+"""Model card (README.md): facts read from the run, and the text made from them. Contains no local paths."""
 
 from __future__ import annotations
 
@@ -50,14 +46,13 @@ from backend.utils.machine import chip
 from backend.utils.text import one_line
 
 Curve = list[tuple[int, float]]
-"""(step, value) pairs."""
 
 CURVES = {
     "reward": "Reward",
     "kl": "KL to the base model, nats",
     "completions/mean_length": "Completion length, tokens",
 }
-"""The metrics to draw → their titles."""
+"""Metric → title of its plot."""
 CURVES_FILE, SETTINGS_FILE = "curves.png", "training.yaml"
 LONGEST_SAMPLE = 1200
 """Characters of a prompt or completion on the card."""
@@ -66,7 +61,7 @@ LICENCE_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class RewardEnds:
-    """A reward function: its weight, and its mean score over the first and the last steps."""
+    """A reward function's weight and its mean score over the first and last steps."""
 
     name: str
     weight: float
@@ -76,7 +71,7 @@ class RewardEnds:
 
 @dataclass(frozen=True, slots=True)
 class CardSample:
-    """One prompt, and completions with a heading and their reward."""
+    """A prompt, and completions with heading and reward."""
 
     prompt: str
     completions: list[tuple[str, str, float | None]]
@@ -84,8 +79,6 @@ class CardSample:
 
 @dataclass(frozen=True, slots=True)
 class Licence:
-    """As in the card of the base model."""
-
     key: str
     name: str | None = None
     link: str | None = None
@@ -93,25 +86,23 @@ class Licence:
 
 @dataclass(frozen=True, slots=True)
 class CardFacts:
-    """Everything that the card is written from."""
-
     repo_id: str
     base: str
-    """An id on Hugging Face, or the bare name of a folder."""
+    """A Hugging Face id, or a bare folder name."""
     base_is_on_hub: bool
     dataset: str
     dataset_is_on_hub: bool
     format: ExportFormat
     config: Config
-    """As it was at that step."""
+    """Settings at that step."""
     settings: str
-    """`config` as YAML, without paths of this machine."""
+    """`config` as YAML without local paths."""
     step: int | None
-    """The step of these weights."""
+    """Step of these weights."""
     changes: list[Change]
-    """Changes of settings up to that step, without paths of this machine."""
+    """Changed settings up to that step, without local paths."""
     steps_before: int | None
-    """Steps of another run, whose weights this one began with; None for one that began with the base."""
+    """Steps of the run that this one continued; None if it began with the base."""
     rewards: list[RewardEnds]
     total: RewardEnds
     """The weighted sum."""
@@ -120,13 +111,13 @@ class CardFacts:
     samples: list[CardSample]
     licence: Licence | None
     seconds: float
-    """Of training, without loading and pauses."""
+    """Training time without loading and pauses."""
     device: str
     versions: dict[str, str] = field(default_factory=dict[str, str])
 
 
 def is_hub_id(name: str) -> bool:
-    """True if a name can be an owner's repository on the Hub, and so stand in a link."""
+    """True if a name has the form owner/repository."""
     return re.fullmatch(r"[\w.-]+/[\w.-]+", name, re.ASCII) is not None
 
 
@@ -136,10 +127,9 @@ def is_hub_id(name: str) -> bool:
 def read_facts(
     run: RunFolder, repo_id: str, format_: ExportFormat, checkpoint: str, original: str | None = None
 ) -> CardFacts:
-    """Read a run. Raises UserError.
+    """Read a run's facts. Raises UserError.
 
-    `checkpoint` as in an export: "best", "last", a step, or "" for the run's end. `original`: the model with whose
-    weights these are written, if not the run's own.
+    `checkpoint` as in an export; `original` is the model whose weights are exported, if not the run's own.
     """
     events = list(read_events(run.events))
     steps = [event for event in events if event["kind"] == "step"]
@@ -198,7 +188,7 @@ def _ends(steps: list[Event], name: str) -> tuple[float | None, float | None]:
 
 
 def _changes(events: Iterable[Event], step: int | None) -> Iterator[Change]:
-    """From the event log, which has those of the run that a clone continues as well."""
+    """Changed settings from the event log, including the run that a clone continues."""
     for event in events:
         if event["kind"] != "change" or (step is not None and event["step"] > step):
             continue
@@ -209,7 +199,7 @@ def _changes(events: Iterable[Event], step: int | None) -> Iterator[Change]:
 
 
 def _evaluation(run: RunFolder, step: int | None) -> tuple[Evaluation | None, list[EvaluatedRow]]:
-    """The newest evaluation of these weights beside their base, and its rows; (None, []) if there is none."""
+    """Newest evaluation of these weights and its rows; (None, []) without one."""
     for path in evaluations_of(run):
         try:
             found = read_evaluation(path)
@@ -221,7 +211,7 @@ def _evaluation(run: RunFolder, step: int | None) -> tuple[Evaluation | None, li
 
 
 def _samples_of_rows(evaluation: Evaluation, rows: list[EvaluatedRow]) -> Iterator[CardSample]:
-    """The prompt that has gained most, and one whose reward after training is the median."""
+    """The prompt that gained most, and one with median reward after training."""
     how: Any = evaluation.headline.name
     changed = [(change, row) for row in rows if (change := change_of(row, how)) is not None]
     if not changed:
@@ -237,7 +227,7 @@ def _samples_of_rows(evaluation: Evaluation, rows: list[EvaluatedRow]) -> Iterat
 
 
 def _samples_of_training(run: RunFolder, step: int | None) -> Iterator[CardSample]:
-    """Of a prompt of that step: the best completion, and the one of median reward."""
+    """Best and median completion of a prompt of that step."""
     group = _last_group(run, step)
     rows = [row for row in group["completions"] if row.get("reward") is not None] if group else []
     if group is None or not rows:
@@ -252,7 +242,7 @@ def _samples_of_training(run: RunFolder, step: int | None) -> Iterator[CardSampl
 
 
 def _last_group(run: RunFolder, step: int | None) -> GroupRow | None:
-    """The last group up to `step`, preferably one of that step whose completions differ in reward."""
+    """The last group up to `step`, preferring that step and differing rewards."""
     last = telling = None
     try:
         with run.completions.open("rb") as lines:
@@ -282,7 +272,7 @@ def _short(text: str) -> str:
 
 
 def base_licence(model: str, id_: str) -> Licence | None:
-    """The licence that the base's card names: the card in the folder `model`, else the Hub's. None if neither does."""
+    """The base model's licence, from its local card or the Hub; None if unknown."""
     folder, about = local_folder(model), dict[str, Any]()
     if folder is not None:
         try:
@@ -313,11 +303,11 @@ DEEPSEEK_MATH = """\
   archivePrefix = {arXiv}
 }"""
 TAGS = {"mlx": ("mlx", "mlx-lm"), "transformers": ("transformers",), "peft": ("peft",)}
-"""Tags of each library."""
+"""Tags by library."""
 
 
 def model_card(facts: CardFacts) -> str:
-    """The whole file, settings at the top included."""
+    """The complete file with its metadata."""
     parts = (_summary, _results, _training_rewards, _usage, _samples, _method)
     body = "\n\n".join(text for part in parts if (text := "\n".join(part(facts)).strip()))
     citation = f"## Citation\n\n```bibtex\n{DEEPSEEK_MATH}\n```"
@@ -345,7 +335,7 @@ def _metadata(facts: CardFacts) -> ModelCardData:
 
 
 def _library(facts: CardFacts) -> str:
-    """The Hub's name of the library that loads the files."""
+    """The Hub's library name for these files."""
     if facts.format.names == "mlx":
         return "mlx"
     return "peft" if facts.format.kind == "adapter" else "transformers"
@@ -507,7 +497,7 @@ def _loss_sentence(config: Config) -> str:
 
 
 def _fenced(text: str) -> str:
-    """Text as a code block whose fence is longer than any in it."""
+    """A code block with a fence longer than any in the text."""
     fence = "```"
     while fence in text:
         fence += "`"
@@ -515,7 +505,7 @@ def _fenced(text: str) -> str:
 
 
 def _code(text: str) -> str:
-    """A name as one code span; one with grave accents has a longer delimiter around it."""
+    """A code span, also for names with backticks."""
     name, delimiter = one_line(text), "`"
     while delimiter in name:
         delimiter += "`"
@@ -523,12 +513,12 @@ def _code(text: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """Text on one line that is no link, picture, code or HTML in Markdown."""
+    """One line of text with Markdown and HTML escaped."""
     return re.sub(r"[\\`\[\]<>&!]", r"\\\g<0>", one_line(text))
 
 
 def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]], rest: str = "---:") -> Iterator[str]:
-    """Markdown; `rest` aligns every column but the first."""
+    """Markdown table; `rest` aligns all columns but the first."""
     yield f"| {' | '.join(head)} |"
     yield f"|{'|'.join(['---', *[rest] * (len(head) - 1)])}|"
     for row in rows:

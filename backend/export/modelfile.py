@@ -1,8 +1,7 @@
-"""Ollama's Modelfile beside a GGUF file: the chat template, the sampling settings of training, the system message.
+"""Ollama's Modelfile: chat template, sampling parameters and system message.
 
-The format: https://docs.ollama.com/modelfile. Ollama's templates are Go's, not Jinja, so the model's own template is
-rendered on a made-up chat, and the text between the messages is taken from the result. The translation is used only
-where it gives the same text as the original on other chats.
+Format: https://docs.ollama.com/modelfile. The Jinja template is rendered on a sample chat and the text between messages
+becomes a Go template, used only if it reproduces other chats.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from backend.utils.files import open_regular
 
 MODELFILE = "Modelfile"
 LONGEST_LICENCE = 2**20
-"""Bytes. The GPL has 35,000."""
+"""In bytes; the GPL has 35,000."""
 NO_TEMPLATE = (
     "The chat template does more than a Modelfile can say, so the Modelfile leaves it to Ollama, which knows those of "
     "many models; compare an answer with the run's before you rely on it."
@@ -30,20 +29,19 @@ MARKS = {
     "answer": "\u2402two\u2403",
     "second": "\u2402three\u2403",
 }
-"""Messages that no template contains, by which their places in the result are found."""
+"""Marker messages to find in the rendered text."""
 
 Message = dict[str, str]
 Render = Callable[[list[Message]], str]
-"""The prompt as text for a chat whose last message is the user's. Raises for a chat that the template does not
-allow."""
+"""Renders a chat that ends with a user message. Raises if the template refuses it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChatFormat:
-    """The text around messages.
+    """Text around messages.
 
-    A prompt is `opening`, or `before_system` system `after_system`; then for each message of the user its text and
-    `after_user`, which opens the answer, and for each answer its text and `after_answer`, which opens the next message.
+    `opening`, or `before_system` system `after_system`; then each user text and `after_user`, each answer and
+    `after_answer`.
     """
 
     opening: str
@@ -72,9 +70,9 @@ class ChatFormat:
 
 
 def chat_format(render: Render, beginning: str = "") -> ChatFormat | None:
-    """The text that a chat template puts around messages; None for one that does more than that.
+    """Extract a chat template's text around messages; None if it does more.
 
-    `beginning` is the token that Ollama itself puts before every prompt, which the template must not repeat.
+    `beginning` is the token that Ollama itself adds before every prompt.
     """
     user = {"role": "user", "content": MARKS["first"]}
     answered = [user, {"role": "assistant", "content": MARKS["answer"]}, {"role": "user", "content": MARKS["second"]}]
@@ -100,7 +98,7 @@ def chat_format(render: Render, beginning: str = "") -> ChatFormat | None:
 
 
 def write_modelfile(config: Config, tokenizer_from: Path, weights: Path) -> tuple[str, ...]:
-    """Write the Modelfile of a run beside its GGUF file `weights`; returns messages for the user."""
+    """Write a run's Modelfile for the GGUF file `weights`; returns notes."""
     tokenizer = load_tokenizer(tokenizer_from)
     chat = None
     if tokenizer.has_chat_template:
@@ -126,7 +124,7 @@ def write_modelfile(config: Config, tokenizer_from: Path, weights: Path) -> tupl
 
 
 def modelfile(weights: str, chat: ChatFormat | None, parameters: dict[str, Any], system: str, licence: str) -> str:
-    """The text of a Modelfile. `parameters` are Ollama's by name; a list has one line for each of its values."""
+    """Text of a Modelfile; a list in `parameters` gives one line per value."""
     lines = [f"FROM ./{weights}"]
     if chat is not None:
         lines.append(f"TEMPLATE {_quoted(chat.go_template())}")
@@ -141,10 +139,10 @@ def modelfile(weights: str, chat: ChatFormat | None, parameters: dict[str, Any],
 
 
 def _quoted(text: str) -> str:
-    """In three quotation marks, within which everything else is literal."""
+    """Quote in triple quotation marks."""
     return f'"""{text.replace(chr(34) * 3, chr(39) * 3)}"""'
 
 
 def _go_text(text: str) -> str:
-    """Text that is no action of a Go template, nor becomes one with the action that follows it."""
+    """Escape text for a Go template."""
     return re.sub(r"\{{2,}|\{\Z", lambda found: f'{{{{ "{found[0]}" }}}}', text)

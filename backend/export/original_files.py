@@ -1,7 +1,4 @@
-"""The original of a base model: the Hugging Face files that its weights come from.
-
-A model that mlx converted holds renamed or packed weights; its card names the repository that they came from.
-"""
+"""Find the original Hugging Face weights of a base model that mlx converted."""
 
 from __future__ import annotations
 
@@ -28,7 +25,7 @@ from backend.utils.errors import UserError
 from backend.utils.hub_cache import local_folder
 
 FURTHEST = 3
-"""How many cards to follow from a converted model to its original."""
+"""Model cards to follow to the original."""
 
 Fetch = Callable[[str], Path]
 """Downloads a repository; returns its folder."""
@@ -36,13 +33,12 @@ Fetch = Callable[[str], Path]
 
 @dataclass(frozen=True, slots=True)
 class OriginalFiles:
-    """A folder of original weights: its id on Hugging Face (or the folder's name), and the tensors' shapes by weight
-    file."""
+    """A folder of original weights: its Hugging Face id or folder name, and tensor shapes by file."""
 
     folder: Path
     name: str
     files: Mapping[str, Mapping[str, tuple[int, ...]]]
-    """File → tensor → shape, in the order of their bytes."""
+    """File → tensor → shape, in byte order."""
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -53,7 +49,7 @@ class OriginalFiles:
         return json.loads((self.folder / "config.json").read_text(encoding="utf-8"))
 
     def arrays(self) -> dict[str, mx.array]:
-        """Every tensor by its original name, not read yet."""
+        """All tensors by original name, lazily."""
         arrays: dict[str, mx.array] = {}
         for file in self.files:
             loaded: Any = mx.load(str(self.folder / file))
@@ -61,14 +57,14 @@ class OriginalFiles:
         return arrays
 
     def empty_model(self) -> nn.Module:
-        """A new model of this family and size, its weights random and not computed. Call `sanitize` once on each."""
+        """A lazy model with random weights. Call `sanitize` only once on each."""
         config = mlx_lm_utils.load_config(self.folder)
         with loading(self.name, "model"):
             model_class, arguments = mlx_lm_utils._get_classes(config=config)  # as load_model does
             return model_class(arguments.from_dict(config))
 
     def open_with(self, arrays: Mapping[str, mx.array]) -> nn.Module:
-        """The model whose weights under their original names are `arrays`, opened as mlx-lm opens a folder."""
+        """Load original `arrays` into a model as mlx-lm does."""
         model: Any = self.empty_model()
         named = dict(arrays)
         model.load_weights(list((model.sanitize(named) if hasattr(model, "sanitize") else named).items()))
@@ -77,10 +73,9 @@ class OriginalFiles:
 
 
 def find_original(base: Path, name: str, fetch: Fetch | None = None) -> OriginalFiles:
-    """The original weights of the model in `base`, called `name`: its own files, or those that its card names.
+    """Original weights of the model in `base`: its own files, or those that its card names.
 
-    `fetch` downloads the repository if it is not on this disk. Raises UserError if the original is unknown, missing, or
-    of types that mlx cannot write.
+    `fetch` downloads them. Raises UserError if they are unknown, missing, or of unsupported types.
     """
     folder, called = base, name
     for _ in range(FURTHEST):
@@ -99,10 +94,9 @@ def find_original(base: Path, name: str, fetch: Fetch | None = None) -> Original
 
 
 def converted_from(base: Path, name: str) -> tuple[str | None, int]:
-    """(the repository that a model converted by mlx comes from, else None; the bits of its packed weights, 0 for
-    floats).
+    """(repository that an mlx model was converted from, or None; bits of packed weights, 0 for floats).
 
-    Nothing is fetched: of a chain of cards the last on this disk counts. Raises UserError if the card names none.
+    Follows cards on this disk only. Raises UserError if the card names no repository.
     """
     folder: Path | None = base
     called = name
@@ -116,10 +110,7 @@ def converted_from(base: Path, name: str) -> tuple[str | None, int]:
 
 
 def trained_on_original(trained: TrainedWeights, fetch: Fetch | None = None) -> TrainedWeights:
-    """The same training on the original of its base, which is then `untrained`. Raises as `find_original`.
-
-    Adapters that were trained on quantised weights are another model on these.
-    """
+    """The same training applied to the original of its base. Raises as `find_original`."""
     if trained.untrained is None:
         gone = f"The base model {trained.name} is not on this disk any more"
         raise UserError("model", f"{gone}, and its weights are needed.")
@@ -131,14 +122,13 @@ def trained_on_original(trained: TrainedWeights, fetch: Fetch | None = None) -> 
 
 
 def original_of(trained: TrainedWeights) -> OriginalFiles:
-    """The original under weights that `trained_on_original` returned."""
+    """The original behind weights from `trained_on_original`."""
     assert trained.untrained is not None
     return read_original(trained.untrained, trained.name)
 
 
 def read_original(folder: Path, name: str) -> OriginalFiles:
-    """Read the headers of original weights. Raises UserError for types that mlx cannot write, or names that are
-    mlx-lm's."""
+    """Read headers of original weights. Raises UserError for unsupported types or mlx-lm names."""
     files: dict[str, dict[str, tuple[int, ...]]] = {}
     odd: list[str] = []
     for file in sorted(folder.glob("model*.safetensors")):
@@ -159,7 +149,7 @@ _WRITABLE = frozenset(SAFETENSORS_TYPES.values())
 
 
 def _is_converted(folder: Path) -> bool:
-    """True if mlx packed the weights, or the card says that they were converted for mlx."""
+    """True if the weights are packed or the card says they were converted."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     return "quantization" in config or (_card(folder).get("library_name") == "mlx" and bool(_base_models(folder)))
 
@@ -184,13 +174,12 @@ def _card(folder: Path) -> dict[str, Any]:
 
 
 def fetch_original(name: str, progress: Progress) -> Path:
-    """Download a model from Hugging Face; returns its folder. What has arrived is kept if it breaks off. Raises
-    UserError."""
+    """Download a model; a later call resumes it. Raises UserError."""
     return hub.download(name, "model", _ReportFetching(f"Downloading the original weights, {name}.", progress))
 
 
 class _ReportFetching:
-    """A `hub.DownloadListener`: an export is cancelled by ending its process, so there is nothing to check."""
+    """A `hub.DownloadListener` without cancellation."""
 
     def __init__(self, sentence: str, progress: Progress) -> None:
         self._sentence, self._progress = sentence, progress

@@ -1,9 +1,7 @@
-"""Merge what was trained into the original weights: the same files, tensors, names, types and order.
+"""Merge trained weights into the original files, keeping tensors, names, types and order.
 
-Which rows of which original tensor each of mlx-lm's arrays consists of is found by running the family's own `sanitize`
-on numbered arrays. It renames tensors, and for some families splits, joins or stacks them; here it gets arrays of the
-original names and shapes whose numbers say where they are: in one pass the tensor, in others the row and the column. A
-row is everything along the last axis; a vector has rows of one number.
+The family's own `sanitize`, run on numbered arrays, shows which original rows each mlx-lm array consists of: it may
+rename, split, join or stack tensors. A row is everything along the last axis; a vector has rows of one number.
 """
 
 from __future__ import annotations
@@ -30,9 +28,9 @@ from backend.utils.errors import UserError
 from backend.utils.own_files import own_file
 
 COPIED = (*KEPT_FILES, "config.json", "*.safetensors.index.json", "LICENSE*", "*processor*.json")
-"""Files of the original, beside its weights, to copy unchanged."""
+"""Files of the original to copy unchanged."""
 LARGEST = 1 << 24
-"""Whole numbers up to here are exact in float32."""
+"""Largest exact integer in float32."""
 
 Shape = tuple[int, ...]
 
@@ -42,7 +40,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class RowRun:
-    """`count` rows of mlx-lm's `array` from `start` on: those of the tensor `original` from `original_start` on."""
+    """`count` rows of `array` from `start` on are those of `original` from `original_start` on."""
 
     array: str
     start: int
@@ -56,11 +54,11 @@ class RowRun:
 
 
 Trace = dict[str, list[RowRun]]
-"""By the name of mlx-lm's array. Arrays whose numbers `sanitize` computes, or whose rows it mixes, are missing."""
+"""By mlx-lm array name. Arrays with computed values or mixed rows are missing."""
 
 
 def trace(original: OriginalFiles) -> Trace:
-    """Where every array of mlx-lm comes from. Reads no weights."""
+    """Find the source of every mlx-lm array without reading weights."""
     shapes = original.shapes
     # Random codes: `sanitize` adding 1 to an array would turn a counted code into its neighbour's.
     codes = dict(zip(shapes, random.Random(0).sample(range(1, LARGEST), len(shapes)), strict=True))
@@ -87,7 +85,7 @@ def trace(original: OriginalFiles) -> Trace:
 
 
 def by_original(rows: Iterable[RowRun]) -> dict[str, list[RowRun]]:
-    """The same rows by original tensor, from its first row to its last."""
+    """The same rows by original tensor, in row order."""
     grouped: dict[str, list[RowRun]] = {}
     for run in rows:
         grouped.setdefault(run.original, []).append(run)
@@ -126,7 +124,7 @@ def _runs(
     names: Mapping[int, str],
     shapes: Mapping[str, Shape],
 ) -> list[RowRun]:
-    """Runs of neighbouring rows; [] if the array does not consist of whole rows of original tensors."""
+    """Runs of consecutive rows; [] if the array is not made of whole original rows."""
     if not tensors.shape == rows.shape == columns.shape or not tensors.size:
         return []
     width = _width(tensors.shape)
@@ -157,10 +155,9 @@ def _integers(numbers: mx.array) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class LowRank:
-    """The adapter of a weight [R, in]: its change is scale · b a.
+    """Adapter of a weight [R, in]: scale · b a.
 
-    `a` [E, r, in], for E experts of R/E rows each, E = 1 for other layers; `b` [R, r]; `magnitude` [R], the length of
-    every row, under DoRA.
+    `a` [E, r, in] for E experts of R/E rows (E = 1 otherwise); `b` [R, r]; DoRA's `magnitude` [R].
     """
 
     scale: float
@@ -174,7 +171,7 @@ class LowRank:
         return self.a.shape[1]
 
     def merged(self, base: mx.array, start: int) -> mx.array:
-        """base [n, in], float32: rows from `start` on. Returns the same rows with the adapter."""
+        """Merge the adapter into `base` [n, in], float32, rows from `start` on."""
         per_expert, end = self.b.shape[0] // self.a.shape[0], start + base.shape[0]
         changes: list[mx.array] = []
         for expert in range(start // per_expert, -(-end // per_expert)):
@@ -189,7 +186,7 @@ class LowRank:
 
 @dataclass(frozen=True, slots=True)
 class TrainedRows:
-    """The difference from the base, by the name of mlx-lm's array: adapters, or whole arrays."""
+    """Adapters or whole trained arrays by mlx-lm name."""
 
     adapters: dict[str, LowRank]
     arrays: dict[str, mx.array]
@@ -198,7 +195,7 @@ class TrainedRows:
         return {*self.adapters, *self.arrays}
 
     def rows(self, name: str, start: int, base: mx.array) -> mx.array:
-        """The trained rows, float32, of the array `name` from `start` on; `base` [n, in] are the untrained ones."""
+        """Trained rows of `name` from `start` on, float32; `base` [n, in] are the untrained ones."""
         if name in self.adapters:
             return self.adapters[name].merged(base.astype(mx.float32), start)
         array = self.arrays[name]
@@ -206,7 +203,7 @@ class TrainedRows:
 
 
 def trained_rows(trained: TrainedWeights) -> TrainedRows:
-    """Raises UserError for an unknown kind of adapter."""
+    """Raises UserError for an unknown adapter type."""
     model = trained.open()
     arrays: dict[str, mx.array] = dict(tree_flatten(model.parameters()))
     if trained.adapters is None:
@@ -236,9 +233,9 @@ def _low_rank(name: str, module: nn.Module) -> LowRank:
 
 
 def write_merged(trained: TrainedWeights, original: OriginalFiles, to: Path, done: Done) -> None:
-    """Write the original's files into a new folder, its weights merged, one tensor in memory at a time.
+    """Write the merged original files into a new folder, one tensor in memory at a time.
 
-    Raises UserError if a trained array has no place in them.
+    Raises UserError if a trained array has no counterpart.
     """
     arrays = merged_arrays(trained, original)
     written: Callable[[int], None] = counter(sum(array.nbytes for array in arrays.values()), done)
@@ -251,7 +248,7 @@ def write_merged(trained: TrainedWeights, original: OriginalFiles, to: Path, don
 
 
 def merged_arrays(trained: TrainedWeights, original: OriginalFiles) -> dict[str, mx.array]:
-    """Every original tensor by name, lazily merged in float32, in its own type. Raises UserError as `write_merged`."""
+    """Every original tensor, lazily merged in float32 and cast back. Raises as `write_merged`."""
     learned, traced = trained_rows(trained), trace(original)
     if lost := sorted(learned.changed() - traced.keys()):
         unknown = f"How mlx-lm makes {lost[0]} from the original weights could not be found out"
@@ -269,7 +266,7 @@ def merged_arrays(trained: TrainedWeights, original: OriginalFiles) -> dict[str,
 
 
 def merged(tensor: mx.array, runs: list[RowRun], learned: TrainedRows) -> mx.array:
-    """The tensor with the trained rows in place of its own."""
+    """Replace the trained rows of a tensor."""
     rows = tensor.reshape(-1, tensor.shape[-1]) if tensor.ndim > 1 else tensor.reshape(-1, 1)
     parts: list[mx.array] = []
     at = 0

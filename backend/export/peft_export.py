@@ -1,5 +1,4 @@
-"""Write LoRA or DoRA adapters in the files of Hugging Face's peft: adapter_config.json and
-adapter_model.safetensors."""
+"""Write LoRA or DoRA adapters in peft's format."""
 
 from __future__ import annotations
 
@@ -19,13 +18,12 @@ from backend.models.peft_files import ARRAYS, CONFIG, PREFIX, PeftLayer, is_tied
 from backend.utils.errors import UserError
 
 EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
-"""transformers' names of an embedding and the output layer in models that may tie them."""
+"""transformers' names of the embedding and output layer."""
 MERGE_INSTEAD = "choose another format, which merges the adapter into the weights"
 
 
 def write_peft_adapter(trained: TrainedWeights, original: OriginalFiles, to: Path) -> None:
-    """Write the adapters into a new folder, with a README. Raises UserError for a layer that peft has no adapter
-    for."""
+    """Write the adapters and a README into a new folder. Raises UserError for a layer that peft does not support."""
     assert trained.adapters is not None
     learned, traced = trained_rows(trained), trace(original)
     _check_names(original, learned, traced)
@@ -58,7 +56,7 @@ def write_peft_adapter(trained: TrainedWeights, original: OriginalFiles, to: Pat
 
 
 def _check_names(original: OriginalFiles, learned: TrainedRows, traced: Trace) -> None:
-    """Raise UserError for a layer that peft has no adapter for."""
+    """Raise UserError for a layer that peft does not support."""
     for array, adapter in sorted(learned.adapters.items()):
         layer = array.removesuffix(".weight")
         if array not in traced:
@@ -77,7 +75,7 @@ def _check_names(original: OriginalFiles, learned: TrainedRows, traced: Trace) -
 
 
 def _whole_tensors(original: OriginalFiles, learned: TrainedRows, traced: Trace) -> dict[str, mx.array]:
-    """The original tensors, float32, of modules trained as a whole. Raises UserError if one cannot be found."""
+    """Original float32 tensors of fully trained modules. Raises UserError if one is missing."""
     if lost := sorted(learned.arrays.keys() - traced.keys()):
         unknown = f"Which of the original weights {lost[0]} comes from could not be found out"
         raise UserError("format", f"{unknown}; {MERGE_INSTEAD}.")
@@ -91,7 +89,7 @@ def _whole_tensors(original: OriginalFiles, learned: TrainedRows, traced: Trace)
 
 
 def _layer(runs: list[RowRun], adapters: Mapping[str, LowRank], shape: tuple[int, ...], weight: mx.array) -> PeftLayer:
-    """One adapter of an original layer [out, in] from those of the mlx-lm layers in it, side by side along the rank."""
+    """Combine the adapters of the mlx-lm layers in one original layer [out, in] along the rank."""
     arrays = list(dict.fromkeys(run.array for run in runs))
     first = adapters[arrays[0]]
     column: dict[str, int] = {}
@@ -115,8 +113,7 @@ def _layer(runs: list[RowRun], adapters: Mapping[str, LowRank], shape: tuple[int
 def _config(base: str, layers: Mapping[str, PeftLayer], about: Mapping[str, Any]) -> dict[str, Any]:
     """peft's adapter_config.json; `about` is mlx-lm's.
 
-    alpha is scale · rank, under rsLoRA scale · √rank. Layers have their full names: a last part like q_proj would also
-    fit layers that were not trained.
+    alpha is scale · rank, with rsLoRA scale · √rank. Full layer names keep other layers out.
     """
     ranks = {name: layer.a.shape[0] for name, layer in layers.items()}
     usual = min(ranks.values())

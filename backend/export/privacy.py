@@ -1,7 +1,4 @@
-"""Keep paths of this machine, the names of its user and host, and tokens out of what is published.
-
-Settings and files that we write are cleaned; then everything is searched, and an upload with a leak is refused.
-"""
+"""Remove local paths, user and host names, and tokens from published files; refuse uploads that leak."""
 
 from __future__ import annotations
 
@@ -17,26 +14,25 @@ from backend.utils.errors import UserError
 from backend.utils.files import exists, possible_path
 
 FREE_TEXT = ("system_prompt", "stop", "chat_template_kwargs")
-"""Settings whose slashes belong to their text."""
+"""Settings whose slashes are ordinary text."""
 
 GENERIC = ("model", "data", "dataset", "fused", "train.jsonl")
-"""Names that tell nobody what a folder holds."""
+"""Uninformative folder names."""
 
 _ABSOLUTE = re.compile(r"(?<![\w/.])(?:~|/)[\w.~+@ -]*/[^\s:'\",]*")
 _TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{20,}\b")
 BASE_KEYS = ("model", "base_model_name_or_path")
 _PATH_KEYS = (*BASE_KEYS, "data", "adapter_path", "_name_or_path", "name_or_path", "config")
-"""Keys of JSON files by mlx-lm and transformers that hold a path of the machine that wrote them."""
+"""JSON keys of mlx-lm and transformers that hold local paths."""
 
 OURS = ("README.md", "training.yaml", "adapter_config.json", "config.json")
-"""Files whose text is ours. A tokenizer's vocabulary may have any word, a user's name included."""
+"""Files that we write; a tokenizer's vocabulary may contain any word."""
 
 
 def public_name(name: str) -> str:
-    """A model or dataset as others may read it.
+    """A model or dataset name without its local path.
 
-    An id stays, also where the path leads into Hugging Face's cache; of another path the last part stays, with its
-    folder's if that alone says nothing.
+    Keeps a Hub id, also from a cache path; otherwise the last part, with its parent if that is generic.
     """
     if not _is_path(name):
         return name
@@ -52,7 +48,7 @@ def _is_path(text: str) -> bool:
 
 
 def public_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings without paths of this machine: of each only its last part is left."""
+    """Reduce paths in settings to their last part."""
     return {key: _public(value, is_text=key in FREE_TEXT) for key, value in settings.items()}
 
 
@@ -66,12 +62,12 @@ def _public(value: Any, *, is_text: bool) -> Any:
 
 
 def public_text(text: str) -> str:
-    """Text of a person or a model, without this machine's home folder and tokens."""
+    """Remove the home folder and tokens from text."""
     return _TOKEN.sub("hf_…", text.replace(str(Path.home()), "~") if len(str(Path.home())) > 1 else text)
 
 
 def clean_json_files(folder: Path, base: str) -> None:
-    """Replace paths of this machine in a model's small JSON files; that of the base model by `base`."""
+    """Remove local paths from a model's JSON files; `base` replaces that of the base model."""
     for file in folder.glob("*config.json"):
         content = json.loads(file.read_text(encoding="utf-8"))
         changed = {
@@ -84,7 +80,7 @@ def clean_json_files(folder: Path, base: str) -> None:
 
 
 def refuse_leaks(folder: Path, token: str = "") -> None:
-    """Raise UserError if a text file has a path of this machine, its user's or host's name, or a token."""
+    """Raise UserError if a text file has a local path, user or host name, or a token."""
     for file in sorted(folder.rglob("*")):
         if file.suffix not in (".md", ".yaml", ".json", ".txt", ".jinja", ".py") or not file.is_file():
             continue

@@ -1,8 +1,7 @@
-"""Publish a run on Hugging Face in two steps: prepare a folder that people can look at, then send it.
+"""Publish a run on Hugging Face in two steps: prepare a folder in the run's uploads/, then send it.
 
-The folder is in the run, under uploads/OWNER--NAME: the model's files, its card, curves and settings. The record beside
-it is written last and says what it was made from: while that has not changed, the folder is sent as it is, so a card
-that a person has edited there stays edited.
+A record written last says what the folder was made from; until that changes the folder is reused, edits of the card
+included.
 """
 
 from __future__ import annotations
@@ -38,8 +37,6 @@ CARD = "README.md"
 
 @dataclass(frozen=True, slots=True)
 class PreparedUpload:
-    """A complete folder, ready to be sent."""
-
     repo_id: str
     folder: Path
 
@@ -52,7 +49,7 @@ class PreparedUpload:
         return sum(size for _, size in self.files())
 
     def files(self) -> list[tuple[str, int]]:
-        """(name, bytes) of each file, largest first."""
+        """(name, bytes), largest first."""
         found = ((path.relative_to(self.folder).as_posix(), path.stat().st_size) for path in files_of(self.folder))
         return sorted(found, key=lambda row: (-row[1], row[0]))
 
@@ -63,20 +60,19 @@ class PreparedUpload:
 
     @property
     def record(self) -> Path:
-        """The file that says what the folder was made from."""
+        """File that says what the folder was made from."""
         return self.folder.with_name(f"{self.folder.name}.json")
 
     def discard(self) -> None:
-        """Delete it, once it was sent or another takes its place."""
+        """Delete the folder."""
         self.record.unlink(missing_ok=True)
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def prepare_upload(run: RunFolder, repo_id: str, export: Export, progress: Progress = silent) -> PreparedUpload:
-    """The folder to send: the existing one if it was made from the same weights and evaluations, else a new one.
+    """Prepare the upload folder, or reuse one made from the same weights and evaluations.
 
-    Sends nothing; asks the Hub for the licence of the base at most. Raises as `export_run`, and UserError for a bad
-    name or for something in the folder that must not leave this machine.
+    Contacts the Hub only for the base model's licence. Raises as `export_run`, and UserError for a bad name or a leak.
     """
     try:
         validate_repo_id(repo_id)
@@ -116,7 +112,7 @@ def prepare_upload(run: RunFolder, repo_id: str, export: Export, progress: Progr
 def send(
     prepared: PreparedUpload, token: HubToken, progress: ByteProgress, *, private: bool, overwrite: bool
 ) -> Uploaded:
-    """Upload a prepared folder, then delete it here. Raises UserError; sending it again then continues the upload."""
+    """Upload a prepared folder, then delete it. Raises UserError; sending again continues."""
     refuse_leaks(prepared.folder, token.value)  # a person may have edited the card
     done = upload(Upload(prepared.repo_id, prepared.folder, private, overwrite), token.value, progress)
     prepared.discard()
@@ -131,20 +127,19 @@ def _stamp(path: Path) -> list[Any]:
 # Training curves as a PNG, one small plot beside the other
 
 WIDTH, HEIGHT, GAP, EDGE = 560, 400, 44, 28
-"""Pixels of one plot, between two plots, and around all. The Hub shows the picture at about half its size."""
 FINER = 3
-"""Everything is drawn this many times as large and reduced: lines get smooth edges."""
+"""Supersampling factor, for smooth edges."""
 BACKGROUND, TEXT, MUTED, GRID = "#ffffff", "#1c1c21", "#65656d", "#e6e6ea"
 COLOURS = {"reward": "#4453d0", "kl": "#b3541e", "completions/mean_length": "#2e7d5b"}
-"""Those of the window's charts in its light theme, or near."""
+"""Colours of the window's light theme."""
 PALE = 0.35
-"""Opacity of single steps behind their running mean."""
+"""Opacity of single steps."""
 RUNNING = 0.08
-"""Share of the steps in a running mean."""
+"""Window of the running mean, as a share of the steps."""
 
 
 def draw_curves(curves: Mapping[str, Curve], titles: Mapping[str, str], to: Path) -> None:
-    """Draw the curves, each by its key of COLOURS, and write the PNG; nothing without a curve of two steps."""
+    """Draw the curves as a PNG; nothing if no curve has two steps."""
     shown = [(name, curve) for name, curve in curves.items() if len(curve) > 1]
     if not shown:
         return
@@ -157,7 +152,7 @@ def draw_curves(curves: Mapping[str, Curve], titles: Mapping[str, str], to: Path
 
 
 def _draw_plot(pen: ImageDraw.ImageDraw, left: int, top: int, curve: Curve, colour: str, title: str) -> None:
-    """Title, grid, single steps and their running mean. Sizes are in final pixels until they are drawn."""
+    """Draw title, grid, single steps and running mean. Sizes are in final pixels."""
     small, large = (ImageFont.load_default(size * FINER) for size in (22, 26))
     y_ticks = ticks(min(value for _, value in curve), max(value for _, value in curve))
     labels = [number(tick, y_ticks) for tick in y_ticks]
@@ -184,8 +179,7 @@ def _draw_plot(pen: ImageDraw.ImageDraw, left: int, top: int, curve: Curve, colo
 
 
 def smoothed(curve: Curve) -> Curve:
-    """The mean of each step and its neighbours, a share RUNNING of all; fewer neighbours near the ends, on both
-    sides."""
+    """Centred running mean over a share RUNNING of the steps, with a smaller window near the ends."""
     reach = round(RUNNING * len(curve) / 2) or 1
     result: Curve = []
     for at, (step, _) in enumerate(curve):
@@ -196,7 +190,7 @@ def smoothed(curve: Curve) -> Curve:
 
 
 def ticks(low: float, high: float, about: int = 4) -> list[float]:
-    """Round numbers, evenly spaced, that cover low … high."""
+    """Evenly spaced round numbers that cover low … high."""
     if high - low < 1e-12 * max(abs(high), 1):
         low, high = low - 0.5 * max(abs(low), 1), high + 0.5 * max(abs(high), 1)
     rough = (high - low) / about
@@ -206,7 +200,7 @@ def ticks(low: float, high: float, about: int = 4) -> list[float]:
 
 
 def number(value: float, all_ticks: list[float]) -> str:
-    """A tick's label, with the digits that distinguish it from its neighbours."""
+    """Tick label with enough digits to tell neighbours apart."""
     gap = all_ticks[1] - all_ticks[0]
     digits = max(0, next(d for d in range(12) if abs(round(gap, d) - gap) < 1e-6 * gap))
     return f"{value + 0.0:,.{digits}f}".replace("-", "−")

@@ -1,8 +1,6 @@
-"""What training has left on disk, opened as a model whose arrays are read when they are needed.
+"""Trained weights on disk, opened lazily.
 
-mlx reads an array of a safetensors file when it is evaluated, so opening a model costs its headers. Every pass over the
-weights (reference, writing, verification) opens it again and frees each array once it is used: none needs the whole
-model in memory.
+mlx reads an array when it is evaluated, so each pass opens the model again and frees arrays as it goes.
 """
 
 from __future__ import annotations
@@ -25,22 +23,22 @@ from backend.models.tokenizers import load_tokenizer, with_end_tokens
 from backend.utils.errors import UserError
 
 ADAPTER_LEAVES = ("lora_a", "lora_b", "m")
-"""The names of an adapter's arrays in mlx-lm; `m` is DoRA's magnitude."""
+"""Names of an adapter's arrays; `m` is DoRA's magnitude."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterFiles:
-    """Adapters in mlx-lm's format: adapters.safetensors and adapter_config.json, which may lie in different folders."""
+    """Adapters in mlx-lm's format; the two files may lie in different folders."""
 
     arrays: Path
     config: Path
 
     def about(self) -> dict[str, Any]:
-        """The content of adapter_config.json."""
+        """Content of adapter_config.json."""
         return json.loads(self.config.read_text(encoding="utf-8"))
 
     def copied_to(self, folder: Path) -> AdapterFiles:
-        """Copy under mlx-lm's names into `folder`, which is made if missing."""
+        """Copy under mlx-lm's names into `folder`, creating it."""
         folder.mkdir(parents=True, exist_ok=True)
         # copyfile drops extended attributes, which some disks turn into ._ files.
         arrays, config = folder / "adapters.safetensors", folder / "adapter_config.json"
@@ -51,28 +49,27 @@ class AdapterFiles:
 
 @dataclass(frozen=True, slots=True)
 class TrainedWeights:
-    """One state of a run's weights: a base model on this disk, and the result of training."""
+    """One state of a run's weights: a local base model and the result of training."""
 
     base: Path
-    """The folder of the model that the trained arrays are put on."""
+    """Folder of the model under the trained arrays."""
     name: str
-    """The base model as the run's settings name it: an id on Hugging Face, or a folder."""
+    """Base model as in the settings: an id or a folder."""
     tokenizer: Path
-    """The folder from which tokenizer files are copied."""
+    """Folder to copy tokenizer files from."""
     adapters: AdapterFiles | None = None
-    """None under full fine-tuning."""
+    """None for full fine-tuning."""
     arrays: Path | None = None
-    """Full fine-tuning's arrays that replace the base's, as in a checkpoint; None if `base` is the trained model
-    itself."""
+    """Arrays of full fine-tuning that replace the base's; None if `base` is the trained model."""
     quantization: str = "none"
-    """How the run quantised the base after loading it: a key of `policy.QUANTIZATION`, or "none"."""
+    """Quantisation after loading: a key of `policy.QUANTIZATION`, or "none"."""
     untrained: Path | None = None
-    """The folder of the model before training; None if it is not on this disk."""
+    """Folder of the untrained model; None if not on this disk."""
     has_own_tokenizer: bool = False
-    """True if the run chose `tokenizer` in place of the base's, so that config.json has to name its end tokens."""
+    """True if `tokenizer` is not the base's, so config.json must name its end tokens."""
 
     def open(self) -> nn.Module:
-        """The trained model, adapters attached. Raises UserError if it cannot be loaded or the arrays do not fit it."""
+        """The trained model with adapters. Raises UserError if it does not load or arrays do not fit."""
         return self.open_with_config()[0]
 
     def open_with_config(self) -> tuple[nn.Module, dict[str, Any]]:
@@ -85,7 +82,6 @@ class TrainedWeights:
         return model, with_end_tokens(config, load_tokenizer(self.tokenizer)) if self.has_own_tokenizer else config
 
     def open_untrained(self) -> nn.Module:
-        """The model before training, from `untrained`."""
         assert self.untrained is not None
         model, _ = self._open_quantised(self.untrained)
         model.eval()
@@ -97,22 +93,21 @@ class TrainedWeights:
         return policy.quantize(model, config, **how) if how else (model, config)
 
     def whole_modules(self) -> list[str]:
-        """The full names of the modules that were trained as a whole beside adapters."""
+        """Full names of modules trained as a whole."""
         return [] if self.adapters is None else self.adapters.about().get("modules_to_save") or []
 
     def pinned(self, folder: Path) -> TrainedWeights:
-        """The same with copies of the adapters in `folder`: a run that is still training replaces its own."""
+        """The same with adapters copied to `folder`, since a running trainer replaces its own."""
         return replace(self, adapters=self.adapters.copied_to(folder)) if self.adapters else self
 
 
 def open_model(folder: Path) -> tuple[nn.Module, dict[str, Any]]:
-    """(model, its config.json) with arrays that are not read yet. Raises UserError for a model that mlx-lm cannot
-    load."""
+    """(lazy model, its config.json). Raises UserError if mlx-lm cannot load it."""
     return open_weights(folder, str(folder), "model")
 
 
 def _attach(model: nn.Module, files: AdapterFiles) -> None:
-    """Attach saved adapters. Raises UserError unless every array has its place and every place its array."""
+    """Attach saved adapters. Raises UserError unless arrays and layers match exactly."""
     config = files.about()
     is_dora = config.get("fine_tune_type") == "dora"
     linear_to_lora_layers(model, config["num_layers"], config["lora_parameters"], use_dora=is_dora)
@@ -129,8 +124,7 @@ def _attach(model: nn.Module, files: AdapterFiles) -> None:
 
 
 def _replace_arrays(model: nn.Module, file: Path) -> None:
-    """Replace the model's arrays by trained ones, in the type that the model came in. Raises UserError if they do
-    not fit."""
+    """Load trained arrays in the model's types. Raises UserError if they do not fit."""
     own: dict[str, mx.array] = dict(tree_flatten(model.parameters()))
     saved: Any = mx.load(str(file))
     typed = {name: array.astype(own[name].dtype) if name in own else array for name, array in saved.items()}

@@ -1,7 +1,6 @@
-"""Write a run's settings as a folder that trains with TRL on CUDA machines, without GRPO Studio.
+"""Export a run's settings as a folder that trains with TRL on CUDA, without GRPO Studio.
 
-It holds scripts, settings, rows, reward functions, the modules of ours that these import, the model, and a README on
-what is not the same. It is written completely or not at all.
+It has scripts, settings, rows, reward functions with our modules, the model, and a README on the differences.
 """
 
 from __future__ import annotations
@@ -47,16 +46,16 @@ from backend.utils.places import project_root, resources
 from backend.utils.text import quote
 
 TRL = "1.16"
-"""The release whose arguments the tables of `backend.config.other_programs.trl` have."""
+"""TRL release that `backend.config.other_programs.trl` targets."""
 SCRIPTS = ("train.py", "dataset.py", "reward_calls.py")
 USER_CODE, SOURCE, COPY = "user_code", "source", "model"
-"""Folders of the user's files, of local rows, and of a local model."""
+"""Folders for user files, local rows and a local model."""
 MARK = "grpo_config.yaml"
-"""The file that marks a folder of ours: only such a one is replaced."""
+"""File that marks our folders; only these are replaced."""
 DATA, TRAIN, VALIDATION = "data", "train", "validation"
-"""Where dataset.py puts the rows, and the names of its splits."""
+"""Where dataset.py writes the rows, and its split names."""
 OUTPUT = "output"
-"""Where TRL leaves what it trains."""
+"""TRL's output folder."""
 HOW_TO_RUN = "the arguments of TRL. python train.py, or python dataset.py and trl grpo --config grpo_config.yaml."
 PACKAGES = {
     "regex": "regex",
@@ -65,7 +64,7 @@ PACKAGES = {
     "yaml": "pyyaml",
     "jinja2": "jinja2",
 }
-"""Module that our code imports → the package that has it."""
+"""Imported module → its package."""
 FILES = {
     "train.py": "trains: TRL's GRPOTrainer with what this list says",
     "grpo_config.yaml": "TRL's arguments, as `trl grpo --config` takes them",
@@ -78,14 +77,14 @@ FILES = {
     "user_code/": "your own reward and map functions",
     "model/": "the model, which has no name on Hugging Face",
 }
-"""What may be in the folder → what it is."""
+"""File of the folder → description."""
 OF_THIS_MACHINE = (
     *("data", "valid_data", "test_data", "eval_data", "model", "adapter", "reference_model_path", "output_schema"),
     "hosts",
 )
-"""Settings that no file of the folder reads and that may be paths."""
+"""Settings with possible paths that no exported file reads."""
 READ_AS_TEXT = ("backend/training/losses.py",)
-"""Modules that others read and do not import: `backend.config.loss_menu` makes menus of them."""
+"""Modules read as text: `backend.config.loss_menu` builds menus from them."""
 _SETTING = "reward_functions_file"
 
 Tell = Callable[[str], None]
@@ -93,15 +92,13 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class TrlFolder:
-    """A folder that is in its place."""
-
     path: Path
     bytes: int
     left_out: list[LeftOut]
     by_files: dict[str, str]
 
     def sentences(self) -> list[str]:
-        """What is not carried over, a line each."""
+        """Messages about what is not carried over."""
         return [f"Not carried over: {left.line}." for left in self.left_out]
 
     def to_dict(self) -> dict[str, Any]:
@@ -113,9 +110,9 @@ class TrlFolder:
 def export_trl(
     config: Config, name: str, parent: Path | None, *, overwrite: bool = False, tell: Tell = lambda _: None
 ) -> TrlFolder:
-    """Write these settings as a folder for TRL, `parent`/`name`.
+    """Write settings as a TRL folder `parent`/`name`.
 
-    Raises UserError; nothing is left behind then, and an existing folder stays.
+    Raises UserError; an existing folder then stays.
     """
     parent = resolved((parent or Path.cwd()).expanduser())
     target = parent / safe_name(name)
@@ -176,7 +173,7 @@ def _write(config: Config, model: TrlModel, name: str, new: Path, tell: Tell) ->
 
 
 def _with_tokenizer(config: Config, new: Path) -> Config:
-    """The settings with the run's own tokenizer, if it is a folder here, copied into the export."""
+    """Settings with a local tokenizer copied into the export."""
     folder = user_path(config.tokenizer, "tokenizer") if config.tokenizer else None
     if folder is None or not folder.is_dir():
         return config
@@ -188,7 +185,7 @@ def _with_tokenizer(config: Config, new: Path) -> Config:
 
 
 def _arguments(settings: TrlSettings, config: Config, model: TrlModel) -> dict[str, Any]:
-    """TRL's arguments for this folder: its own rows, reward functions and model."""
+    """TRL's arguments with this folder's rows, rewards and model."""
     words = {key: value for key, value in settings.words.items() if key not in ("dataset_config", "dataset_streaming")}
     words |= {
         "model_name_or_path": model.name,
@@ -206,8 +203,7 @@ def _arguments(settings: TrlSettings, config: Config, model: TrlModel) -> dict[s
 
 @dataclass(frozen=True, slots=True)
 class TrlModel:
-    """`name` for TRL; `copied_from`: the folder to copy into COPY; `words`: further arguments; `left_out`:
-    differences."""
+    """TRL's model `name`, the folder to copy, further arguments, and differences."""
 
     name: str
     copied_from: Path | None = None
@@ -216,9 +212,9 @@ class TrlModel:
 
 
 def trl_model(config: Config) -> TrlModel:
-    """The id on Hugging Face, the original of a model that MLX converted, or a copy of a folder.
+    """The Hub id, the original of an MLX conversion, or a folder copy.
 
-    Raises UserError for a model that MLX packed and whose card does not name its original.
+    Raises UserError for a packed model whose card does not name its original.
     """
     folder = local_folder(config.model)
     if folder is None:
@@ -238,9 +234,9 @@ def trl_model(config: Config) -> TrlModel:
 
 
 def write_rows(config: Config, folder: Path, tell: Tell) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(where dataset.py finds the rows of each split, and those of each evaluation set with its settings).
+    """(row sources by split, evaluation sets with their settings).
 
-    Local rows are written below `folder`. Raises UserError for rows that cannot be read.
+    Writes local rows below `folder`. Raises UserError for unreadable rows.
     """
     reading, rows = Reading(streamed=config.streaming), dict[str, Any]()
     if is_local(config.data):
@@ -266,7 +262,7 @@ def write_rows(config: Config, folder: Path, tell: Tell) -> tuple[dict[str, Any]
 
 
 def is_local(name: str) -> bool:
-    """True if a dataset is a file or a folder here, and no id."""
+    """True if a dataset is a local file or folder."""
     return kind_of_path(user_path(name, "data")) != ""
 
 
@@ -275,7 +271,7 @@ def _on_hub(repo: str, configuration: str, names: Iterable[str], is_needed: bool
 
 
 def _copied(found: Found, name: str, folder: Path, tell: Tell) -> dict[str, Any]:
-    """Write the rows as JSON lines; values that JSON lacks become text."""
+    """Write rows as JSON lines; values that JSON lacks become text."""
     source, file = Path(found.source).name, folder / SOURCE / f"{name}.jsonl"
     tell(f"Copying the rows of {source}.")
     file.parent.mkdir(exist_ok=True)
@@ -293,7 +289,7 @@ def script(name: str) -> str:
 
 
 def needed_modules(config: Config) -> list[str]:
-    """Paths of our modules that the scripts, the reward functions and the user's files import. Raises UserError."""
+    """Our modules that the exported files import. Raises UserError."""
     waiting = [name for file in SCRIPTS for name in _imported(script(file), lazy=True)]
     waiting += ["backend.rewards", *(function.__module__ for function in _shipped(config))]
     for path in code_files(config.model_dump()):
@@ -316,7 +312,7 @@ def needed_modules(config: Config) -> list[str]:
 
 
 def _module_path(name: str) -> str | None:
-    """The file of one of our modules, relative to the project; None for another name."""
+    """A module's file relative to the project; None if not ours."""
     base = name.replace(".", "/")
     if not (name == "backend" or name.startswith("backend.")):
         return None
@@ -324,7 +320,7 @@ def _module_path(name: str) -> str | None:
 
 
 def _imported(source: str, *, lazy: bool) -> Iterator[str]:
-    """Names that a module imports, and modules that it names in a string; `lazy`: also those imported in functions."""
+    """Imported names and modules named in strings; `lazy` includes imports in functions."""
     tree = ast.parse(source)
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
@@ -338,15 +334,14 @@ def _imported(source: str, *, lazy: bool) -> Iterator[str]:
 
 
 def _shipped(config: Config) -> list[RewardCallable]:
-    """Our reward functions that the run names; all of them if the user has a file, which may ask for any by its
-    name."""
+    """Reward functions to ship: those used, or all if a user file may refer to them."""
     if code_files(config.model_dump()):
         return list(REWARD_REGISTRY.values())
     return [REWARD_REGISTRY[reward_call(entry, REWARD_REGISTRY).function] for entry in config.reward_functions]
 
 
 def reward_names(config: Config) -> dict[str, str]:
-    """The name of a function's scores → its name in rewards.py, a Python identifier."""
+    """Name of a function's scores → its identifier in rewards.py."""
     names: dict[str, str] = {}
     for entry in config.reward_functions:
         plain = re.sub(r"\W", "_", metric_name(entry), flags=re.ASCII)
@@ -357,7 +352,7 @@ def reward_names(config: Config) -> dict[str, str]:
 
 
 def rewards_module(config: Config) -> str:
-    """rewards.py: one function for each entry, which `trl grpo` names as rewards.NAME."""
+    """rewards.py, with one function per reward entry."""
     modules = sorted({call.__module__ for call in _shipped(config)})
     lines = [
         '"""The reward functions of the run, in the order of their weights: `trl grpo` names them as rewards.NAME."""',
@@ -375,8 +370,7 @@ def rewards_module(config: Config) -> str:
 
 
 def copy_user_code(config: Config, folder: Path) -> Config:
-    """Copy the user's files, and what they import from beside them, into `folder`; returns the settings with new
-    paths."""
+    """Copy user files and their local imports into `folder`; returns settings with new paths."""
     homes: dict[Path, str] = {}
     for path in code_files(config.model_dump()):
         home = homes.setdefault(path.parent, USER_CODE + (f"_{len(homes) + 1}" if homes else ""))
@@ -398,8 +392,7 @@ def copy_user_code(config: Config, folder: Path) -> Config:
 
 
 def _copy_code(path: Path, home: Path) -> None:
-    """Copy a file, and the modules beside it that it imports, and so on. Raises UserError for a link out of its
-    folder."""
+    """Copy a file and the modules it imports from its folder. Raises UserError for a link out of it."""
     if (home / path.name).exists():
         return
     shutil.copyfile(own_file(path, path.parent, _SETTING), home / path.name)
@@ -412,7 +405,7 @@ def _copy_code(path: Path, home: Path) -> None:
 
 
 def _copy_folder(source: Path, target: Path, setting: str) -> None:
-    """Copy a folder without hidden files and caches. Raises UserError for a link out of it, and the first OSError."""
+    """Copy a folder without hidden files and caches. Raises UserError for a link out of it."""
     target.mkdir()
     for path in own_files(source, setting, but=("__pycache__",)):
         copy = target / path.relative_to(source)
@@ -425,14 +418,14 @@ def _copy_folder(source: Path, target: Path, setting: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Requirements:
-    """`packages` as pip takes them, TRL first."""
+    """Pip requirements, TRL first."""
 
     packages: tuple[str, ...]
     trl: str = TRL
 
     @property
     def header(self) -> str:
-        """The comment that `uv run` reads (PEP 723), and a blank line."""
+        """The comment that `uv run` reads (PEP 723)."""
         listed = "".join(f'#     "{package}",\n' for package in self.packages)
         return f'# /// script\n# requires-python = ">=3.11"\n# dependencies = [\n{listed}# ]\n# ///\n'
 
@@ -442,7 +435,7 @@ class Requirements:
 
 
 def requirements(words: Mapping[str, Any], code: Iterable[str]) -> Requirements:
-    """The packages for these arguments of TRL and these sources of ours."""
+    """Requirements for these TRL arguments and sources."""
     extras = [name for name, is_on in (("peft", words.get("use_peft")), ("vllm", words.get("use_vllm"))) if is_on]
     text = "\n".join(code)
     packages = [f"trl[{','.join(extras)}]=={TRL}.*" if extras else f"trl=={TRL}.*"]
@@ -463,7 +456,7 @@ def readme(
     by_files: Mapping[str, str],
     left_out: Iterable[LeftOut],
 ) -> str:
-    """The text of README.md. `files`: the names at the top of the folder."""
+    """Text of README.md; `files` are the folder's top-level names."""
 
     def in_code(text: str) -> str:
         return text.replace("`", "'").replace("|", "\\|")

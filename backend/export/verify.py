@@ -1,9 +1,7 @@
-"""Verify that a model written to disk equals the trained one: its files, its tokenizer, its logits on the run's
-completions.
+"""Verify that a written model equals the trained one: files, tokenizer, and logits on the run's completions.
 
-The trained model's logits are computed first and kept on disk; the written folder is then loaded back and compared with
-them. Both passes hold one layer in memory at a time, in float32: then two models differ by their weights alone, and on
-a CPU it is many times faster than 16 bits. Quantised layers are unpacked, which is exact.
+Both passes run in float32 with one layer in memory, so models differ by weights alone. Quantised layers are unpacked,
+which is exact.
 """
 
 from __future__ import annotations
@@ -24,24 +22,23 @@ from backend.export.trained_weights import TrainedWeights
 from backend.utils.errors import UserError
 
 TOLERANCE = {"float32": 1e-3, "float16": 0.1, "bfloat16": 0.1}
-"""Most that a written model's logits may differ at a typical position, as a share of their spread, by the precision
-of its weights. Wide for 16 bits, whose rounding adds up over layers; a wrong or missing tensor is off by about 1."""
+"""Largest typical logit difference, as a share of their spread, by precision. A wrong tensor is off by about 1."""
 SAMPLE_TOKENS, COMPARED_TOKENS = 256, 48
-"""The last tokens of a sample that the model reads, and how many of an answer's last tokens are compared."""
+"""Tokens of a sample to read, and of its answer to compare."""
 HEAD_ROWS = 1 << 14
-"""Rows of the vocabulary to unpack together."""
+"""Vocabulary rows to unpack at once."""
 
 OpenModel = Callable[[], nn.Module]
-"""Opens a model whose arrays are not read yet; every call returns another one."""
+"""Opens a new lazy model at each call."""
 
 
 class NotFiniteError(RuntimeError):
-    """The logits of a written model are infinite or NaN, although the trained one's are finite."""
+    """A written model's logits are not finite, although the trained one's are."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnsweredPrompt:
-    """A prompt of the run, and an answer to it."""
+    """A prompt of the run with an answer."""
 
     messages: list[dict[str, Any]]
     answer: str
@@ -55,12 +52,12 @@ SAMPLES = [
         "The sea was calm, and the light lay on it like a road.",
     ),
 ]
-"""Samples for a run without completions."""
+"""For a run without completions."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizedSample:
-    """`ids` are those of prompt and answer; the last `compared` of them are the answer's."""
+    """`ids` of prompt and answer; the last `compared` belong to the answer."""
 
     ids: list[int]
     compared: int
@@ -68,12 +65,10 @@ class TokenizedSample:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """How a written model differs from the trained one, over the compared tokens.
+    """Difference between written and trained model over the compared tokens.
 
-    `max_error`: the largest absolute difference of a logit. `nats`: the mean absolute difference of an answer token's
-    log-probability. `agreement`: the share of positions with the same likeliest token. `lost`: the root mean square of
-    the logits' difference over that of their change by training; None if the untrained model is unknown, or nothing
-    changed.
+    `max_error`: largest logit difference. `nats`: mean absolute log-probability difference. `agreement`: share of equal
+    top tokens. `lost`: RMS logit difference over the RMS change by training, or None.
     """
 
     max_error: float
@@ -87,10 +82,9 @@ class Verification:
 
 @dataclass(slots=True)
 class Reference:
-    """A trained model's logits on samples, in files in `folder`: a large vocabulary takes hundreds of megabytes.
+    """A trained model's logits on samples, in files in `folder`.
 
-    `effect` is the root mean square of what training changed in them, None if unknown. `tolerance` is a value of
-    TOLERANCE, or None for a model that is quantised on its way out, which no bound fits.
+    `effect`: RMS change by training, or None. `tolerance`: a value of TOLERANCE, or None if the export quantises.
     """
 
     samples: list[AnsweredPrompt]
@@ -103,21 +97,19 @@ class Reference:
         return self.folder / f"logits-{index}.safetensors"
 
     def logits(self, index: int) -> mx.array:
-        """[≤48, V], float32: they predict the compared tokens of `tokens[index]`."""
+        """[≤48, V] float32 logits that predict the compared tokens of `tokens[index]`."""
         arrays: Any = mx.load(str(self.file(index)))
         return arrays["logits"]
 
 
 def reference_bytes(vocabulary: int, samples: int) -> int:
-    """Bytes of a reference's files."""
     return 4 * vocabulary * COMPARED_TOKENS * samples
 
 
 def make_reference(
     trained: TrainedWeights, tokenizer: Any, samples: list[AnsweredPrompt], tolerance: float | None, folder: Path
 ) -> Reference:
-    """Compute the trained model's logits, and what training changed in them. Raises UserError if they are not
-    finite."""
+    """Compute the trained model's logits and the effect of training. Raises UserError if not finite."""
     tokens = tokenize_samples(tokenizer, samples)
     reference = Reference(samples, tokens, folder, None, tolerance)
     folder.mkdir()
@@ -136,7 +128,7 @@ def make_reference(
 
 
 def tokenize_samples(tokenizer: Any, samples: list[AnsweredPrompt]) -> list[TokenizedSample]:
-    """Token ids of prompt and answer, each cut to its last 256."""
+    """Token ids of prompt and answer, each cut to the last 256."""
     tokenized: list[TokenizedSample] = []
     for sample in samples:
         answer = list(tokenizer.encode(sample.answer, add_special_tokens=False))
@@ -152,10 +144,9 @@ def tokenize_samples(tokenizer: Any, samples: list[AnsweredPrompt]) -> list[Toke
 
 
 def verify_folder(folder: Path, tokenizer: Any, reference: Reference, open_: OpenModel) -> Verification:
-    """Compare a complete model, written to `folder` and read back with `tokenizer`, with `reference`.
+    """Compare the complete model in `folder`, read with `tokenizer`, with the reference.
 
-    Raises RuntimeError if a file is not what LM Studio and mlx-lm need, the tokenizer reads text differently, or the
-    answers differ by more than rounding.
+    Raises RuntimeError if files, tokenizer or logits differ beyond rounding.
     """
     if broken := lm_studio_rules.faults(folder):
         raise RuntimeError(f"{folder} is not a model that LM Studio opens. {broken[0]}")
@@ -165,9 +156,9 @@ def verify_folder(folder: Path, tokenizer: Any, reference: Reference, open_: Ope
 
 
 def compare(folder: Path, reference: Reference, open_: OpenModel) -> Verification:
-    """Compare the model in `folder`, which `open_` opens, with the reference.
+    """Compare the model in `folder` with the reference.
 
-    Raises RuntimeError if it differs by more than the reference's tolerance, NotFiniteError if it gives no numbers.
+    Raises RuntimeError beyond its tolerance, NotFiniteError for logits that are not finite.
     """
     typical: list[mx.array] = []
     largest, same, nats, squares, logits_count, count = 0.0, 0.0, 0.0, 0.0, 0, 0
@@ -206,16 +197,13 @@ def _number(array: mx.array) -> float:
 
 
 def answer_logits(open_: OpenModel, tokens: list[TokenizedSample]) -> Iterator[mx.array]:
-    """For each sample the logits [compared, V], float32, that predict its compared tokens."""
+    """Per sample the logits [compared, V], float32, of its compared tokens."""
     positions = [list(range(len(sample.ids) - 1 - sample.compared, len(sample.ids) - 1)) for sample in tokens]
     return logits_at(open_, [sample.ids for sample in tokens], positions)
 
 
 def logits_at(open_: OpenModel, rows: list[list[int]], positions: list[list[int]]) -> Iterator[mx.array]:
-    """For each row of token ids its logits [P, V], float32, at its positions.
-
-    All rows go through a layer together, and each layer's weights are freed before the next one's are read.
-    """
+    """Per row of ids the logits [P, V], float32, at its positions, computed layer by layer to save memory."""
     longest, most = max(map(len, rows)), max(map(len, positions))
     # Padded on the right, where no earlier token sees it.
     tokens_BL = mx.array([ids + [0] * (longest - len(ids)) for ids in rows])
@@ -236,7 +224,7 @@ def logits_at(open_: OpenModel, rows: list[list[int]], positions: list[list[int]
 
 @dataclass(slots=True)
 class _Wanted:
-    """The positions [B, P] of the wanted logits; `is_met` once an output layer has computed these alone."""
+    """Positions [B, P] of the wanted logits; `is_met` after the output layer computed only these."""
 
     position_BP: mx.array
     is_met: bool = False
@@ -247,7 +235,7 @@ class _Wanted:
 
 
 def _free_after_use(layer: nn.Module, reopened: Callable[[], nn.Module]) -> None:
-    """Make the layer compute in float32 and drop its weights. A model that calls a layer twice reads it again."""
+    """Compute a layer in float32, then drop its weights. A second call reads them again."""
     kind, is_freed = type(layer), False
 
     def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -277,7 +265,7 @@ def _widened(argument: Any) -> Any:
 
 
 def in_float32(module: nn.Module) -> nn.Module:
-    """The module itself, its weights unpacked and cast, lazily."""
+    """Unpack and cast a module lazily."""
     module.set_dtype(mx.float32)  # scales and biases, so that affine weights unpack exactly
     mlx_lm_utils.dequantize_model(module)
     module.set_dtype(mx.float32)  # mx and nv formats unpack to bfloat16, which holds them exactly

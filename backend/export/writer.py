@@ -1,7 +1,6 @@
-"""Write a model: adapters merged, weights unpacked, cast or quantised, one array at a time into safetensors files.
+"""Write a model with adapters merged and weights cast or quantised, one lazy array at a time.
 
-Everything is lazy: a weight is computed when it is written. Merging is done in float32 and rounded once, at the end; a
-quantised layer is unpacked in float32 too, because merging into few bits can lose more than the adapter gained.
+Merges in float32 and rounds once; quantised layers are unpacked in float32 first.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ KEPT_FILES = (
     *("tokenizer.model", "spiece.model", "*.tiktoken", "chat_template.*", "generation_config.json"),
     *("tokenization_*.py", "configuration_*.py", "modeling_*.py"),
 )
-"""Files of the base model to copy unchanged, beside the new config.json and weights."""
+"""Files of the base to copy unchanged."""
 SAFETENSORS_TYPES = {
     mx.float32: "F32",
     mx.float16: "F16",
@@ -47,20 +46,20 @@ SAFETENSORS_TYPES = {
     mx.uint64: "U64",
 }
 METADATA = {"format": "mlx"}
-"""Without metadata a file's header would hold "__metadata__": null, which LM Studio refuses."""
+"""LM Studio refuses a header without metadata."""
 PACKING = ("bits", "group_size", "mode")
 BLOCK = 1 << 22
-"""Numbers to quantise together."""
+"""Numbers to quantise at once."""
 
 Done = Callable[[float], None]
-"""Receives the fraction of the bytes that are written."""
+"""Receives the fraction written."""
 
 
 # The model in a format
 
 
 def in_format(model: nn.Module, config: dict[str, Any], format_: ExportFormat) -> tuple[nn.Module, dict[str, Any]]:
-    """(the model without adapters and in this format, its config.json). Changes `model`.
+    """(model without adapters in this format, its config.json). Changes `model`.
 
     Raises UserError for a quantised layer that mlx-lm cannot unpack.
     """
@@ -89,9 +88,9 @@ def in_format(model: nn.Module, config: dict[str, Any], format_: ExportFormat) -
 
 
 def _plain(layer: nn.Module, dtype: mx.Dtype, keeps_bits: bool) -> nn.Module:
-    """The layer without adapter and packing, each array in the float type it had (`dtype` if packed).
+    """Remove adapter and packing, keeping float types (`dtype` if packed).
 
-    With `keeps_bits` it is packed again as it was.
+    With `keeps_bits` the layer is packed again.
     """
     children: list[Any] = list(layer.children().values())
     base: Any = next((child for child in children if isinstance(child, nn.Module) and "weight" in child), layer)
@@ -122,10 +121,7 @@ def _is_large(module: nn.Module) -> bool:
 
 
 def _quantise_in_blocks(model: nn.Module, floats: dict[str, mx.array]) -> None:
-    """Quantise the weights `floats` block by block, one after another: the same codes in less memory.
-
-    On a CPU mlx composes MXFP4 of other operations, which take forty bytes for every number of the array.
-    """
+    """Quantise in blocks: same codes, less memory, since MXFP4 on a CPU takes 40 bytes per number."""
     for name, module in model.named_modules():
         if name not in floats or not _is_packed(module):
             continue
@@ -142,7 +138,7 @@ def _quantise_in_blocks(model: nn.Module, floats: dict[str, mx.array]) -> None:
 
 
 def without_quantization(config: dict[str, Any]) -> dict[str, Any]:
-    """config.json without its quantisation, or mlx-lm would expect quantised weights."""
+    """Remove quantisation from config.json."""
     plain = {key: value for key, value in config.items() if key not in ("quantization", "quantization_config")}
     if isinstance(inner := plain.get("text_config"), dict):
         plain["text_config"] = without_quantization(inner)
@@ -150,7 +146,7 @@ def without_quantization(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def float_type(model: nn.Module) -> mx.Dtype:
-    """The floating type of most of the model's numbers (in a quantised model: of scales and norms), adapters aside."""
+    """The most frequent float type of the model, adapters excluded."""
     sizes: Counter[mx.Dtype] = Counter()
     for name, array in tree_flatten(model.parameters()):
         if mx.issubdtype(array.dtype, mx.floating) and not name.endswith((".lora_a", ".lora_b", ".m")):
@@ -164,8 +160,7 @@ def float_type(model: nn.Module) -> mx.Dtype:
 def write_model(
     model: nn.Module, config: dict[str, Any], tokenizer_from: Path, to: Path, done: Done = lambda share: None
 ) -> None:
-    """Write weights, config.json and the base's tokenizer files into an empty folder. Takes the arrays out of the
-    model.
+    """Write weights, config.json and tokenizer files into an empty folder. Empties the model.
 
     Raises UserError as `kept_files`.
     """
@@ -181,14 +176,14 @@ def write_model(
 
 
 def kept_files(base: Path) -> list[Path]:
-    """KEPT_FILES in a folder. Raises UserError for a link out of the folder: exports are published."""
+    """KEPT_FILES in a folder. Raises UserError for a link out of it."""
     return [own_file(file, base, "model") for pattern in KEPT_FILES for file in base.glob(pattern)]
 
 
 def write_weights(model: nn.Module, to: Path, done: Done) -> None:
-    """Write model.safetensors, or shards of mlx-lm's size with their index. Takes the arrays out of the model.
+    """Write model.safetensors, or indexed shards of mlx-lm's size. Empties the model.
 
-    Each array is computed, written and freed before the next, so a lazy model is never in memory as a whole.
+    Evaluates and frees arrays one by one, so a lazy model is never in memory as a whole.
     """
     weights: dict[str, mx.array] = dict(tree_flatten(model.parameters()))
     total = sum(array.nbytes for array in weights.values())
@@ -207,7 +202,7 @@ def write_weights(model: nn.Module, to: Path, done: Done) -> None:
 
 
 def counter(total: int, done: Done) -> Callable[[int], None]:
-    """A function that adds up bytes and calls `done` with their fraction of `total`."""
+    """A function that counts bytes and calls `done` with their fraction of `total`."""
     written = 0
 
     def count(size: int) -> None:
@@ -224,11 +219,9 @@ def write_safetensors(
     written: Callable[[int], None] = lambda size: None,
     metadata: dict[str, str] = METADATA,
 ) -> None:
-    """Write lazy arrays of mlx, or numpy's, one by one, removing each from `arrays`; `written` receives the bytes of
-    each.
+    """Write mlx or numpy arrays one by one, removing each from `arrays`; `written` receives their bytes.
 
-    The format (https://github.com/huggingface/safetensors): eight bytes of length, little-endian; a JSON header with
-    the type, shape and byte range of every array; the bytes. mlx's own writer holds every array of a file in memory.
+    Format: https://github.com/huggingface/safetensors. mlx's own writer holds all arrays of a file in memory.
     """
     header: dict[str, Any] = {"__metadata__": metadata}
     at = 0
@@ -246,7 +239,7 @@ def write_safetensors(
 
 
 def _write_array(stream: BinaryIO, array: mx.array | np.ndarray) -> int:
-    """Compute an array, write its bytes and free it; returns their number."""
+    """Evaluate, write and free an array; returns its bytes."""
     if isinstance(array, np.ndarray):
         stream.write(np.ascontiguousarray(array).data)
         return array.nbytes
@@ -260,7 +253,7 @@ def _write_array(stream: BinaryIO, array: mx.array | np.ndarray) -> int:
 
 
 def write_adapter(trained: TrainedWeights, to: Path) -> None:
-    """Write the adapters in mlx-lm's layout into a new folder, with a README that names their base model."""
+    """Write the adapters in mlx-lm's layout into a new folder, with a README."""
     assert trained.adapters is not None
     kind = trained.adapters.copied_to(to).about().get("fine_tune_type", "lora")
     packed = {"none": "", "mxfp4": " quantised to MXFP4"}
