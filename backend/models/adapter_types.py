@@ -1,4 +1,4 @@
-"""Adapter settings: the layers that names mean, and the scale of what an adapter adds. Imports no engine."""
+"""Adapter settings: layer names and scale. Imports no engine."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from typing import Protocol
 
 ALL_LINEAR = "all-linear"
-"""peft's word for every linear layer but the output layer."""
+"""peft's name for every linear layer but the output layer."""
 
 
 class ScaleSettings(Protocol):
-    """The factor on what an adapter adds, given directly or by LoRA's alpha."""
+    """Adapter scale, given directly or by LoRA's alpha."""
 
     @property
     def rank(self) -> int: ...
@@ -24,13 +24,14 @@ class ScaleSettings(Protocol):
 
 
 def adapter_scale(config: ScaleSettings) -> float:
-    """alpha / rank (arXiv:2106.09685, section 4.1), under rsLoRA alpha / √rank (arXiv:2312.03732); `scale` where no
-    alpha is given."""
+    """alpha / rank (arXiv:2106.09685, section 4.1), with rsLoRA alpha / √rank (arXiv:2312.03732); `scale` without
+    alpha.
+    """
     if config.lora_alpha is None:
         return config.scale
     return config.lora_alpha / (math.sqrt(config.rank) if config.use_rslora else config.rank)
 
 
 def is_named(name: str, keys: Iterable[str]) -> bool:
-    """True if one of `keys` is the layer's whole name, or the end of it after a dot (q_proj: self_attn.q_proj)."""
+    """True if one of `keys` equals the layer's name or its end after a dot (q_proj: self_attn.q_proj)."""
     return any(name == key or name.endswith(f".{key}") for key in keys)

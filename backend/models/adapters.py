@@ -1,8 +1,6 @@
-"""Attach LoRA or DoRA adapters to a loaded model, and find the modules that are trained as a whole beside them.
+"""Attach LoRA or DoRA adapters to a model, and find the modules that are trained as a whole.
 
-Modules trained as a whole (peft's `modules_to_save`: an output layer, embeddings, norms) are in adapters.safetensors
-too. mlx-lm's `load_adapters` refuses such a file by name; our own loader, and every export but mlx-lm's adapter, has
-them.
+peft's `modules_to_save` are in adapters.safetensors too, which mlx-lm's `load_adapters` refuses; use our loader.
 """
 
 from __future__ import annotations
@@ -39,7 +37,7 @@ def attach_adapters(
 ) -> list[str]:
     """Freeze the base and attach adapters to its last `num_layers` layers, initialised from `seed`.
 
-    Returns the names of the adapted layers, [] if they are all that can be. Raises UserError.
+    Returns the adapted layers, [] for all possible. Raises UserError.
     """
     model.freeze()
     layers, adapted_layers = len(model.layers), adapted_layer_count(model, config.num_layers)  # pyright: ignore
@@ -71,7 +69,7 @@ def attach_adapters(
 
 
 def without_adapters(model: nn.Module) -> nn.Module:
-    """`model` with the layers that it had before adapters were attached, in place."""
+    """Restore in place the layers that `model` had before adapters were attached."""
     layers = [
         # mlx-lm's names for what an adapter wraps
         (name, module.linear if hasattr(module, "linear") else module.embedding)
@@ -83,7 +81,7 @@ def without_adapters(model: nn.Module) -> nn.Module:
 
 
 def _attach(model: nn.Module, config: AdapterSettings, keys: list[str]) -> str:
-    """Attach adapters to the layers `keys`, [] for all. Returns what the model's code raises with them, or "".
+    """Attach adapters to the layers `keys`, [] for all. Returns the model's own error, or "".
 
     Raises UserError if mlx-lm has no such adapter for a layer.
     """
@@ -101,10 +99,10 @@ def _attach(model: nn.Module, config: AdapterSettings, keys: list[str]) -> str:
 def _keys_whose_adapters_run(
     model: nn.Module, config: AdapterSettings, base: Any, note: Callable[[str], None]
 ) -> list[str]:
-    """Names of the layers that take adapters in a model where not all of them do, [] if none does.
+    """Layers that work with adapters in a model where not all do, or [].
 
-    Some models' code reads a layer's weight itself, which a layer with an adapter lacks (mlx_lm/models/gemma3n.py).
-    `base`: the leaf modules without adapters, which are restored afterwards.
+    Some model code reads a layer's weight directly (mlx_lm/models/gemma3n.py). `base`: leaf modules without adapters,
+    restored afterwards.
     """
     model.update_modules(base)
     names, working = sorted(_names_in_layers(model)), list[str]()
@@ -119,10 +117,9 @@ def _keys_whose_adapters_run(
 
 
 def layer_names(model: nn.Module, keys: list[str]) -> list[str]:
-    """The names within a layer (or in the model, outside its layers) that `keys` mean; [] if they are all that can be
-    adapted.
+    """Layer names that `keys` match, within a layer or the model; [] for all adaptable ones.
 
-    Raises UserError for a key that fits no layer; mlx-lm ignores it silently.
+    Raises UserError for a key without a match, which mlx-lm would ignore.
     """
     inside, everywhere = _names_in_layers(model), set(adaptable_layers(model))
     outside = {name for name in everywhere if "layers." not in name}
@@ -153,19 +150,19 @@ def _names_in_layers(model: nn.Module) -> set[str]:
 
 
 def adaptable_layers(module: nn.Module) -> dict[str, nn.Module]:
-    """The layers that take an adapter, by their names relative to `module`."""
+    """Layers that support adapters, by name relative to `module`."""
     children = module.named_modules()
     return {name: child for name, child in children if isinstance(child, ADAPTABLE_LAYERS) or hasattr(child, "to_lora")}
 
 
 def adapted_layer_count(model: nn.Module, num_layers: int) -> int:
-    """How many of the last layers get adapters; negative `num_layers` means all."""
+    """Number of last layers with adapters; negative `num_layers` means all."""
     layers = len(model.layers)  # pyright: ignore
     return layers if num_layers < 0 else min(num_layers, layers)
 
 
 def lora_parameters(config: AdapterSettings, keys: list[str]) -> dict[str, Any]:
-    """mlx-lm's `lora_parameters`; `keys` names the layers with adapters, [] for all."""
+    """mlx-lm's `lora_parameters`; `keys` [] means all layers."""
     parameters = {"rank": config.rank, "scale": adapter_scale(config), "dropout": config.dropout}
     return parameters | ({"keys": keys} if keys else {})
 
@@ -174,9 +171,9 @@ def lora_parameters(config: AdapterSettings, keys: list[str]) -> dict[str, Any]:
 
 
 def whole_modules(model: nn.Module, names: Iterable[str]) -> dict[str, nn.Module]:
-    """The modules that `names` mean, whole names or their ends, by their full names.
+    """Modules matching `names` (full names or ends), by full name.
 
-    Raises UserError for an unknown name, and for a module with quantised weights, which have no gradient.
+    Raises UserError for an unknown name or quantised weights, which have no gradient.
     """
     if not (names := list(names)):
         return {}
@@ -206,13 +203,13 @@ def _within_layer(name: str) -> str:
 
 
 def _outside(adaptable: Iterable[str], whole: Mapping[str, nn.Module]) -> list[str]:
-    """Those of the layers, by their names within a layer, that are in no module of `whole`."""
+    """Layers, named within a layer, that are in no module of `whole`."""
     ends = {_within_layer(name) for name in whole}
     return [name for name in adaptable if not any(f"{name}.".startswith(f"{end}.") for end in ends)]
 
 
 def masters_of(model: nn.Module) -> Any:
-    """The trainable arrays with those of 16 bits in float32, where small updates count; None if none has 16 bits."""
+    """Trainable arrays with 16-bit ones as float32 masters; None if none has 16 bits."""
     own = model.trainable_parameters()
     if not any(array.dtype in SIXTEEN_BIT_TYPES for array in dict[str, mx.array](tree_flatten(own)).values()):
         return None
@@ -220,6 +217,5 @@ def masters_of(model: nn.Module) -> Any:
 
 
 def array_names(model: nn.Module, modules: Iterable[str]) -> set[str]:
-    """The names of the arrays in the modules with these full names."""
     prefixes = tuple(f"{name}." for name in modules)
     return {name for name, _ in tree_flatten(model.parameters()) if prefixes and name.startswith(prefixes)}

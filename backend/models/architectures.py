@@ -1,8 +1,4 @@
-"""What a model's config.json says, and whether mlx-lm can load and train the model.
-
-Reads mappings and names of files; opens no weights and imports no mlx: the architectures that mlx-lm supports are read
-from the names of its modules.
-"""
+"""Read a model's config.json and decide whether mlx-lm can load and train it. Imports no mlx."""
 
 from __future__ import annotations
 
@@ -17,13 +13,13 @@ from typing import Any, cast
 from backend.utils.text import quote
 
 WEIGHTS = "model*.safetensors"
-"""Files that mlx-lm loads as a model's weights."""
+"""Weight files that mlx-lm loads."""
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "tiktoken.model")
-"""A model with none of these cannot read or write text; *.tiktoken counts too."""
+"""Tokenizer files, one of which is required; *.tiktoken counts too."""
 METHODS = ("bitnet", "mxfp4", "mxfp8", "fp8", "compressed-tensors", "modelopt", "awq", "gptq")
-"""Quantisation methods of other libraries that mlx-lm converts to its own (mlx_lm.utils.load_model)."""
+"""Quantisation methods that mlx-lm converts (mlx_lm.utils.load_model)."""
 PACKED = ("pack-quantized", "mxfp4-pack-quantized", "nvfp4-pack-quantized")
-"""The formats of compressed-tensors among them."""
+"""Supported formats of compressed-tensors."""
 UNTRAINABLE = {
     "afm7": "mlx-lm cannot open the adapters of its fused layers again",
     "bitnet": "its layers take no adapters, and their Metal kernel has no gradient",
@@ -36,29 +32,27 @@ UNTRAINABLE = {
     "prism_hadamard_qwen35": "its packed layers take no adapters",
     "recurrent_gemma": "its code in mlx-lm fails as soon as its weights are read",
 }
-"""Architectures that mlx-lm has code for and that cannot be trained, with the reason as part of a sentence. `make
-architectures` tries each again, and reports those that work by now."""
+"""Architectures that cannot be trained, with the reason. `make architectures` tests them again."""
 
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 _REMAPPING, _BY_ARCHITECTURE = "MODEL_REMAPPING", "MODEL_ARCHITECTURE_REMAPPING"
 
 
 def model_type(config: Mapping[str, Any]) -> str:
-    """The usual name of the architecture; "" if config.json does not say."""
+    """Usual name of the architecture; "" if unknown."""
     name = config.get("model_type")
     return name if isinstance(name, str) else ""
 
 
 def language_model(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The language model's part of a config that describes several models; {} if there is only one."""
+    """Language model part of a multimodal config, or {}."""
     return _mapping(config.get("text_config"))
 
 
 def quantization_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """How the weights are quantised: bits, group_size, mode and exceptions by layer name; {} for floats.
+    """Quantisation: bits, group_size, mode and exceptions by layer; {} for floats.
 
-    mlx-lm writes `quantization` (and a copy as `quantization_config`); other tools write `quantization_config`, with a
-    `quant_method`, sometimes inside `text_config`. mlx-lm's counts first.
+    Reads mlx-lm's `quantization` first, then `quantization_config` of other tools, also inside `text_config`.
     """
     theirs = config.get("quantization_config") or language_model(config).get("quantization_config")
     return {**_mapping(theirs), **_mapping(config.get("quantization"))}
@@ -73,7 +67,7 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 
 def precision_of(config: Mapping[str, Any]) -> str:
-    """The usual name of the weights' type: "4-bit", "mxfp4", "bf16", …; "" if config.json does not say."""
+    """Usual name of the weight type: "4-bit", "mxfp4", "bf16", …; "" if unknown."""
     if quantization := quantization_of(config):
         mode, bits = quantization.get("mode") or "affine", quantization.get("bits")
         if mode != "affine":
@@ -86,9 +80,9 @@ def precision_of(config: Mapping[str, Any]) -> str:
 
 
 def refusal(config: Mapping[str, Any] | None, names: Collection[str]) -> str:
-    """Why mlx-lm cannot load this model, in one sentence; "" if nothing is known against it.
+    """Reason why mlx-lm cannot load this model, or "".
 
-    `config` is its config.json (None: there is none), `names` are the files of its folder.
+    `config` is its config.json or None, `names` the files of its folder.
     """
     has_gguf = any(name.endswith(".gguf") for name in names)
     if config is None:
@@ -118,7 +112,7 @@ def refusal(config: Mapping[str, Any] | None, names: Collection[str]) -> str:
 
 
 def architecture_refusal(config: Mapping[str, Any]) -> str:
-    """Why a model of this architecture cannot be trained, in one sentence; "" if nothing is known against it."""
+    """Reason why this architecture cannot be trained, or ""."""
     kind = model_type(config)
     if not kind:
         return "Its config.json names no model_type."
@@ -130,12 +124,11 @@ def architecture_refusal(config: Mapping[str, Any]) -> str:
 
 @cache
 def architectures() -> frozenset[str]:
-    """Names of the modules in mlx_lm.models, each an architecture."""
     return frozenset(module.name for module in pkgutil.iter_modules([str(_mlx_lm() / "models")]))
 
 
 def module_of(config: Mapping[str, Any]) -> str:
-    """The module of mlx_lm.models for a config, as mlx_lm.utils._get_classes finds it."""
+    """Module of mlx_lm.models for a config, as in mlx_lm.utils._get_classes."""
     kind, classes = model_type(config), config.get("architectures") or ()
     by_kind, by_architecture = _remappings()
     for architecture in classes if isinstance(classes, list) else (classes,):
@@ -146,7 +139,7 @@ def module_of(config: Mapping[str, Any]) -> str:
 
 @cache
 def _remappings() -> tuple[dict[str, str], dict[tuple[str, str], str]]:
-    """mlx-lm's aliases of architectures, read from its source, which a bundled app has too."""
+    """mlx-lm's architecture aliases, read from its source."""
     tree = ast.parse((_mlx_lm() / "utils.py").read_text(encoding="utf-8"))
     tables = {
         target.id: ast.literal_eval(node.value)

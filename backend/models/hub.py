@@ -1,8 +1,6 @@
-"""The Hugging Face Hub: search, list a repository, and download it with resume into huggingface_hub's cache.
+"""Search, list and download Hugging Face repositories, resuming into huggingface_hub's cache.
 
-A window waits for the answers, so every request has a timeout and is sent once. huggingface_hub deletes a partial file
-when a download ends early; `download` therefore fetches the bytes itself and leaves names, links and references to the
-library.
+Requests have a timeout and no retries. `download` fetches bytes itself, because huggingface_hub deletes partial files.
 """
 
 from __future__ import annotations
@@ -44,9 +42,8 @@ from backend.utils.errors import UserError
 from backend.utils.hub_cache import ENDPOINT_VARIABLE, RepoType
 
 SETTING = {"model": "model", "dataset": "data"}
-"""The setting that names a repository of this type."""
+"""Setting that names a repository of this type."""
 TIMEOUT_S = 6.0
-"""Time limit of one request."""
 MAX_RESULTS = 20
 DOWNLOADED = {
     "model": (
@@ -55,18 +52,18 @@ DOWNLOADED = {
     ),
     "dataset": ("*",),
 }
-"""Patterns of the files to download; for a model those of mlx-lm (mlx_lm.utils.DEFAULT_ALLOW_PATTERNS)."""
+"""File patterns to download; for models mlx-lm's (mlx_lm.utils.DEFAULT_ALLOW_PATTERNS)."""
 LOG_IN = "log in with `hf auth login`"
 
 _NO_ADDRESS = ("Name or service not known", "nodename nor servname", "name resolution", "No address")
-"""What Linux and macOS say when a name has no address, which usually means that there is no network."""
+"""Resolver errors of Linux and macOS, which usually mean no network."""
 _MALFORMED = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
-"""Raised for answers that are not the Hub's, such as the login page of a captive portal."""
+"""Errors from responses that are not the Hub's, such as a captive portal's."""
 
 
 @contextlib.contextmanager
 def hub_errors(repo_id: str, repo_type: str, setting: str = "") -> Iterator[None]:
-    """Raise errors of the network, the Hub, the token and the disk as a UserError that names the repository."""
+    """Raise network, Hub, token and disk errors as a UserError naming the repository."""
     try:
         yield
     except (HTTPError, OSError, HFValidationError, *_MALFORMED) as error:
@@ -74,13 +71,13 @@ def hub_errors(repo_id: str, repo_type: str, setting: str = "") -> Iterator[None
 
 
 def host() -> str:
-    """Hugging Face, or the host that HF_ENDPOINT names instead."""
+    """Hugging Face, or the host in HF_ENDPOINT."""
     netloc = urlsplit(constants.ENDPOINT).netloc
     return "Hugging Face" if netloc == "huggingface.co" else f"{netloc} ({ENDPOINT_VARIABLE})"
 
 
 def explain(error: BaseException, repo_id: str, repo_type: str) -> str:
-    """One sentence for the user: what went wrong, and what to do about it."""
+    """Error message with advice."""
     name = f"the {repo_type} {repo_id}" if repo_id else "it"
     match error:
         case LocalEntryNotFoundError() if error.__cause__ is not None:
@@ -139,13 +136,13 @@ _EXPAND = {
     "dataset": ("downloads", "lastModified", "gated", "tags", "mainSize"),
 }
 _BYTES = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "BF16": 2, "F16": 2, "I16": 2, "U16": 2}
-"""Bytes of one number in a safetensors file by type; 1 for every other type."""
+"""Bytes per number by safetensors type; 1 for others."""
 
 
 def search(words: str, repo_type: RepoType) -> list[dict[str, Any]]:
-    """Matching repositories, the most downloaded first; models in MLX form come before others.
+    """Matching repositories, MLX models first, then by downloads.
 
-    Each is {id, size, kind, precision, changed, downloads, gated, refusal}: bytes, unix seconds, None where unknown.
+    Each is {id, size, kind, precision, changed, downloads, gated, refusal}: bytes, unix seconds, None if unknown.
     Raises UserError.
     """
     found: dict[str, dict[str, Any]] = {}
@@ -194,7 +191,7 @@ def _search_result(repo: Mapping[str, Any], repo_type: RepoType) -> dict[str, An
 
 
 def _refusal(config: Mapping[str, Any], tags: list[str]) -> str:
-    """Why the model cannot be used, as far as a search result shows: it does not list the files."""
+    """Reason why the model is unusable, as far as search results show."""
     if "safetensors" in tags or "mlx" in tags:
         files = ["model.safetensors", "tokenizer.json"]
         return architectures.refusal(config, files) if config.get("model_type") else ""
@@ -206,8 +203,7 @@ def _refusal(config: Mapping[str, Any], tags: list[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class DownloadPlan:
-    """The revision to download, and its files with their sizes in bytes and their hashes, by which the cache names
-    them."""
+    """Revision to download, and its files with bytes and hashes."""
 
     repo_id: str
     repo_type: RepoType
@@ -221,7 +217,7 @@ class DownloadPlan:
 
 
 def plan(repo_id: str, repo_type: RepoType) -> DownloadPlan:
-    """Plan the download of a repository at its newest revision. Raises UserError."""
+    """Plan the download of the newest revision. Raises UserError."""
     with hub_errors(repo_id, repo_type):
         info = HfApi().repo_info(repo_id, repo_type=repo_type, files_metadata=True, timeout=TIMEOUT_S)
         patterns = DOWNLOADED[repo_type]
@@ -239,14 +235,13 @@ def plan(repo_id: str, repo_type: RepoType) -> DownloadPlan:
 
 
 def check_reachable(repo_id: str, repo_type: RepoType, setting: str = "") -> None:
-    """Raise UserError within seconds where a repository cannot be fetched; the libraries that fetch it try for
-    longer."""
+    """Raise UserError within seconds if a repository is unreachable."""
     with hub_errors(repo_id, repo_type, setting):
         HfApi().repo_info(repo_id, repo_type=repo_type, timeout=TIMEOUT_S)
 
 
 def config_file(repo_id: str, setting: str = "model") -> Path:
-    """A model's config.json: from the cache without a request, else from the Hub. Raises UserError."""
+    """A model's config.json, from the cache or the Hub. Raises UserError."""
     cached = find_in_cache(repo_id, "config.json")
     if isinstance(cached, str):
         return Path(cached)
@@ -258,22 +253,21 @@ def config_file(repo_id: str, setting: str = "model") -> Path:
 # Downloads
 
 PARALLEL = 4
-"""Files to fetch at the same time."""
+"""Parallel file downloads."""
 SPARE = 64 << 20
-"""Bytes that a disk must keep free beside the download."""
+"""Bytes to leave free on the disk."""
 RETRIES_S = (0.5, 2.0, 4.0)
-"""Waits before a broken connection is tried again; the count restarts when bytes arrive."""
+"""Seconds before each retry; restarts when bytes arrive."""
 READ_TIMEOUT_S = 20.0
-"""Time without a byte after which a connection counts as broken."""
+"""Seconds without data after which a connection counts as broken."""
 LOCK_TIMEOUT_S = 3.0
-"""How long to wait for another download of the same file: one that was just cancelled needs a moment to end."""
+"""Seconds to wait for another download of the same file."""
 PROGRESS_S = 0.2
-"""Least time between two progress reports."""
+"""Minimum seconds between progress reports."""
 
 
 class DownloadListener(Protocol):
-    """Receives progress, and may cancel by raising in `check` or `sleep`
-    (`backend.serve.questions.QuestionCall`)."""
+    """Receives progress; cancels by raising in `check` or `sleep` (`backend.serve.questions.QuestionCall`)."""
 
     report: Callable[[dict[str, Any]], None]
 
@@ -282,11 +276,9 @@ class DownloadListener(Protocol):
 
 
 def download(repo_id: str, repo_type: RepoType, listener: DownloadListener) -> Path:
-    """Download a model or dataset into the cache and return its snapshot folder. Progress: {done, total, phase}, in
-    bytes.
+    """Download a repository into the cache; returns its snapshot folder. Progress: {done, total, phase}, in bytes.
 
-    A cancelled download keeps its partial files, and the next one resumes them. Raises UserError; an incomplete file
-    never has the name of a complete one.
+    A cancelled download resumes later; only complete files get their final names. Raises UserError.
     """
     disable_progress_bars()
     listener.report({"done": 0, "total": None, "phase": "asking"})
@@ -295,7 +287,7 @@ def download(repo_id: str, repo_type: RepoType, listener: DownloadListener) -> P
 
 
 def discard(repo_id: str, repo_type: RepoType) -> int:
-    """Delete partial files, and the repository's folder if it is empty then; returns the bytes freed."""
+    """Delete partial files and a then empty repository folder; returns the bytes freed."""
     blobs, freed = _blobs(repo_id, repo_type), 0
     for partial in blobs.glob("*.incomplete"):
         with contextlib.suppress(UserError), _locked(partial, repo_id, repo_type):  # another process writes it
@@ -307,7 +299,7 @@ def discard(repo_id: str, repo_type: RepoType) -> int:
 
 
 class _StoppedError(Exception):
-    """Raised in a thread because another file failed."""
+    """Another file's download failed."""
 
 
 class _Download:
@@ -373,7 +365,7 @@ class _Download:
             raise _StoppedError
 
     def _fill(self, name: str, hash_: str, file: BinaryIO) -> None:
-        """Append until the file has its size. After a broken connection it continues at the same byte."""
+        """Append until the file is complete, resuming after broken connections."""
         size, tries = self.plan.files[name], 0
         if file.tell() > size:  # not the beginning of this file
             file.seek(0)
@@ -390,7 +382,7 @@ class _Download:
                 tries += 1
 
     def _stream(self, name: str, hash_: str, file: BinaryIO) -> Exception | None:
-        """Send one range request that starts at the end of the file. Returns the error that a retry may help."""
+        """Request the rest of the file. Returns an error that is worth a retry."""
         plan = self.plan
         url = hf_hub_url(plan.repo_id, name, repo_type=plan.repo_type, revision=plan.commit)
         # identity: a range counts bytes as they are sent, so a compressed answer could not be appended.
@@ -415,7 +407,7 @@ class _Download:
         return None
 
     def _check_content(self, name: str, hash_: str, file: Path) -> None:
-        """Delete a file whose content does not match its hash, SHA-256 or git's, and raise UserError."""
+        """Delete a file with a wrong hash (SHA-256 or git's) and raise UserError."""
         self._report("checking", now=True)
         prefix = b"blob %d\0" % self.plan.files[name]
         with file.open("rb") as stream:
@@ -442,8 +434,7 @@ class _Download:
 
 @contextlib.contextmanager
 def _locked(path: Path, repo_id: str, repo_type: str) -> Iterator[BinaryIO]:
-    """The partial file, locked and at its end. Raises UserError if another process has it for longer than
-    LOCK_TIMEOUT_S."""
+    """The locked partial file, positioned at its end. Raises UserError after LOCK_TIMEOUT_S."""
     # flock rather than a lock file: the kernel releases it with the process. "ab" never truncates another process's
     # file.
     with path.open("ab") as file:

@@ -1,8 +1,4 @@
-"""The models and datasets on this machine: in the Hugging Face cache, in LM Studio's folder, in runs and in plain
-folders.
-
-Reads names, sizes, dates and config.json; no weights, and no network.
-"""
+"""Models and datasets on this machine: Hugging Face cache, LM Studio, runs and folders. Opens no weights."""
 
 from __future__ import annotations
 
@@ -24,17 +20,16 @@ from backend.utils.places import demo_folder, lm_studio_models
 
 Where = Literal["cache", "lmstudio", "run", "folder", "bundled"]
 FileStats = dict[str, tuple[int, float]]
-"""Name of a file → (bytes, unix seconds of its last change)."""
+"""File name → (bytes, modification time in unix seconds)."""
 DATA_ENDINGS = (*DATA_SUFFIXES, ".jsonl.gz", ".json.gz", ".csv.gz", ".json.zst", ".jsonl.zst", ".arrow", ".tsv", ".txt")
-"""Suffixes that `datasets` reads from a repository, those that a folder may hold for us included."""
+"""Suffixes of dataset files."""
 
 
 @dataclass(slots=True)
 class InventoryItem:
-    """One model or dataset. `id` is the value of the setting that selects it; sizes in bytes, `changed` in unix
-    seconds.
+    """A model or dataset. `id` is the setting's value; sizes in bytes, `changed` in unix seconds.
 
-    `refusal` says why it cannot be used; `remarks` are other messages; `partial`: the bytes of an unfinished download.
+    `refusal`: reason why it is unusable; `remarks`: other messages; `partial`: bytes of an unfinished download.
     """
 
     id: str
@@ -54,8 +49,7 @@ class InventoryItem:
 
 
 def models(folders: Iterable[str] = ()) -> list[InventoryItem]:
-    """Every model on this machine, newest first. `folders`: models, or folders of models, that the user chose
-    before."""
+    """All local models, newest first. `folders`: models or model folders chosen earlier."""
     items = {item.place: item for item in (*_cached_models(), *_lm_studio_models(), *_run_models())}
     for folder in filter(None, map(possible_path, folders)):
         for item in _plain_models(folder):
@@ -64,14 +58,14 @@ def models(folders: Iterable[str] = ()) -> list[InventoryItem]:
 
 
 def datasets(paths: Iterable[str] = ()) -> list[InventoryItem]:
-    """Every dataset in the Hugging Face cache, and those of `paths` (files and folders) that exist; newest first."""
+    """All cached datasets and the existing `paths`, newest first."""
     items = [_cached_dataset(repo) for repo in _repos("dataset")]
     items += [dataset_at(path) for path in filter(None, map(possible_path, dict.fromkeys(paths)))]
     return sorted((item for item in items if item is not None), key=lambda item: -item.changed)
 
 
 def bundled(repo_type: RepoType) -> InventoryItem:
-    """The model or dataset of the demo, which comes with the app."""
+    """The bundled model or dataset of the demo."""
     if repo_type == "model":
         item = model_at(demo_folder("model"), "Bundled demo/model", "bundled")
         item.remarks = ["It only adds two numbers: small enough to try everything out in a minute."]
@@ -82,7 +76,7 @@ def bundled(repo_type: RepoType) -> InventoryItem:
 
 
 def model_at(folder: Path, name: str = "", where: Where = "folder", id_: str = "") -> InventoryItem:
-    """The model in a folder, or in `refusal` the reason why it cannot be used."""
+    """The model in a folder, with a `refusal` if unusable."""
     files = _files(folder)
     config = _config(folder)
     default_name = folder.parent.name if folder.name in ("model", "fused") else folder.name
@@ -98,7 +92,7 @@ def model_at(folder: Path, name: str = "", where: Where = "folder", id_: str = "
 
 
 def is_incomplete(snapshot: Path) -> bool:
-    """True if a cached model lacks files but would be usable with them, as after an interrupted download."""
+    """True if only missing files make a cached model unusable."""
     files, config = _files(snapshot), _config(snapshot)
     if config is None or not (architectures.refusal(config, files) or _missing_shards(snapshot, files)):
         return False
@@ -132,7 +126,7 @@ def _lm_studio_models() -> Iterator[InventoryItem]:
 
 
 def _run_models() -> Iterator[InventoryItem]:
-    """Complete models of earlier runs: fused, or fully fine-tuned."""
+    """Complete models of runs: fused or fully fine-tuned."""
     for run in all_runs():
         for folder in (run.fused, run.model):
             if (folder / "config.json").is_file():
@@ -148,7 +142,7 @@ def _plain_models(folder: Path) -> Iterator[InventoryItem]:
 
 
 def _config(folder: Path) -> dict[str, Any] | None:
-    """The content of config.json; None if it cannot be read."""
+    """Content of config.json, or None."""
     try:
         return read_object(folder / "config.json", "model")
     except UserError:
@@ -156,7 +150,7 @@ def _config(folder: Path) -> dict[str, Any] | None:
 
 
 def _missing_shards(folder: Path, files: FileStats) -> str:
-    """A sentence where the weight index names files that the folder lacks: an interrupted download or copy."""
+    """Message if weight shards in the index are missing."""
     try:
         named = read_object(folder / "model.safetensors.index.json", "model")["weight_map"]
         named = {str(name) for name in named.values()}
@@ -176,7 +170,7 @@ def _has_chat_template(folder: Path, files: FileStats) -> bool:
 
 
 def dataset_at(path: Path, name: str = "", where: Where = "folder", id_: str = "") -> InventoryItem | None:
-    """The dataset in a file or folder, with a `refusal` if it holds none; None if the path does not exist."""
+    """The dataset at a path, with a `refusal` if unusable; None if the path does not exist."""
     if path.is_file():
         files = {path.name: (path.stat().st_size, path.stat().st_mtime)}
     elif path.is_dir():
@@ -206,14 +200,14 @@ def _cached_dataset(repo: Path) -> InventoryItem | None:
 
 
 def _format(name: str) -> str:
-    """The ending that says how rows are stored: jsonl of data.jsonl.gz."""
+    """Row format by suffix: jsonl for data.jsonl.gz."""
     suffixes = Path(name).suffixes
     is_compressed = len(suffixes) > 1 and suffixes[-1] in (".gz", ".zst")
     return suffixes[-2 if is_compressed else -1].lstrip(".")
 
 
 def _repos(repo_type: RepoType) -> Iterator[Path]:
-    """The cache's folders of repositories of one type."""
+    """Cached repository folders of one type."""
     yield from (folder for folder in _folders(hub_cache()) if folder.name.startswith(f"{repo_type}s--"))
 
 
@@ -239,7 +233,7 @@ def _folders(parent: Path) -> list[Path]:
 
 
 def _files(folder: Path, *, deep: bool = False) -> FileStats:
-    """The files in a folder (`deep`: and below it); a link counts as its target, a broken link not at all."""
+    """Files in a folder (`deep`: recursively), following links."""
     stats: FileStats = {}
     try:
         entries = list(os.scandir(folder))

@@ -1,4 +1,4 @@
-"""Open a model through mlx-lm. Whatever goes wrong in its files becomes one sentence, and none of its code is run."""
+"""Load models through mlx-lm without running their code; errors become one message."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from backend.utils.text import quote
 
 
 def load_model(name: str, setting: str) -> tuple[nn.Module, Any, dict[str, Any]]:
-    """(model, tokenizer, its config.json) of a folder or Hub id, through mlx-lm. Raises UserError naming `setting`."""
+    """(model, tokenizer, config.json) of a folder or Hub id. Raises UserError naming `setting`."""
     model, tokenizer, config = open_model(name, setting)
     with loading(name, setting):
         _read_weights(model, name)
@@ -36,7 +36,7 @@ def load_model(name: str, setting: str) -> tuple[nn.Module, Any, dict[str, Any]]
 
 
 def open_model(name: str, setting: str) -> tuple[nn.Module, Any, dict[str, Any]]:
-    """`load_model` with arrays that are not read yet, and not run."""
+    """`load_model` with unread arrays, without a trial run."""
     cpu.check_compiler()  # mlx-lm's models call compiled functions
     source = model_source(name, setting)
     if local_folder(source) is None:
@@ -47,7 +47,7 @@ def open_model(name: str, setting: str) -> tuple[nn.Module, Any, dict[str, Any]]
 
 
 def check_opens(folder: Path, name: str, setting: str) -> tuple[nn.Module, Any, dict[str, Any]]:
-    """`load_model` of a folder without reading its weights. Raises the UserError that shows without them."""
+    """`load_model` without reading weights, for its UserError."""
     cpu.check_compiler()
     model, tokenizer, config = _open(folder, name, setting)
     try:
@@ -59,8 +59,7 @@ def check_opens(folder: Path, name: str, setting: str) -> tuple[nn.Module, Any, 
 
 
 def open_weights(folder: Path, name: str, setting: str) -> tuple[nn.Module, dict[str, Any]]:
-    """(model, its config.json) with arrays that are not read yet; their names and shapes fit config.json. Raises
-    UserError."""
+    """(model, config.json) with unread arrays that match config.json. Raises UserError."""
     check_kinds(folder, setting)
     check_arrays(folder, check_config(folder / "config.json", name, setting), setting)
     with loading(name, setting):
@@ -69,7 +68,7 @@ def open_weights(folder: Path, name: str, setting: str) -> tuple[nn.Module, dict
 
 @contextlib.contextmanager
 def loading(name: str, setting: str) -> Iterator[None]:
-    """Raise whatever mlx-lm raises while it loads the model `name` as a UserError, and drop what it prints."""
+    """Raise mlx-lm's errors while loading `name` as a UserError, and drop its output."""
     stdout = io.StringIO()
     refused = f"{_called(name)} cannot be loaded"
     try:
@@ -88,7 +87,7 @@ def loading(name: str, setting: str) -> Iterator[None]:
 
 
 def check_runs(model: nn.Module, name: str, setting: str) -> None:
-    """Run a few tokens forward: some models load and cannot run, for lack of a kernel or by a bug. Raises UserError."""
+    """Run a few tokens forward, since some models load but fail to run. Raises UserError."""
     try:
         model.trainable_parameters()
         causal = is_causal(model)
@@ -112,7 +111,7 @@ def _open(folder: Path, name: str, setting: str) -> tuple[nn.Module, Any, dict[s
 
 
 def _read_weights(model: nn.Module, name: str) -> None:
-    """Read all arrays, one after the other, and report progress."""
+    """Read all arrays one by one and report progress."""
     arrays: list[Any] = [array for _, array in tree_flatten(model.parameters())]
     ends = list(accumulate((array.nbytes for array in arrays), initial=0))
     read = telling(

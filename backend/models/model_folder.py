@@ -1,7 +1,6 @@
-"""Check the files of a model or adapter folder before they are opened: config.json, and the headers of the weights.
+"""Check a model or adapter folder before opening it.
 
-A model from somebody else executes nothing: `model*.safetensors` are the only weights that are opened, and a model that
-brings its own code is refused.
+Only `model*.safetensors` weights are opened, and models with their own code are refused.
 """
 
 from __future__ import annotations
@@ -19,16 +18,16 @@ from backend.utils.safetensors import BrokenFile, StoredArray, read_header
 from backend.utils.text import quote
 
 CONFIG_LIMIT = 16 * 2**20
-"""Bytes of config.json and of the index of the weights."""
+"""Maximum bytes of config.json and the weight index."""
 PATH = 70
-"""Characters of a path in a sentence."""
+"""Characters of a path in a message."""
 LARGEST_RANK = 2**16
 _COUNT = re.compile(r"^(num|n)_.*(layer|block|expert|head|codebook|loop)|_layers$|^depth$|^n_(layer|head)s?$")
-"""Settings that say how many of something a model is built of."""
+"""Config keys that are counts."""
 
 
 def read_object(file: Path, setting: str) -> dict[str, Any]:
-    """The JSON object in a file of a model. Raises UserError, naming the file."""
+    """The JSON object in a file. Raises UserError naming the file."""
     text = read_text(file, setting, CONFIG_LIMIT)
     try:
         value = documents.parse_loose_json(text)
@@ -41,7 +40,7 @@ def read_object(file: Path, setting: str) -> dict[str, Any]:
 
 
 def check_kinds(folder: Path, setting: str) -> None:
-    """Raise UserError for a pipe or a device in the folder, which a library would wait for without end."""
+    """Raise UserError for a pipe or device in the folder."""
     for file in sorted(folder.iterdir()):
         # A link to nothing counts as missing.
         if file.exists() and not (file.is_file() or file.is_dir()):
@@ -49,7 +48,7 @@ def check_kinds(folder: Path, setting: str) -> None:
 
 
 def check_config(file: Path, name: str, setting: str) -> dict[str, Any]:
-    """The content of a model's config.json. Raises UserError for a broken file, or a model that brings its own code."""
+    """Content of config.json. Raises UserError for a broken file or a model with its own code."""
     config = read_object(file, setting)
     if config.get("model_file"):
         code = f"needs code of its own ({quote(config['model_file'], 40)}), which is not run"
@@ -58,7 +57,7 @@ def check_config(file: Path, name: str, setting: str) -> dict[str, Any]:
 
 
 def check_arrays(folder: Path, config: Mapping[str, Any], setting: str) -> None:
-    """Raise UserError if weights are incomplete, or far fewer than config.json counts."""
+    """Raise UserError if weights are incomplete or much smaller than config.json implies."""
     arrays: dict[str, tuple[str, StoredArray]] = {}
     for file in sorted(folder.glob("model*.safetensors")):
         header = header_of(file, setting)
@@ -78,7 +77,7 @@ def check_arrays(folder: Path, config: Mapping[str, Any], setting: str) -> None:
 
 
 def header_of(file: Path, setting: str) -> dict[str, StoredArray]:
-    """The header of a safetensors file. Raises UserError naming the file."""
+    """Header of a safetensors file. Raises UserError naming the file."""
     try:
         return read_header(file)
     except BrokenFile as error:
@@ -94,7 +93,7 @@ def _counts(config: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 
 
 def _check_shards(folder: Path, setting: str) -> None:
-    """Raise UserError if the index of the weights names files that are not in the folder."""
+    """Raise UserError for missing shards."""
     index = folder / "model.safetensors.index.json"
     if not index.is_file():
         return
@@ -109,19 +108,19 @@ def _check_shards(folder: Path, setting: str) -> None:
 
 
 def check_adapter(folder: Path, setting: str) -> None:
-    """Raise UserError if mlx-lm cannot load the adapter: wrong kinds of settings, or incomplete arrays."""
+    """Raise UserError if mlx-lm cannot load the adapter."""
     check_adapter_config(folder / "adapter_config.json", setting)
     header_of(folder / "adapters.safetensors", setting)
 
 
 def check_adapter_config(file: Path, setting: str) -> None:
-    """Raise UserError if an adapter_config.json has settings of the wrong kind."""
+    """Raise UserError for wrong types in adapter_config.json."""
     if wrong := _wrong_setting(read_object(file, setting)):
         raise UserError(setting, f"{quote(file, PATH)} is not mlx-lm's: {wrong}.")
 
 
 def _wrong_setting(config: dict[str, Any]) -> str:
-    """The first wrong setting, as part of a sentence; "" if there is none."""
+    """The first wrong setting, as part of a message, or ""."""
     kind = config.get("fine_tune_type", "lora")
     if kind not in ("lora", "dora", "full"):
         return f"fine_tune_type is {quote(kind, 40)}"
@@ -148,5 +147,5 @@ def _wrong_setting(config: dict[str, Any]) -> str:
 
 
 def is_number(value: Any) -> bool:
-    """True for a finite int or float that is no bool."""
+    """True for a finite int or float, not bool."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and fits_a_float(value)

@@ -1,8 +1,7 @@
-"""Read an adapter in the files of Hugging Face's peft, and find where its layers are in mlx-lm's model.
+"""Read a peft adapter and match its layers with mlx-lm's model.
 
-Headers are checked before an array is read, nothing is unpickled, and only arrays in the folder itself are opened. The
-names of settings are those of `peft.LoraConfig` (peft 0.21). Which layers have adapters is read from the arrays; a list
-of names in `target_modules` is compared with them.
+Checks headers before reading arrays and unpickles nothing. Settings follow `peft.LoraConfig` (peft 0.21); the arrays
+determine the adapted layers.
 """
 
 from __future__ import annotations
@@ -31,16 +30,15 @@ from backend.utils.text import about_path, excess, quote
 
 SETTING = "file"
 PREFIX = "base_model.model."
-"""peft's prefix of a layer's name."""
+"""peft's layer name prefix."""
 ARRAYS, CONFIG, PICKLE = "adapter_model.safetensors", "adapter_config.json", "adapter_model.bin"
 NAME = 90
 """Characters of a layer's name in a message."""
 PATTERN_S = 0.2
-"""Seconds that one pattern may search one name: `(a|aa)+$` can backtrack for years."""
+"""Seconds per pattern and name, since `(a|aa)+$` can backtrack for years."""
 FLOATS = ("F32", "F16", "BF16", "F64")
 STARTS_FROM_LORA = (True, False, "gaussian", "eva", "orthogonal")
-"""Values of `init_lora_weights` that leave the base as it is. The others subtract the first adapter from its
-weights."""
+"""Values of `init_lora_weights` that do not change the base."""
 OTHER_KINDS = {
     "use_qalora": "groups its inputs (QA-LoRA)",
     "layer_replication": "repeats layers of the model",
@@ -53,7 +51,7 @@ OTHER_KINDS = {
     "monteclora_config": "draws its weights at random (MonteCLoRA)",
     "use_bdlora": "has matrices in blocks (BD-LoRA)",
 }
-"""Settings of peft that make another function than base + scale · B A → what it does, as part of a sentence."""
+"""Unsupported peft settings → description."""
 _LORA = re.compile(r"(?P<layer>.+)\.lora_(?P<part>A\.weight|B\.weight|magnitude_vector(?:\.weight)?)")
 
 
@@ -62,8 +60,7 @@ _LORA = re.compile(r"(?P<layer>.+)\.lora_(?P<part>A\.weight|B\.weight|magnitude_
 
 @dataclass(frozen=True, slots=True)
 class PeftSettings:
-    """The settings in an adapter_config.json. Keys of the patterns: a layer's name, its end, or a pattern for
-    either."""
+    """Settings of an adapter_config.json. Pattern keys match a layer's name or its end."""
 
     base: str
     rank: int
@@ -74,24 +71,24 @@ class PeftSettings:
     uses_dora: bool
     dropout: float
     targets: tuple[str, ...]
-    """`target_modules` if they and `excluded` are names, else ()."""
+    """`target_modules` if they and `excluded` are plain names, else ()."""
     excluded: tuple[str, ...]
     layers: tuple[int, ...] | None
     """`layers_to_transform`; None means every layer."""
     modules_to_save: tuple[str, ...]
     ties_weights: bool
-    """`ensure_weight_tying`: a trained embedding is the output layer too, where the base's is."""
+    """`ensure_weight_tying`: a trained embedding is also the output layer if tied."""
 
     def rank_of(self, layer: str) -> int:
         return int(_matching(self.rank_pattern, layer, self.rank))
 
     def scale_of(self, layer: str) -> float:
-        """alpha / rank, under rsLoRA alpha / √rank, of one layer."""
+        """alpha / rank, with rsLoRA alpha / √rank, of one layer."""
         rank, alpha = self.rank_of(layer), _matching(self.alpha_pattern, layer, self.alpha)
         return tidy(alpha / (math.sqrt(rank) if self.uses_rslora else rank))
 
     def means(self, layer: str) -> bool:
-        """True if the names in `target_modules` mean this layer."""
+        """True if `target_modules` includes this layer."""
         parts = layer.split(".")
         parents = (".".join(parts[: end + 1]) for end in range(len(parts)))
         if not is_named(layer, self.targets) or is_named(layer, self.excluded):
@@ -103,14 +100,13 @@ class PeftSettings:
 
 
 def tidy(number: float) -> float:
-    """The number with 12 digits if that is a rounding error away: alpha / rank · rank need not be alpha to the last
-    bit."""
+    """Round to 12 digits if that is only a rounding error away."""
     short = float(f"{number:.12g}")
     return short if math.isclose(short, number, rel_tol=1e-15) else number
 
 
 def _matching(patterns: Mapping[str, float], layer: str, usual: float) -> float:
-    """The value of the first pattern for the layer's name or its end, as in `peft.utils.other.get_pattern_key`."""
+    """Value of the first matching pattern, as in `peft.utils.other.get_pattern_key`."""
     if layer in patterns:
         return patterns[layer]
     for pattern, value in patterns.items():
@@ -126,7 +122,7 @@ def _matching(patterns: Mapping[str, float], layer: str, usual: float) -> float:
 
 
 def read_settings(file: Path) -> PeftSettings:
-    """Raises UserError for a file that is not peft's, and for an adapter that mlx-lm has no counterpart for."""
+    """Raises UserError for a file that is not peft's or an unsupported adapter."""
     raw, where = read_object(file, SETTING), quote(file, PATH)
     kind = raw.get("peft_type")
     if kind is None:
@@ -194,8 +190,7 @@ def read_settings(file: Path) -> PeftSettings:
 
 @dataclass(frozen=True, slots=True)
 class PeftLayer:
-    """The adapter of one original layer: `a` [r, in], `b` [out, r], under DoRA `magnitude` [out]. Its change is
-    scale · b a."""
+    """Adapter of one original layer: `a` [r, in], `b` [out, r], DoRA `magnitude` [out]; change scale · b a."""
 
     a: mx.array
     b: mx.array
@@ -205,8 +200,7 @@ class PeftLayer:
 
 @dataclass(frozen=True, slots=True)
 class PeftAdapter:
-    """`layers` by the original layers' names; `whole`: original tensors that replace the base's. float32, not read
-    yet."""
+    """`layers` by original name; `whole`: original tensors that replace the base's. Lazy float32."""
 
     settings: PeftSettings
     layers: Mapping[str, PeftLayer]
@@ -214,7 +208,7 @@ class PeftAdapter:
 
 
 def read_peft_adapter(folder: Path) -> PeftAdapter:
-    """Raises UserError, naming the file or the layer, for a folder without a complete adapter of peft."""
+    """Raises UserError naming the file or layer for an incomplete adapter."""
     if not is_file(folder / ARRAYS):
         if is_file(folder / PICKLE):
             pickle = f"{quote(folder / PICKLE, PATH)} is a pickle, which can run code when it is opened"
@@ -238,7 +232,7 @@ def read_peft_adapter(folder: Path) -> PeftAdapter:
 
 
 def merged_model(adapter: PeftAdapter, original: OriginalFiles) -> nn.Module:
-    """The original model with the adapters merged as peft does: base + scale · B A, under DoRA at its length."""
+    """The original model with merged adapters: base + scale · B A, with DoRA's magnitudes."""
     arrays = original.arrays()
     for name, layer in adapter.layers.items():
         merged = arrays[f"{name}.weight"].astype(mx.float32) + layer.scale * (layer.b @ layer.a)
@@ -250,8 +244,7 @@ def merged_model(adapter: PeftAdapter, original: OriginalFiles) -> nn.Module:
 
 
 def _sorted_by_layer(header: Mapping[str, StoredArray]) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
-    """(layer → A, B or magnitude → the array's name; original tensor → the array's name). Raises UserError for
-    others."""
+    """(layer → A, B or magnitude → array; original tensor → array). Raises UserError for other arrays."""
     layers: dict[str, dict[str, str]] = {}
     whole: dict[str, str] = {}
     for stored, about in header.items():
@@ -279,7 +272,7 @@ def _sorted_by_layer(header: Mapping[str, StoredArray]) -> tuple[dict[str, dict[
 def _check_layer(
     layer: str, found: Mapping[str, str], header: Mapping[str, StoredArray], settings: PeftSettings
 ) -> None:
-    """Raise UserError if an array of a layer's adapter is missing or has another shape than the settings say."""
+    """Raise UserError for a missing or misshapen adapter array."""
     adapter = f"The adapter of {quote(layer, NAME)}"
     wanted = ["A", "B", *(["magnitude"] if settings.uses_dora else [])]
     if missing := [part for part in wanted if part not in found]:
@@ -298,7 +291,7 @@ def _check_layer(
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """`shapes` of the original tensors, where mlx-lm's arrays come from (`traced`), and their files if they are here.
+    """Origin of mlx-lm's arrays: original `shapes`, the trace `traced`, and local files if any.
 
     `is_tied`: the output layer is the embedding.
     """
@@ -309,7 +302,7 @@ class Origin:
     is_tied: bool
 
     def tensor(self, name: str) -> mx.array:
-        """An original tensor, float32. Raises UserError if the files are not here."""
+        """An original tensor, float32. Raises UserError without the files."""
         if self.files is None:
             needed = f"The original weights are needed for {quote(name, 90)}, and are not on this disk"
             raise UserError(SETTING, f"{needed}; give --fetch.")
@@ -319,10 +312,10 @@ class Origin:
 def origin_of(
     base: Path, name: str, model: nn.Module, config: Mapping[str, Any], layers: Iterable[str], fetch: Fetch | None
 ) -> Origin:
-    """The origin of the arrays of `model`, from the folder `base` and called `name`.
+    """Origin of the arrays of `model`, from folder `base`, called `name`.
 
-    `config`: its config.json. `layers`: those that the adapter names. `fetch` downloads the original weights if they
-    are not on this disk. Raises UserError if the origin cannot be known.
+    `layers`: those in the adapter. `fetch` downloads missing original weights. Raises UserError if the origin is
+    unknown.
     """
     try:
         files = find_original(base, name, fetch)
@@ -343,7 +336,7 @@ def origin_of(
 
 
 def is_tied(config: Mapping[str, Any], traced: Trace) -> bool:
-    """True if the output layer is the embedding, which is transformers' default."""
+    """True if the output layer is the embedding, transformers' default."""
     text: Mapping[str, Any] = config.get("text_config") or config
     has_head = any(name.endswith("lm_head.weight") for name in traced)
     return bool(text.get("tie_word_embeddings", True)) and not has_head

@@ -1,6 +1,6 @@
-"""Import an adapter of peft as a folder of mlx-lm's, which a run starts from and mlx-lm's own programs load.
+"""Import a peft adapter as an mlx-lm adapter folder, verified by logits.
 
-The inverse of `backend.export.peft_export`, over the same trace of rows; the result is compared by logits.
+The inverse of `backend.export.peft_export`.
 """
 
 from __future__ import annotations
@@ -48,16 +48,15 @@ ARRAYS, CONFIG = "adapters.safetensors", "adapter_config.json"
 LINEAR, EXPERTS = (nn.Linear, nn.QuantizedLinear), (SwitchLinear, QuantizedSwitchLinear)
 EMBEDDINGS = (nn.Embedding, nn.QuantizedEmbedding)
 SAME_LENGTH = 1e-5
-"""Relative difference of a row's magnitude from its length in the base up to which training did not move it."""
+"""Relative difference below which a magnitude counts as untrained."""
 
 Columns = dict[tuple[str, str], slice]
-"""(mlx-lm's array, original tensor) → the part of the original adapter's rank that the array needs."""
+"""(mlx-lm array, original tensor) → columns of the adapter's rank."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImportedAdapter:
-    """The new folder, and how the model with it differs from the one that peft merges; None without the original
-    weights."""
+    """The new folder and its difference from peft's merged model; None without the original weights."""
 
     path: Path
     layers: int
@@ -65,7 +64,7 @@ class ImportedAdapter:
     notes: tuple[str, ...]
 
     def sentences(self) -> tuple[str, ...]:
-        """The result, for people."""
+        """Messages about the result."""
         compared = ""
         if self.verification is not None:
             differ = "the model's logits differ from those of what peft merges by"
@@ -82,11 +81,10 @@ def import_adapter(
     fetch: Fetch | None = None,
     progress: Progress = silent,
 ) -> ImportedAdapter:
-    """Put the adapter in `folder` onto the model `model_name` ("" for the one that the adapter names), into the folder
-    `to`.
+    """Import the adapter in `folder` onto `model_name` ("" for its own base) into the folder `to`.
 
-    Raises UserError, naming the layer, for what mlx-lm has no place for; nothing is left behind then. RuntimeError if
-    the written adapter does not make the model that peft makes.
+    Raises UserError naming an unsupported layer; RuntimeError if the result differs from peft's model. Neither leaves a
+    folder.
     """
     if to.exists() and not overwrite:
         raise UserError("output", f"{quote(to)} is there already; take another name, or --overwrite.")
@@ -112,7 +110,7 @@ def import_adapter(
 
 
 def _verified(adapter: PeftAdapter, origin: Origin, base: Path, files: AdapterFiles) -> Verification | None:
-    """Compare with the weights that peft would merge. The adapter is loaded onto the model itself in any case."""
+    """Load the adapter onto the model and compare with peft's merged weights if available."""
     TrainedWeights(base, str(base), base, files).open()
     if origin.files is None:
         return None
@@ -147,8 +145,7 @@ def _notes(adapter: PeftAdapter, carried: CarriedAdapter, origin: Origin, name: 
 
 @dataclass(frozen=True, slots=True)
 class CarriedLayer:
-    """The adapter of one of mlx-lm's layers: `a` [E, r, in], `b` [E, out, r], E = 1 but for experts; `magnitude`
-    [out]."""
+    """Adapter of an mlx-lm layer: `a` [E, r, in], `b` [E, out, r], E experts (else 1); `magnitude` [out]."""
 
     a: mx.array
     b: mx.array
@@ -162,7 +159,7 @@ class CarriedLayer:
 
 @dataclass(frozen=True, slots=True)
 class CarriedAdapter:
-    """Adapters by the names of mlx-lm's layers, at one scale, and arrays that were trained as a whole, float32."""
+    """Adapters by mlx-lm layer at one scale, and wholly trained float32 arrays."""
 
     scale: float
     layers: Mapping[str, CarriedLayer]
@@ -173,7 +170,7 @@ class CarriedAdapter:
         return max((layer.rank for layer in self.layers.values()), default=1)
 
     def arrays(self) -> dict[str, mx.array]:
-        """By mlx-lm's names: A as [in, r] and B as [r, out], for experts [E, r, in] and [E, out, r]."""
+        """By mlx-lm name: A [in, r] and B [r, out], for experts [E, r, in] and [E, out, r]."""
         arrays: dict[str, mx.array] = dict(self.whole)
         for name, layer in self.layers.items():
             a, b = wider(layer.a, layer.b, self.rank)
@@ -185,7 +182,7 @@ class CarriedAdapter:
 
 
 def carried_adapter(adapter: PeftAdapter, origin: Origin, model: nn.Module) -> CarriedAdapter:
-    """`model`: mlx-lm's, without adapters. Raises UserError, naming the layer, for one that has no place in it."""
+    """`model` is mlx-lm's, without adapters. Raises UserError naming a layer without a counterpart."""
     _check_places(adapter, origin)
     scale = Counter(layer.scale for layer in adapter.layers.values()).most_common(1)[0][0] if adapter.layers else 1.0
     tensors = {
@@ -216,8 +213,7 @@ def carried_adapter(adapter: PeftAdapter, origin: Origin, model: nn.Module) -> C
 
 
 def _check_places(adapter: PeftAdapter, origin: Origin) -> None:
-    """Raise UserError for a layer that the model lacks, or has in another shape, and for one whose adapter is
-    missing."""
+    """Raise UserError for missing or misshapen layers, and for missing adapters."""
     sources = by_original(run for runs in origin.traced.values() for run in runs)
     for layer, found in adapter.layers.items():
         tensor, called = f"{layer}.weight", quote(layer, NAME)
@@ -238,10 +234,9 @@ def _check_places(adapter: PeftAdapter, origin: Origin) -> None:
 
 
 def _columns_of(tensor: str, layer: PeftLayer, rows: list[RowRun], origin: Origin) -> dict[str, slice]:
-    """Array → the columns of B that its rows use: all, unless B has one block for each array, as `peft_export` makes
-    it.
+    """Array → columns of B that its rows use: all, unless B is block-diagonal as from `peft_export`.
 
-    An array of several whose rows the adapter does not change gets none.
+    An unchanged array among several gets none.
     """
     of_array: dict[str, list[RowRun]] = {}
     for run in rows:
@@ -277,7 +272,7 @@ def _rows_of(array: mx.array, rows: list[RowRun]) -> mx.array:
 def _carried(
     array: str, tensors: Mapping[str, PeftLayer], columns: Columns, origin: Origin, experts: int
 ) -> CarriedLayer:
-    """`experts`: how many lie behind one another in the array; 0 for an ordinary layer."""
+    """`experts`: number stacked in the array; 0 for an ordinary layer."""
     runs = origin.traced[array]
     rows = sum(run.count for run in runs) // (experts or 1)
     # Every expert is an original of its own, so no run reaches over two of them.
@@ -300,8 +295,7 @@ def _carried(
 
 
 def _low_rank(runs: list[RowRun], tensors: Mapping[str, PeftLayer], columns: Columns) -> tuple[mx.array, mx.array]:
-    """A [r, in] and B [rows of the runs, r]. Originals with the same A share it; those without an adapter have zeros
-    in B."""
+    """A [r, in] and B [rows, r]. Originals with equal A share it; those without an adapter have zeros in B."""
     shared: list[mx.array] = []
     place: dict[str, int] = {}
     for run in runs:
@@ -321,9 +315,9 @@ def _low_rank(runs: list[RowRun], tensors: Mapping[str, PeftLayer], columns: Col
 
 
 def wider(a: mx.array, b: mx.array, rank: int) -> tuple[mx.array, mx.array]:
-    """A [.., r, in] and B [.., out, r] widened to `rank`, which computes the same.
+    """Widen A [.., r, in] and B [.., out, r] to `rank` without changing the result.
 
-    New columns of B are zero, and new rows of A as LoRA begins with them, so that they can learn.
+    New columns of B are zero; new rows of A are initialised as in LoRA.
     """
     missing = rank - a.shape[-2]
     if not missing:
@@ -334,7 +328,7 @@ def wider(a: mx.array, b: mx.array, rank: int) -> tuple[mx.array, mx.array]:
 
 
 def _whole_arrays(adapter: PeftAdapter, origin: Origin, model: nn.Module) -> dict[str, mx.array]:
-    """Arrays trained as a whole. Raises UserError for a tensor without a place in the model."""
+    """Wholly trained arrays. Raises UserError for a tensor without a counterpart."""
     whole = _without_tied_head(adapter, origin, model)
     traced = {run.original for runs in origin.traced.values() for run in runs}
     for tensor, array in whole.items():
@@ -356,9 +350,9 @@ def _whole_arrays(adapter: PeftAdapter, origin: Origin, model: nn.Module) -> dic
 
 
 def _without_tied_head(adapter: PeftAdapter, origin: Origin, model: nn.Module) -> Mapping[str, mx.array]:
-    """The whole tensors, without an output layer that equals the embedding it is tied to.
+    """Drop an output layer that equals its tied embedding.
 
-    Raises UserError if training has made them differ: peft trains a copy of a tied embedding by default.
+    Raises UserError if they differ: peft trains a copy by default.
     """
     whole = adapter.whole
     if not origin.is_tied:
@@ -379,7 +373,7 @@ def _without_tied_head(adapter: PeftAdapter, origin: Origin, model: nn.Module) -
 
 
 def _adapter_config(name: str, carried: CarriedAdapter, settings: PeftSettings, model: nn.Module) -> dict[str, Any]:
-    """The content of mlx-lm's adapter_config.json, as `backend.models.saving.adapter_config` writes it for a run."""
+    """mlx-lm's adapter_config.json, as in `backend.models.saving.adapter_config`."""
     count, keys = _layers_and_keys(model, set(carried.layers))
     parameters = {"rank": carried.rank, "scale": carried.scale, "dropout": settings.dropout}
     about: dict[str, Any] = {
@@ -400,9 +394,9 @@ def _adapter_config(name: str, carried: CarriedAdapter, settings: PeftSettings, 
 
 
 def _layers_and_keys(model: nn.Module, adapted: set[str]) -> tuple[int, list[str]]:
-    """mlx-lm's `num_layers` and `keys` that mean these layers and no others; keys are [] for all that take adapters.
+    """mlx-lm's `num_layers` and `keys` for exactly these layers; [] for all.
 
-    If the last layers are not alike in what is adapted, the keys are full names.
+    Full names if layers are adapted differently.
     """
     layers: list[nn.Module] = model.layers  # pyright: ignore
     full = {id(module): f"{name}." for name, module in model.named_modules()}

@@ -1,8 +1,7 @@
-"""The policy: load a model through mlx-lm, quantise it, attach adapters, keep a frozen reference.
+"""The policy: load a model, quantise it, attach adapters, keep a frozen reference.
 
-The reference is the model before training. Its module tree is copied before adapters are attached and shares every
-array with the policy's base, so it costs no memory under LoRA and DoRA; under full fine-tuning the arrays diverge at
-the first update.
+The reference shares the policy's base arrays, so it needs no memory under LoRA and DoRA; under full fine-tuning they
+diverge at the first update.
 """
 
 from __future__ import annotations
@@ -44,17 +43,15 @@ QUANTIZATION = {
 
 SIXTEEN_BIT_TYPES = (mx.bfloat16, mx.float16)
 DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
-"""`dtype`, but for "auto"."""
+"""Values of `dtype` except "auto"."""
 
 
 class Policy:
     """Model, tokenizer and reference of one run. Built by `load_policy`.
 
-    `original_dtypes`: the type of every array that was loaded in 16 bits and is trained in 32; it is saved in that
-    type. `masters`: mixed precision (arXiv:1710.03740), the trainable arrays in float32 where the model computes with
-    copies in 16 bits; None where the model's own arrays learn. `adapted_keys` names the layers with adapters if they
-    are not all. `shared_weights`: the base that other policies share. `hidden` and `logits` are the two parts of the
-    forward pass (see `backend.engine.forward.SplitModel`).
+    `original_dtypes`: types to save arrays in that are trained in float32. `masters`: float32 trainable arrays under
+    mixed precision (arXiv:1710.03740), else None. `adapted_keys`: adapted layers if not all. `shared_weights`: a base
+    shared with other policies. `hidden` and `logits`: see `backend.engine.forward.SplitModel`.
     """
 
     is_sharded = False
@@ -92,37 +89,37 @@ class Policy:
         return self.split_model.logits(hidden)
 
     def parameters(self) -> Any:
-        """The trainable arrays as the optimizer has them."""
+        """Trainable arrays as the optimizer has them."""
         return self.model.trainable_parameters() if self.masters is None else self.masters
 
     def set_parameters(self, parameters: Any) -> None:
-        """Set the arrays that the optimizer returned. Lazy: evaluate `arrays()` after it."""
+        """Set the optimizer's arrays. Lazy: evaluate `arrays()` afterwards."""
         if self.masters is not None:
             self.masters = parameters
             parameters = tree_map(lambda x, own: x.astype(own.dtype), parameters, self.model.trainable_parameters())
         self.model.update(parameters)
 
     def trainable(self) -> dict[str, mx.array]:
-        """Every trainable array, by name, as the optimizer has it."""
+        """Trainable arrays by name, as the optimizer has them."""
         return dict(tree_flatten(self.parameters()))
 
     def arrays(self) -> Any:
-        """All arrays that training changes, copies in 16 bits included."""
+        """All arrays that training changes, 16-bit copies included."""
         return [self.parameters(), self.model.trainable_parameters()]
 
     def assign(self, arrays: dict[str, mx.array]) -> None:
-        """Restore saved trainable arrays. Raises ValueError if names or shapes differ."""
+        """Restore saved trainable arrays. Raises ValueError for other names or shapes."""
         own = self.trainable()
         if own.keys() != arrays.keys() or any(own[name].shape != arrays[name].shape for name in own):
             raise ValueError("The saved weights do not belong to this model.")
         self.set_parameters(tree_map_with_path(lambda name, _: arrays[name], self.parameters()))
 
     def gather_gradient(self, gradient: Any) -> Any:
-        """The gradient in `parameters()`, from that in the model's own arrays (see `ShardedPolicy`)."""
+        """Gradient for `parameters()` from that of the model's arrays (see `ShardedPolicy`)."""
         return gradient
 
     def broadcast_from_rank0(self, arrays: Sequence[mx.array]) -> Sequence[mx.array]:
-        """Rank 0's arrays where several ranks compute one model (see `ShardedPolicy`)."""
+        """Rank 0's arrays under sharding (see `ShardedPolicy`)."""
         return arrays
 
     def move_reference(self, alpha: float) -> None:
@@ -131,9 +128,9 @@ class Policy:
         self.restore_reference({name: (1 - alpha) * reference[name] + alpha * policy[name] for name in policy})
 
     def use_reference(self, config: ModelSettings) -> None:
-        """Load or drop the reference to follow the settings. Raises UserError for a reference that cannot be loaded.
+        """Load or drop the reference as configured. Raises UserError if it cannot be loaded.
 
-        Under full fine-tuning the base weights are gone: a reference can be dropped there, but not loaded again.
+        Under full fine-tuning a dropped reference cannot be loaded again.
         """
         if config.needs_reference == (self.reference is not None):
             return
@@ -146,7 +143,7 @@ class Policy:
         self.reference = split(reference) if reference is not None else None
 
     def reference_arrays(self) -> dict[str, mx.array]:
-        """The reference's value of every trainable array. Complete only with `sync_ref_model` or full fine-tuning."""
+        """Reference values of the trainable arrays. Complete only with `sync_ref_model` or full fine-tuning."""
         assert self.reference_model is not None
         everything = dict(tree_flatten(self.reference_model.parameters()))
         return {name: everything[name] for name in self.trainable()}
@@ -164,9 +161,9 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """A model in the precision of the settings, without adapters; `original_dtypes` and `masters` as in `Policy`.
+    """A model in the configured precision without adapters; fields as in `Policy`.
 
-    Policies with adapters may be built on one Base: each has its own module tree over the same arrays.
+    Several adapter policies can share its arrays.
     """
 
     model: nn.Module
@@ -176,11 +173,11 @@ class Base:
     masters: Any
     weights: SharedWeights
     references: dict[str, nn.Module] = field(default_factory=dict)
-    """Other models as reference, by `reference_model_path`."""
+    """Other reference models by `reference_model_path`."""
 
 
 def load_base(config: ModelSettings, note: Callable[[str], None] = lambda sentence: None) -> Base:
-    """Load, quantise and cast the model of a run. Raises UserError, naming the setting."""
+    """Load, quantise and cast a run's model. Raises UserError naming the setting."""
     device.use(config.device)
     model, tokenizer, model_config = load_model(config.model, "model")
     tokenizer = run_tokenizer(config.tokenizer, tokenizer, model)
@@ -196,7 +193,7 @@ def load_base(config: ModelSettings, note: Callable[[str], None] = lambda senten
 
 
 def check_learns(model: nn.Module, model_config: dict[str, Any], config: ModelSettings) -> None:
-    """Raise the UserError of `load_policy` that shows without weights; `model` is of no use afterwards."""
+    """Raise `load_policy`'s UserError without weights; `model` is unusable afterwards."""
     model, _ = quantized_as(model, model_config, config)
     if config.needs_reference and (adapters := _reference_adapters(config)) is not None:
         _with_adapters(copy_sharing_arrays(model), adapters)
@@ -211,11 +208,10 @@ def check_learns(model: nn.Module, model_config: dict[str, Any], config: ModelSe
 def load_policy(
     config: ModelSettings, note: Callable[[str], None] = lambda sentence: None, shared: Base | None = None
 ) -> Policy:
-    """Build the policy of a run, before its first step; `note` takes messages for the user.
+    """Build a run's policy before its first step; `note` takes messages for the user.
 
-    `shared` is a base that other policies use too, of the same `model`, `quantization` and `dtype`: only adapters can
-    be trained on it. Raises UserError, naming the setting, for a model that cannot be loaded, run, quantised or
-    adapted.
+    `shared`: a base with the same `model`, `quantization` and `dtype`, for adapters only. Raises UserError naming the
+    setting.
     """
     if sentence := cpu.check_compiler():
         note(sentence)
@@ -242,10 +238,10 @@ def load_policy(
 
 
 def cast(model: nn.Module, dtype: str, keep: bool = False) -> Any:
-    """Cast the model's float arrays, scales and biases of quantised layers included. "auto" leaves them as they are.
+    """Cast float arrays, quantised layers' scales and biases included; "auto" does nothing.
 
-    Arrays that the architecture computes in float32 (routers, state-space decays) stay, as in mlx-lm's own conversion.
-    With `keep`: returns the arrays before the cast if it rounded them to 16 bits; else None.
+    Arrays that need float32 (routers, state-space decays) stay, as in mlx-lm. `keep`: return the arrays before rounding
+    to 16 bits, else None.
     """
     if dtype == "auto":
         return None
@@ -261,7 +257,7 @@ def cast(model: nn.Module, dtype: str, keep: bool = False) -> Any:
 
 
 def check_computes(model: nn.Module, config: ModelSettings) -> None:
-    """Raise UserError if the model does not run in the settings' type: some operations take one type on a device."""
+    """Raise UserError if the model cannot run in the configured type."""
     if config.dtype == "auto":  # as `check_runs` has run it
         return
     try:
@@ -272,7 +268,7 @@ def check_computes(model: nn.Module, config: ModelSettings) -> None:
 
 
 def check_can_learn(model: nn.Module, name: str) -> None:
-    """Raise UserError for an operation without a gradient here, such as a Metal kernel that only runs forward."""
+    """Raise UserError for an operation without a gradient, such as a forward-only Metal kernel."""
     if reason := gradient_error(model):
         operation = f"an operation of its code has no gradient on this device ({quote(reason, 50)})"
         raise UserError("model", f"The model {quote(Path(name), 50)} cannot be trained here: {operation}.")
@@ -281,7 +277,7 @@ def check_can_learn(model: nn.Module, name: str) -> None:
 def quantized_as(
     model: nn.Module, model_config: dict[str, Any], config: ModelSettings
 ) -> tuple[nn.Module, dict[str, Any]]:
-    """(model, config.json) in the setting Quantization, lazily. Raises UserError."""
+    """(model, config.json) quantised as configured, lazily. Raises UserError."""
     if config.quantization == "none":
         return model, model_config
     if is_quantised(model):
@@ -302,20 +298,20 @@ def quantized_as(
 def quantize(
     model: nn.Module, model_config: dict[str, Any], *, bits: int, group_size: int, mode: str
 ) -> tuple[nn.Module, dict[str, Any]]:
-    """(model, config.json) quantised by mlx-lm, lazily; layers whose width is no multiple of `group_size` stay."""
+    """(model, config.json) quantised by mlx-lm, lazily; widths not divisible by `group_size` stay."""
     with contextlib.redirect_stdout(io.StringIO()):  # mlx-lm prints a line, and stdout may carry the event log
         return mlx_lm_utils.quantize_model(model, model_config, group_size, bits, mode=mode)
 
 
 def is_quantised(model: nn.Module) -> bool:
-    """True if a loaded model has quantised layers; for config.json see `backend.models.architectures`."""
+    """True if a loaded model has quantised layers."""
     return any(isinstance(module, (nn.QuantizedLinear, nn.QuantizedEmbedding)) for module in model.modules())
 
 
 def _prepare_full_training(model: nn.Module, note: Callable[[str], None]) -> dict[str, mx.Dtype]:
-    """Cast the model to float32, since a 16-bit weight loses updates smaller than its rounding.
+    """Cast the model to float32, since 16-bit weights lose small updates.
 
-    Returns the types of the cast arrays by name. Raises UserError for a quantised model.
+    Returns the original types by name. Raises UserError for a quantised model.
     """
     if is_quantised(model):
         raise UserError(
@@ -337,7 +333,7 @@ def _prepare_full_training(model: nn.Module, note: Callable[[str], None]) -> dic
 def _load_reference(
     model: nn.Module, tokenizer: Any, config: ModelSettings, loaded: dict[str, nn.Module]
 ) -> nn.Module | None:
-    """The model before training, or another one, which `loaded` caches by its path; None if none is needed."""
+    """The untrained model, or another one cached in `loaded` by path; None if not needed."""
     if not config.needs_reference:
         return None
     if not config.reference_model_path:
@@ -348,7 +344,7 @@ def _load_reference(
 
 
 def _other_reference(model: nn.Module, tokenizer: Any, config: ModelSettings) -> nn.Module:
-    """Another model as the reference, or the base with other adapters."""
+    """Another model, or the base with other adapters, as the reference."""
     if (adapters := _reference_adapters(config)) is not None:
         return frozen(_with_adapters(copy_sharing_arrays(model), adapters))
     reference, other_tokenizer, _ = load_model(config.reference_model_path, "reference_model_path")
@@ -358,13 +354,13 @@ def _other_reference(model: nn.Module, tokenizer: Any, config: ModelSettings) ->
 
 
 def _reference_adapters(config: ModelSettings) -> Path | None:
-    """The adapter folder, if the reference is the base with other adapters."""
+    """Adapter folder of the reference, if it is one."""
     path = user_path(config.reference_model_path, "reference_model_path")
     return path if config.reference_model_path and (path / "adapter_config.json").is_file() else None
 
 
 def check_same_tokens(of_reference: Any, of_model: Any, config: ModelSettings) -> None:
-    """Raise UserError for a reference model with other tokens."""
+    """Raise UserError for a reference model with another vocabulary."""
     if of_reference.get_vocab() != of_model.get_vocab():
         reference, model = (quote(Path(path), 40) for path in (config.reference_model_path, config.model))
         other = f"The reference model {reference} has other tokens than {model}"
@@ -378,7 +374,7 @@ def frozen(model: nn.Module) -> nn.Module:
 
 
 def _with_adapters(model: nn.Module, adapters: Path) -> nn.Module:
-    """`model` with trained adapters loaded. Raises UserError if they do not fit it."""
+    """Load trained adapters into `model`. Raises UserError if they do not fit."""
     check_adapter(adapters, "reference_model_path")
     try:
         return load_adapters(model, str(adapters))
@@ -390,18 +386,17 @@ def _with_adapters(model: nn.Module, adapters: Path) -> nn.Module:
 
 
 LABELS = {"train_type": "Fine-tune", "rank": "Rank", "scale": "Scale"}
-"""Settings that must be the adapter's → their labels."""
+"""Settings that must match the adapter's → labels."""
 
 
 def check_start(model: nn.Module, config: AdapterSettings, adapter: str, runs_dir: Path | None = None) -> None:
-    """Raise UserError if the run cannot start from `adapter`. `model` has the run's own adapters, its weights
-    unread."""
+    """Raise UserError if the run cannot start from `adapter`. `model` has the run's own adapters, unread."""
     own: Any = tree_flatten(model.trainable_parameters())
     _check(find_adapter(adapter, runs_dir), config, {name: tuple(array.shape) for name, array in own})
 
 
 def load_start(policy: Policy, config: ModelSettings, adapter: str, runs_dir: Path | None = None) -> str:
-    """Replace the policy's adapters by `adapter`; returns a sentence for the event log. Raises UserError."""
+    """Load `adapter` into the policy; returns a message for the event log. Raises UserError."""
     source, own = find_adapter(adapter, runs_dir), policy.trainable()
     _check(source, config, {name: tuple(array.shape) for name, array in own.items()})
     try:

@@ -1,4 +1,4 @@
-"""Write a policy: the whole model as mlx-lm loads it, and the description of its adapters."""
+"""Write a policy: the whole model for mlx-lm, and its adapter config."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from backend.utils.whole_file import whole_folder
 
 Arrays = dict[str, mx.array]
 HostArrays = dict[str, np.ndarray]
-"""Views of evaluated arrays, which are written without mlx."""
+"""Host views of evaluated arrays."""
 
 
 def adapter_config(policy: Policy, config: ModelSettings) -> dict[str, Any]:
-    """The content of adapter_config.json, from which mlx-lm's `load_adapters` rebuilds the adapters."""
+    """adapter_config.json for mlx-lm's `load_adapters`."""
     about: dict[str, Any] = {
         "fine_tune_type": config.train_type,
         "model": config.model,
@@ -42,12 +42,12 @@ def adapter_config(policy: Policy, config: ModelSettings) -> dict[str, Any]:
 
 
 def on_host(arrays: Arrays) -> HostArrays:
-    """The same numbers for numpy, not copied. For evaluated arrays of types that numpy has."""
+    """Zero-copy numpy views of evaluated arrays."""
     return {name: np.array(x, copy=False) for name, x in arrays.items()}
 
 
 def save_arrays(path: Path, arrays: Arrays | HostArrays) -> None:
-    """Write arrays into a safetensors file. Raises OSError."""
+    """Write a safetensors file. Raises OSError."""
     if any(isinstance(x, np.ndarray) for x in arrays.values()):
         write_safetensors(path, dict(arrays))
         return
@@ -58,10 +58,9 @@ def save_arrays(path: Path, arrays: Arrays | HostArrays) -> None:
 
 
 def save_model(policy: Policy, config: ModelSettings, folder: Path) -> None:
-    """Replace `folder` by the whole model as `mlx_lm.load` opens it, in the precision that it was loaded with.
+    """Replace `folder` by the whole model in its loaded precision, with the run's tokenizer.
 
-    The tokenizer's files are copied from the base model, or from the run's own tokenizer. Raises DiskError; an older
-    model in `folder` stays then, and both are on the disk for a moment.
+    Raises DiskError and then keeps the older model; both briefly exist.
     """
     require_room(folder, model_bytes(policy), "The model")
     # A folder, never an id: for an id mlx-lm requests a model card from the Hub, and a run must be able to end offline.
@@ -72,7 +71,7 @@ def save_model(policy: Policy, config: ModelSettings, folder: Path) -> None:
 
 
 def model_bytes(policy: Policy) -> int:
-    """Bytes of the whole model on disk in the precision that it was loaded with."""
+    """Bytes of the whole model in its loaded precision."""
     model = _in_original_precision(policy)  # lazy: nothing is computed
     arrays: dict[str, mx.array] = dict(tree_flatten(model.parameters()))
     return sum(array.nbytes for array in arrays.values())

@@ -1,9 +1,6 @@
-"""A policy too large for one machine: each rank of a group has a part of every layer, and all of them compute every
-pass together.
+"""A policy sharded over several machines with mlx-lm's `model.shard(group)`.
 
-mlx-lm's `model.shard(group)` shards the layers, and its layers sum over the ranks inside the forward pass. So every
-rank has to run the same passes in the same order, from loading on. Weights are read an array at a time and only this
-rank's part is kept.
+Layers sum over ranks in the forward pass, so all ranks must run the same passes in the same order.
 """
 
 from __future__ import annotations
@@ -32,7 +29,7 @@ from backend.utils.text import quote
 
 
 class ShardedPolicy(Policy):
-    """This rank's part of a policy. `masters` are the whole adapters, on every rank alike, in float32."""
+    """This rank's part of a policy. `masters` are the whole float32 adapters, equal on all ranks."""
 
     is_sharded = True
 
@@ -61,7 +58,7 @@ class ShardedPolicy(Policy):
         return self.adapters.gather_gradient(gradient, self._add_up)
 
     def broadcast_from_rank0(self, arrays: Sequence[mx.array]) -> list[mx.array]:
-        """The first rank's values of these arrays of 32 bits and one shape: exact, since bits are added to zeros."""
+        """Rank 0's values of 32-bit arrays of one shape; exact, since bits are added to zeros."""
         bits = mx.stack([array.view(mx.int32) for array in arrays])
         # A product, not zeros of their own: those would depend on nothing, and this sum would begin before those of the
         # forward pass.
@@ -82,11 +79,9 @@ def load_sharded_policy(
     note: Callable[[str], None] = lambda sentence: None,
     add_up: Sum | None = None,
 ) -> ShardedPolicy:
-    """As `load_policy`, this rank's part. Every rank of `group` must call it, having met at a barrier before: the trial
-    passes in it are computed together. `add_up`: the sum of gradients over the ranks, where it is not a plain one over
-    the group.
+    """This rank's part of `load_policy`. All ranks of `group` must call it together, after a barrier.
 
-    Raises UserError, on every rank alike, for a model that cannot be dealt out to so many.
+    `add_up`: sum of gradients over ranks, if not plain. Raises UserError on every rank if the model cannot be sharded.
     """
     device.use(config.device)
     if sentence := cpu.check_compiler():
@@ -119,8 +114,7 @@ def load_sharded_policy(
 
 
 def check_divides(model: nn.Module, config: ModelSettings, size: int) -> None:
-    """Raise the UserError that `load_sharded_policy` would raise for so many ranks, as far as it shows without the
-    weights of `model`, which may be left unread; it is of no use afterwards."""
+    """Raise `load_sharded_policy`'s UserError without the weights of `model`, which is unusable afterwards."""
     group: Any = AbsentGroup(size)
     adapted = copy_sharing_arrays(model)
     attach_adapters(adapted, config)
@@ -129,8 +123,7 @@ def check_divides(model: nn.Module, config: ModelSettings, size: int) -> None:
 
 
 class AbsentGroup:
-    """The first rank of a group of this size, without the others: to see whether a model divides. Nothing can be
-    computed with it."""
+    """Rank 0 of a group without other ranks, to test sharding. It cannot compute."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -144,7 +137,7 @@ class AbsentGroup:
 
 @contextmanager
 def _refusals(config: ModelSettings, size: int) -> Iterator[None]:
-    """Turns a CannotShardError into a UserError."""
+    """Raise CannotShardError as a UserError."""
     try:
         yield
     except CannotShardError as error:
@@ -159,13 +152,11 @@ WITHOUT_GRADIENT = {
     "longcat_flash_ngram": "the gradient of its experts that compute nothing is summed over machines once too often",
     "minimax": "of the norms across its heads each machine's gradient stays its own",
 }
-"""Architectures whose sharded forward pass is right and whose gradient is not, with the reason as part of a
-sentence."""
+"""Architectures whose sharded gradient is wrong → reason, as part of a message."""
 
 
 def sharding_refusal(config: Mapping[str, Any]) -> str:
-    """Why a model with this config.json cannot be trained divided among machines, in one sentence; "" where nothing is
-    known against it."""
+    """Reason why this model cannot be trained sharded, or ""."""
     kind, module = quote(model_type(config), 40), module_of(config)
     if not divides(module):
         return (
@@ -177,7 +168,7 @@ def sharding_refusal(config: Mapping[str, Any]) -> str:
 
 
 def divides(module: str) -> bool:
-    """True if this module of mlx_lm.models defines a model that can shard its layers."""
+    """True if this module of mlx_lm.models supports sharding."""
     try:
         return hasattr(importlib.import_module(f"mlx_lm.models.{module}").Model, "shard")
     except SystemExit:  # a package that its code needs is not installed

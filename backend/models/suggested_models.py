@@ -1,7 +1,4 @@
-"""Models to begin with, and their architectures, from which download size and memory are computed without a download.
-
-The numbers are those of the models' config.json on Hugging Face.
-"""
+"""Suggested models with architecture numbers from their config.json, for sizes without a download."""
 
 from __future__ import annotations
 
@@ -13,13 +10,13 @@ from typing import Any
 from backend.trainer.memory.model_shape import ModelShape, shape_from
 
 TOKENIZER_BYTES = 16e6
-"""About what tokenizer and configs add to a download of weights: 11 MB for Qwen, 17 MB for Llama."""
+"""Approximate bytes of tokenizer and configs."""
 _FOUR_BITS = {"group_size": 64, "bits": 4}
 
 
 @dataclass(frozen=True)
 class SuggestedModel:
-    """A model on Hugging Face. `architecture` has the sizes of its config.json."""
+    """A Hugging Face model. `architecture` has the sizes of its config.json."""
 
     id: str
     good_for: str
@@ -33,7 +30,7 @@ class SuggestedModel:
 
     @property
     def download_bytes(self) -> float:
-        """Bytes that a download fetches, within a few per cent."""
+        """Approximate bytes to download."""
         return self.shape.weights + TOKENIZER_BYTES
 
 
@@ -82,9 +79,8 @@ SUGGESTED_MODELS: tuple[SuggestedModel, ...] = (
         _architecture("qwen3", 2560, 36, 32, 8, 128, 9728, 151936),
     ),
 )
-"""The smallest first."""
+"""Smallest first."""
 
 
 def suggested(id_: str) -> SuggestedModel | None:
-    """The suggestion with this id, if there is one."""
     return next((model for model in SUGGESTED_MODELS if model.id == id_), None)

@@ -1,4 +1,4 @@
-"""Load the tokenizer of a model, or the one that the user chose in its place. No code of a model is run."""
+"""Load a model's tokenizer, or the configured one, without running model code."""
 
 from __future__ import annotations
 
@@ -16,31 +16,28 @@ if TYPE_CHECKING:
     import mlx.nn as nn
 
 NO_CODE = {"trust_remote_code": False}
-"""Options of transformers. Left out, it asks on stdin whether to run code of the model, and stdin may be the
-window's pipe."""
+"""transformers options; without them it may prompt on stdin."""
 SETTING = "tokenizer"
 FILES = (
     *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "vocab.txt"),
     *("spiece.model", "*.tiktoken", "chat_template.*"),
 )
-"""Files to fetch of a repository of the Hub."""
+"""Files to fetch from the Hub."""
 
 _first_import = threading.Lock()
 
 
 def import_mlx_lm() -> None:
-    """Import mlx-lm; call before importing a part of it where threads may do so at once.
+    """Import mlx-lm; call before importing parts of it from threads.
 
-    Its package imports its parts: one thread that imports the package and one that imports a part would wait for each
-    other, and Python raises `_DeadlockError` in one of them.
+    Concurrent imports of the package and a part end in `_DeadlockError`.
     """
     with _first_import:
         import mlx_lm  # noqa: F401  # pyright: ignore[reportUnusedImport]
 
 
 def load_tokenizer(folder: Path, setting: str = "model", eos_token_ids: Any = None) -> Any:
-    """The tokenizer in a folder, through mlx-lm, without the model; `eos_token_ids` as in config.json. Raises
-    UserError."""
+    """Tokenizer in a folder, with `eos_token_ids` from config.json. Raises UserError."""
     import_mlx_lm()
     from mlx_lm.utils import load_tokenizer as load
 
@@ -57,21 +54,19 @@ def load_tokenizer(folder: Path, setting: str = "model", eos_token_ids: Any = No
 
 
 def is_panic(error: BaseException) -> bool:
-    """True for a panic of the Rust code of `tokenizers`, which is a BaseException without a public class."""
+    """True for a Rust panic in `tokenizers`, a BaseException without a public class."""
     return type(error).__name__ == "PanicException"
 
 
 def reason_of(error: BaseException, text: str | None = None) -> str:
-    """The first line of an exception's message (or of `text`) for the end of a sentence; with the second after a
-    colon."""
+    """First line of an error message for the end of a sentence; with the second after a colon."""
     lines = (text or str(error)).strip().splitlines() or [type(error).__name__]
     first = " ".join(line.strip() for line in lines[: 2 if lines[0].rstrip().endswith(":") else 1])
     return quote(first.rstrip(".: "), 90)
 
 
 def tokenizer_folder(name: str) -> Path:
-    """The folder with a tokenizer's files: `name` itself, or an id's in the Hub's cache, fetched if missing. Raises
-    UserError."""
+    """Folder of a tokenizer: `name`, or a Hub id's cache, fetched if missing. Raises UserError."""
     folder = user_path(name, SETTING)
     if not is_folder(folder):
         cached = local_folder(name)
@@ -93,8 +88,7 @@ def tokenizer_folder(name: str) -> Path:
 
 
 def run_tokenizer(name: str, own: Any, model: nn.Module) -> Any:
-    """The tokenizer `name`, or the model's `own` if `name` is "". Raises UserError for one that does not fit the
-    model."""
+    """Tokenizer `name`, or the model's `own` for "". Raises UserError if it does not fit the model."""
     if not name:
         return own
     tokenizer = load_tokenizer(tokenizer_folder(name), SETTING)
@@ -109,12 +103,12 @@ def run_tokenizer(name: str, own: Any, model: nn.Module) -> Any:
 
 
 def with_end_tokens(config: dict[str, Any], tokenizer: Any) -> dict[str, Any]:
-    """config.json for a model with this tokenizer: programs that load the saved model end its texts at these tokens."""
+    """config.json with this tokenizer's end tokens."""
     return config | {"eos_token_id": sorted(int(token) for token in tokenizer.eos_token_ids)}
 
 
 def vocabulary_rows(model: nn.Module) -> int | None:
-    """The number of tokens that the model's embedding has; None for a model without one."""
+    """Number of embedding rows; None without an embedding."""
     import mlx.nn as nn
 
     kinds = (nn.Embedding, nn.QuantizedEmbedding)

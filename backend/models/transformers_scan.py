@@ -1,8 +1,4 @@
-"""Make the first import of transformers 0.4 s faster.
-
-transformers reads the source of all its models, 1,600 files, twice at each import to find their `__all__`. Here the
-second reading takes the results of the first, and each file is searched from its last `__all__` on.
-"""
+"""Speed up the first import of transformers by 0.4 s by caching its scan of model sources."""
 
 from __future__ import annotations
 
@@ -17,11 +13,11 @@ from types import ModuleType
 from typing import Any
 
 SCANNER = "transformers.utils.import_utils"
-"""The module that reads the sources. transformers calls it while it is imported itself, so its loader patches it."""
+"""The scanning module of transformers, patched by its loader."""
 
 
 def prepare() -> None:
-    """Patch the scanner as soon as it is imported. Does nothing once it has been."""
+    """Patch the scanner on import."""
     if SCANNER not in sys.modules and not any(isinstance(finder, _ScannerFinder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _ScannerFinder())
 
@@ -45,7 +41,7 @@ class _ScannerFinder(MetaPathFinder):
 
 
 def patch(scanner: ModuleType) -> None:
-    """Replace the two functions of the scanner, where this version of transformers has them."""
+    """Replace the scanner's two functions, if this version has them."""
     names: Callable[[str], list[str]] | None = getattr(scanner, "fetch__all__", None)
     structure: Callable[[str], Any] | None = getattr(scanner, "create_import_structure_from_path", None)
     if names is None or structure is None:

@@ -1,9 +1,7 @@
-"""Which reward files may run on this machine: path → SHA-256 of the contents that a person has allowed, and what for.
+"""Reward files that a person has allowed to run here: path → SHA-256 and rights.
 
-A person allows a file in the window, which asks, or on the command line by naming it: in a YAML file given to
-`train`, in `--set`, with `--allow-code`. A run folder names files too, and may come from somebody else, so commands
-that execute its code call `require_allowed` first. Nothing here runs code. Only the contents of the named file count:
-modules beside it are imported with it, and their changes are not noticed; the question in the window names them
+The window asks; on the command line naming a file allows it. Commands that run code of a run folder call
+`require_allowed`. Imported modules beside a file are not covered by its hash; the window lists them
 (`CodeFile.beside`).
 """
 
@@ -35,20 +33,20 @@ RISKY_MODULES = (
     *("ctypes", "ftplib", "http", "httpx", "multiprocessing", "os", "pathlib", "requests", "shutil", "smtplib"),
     *("socket", "subprocess", "tempfile", "urllib"),
 )
-"""Modules by which code usually accesses files, other programs or the network."""
+"""Modules that usually give access to files, programs or the network."""
 
 
 class TrustRecord:
-    """What a person has allowed on this machine: code, and hosts files (`backend.distributed`).
+    """Code and hosts files (`backend.distributed`) allowed on this machine.
 
-    In `file`, by default in the folder of preferences, which window and command line share.
+    Stored in `file`, by default in the preferences folder.
     """
 
     def __init__(self, file: Path | None = None) -> None:
         self.file = file or places.preferences_folder() / FILE
 
     def read(self) -> dict[str, Any]:
-        """Every entry; none where there is no file, or a damaged one."""
+        """Every entry; none for a missing or damaged file."""
         try:
             stored = json.loads(self.file.read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError):
@@ -56,7 +54,7 @@ class TrustRecord:
         return cast("dict[str, Any]", stored) if isinstance(stored, dict) else {}
 
     def add(self, new: Mapping[str, Any]) -> None:
-        """Add entries. Where the file cannot be written they are lost, and a person is asked again."""
+        """Add entries. They are lost if the file cannot be written."""
         if not new:
             return
         with suppress(OSError, UnicodeError, DiskError):
@@ -67,8 +65,7 @@ class TrustRecord:
 
 @dataclass(frozen=True, slots=True)
 class CodeFile:
-    """The contents of a file. `size` in bytes; `functions` and `imports` by name, in the order of the source, both
-    empty if it is not Python; `fingerprint`: SHA-256 of the contents."""
+    """Contents of a file; `functions` and `imports` in source order, empty if not Python; `fingerprint` is the SHA-256."""
 
     path: Path
     size: int
@@ -78,12 +75,12 @@ class CodeFile:
 
     @property
     def reaches(self) -> tuple[str, ...]:
-        """Imports of RISKY_MODULES: code that may do more than score texts."""
+        """Imports of RISKY_MODULES."""
         return tuple(name for name in self.imports if name.split(".")[0] in RISKY_MODULES)
 
     @property
     def beside(self) -> tuple[str, ...]:
-        """Modules and packages in the file's own folder that it imports. `fingerprint` does not cover them."""
+        """Imported modules in the file's own folder, which `fingerprint` does not cover."""
         names = dict.fromkeys(name.split(".")[0] for name in self.imports)
         others = [name for name in names if name and name not in sys.stdlib_module_names]
         folder = self.path.parent
@@ -91,7 +88,7 @@ class CodeFile:
 
 
 def read_code(path: Path) -> CodeFile:
-    """Raises UserError on `reward_functions_file` for a file that cannot be read."""
+    """Raises UserError on `reward_functions_file` for an unreadable file."""
     source = read_bytes(path, "reward_functions_file")
     imports: dict[str, None] = {}
     names: tuple[str, ...] = ()
@@ -107,10 +104,9 @@ def read_code(path: Path) -> CodeFile:
 
 
 def code_files(settings: Mapping[str, Any], base: Path | None = None) -> list[Path]:
-    """The existing files that a run with these raw settings executes, without duplicates.
+    """Existing files that a run with these raw settings executes, without duplicates.
 
-    They are `reward_functions_file` and the file before `::` of every entry, in stages too. Relative paths start from
-    the folder `base` (default: the working directory).
+    `reward_functions_file` and paths before `::`, stages included, relative to `base` (default: working directory).
     """
     settings = translate(settings)[0]  # as the run itself will read them
     named = settings.get("reward_functions_file")
@@ -131,8 +127,9 @@ def _list(value: Any) -> list[Any]:
 
 @dataclass(frozen=True, slots=True)
 class Rights:
-    """What code may reach: with `in_trainer` (`reward_isolation: thread`) all that the user may; else what a confined
-    process may, and with `network` the network too."""
+    """Rights of code: everything with `in_trainer` (`reward_isolation: thread`), else a confined process's, optionally
+    with `network`.
+    """
 
     in_trainer: bool = False
     network: bool = False
@@ -147,7 +144,7 @@ class Rights:
 
 @dataclass(frozen=True, slots=True)
 class CodeToAllow:
-    """Code that may not run yet with these rights. `changed`: earlier contents of this file were allowed to."""
+    """Code that may not run yet with these rights. `changed`: earlier contents were allowed."""
 
     code: CodeFile
     changed: bool
@@ -155,16 +152,13 @@ class CodeToAllow:
 
 
 class AllowedCode:
-    """The code in a record, by default that of this machine (`TrustRecord`)."""
+    """Allowed code in a record, by default this machine's."""
 
     def __init__(self, file: Path | None = None) -> None:
         self._record = TrustRecord(file)
 
     def missing(self, settings: Mapping[str, Any], base: Path | None = None) -> list[CodeToAllow]:
-        """The code of these settings whose present contents are not allowed, or not with the rights it gets there.
-
-        Relative paths are taken from the folder `base`.
-        """
+        """Code of these settings that is not allowed with its rights; paths relative to `base`."""
         allowed, wanted, missing = self._read(), Rights.of(settings), list[CodeToAllow]()
         for path in code_files(settings, base):
             try:
@@ -178,17 +172,17 @@ class AllowedCode:
         return missing
 
     def fingerprints(self, settings: Mapping[str, Any], base: Path | None = None) -> dict[str, str]:
-        """Path → SHA-256 of the allowed code that these settings name. The process that runs code refuses all else."""
+        """Path → SHA-256 of the allowed code of these settings."""
         allowed = self._read()
         return {str(path): allowed[str(path)][0] for path in code_files(settings, base) if str(path) in allowed}
 
     def rights(self, code: CodeFile) -> Rights | None:
-        """The rights with which these contents may run; None if they may not."""
+        """Allowed rights of these contents, or None."""
         fingerprint, rights = self._read().get(str(code.path), ("", Rights()))
         return rights if fingerprint == code.fingerprint else None
 
     def allow(self, codes: Iterable[CodeToAllow]) -> None:
-        """Remember these contents, with these rights and those that the same contents had."""
+        """Allow these contents, adding to rights they already had."""
         new = dict[str, Any]()
         for each in codes:
             had = self.rights(each.code) or Rights()
@@ -197,7 +191,7 @@ class AllowedCode:
         self._record.add(new)
 
     def _read(self) -> dict[str, tuple[str, Rights]]:
-        """Path → SHA-256 and rights. A plain SHA-256, as earlier versions wrote it, means a confined process."""
+        """Path → SHA-256 and rights. A plain SHA-256 (older versions) means a confined process."""
         read = dict[str, tuple[str, Rights]]()
         for path, value in self._record.read().items():
             entry = cast("dict[str, Any]", value) if isinstance(value, dict) else {"sha256": value}
@@ -207,16 +201,15 @@ class AllowedCode:
 
 
 def allow_named(settings: Mapping[str, Any], base: Path | None = None) -> None:
-    """A person has named this code on the command line: remember it as allowed."""
+    """Allow code named on the command line."""
     record = AllowedCode()
     record.allow(record.missing(settings, base))
 
 
 def require_allowed(settings: Mapping[str, Any], base: Path | None = None, *, allow: bool = False) -> None:
-    """Raise UserError for code of a run folder that was never allowed here; with `allow` it is allowed from now on.
+    """Raise UserError for code of a run folder that was never allowed here; `allow` allows it.
 
-    A file that was allowed once may have been edited: whoever resumes on the command line means the edited one. The
-    window asks again.
+    Edited versions of allowed files pass on the command line; the window asks again.
     """
     if allow:
         allow_named(settings, base)

@@ -1,7 +1,6 @@
-"""The reward bench: score completions outside a run, one function at a time, so that one that fails hides no other.
+"""Reward bench: score completions outside a run, one function at a time.
 
-For the window and the command line. Sampling is in `backend.trainer.trial_sampling`. It imports no mlx: advantages are
-plain Python here, and equal to a run's.
+Imports no mlx: advantages are plain Python and equal to a run's.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ from backend.training.advantages import advantage_values
 from backend.utils.errors import UserError
 
 Line = Mapping[str, Any]
-"""A group of completions as `backend.rewards.completion_lines.line_of` writes it."""
+"""A group as written by `backend.rewards.completion_lines.line_of`."""
 
 
 @dataclass(slots=True)
 class BenchResult:
-    """The result of one function. `scores`: one for each completion, None for no opinion; empty with an `error`.
+    """Result of one function. `scores`: one per completion, None for no opinion; empty after an `error`.
 
     `error`: {"sentence", "file", "line", "frames"}.
     """
@@ -48,7 +47,7 @@ class BenchResult:
 
 @dataclass(frozen=True, slots=True)
 class BenchSettings:
-    """Settings that turn completions into advantages. `names`: entries of `reward_functions`."""
+    """Settings for advantages. `names`: entries of `reward_functions`."""
 
     names: Sequence[str]
     weights: Sequence[float] = ()
@@ -77,7 +76,7 @@ class BenchSettings:
 
 
 class RewardBench:
-    """A reward worker that stays warm as long as the reward files do not change. One task at a time."""
+    """A reward worker that is reused until the reward files change. One task at a time."""
 
     def __init__(self) -> None:
         self.worker = RewardWorker()
@@ -92,10 +91,9 @@ class RewardBench:
         poll: Poll = wait_on,
         on_function: Callable[[str], None] = lambda name: None,
     ) -> list[BenchResult]:
-        """Score all completions with each function by itself.
+        """Score all completions with each function separately.
 
-        `poll` is called often and may raise to give up; `on_function` gets each function's name before it is called.
-        Raises UserError where the functions cannot be loaded (LoadError) or a line has no completions.
+        `poll` may raise to cancel; `on_function` gets each name first. Raises UserError or LoadError.
         """
         groups = [group_of(row, index, f"Row {index + 1}") for index, row in enumerate(lines)]
         samples = samples_of(groups)
@@ -126,7 +124,7 @@ class RewardBench:
         return results
 
     def _scorer_of(self, settings: BenchSettings) -> Scorer:
-        """The last scorer if it has the same functions, and their files are as they were; else a new one."""
+        """The last scorer if functions and files are unchanged, else a new one."""
         base = Path.cwd()
         named = {"reward_functions": list(settings.names), "reward_functions_file": str(settings.file or "")}
         files = code_files(named, base)
@@ -143,7 +141,6 @@ class RewardBench:
         return self._scorer
 
     def close(self) -> None:
-        """End the worker."""
         self._scorer, self._loaded = None, ()
         self.worker.stop()
 
@@ -207,7 +204,7 @@ def score_lines(
 def _advantages(
     scores_by_row: list[list[Any]], sizes: Sequence[int], weights: list[float], settings: BenchSettings
 ) -> list[float]:
-    """Computed over all groups together where they have one size, as in a training step; else group by group."""
+    """Advantages over all groups of equal size as in a training step, else group by group."""
     if not weights:
         return [0.0] * len(scores_by_row)
     if len(set(sizes)) > 1:
@@ -227,7 +224,7 @@ def _advantages(
 
 
 def _described(settings: BenchSettings, results: Sequence[BenchResult]) -> list[Scores]:
-    """The results with the functions' labels and the texts that they look for, which are read from source text."""
+    """Results with the functions' labels and required texts from source."""
     try:
         own = {entry.name: entry.label for entry in rewards_in_file(settings.file)} if settings.file else {}
     except UserError:

@@ -1,8 +1,7 @@
-"""Call user code, plain and async, with a time limit, and read the scores that it returns.
+"""Call sync and async user code with a time limit and validate its scores.
 
-In the reward worker the parent enforces the limit by killing the process, which stops anything. In the trainer's own
-process (`reward_isolation: thread`) each call has a thread, into which CPython raises an exception when time is up.
-That cannot stop a call into C that holds the GIL, such as a regular expression with catastrophic backtracking.
+The reward worker's parent kills a slow process. In-process calls (`reward_isolation: thread`) run in threads that
+CPython interrupts, which cannot stop C code holding the GIL.
 """
 
 from __future__ import annotations
@@ -23,28 +22,28 @@ from backend.utils.text import quote
 
 Scores = list[float | None]
 Poll = Callable[[], None]
-"""Called again and again while user code runs; what it raises ends the wait."""
+"""Called repeatedly while user code runs; raising cancels the wait."""
 AsyncCall = tuple[int, Callable[[], Awaitable[Any]], Callable[[Any], Any]]
-"""Index of the function, the call, and a function that reads the awaited value."""
+"""Function index, call, and reader of the awaited value."""
 
 LARGEST = 1e30
-"""The largest absolute score: advantages are float32, whose squares and sums overflow beyond it."""
+"""Largest absolute score; float32 sums of squares overflow beyond it."""
 ASYNC_GRACE_S = 0.2
-"""How long overdue async calls may take to be cancelled by their event loop before they are interrupted."""
+"""Seconds for overdue async calls to be cancelled before they are interrupted."""
 _CANCEL_S = 0.1
-"""How long the other async calls may take to be cancelled once one has failed."""
+"""Seconds to cancel other async calls after a failure."""
 _POLL_S = 0.05
 _INTERRUPT_FOR_S = 1.0
-"""How long a thread is interrupted repeatedly before it is left behind."""
+"""Seconds to interrupt a thread before abandoning it."""
 _INTERRUPT_EVERY_S = 0.05
 
 
 def wait_on() -> None:
-    """The poll of a caller who never gives up."""
+    """A poll that never cancels."""
 
 
 class CallTimeoutError(Exception):
-    """The function with this index did not return in time."""
+    """The function with this index timed out."""
 
     def __init__(self, index: int) -> None:
         super().__init__()
@@ -52,7 +51,7 @@ class CallTimeoutError(Exception):
 
 
 class CallFailedError(Exception):
-    """The function with this index raised `__cause__`, which may be a SystemExit too."""
+    """The function with this index raised `__cause__`, possibly SystemExit."""
 
     def __init__(self, index: int, cause: BaseException) -> None:
         super().__init__()
@@ -61,7 +60,7 @@ class CallFailedError(Exception):
 
 
 class InvalidScoresError(Exception):
-    """A return value cannot be used as scores; `index` is the first completion where this shows."""
+    """Invalid scores; `index` is the first such completion."""
 
     def __init__(self, what: str, index: int = 0) -> None:
         super().__init__(what)
@@ -69,7 +68,7 @@ class InvalidScoresError(Exception):
 
 
 class _Interrupted(BaseException):
-    """Raised inside a call whose time is up. Not an Exception: a user's `except Exception` must not catch it."""
+    """Raised in a call after its time limit; not an Exception, so user code does not catch it."""
 
 
 def timeout_words(seconds: float) -> str:
@@ -77,7 +76,7 @@ def timeout_words(seconds: float) -> str:
 
 
 def read_scores(returned: Any, count: int) -> Scores:
-    """`count` finite numbers or None, from a list, generator or array of any library. Raises InvalidScoresError."""
+    """`count` finite numbers or None, from any iterable or array. Raises InvalidScoresError."""
     values = returned.tolist() if hasattr(returned, "tolist") else returned
     if not isinstance(values, Iterable) or isinstance(values, str | bytes | Mapping | Set):
         kind = "None" if returned is None else class_name(returned)
@@ -107,9 +106,9 @@ def _score(value: Any, index: int) -> float:
 
 
 class Caller:
-    """Calls user code in the current thread, without interrupting it.
+    """Calls user code in the current thread without interrupting it.
 
-    `mark(index, is_async)` is called before the code of a function runs, and `mark(-1, False)` after it.
+    Calls `mark(index, is_async)` before a function and `mark(-1, False)` after it.
     """
 
     def __init__(self, mark: Callable[[int, bool], None] = lambda index, is_async: None) -> None:
@@ -118,10 +117,7 @@ class Caller:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def call(self, index: int, seconds: float, work: Callable[[], Any], read: Callable[[Any], Any]) -> Any:
-        """`read(work())`; an awaitable that `work` returns is awaited first. Raises CallTimeoutError, CallFailedError.
-
-        `read` runs under the same limit: a generator runs only when it is read.
-        """
+        """`read(work())`, awaiting if needed, under one limit. Raises CallTimeoutError, CallFailedError."""
 
         def call_and_read() -> Any:
             returned = work()
@@ -139,10 +135,9 @@ class Caller:
         return value
 
     def gather(self, seconds: float, calls: Sequence[AsyncCall]) -> list[tuple[Any, float]]:
-        """(value read, seconds taken) of each call, all awaited concurrently. The first that fails ends them all.
+        """(value, seconds) of concurrent calls; the first failure cancels all.
 
-        The event loop lasts from step to step, because connections that user code keeps open belong to their loop.
-        Raises as `call`.
+        The event loop persists between steps, since open connections belong to it. Raises as `call`.
         """
         self._loop = loop = self._loop or asyncio.new_event_loop()
         gathering = _Gathering(seconds, calls, self._mark)
@@ -162,7 +157,7 @@ class Caller:
         return [gathering.results[position] for position in range(len(calls))]
 
     def close(self) -> None:
-        """End what user code has left in the event loop, as `asyncio.run` does."""
+        """Close the event loop as `asyncio.run` does."""
         loop = self._loop
         if loop is None or loop.is_closed():
             return
@@ -176,7 +171,7 @@ class Caller:
             loop.close()
 
     def _limited(self, seconds: float, work: Callable[[], Any]) -> Any:
-        """`work()`. Raises CallFailedError, and _Interrupted if its time is up."""
+        """`work()`. Raises CallFailedError, or _Interrupted after the limit."""
         try:
             return work()
         except _Interrupted:
@@ -186,7 +181,7 @@ class Caller:
 
 
 class ThreadCaller(Caller):
-    """Calls user code in threads that are interrupted when their time is up, or once `poll` raises."""
+    """Calls user code in threads, interrupted at the limit or when `poll` raises."""
 
     def _limited(self, seconds: float, work: Callable[[], Any]) -> Any:
         # A daemon thread: one that cannot be interrupted must not keep the process from ending.
@@ -225,7 +220,7 @@ class _CallThread(threading.Thread):
                 self.error = error
 
     def interrupt(self) -> None:
-        """Raise _Interrupted in the thread until it ends: a bare `except:` in a loop swallows the first."""
+        """Raise _Interrupted in the thread until it ends, since a bare `except:` may swallow it."""
         # The exception is only marked as pending; the thread raises it at its next bytecode. While it is in C that has
         # released the GIL nothing happens, hence the deadline.
         deadline = time.monotonic() + _INTERRUPT_FOR_S
@@ -235,7 +230,7 @@ class _CallThread(threading.Thread):
 
 
 async def _awaited(awaitable: Awaitable[Any], seconds: float) -> Any:
-    """Await with asyncio's own limit: a thread that waits in its event loop's `select` cannot be interrupted."""
+    """Await with asyncio's own limit, because a waiting `select` cannot be interrupted."""
     limit = asyncio.timeout(seconds)
     try:
         async with limit:
@@ -247,7 +242,7 @@ async def _awaited(awaitable: Awaitable[Any], seconds: float) -> Any:
 
 
 class _Gathering:
-    """Several calls in one loop: the results so far by position, and the first failure with the function's index."""
+    """Concurrent calls: results by position, and the first failure."""
 
     def __init__(self, seconds: float, calls: Sequence[AsyncCall], mark: Callable[[int, bool], None]) -> None:
         self._seconds, self._calls, self._mark = seconds, calls, mark
@@ -255,7 +250,7 @@ class _Gathering:
         self.results: dict[int, tuple[Any, float]] = {}
         self.failure: tuple[int, BaseException] | None = None
         self.running = calls[0][0]
-        """The function that ran last in the loop: the one that blocks it, if one does."""
+        """Index of the function that ran last in the loop."""
 
     async def run(self) -> None:
         tasks = {asyncio.ensure_future(self._run_one(position)) for position in range(len(self._calls))}
@@ -287,7 +282,7 @@ class _Gathering:
 
 
 class _Marked(Awaitable[Any]):
-    """Calls `mark` whenever the awaitable resumes, which shows who blocks the event loop."""
+    """Calls `mark` when the awaitable resumes, to identify a blocking function."""
 
     def __init__(self, awaitable: Awaitable[Any], mark: Callable[[], None]) -> None:
         self._awaitable, self._mark = awaitable, mark

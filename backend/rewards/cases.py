@@ -1,9 +1,7 @@
-"""Regression tests of a reward file: completions kept beside it with the scores that its functions must keep
-giving them.
+"""Regression tests of a reward file: completions with their expected scores.
 
 `my_rewards.py` has its cases in `my_rewards.cases.jsonl`, one per line: {prompt, answer, type, columns, completion,
-tokens, expected: {function: score or null}, calls: {function: its entry of `reward_functions`, where that is more than
-the name}}. The file is the user's, who may write it by hand, so every line is checked.
+tokens, expected: {function: score or null}, calls: {function: its entry, if more than the name}}.
 """
 
 from __future__ import annotations
@@ -25,10 +23,10 @@ from backend.utils.files import read_text
 from backend.utils.whole_file import save_as
 
 TOLERANCE = 1e-6
-"""Scores that differ by less, absolutely or relatively, are equal."""
+"""Absolute or relative tolerance of scores."""
 _SETTING = "cases"
 MOST_BYTES = 2**28
-"""Of a file of cases: it is read whole."""
+"""Maximum bytes of a cases file."""
 
 Case = dict[str, Any]
 Expected = Mapping[str, float | None]
@@ -36,8 +34,7 @@ Expected = Mapping[str, float | None]
 
 @dataclass(frozen=True, slots=True)
 class CaseResult:
-    """A case that was scored: the score of each function, and a sentence for each that differs from the expected
-    score."""
+    """Scores of a case, and a message for each that differs."""
 
     case: Case
     scores: Mapping[str, float | None]
@@ -49,12 +46,12 @@ class CaseResult:
 
 
 def cases_file(reward_file: Path) -> Path:
-    """Where the cases of a reward file are kept."""
+    """Path of a reward file's cases."""
     return reward_file.with_name(f"{reward_file.stem}.cases.jsonl")
 
 
 def read_cases(reward_file: Path) -> list[Case]:
-    """The cases in the order in which they were kept; none where there is no file. Raises UserError on `cases`."""
+    """Cases in file order; [] without a file. Raises UserError on `cases`."""
     path = cases_file(reward_file)
     if not path.exists():
         return []
@@ -83,7 +80,7 @@ def _is_expected(value: Any) -> bool:
 
 
 def write_cases(reward_file: Path, cases: Sequence[Case]) -> None:
-    """Replace the file, or delete it where there are no cases. Raises DiskError."""
+    """Replace the file, or delete it if there are no cases. Raises DiskError."""
     path = cases_file(reward_file)
     if cases:
         return save_as(path, "".join(json.dumps(case, ensure_ascii=False, default=str) + "\n" for case in cases))
@@ -95,7 +92,7 @@ def write_cases(reward_file: Path, cases: Sequence[Case]) -> None:
 def new_case(
     line: Mapping[str, Any], completion: str, expected: Expected, calls: Mapping[str, str] | None = None
 ) -> Case:
-    """A case of one completion; `line` is its group, as `backend.rewards.completion_lines.line_of` writes it."""
+    """A case of one completion of the group `line` (see `backend.rewards.completion_lines.line_of`)."""
     keys = ("prompt", "answer", "type", "columns", "messages")
     about = {key: line[key] for key in keys if line.get(key) not in (None, [], {})}
     sampled = next((row for row in line.get("completions") or () if row.get("text") == completion), {})
@@ -111,14 +108,14 @@ def new_case(
 
 
 def is_same(a: Case, b: Case) -> bool:
-    """Whether two cases are about the same completion of the same prompt."""
+    """True if two cases have the same prompt and completion."""
     return all(a.get(key) == b.get(key) for key in ("prompt", "answer", "completion"))
 
 
 def rerun(
     bench: RewardBench, file: Path, cases: Sequence[Case], timeout_s: float, poll: Callable[[], None] = lambda: None
 ) -> list[CaseResult]:
-    """Score every case with the functions it names. Raises UserError where the file cannot be loaded."""
+    """Score every case with its functions. Raises UserError if the file cannot be loaded."""
     entries = {name: (case.get("calls") or {}).get(name, name) for case in cases for name in case["expected"]}
     available = [entry for entry in entries.values() if _may_exist(entry, file)]
     if not available:
@@ -131,7 +128,7 @@ def rerun(
 
 
 def _may_exist(entry: str, file: Path) -> bool:
-    """False where the file no longer has the function: then its case fails, instead of all cases failing to load."""
+    """False if the function is gone, so that only its own case fails."""
     names = [function.name for function in (*builtin_rewards(), *rewards_in_file(file))]
     try:
         call = reward_call(entry, names)
@@ -147,7 +144,7 @@ def _line(case: Case) -> dict[str, Any]:
 
 
 def check(case: Case, scores: Mapping[str, float | None]) -> CaseResult:
-    """Compare scores with the expected ones; a function without a score has failed."""
+    """Compare with the expected scores; a missing score fails."""
     failures = [_failure(name, expected, scores) for name, expected in case["expected"].items()]
     return CaseResult(case, scores, tuple(sentence for sentence in failures if sentence))
 

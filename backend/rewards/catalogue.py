@@ -39,25 +39,24 @@ DEFAULT_REWARDS = (
     "r1_soft_format_reward_func",
     "r1_count_xml",
 )
-"""The default of `reward_functions`."""
+"""Default of `reward_functions`."""
 COMPARING_REWARDS = (
     *("r1_accuracy_reward_func", "accuracy_reward", "math_eval", "multiple_choice", "choice_correctness", "jaccard"),
     "cosine_scaled_reward",
 )
-"""Shipped functions that compare with the dataset's answer and are useless without one."""
+"""Shipped functions that need the dataset's answer."""
 INPUTS = (
     *("prompts", "completions", "answer", "types", "completion_ids", "completions_ids"),
     *("trainer_state", "log_extra", "log_metric"),
 )
-"""Parameters that are filled with the sample, besides the dataset's columns. TRL's documentation calls the sampled
-token ids `completions_ids`, its code `completion_ids`; both are accepted."""
+"""Parameters filled from the sample. TRL documents `completions_ids` but passes `completion_ids`; both work."""
 CODE_TESTS = "code_tests"
 TEST_COLUMNS = (
     *("tests", "test_list", "test_cases", "verification_info", "input_output", "official_tests", "test", "unit_tests"),
 )
-"""Columns that `code_tests` takes for tests, the first that there is, where the entry names none."""
+"""Columns with tests for `code_tests`, in order of preference."""
 ALIAS = "name"
-"""The argument that is not passed to the function: the name of the entry in metrics and tables."""
+"""Argument that renames an entry in metrics and tables."""
 
 _SETTING = "reward_functions"
 _REWARD_FILE = "reward_functions_file"
@@ -72,14 +71,14 @@ _WORDS = {"true": True, "false": False, "none": None, "null": None}
 _BRACKETS = {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}
 _KINDS = {"str": "text", "int": "a whole number", "float": "a number", "bool": "true or false", "None": "none"}
 _LONGEST_NAME = 100
-"""Characters of a misspelt name that are compared: more would take long and be like nothing."""
+"""Characters of a misspelt name to compare."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 @dataclass(frozen=True, slots=True)
 class RewardCall:
-    """A parsed entry of `reward_functions`. `file` is the path before `::`, empty for a registered function."""
+    """A parsed entry of `reward_functions`. `file` is the path before `::`, or ""."""
 
     function: str
     arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -88,12 +87,12 @@ class RewardCall:
 
     @property
     def name(self) -> str:
-        """The name of its scores: the alias, else the function's name."""
+        """The alias, else the function's name."""
         return self.alias or self.function
 
     @property
     def text(self) -> str:
-        """The entry in canonical notation; parsing it gives an equal call."""
+        """Canonical text of the entry."""
         arguments = {**self.arguments, **({ALIAS: self.alias} if self.alias else {})}
         inside = ", ".join(f"{key}={_written(value)}" for key, value in arguments.items())
         return f"{self.file}{'::' if self.file else ''}{self.function}{f'({inside})' if inside else ''}"
@@ -101,8 +100,9 @@ class RewardCall:
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A parameter that an entry may set. `kind` and `default` are source text, such as `int | None` and `3`; the kind
-    is empty without an annotation, the default None where a value is required."""
+    """A settable parameter. `kind` and `default` are source text, such as `int | None` and `3`; default None means
+    required.
+    """
 
     name: str
     kind: str
@@ -111,8 +111,9 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class RewardEntry:
-    """A reward function as tables show it. `scores`: the first sentence of its docstring; `source`: "built in" or the
-    file's path; `line` of its `def`, from 1."""
+    """A reward function for tables. `scores`: first sentence of its docstring; `source`: "built in" or a path; `line`
+    of its `def`.
+    """
 
     name: str
     label: str
@@ -157,7 +158,7 @@ def _arguments(text: str, inside: str) -> dict[str, Any]:
 
 
 def _value(text: str, name: str, node: ast.expr) -> Any:
-    """A literal: text, a number, true, false, none, or a list of these."""
+    """A literal: text, number, true, false, none, or a list."""
     if isinstance(node, ast.Name):
         return _WORDS.get(node.id.lower(), node.id)
     if isinstance(node, ast.List | ast.Tuple):
@@ -183,11 +184,9 @@ def _unreadable(text: str, why: str) -> UserError:
 
 
 def split_names(entries: str | Iterable[Any]) -> list[str]:
-    """The entries of `reward_functions`, from text or from a list.
+    """Split `reward_functions`, given as text or list, into entries.
 
-    Text is split at commas outside brackets and quotes; brackets around the whole and quotes around an entry are
-    removed. In a list, entries that YAML split at a comma inside brackets (`[keyword(word=so, case=true)]`) are
-    joined again.
+    Splits at commas outside brackets and quotes, and rejoins entries that YAML split (`[keyword(word=so, case=true)]`).
     """
     if isinstance(entries, str):
         text = entries.strip()
@@ -206,7 +205,7 @@ def split_names(entries: str | Iterable[Any]) -> list[str]:
 
 
 def _pieces(text: str) -> tuple[list[str], int]:
-    """(`text` split at the commas between entries, number of brackets still open at its end)."""
+    """(`text` split at top-level commas, unclosed brackets at its end)."""
     pieces, depth, quote, escaped = [""], 0, "", False
     for char in text:
         if quote:
@@ -232,8 +231,7 @@ def _bare(piece: str) -> str:
 
 
 def reward_call(text: str, known: Iterable[str]) -> RewardCall:
-    """Parse an entry. Its function is looked up among the `known` names, then among the short names. Raises
-    UserError."""
+    """Parse an entry, resolving its name among `known`, then short names. Raises UserError."""
     known = set(known)
     if text in known:
         return RewardCall(text)
@@ -242,10 +240,9 @@ def reward_call(text: str, known: Iterable[str]) -> RewardCall:
 
 
 def canonical_entry(text: str) -> str:
-    """An entry with the registered name for a short one (`r1_int` → `r1_int_reward_func`) and arguments in one
-    notation.
+    """Entry with its registered name (`r1_int` → `r1_int_reward_func`) and canonical arguments.
 
-    Text that cannot be parsed stays as it is.
+    Unparsable text is unchanged.
     """
     try:
         return _with_full_name(read_call(text)).text
@@ -254,7 +251,7 @@ def canonical_entry(text: str) -> str:
 
 
 def metric_name(text: str) -> str:
-    """The name of an entry's scores, in `rewards/<name>/mean` and in tables."""
+    """Name of an entry's scores in `rewards/<name>/mean` and tables."""
     try:
         return _with_full_name(read_call(text)).name
     except UserError:
@@ -271,7 +268,7 @@ def _short_names() -> dict[str, str]:
 
 
 def with_absolute_file(text: str, folder: Path) -> str:
-    """An entry with the path before its `::` made absolute, if that file exists in `folder`."""
+    """Entry with an absolute path before `::` if the file exists in `folder`."""
     try:
         call = read_call(text)
         if not call.file:
@@ -283,7 +280,7 @@ def with_absolute_file(text: str, folder: Path) -> str:
 
 
 class Scorable(NamedTuple):
-    """Entries of `reward_functions` with their weights, and the names of those that are left out."""
+    """Entries with weights, and names of those left out."""
 
     names: list[str]
     weights: list[float]
@@ -291,9 +288,9 @@ class Scorable(NamedTuple):
 
 
 def scorable(names: Sequence[str], weights: Sequence[float], *, has_answer: bool) -> Scorable:
-    """Without an expected answer, leave out the shipped functions that compare with one: they would give every text 0.
+    """Without an expected answer, leave out functions that need one.
 
-    No `weights` means 1 for each.
+    Missing `weights` mean 1.
     """
     found = Scorable([], [], [])
     for name, weight in zip(names, weights or [1.0] * len(names), strict=True):
@@ -310,14 +307,14 @@ def scorable(names: Sequence[str], weights: Sequence[float], *, has_answer: bool
 
 
 def tests_column(named: str, columns: Collection[str]) -> str:
-    """The column with the tests of `code_tests`: the one that is named, else the first known one; "" for none."""
+    """Column of tests for `code_tests`: the named one, else the first known; "" for none."""
     if named:
         return named if named in columns else ""
     return next((name for name in TEST_COLUMNS if name in columns), "")
 
 
 def without_tests(entries: Iterable[str], columns: Collection[str]) -> list[str]:
-    """The column that each entry of `code_tests` lacks among `columns`; a known one where the entry names none."""
+    """Test columns missing from `columns`, by `code_tests` entry."""
     lacking: list[str] = []
     for entry in entries:
         try:
@@ -331,7 +328,7 @@ def without_tests(entries: Iterable[str], columns: Collection[str]) -> list[str]
 
 
 def builtin_rewards() -> list[RewardEntry]:
-    """The shipped reward functions, in the order of their source."""
+    """Shipped reward functions in source order."""
     return list(_builtin_rewards())
 
 
@@ -342,17 +339,17 @@ def _builtin_rewards() -> tuple[RewardEntry, ...]:
 
 
 def rewards_in_file(path: Path) -> list[RewardEntry]:
-    """The functions that a user's file registers under literal names, in the order of their lines.
+    """Functions registered under literal names in a user's file, in source order.
 
-    Raises UserError on `reward_functions_file` for a file that is missing, unreadable or not Python.
+    Raises UserError on `reward_functions_file` for a missing or invalid file.
     """
     return _registered(parse_reward_file(path), str(path))
 
 
 def plain_rewards_in_file(path: Path) -> list[RewardEntry]:
-    """The functions of a file that could be given to TRL: not registered, and taking `completions` or `**kwargs`.
+    """Unregistered functions with TRL's signature (`completions` or `**kwargs`), as entries `file.py::name`.
 
-    Each is an entry `file.py::name`. Raises UserError as `rewards_in_file`.
+    Raises UserError as `rewards_in_file`.
     """
     tree = parse_reward_file(path)
     registered = {entry.line for entry in _registered(tree, "")}
@@ -367,9 +364,9 @@ def plain_rewards_in_file(path: Path) -> list[RewardEntry]:
 
 
 def plain_function_entry(call: RewardCall, base: Path | None = None) -> RewardEntry | None:
-    """The function that `file.py::function` names; None where the file binds the name otherwise than by its own `def`.
+    """Function named by `file.py::function`; None if not bound by `def`.
 
-    Raises UserError on `reward_functions` when the file cannot be read or has no such name.
+    Raises UserError on `reward_functions` for an unreadable file or unknown name.
     """
     path = locate_reward_file(call.file, base)
     tree = parse_reward_file(path, _SETTING)
@@ -387,10 +384,7 @@ def plain_function_entry(call: RewardCall, base: Path | None = None) -> RewardEn
 
 
 def computes_names(path: Path) -> bool:
-    """True if the file registers functions in ways that its text does not show (in a loop, under a computed name).
-
-    Then a name that `rewards_in_file` does not list may still exist; only running the file would show it.
-    """
+    """True if the file registers functions under computed names, which `rewards_in_file` cannot list."""
     tree = parse_reward_file(path)
     decorators = _decorator_names(tree)
     nodes = (node for node in ast.walk(tree) if isinstance(node, ast.Name | ast.Attribute))
@@ -398,7 +392,7 @@ def computes_names(path: Path) -> bool:
 
 
 def find_entry(text: str, known: Iterable[RewardEntry], base: Path | None = None) -> RewardEntry | None:
-    """The function of an entry of `reward_functions`, named by the whole entry, for display; None for no function."""
+    """Function of an entry for display, or None."""
     by_name = {entry.name: entry for entry in known}
     try:
         call = reward_call(text, by_name)
@@ -411,10 +405,9 @@ def find_entry(text: str, known: Iterable[RewardEntry], base: Path | None = None
 def reward_faults(
     texts: Iterable[str], entries: Iterable[RewardEntry], base: Path | None = None
 ) -> list[ConfigProblem]:
-    """Problems of the entries of `reward_functions` that show without running anything.
+    """Problems of `reward_functions` that show without running code.
 
-    `entries` are the functions that exist; files before `::` are relative to the folder `base` (default: the working
-    directory) and are read.
+    `entries` are the existing functions; paths before `::` are relative to `base` (default: working directory).
     """
     known = {entry.name: entry for entry in entries}
     sentences: list[str] = []
@@ -441,15 +434,15 @@ def unknown_sentence(name: str, known: Iterable[str]) -> str:
 
 
 def duplicate_sentences(names: Iterable[str]) -> list[str]:
-    """Messages on names used twice: scores are stored by name."""
+    """Messages about duplicate names."""
     hint = f"give each a name of its own, as in keyword(word=so, {ALIAS}=says_so)"
     return [f"{name} is listed {times} times; {hint}." for name, times in Counter(names).items() if times > 1]
 
 
 def argument_sentences(call: RewardCall, parameters: Sequence[Parameter], shipped: bool) -> list[str]:
-    """Messages on a call's arguments that are unknown, of the wrong type, or missing.
+    """Messages about unknown, mistyped or missing arguments.
 
-    Missing ones are reported for shipped functions only: a parameter of a user's function may be a dataset column.
+    Missing ones only for shipped functions: a user function's may be columns.
     """
     known = {parameter.name: parameter for parameter in parameters}
     sentences: list[str] = []
@@ -473,7 +466,7 @@ def argument_sentences(call: RewardCall, parameters: Sequence[Parameter], shippe
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name closest to `name`, or None. Short names of known shipped functions are candidates too."""
+    """Closest known name, short names included, or None."""
     names = {candidate.lower(): candidate for candidate in known}
     names |= {short: full for short, full in _short_names().items() if full in names}
     close = difflib.get_close_matches(name[:_LONGEST_NAME].lower(), names, n=1)
@@ -488,9 +481,9 @@ def not_in_file(name: str, path: Path, functions: Iterable[str]) -> str:
 
 
 def locate_reward_file(path: str | Path, base: Path | None = None) -> Path:
-    """The path of a reward file: `~` expanded, relative to `base` (default: the working directory).
+    """Path of a reward file: `~` expanded, relative to `base` (default: working directory).
 
-    Raises UserError for what cannot be a path, and for a link that leads back to itself.
+    Raises UserError for invalid paths and link loops.
     """
     located = user_path(str(path), _REWARD_FILE, base or Path.cwd())
     try:
@@ -502,7 +495,7 @@ def locate_reward_file(path: str | Path, base: Path | None = None) -> Path:
 
 
 def parse_reward_file(path: Path, setting: str = _REWARD_FILE) -> ast.Module:
-    """The syntax tree of a user's file, compiled but not run. Raises UserError on `setting`."""
+    """Syntax tree of a user's file, compiled but not run. Raises UserError on `setting`."""
     if path.suffix.lower() not in (".py", ".txt"):
         raise UserError(setting, f"{quote(path.name)} should be a Python file that ends in .py or .txt.")
     source = read_bytes(path, setting)
@@ -519,7 +512,7 @@ def parse_reward_file(path: Path, setting: str = _REWARD_FILE) -> ast.Module:
 
 
 def functions(parent: ast.AST) -> Iterator[Function]:
-    """Every function defined when the file is loaded: at top level, under `if` or `try` too, not inside functions."""
+    """Functions defined on load, also under `if` or `try`."""
     for node in ast.iter_child_nodes(parent):
         if isinstance(node, Function):
             yield node
@@ -528,7 +521,6 @@ def functions(parent: ast.AST) -> Iterator[Function]:
 
 
 def _registered(tree: ast.Module, source: str) -> list[RewardEntry]:
-    """The functions that are registered under literal names."""
     decorators = _decorator_names(tree)
     entries: list[RewardEntry] = []
     for function in functions(tree):
@@ -547,7 +539,7 @@ def _registered(tree: ast.Module, source: str) -> list[RewardEntry]:
 
 
 def _entry(function: Function, name: str, label: str, source: str) -> RewardEntry:
-    """Parameters are those with a default and keyword-only ones, inputs excluded; all others are dataset columns."""
+    """Parameters are those with a default or keyword-only, except inputs; others are columns."""
     args = function.args
     positional = [*args.posonlyargs, *args.args]
     defaults = [None] * (len(positional) - len(args.defaults)) + args.defaults
@@ -566,14 +558,14 @@ def _entry(function: Function, name: str, label: str, source: str) -> RewardEntr
 
 
 def _literal(node: ast.expr | None) -> str | None:
-    """The value of a string literal; "" for a literal None, as the decorator takes it; None for anything else."""
+    """Value of a string literal; "" for None; None otherwise."""
     if isinstance(node, ast.Constant) and (node.value is None or isinstance(node.value, str)):
         return node.value or ""
     return None
 
 
 def _decorator_names(tree: ast.Module) -> set[str]:
-    """Names of our decorator in the file: its own, and any that it is imported as."""
+    """Our decorator's name in the file and its aliases."""
     imports = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom))
     aliases = (alias for node in imports for alias in node.names if alias.name == _REWARD_DECORATOR)
     return {_REWARD_DECORATOR} | {alias.asname for alias in aliases if alias.asname}

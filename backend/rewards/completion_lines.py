@@ -1,6 +1,4 @@
-"""Completions to be scored, as lines: rows {prompt, completion, answer, type?}, a run's completions.jsonl, or what the
-bench writes, which keeps the dataset's columns and the sampled token ids as well.
-"""
+"""Completions to score, as JSON lines: dataset-like rows, a run's completions.jsonl, or bench output."""
 
 from __future__ import annotations
 
@@ -15,17 +13,17 @@ from backend.utils.files import read_text, user_path
 from backend.utils.text import quote
 
 MOST_BYTES = 2**31
-"""Of a file of completions: it is read whole."""
+"""Maximum bytes of a completions file."""
 
 
 def read_groups(path: Path) -> list[Group]:
-    """One group a line. Raises UserError on `completions` naming the line that cannot be read."""
+    """One group per line. Raises UserError on `completions` naming the line."""
     text = read_text(user_path(str(path), "completions"), "completions", MOST_BYTES)
     return groups_in(text, quote(path))
 
 
 def groups_in(text: str, where: str) -> list[Group]:
-    """One group a line of `text`; `where` is its name in sentences. Raises UserError on `completions`."""
+    """One group per line of `text`; `where` names it. Raises UserError on `completions`."""
     lines = text.split("\n")
     groups = [_group(number, line, where) for number, line in enumerate(lines, 1) if line.strip()]
     if not groups:
@@ -43,7 +41,7 @@ def _group(number: int, line: str, where: str) -> Group:
 
 
 def group_of(row: Any, index: int, where: str) -> Group:
-    """The group of one line. Raises UserError on `completions`, naming `where`, for a row without completions."""
+    """Group of one line. Raises UserError on `completions` naming `where`."""
     completions = _completions(row) if isinstance(row, dict) else []
     if not completions:
         raise UserError("completions", f"{where} has neither a text under completion nor a list under completions.")
@@ -63,7 +61,7 @@ def group_of(row: Any, index: int, where: str) -> Group:
 
 
 def line_of(group: Group) -> ScoringRow:
-    """A group as `group_of` reads it back: with its columns, its messages and its token ids."""
+    """A group as a line for `group_of`."""
     problem = group.problem
     rows = [
         SampledRow(text=completion.text, tokens=list(completion.tokens), stop=completion.stop)
@@ -76,7 +74,7 @@ def line_of(group: Group) -> ScoringRow:
 
 
 def merge_consecutive(groups: list[Group]) -> list[Group]:
-    """Merge consecutive groups of the same problem: a file may have one line for each completion."""
+    """Merge consecutive groups of the same problem."""
     merged: list[Group] = []
     for group in groups:
         last = merged[-1] if merged else None

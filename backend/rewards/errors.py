@@ -1,5 +1,4 @@
-"""Errors of user code: the message of at most 200 characters, the place in the user's file, the traceback for
-log.txt."""
+"""Errors of user code: short message, place in the file, and traceback."""
 
 from __future__ import annotations
 
@@ -16,24 +15,24 @@ from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.text import cut_in_the_middle, one_line, quote
 
 LONGEST_ERROR = 150
-"""Characters for an exception, unless the message around it leaves fewer."""
+"""Characters for an exception."""
 LONGEST_MESSAGE = 200
 LONGEST_TRACEBACK = 20_000
-"""Characters of a traceback; a longer one keeps its end."""
+"""Characters of a traceback; keeps its end."""
 _MOST_FRAMES = 100
 _LONGEST_NAME = 40
 _LONGEST_FILE = 24
 _LEAST_MESSAGE = 40
-"""Characters of an exception's message that are worth more than advice."""
+"""Characters of an exception that take priority over advice."""
 _LEAST_TEXT, _MOST_TEXT = 16, 80
-"""Characters of a prompt or completion in a message, depending on the room that the failure leaves."""
+"""Characters of a prompt or completion in a message."""
 _FUNCTION_NAME = 32
 _BUNDLED_MODULES = "; not in the app: use grpo-studio from pip"
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A running line of the user's file: its number from 1, its function, its text."""
+    """A line of the user's file on the stack: number, function, text."""
 
     line: int
     function: str
@@ -42,11 +41,9 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """How a function failed. `what`: the words after its name; `function`, `completion`: indices among those of the
-    call.
+    """Failure of a function. `what`: words after its name; `function`, `completion`: indices in the call.
 
-    `has_line`: `what` names a line. `line`: the innermost line of the user's file, 0 if unknown; `frames`, outermost
-    first.
+    `has_line`: `what` names a line. `line`: innermost user line or 0; `frames`: outermost first.
     """
 
     what: str
@@ -61,7 +58,7 @@ class Failure:
 
     @classmethod
     def of(cls, what: str, error: BaseException | None, file: Path | None, line: int = 0, **fields: Any) -> Failure:
-        """`line` is used where the traceback of `error` has no line of `file`."""
+        """`line` is the fallback without a traceback line in `file`."""
         frames = _frames_in(file, error)
         if isinstance(error, SyntaxError) and file:
             line = error.lineno or line
@@ -70,7 +67,7 @@ class Failure:
         return cls(what, file=str(file or ""), line=line, frames=frames, traceback=text, **fields)
 
     def place(self, message: str) -> dict[str, Any]:
-        """The message with the place in the user's file, as the window takes it."""
+        """The message and its place in the user's file."""
         return {
             "sentence": message,
             "file": self.file,
@@ -80,7 +77,7 @@ class Failure:
 
 
 class LoadError(UserError):
-    """The reward functions cannot be loaded; `failure` says where the user's file went wrong."""
+    """Reward functions failed to load; `failure` has the place."""
 
     def __init__(self, problems: Iterable[ConfigProblem], failure: Failure) -> None:
         super().__init__(problems)
@@ -93,11 +90,11 @@ class LoadError(UserError):
 
 
 class RewardError(UserError):
-    """A reward function failed on real completions; the message on `reward_functions` says which, how and on what."""
+    """A reward function failed on completions; message on `reward_functions`."""
 
 
 def reward_error(function: FunctionDescription, failure: Failure, sample: tuple[Problem, Completion]) -> RewardError:
-    """The failure has the most room: the function's name and file are cut first, then the prompt and the completion."""
+    """Message that shortens the name and file first, then prompt and completion."""
     room = failure_room(function, sample, failure.has_line)
     before = _before(function, failure.has_line) + cut_in_the_middle(one_line(failure.what), room)
     texts = _texts(sample, LONGEST_MESSAGE - len(before) - len(_after("", "")))
@@ -107,7 +104,7 @@ def reward_error(function: FunctionDescription, failure: Failure, sample: tuple[
 
 
 def failure_room(function: FunctionDescription, sample: tuple[Problem, Completion], has_line: bool = False) -> int:
-    """Characters that the words of a failure may have."""
+    """Characters for the words of a failure."""
     return LONGEST_MESSAGE - len(_before(function, has_line)) - len(_after(*_texts(sample, 2 * _LEAST_TEXT)))
 
 
@@ -122,7 +119,7 @@ def _after(prompt: str, completion: str) -> str:
 
 
 def _texts(sample: tuple[Problem, Completion], room: int) -> tuple[str, str]:
-    """Prompt and completion, of at most `room` characters together. What one does not need, the other gets."""
+    """Prompt and completion within `room` characters together."""
     problem, completion = sample
     prompt, text = quote(problem.prompt, _MOST_TEXT), quote(completion.text, _MOST_TEXT)
     half = room // 2
@@ -130,7 +127,7 @@ def _texts(sample: tuple[Problem, Completion], room: int) -> tuple[str, str]:
 
 
 def text_of(value: object, text: Callable[[object], str] = str) -> str:
-    """`str(value)`, or `repr`, even of an object whose own method raises."""
+    """`str(value)`, or `repr`, even if the object's method raises."""
     try:
         return text(value)
     except BaseException:
@@ -142,9 +139,9 @@ def class_name(value: object, limit: int = _LONGEST_NAME) -> str:
 
 
 def describe_error(error: BaseException, file: Path | None, limit: int = LONGEST_ERROR) -> str:
-    """`ValueError: message (my_rewards.py, line 12)` in about `limit` characters, with the innermost line in `file`.
+    """`ValueError: message (my_rewards.py, line 12)` in about `limit` characters.
 
-    In a bundled app a missing module comes with advice, since its users cannot install one.
+    Adds advice on missing modules in a bundled app.
     """
     location = _innermost_line(error, file)
     location = f" ({location})" if location else ""
@@ -163,7 +160,7 @@ def describe_error(error: BaseException, file: Path | None, limit: int = LONGEST
 
 
 def traceback_text(error: BaseException, file: Path | None) -> str:
-    """The traceback of an exception of user code with its causes, from the first frame in `file` on."""
+    """Traceback with causes, from the first frame in `file`."""
     first = error.__traceback__
     while first is not None and file is not None and first.tb_frame.f_code.co_filename != str(file):
         first = first.tb_next

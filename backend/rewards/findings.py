@@ -1,4 +1,4 @@
-"""Rules that find what is wrong with reward functions, over a scored sample of completions."""
+"""Rules that find problems of reward functions in scored completions."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from backend.trainer.health.rules import Finding
 from backend.utils.errors import UserError
 
 SAME_REWARD = 1e-8
-"""Rewards that differ by less count as equal."""
+"""Difference below which rewards are equal."""
 DOMINANT_SHARE = 0.9
-"""Share of the within-group spread from which one function dominates the others."""
+"""Share of the within-group spread that counts as dominant."""
 SLOW_S = 0.25
 LEVELS = ("error", "warning", "good", "note")
-"""Levels of findings, in the order in which they are reported."""
+"""Levels of findings, in report order."""
 
 _TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 REQUIRED_TEXTS = {
@@ -31,14 +31,15 @@ REQUIRED_TEXTS = {
     "r1_count_xml": _TAGS,
     "think_format_reward": ("<think>", "</think>"),
 }
-"""Texts without which a shipped function scores 0; for `keyword` it is its argument."""
+"""Texts that a shipped function requires; `keyword` requires its argument."""
 _MARKS = re.compile(r"</?[A-Za-z_]\w*>|\\boxed|####")
 
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """One function's scores of a sample. `given`: one per completion, groups in order, None where it had no opinion,
-    empty where it failed with `error`. `looks_for`: texts without which it scores 0."""
+    """Scores of one function. `given`: one per completion, None for no opinion, empty after `error`. `looks_for`:
+    required texts.
+    """
 
     name: str
     label: str
@@ -59,8 +60,9 @@ class Scores:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Scored completions. `sizes`: completions per group; `texts`, `stops` and `rewards`: one per completion, in the
-    order of the groups; `answers`: one per group."""
+    """Scored completions. `sizes`: completions per group; `texts`, `stops`, `rewards`: one per completion; `answers`:
+    one per group.
+    """
 
     sizes: Sequence[int]
     texts: Sequence[str]
@@ -76,7 +78,7 @@ class Sample:
         object.__setattr__(self, "groups", slices)
 
     def group_stds(self, values: Sequence[float | None]) -> list[float]:
-        """The standard deviation (n − 1) within each group; 0 for a group with fewer than two values."""
+        """Standard deviation (n − 1) within each group; 0 below two values."""
         known = ([value for value in values[group] if value is not None] for group in self.groups)
         return [statistics.stdev(group) if len(group) > 1 else 0.0 for group in known]
 
@@ -90,7 +92,7 @@ class Sample:
 
 
 def verdicts(sample: Sample) -> list[Finding]:
-    """All findings, errors first; with no error and no warning also one that says that the sample is good."""
+    """All findings, errors first; a positive one if there are no problems."""
     if not sample.texts:
         return []
     rules = (_failing, _no_signal, _single, _never_fires, _silent, _constant, _dominating, _slow, _cut_off)
@@ -107,7 +109,7 @@ def _failing(sample: Sample) -> Iterator[Finding]:
 
 
 def _no_signal(sample: Sample) -> Iterator[Finding]:
-    """Groups whose completions all have the same reward, and the likely reason."""
+    """Groups with equal rewards, and the likely reason."""
     spreads = zip(sample.groups, sample.group_stds(sample.rewards), strict=True)
     flat = [
         group
@@ -146,7 +148,7 @@ def _single(sample: Sample) -> Iterator[Finding]:
 
 
 def _never_fires(sample: Sample) -> Iterator[Finding]:
-    """Functions that gave 0 to every completion, grouped by reason."""
+    """Functions that always score 0, by reason."""
     silent = [scores for scores in sample.functions if scores.known and not any(scores.known)]
     reasons = {scores.name: _why_zero(sample, scores) for scores in silent}
     for reason in dict.fromkeys(reasons.values()):
@@ -184,7 +186,7 @@ def _silent(sample: Sample) -> Iterator[Finding]:
 
 
 def _constant(sample: Sample) -> Iterator[Finding]:
-    """Functions that give every completion the same score other than 0."""
+    """Functions with one constant score other than 0."""
     same = [scores for scores in sample.functions if len(scores.known) > 1 and scores.is_constant and scores.known[0]]
     if not same:
         return
@@ -198,7 +200,7 @@ def _constant(sample: Sample) -> Iterator[Finding]:
 
 
 def _dominating(sample: Sample) -> Iterator[Finding]:
-    """A function whose weighted within-group spread is nearly all of the spread."""
+    """A function with nearly all of the weighted within-group spread."""
     spreads = {scores.label: abs(scores.weight) * sum(sample.group_stds(scores.given)) for scores in sample.working}
     total = sum(spreads.values())
     moving = [label for label, spread in spreads.items() if spread > SAME_REWARD]
@@ -237,8 +239,7 @@ def _healthy(sample: Sample) -> Finding:
 
 
 def required_texts(name: str, function: str, file: Path | None) -> tuple[str, ...]:
-    """Texts without which a function scores 0: from a table for shipped ones; for a user's function the tags in the
-    string literals of its `def`. Empty where there are none or the file cannot be read."""
+    """Texts that a function requires; for user functions the tags in string literals of its `def`."""
     if file is None or function in {entry.name for entry in builtin_rewards()}:
         return REQUIRED_TEXTS.get(function, REQUIRED_TEXTS.get(name, ()))
     try:

@@ -1,8 +1,7 @@
-"""Keyword arguments for reward functions: prompts, completions, answers, dataset columns, the trainer's state, loggers.
+"""Keyword arguments for reward functions.
 
-There are two dialects. "ours" (registered functions, mlx-lm-lora's signature) passes texts; a dataset column cannot
-replace one of our inputs. "trl" (an entry `file.py::function`) passes what `GRPOTrainer` passes: columns as they are,
-prompts and completions as messages where the dataset has messages.
+Dialect "ours" (mlx-lm-lora's signature) passes texts; "trl" (`file.py::function`) passes what `GRPOTrainer` does,
+messages included.
 """
 
 from __future__ import annotations
@@ -23,11 +22,10 @@ Message = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class TrainerState:
-    """The argument `trainer_state`: how far the run is, for rewards that change over time.
+    """Argument `trainer_state`: progress of the run.
 
-    `step`: steps finished before this one (0 in the first), of `max_steps`. `epoch`: passes over the dataset.
-    `max_completion_length`: the run's limit in tokens, None for texts without a run. `reward_timeout`: seconds of a
-    call.
+    `step`: finished steps, of `max_steps`. `epoch`: dataset passes. `max_completion_length`: tokens, or None.
+    `reward_timeout`: seconds.
     """
 
     step: int = 0
@@ -43,7 +41,7 @@ class TrainerState:
 
 
 def inputs_for(samples: list[Sample], state: TrainerState, dialect: str) -> dict[str, Any]:
-    """Every input by name, in fresh lists with one entry for each sample: a function may sort them in place."""
+    """Every input by name, in fresh lists with one entry per sample."""
     types = [problem.type for problem, _ in samples]
     inputs: dict[str, Any] = {
         "prompts": [problem.prompt for problem, _ in samples],
@@ -64,20 +62,20 @@ def inputs_for(samples: list[Sample], state: TrainerState, dialect: str) -> dict
 
 
 def _columns(samples: list[Sample], excluded: tuple[str, ...]) -> dict[str, list[Any]]:
-    """The dataset's columns by name; None where a row lacks a column that others have."""
+    """Dataset columns by name, None for missing cells."""
     names = dict.fromkeys(name for problem, _ in samples for name in problem.row if name not in excluded)
     return {name: [problem.row.get(name) for problem, _ in samples] for name in names}
 
 
 def _is_chat(problem: Problem) -> bool:
-    """True if the dataset has this prompt as messages: in `prompt`, or in the column that the messages come from."""
+    """True if the dataset has this prompt as messages."""
     if "prompt" in problem.row:
         return isinstance(problem.row["prompt"], list)
     return any(_ends_in(value, problem.messages) for value in problem.row.values())
 
 
 def _ends_in(column: Any, messages: list[Message]) -> bool:
-    """True if the column holds the last of `messages`; the settings may have added a system prompt before them."""
+    """True if the column holds the last of `messages`; a system prompt may precede it."""
     if not isinstance(column, list) or not column or not all(isinstance(message, Mapping) for message in column):
         return False
     in_column = [(message.get("role"), message.get("content")) for message in column]
@@ -90,17 +88,14 @@ TRAINER_METRICS = (
     *("hit_max_tokens_ratio", "peak_memory_gb", "num_tokens", "reward_std_within_groups", "waiting_share"),
     *("rollout_tokens_per_second", "train_tokens_per_second", "grad_clipped"),
 )
-"""Names that reward functions may not log under, nor any that begins with one of these prefixes:"""
+"""Reserved metric names and prefixes:"""
 _TRAINER_PREFIXES = (
     *("rewards/", "completions/", "time/", "sampling/", "peak_memory_gb/", "process/", "machine/", "ranks/", "eval_"),
 )
 
 
 class ExtraLogs:
-    """TRL's `log_extra` and `log_metric`: columns and metrics that the functions of one step log beside their scores.
-
-    Bad arguments raise inside the user's code, so that the error message names the line.
-    """
+    """TRL's `log_extra` and `log_metric`. Bad arguments raise in user code, at the right line."""
 
     def __init__(self) -> None:
         self._columns: dict[tuple[str, str], list[Any]] = {}
@@ -136,14 +131,11 @@ class ExtraLogs:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Metric → the mean of the values logged under its name in this step."""
+        """Metric → mean of its values in this step."""
         return {name: statistics.fmean(values) for name, values in self._metrics.items()}
 
     def length_error(self, function: str, count: int) -> str:
-        """The problem with a function's columns once it has returned; "" if each has `count` values.
-
-        A function may call `log_extra` several times for one column.
-        """
+        """Problem with a function's columns, which need `count` values, or ""."""
         for (name, column), values in self._columns.items():
             if name == function and len(values) != count:
                 return f"logged {len(values)} values in the column {column} for {count} completions"
@@ -156,7 +148,7 @@ def _check_name(function: str, name: Any) -> None:
 
 
 def _as_json(value: Any) -> Any:
-    """Numbers, text, lists and mappings as they are, NaN as None, anything else as its text."""
+    """JSON-like values unchanged, NaN as None, others as text."""
     value = value.tolist() if hasattr(value, "tolist") else value
     if isinstance(value, Mapping):
         return {str(key): _as_json(item) for key, item in value.items()}

@@ -1,7 +1,7 @@
-"""The fork of one program: confines itself, executes the program, and reports what its tests observe.
+"""Fork for one program: confines itself, runs it, and reports what its tests observe.
 
-The program can reach all that is in this process: its own tests, but no expected value. Reports are lines of JSON on
-descriptor `REPORTS`, which the program could write too; `backend.rewards.functions.code` believes none by themselves.
+The program sees its tests, but no expected value. It could forge reports on descriptor `REPORTS`, so
+`backend.rewards.functions.code` verifies them.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from backend.rewards.confinement.confine import confine_program
 from backend.rewards.program_tests import OBSERVE, OBSERVE_PAIR, OPERATORS
 
 MOST_HASHED = 4096
-"""Elements of a set or a dict: chosen to collide, more of them would take seconds to put together."""
+"""Maximum elements of a set or dict, against hash collisions."""
 _EXACT = 1 << 53
-"""Whole numbers up to here are the same in every reader of JSON."""
+"""Largest integer that is exact in all JSON readers."""
 
 
 class NotPlainError(ValueError):
-    """The value is of another kind, or the JSON stands for none."""
+    """Not a plain value."""
 
 
 def encoded(value: Any) -> Any:
-    """JSON for a value; subclasses count as the built-in type that they equal. Raises NotPlainError, RecursionError."""
+    """Encode a value as JSON; subclasses count as built-in types. Raises NotPlainError, RecursionError."""
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, int):
@@ -53,7 +53,7 @@ def encoded(value: Any) -> Any:
 
 
 def decoded(value: Any) -> Any:
-    """The value that JSON of `encoded` stands for. Raises NotPlainError, RecursionError."""
+    """Inverse of `encoded`. Raises NotPlainError, RecursionError."""
     if value is None or isinstance(value, bool | str | int | float):
         return value
     if not isinstance(value, list) or not value or value[0] not in _DECODERS:
@@ -104,21 +104,21 @@ _DECODERS: dict[str, Callable[[list[Any]], Any]] = {
 
 
 REPORTS = 3
-"""The descriptor of reports in the fork of a program that is tested by assertions."""
+"""Descriptor for reports."""
 LARGEST_FILE = 1 << 20
-"""Bytes of one file that a program writes."""
+"""Maximum bytes per file."""
 MOST_FILES = 64
-"""Descriptors that it may have open."""
+"""Maximum open descriptors."""
 FAILED = 1
 """Exit code of a program that raised."""
 _MODULE = "solution"
-"""The name under which tests may import the program, as in `from solution import add`."""
+"""Module name for imports, as in `from solution import add`."""
 
 
 def become_program(task: Mapping[str, Any], folder: Path, seconds: float, memory_mb: int) -> NoReturn:
-    """Run a program in this process, a fresh fork with standard input and output in place, and end.
+    """Run a program in this fresh fork and exit.
 
-    `task`: as in `backend.rewards.program_runner`; `seconds` of processor time; `memory_mb` beyond what Python has.
+    `task`: see `backend.rewards.program_runner`; `seconds` of CPU time; `memory_mb` on top of Python.
     """
     code = FAILED
     try:
@@ -155,7 +155,7 @@ def _limit_resources(cpu_seconds: float, memory_mb: int) -> None:
 
 
 def _fresh_module() -> ModuleType:
-    """An empty main module, in an interpreter that looks as if it had just begun."""
+    """An empty main module in a fresh-looking interpreter."""
     module = ModuleType("__main__")
     sys.modules["__main__"] = sys.modules[_MODULE] = module
     sys.argv = [f"{_MODULE}.py"]
@@ -173,7 +173,7 @@ def _execute(source: str, module: ModuleType) -> None:
 
 
 def _run_tests(task: Mapping[str, Any], module: ModuleType) -> None:
-    """Execute the program, the setup and every test. A test that raises ends itself alone."""
+    """Run program, setup and every test; a failing test ends only itself."""
     report = _reporter()
     with suppress(SystemExit):  # a program may end itself where it is the main one
         _execute(task["source"], module)
@@ -213,7 +213,7 @@ def _claim(encode: Callable[[], Any]) -> dict[str, Any]:
 
 
 def _pair_claim(name: str, left: Any, right: Any) -> dict[str, Any]:
-    """Both sides; for two that are no plain values, such as objects of the program's class, their comparison."""
+    """Both sides, or their comparison if they are not plain."""
     claims = _claim(lambda: encoded(left)), _claim(lambda: encoded(right))
     if all(claims):
         return {"value": ["t", *(claim["value"] for claim in claims)]}

@@ -1,14 +1,12 @@
-"""Run programs that a model wrote, confined: several at a time, none for longer than it may.
+"""Run model-written programs confined, in parallel and with time limits.
 
-A server process forks one process for each program before anything of it is read: the fork reads its own program from
-the pipe. So no program finds another one's source in its memory, and none the expected values, which stay with us. Each
-task of the program is a further fork, which confines itself (`backend.rewards.program`).
+A server forks a process per program, which reads its source from the pipe and forks for each task
+(`backend.rewards.program`). Programs never see each other or expected values.
 
 Request: {"tasks", "seconds", "memory_mb", "deadline_s"}; answer: [{"ended": "exit" | "time" | "output" | "limit",
-"code", "output"}], one for each task that was run. A task is {"source": Python, "input": text}, judged by what it
-writes to standard output, or {"source", "setup": Python, "tests": [Python]}, judged by what it reports. Tasks run one
-after the other, and end with the first that ran out of time or wrote too much. A program has `seconds` of processor
-time for each task and twice as long on the clock for all; "limit": `deadline_s` of the whole call are over.
+"code", "output"}] for the tasks that ran. A task is {"source", "input"}, judged by output, or {"source", "setup",
+"tests"}, judged by reports. `seconds` of CPU time per task, twice that on the clock for all; "limit": `deadline_s` are
+over.
 """
 
 from __future__ import annotations
@@ -47,25 +45,25 @@ from backend.utils.child_process import module_command
 from backend.utils.command import backend_environment
 
 PRELOADED = (bisect, collections, functools, heapq, itertools, math, random, re, string, typing)
-"""What most programs import: loaded once, before they are forked."""
+"""Modules to preload before forking."""
 MOST_OUTPUT = 256 << 10
-"""Bytes that one task may write, or report."""
+"""Maximum bytes of a task's output or reports."""
 MOST_FOLDER = 16 << 20
-"""Bytes that a program may keep in its folder."""
+"""Maximum bytes in a program's folder."""
 _GRACE_S = 5.0
-"""How long after its deadline a call may take to be answered."""
+"""Seconds past the deadline to wait for an answer."""
 _START_S = 60.0
 _POLL_S = 0.02
 _FOLDER_POLL_S = 0.2
 _HEADER = struct.Struct("<II")
-"""Number of the program, bytes of the JSON that follows."""
+"""Program number and JSON length."""
 
 Task = Mapping[str, Any]
 TaskResult = Mapping[str, Any]
 
 
 class ProgramRunner:
-    """The server, started with the first call and kept. `run` may be called by several threads."""
+    """The server, started on first use. `run` is thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -80,9 +78,9 @@ class ProgramRunner:
     def run(
         self, programs: Sequence[Sequence[Task]], *, seconds: float, memory_mb: int, deadline_s: float
     ) -> list[list[TaskResult]] | None:
-        """The results of each program's tasks, as far as they were run; None where the server was lost.
+        """Results of each program's completed tasks; None if the server was lost.
 
-        Raises PermissionError where this system cannot keep a program from a person's files.
+        Raises PermissionError if programs cannot be confined.
         """
         limits = {"seconds": seconds, "memory_mb": memory_mb}
         with self._lock:
@@ -127,7 +125,7 @@ class ProgramRunner:
             running -= 1
 
     def _receive(self, deadline: float) -> tuple[int, Any]:
-        """The next answer with its program's number. Raises EOFError, TimeoutError."""
+        """Next answer and its program number. Raises EOFError, TimeoutError."""
         assert self._server is not None and self._server.stdout is not None
         file, received = self._server.stdout.fileno(), self._received
         while True:
@@ -146,7 +144,7 @@ class ProgramRunner:
             received += piece
 
     def close(self) -> None:
-        """End the server and its forks."""
+        """Stop the server and its forks."""
         server, self._server = self._server, None
         if server is None:
             return
@@ -173,7 +171,7 @@ atexit.register(runner.close)
 
 
 def main(arguments: Sequence[str] = ()) -> None:
-    """The server. It has one thread, so that a fork is whole, and holds nothing that a program should not have."""
+    """The single-threaded server."""
     load_for_programs()
     folder, _ = make_working_folder()
     try:
@@ -201,7 +199,7 @@ def main(arguments: Sequence[str] = ()) -> None:
 
 
 def _run_tasks(request: Mapping[str, Any], folder: Path, server: int) -> list[TaskResult]:
-    """Run one program's tasks, in a fork of the server."""
+    """Run one program's tasks in a fork."""
     begun = time.monotonic()
     deadline = begun + request["deadline_s"]
     until = min(begun + 2 * request["seconds"], deadline)
@@ -264,7 +262,7 @@ def _run_task(task: Task, folder: Path, limits: Mapping[str, Any], until: float,
 
 
 def _take_places(task: Task, output: int, parent: int) -> None:
-    """In the fork: its own group, its end with its parent's, and descriptors 0 to 3, with nothing else open."""
+    """Set up the fork's group, parent-death signal and descriptors 0 to 3."""
     os.setpgid(0, 0)
     if sys.platform == "linux":
         from backend.rewards.confinement.landlock import PR_SET_PDEATHSIG, prctl
@@ -288,7 +286,7 @@ def _take_places(task: Task, output: int, parent: int) -> None:
 
 
 def _read_all(file: int, received: bytearray) -> bool:
-    """Read what there is from a pipe that does not block. → False at its end."""
+    """Drain a non-blocking pipe; False at its end."""
     with suppress(BlockingIOError):
         while len(received) <= MOST_OUTPUT:
             piece = os.read(file, 1 << 16)
@@ -305,7 +303,7 @@ def _kill(pid: int) -> None:
 
 
 def _size(folder: Path) -> int:
-    """Bytes on disk below a folder; too many where it is nested deeper than Python can follow."""
+    """Bytes below a folder; too many if nested too deep."""
     total = 0
     try:
         for parent, _, names in os.walk(folder):
@@ -318,7 +316,7 @@ def _size(folder: Path) -> int:
 
 
 def _why_not_confined(folder: Path) -> str:
-    """Why programs could change a person's files; "" if they cannot. Tried in a fork."""
+    """Why programs cannot be confined, or "". Tested in a fork."""
     ours, theirs = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -338,7 +336,7 @@ def _message(number: int, content: Any) -> bytes:
 
 
 def _read(file: int, count: int) -> bytes:
-    """Exactly so many bytes; fewer at the end of the pipe."""
+    """Exactly so many bytes; fewer at the end."""
     received = b""
     while len(received) < count and (piece := os.read(file, count - len(received))):
         received += piece

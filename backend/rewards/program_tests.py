@@ -25,7 +25,7 @@ from typing import Any
 from backend.utils.text import quote
 
 OBSERVE, OBSERVE_PAIR = "__observe__", "__observe_pair__"
-"""What a program's process calls with (number, value), and with (number, operator, left, right)."""
+"""Names called with (number, value) and (number, operator, left, right)."""
 
 OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
     "Eq": operator.eq, "NotEq": operator.ne, "Lt": operator.lt, "LtE": operator.le, "Gt": operator.gt, "GtE": operator.ge,
@@ -35,8 +35,7 @@ OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class ExpectedValue:
-    """The expected observation. `form`: "left" or "right", the side of `operator` that has the literal `value`; "pair",
-    where both sides are observed; "truth"."""
+    """Expected observation. `form`: "left" or "right", the side with the literal `value`; "pair"; or "truth"."""
 
     form: str
     operator: str = ""
@@ -56,7 +55,7 @@ class ExpectedValue:
 
 @dataclass(frozen=True, slots=True)
 class AssertTest:
-    """A test: `source` with observations in place of assertions, and the numbers of those that it must always make."""
+    """A test with observations for assertions, and those it always makes."""
 
     source: str
     required: frozenset[int]
@@ -64,7 +63,7 @@ class AssertTest:
 
 @dataclass(slots=True)
 class AssertTests:
-    """The tests of a row. `setup` is run before them; `expected` has an entry for each observation, by its number."""
+    """Tests of a row. `setup` runs first; `expected` by observation number."""
 
     setup: str = ""
     tests: list[AssertTest] = field(default_factory=list)
@@ -72,11 +71,10 @@ class AssertTests:
 
 
 def assert_tests(sources: list[str], setup: str = "", entry_point: str = "") -> AssertTests:
-    """The tests in some pieces of Python.
+    """Tests in some pieces of Python.
 
-    A test is an assertion at the top level, with what stands before it; a function `test_…` that asserts something; a
-    call at the top level of a function that does; `check(entry_point)`, as in HumanEval. All else is setup. Raises
-    SyntaxError, and ValueError where nothing could ever fail.
+    A test is a top-level assertion with what precedes it, a `test_…` function, a call of an asserting function, or
+    HumanEval's `check(entry_point)`. The rest is setup. Raises SyntaxError, and ValueError if nothing can fail.
     """
     builder = _Builder()
     for source in (setup, *sources):
@@ -89,16 +87,16 @@ def assert_tests(sources: list[str], setup: str = "", entry_point: str = "") -> 
 
 
 class _Builder:
-    """Sorts the statements of several sources into setup and tests, in their order."""
+    """Sorts statements into setup and tests."""
 
     def __init__(self) -> None:
         self.observations = _Observations()
         self.setup: list[ast.stmt] = []
         self.tests: list[AssertTest] = []
         self.functions: dict[str, frozenset[int]] = {}
-        """Functions of the tests that assert something → the observations that a call of each always makes."""
+        """Asserting functions → observations that a call always makes."""
         self._before: list[ast.stmt] = []
-        """Statements since the last test, for the next one."""
+        """Statements since the last test."""
 
     def add(self, module: ast.Module) -> None:
         for statement in module.body:
@@ -139,13 +137,13 @@ class _Builder:
 
 
 class _Observations(ast.NodeTransformer):
-    """Replaces assertions, and numbers what they expect."""
+    """Replaces assertions by numbered observations."""
 
     def __init__(self) -> None:
         self.expected: dict[int, ExpectedValue] = {}
 
     def replaced(self, statements: list[ast.stmt]) -> tuple[list[ast.stmt], frozenset[int]]:
-        """The statements with observations, and the numbers of those that are always made: of assertions among them."""
+        """Statements with observations, and the numbers that are always made."""
         body: list[ast.stmt] = []
         required: set[int] = set()
         for statement in statements:
@@ -195,16 +193,16 @@ def _unparsed(statements: list[ast.stmt]) -> str:
 
 
 PREPARATIONS = ("test_setup_code", "test_imports")
-"""Columns of MBPP whose Python goes before the tests."""
+"""MBPP columns with code to run before tests."""
 
 
 class UnusableTestsError(ValueError):
-    """The column holds no tests; the text says what it holds, as the end of a message."""
+    """The column holds no tests; the text completes a message."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamTest:
-    """Standard input, and the standard output that it should give."""
+    """Standard input and expected output."""
 
     input: str
     output: str
@@ -214,7 +212,7 @@ RowTests = AssertTests | list[StreamTest]
 
 
 def row_tests(value: Any, row: Mapping[str, Any], most: int) -> RowTests | None:
-    """The first `most` tests of a row; None for a row without any. `row`: its columns. Raises UnusableTestsError."""
+    """First `most` tests of a row, None without any. Raises UnusableTestsError."""
     value = _parsed(value)
     if isinstance(value, Mapping) and "test_cases" in value:
         value = _parsed(value["test_cases"])
@@ -254,7 +252,7 @@ def _parsed(value: Any) -> Any:
 
 
 def _calls(name: str, cases: list[tuple[Any, Any]]) -> AssertTests:
-    """Calls of one function. Some datasets put the one value of an output into a list, so `[3]` expects 3 or [3]."""
+    """Calls of one function. Some datasets wrap the output, so `[3]` expects 3 or [3]."""
     if not name.isidentifier():
         raise UnusableTestsError(f"the function name {quote(name, 30)}")
     tests = AssertTests()
@@ -269,7 +267,7 @@ def _calls(name: str, cases: list[tuple[Any, Any]]) -> AssertTests:
 
 
 class _EitherSequence(list[Any]):
-    """A list from JSON, which has no tuples: equal to a tuple of the same elements too."""
+    """A JSON list that also equals a tuple."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, list | tuple) and list(self) == list(other)
@@ -299,5 +297,5 @@ def _asserts(sources: list[str], row: Mapping[str, Any], most: int) -> AssertTes
 
 
 def _stream(value: Any) -> str:
-    """Standard input or output: a list of lines in some datasets."""
+    """Standard input or output, possibly a list of lines."""
     return "\n".join(map(str, value)) if isinstance(value, list) else str(value)

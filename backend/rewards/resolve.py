@@ -1,7 +1,6 @@
-"""Resolve the entries of the setting `reward_functions` to callables.
+"""Resolve `reward_functions` entries to callables: user's file first, then shipped and short names.
 
-A name is looked up in the user's file first, then among the shipped functions, then among their short names; an entry
-`file.py::function` names a plain function of that file, which is called as TRL calls it.
+`file.py::function` is called as in TRL.
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ _SETTING = "reward_functions"
 _NAMED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 Dialect = Literal["ours", "trl"]
-"""How a function is called: with texts, or as TRL does, see `backend.rewards.inputs`."""
+"""Call convention, see `backend.rewards.inputs`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """A function's parameters: without a default, with one, and any `**kwargs`. `excluded` ones get no input."""
+    """A function's parameters: required, optional, any `**kwargs`. `excluded` get no input."""
 
     required: tuple[str, ...]
     optional: tuple[str, ...]
@@ -44,7 +43,7 @@ class Arguments:
 
     @classmethod
     def of(cls, call: Callable[..., Any], excluded: Iterable[str] = ()) -> Arguments:
-        """Raises TypeError or ValueError for a callable without a signature."""
+        """Raises TypeError or ValueError without a signature."""
         parameters = inspect.signature(call).parameters.values()
         left_out = frozenset(excluded)
         named = [p for p in parameters if p.kind in _NAMED and p.name not in left_out]
@@ -56,11 +55,11 @@ class Arguments:
         )
 
     def missing(self, inputs: Iterable[str]) -> list[str]:
-        """The required parameters that `inputs` does not have."""
+        """Required parameters missing from `inputs`."""
         return [name for name in self.required if name not in set(inputs)]
 
     def select(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """The inputs that this function takes. `**kwargs` takes all but the column `prompt`, as in TRL."""
+        """Inputs that the function takes. `**kwargs` excludes `prompt`, as in TRL."""
         if self.has_kwargs:
             kept = {name: value for name, value in inputs.items() if name not in self.excluded}
             return {name: value for name, value in kept.items() if name != "prompt" or name in self.required}
@@ -69,9 +68,9 @@ class Arguments:
 
 @dataclass(frozen=True, slots=True)
 class RewardFunction:
-    """A function under its name in metrics and tables; `user_file` is None for a shipped one.
+    """A function and its metric name; `user_file` is None for shipped ones.
 
-    `kwargs` are the arguments that its entry sets, as in `keyword(word=so)`; they win over columns of the same name.
+    `kwargs` from its entry override columns.
     """
 
     name: str
@@ -87,7 +86,7 @@ class RewardFunction:
 
     @property
     def line(self) -> int:
-        """The function's first line in its file, decorators included; 0 if its code is elsewhere."""
+        """First line in its file with decorators, or 0."""
         code = getattr(inspect.unwrap(self.call), "__code__", None)
         return code.co_firstlineno if code and code.co_filename == str(self.file) else 0
 
@@ -97,7 +96,7 @@ class RewardFunction:
 
     @property
     def is_async(self) -> bool:
-        """True if calling it returns a coroutine, which is then awaited concurrently with others."""
+        """True if calling it returns a coroutine."""
         own_call = getattr(self.call, "__call__", None)  # noqa: B004 - an object with `async def __call__`
         return inspect.iscoroutinefunction(self.call) or inspect.iscoroutinefunction(own_call)
 
@@ -106,7 +105,7 @@ class RewardFunction:
         return FunctionDescription(self.name, self.file, self.line, self.note, self.is_async)
 
     def call_kwargs(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """The keyword arguments of a call: the inputs that it takes, and what its entry sets."""
+        """Keyword arguments of a call: inputs and entry arguments."""
         return {**self.arguments.select(inputs), **self.kwargs}
 
 
@@ -116,11 +115,10 @@ def resolve(
     base: Path | None = None,
     executed: dict[Path, RewardFile] | None = None,
 ) -> list[RewardFunction]:
-    """The functions behind these entries, in their order; the user's `file` is run first.
+    """Functions of these entries, in order, after running the user's `file`.
 
-    A path before `::` is relative to the folder `base` (default: the working directory). `executed` holds the files
-    that were run already, by resolved path, and is filled: calls that share it run each file once. Raises UserError
-    on `reward_functions_file` if `file` fails, and on `reward_functions` with all problems of the entries.
+    Paths before `::` are relative to `base` (default: working directory). `executed` caches files already run. Raises
+    UserError on `reward_functions_file` or `reward_functions`.
     """
     executed = {} if executed is None else executed
     user_file = None
@@ -179,7 +177,7 @@ def _function(
 
 
 def _parameters(call: RewardCallable) -> list[Parameter]:
-    """The settable parameters of a function; `backend.rewards.catalogue` reads the same from source text."""
+    """Settable parameters of a function, as in `backend.rewards.catalogue`."""
     named = [p for p in inspect.signature(call).parameters.values() if p.kind in _NAMED and p.name not in INPUTS]
     settable = [p for p in named if p.default is not p.empty or p.kind is p.KEYWORD_ONLY]
     return [Parameter(p.name, _annotation(p), None if p.default is p.empty else repr(p.default)) for p in settable]

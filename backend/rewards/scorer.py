@@ -1,7 +1,4 @@
-"""The reward functions of one run, in the reward worker or in this process (`reward_isolation: thread`).
-
-The trainer, evaluations, exports, `check` and the reward bench know functions by their descriptions only.
-"""
+"""A run's reward functions, in the worker or in-process (`reward_isolation: thread`)."""
 
 from __future__ import annotations
 
@@ -30,7 +27,7 @@ NOT_ISOLATED = (
     "Python's lock takes the run with it, and nothing keeps it from the run's files."
 )
 SharedProcesses = Mapping[bool, RewardWorker]
-"""Workers that several runs share: for functions that may use the network (True), and for those that may not."""
+"""Workers shared by runs, by network access."""
 
 _NO_NETWORK = re.compile(
     r"gaierror|URLError|Connect\w*Error|ConnectTimeout|Connection\w*Error|name resolution"
@@ -41,8 +38,7 @@ _keys = itertools.count(1)
 
 @dataclass(frozen=True, slots=True)
 class ScoreReport:
-    """Results of a step beside the scores: `seconds` of each function, and what functions logged, `columns` with one
-    value for each completion in the order of the groups, and `metrics`."""
+    """A step's results beside scores: `seconds` by function, logged `columns` by completion, and `metrics`."""
 
     seconds: dict[str, float]
     columns: dict[str, list[Any]] = field(default_factory=dict)
@@ -50,21 +46,21 @@ class ScoreReport:
 
 
 class Scorer:
-    """A run's functions, loaded when first needed and kept until `close`, and loaded again in a new worker."""
+    """A run's functions, loaded on first use, and again in a new worker."""
 
     def __init__(self, source: RewardSource, host: RewardWorker | FunctionHost, timeout_s: float) -> None:
-        """`timeout_s`: the limit for executing the files, and for a map function."""
+        """`timeout_s`: limit for executing files, and for a map function."""
         self.host = host
         host.start()  # a worker starts while the caller does something else
         self._source, self._timeout_s = source, timeout_s
         self._key = next(_keys)
         self._generation = 0
-        """The generation of the host's process that has loaded the functions; 0 for none."""
+        """Generation of the process with loaded functions; 0 for none."""
         self._stages: list[list[FunctionDescription]] = []
         self._notes: list[str] = []
 
     def load(self, poll: Poll = wait_on) -> list[list[FunctionDescription]]:
-        """The functions of each stage. Raises LoadError."""
+        """Functions of each stage. Raises LoadError."""
         self.host.start()
         if self._generation != self.host.generation:
             loaded = self.host.load(self._key, self._source, self._timeout_s, poll)
@@ -81,10 +77,10 @@ class Scorer:
         state: TrainerState,
         poll: Poll = wait_on,
     ) -> ScoreReport:
-        """Fill in every completion's `scores` and `reward` with the functions of a stage, counted from 0.
+        """Fill in each completion's `scores` and `reward` with a stage's functions, counted from 0.
 
-        `scores` has None where a function had no opinion; `reward` is Σ w·score over the others, None if there are
-        none. Raises RewardError, and what `poll` raises; no completion is changed then.
+        `scores` has None for no opinion; `reward` is Σ w·score over the others, or None. Raises RewardError and what
+        `poll` raises, changing nothing.
         """
         samples = samples_of(groups)
         if not samples:
@@ -110,7 +106,7 @@ class Scorer:
         captures: bool = False,
         poll: Poll = wait_on,
     ) -> Scored:
-        """Call some functions of a stage, without changing the completions. Raises LoadError."""
+        """Call functions of a stage without changing completions. Raises LoadError."""
         self.load(poll)
         return self.host.score(self._key, stage, indices, groups, timeout_s, state, captures, poll)
 
@@ -125,10 +121,7 @@ class Scorer:
     def map_rows(
         self, function: str, rows: Sequence[dict[str, Any]], where: Callable[[int], str]
     ) -> list[dict[str, Any] | None]:
-        """The row that a map function of the reward functions file makes of each row, None to leave it out.
-
-        `where` names the i-th row in messages. Raises UserError.
-        """
+        """Rows mapped by a map function, None to drop one; `where` names rows. Raises UserError."""
         self.load()
         mapped = self.host.map_rows(self._key, function, rows, self._timeout_s)
         if mapped.known is not None:
@@ -145,17 +138,17 @@ class Scorer:
         return mapped.rows
 
     def notes(self) -> list[str]:
-        """Messages on what does not confine these functions, where a file of the user's is executed."""
+        """Messages about missing confinement of a user's file."""
         return self._notes if self._source.files else []
 
     def close(self) -> None:
-        """End the worker, unless other scorers use it too."""
+        """Stop the worker unless it is shared."""
         self._generation = 0
         self.host.release(self._key)
 
 
 def begin_scorer(settings: RewardSettings, processes: SharedProcesses | None = None) -> Scorer:
-    """A scorer for a run of these settings, whose worker starts in the background. `processes`: shared workers."""
+    """A run's scorer, its worker starting in the background. `processes`: shared workers."""
     source = reward_source(settings)
     if settings.reward_isolation == "thread":
         return Scorer(source, FunctionHost(ThreadCaller(), [NOT_ISOLATED]), settings.reward_timeout)
@@ -164,7 +157,7 @@ def begin_scorer(settings: RewardSettings, processes: SharedProcesses | None = N
 
 
 def reward_source(settings: RewardSettings) -> RewardSource:
-    """The functions that a run's stages name, and the files that they are in."""
+    """Functions of a run's stages and their files."""
     stages = [stage.get("reward_functions") or settings.reward_functions for stage in settings.stages]
     named = {"reward_functions": settings.reward_functions, "stages": settings.stages}
     file = locate_reward_file(settings.reward_functions_file) if settings.reward_functions_file else None

@@ -1,8 +1,6 @@
-"""Load reward functions and call them over the completions of a step: in the reward worker, or in the trainer's
-process.
+"""Load reward functions and call each once per step, over all groups.
 
-Each function is called once a step, over all completions of all groups. A function that raises, hangs, or returns
-anything but a finite number or None for each completion stops the run; it never counts as a score of 0.
+A function that raises, hangs or returns invalid scores stops the run; it never counts as 0.
 """
 
 from __future__ import annotations
@@ -42,15 +40,14 @@ from backend.types import Group
 from backend.utils.errors import UserError
 
 LONGEST_PRINTED = 2000
-"""Characters of what a function printed that the reward bench shows: the end."""
+"""Characters of printed output in the bench, from its end."""
 _ROW_WORDS = 90
-"""Characters for the problem with a row."""
+"""Characters for a row's problem."""
 
 
 @dataclass(frozen=True, slots=True)
 class RewardSource:
-    """Where functions come from: the entries of each stage, the `reward_functions_file`, the folder that relative paths
-    start from, and every file that is executed."""
+    """Source of functions: entries by stage, `reward_functions_file`, base folder, and executed files."""
 
     stages: Sequence[Sequence[str]]
     file: Path | None
@@ -60,7 +57,7 @@ class RewardSource:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The functions of each stage, and messages on what does not confine them."""
+    """Functions by stage, and messages about missing confinement."""
 
     stages: list[list[FunctionDescription]]
     notes: list[str] = field(default_factory=list)
@@ -68,7 +65,7 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """`scores` and `seconds` have one entry for each function; both are empty where one failed."""
+    """`scores` and `seconds` by function; empty after a failure."""
 
     scores: list[Scores] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
@@ -80,8 +77,7 @@ class Scored:
 
 @dataclass(frozen=True, slots=True)
 class Mapped:
-    """The mapped rows, None for one to leave out; or the failure, at row `failed_row` (−1 if unknown); or the names
-    of the map functions there are, if the function is not among them."""
+    """Mapped rows, None to drop one; or the failure at `failed_row` (−1 if unknown); or the available names."""
 
     rows: list[dict[str, Any] | None] = field(default_factory=list)
     failure: str = ""
@@ -95,10 +91,10 @@ class _FunctionError(Exception):
 
 
 class FunctionHost:
-    """The functions of one or more runs, each under a key, called in this process by `caller`."""
+    """Functions of runs by key, called in this process by `caller`."""
 
     generation = 1
-    """Counts the processes of a `RewardWorker`; here there is one."""
+    """Process counter of a `RewardWorker`; constant here."""
 
     def __init__(self, caller: Caller, notes: Sequence[str] = ()) -> None:
         self._caller, self._notes = caller, list(notes)
@@ -112,7 +108,7 @@ class FunctionHost:
         pass
 
     def load(self, key: int, source: RewardSource, timeout_s: float, poll: Poll = wait_on) -> Loaded:
-        """Execute the files of `source`, each once. Raises LoadError."""
+        """Execute the files of `source` once each. Raises LoadError."""
         linecache.checkcache()
         executed: dict[Path, RewardFile] = {}
         try:
@@ -138,8 +134,7 @@ class FunctionHost:
         captures: bool = False,
         poll: Poll = wait_on,
     ) -> Scored:
-        """Call these functions of a stage. A function that fails is the `failure`. `captures`: return what they
-        print."""
+        """Score functions of a stage; errors become `failure`. `captures`: return printed output."""
         functions = [self._stages[key][stage][index] for index in indices]
         self._caller.poll = poll
         printed = io.StringIO()  # Python's prints only; what C code writes to descriptor 1 goes to the log
@@ -165,7 +160,7 @@ class FunctionHost:
     def map_rows(
         self, key: int, function: str, rows: Sequence[dict[str, Any]], timeout_s: float, poll: Poll = wait_on
     ) -> Mapped:
-        """Apply a map function of the reward functions file to rows of the dataset."""
+        """Apply a map function to dataset rows."""
         file = self._files.get(key)
         call = file.map_functions.get(function) if file else None
         if file is None or call is None:
@@ -184,12 +179,12 @@ class FunctionHost:
             raise failed.__cause__ or failed from None
 
     def close(self) -> None:
-        """End what user code has left in the event loop."""
+        """Close the event loop."""
         self._caller.close()
 
 
 class _Step:
-    """`functions` over the samples of one step."""
+    """Functions over one step's samples."""
 
     def __init__(
         self,
@@ -204,7 +199,7 @@ class _Step:
         self.logs = ExtraLogs()
 
     def outcomes(self) -> list[tuple[Scores, float]]:
-        """Scores and seconds of each function. Async ones are called last, together. Raises _FunctionError."""
+        """Scores and seconds by function, async ones last and concurrently. Raises _FunctionError."""
         found: dict[int, tuple[Scores, float]] = {}
         concurrent: list[AsyncCall] = []
         try:
@@ -259,7 +254,7 @@ class _Step:
 
 
 def _stand_in_libraries(functions: Iterable[RewardFunction]) -> ExitStack:
-    """The stand-in for mlx_lm_lora that user code may import while it is called, with its file's own functions."""
+    """Stand-in mlx_lm_lora during calls, with the file's own functions."""
     stack = ExitStack()
     files = {id(function.user_file): function.user_file for function in functions if function.user_file}
     for user_file in files.values():
@@ -268,7 +263,7 @@ def _stand_in_libraries(functions: Iterable[RewardFunction]) -> ExitStack:
 
 
 def samples_of(groups: Iterable[Group]) -> list[Sample]:
-    """Every completion with its problem, in the order of the groups."""
+    """Every completion with its problem, in group order."""
     return [(group.problem, completion) for group in groups for completion in group.completions]
 
 
@@ -279,7 +274,7 @@ def total_reward(scores: Iterable[float | None], weights: Iterable[float]) -> fl
 
 
 class RowError(Exception):
-    """A map function failed on the row of this index; `what` are the words after its name."""
+    """A map function failed on the row at this index; `what` completes the message."""
 
     def __init__(self, index: int, what: str) -> None:
         super().__init__(what)
@@ -289,9 +284,9 @@ class RowError(Exception):
 def map_each(
     call: Callable[[dict[str, Any]], Any], rows: Sequence[dict[str, Any]], file: Path | None
 ) -> list[dict[str, Any] | None]:
-    """The row that the function makes of each row, or None to leave it out.
+    """Map each row; None drops one.
 
-    A row must be JSON, because it leaves the process of user code; dates and the like become text. Raises RowError.
+    Results must be JSON; dates and the like become text. Raises RowError.
     """
     mapped: list[dict[str, Any] | None] = []
     for index, row in enumerate(rows):

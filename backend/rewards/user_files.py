@@ -1,8 +1,7 @@
-"""Run a user's reward file once, and keep what it registers in a table of its own.
+"""Run a user's reward file once and collect what it registers.
 
-The file runs as a script does, with the process's rights; the callers ask for consent (`backend.rewards.allowed_code`).
-A file written for TRL registers nothing: its functions are looked up by name. A file written for mlx-lm-lora imports
-`mlx_lm_lora.trainer.grpo_reward_functions`, for which `stand_in_library` puts our registry into `sys.modules`.
+The file runs with this process's rights; callers ask for consent (`backend.rewards.allowed_code`). `stand_in_library`
+serves files that import mlx-lm-lora's registry.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ _lock = threading.RLock()
 
 @dataclass(frozen=True, slots=True)
 class RewardFile:
-    """A file that was run: the functions it registered by name, notes for the user on some of them, its module."""
+    """An executed file: functions by name, notes, module."""
 
     path: Path
     functions: dict[str, RewardCallable]
@@ -52,7 +51,7 @@ class RewardFile:
     map_functions: dict[str, Callable[..., Any]] = field(default_factory=dict)
 
     def module_function(self, name: str) -> RewardCallable:
-        """The module's global `name`, as TRL would import it. Raises UserError on `reward_functions`."""
+        """The module's global `name`. Raises UserError on `reward_functions`."""
         if hasattr(self.module, name):
             return getattr(self.module, name)
         own = [key for key, value in vars(self.module).items() if _module_of(value) == self.module.__name__]
@@ -64,10 +63,10 @@ def _module_of(value: Any) -> Any:
 
 
 def load_reward_file(path: str | Path, base: Path | None = None, *, plain: bool = False) -> RewardFile:
-    """Run a .py or .txt file and collect what it registers. A relative path starts from `base` (working directory).
+    """Run a .py or .txt file, relative to `base`, and collect what it registers.
 
-    `plain`: its functions are named as `file.py::function`, so it need not register any. Raises UserError, on
-    `reward_functions` for a plain file, else on `reward_functions_file`; no module or table remains then.
+    `plain`: it is used as `file.py::function` and may register nothing. Raises UserError on `reward_functions` if
+    plain, else `reward_functions_file`.
     """
     path = locate_reward_file(path, base)
     setting = "reward_functions" if plain else "reward_functions_file"
@@ -84,10 +83,7 @@ def load_reward_file(path: str | Path, base: Path | None = None, *, plain: bool 
 
 @contextmanager
 def _new_module(path: Path) -> Iterator[ModuleType]:
-    """An empty module for the file, in `sys.modules` because dataclasses and pickle look it up by name.
-
-    If the block fails, the previous entry is restored.
-    """
+    """Empty module in `sys.modules`, for dataclasses and pickle; restores the previous entry on failure."""
     module = ModuleType(f"reward_file_{path.stem}")
     module.__file__ = str(path)
     before = sys.modules.get(module.__name__)
@@ -129,10 +125,9 @@ def _notes(path: Path, functions: dict[str, RewardCallable]) -> dict[str, str]:
 def stand_in_library(
     table: dict[str, RewardCallable], maps: dict[str, Callable[..., Any]] | None = None
 ) -> Iterator[None]:
-    """While open, user code may import mlx_lm_lora's registry, and what it registers goes into `table` and `maps`.
+    """Stand in for mlx_lm_lora's registry, registering in `table` and `maps`.
 
-    Look-ups read the shipped functions too. The stand-in hides an installed mlx_lm_lora, in which functions would
-    register themselves and be missing in ours; afterwards `sys.modules` is as it was.
+    Also hides an installed mlx_lm_lora; restores `sys.modules` afterwards.
     """
     overlay = ChainMap(table, REWARD_REGISTRY)
     contents = {

@@ -1,7 +1,6 @@
-"""Schedules for the weights of reward functions: constant, linear over the run, or adapted to success rates.
+"""Reward weight schedules: constant, linear, or adapted to success rates.
 
-It changes no scores and knows no trainer: the trainer calls `at` for the weights of a step, and `observe_scores`
-afterwards. Everything that a resumed run needs is in `state`, as plain JSON.
+Call `at` for a step's weights and `observe_scores` after it; `state` is JSON for resuming.
 """
 
 from __future__ import annotations
@@ -15,19 +14,18 @@ from backend.types import Group
 Kind = Literal["constant", "linear", "adaptive"]
 
 STRUGGLING, SUCCEEDING = 0.3, 0.8
-"""Success rates below and above which an adaptive weight changes."""
+"""Success rates that trigger a change of an adaptive weight."""
 RAISE, LOWER = 1.2, 0.9
 LEAST, MOST = 0.1, 10.0
-"""Bounds of an adaptive weight, as multiples of its initial value."""
+"""Bounds of an adaptive weight, relative to its initial value."""
 
 
 class WeightSchedule:
-    """The weights of a run's reward functions at every step.
+    """Weights of a run's reward functions by step.
 
-    `constant`: `weights`. `linear`: interpolated from `weights` at step 1 to `final` at step `steps`, constant after
-    it. `adaptive`: starts with `weights`; every `every` steps, the weight of a function whose mean success rate over
-    the last `window` steps is below 0.3 is multiplied by 1.2, above 0.8 by 0.9, within a tenth and ten times its
-    initial value. A weight of 0 stays 0, a negative one stays negative.
+    `constant`: `weights`. `linear`: from `weights` at step 1 to `final` at step `steps`, then constant. `adaptive`:
+    every `every` steps a weight is multiplied by 1.2 if the mean success rate over `window` steps is below 0.3, by 0.9
+    above 0.8, within a tenth and ten times its initial value.
     """
 
     def __init__(
@@ -41,9 +39,9 @@ class WeightSchedule:
         every: int = 10,
         window: int = 10,
     ) -> None:
-        """`names` of the functions, in the order of `weights`, are needed for `adaptive` only.
+        """`names` of the functions, in order of `weights`, are needed for `adaptive`.
 
-        Raises ValueError with a sentence for settings that do not fit together.
+        Raises ValueError for inconsistent settings.
         """
         _check(kind, weights, final, steps, names, every, window)
         self.kind: Kind = kind
@@ -57,10 +55,7 @@ class WeightSchedule:
         self._ranges = {name: [0.0, 0.0] for name in names}
 
     def at(self, step: int) -> list[float]:
-        """The weights of step `step`, counted from 1, in the order of the functions.
-
-        Adaptive weights are those that follow from what has been observed, whatever the step.
-        """
+        """Weights of step `step`, from 1. Adaptive ones depend only on observations."""
         if self.kind == "linear":
             share = min(max((step - 1) / (self.steps - 1), 0.0), 1.0)
             return [(1 - share) * start + share * end for start, end in zip(self.weights, self.final, strict=True)]
@@ -69,9 +64,9 @@ class WeightSchedule:
         return list(self.weights)
 
     def observe(self, step: int, success: Mapping[str, float]) -> None:
-        """Record each function's success rate (0 to 1) in a step that has ended; the next step's weights follow.
+        """Record success rates (0 to 1) of a finished step.
 
-        A function that is not in `success` had no opinion in this step. Raises ValueError for steps out of order.
+        Functions missing in `success` had no opinion. Raises ValueError for steps out of order.
         """
         if step <= self._seen:
             raise ValueError(f"step {step} was observed before; the last one was {self._seen}")
@@ -85,12 +80,10 @@ class WeightSchedule:
             self._factors = {name: self._adapted(name) for name in self.names}
 
     def observe_scores(self, step: int, groups: Sequence[Group]) -> dict[str, float]:
-        """`observe` with the success rates of a step's scored completions, which are returned.
+        """`observe` the success rates of a step's completions; returns them.
 
-        A completion succeeds at a function when its score is above the middle of the range of the function's scores in
-        this run, 0 included: above 1.0 for scores of 0 or 2, above -0.5 for a penalty down to -1. A function that has
-        returned nothing but 0 so far is left out: raising its weight would change nothing now, and too much once it
-        returns something.
+        Success is a score above the middle of the function's range in this run, 0 included. Functions with only zeros
+        so far are left out.
         """
         scores_by_name = {name: _scores_of(groups, name) for name in self.names}
         for name, scores in scores_by_name.items():
@@ -105,7 +98,7 @@ class WeightSchedule:
         return success
 
     def state(self) -> dict[str, Any]:
-        """Everything that `restore` needs to continue exactly, as plain JSON."""
+        """State for `restore`, as plain JSON."""
         return {
             "kind": self.kind,
             "names": list(self.names),
@@ -116,7 +109,7 @@ class WeightSchedule:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from a `state`. Raises ValueError for the state of other functions or of another kind."""
+        """Continue from a `state`. Raises ValueError if it does not match."""
         if (state.get("kind"), state.get("names")) != (self.kind, self.names):
             raise ValueError("the saved reward weights are of another schedule or of other reward functions")
         self._seen = int(state["seen"])

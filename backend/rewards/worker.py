@@ -1,9 +1,8 @@
-"""The reward worker: it executes reward files, calls functions and answers. Its parent is `worker_process`.
+"""The reward worker: runs reward files and functions on request of `worker_process`.
 
 Requests: {"load": key, "source", "timeout"}, {"score": key, "stage", "indices", "groups", "timeout", "state",
-"captures"}, {"map": key, "function", "rows", "timeout"}. The answers are the fields of `scoring.Loaded`, `Scored` and
-`Mapped`, or {"problems", "failure"} where functions cannot be loaded. The working directory is a folder for this
-process alone.
+"captures"}, {"map": key, "function", "rows", "timeout"}. Answers: fields of `scoring.Loaded`, `Scored` or `Mapped`, or
+{"problems", "failure"}.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ _encode = json.JSONEncoder(ensure_ascii=True, allow_nan=False, default=str).enco
 
 
 class _PipeLostError(Exception):
-    """User code has closed a pipe, or this is a fork of the process."""
+    """User code closed a pipe, or this is a fork."""
 
 
 class Pipes:
-    """The worker's ends of its pipes."""
+    """The worker's pipe ends."""
 
     def __init__(self, requests: int, answers: int) -> None:
         self._requests, self._answers = requests, answers
@@ -44,7 +43,7 @@ class Pipes:
             os.set_inheritable(file, False)
 
     def receive(self, read: Any = os.read) -> Any:
-        """The next request. Raises EOFError once the parent has closed its end, and _PipeLostError."""
+        """The next request. Raises EOFError at the end, and _PipeLostError."""
 
         def exactly(count: int) -> bytes:
             pieces: list[bytes] = []
@@ -62,7 +61,7 @@ class Pipes:
         return read_request(exactly)
 
     def mark(self, index: int, is_async: bool) -> None:
-        """Tell the parent that the function of this index runs from now on; −1 for none."""
+        """Report the running function's index; −1 for none."""
         if self._mark != (index, is_async):
             self._mark = (index, is_async)
             self._send(f"[{index}, {'true' if is_async else 'false'}]".encode())
@@ -129,7 +128,7 @@ def serve(pipes: Pipes, host: FunctionHost) -> NoReturn:
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """`arguments`: the descriptors of requests and answers."""
+    """`arguments`: descriptors of requests and answers."""
     requests, answers = map(int, sys.argv[1:] if arguments is None else arguments)
     guard(requests)  # returns in the process that is guarded; both end with the parent, and so does what they start
     pipes = Pipes(requests, answers)

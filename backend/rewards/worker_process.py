@@ -1,8 +1,7 @@
-"""The parent's side of the reward worker: one request at a time, with limits that hold whatever user code does.
+"""Parent side of the reward worker: one request at a time, with enforced limits.
 
-A request is a length and a pickle, because dataset columns have any type. What comes back is a length and JSON: marks
-[index of the function that begins to run, is it async] and one answer, which is checked here. A worker that does not
-answer in time, ends, or writes anything else is killed with all that it started; the next request starts another.
+Requests are length and pickle; responses length and JSON: marks [function index, is async] and one answer, checked
+here. A worker that misbehaves is killed with its descendants and replaced at the next request.
 """
 
 from __future__ import annotations
@@ -40,27 +39,27 @@ from backend.utils.command import backend_environment
 from backend.utils.errors import ConfigProblem, UserError
 
 LOST_PIPE = 97
-"""The worker's exit code when it finds its pipes closed."""
+"""Exit code for closed pipes."""
 SPOILED = 98
-"""The worker's exit code when our own code cannot continue in it, because user code replaced what it needs."""
+"""Exit code if user code broke our code in the worker."""
 LONGEST_ANSWER = 64 << 20
-"""Bytes. A thousand completions with ten logged columns of a kilobyte are 10 MB."""
+"""Maximum bytes of an answer."""
 MOST_OUTPUT = 64 << 10
-"""Bytes that are passed on of what functions print during one request."""
+"""Bytes of printed output to forward per request."""
 
 START_S = 60.0
-"""How long our own code may take in the worker: to start, to import, to read a request."""
+"""Seconds for the worker to start or read a request."""
 EXIT_S = 1.0
-"""How long a worker may take to end by itself at the end of a run: a user's `atexit` may write a file."""
+"""Seconds for the worker to exit at the end of a run."""
 _EXIT_CODE_S = 0.5
 _GUARD_S = 6.0
-"""How long its guard may take to kill what user code has started."""
+"""Seconds for the guard to kill descendants."""
 _LAST_WORDS_S = 2.0
 _POLL_S = 0.05
 _LENGTH = struct.Struct("<Q")
 _FRAME = struct.Struct("<BI")
 _BEGIN = 0x1E
-"""Begins every message of the worker, before its length: other bytes are user code's."""
+"""Prefix of worker messages; other bytes are user code's."""
 _WROTE_INTO_PIPE = "wrote something of its own into the pipe by which scores are returned"
 
 _SIGNALS = {
@@ -77,7 +76,7 @@ T = TypeVar("T")
 
 
 class _WorkerLostError(Exception):
-    """The worker gave no usable answer, and is gone. `what`: the words after the name of the function at `index`."""
+    """The worker failed and is gone. `what`: words after the name of the function at `index`."""
 
     def __init__(self, what: str, index: int = 0) -> None:
         super().__init__(what)
@@ -85,13 +84,13 @@ class _WorkerLostError(Exception):
 
 
 class RewardWorker:
-    """Runs reward functions in a confined process, for one or more scorers, each with a key of its own."""
+    """Runs reward functions in a confined process for one or more scorers, by key."""
 
     def __init__(self, network: bool = False) -> None:
-        """`network`: functions may use it (`reward_network`)."""
+        """`network`: allow network access (`reward_network`)."""
         self.network = network
         self.generation = 0
-        """Counts the processes that there were: functions that were loaded into an earlier one are gone."""
+        """Process counter; functions loaded in an earlier process are gone."""
         self.lock = threading.RLock()
         self._child: _Child | None = None
         self._keys: set[int] = set()
@@ -101,7 +100,7 @@ class RewardWorker:
         return self._child.process.pid if self._child else None
 
     def start(self) -> None:
-        """Start a process if there is none, without waiting for it. Raises UserError."""
+        """Start a process if needed, without waiting. Raises UserError."""
         with self.lock:
             if self._child is None:
                 try:
@@ -112,14 +111,14 @@ class RewardWorker:
                 self.generation += 1
 
     def stop(self, grace_s: float = 0.0) -> None:
-        """End the process and all that it has started, if there is one."""
+        """Kill the process and its descendants."""
         with self.lock:
             child, self._child = self._child, None
             if child is not None:
                 child.end(grace_s)
 
     def release(self, key: int) -> None:
-        """The scorer of this key is done; with the last one the process ends."""
+        """Release a scorer's key; the last one stops the process."""
         with self.lock:
             self._keys.discard(key)
             if not self._keys:
@@ -154,7 +153,7 @@ class RewardWorker:
         captures: bool = False,
         poll: Poll = wait_on,
     ) -> Scored:
-        """As `FunctionHost.score`. A function that hangs or ends its process is a `failure` too."""
+        """As `FunctionHost.score`; hangs and crashes become a `failure`."""
         request = {
             "score": key,
             "stage": stage,
@@ -194,8 +193,10 @@ class RewardWorker:
             return Mapped(failure=lost.what)
 
     def _request(self, request: dict[str, Any], limit_s: float, calls: int, poll: Poll) -> dict[str, Any]:
-        """The answer, unchecked. `limit_s` of each of `calls` calls. Raises _WorkerLostError, what `poll` raises, and
-        UserError for a column that cannot be sent; the process is gone then."""
+        """Unchecked answer; `limit_s` for each of `calls` calls.
+
+        Raises _WorkerLostError, what `poll` raises, and UserError for an unpicklable column; the process is gone then.
+        """
         with self.lock:
             self.start()
             child = self._child
@@ -210,7 +211,7 @@ class RewardWorker:
 
 
 def _checked(kind: type[T], answer: Any, fits: Callable[[T], bool] = lambda value: True) -> T:
-    """The answer as a dataclass. Raises _WorkerLostError for anything else than what was asked for."""
+    """Answer as a dataclass. Raises _WorkerLostError if invalid."""
     try:
         value = _adapter(kind).validate_python(answer)
     except ValidationError:
@@ -248,7 +249,7 @@ def _send(child: _Child, request: bytes) -> None:
 
 
 def _receive(child: _Child, limit_s: float, calls: int, poll: Poll) -> dict[str, Any]:
-    """Read marks until the answer comes. Each call has `limit_s` from its mark on, all together a little more."""
+    """Read marks until the answer; each call has `limit_s` from its mark."""
     ready = select.poll()
     ready.register(child.answers, select.POLLIN)
     received, mark, since = bytearray(), (-1, False), time.monotonic()
@@ -293,7 +294,7 @@ def _receive(child: _Child, limit_s: float, calls: int, poll: Poll) -> dict[str,
 
 
 def _end_of(child: _Child) -> str:
-    """How the process has ended, as words after a function's name."""
+    """How the process ended, as words after a function's name."""
     try:
         code = child.process.wait(_EXIT_CODE_S)
     except subprocess.TimeoutExpired:
@@ -308,7 +309,7 @@ def _end_of(child: _Child) -> str:
 
 
 class _Child:
-    """One worker process. `requests` and `answers` are our ends of its pipes, which do not block."""
+    """One worker process with our non-blocking pipe ends."""
 
     def __init__(self, network: bool) -> None:
         folder, kept = make_working_folder()
@@ -337,7 +338,7 @@ class _Child:
         self._finalizer = weakref.finalize(self, _end, *self._ends, 0.0)
 
     def end(self, grace_s: float) -> None:
-        """Ask it to end by closing its requests; after `grace_s` kill it and all that it started, remove its folder."""
+        """Close its requests; after `grace_s` kill it and its descendants and remove its folder."""
         if self._finalizer.detach():
             _end(*self._ends, grace_s)
 
@@ -368,7 +369,7 @@ def _end(
 
 
 class _Output(threading.Thread):
-    """Passes on to stderr what the worker prints, up to `MOST_OUTPUT` bytes of each request."""
+    """Forwards the worker's output to stderr, up to `MOST_OUTPUT` bytes per request."""
 
     def __init__(self, file: int) -> None:
         super().__init__(name="output of the reward worker", daemon=True)
@@ -403,11 +404,11 @@ def _write(text: str) -> None:
 
 
 PackedGroup = tuple[str, list[dict[str, Any]], str, str | None, Mapping[str, Any], list[tuple[str, "array[int]"]]]
-"""Prompt, messages, answer, type and row of a problem; text and token ids of each completion."""
+"""A problem's prompt, messages, answer, type and row; texts and token ids of its completions."""
 
 
 def packed(groups: Iterable[Group]) -> list[PackedGroup]:
-    """What reward functions get of the groups, and nothing else."""
+    """Data of the groups for reward functions."""
     return [
         (
             *(
@@ -434,7 +435,7 @@ def unpacked(groups: Iterable[PackedGroup]) -> list[Group]:
 
 
 def frame(message: bytes) -> bytes:
-    """A message of the worker on the pipe of answers."""
+    """A framed worker message."""
     return _FRAME.pack(_BEGIN, len(message)) + message
 
 

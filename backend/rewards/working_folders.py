@@ -1,4 +1,4 @@
-"""Temporary folders for processes that run code we do not trust. One that a killed trainer left goes with the next."""
+"""Temporary folders for untrusted processes; abandoned ones are removed later."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from backend.utils import file_lock
 from backend.utils.file_lock import is_alive
 
 FOLDER_PREFIX = "grpo-studio-rewards-"
-"""Followed by the pid of the process that made it."""
+"""Followed by the creator's pid."""
 
 
 def make_working_folder() -> tuple[Path, int]:
-    """A new folder, and the descriptor whose lock marks it as in use. Raises OSError."""
+    """A new folder and its lock's descriptor. Raises OSError."""
     remove_abandoned()
     folder = Path(tempfile.mkdtemp(prefix=f"{FOLDER_PREFIX}{os.getpid()}-"))
     handle = os.open(folder, os.O_RDONLY)
@@ -27,10 +27,9 @@ def make_working_folder() -> tuple[Path, int]:
 
 
 def remove_abandoned() -> None:
-    """Remove this user's folders whose processes are gone.
+    """Remove this user's folders of dead processes.
 
-    Neither sign is enough alone: the pid may belong to another system that shares the temporary folder, and a folder
-    exists an instant before it is locked.
+    Needs both a dead pid and no lock: the folder may be shared with another system, or not locked yet.
     """
     for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}*"):
         number = folder.name.removeprefix(FOLDER_PREFIX).partition("-")[0]

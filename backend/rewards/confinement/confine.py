@@ -1,10 +1,7 @@
-"""Confine the calling process, for good, before it runs reward functions (`confine`) or a model's program
-(`confine_program`).
+"""Confine this process before it runs reward functions (`confine`) or a model's program (`confine_program`).
 
-Promised: no change to a file outside its folders; no secrets read; no network, unless it is allowed; no hold on other
-processes (signals, memory, environment). What holds depends on the system, and `Confinement` says so. Not promised:
-that the disk does not fill up, that other files are not read, that /dev/shm stays as it is (`multiprocessing` needs
-it).
+Prevents changes outside its folders, reading secrets, network use unless allowed, and access to other processes, as far
+as the system supports it. Does not prevent filling the disk, reading other files, or changes in /dev/shm.
 """
 
 from __future__ import annotations
@@ -24,14 +21,14 @@ from functools import cache
 from pathlib import Path
 
 _INSIDE = "GRPO_STUDIO_CONFINED"
-"""Set in a confined process, for the processes that it starts."""
+"""Set in the environment of confined processes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Confinement:
-    """The mechanism by which each promise holds, such as "Landlock (ABI 7)"; "" where it does not.
+    """Mechanism behind each promise, such as "Landlock (ABI 7)"; "" if not enforced.
 
-    `network` is "" too where the caller allowed it. `reason`: why something does not hold.
+    `network` is "" if allowed. `reason`: why something is not enforced.
     """
 
     files: str = ""
@@ -42,7 +39,7 @@ class Confinement:
     reason: str = ""
 
     def sentences(self) -> list[str]:
-        """A message for each promise that does not hold here."""
+        """A message for each promise that is not enforced."""
         missing = {
             "can change every file that you can": not self.files,
             "can read your keys and tokens": not self.secrets,
@@ -53,11 +50,9 @@ class Confinement:
 
 
 def confine(writable: Sequence[Path], network: bool, secrets: Sequence[Path]) -> Confinement:
-    """Let this process, and all that it starts, change files in `writable` only, and not read `secrets`.
+    """Restrict this process and its children to writing `writable` and not reading `secrets`.
 
-    Called once, in a fresh child with one thread, before any user code is imported. It never fails: what the system
-    does not offer is "" in the result. Raises RuntimeError where there are several threads, because the others would
-    stay free.
+    Call once in a fresh single-threaded child. Unsupported parts are "". Raises RuntimeError with several threads.
     """
     if _thread_count() > 1:
         raise RuntimeError("confine() was called in a process with several threads")
@@ -111,18 +106,16 @@ def _confine_linux(writable: Sequence[Path], network: bool, secrets: Sequence[Pa
 
 
 def tell_children(confinement: Confinement) -> None:
-    """Let the processes that this one starts know that it keeps them from a person's files."""
+    """Tell child processes that they are confined."""
     if confinement.files:
         os.environ[_INSIDE] = "1"
 
 
 def confine_program(folder: Path) -> str:
-    """Confine this process, a fork with one thread, to an empty folder, for a program that nobody has read.
+    """Confine this single-threaded fork to an empty folder, for an untrusted program.
 
-    Stricter than `confine`, and often inside it: on Linux it can read Python and its packages, change files in its
-    folder, reach no network, start no process and signal none. On a Mac, whose sandbox cannot be entered twice, a
-    program of a confined process keeps that process's rights. → why it could still change a person's files; "" if it
-    cannot.
+    Linux: reads only Python, writes only its folder, no network, processes or signals. macOS: keeps an enclosing
+    sandbox's rights. Returns why it is not confined, or "".
     """
     if sys.platform == "linux":
         from backend.rewards.confinement import landlock, seccomp
@@ -144,7 +137,7 @@ def confine_program(folder: Path) -> str:
 
 
 def load_for_programs() -> None:
-    """Import and work out once what each fork needs for `confine_program`."""
+    """Prepare what forks need for `confine_program`."""
     readable_by_programs()
     if sys.platform == "linux":
         from backend.rewards.confinement import landlock, seccomp
@@ -154,7 +147,7 @@ def load_for_programs() -> None:
 
 @cache
 def readable_by_programs() -> tuple[str, ...]:
-    """Python with its packages, and the system's libraries."""
+    """Python with its packages, and system libraries."""
     places = {sys.prefix, sys.base_prefix, sys.exec_prefix, getattr(sys, "_MEIPASS", sys.prefix)}
     places |= {path for name, path in sysconfig.get_paths().items() if "lib" in name}
     libraries = ("/usr/lib", "/usr/lib64", "/usr/local/lib", "/lib", "/lib64", "/nix/store", "/etc/ld.so.cache")
@@ -162,7 +155,7 @@ def readable_by_programs() -> tuple[str, ...]:
 
 
 def _start_nothing() -> None:
-    """Weaker than a filter of system calls: root is free of it, and on Linux it counts threads too."""
+    """Weaker than seccomp: exempts root, and counts threads on Linux."""
     with suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
 
@@ -190,22 +183,21 @@ _NEEDED = re.compile(
     r"|XDG_CACHE_HOME|NLTK_DATA|TORCH_HOME|SSL_CERT_FILE|SSL_CERT_DIR|OMP_\w+|MKL_\w+|OPENBLAS_\w+|VECLIB_\w+"
     r"|NUMEXPR_\w+|TOKENIZERS_PARALLELISM|COVERAGE_\w+"
 )
-"""Variables that are passed on: how programs, modules, libraries, text and caches are found, and threads counted."""
+"""Environment variables to pass on."""
 _NEVER = re.compile(
     r"(?i).*(TOKEN|SECRET|PASSW|CREDENTIAL).*|HF_API_KEY|HUGGING\w*_KEY|GRPO_STUDIO_LOCK|SSH_\w+|GPG_\w+|DBUS_\w+"
     r"|XDG_RUNTIME_DIR|DISPLAY|WAYLAND_DISPLAY|XAUTHORITY|DOCKER_HOST|PYTHON(STARTUP|INSPECT)"
 )
-"""Variables that are never passed on: tokens, our lock's descriptor, the way to the user's session and agents."""
+"""Variables never passed on: tokens, locks, session agents."""
 
 
 def confined_environment(
     folder: Path, network: bool = False, environment: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """The environment of a child that is confined to `folder`, in which its home and temporary folder are made.
+    """Environment of a child confined to `folder`, which gets home and temporary folders.
 
-    Without a network it is a short list of what is needed. With one it is the user's own (`environment`, by default
-    this process's) without tokens and passwords, because a judge needs its API key, whose name only its author knows.
-    Downloads in `~/.cache` and packages of `pip install --user` are still found. Raises OSError.
+    With network access it is `environment` (default: this process's) without secrets, plus API keys that judges need.
+    Raises OSError.
     """
     variables = dict(os.environ if environment is None else environment)
     kept = {
@@ -244,9 +236,9 @@ _SECRETS_OF_A_MAC = (
 
 
 def secret_places(environment: Mapping[str, str] | None = None) -> list[Path]:
-    """Files and folders of keys, tokens and passwords, existing or not, below the user's home folders.
+    """Files and folders with keys and tokens below the user's homes, existing or not.
 
-    `environment` is the user's own: a confined process no longer has it, so its parent asks.
+    `environment` is the user's own.
     """
     variables = os.environ if environment is None else environment
     homes = {variables.get("HOME")}

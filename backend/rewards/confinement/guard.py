@@ -1,12 +1,8 @@
-"""A process that outlives the confined one by an instant, to end all that it started: daemons and other sessions too.
+"""A guard process that kills everything the confined worker started.
 
-`guard()` forks; the caller continues as the worker, and the guard ends everything when the worker ends, and when the
-other end of the worker's requests is closed: the parent asks for it so, or has died, of SIGKILL too.
-
-On Linux the guard is the worker's parent and takes the place of the process that was started: it ends with the
-worker's exit code or signal. It is the "subreaper" of its descendants: an orphan becomes the guard's child, however
-it tried to get away (prctl(2), PR_SET_CHILD_SUBREAPER). On a Mac the guard is the worker's child, for Apple's
-frameworks do not work in a fork without exec; it ends the worker's process group, and misses what has left that.
+The caller becomes the worker. The guard acts when the worker ends or its request pipe closes. Linux: it is the worker's
+parent and subreaper (prctl(2), PR_SET_CHILD_SUBREAPER). macOS: a child that ends the worker's process group only, since
+Apple's frameworks fail after fork.
 """
 
 from __future__ import annotations
@@ -20,17 +16,17 @@ from contextlib import suppress
 from typing import NoReturn
 
 END_SIGNAL = signal.SIGTERM if sys.platform == "linux" else signal.SIGKILL
-"""Ends the process that was started, and all that came from it."""
+"""Kills the process and its descendants."""
 GRACE_S = 1.0
-"""How long the worker may take to end by itself once its requests are closed."""
+"""Seconds for the worker to end after its requests close."""
 _ENDING_S = 5.0
 _BESIDE_POLL_S = 0.25
 
 
 def guard(watched: int) -> None:
-    """Fork, and return in the worker. Called first in a child that leads its process group and has one thread.
+    """Fork and return in the worker. Call first in a single-threaded group leader.
 
-    `watched`: the pipe whose other end the parent holds as long as it wants the worker.
+    `watched`: pipe that the parent keeps open.
     """
     if sys.platform == "linux":
         _guard_above(watched)
@@ -54,7 +50,7 @@ def _guard_above(watched: int) -> None:
 
 
 def guard_beside(watched: int) -> None:
-    """The guard of a system without subreapers: a child of the worker, in a group of its own."""
+    """Guard for systems without subreapers: a child in a separate group."""
     worker = os.getpid()
     if os.fork():
         return
@@ -77,7 +73,7 @@ def guard_beside(watched: int) -> None:
 
 
 def _watch(worker: int, watched: int) -> NoReturn:
-    """The life of a guard that is the worker's parent."""
+    """Main loop of a parent guard."""
     _close_all_but(watched)
     woken, wake = os.pipe()
     for end in (woken, wake):
@@ -104,14 +100,14 @@ def _watch(worker: int, watched: int) -> NoReturn:
 
 
 def _close_all_but(watched: int) -> None:
-    """The other pipes must end with the worker, not with the guard."""
+    """Close pipes that must end with the worker."""
     if watched:  # closerange(0, 0) closes all there are
         os.closerange(0, watched)
     os.closerange(watched + 1, 1 << 16)
 
 
 def _wait(worker: int, watched: int, woken: int) -> int | None:
-    """The worker's wait status; None where it has to be ended."""
+    """The worker's wait status; None if it must be killed."""
     poll = select.poll()
     poll.register(woken, select.POLLIN)
     poll.register(watched, 0)  # only the hang-up: the worker reads the requests
@@ -131,7 +127,7 @@ def _wait(worker: int, watched: int, woken: int) -> int | None:
 
 
 def _end_all(worker: int) -> None:
-    """Kill until there is nobody left. The orphans of what is killed become our children, and are next."""
+    """Kill all descendants, orphans included."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(worker, signal.SIGKILL)
     deadline = time.monotonic() + _ENDING_S

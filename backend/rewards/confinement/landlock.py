@@ -36,7 +36,7 @@ _libc.syscall.restype = ctypes.c_long
 
 
 def syscall(number: int, *arguments: int | ctypes.c_void_p | None) -> int:
-    """The call's result. Whole numbers are passed as 64 bits. Raises OSError."""
+    """Result of the call, with integers as 64 bits. Raises OSError."""
     return _checked(
         _libc.syscall(
             ctypes.c_long(number),
@@ -46,14 +46,14 @@ def syscall(number: int, *arguments: int | ctypes.c_void_p | None) -> int:
 
 
 def prctl(option: int, *values: int | ctypes.c_void_p) -> int:
-    """`values` are the option's arguments; those left out are 0, as newer options demand. Raises OSError."""
+    """prctl with unused arguments 0. Raises OSError."""
     arguments = [ctypes.c_ulong(value) if isinstance(value, int) else value for value in values]
     arguments += [ctypes.c_ulong(0)] * (4 - len(arguments))
     return _checked(_libc.prctl(ctypes.c_int(option), *arguments))
 
 
 def pointer(structure: ctypes.Structure) -> ctypes.c_void_p:
-    """The address of `structure`, which the caller keeps alive over the call."""
+    """Address of `structure`, which the caller keeps alive."""
     return ctypes.c_void_p(ctypes.addressof(structure))
 
 
@@ -65,9 +65,9 @@ def _checked(result: int) -> int:
 
 
 LARGEST_FILE = 2 << 30
-"""Bytes that one file may have. The limit is on each file: a full disk is not prevented, only made slower."""
+"""Maximum bytes per file."""
 _KEPT_CAPABILITIES = 1 << 1 | 1 << 2
-"""CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH: in a container root needs them to read files of the user outside."""
+"""In a container root needs these to read files of the user."""
 _CAPABILITY_VERSION = 0x20080522
 
 
@@ -76,13 +76,13 @@ class _Header(ctypes.Structure):
 
 
 class _Sets(ctypes.Structure):
-    """The low 32 capabilities, then the high ones, each as effective, permitted and inheritable."""
+    """Low and high 32 capabilities: effective, permitted, inheritable."""
 
     _fields_ = [("masks", ctypes.c_uint32 * 6)]
 
 
 def give_up_privileges() -> None:
-    """No setuid program gives any; what root has beyond a user is gone. Raises OSError."""
+    """Drop root's privileges and disable setuid. Raises OSError."""
     prctl(PR_SET_NO_NEW_PRIVS, 1)
     call = {"x86_64": 126, "aarch64": 91}.get(platform.machine())  # capset
     if call is not None and os.geteuid() == 0:
@@ -94,7 +94,7 @@ def give_up_privileges() -> None:
 
 
 def limit_resources() -> None:
-    """No core files, no huge file, half of the machine's memory at most, and the first to end when it runs out."""
+    """Limit core files, file size and memory; prefer this process for the OOM killer."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
     # RLIMIT_DATA, not RLIMIT_AS: libraries reserve address space that they never use.
     for limit, value in (
@@ -111,7 +111,7 @@ def limit_resources() -> None:
 
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
-"""The same numbers on every processor."""
+"""The same on every processor."""
 _VERSION = 1
 _PATH_BENEATH = 1
 
@@ -124,11 +124,11 @@ _CHANGES = (_WRITE_FILE | _REMOVE_DIR | _REMOVE_FILE | _MAKE_CHAR | _MAKE_DIR | 
     _MAKE_BLOCK | _MAKE_SYM
 )
 _ON_A_FILE = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEV
-"""The rights that a rule for a single file may give."""
+"""Rights that apply to single files."""
 
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 SHARED_MEMORY = "/dev/shm"
-"""Where `multiprocessing` keeps its locks and shared memory: without it no `Pool` or `Queue` starts."""
+"""Needed by `multiprocessing` locks and queues."""
 
 
 class _Ruleset(ctypes.Structure):
@@ -142,7 +142,7 @@ class _PathBeneath(ctypes.Structure):
 
 
 def abi() -> int:
-    """The version of Landlock that the kernel offers; 0 where it has none, or where it is switched off."""
+    """Landlock version of the kernel; 0 if unavailable."""
     try:
         return syscall(_CREATE_RULESET, None, 0, _VERSION)
     except OSError:  # ENOSYS: no such call, or a container refuses it; EOPNOTSUPP: switched off
@@ -150,9 +150,9 @@ def abi() -> int:
 
 
 def restrict(writable: Sequence[Path], unreadable: Sequence[Path], version: int) -> bool:
-    """Allow changes below `writable` only, and reading everywhere but in `unreadable`. `version`: from `abi()`.
+    """Allow writing below `writable` and reading except in `unreadable`. `version`: from `abi()`.
 
-    PR_SET_NO_NEW_PRIVS must be set. → True if signals to processes outside are refused too. Raises OSError.
+    Needs PR_SET_NO_NEW_PRIVS. Returns True if outside signals are blocked too. Raises OSError.
     """
     handled = _changes(version) | (_READ_FILE if unreadable else 0)
     ruleset, scoped = _create(handled, version)
@@ -168,7 +168,7 @@ def restrict(writable: Sequence[Path], unreadable: Sequence[Path], version: int)
 
 
 def restrict_to(writable: Sequence[Path], readable: Iterable[str], version: int) -> bool:
-    """Allow changes below `writable` only, and reading nowhere but there and in `readable`. Otherwise as `restrict`."""
+    """Allow writing below `writable` and reading only there and in `readable`. Otherwise as `restrict`."""
     handled = _changes(version) | _READ_FILE | _READ_DIR
     ruleset, scoped = _create(handled, version)
     try:
@@ -183,11 +183,10 @@ def restrict_to(writable: Sequence[Path], readable: Iterable[str], version: int)
 
 
 def readable_places(unreadable: Iterable[Path]) -> Iterator[str]:
-    """The fewest files and folders that together hold everything but `unreadable`.
+    """Fewest files and folders that cover everything but `unreadable`.
 
-    A rule gives a right to a whole folder and nothing takes it back, so every folder on the way to an unreadable
-    place is given up, and its other entries are listed one by one. What is made in such a folder later cannot be
-    read, so an unreadable place that does not exist yet counts too, if its folder exists.
+    Rules only grant rights, so parents of unreadable places are replaced by their other entries; later ones are
+    unreadable.
     """
     hidden: set[Path] = set()
     for place in unreadable:
@@ -213,7 +212,7 @@ def _changes(version: int) -> int:
 
 
 def _create(handled: int, version: int) -> tuple[int, bool]:
-    """A ruleset's descriptor, and whether it refuses signals."""
+    """(ruleset descriptor, True if it blocks signals)."""
     if version >= 6:
         attempt = _Ruleset(handled, 0, _ABSTRACT_SOCKETS | _SIGNALS)
         # Red Hat's 5.14 says 6 and knows no scope of signals: EINVAL.
@@ -224,7 +223,7 @@ def _create(handled: int, version: int) -> tuple[int, bool]:
 
 
 def _allow(ruleset: int, path: str, rights: int, follow_symlinks: bool = True) -> None:
-    """Give `rights` below `path`, as far as they apply to it; nothing where it does not exist."""
+    """Grant applicable `rights` below `path`, if it exists."""
     try:
         handle = os.open(path, os.O_PATH | os.O_CLOEXEC | (0 if follow_symlinks else os.O_NOFOLLOW))
     except OSError:

@@ -1,9 +1,7 @@
-"""Seatbelt, macOS's sandbox of a process: a profile in its language, applied by `sandbox_init`.
+"""macOS sandbox (Seatbelt) through `sandbox_init`.
 
-Sources: sandbox_init(3); the profiles in /System/Library/Sandbox/Profiles and Chromium's
-sandbox/policy/mac/common.sb, from which the names of operations are known, for Apple documents none. Of several rules
-that fit, the last one holds. `sandbox_init` is marked deprecated since 10.8 and works on every macOS to date;
-browsers and package managers depend on it.
+Sources: sandbox_init(3), /System/Library/Sandbox/Profiles, Chromium's sandbox/policy/mac/common.sb. The last matching
+rule wins. Deprecated since 10.8, but it works on all versions.
 """
 
 from __future__ import annotations
@@ -22,11 +20,11 @@ _SERVICES = (
     *("com.apple.coreservices.launchservicesd", "com.apple.lsd.open", "com.apple.coreservices.appleevents"),
     *("com.apple.xpc.smd", "com.apple.pasteboard.1"),
 )
-"""Services that would do for the process what it may not do itself."""
+"""Services that could bypass the sandbox."""
 
 
 def profile(writable: Sequence[Path], unreadable: Iterable[Path], network: bool) -> str:
-    """The profile's text. Paths are resolved: seatbelt sees /private/tmp where one writes /tmp."""
+    """Text of the profile, with resolved paths."""
     own = " ".join(f"(subpath {quoted(path.resolve())})" for path in writable)
     lines = [
         "(version 1)",
@@ -57,12 +55,12 @@ def profile(writable: Sequence[Path], unreadable: Iterable[Path], network: bool)
 
 
 def quoted(path: Path) -> str:
-    """A path as a string of the profile's language, which is a Scheme."""
+    """Quote a path for the profile's Scheme syntax."""
     return '"' + str(path).replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def restrict(text: str) -> None:
-    """Apply a profile to this process and all that come from it. Raises OSError, also inside another sandbox."""
+    """Apply a profile to this process and its children. Raises OSError, also inside another sandbox."""
     library = ctypes.CDLL(_LIBRARY)
     library.sandbox_init.argtypes = [ctypes.c_char_p, ctypes.c_uint64, ctypes.POINTER(ctypes.c_char_p)]
     library.sandbox_free_error.argtypes = [ctypes.c_char_p]

@@ -1,9 +1,7 @@
-"""Linux: a filter of system calls, by the call's number and its first arguments, for what Landlock does not control.
+"""Linux system call filter for what Landlock does not control.
 
-Sources: Linux's Documentation/userspace-api/seccomp_filter.rst, include/uapi/linux/{seccomp,filter,bpf_common}.h,
-arch/x86/entry/syscalls/syscall_64.tbl and scripts/syscall.tbl (64-bit ARM). The filter is a program of classic BPF over
-`struct seccomp_data`: the call's number, the processor, six arguments of 64 bits. It sees no memory, so no paths and no
-addresses. All processes that come from this one have it too.
+Sources: Documentation/userspace-api/seccomp_filter.rst, include/uapi/linux/{seccomp,filter,bpf_common}.h,
+syscall_64.tbl, scripts/syscall.tbl. Classic BPF over `struct seccomp_data`; it sees no memory. Children inherit it.
 """
 
 from __future__ import annotations
@@ -22,9 +20,9 @@ from typing import Any
 from backend.rewards.confinement.landlock import PR_SET_SECCOMP, pointer, prctl
 
 MACHINES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-"""`platform.machine()` → AUDIT_ARCH_…, by which a filter knows whose numbers it sees."""
+"""`platform.machine()` → AUDIT_ARCH_…."""
 NEWEST = 469
-"""The newest call in the table below. The numbers of newer ones are the same on all processors."""
+"""Newest call in the table; newer numbers are the same on all processors."""
 
 _NUMBERS: dict[str, tuple[int | None, int | None]] = {
     # name: x86_64, aarch64; None where the processor has no such call
@@ -62,39 +60,37 @@ _ATTRIBUTES = (
     "chmod fchmod fchmodat fchmodat2 chown fchown lchown fchownat utime utimes futimesat utimensat file_setattr "
     "setxattr lsetxattr fsetxattr setxattrat removexattr lremovexattr fremovexattr removexattrat"
 )
-"""Permissions, owners, times and extended attributes of files. A filter sees no paths, so they are refused
-everywhere."""
+"""File metadata calls, refused everywhere because filters see no paths."""
 _OTHER_PROCESSES = (
     "ptrace process_vm_readv process_vm_writev process_madvise process_mrelease pidfd_getfd kcmp perf_event_open "
     "migrate_pages move_pages ioprio_set sched_setscheduler sched_setparam sched_setattr setpriority"
 )
-"""Memory, descriptors and standing of other processes."""
+"""Access to other processes."""
 _SHARED = (
     "keyctl add_key request_key shmget shmat shmctl semget semctl semop semtimedop msgget msgsnd msgrcv msgctl mq_open "
     "mq_unlink"
 )
-"""What all processes of a user share: keys, System V's memory, semaphores and queues, POSIX's queues."""
+"""Keys and System V or POSIX IPC shared by a user's processes."""
 _WAYS_AROUND = (
     "mount umount2 pivot_root chroot open_tree open_tree_attr move_mount fsopen fsconfig fsmount fspick mount_setattr "
     "unshare setns name_to_handle_at open_by_handle_at fanotify_init bpf userfaultfd quotactl quotactl_fd"
 )
-"""Namespaces, mounts, files by number, programs in the kernel."""
+"""Namespaces, mounts, file handles, kernel programs."""
 _MACHINE = (
     "acct swapon swapoff reboot sethostname setdomainname syslog init_module delete_module finit_module kexec_load "
     "kexec_file_load iopl ioperm settimeofday clock_settime adjtimex clock_adjtime"
 )
-"""What root can do to the machine."""
+"""Administrative calls."""
 FORBIDDEN = " ".join((_ATTRIBUTES, _OTHER_PROCESSES, _SHARED, _WAYS_AROUND, _MACHINE)).split()
 SIGNALS = ("kill", "tkill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo", "pidfd_send_signal")
 FORKS = ("fork", "vfork")
-"""Calls that make a process and nothing else; `clone` makes threads too."""
+"""Calls that only fork; `clone` also makes threads."""
 NOT_THERE = ("io_uring_setup", "io_uring_enter", "io_uring_register", "clone3")
-"""Calls answered as by a kernel that has none: io_uring does the work of other calls unseen by a filter, and clone3 has
-its flags where a filter cannot read them. Callers use the older calls then."""
+"""Calls reported as missing, because filters cannot inspect io_uring and clone3."""
 
 
 def number(name: str, machine: str) -> int | None:
-    """The number of a call on this processor; None if it has none."""
+    """Number of a call on this processor, or None."""
     return _NUMBERS[name][list(MACHINES).index(machine)]
 
 
@@ -109,19 +105,19 @@ _NEW_NAMESPACE_FLAGS = 0x7E020080
 """CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET and NEWTIME."""
 _CLONE_THREAD = 0x10000
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
-"""Controls of a terminal that type or paste into it."""
+"""Terminal controls that inject input."""
 _AF_INET, _AF_INET6, _AF_NETLINK = int(socket.AF_INET), int(socket.AF_INET6), 16
-"""Families of the network; netlink is how the C library asks which addresses the machine has, before it looks a name
-up."""
+"""Network families; the C library needs netlink for name lookup."""
 
 Instruction = tuple[int, int, int, int]
-"""Code, jump if true, jump if false (both counted from the next instruction), constant."""
+"""Code, jump if true, jump if false, constant."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Refuse a call with `error`: always, or only where the low 32 bits of an argument, after `& mask`, are `values`
-    (with `unless`, where they are anything else)."""
+    """Refuse a call with `error`, if given only where an argument's low 32 bits `& mask` are in `values` (`unless`: are
+    not).
+    """
 
     call: str
     error: int = errno.EPERM
@@ -132,7 +128,7 @@ class Refusal:
 
 
 def refusals(network: bool) -> Iterator[Refusal]:
-    """What is refused to all confined code; with `network` the internet is reachable."""
+    """Refusals for all confined code; `network` allows the internet."""
     yield from (Refusal(call) for call in FORBIDDEN)
     yield from (Refusal(call, errno.ENOSYS) for call in NOT_THERE)
     # Unix sockets are refused with or without a network: behind them are the user's session, Docker, ssh's agent, the
@@ -147,17 +143,13 @@ def refusals(network: bool) -> Iterator[Refusal]:
 
 
 def refusals_of_processes() -> Iterator[Refusal]:
-    """What keeps a process by itself: it starts no other, though threads, and signals none.
-
-    For a filter of its own, since one filter has one rule for each call; of several filters every one must allow it.
-    """
+    """Refusals of starting and signalling processes, for a second filter."""
     yield from (Refusal(call) for call in (*FORKS, *SIGNALS))
     yield Refusal("clone", argument=0, values=(0,), mask=_CLONE_THREAD)
 
 
 def program(refusals: Sequence[Refusal], machine: str) -> list[Instruction]:
-    """The filter. Calls that are newer than our tables do not exist; those of another processor's numbers are
-    refused."""
+    """The filter. Refuses unknown calls and foreign architectures."""
     code: list[Instruction] = [
         (_LOAD, 0, 0, _PROCESSOR),
         (_JUMP_EQUAL, 1, 0, MACHINES[machine]),
@@ -174,7 +166,7 @@ def program(refusals: Sequence[Refusal], machine: str) -> list[Instruction]:
 
 
 def _body(refusal: Refusal) -> Iterator[Instruction]:
-    """What follows once the call's number has matched. It always returns, so the accumulator need not be restored."""
+    """Instructions after a call's number matched; always returns."""
     refuse: Instruction = (_RETURN, 0, 0, _ERRNO | refusal.error)
     if refusal.argument is None:
         yield refuse
@@ -198,10 +190,7 @@ class _Program(ctypes.Structure):
 
 
 def forgive_modes_of_copies() -> None:
-    """Make `shutil.copy`, `copytree` and `move` leave permissions and times as those of a new file.
-
-    They would fail after they have copied a file, because no permission or time may be changed.
-    """
+    """Let `shutil` copies skip permissions and times, which the filter refuses."""
 
     def forgiving(function: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(function)
@@ -218,7 +207,7 @@ def forgive_modes_of_copies() -> None:
 def restrict(network: bool, processes: bool = True) -> None:
     """Install the filter; without `processes` no process may be started or signalled.
 
-    PR_SET_NO_NEW_PRIVS must be set. Raises OSError where the kernel has no filters, or for an unknown processor.
+    Needs PR_SET_NO_NEW_PRIVS. Raises OSError if unsupported.
     """
     machine = platform.machine()
     if machine not in MACHINES:
