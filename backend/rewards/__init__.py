@@ -1,16 +1,15 @@
-"""Reward functions: registered, read as text for menus, resolved by name, called in a confined process.
+"""Reward functions: registration, catalogue, lookup by name, and calls in a confined process.
 
-What the rest of the program imports:
+Public modules:
 
-    scorer       a run's functions: load, score, map rows         bench, cases   score outside a run, for the Rewards page
-    catalogue    names, labels and parameters as text, light      allowed_code   which files a person has allowed to run
-    weights      schedules of weights                             errors         RewardError, LoadError
-    registry     FunctionDescription                              inputs         TrainerState
+    scorer       a run's functions: load, score, map rows     bench, cases   scoring outside a run
+    catalogue    names, labels and parameters from source     allowed_code   files allowed to run
+    weights      weight schedules                             errors         RewardError, LoadError
+    registry     FunctionDescription                          inputs         TrainerState
 
-Inside: `resolve` and `user_files` make callables of names, `scoring` and `calls` call them, `worker_process` and
-`worker` are the two ends of the process in which that happens, `confinement/` confines it, `functions/` has the
-shipped functions, `program_runner` and `program` run a completion's code. It imports no mlx. A user's file needs one
-line of it: `from backend.rewards import register_reward_function`.
+Internal: `resolve` and `user_files` find functions, `scoring` and `calls` call them in `worker` (parent:
+`worker_process`, sandbox: `confinement/`). `functions/` has the shipped functions; `program_runner` and `program` run
+a completion's code. Nothing imports mlx. User files use `from backend.rewards import register_reward_function`.
 """
 
 from backend.rewards.registry import (

@@ -65,7 +65,7 @@ class TrustRecord:
 
 @dataclass(frozen=True, slots=True)
 class CodeFile:
-    """Contents of a file; `functions` and `imports` in source order, empty if not Python; `fingerprint` is the SHA-256."""
+    """Contents of a file; `functions` and `imports` in source order, empty if not Python; SHA-256 `fingerprint`."""
 
     path: Path
     size: int

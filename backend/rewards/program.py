@@ -66,7 +66,8 @@ def decoded(value: Any) -> Any:
 
 
 _COLLECTIONS: list[tuple[Any, str, Callable[[Any], Any]]] = [
-    (list, "l", list), (tuple, "t", list), (deque, "q", list), ((set, frozenset), "s", list), (dict, "d", lambda value: list(value.items())),
+    (list, "l", list), (tuple, "t", list), (deque, "q", list),
+    ((set, frozenset), "s", list), (dict, "d", lambda value: list(value.items())),
 ]  # fmt: skip
 _SCALARS: list[tuple[Any, str, Callable[[Any], str]]] = [
     ((bytes, bytearray), "b", lambda value: bytes(value).hex()),

@@ -1,11 +1,9 @@
-"""The tests of a row for `code_tests`, without their expected values, which never enter the program's process.
+"""The tests of a row for `code_tests`, without the expected values, which the program never sees.
 
-`assert f(3) == 4` becomes `__observe__(0, f(3))`: the program's process reports the value of `f(3)`, and the 4 stays
-here, where the two are compared. An operand that is no literal is reported too (`assert f(3) == expected`), and so is
-the truth of any other condition (`assert is_close(f(3), 4.0)`): there a program that redefines what judges it can
-deceive the test.
+`assert f(3) == 4` becomes `__observe__(0, f(3))`: the program reports `f(3)`, which is compared with 4 here. Other
+operands and conditions are reported by value or truth, which a program can forge.
 
-A column may have any of the usual forms; each but the first may be JSON in a text:
+Supported column forms (all but the first also as JSON text):
 
     "assert add(1, 2) == 3\\n…", or a list of such texts            assertions (MBPP, HumanEval, KodCode)
     {"inputs": [text, …], "outputs": [text, …]}                    standard input and output (APPS, TACO)
@@ -28,7 +26,8 @@ OBSERVE, OBSERVE_PAIR = "__observe__", "__observe_pair__"
 """Names called with (number, value) and (number, operator, left, right)."""
 
 OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
-    "Eq": operator.eq, "NotEq": operator.ne, "Lt": operator.lt, "LtE": operator.le, "Gt": operator.gt, "GtE": operator.ge,
+    "Eq": operator.eq, "NotEq": operator.ne, "Lt": operator.lt, "LtE": operator.le, "Gt": operator.gt,
+    "GtE": operator.ge,
     "Is": operator.is_, "IsNot": operator.is_not, "In": lambda a, b: a in b, "NotIn": lambda a, b: a not in b,
 }  # fmt: skip
 

@@ -23,8 +23,8 @@ from backend.utils.errors import UserError
 from backend.utils.text import quote
 
 NOT_ISOLATED = (
-    "Reward functions run inside the trainer's own process (reward_isolation: thread): one that crashes, exits or keeps "
-    "Python's lock takes the run with it, and nothing keeps it from the run's files."
+    "Reward functions run inside the trainer's own process (reward_isolation: thread): one that crashes, exits or "
+    "keeps Python's lock takes the run with it, and nothing keeps it from the run's files."
 )
 SharedProcesses = Mapping[bool, RewardWorker]
 """Workers shared by runs, by network access."""

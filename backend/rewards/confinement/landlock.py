@@ -1,7 +1,7 @@
-"""Linux: the kernel refuses this process, and all that it starts, files outside what is listed here (Landlock).
+"""Landlock: the Linux kernel restricts the files that this process and its children can access.
 
-Source: Linux's Documentation/userspace-api/landlock.rst and include/uapi/linux/landlock.h. A ruleset names the rights
-that it controls; each rule gives some of them back for one folder and everything below it. By the kernel's ABI:
+Sources: Documentation/userspace-api/landlock.rst, include/uapi/linux/landlock.h. A ruleset lists controlled rights;
+each rule grants some of them below one folder. By ABI version:
 
     1 (Linux 5.13)  writing, creating, removing; reading; debugging other processes (always, not a right)
     2 (5.19)        moving and linking between folders; before, refused everywhere
@@ -10,8 +10,8 @@ that it controls; each rule gives some of them back for one folder and everythin
     5 (6.10)        control calls on devices
     6 (6.12)        signals, and abstract unix sockets
 
-Landlock controls no change of permissions, owners or times; `backend.rewards.confinement.seccomp` does. Below are also
-the system calls that Python has no function for, and the privileges that a confined process gives up.
+`backend.rewards.confinement.seccomp` covers permissions, owners and times. This module also wraps missing system calls
+and drops privileges.
 """
 
 from __future__ import annotations

@@ -32,10 +32,12 @@ _NUMBERS: dict[str, tuple[int | None, int | None]] = {
     "setxattr": (188, 5), "lsetxattr": (189, 6), "fsetxattr": (190, 7), "setxattrat": (463, 463),
     "removexattr": (197, 14), "lremovexattr": (198, 15), "fremovexattr": (199, 16), "removexattrat": (466, 466),
     "file_setattr": (469, 469),
-    "ptrace": (101, 117), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271), "process_madvise": (440, 440),
+    "ptrace": (101, 117), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271),
+    "process_madvise": (440, 440),
     "process_mrelease": (448, 448), "pidfd_getfd": (438, 438), "kcmp": (312, 272), "perf_event_open": (298, 241),
     "migrate_pages": (256, 238), "move_pages": (279, 239), "ioprio_set": (251, 30),
-    "bpf": (321, 280), "userfaultfd": (323, 282), "keyctl": (250, 219), "add_key": (248, 217), "request_key": (249, 218),
+    "bpf": (321, 280), "userfaultfd": (323, 282), "keyctl": (250, 219), "add_key": (248, 217),
+    "request_key": (249, 218),
     "io_uring_setup": (425, 425), "io_uring_enter": (426, 426), "io_uring_register": (427, 427),
     "mount": (165, 40), "umount2": (166, 39), "pivot_root": (155, 41), "chroot": (161, 51), "open_tree": (428, 428),
     "move_mount": (429, 429), "fsopen": (430, 430), "fsconfig": (431, 431), "fsmount": (432, 432), "fspick": (433, 433),
@@ -53,7 +55,8 @@ _NUMBERS: dict[str, tuple[int | None, int | None]] = {
     "sched_setaffinity": (203, 122), "setpriority": (141, 140), "prlimit64": (302, 261),
     "fork": (57, None), "vfork": (58, None), "kill": (62, 129), "tkill": (200, 130), "tgkill": (234, 131),
     "rt_sigqueueinfo": (129, 138), "rt_tgsigqueueinfo": (297, 240), "pidfd_send_signal": (424, 424),
-    "capset": (126, 91), "clone": (56, 220), "clone3": (435, 435), "socket": (41, 198), "socketpair": (53, 199), "ioctl": (16, 29),
+    "capset": (126, 91), "clone": (56, 220), "clone3": (435, 435), "socket": (41, 198), "socketpair": (53, 199),
+    "ioctl": (16, 29),
 }  # fmt: skip
 
 _ATTRIBUTES = (
