@@ -10,7 +10,7 @@ from typing import Any
 import typer
 
 from backend.cli import completions
-from backend.cli.common import MISTAKE, force_utf8, print_faults
+from backend.cli.common import USER_ERROR, force_utf8, print_problems
 from backend.distributed import PROBE, RECEIVE
 from backend.engine import cpu_setup
 from backend.models import transformers_scan
@@ -115,8 +115,8 @@ def complete() -> int:
     try:
         completions.check_program()
     except UserError as mistake:
-        print_faults(mistake)
-        return MISTAKE
+        print_problems(mistake)
+        return USER_ERROR
     return app()(prog_name=BUNDLED_PROGRAM)
 
 

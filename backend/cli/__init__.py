@@ -1,1 +1,1 @@
-"""The command line: one function a verb. Each imports its modules when it runs, so that `--help` stays quick."""
+"""The command line: one function per verb, with lazy imports so that `--help` stays fast."""

@@ -1,7 +1,4 @@
-"""The verbs `generate` and `chat`: answers of a tuned model, of its base, or of both.
-
-Lines of a chat that begin with / are commands (COMMANDS); Ctrl-C stops an answer, Ctrl-D ends the chat.
-"""
+"""The verbs `generate` and `chat`: answers of a tuned model, its base, or both."""
 
 from __future__ import annotations
 
@@ -57,7 +54,7 @@ def chat(
     allow_code: AllowCode = False,
     runs_dir: ExistingRunsDir = None,
 ) -> None:
-    """Talk to a run's model in the terminal, with its base beside it; /help lists the commands."""
+    """Chat with a run's model and its base model in the terminal; /help lists the commands."""
     asking = Asking(temperature, top_p, top_k, min_p, max_tokens, seed, system, free_output)
     loaded = open_chat(name, checkpoint, runs_dir, ("base", "tuned"), asking)
     if with_scores and loaded.source.run is not None:
@@ -68,7 +65,7 @@ def chat(
 
 
 class TerminalChat:
-    """Reads lines, obeys commands and has the others answered, until the end of the input or /quit."""
+    """Reads lines and commands until the end of the input or /quit."""
 
     def __init__(self, chat: Chat, asking: Asking, *, with_scores: bool) -> None:
         self._chat, self._asking, self._with_scores = chat, asking, with_scores
@@ -98,8 +95,8 @@ class TerminalChat:
                 return
             try:
                 self._obey(line) if line.startswith("/") else self._ask(line)
-            except UserError as mistake:  # the conversation goes on
-                tell(" ".join(fault.sentence for fault in mistake.faults), file=sys.stderr)
+            except UserError as error:  # the conversation continues
+                tell(" ".join(fault.sentence for fault in error.faults), file=sys.stderr)
 
     def _introduction(self) -> str:
         source = self._chat.source
@@ -198,7 +195,7 @@ Score = Annotated[bool, typer.Option("--score", help="Score each answer with the
 
 @dataclass(slots=True)
 class Asking:
-    """How prompts are answered: by the run's own settings where nothing else is given."""
+    """Sampling settings of the answers; unset ones come from the run."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -210,7 +207,7 @@ class Asking:
     free_output: bool = False
 
     def question(self, config: Config, prompt: str, **more: Any) -> ChatQuestion:
-        """Raises UserError naming the setting for a value that it may not have."""
+        """Raises UserError naming the setting for an invalid value."""
         from backend.sampling.chat import ChatQuestion
         from backend.sampling.sampler import Sampling
 
@@ -234,8 +231,7 @@ class Asking:
 
 
 def open_chat(name: str, checkpoint: str, runs_dir: Path | None, wanted: Sequence[SideName], asking: Asking) -> Chat:
-    """Load a chat; notes go to stderr. `wanted` is what is loaded where the sides share no weights. Raises UserError, for settings of
-    `asking` before anything is loaded."""
+    """Load a chat and print notes on stderr. Raises UserError."""
     from backend.sampling.chat import Chat, find_source, load_sides
 
     source = find_source(name, checkpoint, runs_dir)
@@ -246,11 +242,10 @@ def open_chat(name: str, checkpoint: str, runs_dir: Path | None, wanted: Sequenc
 
 @dataclass(slots=True)
 class AnswerPrinter:
-    """Prints answers as they come; with `labels` each under the name of its side, in colour on a terminal."""
+    """Prints answers as they arrive; with `labels`, each under the name of its side."""
 
     labels: bool
     texts: dict[SideName, str] = field(default_factory=dict)
-    """What has been printed of each side."""
 
     def print_label(self, side: str) -> None:
         if self.labels:
@@ -266,7 +261,7 @@ class AnswerPrinter:
 
 
 def answer(chat: Chat, question: ChatQuestion, sides: Sequence[SideName], printer: AnswerPrinter | None) -> list[Reply]:
-    """Answers one after the other, which a terminal can show, where the window shows both at once."""
+    """Generate and print the answers of the sides one after the other."""
     replies: list[Reply] = []
     for side in sides:
         if printer is None:
@@ -279,8 +274,10 @@ def answer(chat: Chat, question: ChatQuestion, sides: Sequence[SideName], printe
 
 
 def score(config: Config, replies: Sequence[Reply]) -> list[dict[str, Any]]:
-    """{"rewards": {function: score}, "reward"} of each reply, by the run's functions in the sandbox. Functions that need an answer are
-    left out where none is known. Raises UserError where a function fails."""
+    """Score each reply in the sandbox: {"rewards": {function: score}, "reward"}.
+
+    Without an answer, skips functions that need one. Raises UserError if a function fails.
+    """
     from backend.rewards.bench import BenchSettings, RewardBench, score_lines
     from backend.rewards.completion_lines import line_of
 
@@ -301,7 +298,6 @@ def score(config: Config, replies: Sequence[Reply]) -> list[dict[str, Any]]:
 
 
 def scores_line(scored: dict[str, Any]) -> str:
-    """“reward 1.6  r1_accuracy_reward_func 1  …”."""
     from backend.cli.progress import format_number
 
     parts = {"reward": scored["reward"], **scored["rewards"]}
@@ -332,7 +328,7 @@ def generate(
     allow_code: AllowCode = False,
     runs_dir: ExistingRunsDir = None,
 ) -> None:
-    """Answer one prompt with a run's model, its base, or both; settings that are not given are the run's."""
+    """Answer one prompt with a run's model, its base, or both; the run supplies settings that you omit."""
     if (prompt is None) == (row is None):
         raise UserError("prompt", "Give a prompt with --prompt, or a row of the test split with --row.")
     asking = Asking(temperature, top_p, top_k, min_p, max_tokens, seed, system, free_output)
@@ -359,7 +355,7 @@ def generate(
 
 
 def _from_stdin() -> str:
-    """Raises UserError for more than a prompt could be: something that never ends may be at the other end."""
+    """Raises UserError for an input that is too long for a prompt."""
     text = sys.stdin.read(TEXT_LIMIT + 1)
     if len(text) > TEXT_LIMIT:
         raise UserError("prompt", f"The prompt from stdin is longer than {TEXT_LIMIT:,} characters.")

@@ -1,4 +1,4 @@
-"""The verbs `check` and `validate`: every problem with a config file, or with a model folder. They load no weights."""
+"""The verbs `check` and `validate`: report problems of a config file or a model folder without loading weights."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from backend.cli.common import MISTAKE, AsJson, print_faults, tell, tell_json, verb
+from backend.cli.common import USER_ERROR, AsJson, print_problems, tell, tell_json, verb
 from backend.config.config import Config
 from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.files import user_path
@@ -27,9 +27,9 @@ def check(
     as_json: AsJson = False,
     prompts: Prompts = False,
 ) -> None:
-    """Say every problem with settings, model, dataset, columns and rewards, and what is unusual; loads no weights.
+    """List problems and unusual values of settings, model, dataset, columns and rewards; loads no weights.
 
-    Of a file for TRL, mlx-lm-lora or mlx-grpo, say what was made of each of its words.
+    For a file of TRL, mlx-lm-lora or mlx-grpo, show how each of its keys is converted.
     """
     from backend.config.config import parse, read
     from backend.config.notes import unusual
@@ -42,15 +42,15 @@ def check(
         for line in account(read_words(raw)):
             tell(line, file=sys.stderr)
         report = _checked(raw, with_lengths=prompts)
-    except UserError as mistake:
-        faults = mistake.faults
+    except UserError as error:
+        faults = error.faults
     if as_json:
         listed = [fault.to_dict() for fault in faults]
         tell_json({"faults": listed, "prompts": report} if prompts else listed)
     else:
-        print_faults(UserError(faults))
+        print_problems(UserError(faults))
     if faults:
-        raise typer.Exit(MISTAKE)
+        raise typer.Exit(USER_ERROR)
     if as_json:
         return
     tell("Nothing is wrong with these settings.")
@@ -63,7 +63,7 @@ def check(
 
 
 def _checked(raw: Mapping[str, Any], *, with_lengths: bool) -> dict[str, Any]:
-    """→ the report on the prompts of the training split. Raises UserError with all faults of the settings and of what they point to."""
+    """Return the report on the training prompts. Raises UserError with all problems."""
     from backend.config.config import parse
     from backend.runs.start_progress import progress_listener
     from backend.trainer import preflight
@@ -81,7 +81,7 @@ PERCENTILES = (5, 50, 95)
 
 
 def prompt_report(rows: Rows, config: Config, source: str, *, with_lengths: bool) -> dict[str, Any]:
-    """`PromptVariety.to_dict`, and with `with_lengths` also `tokens` as (name, value, help): lengths of SAMPLE prompts."""
+    """Return `PromptVariety.to_dict`; `with_lengths` adds `tokens` as (name, value, help) from SAMPLE prompts."""
     from backend.data.prompt_variety import prompt_variety
 
     report = prompt_variety(rows, config, source).to_dict()
@@ -89,7 +89,7 @@ def prompt_report(rows: Rows, config: Config, source: str, *, with_lengths: bool
 
 
 def report_lines(report: dict[str, Any]) -> list[str]:
-    """The report as it is printed, the verdict last."""
+    """Format the report, verdict last."""
     rows, total = report["rows"], report["total"]
     compared = f"Prompts: {rows:,} rows" if rows == total else f"Prompts: {rows:,} rows, drawn from {total:,}"
     figures = [("Repeated", f"{report['repeated']:,}", ""), *report["figures"], report["tokens"]]
@@ -104,8 +104,8 @@ def _lengths(rows: Rows, config: Config, source: str) -> tuple[str, str, str]:
     name, meaning = "Tokens", f"Lengths of up to {SAMPLE:,} prompts: percentiles, and the longest."
     try:
         tokenizer = tokenizer_for(config)
-    except UserError as mistake:
-        return name, mistake.faults[0].sentence, meaning
+    except UserError as error:
+        return name, error.faults[0].sentence, meaning
     lengths = PromptLengths(rows, config, source)
     lengths.measure(list(islice(preview_order(len(rows)), SAMPLE)), tokenizer)
     if not lengths.by_length:
@@ -115,7 +115,6 @@ def _lengths(rows: Rows, config: Config, source: str) -> tuple[str, str, str]:
 
 
 def _percentile(lengths: PromptLengths, percent: float) -> int:
-    """The least length that so many percent of the prompts do not exceed."""
     wanted, passed = lengths.by_length.total() * percent / 100, 0
     for tokens, count in sorted(lengths.by_length.items()):
         passed += count
@@ -128,7 +127,7 @@ def _percentile(lengths: PromptLengths, percent: float) -> int:
 def validate(
     folder: Annotated[Path, typer.Argument(help="A folder with a model, of any origin.")], as_json: AsJson = False
 ) -> None:
-    """Say what keeps LM Studio or mlx-lm from opening a model folder; reads headers, loads no weights."""
+    """Find what would keep LM Studio or mlx-lm from opening a model folder; loads no weights."""
     from backend.export import lm_studio_rules
 
     folder = user_path(str(folder), "folder")
@@ -140,6 +139,6 @@ def validate(
         for fault in [*faults, *warnings]:
             tell(fault)
     if faults:
-        raise typer.Exit(MISTAKE)
+        raise typer.Exit(USER_ERROR)
     if not as_json:
         tell(f"{folder} is a model that LM Studio and mlx-lm open.")

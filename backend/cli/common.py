@@ -1,8 +1,4 @@
-"""What all verbs share: exit codes, text that is safe in a terminal, and options.
-
-Text of others stays text in a terminal: a model's answer, a row or the name of a run folder could move its cursor or
-change its title otherwise.
-"""
+"""Shared by all verbs: exit codes, terminal-safe printing, and common options."""
 
 from __future__ import annotations
 
@@ -28,34 +24,32 @@ from backend.utils.files import user_path
 from backend.utils.text import visible
 
 _NOT_IN_JSON = re.compile("[\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-"""What `visible` escapes and JSON does not, and halves of characters, which no terminal or file takes."""
+"""Characters that `visible` escapes and JSON does not, and lone surrogates."""
 
 
 def tell(*values: object, sep: str = " ", end: str = "\n", file: TextIO | None = None, flush: bool = False) -> None:
-    """`print`, with control characters and bidirectional controls escaped, as the window shows them."""
+    """`print` with control and bidirectional characters escaped."""
     print(visible(sep.join(map(str, values))), end=end, file=file, flush=flush)
 
 
 def tell_json(value: Any, *, default: Any = None) -> None:
-    """One line of JSON on stdout, the same value for whoever parses it and no commands for a terminal."""
+    """Print one terminal-safe line of JSON."""
     print(json_line(value, default), flush=True)
 
 
 def json_line(value: Any, default: Any = None) -> str:
-    """JSON on one line with the letters of every script as they are. What a terminal would take for a command is escaped, as JSON has it:
-    such characters are in JSON inside texts only."""
+    """One line of JSON: Unicode letters unchanged, terminal control characters escaped."""
     text = json.dumps(value, ensure_ascii=False, default=default)
     return _NOT_IN_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def tell_file(text: str) -> None:
-    """The content of a file, on stdout: as it is for another program, as `tell` shows it in a terminal."""
+    """Print file content on stdout: escaped in a terminal, unchanged in a pipe."""
     print(visible(text) if sys.stdout.isatty() else text, end="")
 
 
 def force_utf8() -> None:
-    """Have stdout and stderr escape what their encoding has no place for, where they would raise (half a character, an ellipsis in Latin-1), and
-    stdin take bytes that are no text."""
+    """Make stdout and stderr escape characters that they cannot encode, and stdin accept invalid UTF-8."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper) and stream.errors == "strict":
             stream.reconfigure(errors="backslashreplace")
@@ -63,43 +57,42 @@ def force_utf8() -> None:
         sys.stdin.reconfigure(errors="surrogateescape")  # half characters, which sentences name
 
 
-FINISHED, BUG, MISTAKE, STOPPED = 0, 1, 2, 3
+FINISHED, BUG, USER_ERROR, STOPPED = 0, 1, 2, 3
 
 
 def verb(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Make a function a verb: a UserError that it raises, a full disk or too little memory is printed without a traceback, and the process exits with 2."""
+    """Wrap a verb: prints a UserError, a full disk or low memory without a traceback and exits with 2."""
 
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         try:
             require_environment()
             return function(*args, **kwargs)
-        except UserError as mistake:
-            print_faults(mistake)
-            raise typer.Exit(MISTAKE) from None
+        except UserError as error:
+            print_problems(error)
+            raise typer.Exit(USER_ERROR) from None
         except (OSError, RuntimeError, MemoryError) as error:
             # A full or broken disk, met by code that is not ours, and want of memory; everything else may be a bug.
             if (fault := fault_of(error) or fault_of_gpu(error)) is None:
                 raise
-            print_faults(fault)
-            raise typer.Exit(MISTAKE) from None
+            print_problems(fault)
+            raise typer.Exit(USER_ERROR) from None
 
     return wrapper
 
 
-def print_faults(mistake: UserError) -> None:
-    """One line for each fault, on stderr."""
-    for fault in mistake.faults:
+def print_problems(error: UserError) -> None:
+    """Print one line per problem on stderr."""
+    for fault in error.faults:
         tell(fault, file=sys.stderr)
 
 
 GONE = (errno.EIO, errno.EPIPE, errno.ENXIO)
-"""What a write says when nobody can read it any more. Any other error, as of a full disk behind stdout, is raised."""
+"""errno values of writes to a closed terminal or pipe."""
 
 
 class LostTerminal:
-    """A text stream that drops what it is given from the moment that its terminal or pipe is gone; every other attribute is the
-    stream's own."""
+    """A text stream that discards output once its terminal or pipe has closed."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -127,7 +120,7 @@ class LostTerminal:
             self._point_at_nothing()
 
     def _point_at_nothing(self) -> None:
-        # The descriptor itself: the stream still holds what could not be written, and Python flushes it once more at exit.
+        # Redirect the descriptor: Python flushes the stream's unwritten text once more at exit.
         nothing = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nothing, self._stream.fileno())
         os.close(nothing)
@@ -137,7 +130,7 @@ class LostTerminal:
 
 
 def ignore_sighup(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Make a verb one that goes on without its terminal."""
+    """Let the verb survive the closing of its terminal."""
 
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -153,11 +146,11 @@ def ignore_sighup(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _folder(path: Path | None) -> Path | None:
-    """The folder of an option, with ~ expanded. Raises typer's own mistake, because options are read before the verb begins."""
+    """Expand ~ in a folder option. Raises typer's BadParameter, since options are parsed before the verb starts."""
     try:
         return None if path is None else user_path(str(path), "runs_dir")
-    except UserError as mistake:
-        raise typer.BadParameter(mistake.faults[0].sentence) from None
+    except UserError as error:
+        raise typer.BadParameter(error.faults[0].sentence) from None
 
 
 AsJson = Annotated[bool, typer.Option("--json", help="One line of JSON on stdout.")]

@@ -1,4 +1,4 @@
-"""What a shell offers after Tab: names of runs, and changes for `--set`. Reads folder names and source text, and loads no engine."""
+"""Shell completions: names of runs, checkpoints, and changes for `--set`. Loads no engine."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from backend.utils.command import BUNDLED_PROGRAM
 from backend.utils.errors import UserError
 
 COMPLETE_VARIABLE = "_GRPO_STUDIO_BACKEND_COMPLETE"
-"""Set by the shell's script when it asks for completions; typer derives this name from the program's."""
+"""typer derives this name from the program's."""
 
 OPTIONS = ("--install-completion", "--show-completion")
 
 Offer = tuple[str, str]
-"""A word, and a sentence about it where the shell shows one (zsh and fish)."""
+"""A word and its help text, which zsh and fish show."""
 
 
 def is_asked(arguments: Sequence[str]) -> bool:
-    """Whether a shell waits for the answer to Tab, or a person for its script."""
+    """Returns True if a shell is asking for completions."""
     return COMPLETE_VARIABLE in os.environ or any(option in arguments for option in OPTIONS)
 
 
 def check_program() -> None:
-    """A shell completes a command by its name, and asks the program of that name. Raises UserError where there is none on the PATH."""
+    """Raises UserError if the program is not on the PATH, which a shell needs to complete it."""
     if COMPLETE_VARIABLE not in os.environ and shutil.which(BUNDLED_PROGRAM) is None:
         raise UserError(
             "completion",
@@ -41,12 +41,12 @@ def run_names(incomplete: str) -> list[str]:
 
 
 def checkpoints(incomplete: str) -> list[str]:
-    """The words that name a checkpoint; a step is typed, as the run is not known here."""
+    """Named checkpoints; steps are not completed, since the run is unknown here."""
     return [word for word in ("best", "last") if word.startswith(incomplete)]
 
 
 def changes(incomplete: str) -> list[Offer]:
-    """`key=default` for every setting, to be edited; after `key=` the values that it can have, where they can be listed."""
+    """`key=default` for every setting; after `key=`, its possible values."""
     key, given, value = incomplete.partition("=")
     return list(_values(key, value) if given else _defaults(key))
 
@@ -78,7 +78,7 @@ def _values(key: str, start: str) -> Iterator[Offer]:
 
 
 def _reward_names(key: str, start: str) -> Iterator[Offer]:
-    """Names in a list such as [one,two: the last of them is completed."""
+    """Complete the last name of a list such as [one,two."""
     from backend.rewards.catalogue import builtin_rewards
 
     before, _, last = start.lstrip("[").rpartition(",")
@@ -89,7 +89,7 @@ def _reward_names(key: str, start: str) -> Iterator[Offer]:
 
 
 def _yaml(value: object) -> str:
-    """A default on one line, as `--set` reads it; nothing for None and for texts of several words, which would need quotes."""
+    """A default as `--set` reads it; empty for None and for texts with spaces."""
     if value is None or isinstance(value, (list, dict, tuple)):
         return ""
     if isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""Rich's tables and bars, with text of others as text (`backend.cli.common` is about plain lines): no markup, and no commands to a terminal."""
+"""Rich tables and progress bars that show user text literally, without markup or control sequences."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from backend.utils.text import visible
 
 
 def new_console(**options: Any) -> Console:
-    """A console that shows control characters escaped and takes no text for markup or for the name of an emoji; `options` are rich's."""
+    """A console without markup and emoji codes that escapes control characters; passes `options` to rich."""
     console = Console(**{"markup": False, "emoji": False, **options})
     console.push_render_hook(_VisibleText())
     return console
@@ -24,7 +24,7 @@ class _VisibleText(RenderHook):
 
 
 class _Shown:
-    """What rich renders, with its texts made visible; rich's own commands to the terminal are segments that say so."""
+    """Escapes the texts of a renderable and keeps rich's own control segments."""
 
     def __init__(self, renderable: ConsoleRenderable) -> None:
         self._renderable = renderable

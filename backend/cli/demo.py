@@ -31,7 +31,7 @@ def demo(
     stream: Stream = False,
     progress: Live = None,
 ) -> None:
-    """Train the bundled model on the bundled sums, and say how many it gets right before and after."""
+    """Train the bundled model on bundled sums, and measure its accuracy before and after."""
     if rebuild:
         from backend.demo.build import rebuild as build
 
@@ -55,7 +55,7 @@ def demo(
 
 
 def _resumed(path: Path) -> PreparedRun:
-    """A demo that goes on in this process, after a GPU error in the one before."""
+    """Continue a demo after a GPU error ended the previous process."""
     folder = find_run(path)
     settings = load(folder.config)
     relax_gpu_timeout(settings)

@@ -24,34 +24,33 @@ from backend.utils.machine import has_gpu
 # What the network costs a step on several machines: bytes, and seconds on a link of a known latency and rate.
 
 GATHERS_PER_UPDATE = 2
-"""That all have their gradient, before it is summed; and the losses and tallies, after it."""
+"""Barriers: before the gradient is summed, and the losses after it."""
 GATHERS_PER_STEP = 4
-"""That the weights are the same bits, the old log-probabilities of batch-wide thresholds, the step's numbers, its end."""
+"""Checksum of the weights, old log-probabilities, metrics, and the end of the step."""
 TOKEN_BYTES = 8
-"""Of a completion's token on its way to another rank: its id and its log-probability, four bytes each."""
+"""A token id and its log-probability, four bytes each."""
 FILTERED_BYTES = 8
-"""More where sampling was cut to likely tokens: the two numbers that correct for it."""
+"""Two more numbers per token when sampling is filtered."""
 TEXT_BYTES = 5
-"""Of a token's text, in the messages that bring a group to the leader."""
+"""Bytes of a token's text in messages to the leader."""
 ETHERNET_SHARE = 0.94
-"""Payload of full Ethernet frames over TCP: 1,448 of 1,538 bytes."""
+"""Payload share of full Ethernet frames over TCP: 1,448 of 1,538 bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class NetworkLink:
-    """A connection as one rank has it: seconds of the smallest message one way, software included, and payload bytes a second each way."""
+    """A rank's connection: one-way seconds of the smallest message, and payload bytes per second each way."""
 
     latency_s: float
     bytes_per_second: float
 
     @classmethod
     def of(cls, speed: LinkSpeed) -> NetworkLink:
-        """From what sums were measured to take."""
         messages = 2 * (speed.ranks - 1)
         return cls(speed.latency_s / messages, speed.bytes_per_second * messages / speed.ranks)
 
     def sum_s(self, size: int, ranks: int) -> float:
-        """Seconds of the sum of `size` bytes over the ranks."""
+        """Seconds to sum `size` bytes over the ranks."""
         return 2 * (ranks - 1) * (self.latency_s + size / ranks / self.bytes_per_second)
 
     def gather_s(self, ranks: int) -> float:
@@ -60,26 +59,26 @@ class NetworkLink:
 
 @dataclass(frozen=True, slots=True)
 class StepTraffic:
-    """What a step sends over the network, in bytes, at the greatest length of prompts and completions."""
+    """Bytes that a step sends over the network with the longest prompts and completions."""
 
     ranks: int
     updates: int
     gradient: int
-    """One vector, float32: as large as what is trained."""
+    """One float32 vector with all trained parameters."""
     groups_in: int
-    """From the other ranks to the leader: the groups that they have sampled, with texts."""
+    """Sampled groups with texts, from other ranks to the leader."""
     groups_out: int
-    """From the leader to each of the other ranks: all groups of the step, without texts."""
+    """All groups without texts, from the leader to each rank."""
 
     @property
     def sent_by_rank(self) -> int:
-        """By each rank in sums."""
+        """Bytes each rank sends in sums."""
         return round(self.updates * 2 * (self.ranks - 1) / self.ranks * self.gradient)
 
 
 @dataclass(frozen=True, slots=True)
 class NetworkCost:
-    """Seconds of a step that the network takes, nothing of which is overlapped with computing."""
+    """Seconds of network time per step, none of it overlapped with computation."""
 
     traffic: StepTraffic
     sums_s: float
@@ -95,7 +94,7 @@ class NetworkCost:
 
 
 def step_traffic(config: Config, shape: ModelShape, ranks: int, completion: int | None = None) -> StepTraffic:
-    """Of a run with these settings; `completion` is the mean length of completions, the greatest one if left out."""
+    """`completion` is the mean completion length; the maximum by default."""
     memory = MemoryModel(config, shape, 1, gpu=has_gpu() and config.device != "cpu")
     tokens = memory.completions * (completion or config.max_completion_length)
     cut = FILTERED_BYTES if config.top_k > 0 or config.top_p < 1 or config.min_p > 0 else 0
@@ -127,7 +126,7 @@ def network_cost(traffic: StepTraffic, link: NetworkLink) -> NetworkCost:
 
 
 def measured_cost(config: Config, shape: ModelShape, file: Path) -> NetworkCost:
-    """Of a step of these settings on the machines of a hosts file. Raises UserError where they cannot train together."""
+    """Measure the cost of a step on the machines of a hosts file. Raises UserError if they cannot train together."""
     from backend.distributed.hosts_file import read_hosts
     from backend.distributed.machine_check import Wanted, check_machines
 
@@ -160,13 +159,13 @@ def _seconds(value: float) -> str:
 # ── estimate ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 ROWS = 20_000
-"""Rows that are read to find the longest prompt."""
+"""Rows to search for the longest prompt."""
 
 LONGEST = 8
-"""The longest texts that are tokenised: the very longest need not have the most tokens."""
+"""Number of longest texts to tokenise: the longest text may not have the most tokens."""
 
 TEMPLATE = 32
-"""Tokens that a chat template may add to a prompt."""
+"""Tokens that a chat template may add."""
 
 MEANINGS = {
     "weights": "the model", "adapters": "what LoRA or DoRA adds", "optimizer": "what it remembers of each weight",
@@ -189,7 +188,7 @@ def estimate(
         ),
     ] = None,
 ) -> None:
-    """Say what memory a run needs, phase by phase; loads no weights. With --hosts, what a step on several machines loses to the network."""
+    """Estimate a run's memory, phase by phase; loads no weights. With --hosts, estimate the network time of a step."""
     from backend.config.config import parse, read
     from backend.config.model_and_data_names import model_source
     from backend.runs.saved_weights import with_adapter
@@ -217,7 +216,7 @@ def estimate(
 
 
 def longest_prompt(config: Config, folder: Path) -> int | None:
-    """About how many tokens the longest prompt has, where data and tokenizer are files on this machine."""
+    """Approximate tokens of the longest prompt, if data and tokenizer are local."""
     vocabulary = folder / "tokenizer.json"
     data = possible_path(config.data)
     if data is None or not exists(data) or not vocabulary.is_file():

@@ -1,4 +1,4 @@
-"""The verb `evaluate`: a run's model, before training and after it, or any model, on held-out prompts."""
+"""The verb `evaluate`: score a run before and after training, or any model, on held-out prompts."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ TITLES: dict[SideName, str] = {"base": "base", "tuned": "tuned", "model": "model
 
 
 def print_evaluation(evaluation: Evaluation, console: Console | None = None) -> None:
-    """The result in a sentence, a table for each decoding, and what passes."""
+    """Print a summary, a table per decoding, and the passing criteria."""
     console = console or new_console()
     console.print(evaluation.sentence(), highlight=False, markup=False, soft_wrap=True)
     for decoding in evaluation.decodings:
@@ -111,7 +111,7 @@ def _interval(mean: MeanWithInterval, *, signed: bool = False) -> str:
 
 
 def number(value: float | None, *, signed: bool = False) -> str:
-    """Three significant digits, small rounding noise as 0."""
+    """Three significant digits, with rounding noise as 0."""
     if value is None:
         return "–"
     if abs(value) < 5e-7:
@@ -126,11 +126,11 @@ Report = Callable[["EvaluationProgress"], None]
 
 
 STREAM_EVERY_S = 0.25
-"""How often progress is printed for a program to read."""
+"""Seconds between JSON progress lines."""
 
 
 class _StopRequested(Exception):
-    """A signal to stop has come."""
+    pass
 
 
 @verb
@@ -230,7 +230,6 @@ def _one_config(argument: Path | None, option: Path | None) -> Path:
 
 
 def _own_settings(name: str, runs_dir: Path | None) -> Config | None:
-    """Those of a run; None for a model."""
     try:
         return run_config(find_run(name, runs_dir))
     except UserError:
@@ -238,7 +237,7 @@ def _own_settings(name: str, runs_dir: Path | None) -> Config | None:
 
 
 def _ks(text: str, most: int) -> tuple[int, ...]:
-    """The numbers of `--k`. Raises UserError for what is none, or more than there are completions."""
+    """Parse `--k`. Raises UserError for invalid numbers or more than the completions."""
     numbers: list[int] = []
     for part in filter(None, (part.strip() for part in text.split(","))):
         number = written_whole(part)
@@ -259,7 +258,7 @@ def _default_name(evaluated: EvaluatedModel, choices: EvaluationChoices) -> str:
 
 @contextmanager
 def _stopping_on_signals() -> Iterator[Callable[[], None]]:
-    """A function that raises once a signal to stop has come: between two chunks of decoding, where nothing is half done."""
+    """Yield a function that raises after a stop signal; call it between decoding chunks."""
     received: list[int] = []
 
     def check() -> None:
@@ -272,7 +271,7 @@ def _stopping_on_signals() -> Iterator[Callable[[], None]]:
 
 
 class _JsonProgress:
-    """Prints progress as JSON lines: every phase, and within one a line now and then."""
+    """Prints progress as JSON lines: every phase, and periodic counts."""
 
     def __init__(self) -> None:
         self._phase, self._printed = "", 0.0
@@ -286,7 +285,7 @@ class _JsonProgress:
 
 @contextmanager
 def _progress(is_stream: bool) -> Iterator[Report]:
-    """Takes progress: JSON lines on stdout, a bar on a terminal, else a line on stderr for each phase."""
+    """Yield a progress callback: JSON lines on stdout, a bar on a terminal, else one stderr line per phase."""
     from backend.cli.consoles import new_console
 
     console = new_console(stderr=True)

@@ -1,4 +1,4 @@
-"""The verb `export`: a run's model in LM Studio, Ollama, a folder or a Hugging Face repository, or its settings for TRL."""
+"""The verb `export`: write a model for LM Studio, Ollama, a folder or Hugging Face, or settings for TRL."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def export(
     runs_dir: ExistingRunsDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Put a run's model into LM Studio, Ollama, a folder or Hugging Face, loaded back and compared; or its settings into a folder for TRL."""
+    """Export a run's model to LM Studio, Ollama, a folder or Hugging Face and verify it; or its settings for TRL."""
     if to == "trl":
         about_weights = {"checkpoint": checkpoint, "format": format_, "quantize": quantize, "held-out": held_out, "fetch": fetch, "repo": repo,
                          "public": public, "preview": preview}  # fmt: skip
@@ -114,7 +114,7 @@ def export(
 
 @contextmanager
 def _stopping() -> Iterator[None]:
-    """Exit with a sentence at a signal to stop, once what was begun is cleaned up."""
+    """Exit with a message after a stop signal, once temporary files are removed."""
     try:
         with raising_stop():
             yield
@@ -124,7 +124,7 @@ def _stopping() -> Iterator[None]:
 
 
 class _ReportLines:
-    """Progress as lines on stderr, one a stage."""
+    """Prints one stderr line per stage."""
 
     def __init__(self) -> None:
         self._last = ""
@@ -136,7 +136,7 @@ class _ReportLines:
 
 
 def _report_json(sentence: str, done: float | None = None) -> None:
-    """Progress as an object a line on stdout, before that of the result: what the window shows."""
+    """Print progress as a JSON line for the window."""
     _print_json({"progress": sentence, "done": None if done is None else round(done, 3)})
 
 
@@ -156,9 +156,11 @@ def export_settings(
     as_json: bool,
     report: Callable[[str], None],
 ) -> None:
-    """Write the folder; what is not carried over goes to stderr, its place to stdout. `about_weights`: options that have no use here, with
-    what was given. Raises UserError for one that was given, and for a run's reward file that was never allowed here: the folder carries it to a
-    machine on which nothing confines it."""
+    """Write the folder; print ignored settings on stderr and the path on stdout.
+
+    Raises UserError for options in `about_weights` that were given, and for a run's reward file without permission
+    here.
+    """
     from backend.export.trl_folder import export_trl
 
     if given := next((option for option, value in about_weights.items() if value), ""):
@@ -176,7 +178,7 @@ def export_settings(
 
 
 def _settings(run: str, runs_dir: Path | None, *, allow_code: bool) -> tuple[Config, str]:
-    """(the settings of a run, or of a YAML file, and what it is called). To name a file is a choice; a run may be somebody else's."""
+    """Return the settings and the name of a run or YAML file."""
     path = user_path(run, "run")
     if path.suffix.lower() in (".yaml", ".yml", ".json") and is_file(path):
         return load(path), path.stem

@@ -1,8 +1,8 @@
-"""The help page of the command line: its groups of verbs, the examples below it, and the exit codes."""
+"""The help page: groups of verbs, examples, and exit codes."""
 
 from __future__ import annotations
 
-from backend.cli.common import BUG, FINISHED, MISTAKE, STOPPED
+from backend.cli.common import BUG, FINISHED, STOPPED, USER_ERROR
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "Train": ("train", "resume", "change", "clone", "queue", "sweep", "demo"),
@@ -20,7 +20,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     ),
     "This machine and this program": ("where", "machines", "hub", "bench", "replay", "rank", "serve"),
 }
-"""Title → verbs. A verb of no group is listed under Commands."""
+"""Title → verbs. Other verbs are listed under Commands."""
 
 EXAMPLES: dict[str, tuple[str, ...]] = {
     "": ("demo", "train config.yaml --set iters=200", "runs", "evaluate RUN", "export RUN --to lmstudio"),
@@ -55,23 +55,22 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "where": ("where", "where --remove settings"),
     "machines": ("machines hosts.json", "machines hosts.json --model owner/name --copy"),
 }
-"""Verb ("" for the whole program) → what could be typed after the program's name."""
+"""Verb ("" for the program) → example arguments."""
 
 CODES = {
     FINISHED: "done",
-    MISTAKE: "a mistake in settings, files or options, which a sentence names",
+    USER_ERROR: "a mistake in settings, files or options, which a sentence names",
     STOPPED: "stopped before the end; what was reached is saved",
     BUG: "a fault of the program, with a traceback",
 }
 
 
 def group_of(verb: str) -> str | None:
-    """The title under which a verb is listed; None for typer's own."""
+    """The title of a verb's group; None for typer's default."""
     return next((title for title, verbs in GROUPS.items() if verb in verbs), None)
 
 
 def epilog(verb: str = "") -> str | None:
-    """The lines below a help page."""
     lines = [f"  {line}" for line in EXAMPLES.get(verb, ())]
     parts = ["Examples:", *lines] if lines else []
     if not verb:

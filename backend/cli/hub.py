@@ -1,4 +1,4 @@
-"""The verbs `hub login`, `hub logout` and `hub whoami`: the token for Hugging Face, in the system's keychain."""
+"""The verbs `hub login`, `hub logout` and `hub whoami`, with the token in the system keychain."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ hub = typer.Typer(no_args_is_help=True, help="Your account at Hugging Face.")
 def login(
     from_stdin: Annotated[bool, typer.Option("--from-stdin", help="Read the token from standard input.")] = False,
 ) -> None:
-    """Keep a token with write access in the system's keychain. It is asked for without being shown."""
+    """Store a token with write access in the system keychain; the prompt does not echo it."""
     from backend.export.hub_upload import TOKENS_PAGE, log_in
 
     if from_stdin:
@@ -36,7 +36,7 @@ def login(
 @hub.command()
 @verb
 def logout() -> None:
-    """Delete the token from the keychain. What `hf auth login` has stored stays."""
+    """Delete the token from the keychain. A token stored by `hf auth login` stays."""
     from backend.export.hub_upload import find_token, log_out
 
     tell("Logged out." if log_out() else "There was no token in the keychain.")
@@ -47,7 +47,7 @@ def logout() -> None:
 @hub.command()
 @verb
 def whoami(as_json: AsJson = False) -> None:
-    """Whose token uploads use, and where it was found."""
+    """Show the account that uploads use, and the source of its token."""
     from backend.export.hub_upload import need_token, whose
 
     account = whose(need_token())

@@ -1,4 +1,4 @@
-"""The verb `import`: a file for TRL, mlx-lm-lora or mlx-grpo as a file of ours, or an adapter of peft as one of mlx-lm."""
+"""The verb `import`: convert settings of TRL, mlx-lm-lora or mlx-grpo, or a PEFT adapter to mlx-lm."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from backend.cli.common import print_faults, tell, tell_file, verb
+from backend.cli.common import print_problems, tell, tell_file, verb
 from backend.runs.saved_weights import imported_folder
 from backend.utils.errors import UserError
 from backend.utils.files import is_folder, user_path
@@ -50,8 +50,9 @@ def import_settings(
         typer.Option("--fetch", help="Adapters: download the original weights of a converted model, to compare with."),
     ] = False,
 ) -> None:
-    """Write a file for TRL, mlx-lm-lora or mlx-grpo as one of ours, with that program's defaults for what it leaves out; or put a LoRA or DoRA
-    adapter of peft onto a model of mlx-lm, to chat with, evaluate, export and train on."""
+    """Convert a TRL, mlx-lm-lora or mlx-grpo file to our format, with that program's defaults; or a PEFT LoRA or DoRA
+    adapter to mlx-lm, for chat, evaluation, export and training.
+    """
     source = user_path(str(file), "file")
     target = None if output is None else user_path(str(output), "output")
     if is_folder(source):
@@ -82,7 +83,7 @@ def _import_file(file: Path, target: Path | None, *, overwrite: bool, their_defa
         tell(f"{quote(file)} is a file for {imported.program.name}; written to {quote(target)}.")
     if imported.missing:
         tell("Still to be given before it can be trained:", file=sys.stderr)
-        print_faults(UserError(imported.missing))
+        print_problems(UserError(imported.missing))
 
 
 def _import_adapter(folder: Path, target: Path | None, model: str, *, overwrite: bool, fetch: bool) -> None:

@@ -1,4 +1,4 @@
-"""The verbs about this machine and others: `where`, `machines`, `bench` and `serve`."""
+"""The verbs about machines: `where`, `machines`, `bench` and `serve`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from backend.cli.common import MISTAKE, STOPPED, AsJson, tell, tell_json, verb
+from backend.cli.common import STOPPED, USER_ERROR, AsJson, tell, tell_json, verb
 from backend.trainer.memory.estimate import format_bytes
 from backend.utils.disk_faults import gigabytes
 from backend.utils.errors import UserError
@@ -25,7 +25,7 @@ def where(
     yes: Annotated[bool, typer.Option("--yes", help="With --remove: delete, and do not only list.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """List every folder that GRPO Studio writes to, with sizes; nothing is deleted unless asked for twice."""
+    """List every folder that GRPO Studio writes to, with sizes; --remove deletes after a confirmation."""
     from backend.utils import stored
 
     if yes and not remove:
@@ -52,7 +52,7 @@ def where(
 
 @verb
 def serve() -> None:
-    """Answer the window's questions, JSON lines on stdin and stdout, until stdin ends."""
+    """Answer the window's requests, as JSON lines on stdin and stdout, until stdin closes."""
     from backend.serve.loop import run
 
     run()
@@ -75,9 +75,9 @@ def machines(
     copy: Annotated[bool, typer.Option("--copy", help="Copy the model (up to 8 GB) to machines that lack it.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Check every machine of a hosts file: reachable, versions, memory, disk, the model, and the speed of their connection.
+    """Check the machines of a hosts file: access, versions, memory, disk, model, and network speed.
 
-    Ends with 2 where something would keep a run from starting. Leaves no process on any machine. Runs that name the file may use it afterwards.
+    Exits with 2 if a run could not start. Leaves no process running. Runs that name the file may use it afterwards.
     """
     from backend.distributed.hosts_file import WANTED, allow_hosts, read_hosts
     from backend.distributed.machine_check import CheckProgress, Wanted, check_machines
@@ -101,7 +101,7 @@ def machines(
     else:
         _print(report, bool(model))
     if report.refusals:
-        raise typer.Exit(MISTAKE)
+        raise typer.Exit(USER_ERROR)
 
 
 def _print(report: MachineReport, with_model: bool) -> None:
@@ -150,7 +150,7 @@ def bench_device(
     quick: Annotated[bool, typer.Option("--quick", help="Tiny models, a minute.")] = False,
     out: Annotated[Path, typer.Option("--out", help="The folder for the file.")] = Path(),
 ) -> None:
-    """Sampling, learning, memory and precision on random models of Qwen3's sizes; downloads nothing. Writes one JSON file."""
+    """Benchmark sampling, learning, memory and precision on random models of Qwen3's sizes; writes one JSON file."""
     try:
         if not out.is_dir():
             raise UserError("out", f"There is no folder {out}.")
@@ -197,7 +197,7 @@ def bench_device(
 def bench_report(
     files: Annotated[list[Path], typer.Argument(help="Files that bench device wrote.")],
 ) -> None:
-    """The tables of such files as Markdown, a section for each."""
+    """Print benchmark files as Markdown tables, one section per file."""
     from backend.bench import report
 
     read = []

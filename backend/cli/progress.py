@@ -1,4 +1,4 @@
-"""The terminal's view of a run: a live display, or a line every few steps. Both get every event of the event log."""
+"""Terminal output of a run: a live display, or a line every few steps."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def format_number(value: Any) -> str:
 
 
 class LineDisplay:
-    """A line every `every` steps, and one for each note, warning and evaluation."""
+    """Prints a line every `every` steps, and for each note, warning and evaluation."""
 
     def __init__(self, console: Console, every: int) -> None:
         self.console, self.every = console, every
@@ -50,7 +50,7 @@ class LineDisplay:
 
 
 class LiveDisplay:
-    """A progress bar over a table of the newest numbers, beside those of the first step."""
+    """A progress bar over a table of the latest metrics and those of the first step."""
 
     def __init__(self, console: Console) -> None:
         self.bar = Progress(
@@ -94,7 +94,7 @@ class LiveDisplay:
 
 
 def sentence_of(event: Event) -> str:
-    """The sentence of an event that the user should read once; "" for the others."""
+    """The message of an event worth printing once; "" for others."""
     kind = event["kind"]
     if kind == "note":
         return event["sentence"]

@@ -1,4 +1,4 @@
-"""`export RUN --to hub`: prepare, preview and upload a model, and print the progress for people or for the window."""
+"""`export RUN --to hub`: prepare, preview and upload a model, with progress for people or the window."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from backend.runs.run_folder import RunFolder
 from backend.utils.errors import UserError
 
 EVERY_S = 0.2
-"""Least time between two lines of progress in bytes."""
+"""Minimum seconds between byte progress lines."""
 
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """What to publish, under which name, for whom. `repo` may leave out the owner, who is then the token's."""
+    """What to publish, and where. `repo` may omit the owner; the token's account is the default."""
 
     export: Export
     repo: str
@@ -44,7 +44,7 @@ class Publication:
 
 
 def preview(run: RunFolder, what: Publication, progress: BuildProgress, *, as_json: bool) -> None:
-    """Prepare, and show what would be sent. Nothing leaves this machine but a question about whose the token is."""
+    """Prepare, and show what an upload would send. Uploads nothing."""
     account, problem = _account()
     repo = full_repo_id(run, what.repo, account)
     prepared = prepare_upload(run, repo, what.export, progress)
@@ -56,7 +56,7 @@ def preview(run: RunFolder, what: Publication, progress: BuildProgress, *, as_js
 
 
 def publish(run: RunFolder, what: Publication, progress: BuildProgress, *, as_json: bool) -> None:
-    """Prepare where that has not been done, and upload."""
+    """Upload the model, preparing it first if needed."""
     token = need_token()
     account = None if "/" in what.repo else asdict(whose(token))
     prepared = prepare_upload(run, full_repo_id(run, what.repo, account), what.export, progress)
@@ -74,7 +74,7 @@ def publish(run: RunFolder, what: Publication, progress: BuildProgress, *, as_js
 
 
 def full_repo_id(run: RunFolder, repo: str, account: dict[str, Any] | None) -> str:
-    """owner/name; without an owner the account's, without a name the run's. Raises UserError where no owner is known."""
+    """owner/name, by default the account and the run's name. Raises UserError if no owner is known."""
     if "/" in repo:
         return repo
     if account is None:
@@ -83,7 +83,7 @@ def full_repo_id(run: RunFolder, repo: str, account: dict[str, Any] | None) -> s
 
 
 def _account() -> tuple[dict[str, Any] | None, str]:
-    """(the token's account, "") or (None, why there is none)."""
+    """Return (account, "") or (None, reason)."""
     token = find_token()
     if token is None:
         return None, "You are not logged in to Hugging Face."
@@ -119,8 +119,6 @@ def _show(prepared: PreparedUpload, what: Publication, account: dict[str, Any] |
 
 
 class _ByteBar:
-    """A progress bar of bytes on stderr."""
-
     def __init__(self) -> None:
         self._bar = Progress(
             TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn(),
@@ -145,7 +143,7 @@ class _ByteBar:
 
 
 class _ByteLines:
-    """Progress as an object a line on stdout, for the window."""
+    """Prints byte progress as JSON lines for the window."""
 
     def __init__(self) -> None:
         self._last = 0.0

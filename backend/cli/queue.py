@@ -1,4 +1,4 @@
-"""The verbs `queue list`, `add`, `remove`, `move`, `run`, `pause` and `resume`: runs that wait their turn."""
+"""The verbs `queue list`, `add`, `remove`, `move`, `run`, `pause` and `resume`."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ queue = typer.Typer(no_args_is_help=True, help="Runs that wait their turn.", epi
 
 WaitingRun = Annotated[str, typer.Argument(help="A run that waits, by name.", autocompletion=run_names)]
 REMOVED = ("config.yaml", "log.txt", "about.json")
-"""What a run holds that has never begun; a folder with anything else in it is kept when the run leaves the queue."""
+"""Files of a run that never started; removing a run deletes its folder only if it contains nothing else."""
 
 
 @queue.command("list")
 @verb
 def list_runs(runs_dir: ExistingRunsDir = None, as_json: AsJson = False) -> None:
-    """What waits, in its order."""
+    """List the waiting runs in order."""
     file = _queue_of(runs_dir)
     now = file.read()
     names = [run.name for run in now.waiting]
@@ -62,7 +62,7 @@ def add(
     first: Annotated[bool, typer.Option("--first", help="Before the runs that wait already.")] = False,
     allow_code: AllowCode = False,
 ) -> None:
-    """Let a new run wait, whose settings are checked first, or one that was stopped, crashed or cloned; prints its folder."""
+    """Add a new run after checking its settings, or one that was stopped, crashed or cloned; prints its folder."""
     from backend.cli.training import apply_changes, new_run
     from backend.config.config import read
     from backend.distributed.hosts_file import require_hosts
@@ -91,7 +91,7 @@ def add(
 @queue.command()
 @verb
 def remove(run: WaitingRun, runs_dir: ExistingRunsDir = None) -> None:
-    """Take a run out of the queue. Its folder is deleted if it holds nothing but settings."""
+    """Remove a run from the queue, and delete its folder if it contains only settings."""
     from backend.utils.text import quote
 
     file = _queue_of(runs_dir)
@@ -112,7 +112,7 @@ def move(
     place: Annotated[int, typer.Argument(min=1, help="Its new place; 1 is the next to train.")],
     runs_dir: ExistingRunsDir = None,
 ) -> None:
-    """Give a waiting run another place."""
+    """Move a waiting run to another position."""
     file = _queue_of(runs_dir)
     file.move(_waiting_run(file, run), place - 1)
     list_runs(runs_dir)
@@ -122,7 +122,7 @@ def move(
 @verb
 @ignore_sighup
 def run_queue(runs_dir: ExistingRunsDir = None) -> None:
-    """Train what waits, one after the other, until the queue is empty. A run that trains already is waited for."""
+    """Train the waiting runs one after the other until the queue is empty. Waits for a run that is already training."""
     from backend.runs.queue_runner import QueueRunner
     from backend.trainer.control import StopRequested, raising_stop
     from backend.utils.errors import UserError
@@ -150,7 +150,7 @@ def pause(
         typer.Option("--after-failure/--not-after-failure", help="Not now, but (or no longer) whenever a run fails."),
     ] = None,
 ) -> None:
-    """Start no other run. The one that trains goes on."""
+    """Pause the queue. A run that is training continues."""
     file = _queue_of(runs_dir)
     if after_failure is None:
         file.set_paused(True)
@@ -162,7 +162,7 @@ def pause(
 @queue.command()
 @verb
 def resume(runs_dir: ExistingRunsDir = None) -> None:
-    """Take the pause back."""
+    """Resume the queue."""
     file = _queue_of(runs_dir)
     file.set_paused(False)
     tell(_state_sentence(file))
@@ -175,14 +175,12 @@ def _queue_of(runs_dir: Path | None) -> QueueFile:
 
 
 def _waiting_run(file: QueueFile, name: str) -> RunFolder:
-    """The folder of a run by its name, or its path. The queue itself says whether it waits."""
     from backend.runs.run_folder import find_run
 
     return find_run(name, file.folder)
 
 
 def _state_sentence(file: QueueFile) -> str:
-    """How many runs wait, and what has to happen before they train."""
     now = file.read()
     count = len(now.waiting)
     waits = "No run waits." if not count else "1 run waits." if count == 1 else f"{count} runs wait."

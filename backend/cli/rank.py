@@ -1,4 +1,4 @@
-"""The verb `rank`: one process of a run on several machines, as the launcher or `mlx.launch` starts it."""
+"""The verb `rank`: one process of a distributed run, started by the launcher or `mlx.launch`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from backend.cli.common import BUG, FINISHED, MISTAKE, Live, Stream, ignore_sighup, print_faults, verb
+from backend.cli.common import BUG, FINISHED, USER_ERROR, Live, Stream, ignore_sighup, print_problems, verb
 from backend.cli.training import PreparedRun, SharedWork, prepared_run, train_or_exit
 from backend.config.config import load, read
 from backend.distributed.launcher import write_late_ending
@@ -45,9 +45,9 @@ def rank(
     stream: Stream = False,
     progress: Live = None,
 ) -> None:
-    """One process of a run on several machines. Rank 0 trains the run, the others work for it.
+    """Run one process of a distributed run. Rank 0 trains the run, the others work for it.
 
-    Started on each of them by train --hosts, or by hand: mlx.launch --hostfile FILE -- PYTHON -m backend rank --run RUN
+    Started by train --hosts, or by hand: mlx.launch --hostfile FILE -- PYTHON -m backend rank --run RUN
     """
 
     from backend.distributed.rank_process import end_with_launcher
@@ -57,7 +57,7 @@ def rank(
 
 
 def end_process(code: int) -> None:
-    """End without waiting for any thread: one may be in a sum of MLX that never returns, and so would MLX's own end of the process."""
+    """Exit without joining threads: one may wait for ever in an MLX sum."""
     with suppress(Exception):
         atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]: what a reward file wants done at the end
     for stream in (sys.stdout, sys.stderr):
@@ -67,7 +67,7 @@ def end_process(code: int) -> None:
 
 
 def rank_session(run: Path, stream: bool, progress: bool | None) -> int:
-    """Join the other ranks and work until the run has ended. → the exit code."""
+    """Join the other ranks and work until the run ends. Returns the exit code."""
     folder = given_orders()
     orders = folder.orders() if folder is not None else Orders(shell_line([*sys.argv]))
     backend = backend_of()
@@ -88,26 +88,26 @@ def rank_session(run: Path, stream: bool, progress: bool | None) -> int:
             folder.report(pid=os.getpid())
         channel = open_channel(collectives)
     except (UserError, OSError) as error:
-        mistake = (
+        error = (
             error if isinstance(error, UserError) else UserError("hosts", f"The ranks cannot be connected: {error}.")
         )
-        print_faults(mistake)
+        print_problems(error)
         if collectives is not None and collectives.rank == 0:
-            write_late_ending(RunFolder(run), "failed", str(mistake))
-        return MISTAKE
+            write_late_ending(RunFolder(run), "failed", str(error))
+        return USER_ERROR
     if isinstance(channel, WorkerChannel):
         return _work(channel, collectives)
     return _told(folder, lambda: _lead(run, channel, collectives, backend, orders, folder, stream, progress))
 
 
 def _told(folder: OrdersFolder | None, work: Callable[[], int]) -> int:
-    """The exit code of rank 0's work, told to the launcher too: under mpirun it could not know it."""
+    """Return the exit code of rank 0's work, and report it to the launcher, since mpirun would hide it."""
     code = BUG
     try:
         code = work()
-    except UserError as mistake:
-        print_faults(mistake)
-        code = MISTAKE
+    except UserError as error:
+        print_problems(error)
+        code = USER_ERROR
     except Exception:
         traceback.print_exc()
     if folder is not None:
@@ -154,7 +154,7 @@ def _train(run: Path, orders: Orders, stream: bool, progress: bool | None, share
 
 
 def _prepared(path: Path, orders: Orders) -> PreparedRun:
-    """The run, from its checkpoint if it has one; checked here where no launcher has done it. Raises UserError."""
+    """Load the run, from its checkpoint if any, and check it if no launcher has. Raises UserError."""
     run = RunFolder(path)
     if not orders.is_checked and not run.has_event_log:
         return prepared_run(path)
@@ -172,6 +172,6 @@ def _work(channel: WorkerChannel, collectives: MlxCollectives) -> int:
     except BaseException as error:
         traceback.print_exception(error)
         channel.fault(error)
-        return MISTAKE if isinstance(error, UserError) else BUG
+        return USER_ERROR if isinstance(error, UserError) else BUG
     channel.close()
     return FINISHED

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from backend.cli.common import MISTAKE, AsJson, tell, tell_json, verb
+from backend.cli.common import USER_ERROR, AsJson, tell, tell_json, verb
 from backend.config.config import Config
 from backend.utils.errors import ConfigProblem, UserError
 
@@ -23,7 +23,7 @@ def list_rewards(
     file: Annotated[Path | None, typer.Option("--file", help="A reward file of your own.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Every reward function there is; a file's are read from its text, which is not run."""
+    """List all reward functions; parses a reward file without running it."""
     from dataclasses import asdict
 
     from backend.rewards.catalogue import builtin_rewards, locate_reward_file, rewards_in_file
@@ -46,7 +46,7 @@ def score_rewards(
     ],
     as_json: AsJson = False,
 ) -> None:
-    """Score completions that are given, with the config's functions and weights; the verdict goes to stderr."""
+    """Score given completions with the config's reward functions and weights; prints the verdict on stderr."""
     from backend.config.config import problems, read
     from backend.rewards.completion_lines import line_of, merge_consecutive, read_groups
 
@@ -63,7 +63,7 @@ def sample_rewards(
     out: Annotated[Path | None, typer.Option("--out", help="Keep the completions here, for rewards score.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Sample completions from the model as a run begins with it, and score them; the verdict goes to stderr."""
+    """Sample completions from the initial model and score them; prints the verdict on stderr."""
     from backend.config.config import parse, read
     from backend.rewards.completion_lines import line_of
     from backend.runs.saved_weights import with_adapter
@@ -85,7 +85,7 @@ def rerun_cases(
     file: Annotated[Path, typer.Argument(help="A reward file; its cases are kept beside it in NAME.cases.jsonl.")],
     as_json: AsJson = False,
 ) -> None:
-    """Score the cases kept with a reward file again; exit code 2 where one does not get what it should."""
+    """Run the test cases of a reward file; exits with 2 if one fails."""
     from backend.config.config import SETTINGS
     from backend.rewards.bench import RewardBench
     from backend.rewards.cases import cases_file, read_cases, rerun
@@ -116,11 +116,11 @@ def rerun_cases(
     if not as_json:
         tell(f"{sum(result.passed for result in results)} of {len(results)} cases pass.")
     if failures:
-        raise typer.Exit(MISTAKE)
+        raise typer.Exit(USER_ERROR)
 
 
 def _score(settings: Config, lines: Sequence[Any]) -> dict[str, Any]:
-    """The result of `score_lines`. Raises UserError where a function fails, because a run would stop there."""
+    """Raises UserError if a function fails, since a run would stop there."""
     from backend.rewards.bench import BenchSettings, RewardBench, score_lines
 
     bench = RewardBench()
@@ -135,7 +135,7 @@ def _score(settings: Config, lines: Sequence[Any]) -> dict[str, Any]:
 
 
 def _print_scores(scored: dict[str, Any], as_json: bool, lines: Sequence[Any] = ()) -> None:
-    """A line for each completion on stdout, findings on stderr. `lines` adds advantages and texts."""
+    """Print a line per completion on stdout and findings on stderr. `lines` adds advantages and texts."""
     from backend.cli.progress import format_number
 
     completions = [completion for group in scored["scored"] for completion in group]
@@ -157,7 +157,6 @@ def _print_scores(scored: dict[str, Any], as_json: bool, lines: Sequence[Any] = 
 
 
 def _phase_printer() -> Callable[[dict[str, Any]], None]:
-    """A function that prints each phase of sampling on stderr, once."""
     printed: set[str] = set()
 
     def report(progress: dict[str, Any]) -> None:
@@ -170,7 +169,7 @@ def _phase_printer() -> Callable[[dict[str, Any]], None]:
 
 
 def _reward_settings(raw: dict[str, Any], faults: list[Any]) -> Config:
-    """The settings that scoring needs; faults of other settings in the file are ignored."""
+    """The settings that scoring needs; ignores problems of others."""
     from backend.config.config import keys_used_by, parse
 
     keys = keys_used_by("rewards", "scoring")

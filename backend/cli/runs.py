@@ -1,4 +1,4 @@
-"""The verbs about runs that exist: `runs`, `doctor`, `compare`, `replay`, `clone` and `change`."""
+"""The verbs about existing runs: `runs`, `doctor`, `compare`, `replay`, `clone` and `change`."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def doctor(
     runs_dir: ExistingRunsDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say what went wrong in a run, at which steps, against which limits, and what to do about it."""
+    """Diagnose a run: problems, their steps and limits, and what to do about them."""
     from backend.runs.run_folder import find_run
     from backend.trainer.health.watch import examine
 
@@ -89,7 +89,6 @@ def doctor(
 
 
 def report(examination: Examination) -> str:
-    """The examination as lines of text."""
     from backend.trainer.health.rules import RULES
 
     counts = f"{examination.steps:,} {'step' if examination.steps == 1 else 'steps'}, {examination.evaluations:,} evaluations"
@@ -132,7 +131,7 @@ def compare(
     as_json: AsJson = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Both tables in Markdown.")] = False,
 ) -> None:
-    """Show the settings in which runs differ, and their results."""
+    """Compare the settings and results of runs."""
     from backend.runs import run_record
     from backend.runs.run_folder import find_run
 
@@ -173,7 +172,7 @@ def replay(
         str, typer.Option("--name", help="Name of the new folder; by default the run's, with -replay.")
     ] = "",
 ) -> None:
-    """Play a recorded run into a new folder, at its own pace or faster. Nothing is trained."""
+    """Replay a recorded run into a new folder, in real time or faster. Trains nothing."""
     from backend.runs import replay as replays
     from backend.runs.run_folder import find_run
 
@@ -207,7 +206,7 @@ def clone(
     stream: Stream = False,
     progress: Live = None,
 ) -> None:
-    """Make a new run from any checkpoint of a run; prints the new folder. Starts it only with --start."""
+    """Make a new run from a checkpoint and print its folder. --start trains it."""
     parent, changed = find_run(run, runs_dir), parse_changes(changes or [])
     from backend.runs.clone import clone as make_clone
     from backend.runs.clone import clone_settings
@@ -230,7 +229,7 @@ def clone(
 
 POLL_S = 0.1
 PATIENCE_S = 60.0
-"""How long the answer is waited for: the trainer looks between two bursts of work, which take seconds at most but for rewards."""
+"""Seconds to wait for an answer: the trainer checks for changes only between batches."""
 
 
 @verb
@@ -241,7 +240,7 @@ def change(
     ],
     runs_dir: ExistingRunsDir = None,
 ) -> None:
-    """Change settings of a run that is training or paused, from its next step on. Tells which step that is."""
+    """Change settings of a training or paused run from its next step on, and print that step."""
     folder, asked = find_run(run, runs_dir), parse_changes(settings)
     if not folder.is_locked():
         resumed = f"resume {folder.name} {' '.join(f'--set {text}' for text in settings)}"
@@ -252,7 +251,7 @@ def change(
 
 
 def _answer(folder: RunFolder, asked: dict[str, object]) -> str:
-    """Ask, and wait for the trainer's answer, a note of the event log. Raises UserError for a refusal."""
+    """Send the change and wait for the trainer's note in the event log. Raises UserError if it refuses."""
     follower = Follower(folder.events)
     while follower.read():
         pass  # what was written before

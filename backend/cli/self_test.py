@@ -1,4 +1,4 @@
-"""`--selftest`: run every check in a temporary folder, print a line for each as it ends, and write the report."""
+"""`--selftest`: run every check in a temporary folder and write the report."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from backend.utils.errors import UserError
 
 @verb
 def run(is_requested: bool, report_file: Path | None, subcommand: str | None) -> int:
-    """Returns the exit code: 0 where no check failed, 1 otherwise. Raises UserError where the options contradict each other, or the report
-    cannot be written."""
+    """Returns 0 if all checks pass, else 1. Raises UserError for conflicting options or an unwritable report."""
     if not is_requested:
         raise UserError("report", "--report belongs to --selftest; give both, or a verb (--help lists them).")
     if subcommand:

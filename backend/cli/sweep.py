@@ -1,4 +1,4 @@
-"""The verb `sweep`: many configurations and seeds, trained in turns on one base model, the weaker ones given up early."""
+"""The verb `sweep`: train many configurations and seeds on one base model, and stop weak ones early."""
 
 from __future__ import annotations
 
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 
 
 def plan_lines(plan: SweepPlan) -> list[str]:
-    """How many runs there are, how long, and what halving saves."""
     configurations, seeds = len(plan.configurations), len(plan.seeds)
     lines = [
         f"{configurations} configurations × {seeds} seeds: {configurations * seeds} runs of {plan.steps or 'as many'} steps."
@@ -59,7 +58,6 @@ def plan_lines(plan: SweepPlan) -> list[str]:
 
 
 def print_results(results: SweepResults, console: Console | None = None) -> None:
-    """A line for each configuration, best first."""
     varied = list(results.configurations[0].settings)
     table = Table("", *varied, f"held-out {results.metric}", "± sd", "seeds", "step", "completions", "state", box=None)
     for column in table.columns[1 + len(varied) : -1]:
@@ -107,7 +105,7 @@ def sweep(
 
 
 def resume_sweep(name: str, runs_dir: Path | None, *, allow_code: bool = False, as_json: bool = False) -> None:
-    """Go on with a sweep, or begin one that the window has made: a folder with sweep.yaml and no runs yet."""
+    """Continue a sweep, or start one that the window has prepared."""
     folder = find_sweep(name, runs_dir)
     if folder is None:
         raise UserError("sweep", f"There is no sweep {name}: neither a sweep's folder nor the name of one.")
@@ -120,14 +118,14 @@ def resume_sweep(name: str, runs_dir: Path | None, *, allow_code: bool = False, 
             require_allowed(raw, allow=allow_code)
         inputs = _checked(plan)
         make_runs(plan, folder)
-    except UserError as mistake:
-        _write_failure(folder, plan, mistake)
+    except UserError as error:
+        _write_failure(folder, plan, error)
         raise
     _train(plan, folder, inputs, as_json)
 
 
 def _checked(plan: SweepPlan) -> SweepInputs:
-    """What the runs read before their model. Raises UserError with every fault of what the settings point to."""
+    """Load the inputs of the runs. Raises UserError with every problem."""
     base = parse(plan.base)
     relax_gpu_timeout(base)  # before the imports below, which import mlx
     from backend.distributed.machine_check import require_one_machine
@@ -140,15 +138,15 @@ def _checked(plan: SweepPlan) -> SweepInputs:
     return inputs
 
 
-def _write_failure(folder: SweepFolder, plan: SweepPlan, mistake: UserError) -> None:
-    """For the window, which sees nothing but the folder."""
+def _write_failure(folder: SweepFolder, plan: SweepPlan, error: UserError) -> None:
+    """Record the error in the folder, for the window."""
     results = read_results(folder) or fresh_results(plan)
-    results.state, results.sentence = "failed", " ".join(fault.sentence for fault in mistake.faults)
+    results.state, results.sentence = "failed", " ".join(fault.sentence for fault in error.faults)
     write_results(folder, results)
 
 
 def _train(plan: SweepPlan, folder: SweepFolder, inputs: SweepInputs, as_json: bool) -> None:
-    """Train the sweep and print its table; exit with the sweep's code."""
+    """Train the sweep, print its table, and exit with its code."""
     from backend.engine import cpu_setup
     from backend.runs.sweeps.run_sweep import run_sweep
     from backend.trainer.ending import RESTART
@@ -174,7 +172,7 @@ def _train(plan: SweepPlan, folder: SweepFolder, inputs: SweepInputs, as_json: b
 
 
 def _lines(out: TextIO) -> Callable[[SweepResults], None]:
-    """A line for each run that ends and each rung that is judged."""
+    """Print a line per finished run and per rung."""
     told: set[str] = set()
 
     def once(line: str) -> None:

@@ -1,4 +1,4 @@
-"""The verb `track`: a run's metrics and completions for a tracker, of a run that trains or of any that has ended."""
+"""The verb `track`: send the metrics and completions of a run to a tracker."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from backend.cli.common import BUG, MISTAKE, ExistingRunsDir, print_faults, tell, verb
+from backend.cli.common import BUG, USER_ERROR, ExistingRunsDir, print_problems, tell, verb
 from backend.utils.disk_faults import disk_fault, fault_of
 
 
@@ -25,7 +25,7 @@ def track(
         bool, typer.Option("--upload", help="wandb only: send it to your account, over the network.")
     ] = False,
 ) -> None:
-    """Write a run's metrics and completions for a tracker, under the names that TRL gives them."""
+    """Write a run's metrics and completions to a tracker, with TRL's metric names."""
     from backend.runs.run_folder import find_run
     from backend.trainer.trackers.follow import track as follow
     from backend.trainer.trackers.targets import TRACKERS
@@ -45,20 +45,19 @@ def track(
 
 @contextmanager
 def _ending_with_threads(written: Path) -> Iterator[None]:
-    """End the process where a thread of a package dies, as tensorboardX's writer does on a full disk: the main thread would wait for it for
-    ever. `written`: the folder that a fault of the disk names."""
+    """Exit if a tracker's thread dies, as tensorboardX's writer does on a full disk and then blocks the main thread."""
     before = threading.excepthook
 
     def end(what: threading.ExceptHookArgs) -> None:
         error = what.exc_value
         is_of_disk = error is not None and fault_of(error) is not None
         if error is not None and is_of_disk:
-            print_faults(disk_fault(written, error))
+            print_problems(disk_fault(written, error))
         else:
             before(what)
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-        os._exit(MISTAKE if is_of_disk else BUG)
+        os._exit(USER_ERROR if is_of_disk else BUG)
 
     threading.excepthook = end
     try:

@@ -85,9 +85,9 @@ def resume(
     stream: Stream = False,
     progress: Live = None,
 ) -> None:
-    """Go on from the newest whole checkpoint; without one, start over. With --set iters=N a finished run goes on too.
+    """Resume from the newest complete checkpoint, or start over without one. --set iters=N extends a finished run.
 
-    With --step it goes back first; to keep both, clone the run at that step instead. A sweep goes on with all of its runs.
+    --step goes back to an earlier checkpoint; to keep both, clone the run at that step. Also resumes sweeps.
     """
     if find_sweep(run, runs_dir) is not None:
         if hosts:
@@ -119,7 +119,7 @@ def resume(
 
 
 def _taken_back(run: RunFolder, which: str, *, yes: bool) -> tuple[str, ...]:
-    """Go back to a checkpoint, if that was meant. → the sentence for the event log; none where there is nothing after it. Raises UserError."""
+    """Go back to a checkpoint after confirmation. Returns the message for the event log, or none. Raises UserError."""
     from backend.runs.checkpoints.checkpoint import go_back, last_step
 
     chosen, last = find_checkpoint(run, which).step, last_step(run)
@@ -135,4 +135,4 @@ def _taken_back(run: RunFolder, which: str, *, yes: bool) -> tuple[str, ...]:
 
 
 LENGTHENING = {"iters", "stop_when", "early_stopping_patience"}
-"""Settings without which a finished run has no step left."""
+"""Settings that can extend a finished run."""

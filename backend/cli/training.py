@@ -1,4 +1,4 @@
-"""What the verbs that train share: a checked run folder, log.txt, the display, restarts, and several machines."""
+"""Shared by the verbs that train: checked run folders, log.txt, displays, restarts, and multiple machines."""
 
 from __future__ import annotations
 
@@ -47,24 +47,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PreparedRun:
-    """A run folder with a config.yaml inside, its settings, and the rows and reward functions that were read to check them."""
+    """A run folder with config.yaml, its settings, and the rows and rewards loaded to check them."""
 
     folder: RunFolder
     settings: Config
     inputs: RunInputs | None = None
     lock: int | None = None
-    """The handle of the run's lock, where this process holds it already: checking may take minutes."""
+    """The run's lock, if this process already has it."""
     changes: Mapping[str, Any] = field(default_factory=dict)
     """Settings of a resumed run to change from its next step on."""
     warnings: tuple[str, ...] = ()
-    """Sentences for its event log."""
+    """Messages for the event log."""
 
 
 def check_settings(
     raw: Mapping[str, Any], runs_dir: Path | None = None, look: Callable[[], None] = do_nothing
 ) -> tuple[Config, RunInputs]:
-    """The settings, and what was read to check them. `look` is called now and then where that takes long. Raises UserError with all faults of the
-    settings and of what they point to."""
+    """Check the settings and return them with the loaded inputs.
+
+    Calls `look` regularly. Raises UserError with all problems.
+    """
     settings = parse(raw)
     relax_gpu_timeout(settings)  # before the import below, which imports mlx
     from backend.runs.start_progress import progress_listener, with_stop_check
@@ -75,7 +77,7 @@ def check_settings(
 
 
 def new_run(raw: dict[str, Any], runs_dir: Path | None, name: str | None) -> PreparedRun:
-    """Check the settings, then make a run folder and write them into it. Raises UserError."""
+    """Check the settings and create a run folder for them. Raises UserError."""
     # Paths in `raw` are relative to the working directory; config.yaml will be read again in the run's folder.
     raw = with_adapter(resolve_paths(Path.cwd(), raw), runs_dir) | ({} if name is None else {"run_name": name})
     settings, inputs = check_settings(raw, runs_dir)
@@ -93,10 +95,10 @@ def new_run(raw: dict[str, Any], runs_dir: Path | None, name: str | None) -> Pre
 
 
 def prepared_run(path: Path, *, allow_code: bool = False) -> PreparedRun:
-    """A folder that the window has made, with config.yaml inside and no event log yet. Raises UserError, also for reward files that were never
-    allowed here, unless `allow_code`. Exits with STOPPED where the run is told to stop meanwhile.
+    """Prepare a folder that the window created, with config.yaml and no event log.
 
-    Faults of its settings, and a stop, are written to the event log too, because the window sees nothing but the folder.
+    Logs errors and stops for the window. Raises UserError, also for a reward file without permission unless
+    `allow_code`. Exits with STOPPED on a stop request.
     """
     folder = RunFolder(Path(os.path.realpath(user_path(str(path), "run"))))
     if not folder.config.is_file():
@@ -110,8 +112,8 @@ def prepared_run(path: Path, *, allow_code: bool = False) -> PreparedRun:
         raw = with_adapter(read(folder.config), folder.path.parent)
         require_allowed(raw, allow=allow_code)
         return PreparedRun(folder, *check_settings(raw, folder.path, partial(look_for_stop_word, folder)), lock=lock)
-    except UserError as mistake:
-        _end_before_start(folder, lock, "failed", " ".join(fault.sentence for fault in mistake.faults))
+    except UserError as error:
+        _end_before_start(folder, lock, "failed", " ".join(fault.sentence for fault in error.faults))
         raise
     except StopPending:
         sentence = "Stopped before its first step, while its settings and data were checked."
@@ -121,7 +123,7 @@ def prepared_run(path: Path, *, allow_code: bool = False) -> PreparedRun:
 
 
 def _end_before_start(folder: RunFolder, lock: int, kind: str, sentence: str) -> None:
-    """Write the event log's only line, and let go of the run."""
+    """Write the only event of the log and release the lock."""
     remove_word(folder.control)
     event_log = EventLog(folder.events)
     event_log.write(kind, step=0, reason=kind, sentence=sentence)
@@ -130,9 +132,9 @@ def _end_before_start(folder: RunFolder, lock: int, kind: str, sentence: str) ->
 
 
 def apply_changes(raw: dict[str, Any], changes: list[str]) -> dict[str, Any]:
-    """The raw settings with every `--set key=value` over them, in our words (`with_changes`).
+    """Apply `--set key=value` changes to raw settings (`with_changes`).
 
-    A key without a value takes the setting out of the file. Raises UserError for a change that cannot be read.
+    An empty value removes the setting. Raises UserError for an invalid change.
     """
     changed = parse_changes(changes)
     translation = with_changes(raw, changed)
@@ -142,12 +144,12 @@ def apply_changes(raw: dict[str, Any], changes: list[str]) -> dict[str, Any]:
 
 
 def parse_changes(changes: Sequence[str]) -> dict[str, Any]:
-    """The raw settings of `--set key=value …`. Raises UserError for one that cannot be read."""
+    """Parse `--set key=value …`. Raises UserError."""
     return dict(map(_parse_change, changes))
 
 
 def _parse_change(text: str) -> tuple[str, Any]:
-    """Key and value of `key=value`. A value is YAML, except for settings that are text: `run_name=007` is no number."""
+    """Parse `key=value`: the value is YAML, except for text settings, so `run_name=007` stays text."""
     key, equals, value = (part.strip() for part in text.partition("="))
     if not equals:
         raise UserError("set", f"--set {quote(text)} must be written as key=value.")
@@ -157,14 +159,14 @@ def _parse_change(text: str) -> tuple[str, Any]:
 
 
 IS_LOG_VARIABLE = "GRPO_STUDIO_STDOUT_IS_LOG"
-"""Environment variable of a process whose stdout is a pipe to somebody who writes it to log.txt."""
+"""Environment variable set when the process that reads stdout writes log.txt."""
 
 
 class RunLog:
-    """log.txt, appended to without a buffer: Python's would keep what failed, and fail again as the process ends."""
+    """log.txt, appended without a buffer, which would fail again at exit after a failed write."""
 
     def __init__(self, run: RunFolder) -> None:
-        """Raises DiskError, and UserError for a folder that holds links or pipes."""
+        """Raises DiskError, and UserError for a folder with links or pipes."""
         require_plain_files(run.path)  # this is the first file of a run that is written, before its lock is held
         self._path = run.log
         self._fault: DiskError | None = None
@@ -172,7 +174,7 @@ class RunLog:
             self._file: RawIOBase = append_regular(run.log)
 
     def write(self, text: str) -> None:
-        """Never raises: the first fault is kept for `checked`."""
+        """Never raises: `checked` reports the first error."""
         try:
             with writing(self._path):
                 write_all(self._file, text.encode(errors="backslashreplace"))
@@ -180,7 +182,7 @@ class RunLog:
             self._fault = self._fault or fault
 
     def checked(self, show: Callable[[Any], None]) -> Callable[[Any], None]:
-        """`show` for an event of the event log, which then raises the fault of this log, once."""
+        """Wrap `show` so that it raises the first write error of this log once."""
         is_told = False
 
         def show_and_check(event: Any) -> None:
@@ -198,10 +200,10 @@ class RunLog:
 
 
 class Tee:
-    """A text stream that writes to the terminal and to log.txt; every other attribute is the terminal's."""
+    """A text stream that writes to the terminal and to log.txt."""
 
     def __init__(self, terminal: Any, log: RunLog, *, is_log: bool = False) -> None:
-        """`is_log`: what is written to the terminal is in log.txt already."""
+        """`is_log`: the terminal's output already goes to log.txt."""
         self._terminal, self._log = terminal, log
         self._has_terminal = terminal is not None and not is_log
 
@@ -211,14 +213,13 @@ class Tee:
         return len(text)
 
     def write_to_log(self, text: str) -> None:
-        """Write to log.txt, not to the terminal."""
         self._log.write(text)
 
     def flush(self) -> None:
         self._tell(lambda: self._terminal.flush())
 
     def _tell(self, work: Callable[[], Any]) -> None:
-        """Do something with the terminal, and give it up where it fails."""
+        """Use the terminal, and stop using it after an error."""
         if not self._has_terminal:
             return
         try:
@@ -232,8 +233,7 @@ class Tee:
 
 
 def give_up(stream: Any) -> None:
-    """Send what a stream still holds, and whatever is printed to it later, nowhere: Python flushes it as the process ends, and would exit
-    with 120 where that fails."""
+    """Redirect a stream to nowhere: flushing a broken stdout at exit would end Python with 120."""
     with contextlib.suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())
@@ -241,7 +241,7 @@ def give_up(stream: Any) -> None:
 
 
 def say(text: str, stream: Any) -> None:
-    """Print a line for whoever is still there to read it."""
+    """Print a line, ignoring a closed stream."""
     try:
         tell(text, file=stream, flush=True)
     except OSError:
@@ -250,8 +250,7 @@ def say(text: str, stream: Any) -> None:
 
 @contextlib.contextmanager
 def logging_to(folder: RunFolder) -> Generator[RunLog]:
-    """Copy stdout and stderr to log.txt; where stdout is that file already, as the window starts a trainer, write to it alone. Raises
-    DiskError where it cannot be opened."""
+    """Copy stdout and stderr to log.txt, or write only there if stdout is that file. Raises DiskError."""
     is_log = stdout_is_log(folder)
     streams = sys.stdout, sys.stderr
     log = RunLog(folder)
@@ -266,7 +265,7 @@ def logging_to(folder: RunFolder) -> Generator[RunLog]:
 
 
 def stdout_is_log(folder: RunFolder) -> bool:
-    """Whether what is printed goes to log.txt, as where the window has started this process or the launcher of it."""
+    """Returns True if stdout goes to log.txt, as when the window started this process or its launcher."""
     if os.environ.get(IS_LOG_VARIABLE):
         return True
     try:
@@ -276,9 +275,9 @@ def stdout_is_log(folder: RunFolder) -> bool:
 
 
 def restart(verb: str, *arguments: str) -> NoReturn:
-    """Replace this process's program by `python -m backend VERB …`."""
+    """Replace this process by `python -m backend VERB …`."""
     command = backend_command(verb, *arguments)
-    # An exec ends no interpreter: what a reward file wants done at the end, such as stopping its judge, would be left out.
+    # exec skips exit handlers, such as a reward file's that stops its judge.
     atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]: multiprocessing ends its children with it too
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
@@ -286,24 +285,24 @@ def restart(verb: str, *arguments: str) -> NoReturn:
 
 
 def display_options(stream: bool, progress: bool | None) -> Sequence[str]:
-    """The options `Stream` and `Live` as they were given."""
+    """The `Stream` and `Live` options as arguments."""
     live = () if progress is None else ("--progress" if progress else "--no-progress",)
     return [*(("--stream",) if stream else ()), *live]
 
 
 NONE = "none"
-"""In place of a hosts file: this machine alone."""
+"""Value of --hosts for this machine alone."""
 
 
 def hosts_setting(text: str | None) -> dict[str, Any]:
-    """The settings that the option --hosts stands for. Raises UserError for what cannot be a path."""
+    """Parse --hosts into settings. Raises UserError for an invalid path."""
     if text is None:
         return {}
     return {"hosts": "" if text == NONE else str(user_path(text, "hosts").absolute())}
 
 
 def machine_settings(run: PreparedRun) -> Config:
-    """The settings of a run with the changes that it is resumed with, as far as they decide where it trains. Raises UserError."""
+    """The settings of a run, with pending changes, that decide where it trains. Raises UserError."""
     config = run_config(run.folder) if run.folder.has_event_log else run.settings
     asked = {key: value for key, value in run.changes.items() if key in AT_RESUME}
     return parse(
@@ -312,8 +311,10 @@ def machine_settings(run: PreparedRun) -> Config:
 
 
 def launch_and_exit(run: PreparedRun, config: Config, stream: bool, progress: bool | None) -> NoReturn:
-    """Train on the machines of `config`, the settings of `machine_settings`; exit with the run's code. Raises UserError for a run that another
-    process trains, and for machines that cannot train it."""
+    """Train on the machines of `config` and exit with the run's code.
+
+    Raises UserError if another process trains the run, or if the machines cannot.
+    """
     from backend.distributed.launcher import run_ranks
 
     if run.inputs is not None:
@@ -328,7 +329,7 @@ def launch_and_exit(run: PreparedRun, config: Config, stream: bool, progress: bo
 
 
 def _prepared_launch(run: PreparedRun, config: Config, stream: bool, progress: bool | None) -> Launch:
-    """`_launch`, whose UserError ends the event log too: the window sees nothing but the folder."""
+    """`_launch`, also logging a UserError to the event log for the window."""
     from backend.distributed.launcher import write_late_ending
 
     # mpirun gives rank 0 a terminal of its own, whatever there is here.
@@ -337,13 +338,13 @@ def _prepared_launch(run: PreparedRun, config: Config, stream: bool, progress: b
         os.environ[IS_LOG_VARIABLE] = "1"
     try:
         return _launch(run, config, display_options(stream, is_live))
-    except UserError as mistake:
-        write_late_ending(run.folder, "failed", " ".join(fault.sentence for fault in mistake.faults))
+    except UserError as error:
+        write_late_ending(run.folder, "failed", " ".join(fault.sentence for fault in error.faults))
         raise
 
 
 def _launch(run: PreparedRun, config: Config, options: Sequence[str]) -> Launch:
-    """What is to be started. Raises UserError for machines that cannot train it, and for a hosts file that was never allowed here."""
+    """Raises UserError for machines that cannot train the run, and for a hosts file without permission here."""
     from backend.distributed.launcher import Launch
     from backend.distributed.machine_check import check_machines_answer, plan_machines
     from backend.trainer.run_process import record_changes
@@ -365,7 +366,7 @@ def _launch(run: PreparedRun, config: Config, options: Sequence[str]) -> Launch:
 
 @dataclass(frozen=True, slots=True)
 class SharedWork:
-    """What rank 0 of several machines trains with: `backend.trainer.run_process.train` takes them under these names."""
+    """Arguments of `backend.trainer.run_process.train` for rank 0 of a distributed run."""
 
     load: LoadContext
     look: Callable[[], None]
@@ -373,7 +374,7 @@ class SharedWork:
 
 
 def train_and_exit(run: PreparedRun, stream: bool, progress: bool | None) -> NoReturn:
-    """Train with the chosen display, here or on the machines that the run's settings name, then exit with the run's code."""
+    """Train here or on the machines of the run's settings, then exit with the run's code."""
     config = machine_settings(run)
     if config.hosts:
         launch_and_exit(run, config, stream, progress)
@@ -391,11 +392,11 @@ def train_or_exit(
     shared: SharedWork | None = None,
     command: str = "",
 ) -> None:
-    """Train with the chosen display; exit unless the run finished. `quiet` leaves stdout to the caller.
+    """Train, and exit unless the run finished.
 
-    After a GPU error the process may turn into another, which goes on with the run: `go_on_with` is its verb and arguments, `resume` on
-    this run by default. `shared`: of rank 0 of several machines, which leaves that to its launcher. `command`: what was typed, for the
-    event log; this process's own by default.
+    After a GPU error, may replace this process by the verb and arguments `go_on_with` (default: `resume` of this
+    run), except on rank 0 of several machines (`shared`). `quiet` leaves stdout to the caller. `command` is for the
+    event log.
     """
     from backend.engine import cpu_setup
     from backend.runs.start_progress import progress_listener
@@ -439,7 +440,7 @@ def train_or_exit(
 
 @contextmanager
 def display(stream: bool, progress: bool | None, quiet: bool, steps_per_line: int) -> Iterator[Callable[[Any], None]]:
-    """Takes every event of the event log: a live display, lines of text, or the events as JSON on stdout."""
+    """Yield a callback for events: a live display, lines of text, or JSON on stdout."""
     from backend.cli.consoles import new_console
     from backend.cli.progress import LineDisplay, LiveDisplay
 
