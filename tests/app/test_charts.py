@@ -14,11 +14,9 @@ from PySide6.QtGui import QImage
 from PySide6.QtTest import QTest
 
 from app import theme
-from app.pages.monitor.run_charts import RunCharts
 from app.state.charts import CHARTS, column_names
 from app.state.prefs import Prefs
 from app.state.run_state import Mark
-from app.state.session import Session
 from app.widgets.basic.dialogs import keep_folders_in
 from app.widgets.charts.chart_files import table_text, write_chart
 from app.widgets.charts.chart_grid import ChartContent, ChartExport, ChartGrid, ZoomButton
@@ -27,14 +25,9 @@ from app.widgets.charts.curves import (
     axis_range,
     exponential_average,
     has_spike,
-    isolated_points,
-    log_ticks,
-    nearest_index,
-    pile,
     thin,
 )
 from app.widgets.charts.plot import Plot
-from app.widgets.charts.plot_view import APART, thin_marks
 from backend.runs.metric_names import our_name
 
 X = np.arange(1, 41)
@@ -136,16 +129,6 @@ def test_smoothing_is_the_bias_corrected_moving_average(weight: float) -> None:
     np.testing.assert_allclose(exponential_average(values, weight), expected, rtol=1e-9)
 
 
-def test_small_functions_of_curves() -> None:
-    isolated = isolated_points(np.array([1, np.nan, 2, np.nan, 3, 4]))
-    assert isolated.tolist() == [True, False, True, False, False, False]
-    x = np.array([1, 5, 9])
-    assert [nearest_index(x, step) for step in (-3, 2, 4, 7.1, 100)] == [0, 0, 1, 2, 2]
-    assert nearest_index(x[:0], 1) is None
-    trace = Trace("Held-out", "accent", np.array([10, 20]), np.array([1.0, 2.0]))
-    assert [trace.at(step) for step in (10, 12, 20, None)] == [1.0, None, 2.0, 2.0]
-
-
 def test_axis_ranges() -> None:
     assert axis_range(np.array([0.0, 1.0]))[0] == 0 and axis_range(np.array([100.0, 101.0]))[0] > 99
     assert axis_range(np.array([np.nan])) == (0.0, 1.0)
@@ -164,22 +147,6 @@ def test_spike_detection() -> None:
     assert not has_spike(SPIKY[15:22]), "too few to judge"
 
 
-@pytest.mark.parametrize("span", [(-2.0, 1.0), (-0.1, 0.2), (0.0, 0.01), (-9.0, 9.0)])
-def test_ticks_of_a_logarithmic_axis(span: tuple[float, float]) -> None:
-    found = log_ticks(*span, most=6)
-    assert 2 <= len(found) <= 7 and all(span[0] <= tick <= span[1] for tick in found)
-
-
-def test_stacked_traces() -> None:
-    first = Trace("A", "accent", X, np.ones(40), stacked=True)
-    second = Trace("B", "clip", X, np.where(X == 3, np.nan, 2.0), stacked=True)
-    line = Trace("All", "text", X, np.full(40, 3.5))
-    piled = pile([first, line, second])
-    assert piled[0].low.tolist() == [0.0] * 40 and piled[0].y.tolist() == [1.0] * 40
-    assert piled[1] is line
-    assert np.isnan(piled[2].y[2]) and piled[2].y[3] == 3 and piled[2].low[3] == 1 and piled[2].high[2] == 1
-
-
 # axes
 
 
@@ -194,48 +161,6 @@ def test_log_axis_for_a_spike(grid: ChartGrid) -> None:
     assert legend(kl) == [("KL", "0.0200\u202fnats")], "values stay what they are"
     kl.log_button.click()
     assert kl.view.box.viewRange()[1][0] == pytest.approx(0, abs=0.01) and kl.log_button.isVisible()
-
-
-def test_log_axis_with_zero_negative_values_and_a_band(plot: Plot) -> None:
-    plot.show_traces([Trace("A", "accent", X, np.where(X < 5, 0.0, X))])
-    plot.set_log(True)
-    assert np.isnan(drawn(plot)[:4]).all() and np.isfinite(drawn(plot)[4:]).all()
-    plot.show_traces([Trace("A", "accent", X, -X)])
-    assert not plot.is_log and drawn(plot)[0] == -1
-    plot.show_traces([Trace("A", "accent", X, X / 10, X / 10 - 1, X / 10 + 1)])
-    low = plot.view.curves[0].low.getData()[1]
-    assert np.isfinite(low).all() and low[0] == pytest.approx(-2) and low[-1] == pytest.approx(math.log10(3))
-
-
-def test_power_of_ten_beside_the_axis(plot: Plot) -> None:
-    plot.show_traces([Trace("Rate", "muted", X, X * 1.1e-5)])
-    axis = plot.view.value_axis
-    assert axis.labelText.endswith(", 10⁻⁴")
-    assert axis.tickStrings([0, 1.5e-4, 3e-4, 4.5e-4], 1, 1.5e-4) == ["0", "1.5", "3", "4.5"]
-
-
-@pytest.mark.parametrize(
-    ("largest", "title", "value", "ticks"),
-    [(0.048, "MB", "48.0\u202fMB", ["0", "20", "40"]), (4.8, "GB", "4.80\u202fGB", ["0", "2", "4"])],
-)
-def test_axis_and_legend_share_a_unit(qtbot, largest: float, title: str, value: str, ticks: list[str]) -> None:
-    plot = Plot("Memory", "GB", "GB")
-    qtbot.addWidget(plot)
-    plot.show()
-    for _ in range(2):  # another theme keeps the unit
-        plot.show_traces([Trace("Peak", "muted", np.arange(9.0), np.linspace(0, largest, 9))])
-        axis = plot.view.value_axis
-        assert axis.labelText == title and legend(plot)[0][1] == value
-        spacing = largest / 2.4
-        assert axis.tickStrings([0, spacing, 2 * spacing], 1, spacing) == ticks
-        theme.signals.changed.emit()
-
-
-def test_time_axis_chooses_its_unit(plot: Plot) -> None:
-    plot.set_step_axis("working time", str, is_time=True)
-    for last, title in ((100, "working time, s"), (1000, "working time, min"), (50_000, "working time, h")):
-        plot.show_traces([Trace("A", "accent", np.array([0, last]), np.array([1.0, 2.0]))])
-        assert plot.view.step_axis.labelText == title
 
 
 # legend and steps
@@ -264,15 +189,6 @@ def test_click_on_the_legend_hides_a_curve(grid: ChartGrid) -> None:
     assert [entry.hidden for entry in scores.legend.entries] == [False, True], "it stays in the legend"
     scores.legend.linkActivated.emit("1")
     assert len(scores.view.curves) == 2
-
-
-def test_long_legend_wraps_and_has_a_limited_height(qtbot, plot: Plot) -> None:
-    plot.show_traces([Trace(f"metric/number {n}", f"reward:{n}", X, X / 1) for n in range(2)])
-    assert not plot.legend.toolTip()
-    plot.show_traces([Trace(f"metric/number <{n}>", f"reward:{n}", X, X / 1) for n in range(20)])
-    qtbot.waitUntil(lambda: plot.legend.height() > 30)
-    assert plot.legend.height() <= plot.legend.maximumHeight() < 80
-    assert plot.legend.toolTip().count("<br>") == 19
 
 
 def test_click_on_a_point_asks_for_its_step(qtbot, grid: ChartGrid) -> None:
@@ -307,13 +223,6 @@ def test_keys_move_the_marked_step_in_all_charts(grid: ChartGrid) -> None:
     assert "step 1" in kl.accessibleName()
     QTest.keyClick(kl, Qt.Key.Key_Escape)
     assert kl.step_label.text() == ""
-
-
-def test_pointer_marks_the_step_below_it(qtbot, grid: ChartGrid) -> None:
-    steps: list[int | None] = []
-    grid.plots[1].hovered.connect(steps.append)
-    qtbot.mouseMove(grid.plots[1].view.viewport(), place(grid.plots[1], 20, 0.2))
-    assert steps[-1] == 20
 
 
 # zoom
@@ -362,47 +271,7 @@ def test_range_is_moved_with_shift_and_stays_inside_the_run(qtbot, grid: ChartGr
 # grid and theme
 
 
-@pytest.mark.parametrize(("width", "columns"), [(500, 1), (824, 2), (1072, 3), (2360, 4)])
-def test_columns_follow_the_width(qtbot, width: int, columns: int) -> None:
-    plots = [Plot(f"plot {index}") for index in range(8)]
-    grid = ChartGrid(plots, lambda index: ChartContent(), lambda index: True)
-    qtbot.addWidget(grid)
-    grid.show()
-    grid.resize(width, 700)
-    grid.refresh()
-    qtbot.waitUntil(lambda: len({plot.x() for plot in plots}) == columns)
-
-
-def test_only_visible_plots_are_drawn(qtbot, grid: ChartGrid) -> None:
-    grid.resize(330, 230)  # one column, one plot in sight
-    grid.refresh((1, 40))
-    settle(qtbot, grid)
-    assert 2 in grid.stale
-    grid.verticalScrollBar().setValue(grid.verticalScrollBar().maximum())
-    qtbot.waitUntil(lambda: 2 not in grid.stale)
-
-
-def test_change_of_theme(qapp, qtbot, grid: ChartGrid) -> None:
-    view = grid.plots[0].view
-    theme.apply(qapp, "dark")
-    assert view.backgroundBrush().color() == theme.DARK.plot_background
-    assert view.curves[0].line.opts["pen"].color() == theme.DARK.kl
-    grid.hide()
-    theme.apply(qapp, "light")
-    assert view.backgroundBrush().color() == theme.DARK.plot_background, "a hidden plot changes when it is shown"
-    grid.show()
-    qtbot.waitUntil(lambda: view.backgroundBrush().color() == theme.LIGHT.plot_background)
-
-
 # marks
-
-
-def test_marks_are_thinned() -> None:
-    routine = [Mark(step, "eval", f"Evaluated {step}.") for step in range(1000)]
-    shown = thin_marks([*routine, Mark(500, "change", "Changed: beta 0.1 → 0.2.")], (0, 1000), 400)
-    assert len(shown) <= 400 / APART + 2
-    assert [mark.step for mark in shown if mark.kind == "change"] == [500], "the important ones are kept"
-    assert thin_marks(routine, (2000, 3000), 400) == []
 
 
 def test_marks_are_painted_and_explained(grid: ChartGrid) -> None:
@@ -470,14 +339,6 @@ def test_columns_can_have_the_names_of_the_event_log_or_of_trl() -> None:
             back = {our_name(name) for name in column_names(chart, curve, "trl") if " " not in name}
             ambiguous = {"reward_std", "reward_std_within_groups"} & set(curve.metrics)
             assert ambiguous or back == {prefix + name for name in (curve.metric, curve.low, curve.high) if name}
-
-
-def test_chosen_columns_are_kept(qtbot, tmp_path: Path) -> None:
-    charts = RunCharts(Session(Prefs(tmp_path / "prefs")))
-    qtbot.addWidget(charts.grid)
-    assert [name for name, action in charts.menu.namings.items() if action.isChecked()] == ["labels"]
-    charts.menu.namings["trl"].trigger()
-    assert Prefs(tmp_path / "prefs").chart_columns == "trl"
 
 
 def test_dialog_starts_in_the_last_folder(

@@ -30,15 +30,6 @@ def set_text(editor: CodeEditor, text: str, at: int | None = None) -> None:
     editor.setTextCursor(cursor)
 
 
-def test_return_keeps_the_indentation(editor: CodeEditor) -> None:
-    set_text(editor, "    def f(x):")
-    QTest.keyClick(editor, KEY.Key_Return)
-    QTest.keyClicks(editor, "return 1")
-    QTest.keyClick(editor, KEY.Key_Return)
-    QTest.keyClicks(editor, "x")
-    assert editor.toPlainText() == "    def f(x):\n        return 1\n        x"
-
-
 def test_comment_lines(editor: CodeEditor) -> None:
     set_text(editor, "  a\nb")
     editor.selectAll()

@@ -16,9 +16,8 @@ from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
 from app import theme
-from app.pages.runs.compare_view import CompareView, letter_of
+from app.pages.runs.compare_view import CompareView
 from app.pages.runs.runs_page import RunsPage
-from app.state import run_comparison
 from app.state.run_comparison import RunComparison
 from app.state.run_state import Mark
 from app.state.session import Session
@@ -91,17 +90,6 @@ def test_each_run_has_a_curve_of_its_own_colour_in_every_chart(unchanged: Compar
     titles = [plot.title for plot in unchanged.grid.plots]
     assert titles[:2] == ["Reward", "Held-out reward: Reward"] and "Rewards per function: Accuracy" in titles
     assert len(titles) == len(set(titles))
-
-
-def test_a_click_in_the_legend_hides_a_run_everywhere(qtbot, view: CompareView) -> None:
-    chip = view.legend.chips[0]
-    assert chip.text() == "A  slow"
-    qtbot.keyClick(chip, Qt.Key.Key_Space)
-    qtbot.waitUntil(lambda: [trace.label for trace in plot(view, "Reward").traces] == ["B"])
-    view.refresh()
-    assert not view.legend.chips[0].isChecked(), "a refresh brings it not back"
-    view.legend.chips[0].click()
-    qtbot.waitUntil(lambda: len(plot(view, "Reward").traces) == 2)
 
 
 def test_the_axis_can_be_tokens_or_time(qtbot, view: CompareView, archive: Path) -> None:
@@ -210,22 +198,6 @@ def test_the_page_shows_the_comparison_until_escape(qtbot, qapp, archive: Path) 
     qtbot.keyClick(page.compare_view.back, Qt.Key.Key_Escape)
     assert page.table.isVisible() and page.compare_view.comparison is None
     assert len(page.table.selected_runs()) == 2
-
-
-def test_letters_go_on_after_z() -> None:
-    assert [letter_of(i) for i in (0, 25, 26, 27, 701, 702)] == ["A", "Z", "AA", "AB", "ZZ", "AAA"]
-
-
-def test_resampling_loses_no_spike() -> None:
-    x = np.linspace(0, 100, 5001)
-    y = np.sin(x)
-    y[[777, 4999]] = 40.0, -40.0
-    y[2000:2100] = np.nan
-    grid = np.arange(102.0)
-    found = run_comparison.resampled(x, y, grid)[1]
-    assert np.nanmax(found) == 40 and np.nanmin(found) == -40
-    assert abs(grid[np.nanargmax(found)] - x[777]) <= 2 and abs(grid[np.nanargmin(found)] - x[4999]) <= 2
-    assert set(found[np.isfinite(found)]) <= set(y), "every value is one that was there"
 
 
 def test_changes_are_marks_where_they_were_made(qtbot, view: CompareView) -> None:

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from pathlib import Path
 from typing import get_args
 
 import pytest
-from PySide6.QtCore import QModelIndex, Qt
+from PySide6.QtCore import Qt
 from PySide6.QtGui import QColor, QTextCharFormat
 from PySide6.QtWidgets import QFileDialog
 
 from app import theme
 from app.pages.completions.completions_page import CompletionsPage
-from app.pages.completions.reading_pane import MEASURES, background, change_format
+from app.pages.completions.reading_pane import MEASURES, background
 from app.state.session import Session
-from app.widgets.completion_table import BAR_ROLE, STOP_LABELS, CompletionModel
+from app.widgets.completion_table import STOP_LABELS, CompletionModel
 from app.window import Window
 from backend.runs.completion_rows import Stop
 from backend.runs.events import JsonLines
-from backend.runs.run_lock import hold_lock
 from tests.support import made_up_runs
 
 ROLE = Qt.ItemDataRole
@@ -67,18 +65,6 @@ def test_the_page_follows_the_newest_step(qtbot, page: CompletionsPage, tmp_path
     assert page.head.step.text() == "7"
 
 
-def test_earlier_and_later_skip_steps_without_completions(qtbot, page: CompletionsPage, tmp_path: Path) -> None:
-    folder = made_up_runs.make_run(tmp_path / "run", steps=1, ending=None)
-    rows = JsonLines(folder.completions)
-    rows.append({"step": 4, "prompt": "p", "completions": []})
-    show_run(qtbot, page, folder)
-    assert page.head.step.text() == "4" and not page.head.later.isEnabled()
-    page.head.earlier.click()
-    assert page.head.step.text() == "1" and not page.head.earlier.isEnabled()
-    page.pick(3)
-    assert page._shown[1] == 4, "the nearest"
-
-
 def test_selecting_a_completion_shows_it_in_full(qtbot, page: CompletionsPage, tmp_path: Path) -> None:
     show_run(qtbot, page, made_up_runs.make_run(tmp_path / "run", steps=2))
     completion = page.session.run.groups()[0]["completions"][2]
@@ -91,20 +77,6 @@ def test_selecting_a_completion_shows_it_in_full(qtbot, page: CompletionsPage, t
     )
     formats = page.detail.text.document().firstBlock().layout().formats()
     assert formats[0].length == len("<think>") and formats[0].format.foreground().color() == theme.palette().accent
-
-
-def test_selecting_a_completion_of_a_live_run_stops_following(qtbot, page: CompletionsPage, tmp_path: Path) -> None:
-    """The next step, a second later, replaced the text that was being read."""
-    folder = made_up_runs.make_run(tmp_path / "run", steps=2, ending=None, now=True)
-    handle = hold_lock(folder)
-    try:
-        show_run(qtbot, page, folder)
-        qtbot.waitUntil(lambda: page.session.run.state == "running")
-        assert page.head.newest.isChecked()
-        qtbot.keyClick(page.table, Qt.Key.Key_Down)
-        assert not page.head.newest.isChecked() and page.head.step.text() == "2"
-    finally:
-        os.close(handle)
 
 
 GROUP = {
@@ -150,15 +122,6 @@ def test_a_group_of_any_shape_becomes_table_rows(qtbot) -> None:
     ]
     assert [cell(model, 3, head) for head in ("Completion", "F", "Reward", "Tokens", "End")] == ["–"] * 5
     assert cell(model, 4, "Completion") == "–"
-
-
-def test_a_score_has_a_bar_in_the_colour_of_its_function(qtbot) -> None:
-    model = CompletionModel()
-    model.show_groups([GROUP], ["f", "g"], ["F", "G"])
-    assert cell(model, 1, "F", BAR_ROLE) == (0.5, theme.reward_colour(0))
-    assert cell(model, 2, "F", BAR_ROLE) == (-1.0, theme.reward_colour(0))
-    assert cell(model, 1, "G", BAR_ROLE) is None and cell(model, 1, "Reward", BAR_ROLE) is None
-    assert QModelIndex() != model.index(0, 0)
 
 
 def test_every_stop_reason_that_a_trainer_writes_has_a_label() -> None:
@@ -320,15 +283,6 @@ def test_tokens_are_coloured_by_what_was_recorded(qtbot, page: CompletionsPage, 
     page.session.field_requested.connect(asked.append)
     page.pane.setting.click()
     assert asked == ["record_tokens"]
-
-
-@pytest.mark.parametrize("mode", ["light", "dark"])
-def test_text_on_every_colour_has_a_contrast_of_at_least_4_5(qapp, page: CompletionsPage, mode: str) -> None:
-    theme.apply(qapp, mode)
-    text = theme.palette().text
-    backgrounds = [background(measure, strength) for measure in MEASURES for strength in (-1.0, 1.0)]
-    backgrounds += [form.background().color() for form in map(change_format, ("added", "removed")) if form]
-    assert min(contrast(text, colour) for colour in backgrounds) >= 4.5
 
 
 def contrast(first: QColor, second: QColor) -> float:

@@ -11,14 +11,13 @@ from typing import Any
 import pytest
 from PySide6.QtCore import QItemSelectionModel, QObject, Qt, QTimer
 from PySide6.QtGui import QTextCursor
-from PySide6.QtWidgets import QApplication, QComboBox, QWidget
+from PySide6.QtWidgets import QComboBox
 from shiboken6 import isValid
 
 from app import theme
 from app.pages.dataset import dataset_page
-from app.pages.dataset.dataset_figures import Histogram
 from app.pages.dataset.dataset_page import ABSENT, EMPTY, DatasetPage
-from app.pages.dataset.rows import CHUNK, PLACEHOLDER, ColumnHeading, RowModel
+from app.pages.dataset.rows import CHUNK, PLACEHOLDER
 from app.pages.train import train_page
 from app.pages.train.train_page import DatasetLine
 from app.state import dataset as datasets
@@ -319,35 +318,6 @@ def test_rows_are_requested_when_visible(qtbot, page: DatasetPage, tmp_path: Pat
     assert all(with_["count"] == CHUNK for with_ in asked.of("preview_rows"))
 
 
-def test_at_most_two_requests_pending(qtbot, qapp) -> None:
-    model = RowModel()
-    requested: list[int] = []
-    model.chunk_requested.connect(requested.append)
-    model.show_rows(100_000, [ColumnHeading("question", "prompt")], 100)
-    for row in range(0, 100_000, 4000):
-        assert model.index(row, 2).data() == PLACEHOLDER
-        qtbot.wait(2)
-    assert len(requested) == 2, "until one of them has come"
-    model.add_chunk(requested[0], [{"question": "q"}] * CHUNK, [1] * CHUNK)
-    assert requested[2:] == [96_000], "where it has come to rest"
-    for start in requested[1:3]:
-        model.release(start)
-    qtbot.wait(30)
-    assert model.index(requested[1], 2).data() == PLACEHOLDER
-    qtbot.waitUntil(lambda: requested.count(requested[1]) == 2)
-
-
-def test_histogram(qapp) -> None:
-    bars = Histogram()
-    bars.resize(200, 80)
-    for lengths, room in (([(5, 3), (120, 2), (4000, 1)], 100), ([(7, 4)], 2000), ([(0, 2)], 10)):
-        bars.show_lengths(lengths, room)
-        assert sum(bars.bins()[1]) == sum(rows for _, rows in lengths)
-        bars.grab()
-    bars.show_lengths([(3, 1), (9, 2)], 100)
-    assert bars.tool_tip_at(199) == "9 tokens: 2 rows"
-
-
 def test_line_on_train(qtbot, session: Session, tmp_path: Path, model: Path) -> None:
     session.draft.update({"data": write_rows(tmp_path), "model": str(model), "max_seq_length": 530, **MAPPED})
     line = DatasetLine(session.dataset)
@@ -389,24 +359,3 @@ def test_try_rewards(qtbot, page: DatasetPage, tmp_path: Path) -> None:
     assert not page.try_button.isEnabled() and "training split" in page.try_button.toolTip()
     show_dataset(qtbot, page, "failed", data=str(tmp_path / "nothing.jsonl"))
     assert page.try_button.isHidden() and page.enabled_actions() == {"try_rows": False}
-
-
-def test_names_and_tab_order(qtbot, page: DatasetPage, tmp_path: Path) -> None:
-    show_dataset(qtbot, page, data=write_rows(tmp_path), **MAPPED)
-    tab_stops = [
-        widget
-        for widget in page.findChildren(QWidget)
-        if widget.focusPolicy() & Qt.FocusPolicy.TabFocus and widget.isVisible()
-    ]
-    assert [widget for widget in tab_stops if not (widget.accessibleName() or getattr(widget, "text", str)())] == []
-    qtbot.waitUntil(lambda: page.detail.title.text() == "Row 1")
-    page.mapping.columns["prompt_feature"].control.setFocus()
-    seen = []
-    for _ in range(8):
-        QApplication.focusWidget().focusNextChild()
-        seen.append(QApplication.focusWidget())
-    menus = [page.mapping.columns[key].control for key in ("answer_feature", "system_feature", "type_feature")]
-    views = list(page.detail.views.buttons.values())
-    assert seen[:6] == [*menus, page.counts.other, page.table, page.try_button]
-    assert seen[6] in views, "one stop for the three of them"
-    assert seen[7] is page.detail.pane

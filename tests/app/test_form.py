@@ -23,8 +23,7 @@ from app.state.memory import MemoryPart, MemoryParts
 from app.state.prefs import Prefs
 from app.state.session import Session
 from app.widgets.basic import controls, dialogs
-from app.widgets.form import fields, value_text
-from app.widgets.form.field import WHEN_EMPTY
+from app.widgets.form import fields
 from app.widgets.form.setting_search import SettingSearch
 from app.widgets.reward_delegates import WeightEdit
 from app.window import Window
@@ -291,31 +290,6 @@ def test_unusual_value_is_a_warning(page: TrainPage, qtbot):
     assert not field._problem.isVisible()
 
 
-@pytest.mark.parametrize(
-    ("typed", "number"),
-    [
-        ("1,000", 1000),
-        ("1_000", 1000),
-        ("1 000", 1000),
-        ("1\u202f000", 1000),
-        ("12,345,678", 12345678),
-        ("-1,000", -1000),
-    ],
-)
-def test_grouped_thousands(typed: str, number: int):
-    assert value_text.number_value(typed, is_integer=True) == number
-
-
-def test_empty_editors_have_placeholders(page: TrainPage) -> None:
-    editors = {
-        key: field.control for key, field in page.form.fields.items() if hasattr(field.control, "placeholderText")
-    }
-    empty = [key for key in editors if SETTINGS[key].default in (None, "", [], {})]
-    assert len(empty) > 30
-    assert [key for key in empty if not editors[key].placeholderText()] == []
-    assert set(WHEN_EMPTY) <= set(SETTINGS)
-
-
 def test_reveal_of_a_hidden_setting(page: TrainPage, qtbot):
     fill(page.form.fields["train_type"], "full")
     with qtbot.waitSignal(page.session.message) as signal:
@@ -564,15 +538,6 @@ def test_too_large_run_needs_confirmation(page: TrainPage, monkeypatch: pytest.M
 def test_the_complete_command_is_copied(page: TrainPage):
     page.launch.copy.click()
     assert QGuiApplication.clipboard().text() == page.draft.command_text()
-
-
-def test_one_primary_button(page: TrainPage):
-    page.draft.load(places.demo_config())
-    assert page.banner.isVisible()
-    assert page.launch.run.property("role") == ""
-    fill(page.form.fields["iters"], 61)
-    assert not page.banner.isVisible()
-    assert page.launch.run.property("role") == "primary"
 
 
 def test_run_with_problems_shows_the_first_problem(page: TrainPage):

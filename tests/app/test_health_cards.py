@@ -10,7 +10,7 @@ import pytest
 from PySide6.QtWidgets import QWidget
 
 from app import theme
-from app.pages.monitor.health_cards import HealthCards, proposal
+from app.pages.monitor.health_cards import HealthCards
 from app.pages.monitor.monitor_page import MonitorPage
 from app.state.charts import CHARTS
 from app.state.guide import place_of_rule
@@ -80,21 +80,6 @@ def test_more_than_two_fold_and_past_ones_say_until_when(cards: HealthCards) -> 
     assert cards.rows() == [] and cards.more.text() == "1 finding of earlier steps"
     cards.show_episodes([])
     assert cards.isHidden()
-
-
-def test_cards_leave_the_charts_their_room(cards: HealthCards) -> None:
-    cards.show_episodes([DRIFTING, episode("no_signal")])
-    cards.set_room(90, 200)
-    assert len(cards.rows()) == 1
-    cards.set_room(10, 200)
-    assert cards.rows() == [] and cards.more.text().startswith(
-        "2 findings, the worst: Drifting from the reference since step 12"
-    )
-
-
-def test_a_long_text_is_named_by_its_label() -> None:
-    assert proposal({"learning_rate": 1e-6, "group_size": 8}) == "Learning Rate 1e-06, Group 8"
-    assert proposal({"system_prompt": "Think the question through."}) == "System prompt"
 
 
 def test_rules_speak_in_the_words_of_the_charts() -> None:

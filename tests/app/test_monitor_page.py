@@ -15,11 +15,10 @@ from PySide6.QtTest import QTest
 
 from app import theme
 from app.pages.monitor.monitor_page import MonitorPage, changes
-from app.pages.monitor.panels import LogView, MetricTile
-from app.state.charts import CHARTS, curves_of, placeholder
+from app.pages.monitor.panels import MetricTile
+from app.state.charts import CHARTS, curves_of
 from app.state.session import Session
-from app.widgets.basic.number_format import duration, figure, moment, signed, ticks
-from app.widgets.run_header import split_name
+from app.widgets.basic.number_format import figure, signed
 from backend.runs.events import METRICS, EventLog
 from backend.runs.run_folder import RunFolder
 from tests.support import made_up_runs
@@ -127,31 +126,6 @@ def test_charts_of_evaluations_come_with_the_evaluations(
     ] and "Other of evaluations" not in titles
 
 
-def test_a_reward_has_the_colour_of_its_index_in_the_config() -> None:
-    chart = next(chart for chart in CHARTS if chart.title == "Rewards per function")
-    names = ["rewards/new/mean", "rewards/b/mean", "rewards/a/mean"]
-    curves = curves_of(chart, names, ["a", "b", "new"])
-    assert [(curve.metric, curve.colour) for curve in curves] == [
-        ("rewards/a/mean", "reward:0"),
-        ("rewards/b/mean", "reward:1"),
-        ("rewards/new/mean", "reward:2"),
-    ]
-    assert [curve.label for curve in curves_of(chart, ["rewards/r1_count_xml/mean"], ["r1_count_xml"])] == ["XML Count"]
-
-
-def test_an_empty_chart_has_a_placeholder() -> None:
-    kl = next(chart for chart in CHARTS if chart.title.startswith("KL"))
-    held_out = next(chart for chart in CHARTS if chart.held_out)
-    assert "KL is off" in placeholder(kl, {"beta": 0})
-    assert "first step" in placeholder(kl, {"beta": 0, "log_kl": True}) and "first step" in placeholder(
-        kl, {"beta": 0.1}
-    )
-    assert placeholder(held_out, {"steps_per_eval": 20}) == "Waits for the first evaluation, every 20 steps."
-    assert "off" in placeholder(held_out, {"steps_per_eval": 0})
-    assert "ended" in placeholder(held_out, {"steps_per_eval": 20}, is_live=False)
-    assert "recorded none" in placeholder(CHARTS[0], {}, is_live=False, steps=3)
-
-
 def test_without_a_run_there_is_one_button_and_it_leads_to_train(qtbot, page: MonitorPage, session: Session) -> None:
     assert page.nothing.isVisible()
     with qtbot.waitSignal(session.page_requested) as requested:
@@ -238,15 +212,6 @@ def test_a_crashed_run_without_a_checkpoint_offers_to_start_over(page: MonitorPa
     assert button_texts(page)[0] == "Start over"
 
 
-def test_a_default_run_name_is_split_into_name_and_time() -> None:
-    assert split_name("qwen-lora-grpo-2025-11-03-140509") == ("qwen-lora-grpo", "3 Nov 2025, 14:05")
-    assert split_name("qwen-lora-grpo-2025-11-03-140509-2") == ("qwen-lora-grpo-2", "3 Nov 2025, 14:05")
-    assert split_name("mine-2025-99-03-140509") == ("mine-2025-99-03-140509", "") and split_name("first") == (
-        "first",
-        "",
-    )
-
-
 def test_a_tile_shows_the_change_with_the_precision_of_its_figure(qtbot) -> None:
     tile = MetricTile("Memory", unit="GB")
     qtbot.addWidget(tile)
@@ -329,34 +294,6 @@ def test_a_event_log_that_is_being_read_says_so(
     session.run._follower._offset //= 2
     page._show_progress(session.run)
     assert page.header.doing.text() == "Step 9 of 60 · reading the event log, 50%"
-
-
-def test_the_log_view_joins_a_split_character(qtbot, tmp_path: Path) -> None:
-    path, view = tmp_path / "log.txt", LogView()
-    qtbot.addWidget(view)
-    path.write_bytes("one\nté".encode()[:-1])
-    view.follow(path)
-    with path.open("ab") as file:
-        file.write("é".encode()[1:] + b"\n 10%\r 60%\r100%\n")
-    view.read_on()
-    assert view.text.toPlainText().split("\n") == ["one", "té", "100%"]
-    path.write_text("anew\n")
-    view.read_on()
-    assert view.text.toPlainText() == "anew"
-    path.write_text("anew\n" + "x" * 200_000 + "\nend\n")
-    view.read_on()
-    assert view.text.toPlainText().endswith("end")
-
-
-def test_figures_are_formatted_with_three_digits_and_a_unit() -> None:
-    thin = "\u202f"
-    numbers = (0, 7, 0.5, 0.01234, 12.345, 1234.5, 123456.0, 1.5e9, 2e-5)
-    assert " ".join(map(figure, numbers)) == "0 7 0.500 0.0123 12.3 1,234 123k 1.50G 2.00e−5"
-    assert [figure(x, "s") for x in (None, float("nan"), float("inf"), "text", True)] == ["–"] * 5
-    assert figure(0.1234, "share") == f"12.3{thin}%" and signed(-0.25) == "−0.250" and signed(0.5) == "+0.500"
-    durations = ", ".join(duration(s).replace(thin, " ") for s in (None, 0.42, 42, 260, 7500, 97_000))
-    assert durations == "–, 0.4 s, 42 s, 4 min 20 s, 2 h 05 min, 1 d 3 h"
-    assert moment(None) == "–" and ticks([0, 4000, 12_000]) == ["0", "4k", "12k"] and ticks([0, 2e-5]) == ["0", "2e−5"]
 
 
 def test_the_line_above_the_charts_is_a_warning_before_any_other_note(

@@ -94,25 +94,6 @@ def test_recent_entries_come_first(picker: Picker):
     assert current(picker) == "/m/base" and picker.take.isEnabled() and picker.take.text() == "Use"
 
 
-def test_arrow_keys_skip_headings(picker: Picker):
-    press(picker, Qt.Key.Key_Up)
-    assert current(picker) == "/m/base"
-    passed = []
-    for _ in range(5):
-        press(picker, Qt.Key.Key_Down)
-        passed.append(current(picker))
-    assert passed == ["a/small-4bit", "a/gguf", "a/half", "a/half", "a/half"]
-
-
-def test_unusable_entry(picker: Picker):
-    recorded = RecordedSignals(picker)
-    picker.choose_id("a/gguf")
-    assert picker.detail.text().startswith("It is a GGUF file.") and not picker.take.isEnabled()
-    assert cell(picker, "a/gguf", WHERE) == "Cannot be used"
-    press(picker, Qt.Key.Key_Return)
-    assert not recorded.chosen and picker.isVisible()
-
-
 def test_a_starred_entry_stays_on_top(picker: Picker):
     recorded = RecordedSignals(picker)
     picker.choose_id("a/small-4bit")

@@ -8,7 +8,6 @@ import pytest
 from PySide6.QtCore import QModelIndex, Qt
 from PySide6.QtTest import QTest
 
-from app import theme
 from app.pages.train.reward_panel import LABEL, MEAN, SCORES, SOURCE, USE, RewardPanel
 from app.state.draft import Draft
 from backend.rewards.catalogue import DEFAULT_REWARDS
@@ -123,9 +122,3 @@ def test_tick_restores_the_weight(panel: RewardPanel, draft: Draft) -> None:
     assert draft.value("reward_weights") == [1.0, 3.0, 4.0, 5.0]
     click_cell(panel, 1, USE)
     assert draft.value("reward_weights") == [1.0, 2.0, 3.0, 4.0, 5.0]
-
-
-def test_colour_of_a_reward(panel: RewardPanel) -> None:
-    click_cell(panel, 0, USE)
-    picture = panel.model.index(1, LABEL).data(Qt.ItemDataRole.DecorationRole).toImage()
-    assert picture.pixelColor(10, 10).rgb() == theme.reward_colour(0).rgb()

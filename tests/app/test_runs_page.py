@@ -15,7 +15,7 @@ from PySide6.QtGui import QGuiApplication
 from app import theme
 from app.pages.runs import run_actions
 from app.pages.runs.run_actions import FreeSpaceDialog
-from app.pages.runs.run_table import CURVE, ColumnDialog
+from app.pages.runs.run_table import ColumnDialog
 from app.pages.runs.runs_page import RunsPage
 from app.state.run_list import CACHE, RunList
 from app.state.session import Session
@@ -82,13 +82,6 @@ def test_every_run_has_a_row_newest_first(page: RunsPage) -> None:
     assert selected(page) == ["crashed"], "the newest is selected"
 
 
-def test_the_curve_of_a_run_is_its_reward(page: RunsPage) -> None:
-    number = [field.key for field in page.model.columns].index("curve")
-    row = names(page).index("finished")
-    curve = page.table.sorted.index(row, number).data(CURVE)
-    assert 20 < len(curve) <= 40 and curve[-1] > curve[0]
-
-
 def test_a_locked_run_is_running_and_cannot_be_trashed(qtbot, page: RunsPage, archive: Path) -> None:
     handle = os.open(RunFolder(archive / "crashed").lock, os.O_RDWR | os.O_CREAT)
     fcntl.flock(handle, fcntl.LOCK_EX)
@@ -115,13 +108,6 @@ def test_a_run_that_begins_to_train_behind_our_back_stays(qtbot, page: RunsPage,
     page.run_actions.trash()  # the table still believes that it has failed
     os.close(handle)
     assert (archive / "failed" / "events.jsonl").exists() and "being trained by another process" in messages[0]
-
-
-def test_sorting_is_by_number(page: RunsPage) -> None:
-    page.table.sort_by("steps", Qt.SortOrder.AscendingOrder)
-    assert column(page, "steps") == ["5 of 60", "12 of 60", "60 of 60"]
-    page.table.sort_by("held_out", Qt.SortOrder.DescendingOrder)
-    assert names(page)[0] == "finished"
 
 
 def test_the_search_finds_words_and_settings_and_says_what_it_does_not_understand(page: RunsPage) -> None:
@@ -200,13 +186,6 @@ def test_any_setting_and_metric_can_be_a_column_and_is_one_at_the_next_start(qtb
     again = RunsPage(page.session)
     qtbot.addWidget(again)
     assert [field.key for field in again.model.columns] == keys
-
-
-def test_the_name_is_always_a_column_and_a_moved_column_is_remembered(page: RunsPage) -> None:
-    page.table.show_columns([("reward", 70), ("state", 90)])
-    assert [key for key, _ in page.table.columns()] == ["name", "reward", "state"]
-    page.table.horizontalHeader().moveSection(2, 0)
-    assert [key for key, _ in page.session.prefs.run_columns] == ["state", "name", "reward"]
 
 
 def test_title_note_and_tags_are_saved_as_they_are_typed(qtbot, page: RunsPage, archive: Path) -> None:

@@ -10,8 +10,8 @@ from operator import attrgetter
 from pathlib import Path
 
 import pytest
-from PySide6.QtCore import QMimeData, QObject, QPoint, QPointF, Qt, QUrl, Signal
-from PySide6.QtGui import QDragEnterEvent, QDragLeaveEvent, QDropEvent, QFileOpenEvent, QImage
+from PySide6.QtCore import QMimeData, QObject, QPointF, Qt, QUrl, Signal
+from PySide6.QtGui import QDropEvent, QFileOpenEvent
 from PySide6.QtWidgets import QApplication
 from typer.testing import CliRunner
 
@@ -19,14 +19,13 @@ import app.__main__ as start
 from app import config_files, theme
 from app.desktop import FileOpener
 from app.menus import MENUS, RUN_ACTIONS
-from app.page_stack import PageArea
 from app.pages import PAGES
 from app.state.prefs import Prefs
 from app.state.processes import ProcessOutcome
 from app.state.run import RunControl
 from app.state.session import Session
 from app.widgets.menu_dialogs import PresetPanel
-from app.window import LEAST_PAGE, NARROW, Window
+from app.window import Window
 from backend.__main__ import app as verbs
 from backend.config import first_choices
 from backend.runs.run_folder import RunFolder, make_run_folder
@@ -117,17 +116,6 @@ def test_pages_are_built_when_first_shown(window: Window):
     assert window.sidebar.buttons["train"].isChecked()
 
 
-def test_the_sidebar_shows_icons_alone_in_a_narrow_window(window: Window, qtbot):
-    wide = window.sidebar.width()
-    window.resize(NARROW - 1, 700)
-    qtbot.waitUntil(lambda: window.sidebar.width() < wide)
-    window.resize(NARROW + 100, 700)
-    qtbot.waitUntil(lambda: window.sidebar.width() == wide)
-    window.menus["sidebar"].trigger()
-    assert window.sidebar.width() < wide
-    assert window.session.prefs.sidebar_collapsed
-
-
 # Menus
 
 
@@ -165,17 +153,6 @@ def test_every_action_and_every_entry_of_a_menu_has_a_shortcut_of_its_own(window
     own = [action for action in entries if not action.isSeparator() and not action.menu()]
     bare = [action.text() for action in own if action.shortcut().isEmpty()]
     assert set(bare) <= {"Quit"}
-
-
-def test_copy_copies_the_selection_of_the_focused_widget(window: Window):
-    window.activateWindow()
-    window.show_page("train")
-    search = window.pages["train"].search
-    search.setText("temperature")
-    search.setFocus()
-    search.selectAll()
-    window.menus["copy"].trigger()
-    assert QApplication.clipboard().text() == "temperature"
 
 
 def test_menu_entries_switch_pages_and_themes(window: Window):
@@ -379,22 +356,6 @@ def test_rows_dropped_anywhere_become_the_dataset_with_its_columns(window: Windo
     assert window.strip.sentence.text() == "rows.csv: prompts from Question, answers from Final Answer."
     assert window.strip.offer.text() == "Undo" and window.strip.offer.isVisible()
     assert window.history.undoText() == "Data rows.csv"
-
-
-def test_what_a_drop_would_do_is_shown_while_a_file_is_dragged(window: Window, tmp_path: Path):
-    """Nothing said that files can be dropped, and nothing showed where."""
-    (tmp_path / "rows.csv").write_text("question,answer\n1+1,2\n")
-    mime = QMimeData()
-    mime.setUrls([QUrl.fromLocalFile(str(tmp_path / "rows.csv"))])
-    entering = (QPoint(3, 3), Qt.DropAction.CopyAction, mime, Qt.MouseButton.LeftButton, Qt.KeyboardModifier.NoModifier)
-    window.dragEnterEvent(QDragEnterEvent(*entering))
-    assert window.drop_overlay.sentence == "Drop to train on the questions of rows.csv"
-    assert window.drop_overlay.size() == window.centralWidget().size()
-    window.dragLeaveEvent(QDragLeaveEvent())
-    assert window.drop_overlay.sentence == ""
-    window.dragEnterEvent(QDragEnterEvent(*entering))
-    drop(window, tmp_path / "rows.csv")
-    assert window.drop_overlay.sentence == ""
 
 
 def test_rows_dropped_on_the_demo_start_a_form_with_a_default_model(window: Window, tmp_path: Path, qtbot, monkeypatch):
@@ -635,11 +596,6 @@ def test_a_later_launch_restores_the_form(session: Session):
     assert not again.draft.is_demo
 
 
-def test_prefs_read_back_their_types(tmp_path: Path):
-    (tmp_path / "prefs.ini").write_text("[General]\nsidebar_collapsed=false\n")
-    assert Prefs(tmp_path).sidebar_collapsed is False, "an INI file holds the text false, and bool of that is True"
-
-
 # Its size
 
 
@@ -664,32 +620,3 @@ def test_without_a_display_the_demo_runs_in_the_terminal(monkeypatch, capsys):
         start.main([])
     assert capsys.readouterr().out == "No display was found, so the demo runs here in the terminal.\n"
     assert called[0][-3:] == ["-m", "backend", "demo"]
-
-
-def test_screenshot_saves_the_page_as_png(tmp_path: Path):
-    picture = tmp_path / "train.png"
-    arguments = ["--screenshot", str(picture), "--page", "train", "--theme", "dark", "--size", "900x620"]
-    at_once = "import sys, app.__main__ as start; start.SCREENSHOT_MS = 50; sys.exit(start.main())"
-    command = [sys.executable, "-c", at_once, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=places.project_root())
-    assert done.returncode == 0, done.stderr
-    image = QImage(str(picture))
-    assert (image.width(), image.height()) == (900, 620)
-    assert image.pixelColor(450, 590).lightness() < 100
-
-
-def test_a_screen_with_little_room_scrolls_a_page_and_does_not_crush_it(window: Window, qtbot) -> None:
-    """At 200 % a screen of 1280×800 has 640×400: fields lay on each other, and tiles were cut in the middle."""
-    window.setMinimumSize(0, 0)
-    window.resize(632, 360)
-    window.show_page("train")
-    qtbot.waitUntil(lambda: window.width() == 632)
-    assert window.page_stack.width() >= LEAST_PAGE[0] and window.page_stack.height() >= LEAST_PAGE[1]
-    run = window.pages["train"].launch.run
-    run.setFocus()
-    corner = run.mapTo(window, run.rect().center())
-    assert window.rect().contains(corner), "what Tab reaches is scrolled to"
-    window.resize(880, 600)
-    qtbot.waitUntil(lambda: window.width() == 880)
-    (area,) = window.findChildren(PageArea)
-    qtbot.waitUntil(lambda: area.size() == window.page_stack.size())

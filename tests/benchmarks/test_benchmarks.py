@@ -20,8 +20,6 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from mlx_lm.generate import generate_step
-from mlx_lm.sample_utils import make_sampler
 
 from backend.engine.output_layer import SplitModel
 from backend.models.policy import load_policy
@@ -36,15 +34,13 @@ from benchmarks import (
     peers,
     report,
     results_file,
-    side_by_side,
 )
 from benchmarks.ablation import SWITCHES
 from benchmarks.contender import Contender
-from benchmarks.peer_contenders import CONTENDERS, DIFFERS
 from benchmarks.random_model import END, model_folder
-from benchmarks.side_by_side import Result, Worker, measure
+from benchmarks.side_by_side import measure
 from benchmarks.stopwatch import Stopwatch
-from benchmarks.workloads import ABLATED, MATCHES, PEERS, SMALL, SWEEPS, Bar, Case, Match
+from benchmarks.workloads import PEERS, Case
 
 TINY = Case("tiny", prompts=2, group_size=4, prompt=8, completion=6, vocab=320, hidden=64, layers=1)
 Run = Callable[[], Any]
@@ -237,29 +233,6 @@ def learning_of(case: Case, folder: Path, off: Off = nullcontext) -> Run:
     return run
 
 
-def one_at_a_time(case: Case, folder: Path) -> Run:
-    """Every completion decoded by itself, as mlx-lm's `generate_step` does it."""
-    model, _ = baseline_contenders.load_with_lora(folder, case.layers)
-    sampler = make_sampler(temp=case.temperature)
-
-    def run() -> None:
-        for ids in our_contenders.prompt_ids(case):
-            for _ in range(case.group_size):
-                for token, _ in generate_step(mx.array(ids), model, max_tokens=case.completion, sampler=sampler):
-                    int(token)
-
-    return run
-
-
-@pytest.mark.proof
-@pytest.mark.alone
-def test_groups_decoded_together_beat_one_at_a_time(models: Path):
-    """Four groups of eight."""
-    case = Case("guard", prompts=4, prompt=16, completion=10, vocab=1024, hidden=128, layers=2)
-    folder = model_folder(case, models)
-    assert ratio(sampling_of(case, folder), one_at_a_time(case, folder), 1) < 0.1
-
-
 GUARDED: dict[str, tuple[Callable[..., Run], Case, float]] = {
     "groups decoded together": (sampling_of, Case("", prompts=4, prompt=16, completion=16), 0.75),
     "one prefill a prompt": (sampling_of, Case("", prompt=256, completion=8), 0.6),
@@ -284,19 +257,6 @@ def test_a_technique_pays(models: Path, technique: str):
     )
 
 
-@pytest.mark.proof
-@pytest.mark.alone
-def test_learning_beats_the_log_softmax_of_everything(models: Path):
-    """A prompt six times as long as each of its eight completions."""
-    case = Case("guard", "train", prompt=192, completion=32, hidden=128, layers=2, beta=0.0)
-    folder = model_folder(case, models)
-    seconds = {run: min(step["train_s"] for step in steps_of(run, case, folder, 3)[1:]) for run in RUNS}
-    assert seconds[our_contenders.training_steps] < 0.25 * seconds[baseline_contenders.log_softmax]
-
-
-RUNS: tuple[Contender, ...] = (our_contenders.training_steps, baseline_contenders.log_softmax)
-
-
 def steps_of(run: Contender, case: Case, folder: Path, count: int) -> list[dict[str, float]]:
     """The stopwatch's reports of `count` steps run in this process."""
     requests, replies = io.StringIO("\n" * count), io.StringIO()
@@ -318,59 +278,12 @@ def test_a_model_ends_completions_with_the_chosen_probability(models: Path, chan
     assert policy.eos_ids == [END]
 
 
-@pytest.mark.parametrize("work", ["step", "rollout", "train", "decode"])
-def test_the_stopwatch_reports_the_phases_of_each_kind_of_work(models: Path, work: Any):
-    case = TINY.changed(work=work)
-    first, second = steps_of(our_contenders.contender("ours"), case, model_folder(case, models), 2)
-    phases = {"step": {"rollout_s", "train_s"}, "rollout": {"rollout_s"}, "train": {"train_s"}, "decode": {"decode_s"}}
-    assert phases[work] | {"tokens", "step_s", "step_wall", "peak"} <= second.keys() == first.keys()
-    assert second["tokens"] == case.rows * case.completion
-    assert second["step_s"] > 0 and second["peak"] > 0
-
-
-def test_contenders_take_turns_and_warm_up_rounds_do_not_count(models: Path, monkeypatch: pytest.MonkeyPatch):
-    order: list[str] = []
-
-    class FakeWorker(AbstractContextManager[Any]):
-        def __init__(self, contender: str, case: Case, model: Path) -> None:
-            self.contender = contender
-
-        def __exit__(self, *_: object) -> None:
-            pass
-
-        def step(self) -> dict[str, float]:
-            order.append(self.contender)
-            return {"step_s": float(len(order))}
-
-    monkeypatch.setattr(side_by_side, "Worker", FakeWorker)
-    results = measure(TINY, ("a", "b"), 2, 1, models, lambda sentence: None)
-    assert order == ["a", "b"] * 3
-    assert [(result.contender, [run["step_s"] for run in result.runs]) for result in results] == [
-        ("a", [3.0, 5.0]),
-        ("b", [4.0, 6.0]),
-    ]
-    assert results[0].medians == {"step_s": 4.0}
-    assert Result.of(json.loads(json.dumps(results[0].as_dict()))) == results[0]
-
-
-@pytest.mark.proof
-def test_a_contender_runs_in_a_process_of_its_own(models: Path):
-    case = TINY.changed(work="rollout")
-    (result,) = measure(case, ("ours",), 2, 0, models, lambda sentence: None)
-    assert len(result.runs) == 2 and result.medians["tokens"] == case.rows * case.completion
-
-
 @pytest.mark.parametrize("name", baseline_contenders.CONTENDERS)
 def test_a_baseline_takes_a_step(models: Path, name: str):
     (step,) = steps_of(contender_process.contender(name), TINY, model_folder(TINY, models), 1)
     assert step["step_s"] > 0
     if name != "matrix products alone":
         assert step["tokens"] == TINY.rows * TINY.completion
-
-
-def test_a_contender_that_breaks_raises_with_its_error(models: Path):
-    with pytest.raises(RuntimeError, match="KeyError: 'nobody'"):
-        Worker("nobody", TINY, model_folder(TINY, models))
 
 
 SAMPLING_ONLY = {
@@ -409,40 +322,7 @@ def test_a_switched_off_technique_changes_no_result(models: Path, technique: str
             assert tiny_loss(models) == pytest.approx(plain_loss, abs=1e-5)
 
 
-def test_the_sets_of_switches_name_switches():
-    assert SWITCHES.keys() > SAMPLING_ONLY | LEARNING_ONLY and not SAMPLING_ONLY & LEARNING_ONLY
-
-
 # ── what is shown ────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_every_peer_has_a_contender_and_a_note_on_how_it_differs():
-    assert set(PEERS) == set(DIFFERS) == set(CONTENDERS)
-    assert len(PEERS) == len(peers.PEERS)
-
-
-def test_case_names_are_unique():
-    for cases in (
-        [match.case for match in MATCHES],
-        SMALL,
-        ABLATED,
-        [swept for axis in SWEEPS.values() for swept in axis],
-    ):
-        assert len({case.name for case in cases}) == len(cases)
-    assert all(bar.against in match.contenders for match in MATCHES for bar in match.bars)
-
-
-def test_a_bar_is_a_share_of_the_other_contender_s_median(monkeypatch: pytest.MonkeyPatch):
-    match = Match(TINY, ("ours", "mlxrl"), (Bar("mlxrl", "step_s", 0.55, stretch=True), Bar("mlxrl", "peak", 0.85)))
-    monkeypatch.setattr(report, "MATCHES", (match,))
-    results = [
-        Result(TINY, "ours", [{"step_s": 1.0, "peak": 90.0}, {"step_s": 3.0, "peak": 90.0}]),
-        Result(TINY, "mlxrl", [{"step_s": 4.0, "peak": 100.0}]),
-    ]
-    step, peak = report.bars(results).rows
-    assert step == ["tiny", "mlxrl", "step", "2 s", "4 s", "0.5", "0.55*", "met"]
-    assert peak[3:] == ["90 MB", "100 MB", "0.9", "0.85", "missed"]
-    assert not report.bars(results[:1]).rows
 
 
 def test_the_document_shows_the_numbers_of_the_json():
@@ -488,22 +368,3 @@ def test_a_peer_takes_a_step(models: Path, peer: str):
     (result,) = measure(TINY, (peer,), 1, 1, models, lambda sentence: None)
     assert result.medians["tokens"] == TINY.rows * TINY.completion
     assert result.medians["rollout_s"] > 0 and result.medians["train_s"] > 0
-
-
-def test_a_run_with_a_tracker_is_measured_beside_one_without(monkeypatch):
-    """In pairs, each of which begins with the other of the two; the table has the ratios."""
-    from benchmarks import trackers
-
-    runs = []
-
-    def run(folder, name, tracker, steps):
-        runs.append(tracker)
-        assert steps == 7
-        return trackers.Cost(12.0, 6.0, 3.3) if tracker == "csv" else trackers.Cost(10.0, 6.0, 3.0)
-
-    monkeypatch.setattr(trackers, "_run", run)
-    pairs = trackers.measure(["csv", "wandb"], pairs=2, steps=7, note=lambda sentence: None)
-    assert runs == ["csv", "none", "wandb", "none", "none", "csv", "none", "wandb"]
-    spreads = [f"{ratio:.3f} ({ratio:.3f} to {ratio:.3f})" for ratio in (1.2, 1.0, 1.1)]
-    assert trackers.table(pairs).rows[0] == ["csv", *spreads, "2"]
-    assert trackers.table(pairs).rows[1][1] == "1.000 (1.000 to 1.000)"

@@ -14,7 +14,6 @@ import typer
 from typer.testing import CliRunner, Result
 
 import backend.__main__ as start
-from backend import __version__
 from backend.__main__ import app
 from backend.cli import completions, help_page
 from backend.config.config import SETTINGS
@@ -48,10 +47,6 @@ def test_a_process_has_its_own_verb_alone() -> None:
         assert list(known.commands) == [verb], path  # pyright: ignore[reportAttributeAccessIssue]
     every = typer.main.get_command(app()).commands  # pyright: ignore[reportAttributeAccessIssue]
     assert list(every) == [*start.VERBS, *start.VERBS_OF_VERBS]
-
-
-def test_the_first_line_of_version_is_short() -> None:
-    assert call("--version").stdout.splitlines()[0] == f"grpo-studio {__version__}"
 
 
 def test_every_verb_is_in_a_group_and_every_group_names_verbs() -> None:
@@ -161,11 +156,3 @@ def test_a_shell_gets_its_answer_without_the_engine(tmp_path: Path) -> None:
     code = "import sys, backend.__main__ as b\ntry: b.main()\nfinally: print([m for m in ('mlx', 'numpy') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
     assert done.stdout.splitlines() == ["only-one", "[]"], done.stderr
-
-
-def test_without_a_program_to_complete_a_sentence_says_so(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-
-    monkeypatch.setattr(sys, "argv", ["backend", "--show-completion"])
-    monkeypatch.setenv("PATH", "/nowhere")
-    assert start.main() == 2
-    assert "is on the PATH" in capsys.readouterr().err

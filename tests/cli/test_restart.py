@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -15,7 +14,6 @@ from typing import Any
 import pytest
 
 from app.state.run_state import RunState
-from backend.cli import training
 from backend.config.config import parse
 from backend.runs.events import Follower, read_events
 from backend.runs.run_folder import RunFolder
@@ -97,18 +95,6 @@ def test_a_run_that_the_gpu_fails_goes_on_to_its_end_and_a_window_sees_it_live_t
     assert run.log.read_text().count("[METAL]") == len(failures), "Metal's own words are in the log"
 
 
-@pytest.mark.proof
-def test_a_signal_while_the_next_program_starts_stops_the_run(run: RunFolder) -> None:
-    child = started(run, [["sampling", 2, OUT_OF_MEMORY]])
-    command = ["ps", "-o", "command=", "-p", str(child.pid)]
-    while child.poll() is None and b" resume " not in subprocess.run(command, capture_output=True).stdout:
-        time.sleep(0.01)
-    os.kill(child.pid, signal.SIGTERM)  # a fresh interpreter has no handler yet
-    assert child.wait(120) == 3, run.log.read_text()
-    *_, last = read_events(run.events)
-    assert last["kind"] == "stopped" and last["step"] == 1 and not run.is_locked()
-
-
 def test_what_a_program_wants_done_at_its_end_is_done_before_the_next_begins() -> None:
     code = (
         "import atexit, sys\n"
@@ -120,12 +106,6 @@ def test_what_a_program_wants_done_at_its_end_is_done_before_the_next_begins() -
     )
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert printed == "before at exit\nresume run\n"
-
-
-def test_the_display_is_the_one_that_was_asked_for() -> None:
-    assert training.display_options(False, None) == []
-    assert training.display_options(True, False) == ["--stream", "--no-progress"]
-    assert training.display_options(False, True) == ["--progress"]
 
 
 def test_a_lock_that_is_handed_on_is_never_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,20 +57,10 @@ def unordered(prompt: str) -> frozenset[str]:
 # ---- data ------------------------------------------------------------------------------------------------------
 
 
-def test_sizes_of_the_splits():
-    assert [len(rows(split)) for split in ("test", "valid")] == [256, 128]
-    assert len(rows("train")) > 2000
-
-
 def test_no_sum_is_in_two_splits_not_even_mirrored():
     warmup = {unordered(sum_.prompt) for sum_ in pools(SHIPPED_SEED).warmup}
     seen = [warmup, *({unordered(row["prompt"]) for row in rows(split)} for split in ("train", "valid", "test"))]
     assert len(set.union(*seen)) == sum(map(len, seen)) == 4095
-
-
-def test_no_row_occurs_twice():
-    prompts = [row["prompt"] for split in ("train", "valid", "test") for row in rows(split)]
-    assert len(set(prompts)) == len(prompts)
 
 
 @pytest.mark.parametrize("split", ["train", "valid", "test"])
@@ -116,17 +106,6 @@ def test_encoding_and_decoding_round_trips(tokenizer: Any):
             assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
-def test_tags_are_single_tokens_that_are_not_special(tokenizer: Any):
-    tags = "<think></think><answer></answer>"
-    ids = tokenizer.encode(tags)
-    assert len(ids) == 4
-    assert tokenizer.decode([*ids, tokenizer.eos_token_id], skip_special_tokens=True) == tags
-
-
-def test_other_characters_become_unk(tokenizer: Any):
-    assert tokenizer.convert_ids_to_tokens(tokenizer.encode("4é x7")) == ["4", "<unk>", " ", "<unk>", "7"]
-
-
 def test_the_chat_template_gives_the_prompts_of_the_warm_up(tokenizer: Any):
     messages = [{"role": "user", "content": "47+38="}]
     ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True)
@@ -167,20 +146,6 @@ def test_model_and_tokenizer_agree_on_eos_and_pad(tokenizer: Any):
     assert config == build.CONFIG
     assert {config["eos_token_id"]} == set(tokenizer.eos_token_ids) == {tokenizer.eos_token_id}
     assert config["pad_token_id"] == tokenizer.pad_token_id
-
-
-def test_the_weights_have_mlx_s_metadata(shipped: Any, tmp_path: Path):
-    build.save_model(shipped[0], tmp_path)
-    for folder in (DEMO / "model", tmp_path):
-        _, metadata = mx.load(str(folder / "model.safetensors"), return_metadata=True)
-        assert metadata == {"format": "mlx"}
-
-
-def test_the_folder_has_no_other_files():
-    assert {str(path.relative_to(DEMO)) for path in DEMO.rglob("*") if path.is_file()} == {
-        *(f"model/{name}" for name in ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")),
-        *(f"data/{split}.jsonl" for split in ("train", "valid", "test")),
-    }
 
 
 # ---- preset ----------------------------------------------------------------------------------------------------

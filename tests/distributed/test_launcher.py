@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import signal
 import sys
@@ -97,14 +96,6 @@ def kill(rank: int, number: int = signal.SIGKILL) -> Callable[[list[int]], None]
     return lambda pids: os.kill(pids[rank], number)
 
 
-@pytest.mark.proof
-def test_two_ranks_train_to_the_end(bench: Bench, capfd: pytest.CaptureFixture[str]) -> None:
-    assert bench.launch() == LaunchEnd("finished", 0)
-    assert bench.events()[-1]["kind"] == "finished" and bench.events("started")[0]["ranks"] == 2
-    assert "rank 0 has ended" in capfd.readouterr().out, "what rank 0 prints is the launcher's output"
-    assert (bench.run.path / "ranks" / "rank-1.log").read_text() == "this worker works\n"
-
-
 def test_a_worker_that_dies_ends_the_run_in_rank_0s_own_words(bench: Bench) -> None:
     thread = bench.when_step(2, kill(1))
     end = bench.launch(steps=400)
@@ -116,19 +107,6 @@ def test_a_worker_that_dies_ends_the_run_in_rank_0s_own_words(bench: Bench) -> N
         last["sentence"].endswith("What it printed: ranks/rank-1.log in the run folder.")
         and len(last["sentence"]) < 200
     )
-
-
-@pytest.mark.proof
-def test_without_it_the_run_goes_on(bench: Bench) -> None:
-    thread = bench.when_step(3, kill(2))
-    end = bench.launch(3, steps=12, goes_on=True)
-    thread.join()
-    assert (end.kind, end.exit_code) == ("finished", 0)
-    assert [event["ranks"] for event in bench.events("started")] == [3, 2]
-    (note,) = bench.events("note")
-    assert "(rank 2) hung up" in note["sentence"] and note["sentence"].endswith("The run goes on without it.")
-    assert [event["step"] for event in bench.events("step")] == list(range(1, 13))
-    assert not bench.events("failed")
 
 
 def test_the_last_one_goes_on_alone(bench: Bench, capfd: pytest.CaptureFixture[str]) -> None:
@@ -186,48 +164,10 @@ def test_a_stop_of_the_launcher_is_a_stop_of_rank_0(bench: Bench) -> None:
     assert (end.kind, end.exit_code) == ("stopped", 3) and bench.events()[-1]["kind"] == "stopped"
 
 
-@pytest.mark.proof
-def test_a_stop_before_the_run_began_is_written_down(bench: Bench) -> None:
-    threading.Timer(1.0, os.kill, [os.getpid(), signal.SIGHUP]).start()
-    end = bench.launch(wrong={1: "hang at start"})
-    assert (end.kind, end.exit_code) == ("stopped", 3)
-    (last,) = bench.events()
-    assert last["sentence"] == "Stopped before it had begun, because SIGHUP was received."
-
-
 def test_a_rank_that_does_not_start_is_told_with_its_last_words(bench: Bench) -> None:
     end = bench.launch(wrong={1: "crash at start"})
     assert end.exit_code == 2
     assert "ended before the run began: no such library" in bench.events()[-1]["sentence"]
-
-
-@pytest.mark.proof
-def test_ranks_that_never_meet_are_given_up(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launcher, "MEETING_S", 1.5)
-    end = bench.launch(wrong={1: "hang at start"})
-    assert end.exit_code == 2 and "The ranks did not connect within" in bench.events()[-1]["sentence"]
-
-
-@pytest.mark.proof
-def test_a_fault_of_a_worker_ends_the_run_in_its_own_words(bench: Bench) -> None:
-    assert bench.launch(wrong={1: "fault"}, steps=400).exit_code == 2
-    assert "(rank 1): The reward function broke." in bench.events()[-1]["sentence"]
-
-
-@pytest.mark.proof
-def test_a_worker_that_stays_is_ended(bench: Bench) -> None:
-    began = time.monotonic()
-    assert bench.launch(wrong={1: "stay"}).exit_code == 0
-    assert time.monotonic() - began < 15
-
-
-@pytest.mark.proof
-def test_a_rank_0_that_does_not_exit_is_ended_with_the_code_that_it_told(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(launcher, "EXITING_S", 0.5)
-    assert bench.launch(wrong={0: "hang at the end"}) == LaunchEnd("finished", 0)
-    assert bench.events()[-1]["kind"] == "finished"
 
 
 @pytest.mark.proof
@@ -271,34 +211,6 @@ def test_three_ranks_of_mpirun_train_to_the_end(bench: Bench, capfd: pytest.Capt
     assert [(bench.run.path / "ranks" / f"rank-{rank}.log").read_text() for rank in (1, 2)] == [
         "this worker works\n"
     ] * 2
-
-
-@needs_mpi
-@pytest.mark.proof
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-@pytest.mark.parametrize("rank", [0, 1, 2])
-def test_a_rank_of_mpirun_that_dies_or_stops_ends_the_run(bench: Bench, rank: int, number: int) -> None:
-    thread = bench.when_step(2, kill(rank, number))
-    began = time.monotonic()
-    end = bench.launch(3, backend="mpi", steps=2_000)
-    thread.join()
-    assert time.monotonic() - began < 30 and (end.kind, end.exit_code) == ("failed", 2)
-    sentence = bench.events()[-1]["sentence"]
-    assert (
-        ("was killed" in sentence) if (rank, number) == (0, signal.SIGKILL) else re.search(r"\(rank [12]\)", sentence)
-    )
-
-
-@needs_mpi
-@pytest.mark.proof
-def test_under_mpirun_a_stop_reaches_rank_0_and_a_lost_machine_is_done_without(bench: Bench) -> None:
-    thread = bench.when_step(3, kill(2))
-    assert bench.launch(3, backend="mpi", steps=12, goes_on=True).exit_code == 0
-    thread.join()
-    assert [event["ranks"] for event in bench.events("started")] == [3, 2]
-    thread = bench.when_step(13, lambda pids: os.kill(os.getpid(), signal.SIGTERM))
-    assert bench.launch(3, backend="mpi", steps=400).exit_code == 3
-    thread.join()
 
 
 # ── what is planned ──────────────────────────────────────────────────────────────────────────────────────────────────

@@ -114,13 +114,6 @@ def test_a_machine_that_cannot_be_asked_is_one_sentence_that_says_what_to_do(
     assert not hosts.processes()
 
 
-def test_every_machine_that_fails_is_named_and_one_machine_is_asked_once(hosts: FakeHosts):
-    hosts.add("mac-b", refusal="Permission denied (publickey).\n")
-    with pytest.raises(UserError) as caught:
-        require_machines(_file({"ssh": "mac-b"}, {"ssh": "mac-b"}, {"ssh": "mac-c"}), "hosts.json", Wanted("ring"))
-    assert [fault.sentence.split()[0] for fault in caught.value.faults] == ["mac-b", "mac-c"]
-
-
 def test_a_machine_that_never_answers_costs_no_more_than_the_limit(hosts: FakeHosts, monkeypatch: pytest.MonkeyPatch):
     hosts.add("mac-b", hang="")
     monkeypatch.setattr(machine_check, "FACTS_S", 0.3)
@@ -289,14 +282,6 @@ def test_a_difference_is_one_sentence_with_its_level(changes: dict[str, Any], le
     assert all(says in finding.sentence and len(finding.sentence) <= 200 for finding in found)
 
 
-def test_what_the_backend_needs_must_be_on_every_machine():
-    bare = replace(MAC, has_mpi=False, rdma_devices=())
-    for backend, says in (("mpi", "has no mpirun"), ("jaccl", "shows no RDMA devices"), ("ring", "")):
-        report = report_of(bare)
-        report.backend = backend
-        assert [says in finding.sentence for finding in findings_of(report)] == [True] * bool(says)
-
-
 def test_a_large_model_is_not_copied_and_a_missing_folder_refused():
     report = report_of(replace(MAC, model=""))
     report.machines[0].facts = replace(MAC, model_bytes=COPY_LIMIT + 1)
@@ -313,15 +298,6 @@ def test_a_slow_connection_is_a_warning_with_its_seconds():
     wifi = findings_of(report_of(MAC, link=LinkSpeed(0.03, 8e6)))
     assert [finding.level for finding in wifi] == ["warn", "warn"]
     assert "20 MB, takes 2.53 s to sum" in wifi[0].sentence and "30 ms" in wifi[1].sentence
-
-
-def test_ranks_that_share_a_machine_are_told_once_and_compared_with_nothing():
-    report = report_of()
-    report.machines.append(
-        CheckedMachine(1, "127.0.0.1", "this machine (rank 1)", is_here=True, facts=replace(MAC, memory=1))
-    )
-    (found,) = findings_of(report)
-    assert found.level == "info" and "This machine is listed 2 times" in found.sentence
 
 
 def test_the_gravest_come_first_and_a_report_survives_json():

@@ -11,11 +11,10 @@ from typing import Any, NoReturn
 
 import pytest
 
-from backend.distributed import leader as leader_module
-from backend.distributed.leader import LEAST_S, TIMES, UNSEEN_TIMES, HangDetector, Leader, SharedSampling
+from backend.distributed.leader import LEAST_S, TIMES, UNSEEN_TIMES, Leader, SharedSampling
 from backend.distributed.messages import SampledRound, SamplingOrder
 from backend.distributed.ranks import LostRankError, RankInfo
-from backend.distributed.scheduling import LearningReport, Pace, PromptScheduler, RankPaces, StepShares
+from backend.distributed.scheduling import LearningReport, PromptScheduler, RankPaces, StepShares
 from backend.types import Completion, Group, Problem
 
 
@@ -80,43 +79,9 @@ def test_a_rank_that_would_be_the_last_to_end_gets_nothing() -> None:
     assert rounds[1] == []
 
 
-def test_few_prompts_are_not_cut_into_rounds_of_one() -> None:
-    """Each round pays for its longest completion, so two rounds of one prompt take longer than one of two."""
-    rounds, _ = steps(lambda rank, n: float(n), 8, 16)
-    assert rounds == [[2]] * 8
-
-
-def test_a_rank_that_was_slow_for_a_while_is_asked_again() -> None:
-    paces, slow = RankPaces(2), 100.0
-    for _ in range(3):
-        simulated(lambda rank, n: n * (slow if rank else 1.0), 2, paces, 16)
-    slow, given = 1.0, 0
-    for _ in range(60):
-        rounds, _ = simulated(lambda rank, n: n * (slow if rank else 1.0), 2, paces, 16)
-        given = sum(rounds[1])
-        if not given:
-            paces.assume_faster(1)
-    assert given == 8
-
-
 def test_fewer_prompts_than_ranks() -> None:
     rounds, _ = steps(lambda rank, n: float(n), 4, 2)
     assert sorted(map(sum, rounds)) == [0, 0, 1, 1]
-
-
-def test_a_pace_is_the_line_through_the_rounds() -> None:
-    paces = RankPaces(2)
-    assert not paces.are_known
-    for n in (8, 16, 40, 8):
-        paces.observe(0, n, 2.0 + 0.5 * n)
-    assert (paces[0].fixed_s, paces[0].each_s) == pytest.approx((2.0, 0.5))
-    assert paces[1] == paces[0], "of a rank that has done nothing yet the mean of the others is assumed"
-    paces.observe(1, 8, 4.0)
-    assert paces[1] == Pace(0.0, 0.5) and paces.are_known
-    falling = RankPaces(1)
-    for n, seconds in ((8, 9.0), (16, 8.0)):  # more in less time: chance, so no line
-        falling.observe(0, n, seconds)
-    assert falling[0].fixed_s == 0.0 and falling[0].each_s > 0
 
 
 def sampled(rank: int, tokens: int, sampling_s: float, scoring_s: float) -> SampledRound:
@@ -131,26 +96,6 @@ def a_step(shares: StepShares, learned: tuple[int, int] = (300, 100)) -> dict[st
     shares.add_learning(1, LearningReport(learned[1], 5.0, 2.0, 1.0, 2.0))
     shares.add_learning(0, LearningReport(learned[0], 5.0, 1.0, 1.0, 1.0))
     return shares.metrics()
-
-
-def test_the_wait_of_each_rank_is_what_it_was_not_busy() -> None:
-    metrics = a_step(StepShares(2))
-    assert metrics == pytest.approx(
-        {
-            "waiting_share": (2 + 6) / 2 / 15,
-            "time/gradient_sum": 1.0,
-            "ranks/0/prompts": 2,
-            "ranks/0/tokens_per_second": 10.0,
-            "ranks/0/learn_tokens_per_second": 100.0,
-            "ranks/0/waiting": 2.0,
-            "ranks/0/memory": 3.0,
-            "ranks/1/prompts": 1,
-            "ranks/1/tokens_per_second": 6.0,
-            "ranks/1/learn_tokens_per_second": 50.0,
-            "ranks/1/waiting": 6.0,
-            "ranks/1/memory": 2.0,
-        }
-    )
 
 
 def test_rows_are_split_by_the_speeds_of_learning_once_they_are_known() -> None:
@@ -223,14 +168,6 @@ def test_a_round_that_never_ends_is_that_of_a_rank_that_hangs(seen: tuple[int, .
     assert lost.value.rank == 1 and len(lost.value.faults[0].sentence) <= 200
 
 
-def test_while_nobodys_pace_is_known_nobody_is_late() -> None:
-    clock = Clock()
-    work = sampling(RankPaces(2), clock)
-    work._give()
-    clock.now = 1e6
-    work._serve(0.0)
-
-
 def test_a_rank_that_does_not_come_to_an_update_is_given_up_and_one_that_sums_is_not() -> None:
     ranks = SimpleNamespace(rank=0, size=3, waiting=None)
     for late in ((), (2,)):
@@ -250,29 +187,3 @@ def test_a_rank_that_does_not_come_to_an_update_is_given_up_and_one_that_sums_is
                 ranks.waiting(LEAST_S + TIMES * 2 + 1)
             assert len(lost.value.faults[0].sentence) <= 200
     ranks.waiting(1e6)  # outside of a step that is learned, nobody is judged
-
-
-def test_a_worker_that_does_not_tell_of_its_last_update_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock()
-    monkeypatch.setattr(leader_module, "time", SimpleNamespace(monotonic=clock, perf_counter=clock))
-    leader = Leader(SilentWorkers(2), SimpleNamespace(rank=0, size=2), "ring")  # pyright: ignore[reportArgumentType]
-    leader.learning.observe(1.0)
-    looked = iter([0.0, 100.0, 129.0, 131.0])
-
-    def receive(timeout: float | None = None) -> None:
-        clock.now = next(looked)
-
-    monkeypatch.setattr(leader.workers, "receive", receive)
-    with pytest.raises(LostRankError, match=r"mac-1 \(rank 1\) answers"):
-        leader.learned_by_workers()
-    assert clock.now == 131.0
-
-
-def test_the_longest_step_is_what_is_usual() -> None:
-    patience = HangDetector()
-    assert not patience.overdue(1e9)
-    for seconds in (3.0, 30.0, 4.0):
-        patience.observe(seconds)
-    assert not patience.overdue(LEAST_S + TIMES * 30) and patience.overdue(LEAST_S + TIMES * 30 + 1)
-    report = LearningReport(tokens=1, seconds=9.0, waited_s=4.0, summed_s=2.0, peak_gb=0.0)
-    assert report.busy_s == pytest.approx(3.0)

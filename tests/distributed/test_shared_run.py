@@ -310,23 +310,3 @@ def test_processes_make_the_run_of_one(tmp_path: Path, size: int, backend: str) 
     small_run.train_here(raw, one)
     train_on_processes(raw, shared, size, backend)
     assert_same_run(one, shared)
-
-
-@pytest.mark.proof
-@pytest.mark.alone
-def test_nobody_waits_for_a_rank_that_is_three_times_slower(tmp_path: Path) -> None:
-    """Every token of rank 1 takes three times as long as one of rank 0, sampled or learned. An equal split lets rank 0
-    wait for two thirds of its time, which is a third of both ranks'."""
-    raw = settings(tmp_path, batch_size=16, group_size=4, max_completion_length=24, iters=4, steps_per_eval=0, beta=0.0)
-    small_run.write_rows(tmp_path / "rows.jsonl", 64)
-    waits: dict[str, list[float]] = {}
-    for split in ("", "equal"):
-        run = RunFolder(tmp_path / f"run {split}")
-        slow = {"GRPO_TEST_TOKEN_S": "[0.006, 0.018]", "GRPO_TEST_EQUAL_SPLIT": split}
-        train_on_processes(raw, run, 2, "ring", slow)
-        waits[split] = [step["waiting_share"] for step in metrics(run, "step")]
-        shares = [step["ranks/0/prompts"] for step in metrics(run, "step")]
-        assert (set(shares) == {8}) if split else (max(shares) >= 10), shares
-    assert min(waits["equal"]) > 0.25, waits
-    # Not of every step: another program may slow down either rank for a while.
-    assert sorted(waits[""])[1] <= 0.1, waits

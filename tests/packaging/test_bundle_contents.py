@@ -10,7 +10,6 @@ import os
 import shutil
 import subprocess
 import sys
-import sysconfig
 from fnmatch import fnmatchcase
 from pathlib import Path
 from types import ModuleType
@@ -113,24 +112,6 @@ def test_metadata_is_that_of_everything_we_require() -> None:
     assert not names & {"pytest", "ruff", "pyinstaller"}, "an extra is no part of the app"
 
 
-def test_metadata_that_is_older_than_the_requirements_is_noticed() -> None:
-    """A package that was added to pyproject.toml after the install would be missing from the bundle's metadata and from About."""
-    requirements = ["numpy", "pydantic>=2", "never_heard.of[it]>=3; sys_platform == 'linux'"]
-    assert contents.not_in_metadata(requirements) == ["never-heard-of"]
-
-
-def test_a_package_that_is_not_required_is_noticed() -> None:
-    """Libraries use what they find: an environment with requests in it would ship requests, and About would not say so."""
-    site = Path(sysconfig.get_path("purelib"))
-    files = [
-        site / "numpy" / "__init__.py",
-        site / "numpy.libs" / "x.so",
-        site / "pytest" / "main.py",
-        site / "typing_extensions.py",
-    ]
-    assert contents.unlisted([*map(str, files), __file__], about.needed()) == ["pytest"]
-
-
 @pytest.mark.skipif(shutil.which("dpkg-query") is None, reason="packages of the system are named where it is Debian")
 def test_libraries_of_the_system_bring_their_licences(tmp_path: Path) -> None:
     (tmp_path / "left").mkdir()
@@ -141,80 +122,10 @@ def test_libraries_of_the_system_bring_their_licences(tmp_path: Path) -> None:
     assert "General Public License" in names["dpkg"].read_text()
 
 
-def test_a_library_goes_with_the_only_file_that_needed_it() -> None:
-    entries = [
-        ("PySide6/Qt/plugins/platforms/libqxcb.so", "/q/libqxcb.so", "BINARY"),
-        ("PySide6/Qt/plugins/platformthemes/libqgtk3.so", "/q/libqgtk3.so", "BINARY"),
-        ("libxcb.so.1", "/l/libxcb.so.1", "BINARY"),
-        ("libXau.so.6", "/l/libXau.so.6", "BINARY"),
-        ("libgtk.so.0", "/l/libgtk.so.0", "BINARY"),
-        ("libcairo.so.2", "/l/libcairo.so.2", "BINARY"),
-        ("libpython3.so", "/l/libpython3.so", "BINARY"),
-        ("pyarrow/libarrow.so", "/p/libarrow.so", "BINARY"),
-    ]
-    needs = {
-        "/q/libqxcb.so": ["/l/libxcb.so.1", "/lib/libc.so"],
-        "/l/libxcb.so.1": ["/l/libXau.so.6"],
-        "/q/libqgtk3.so": ["/l/libgtk.so.0"],
-        "/l/libgtk.so.0": ["/l/libcairo.so.2"],
-    }
-    left = contents.without_orphans(contents.without_unused(entries), lambda path: needs.get(path, []))
-    expected = {"libqxcb.so", "libxcb.so.1", "libXau.so.6", "libpython3.so", "libarrow.so"}
-    assert {Path(target).name for target, _, _ in left} == expected
-
-
-def test_a_link_to_a_file_that_is_left_out_goes_with_it() -> None:
-    entries = [
-        ("libarrow_flight.so.2600", "pyarrow/libarrow_flight.so.2600", "SYMLINK"),
-        ("libarrow.so.2600", "pyarrow/libarrow.so.2600", "SYMLINK"),
-        ("pyarrow/libarrow_flight.so.2600", "/p/libarrow_flight.so.2600", "BINARY"),
-        ("pyarrow/libarrow.so.2600", "/p/libarrow.so.2600", "BINARY"),
-    ]
-    assert [target for target, _, _ in contents.without_unused(entries)] == [
-        "libarrow.so.2600",
-        "pyarrow/libarrow.so.2600",
-    ]
-
-
 # ── the start of a frozen program ────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_programs_that_we_start_get_the_systems_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
-    """PyInstaller's loader sets LD_LIBRARY_PATH; g++ and a browser must not inherit it."""
-    monkeypatch.setenv("LD_LIBRARY_PATH", "/opt/app/_internal")
-    monkeypatch.setenv("LD_LIBRARY_PATH_ORIG", "/usr/local/lib")
-    monkeypatch.setenv("DYLD_LIBRARY_PATH", "/opt/app/_internal")
-    script("frozen_start").prepare()
-    assert os.environ["LD_LIBRARY_PATH"] == "/usr/local/lib"
-    assert not {"LD_LIBRARY_PATH_ORIG", "DYLD_LIBRARY_PATH"} & set(os.environ)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="a Mac has all that Qt needs")
-def test_a_missing_library_is_a_sentence_with_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    libraries = script("system_libraries")
-    monkeypatch.setattr(libraries, "REQUIRED", {"libc.so.6": "libc6", "libnowhere.so.1": "libnowhere1"})
-    sentence = libraries.missing_for_window()
-    assert "lacks: libnowhere.so.1. On Debian and Ubuntu: sudo apt-get install libnowhere1" in sentence
-    monkeypatch.setattr(libraries, "REQUIRED", {"libc.so.6": "libc6"})
-    assert libraries.missing_for_window() == ""
-
-
 # ── sizes, and the download for Linux ────────────────────────────────────────────────────────────────────────────────
-
-
-def test_sizes_are_added_up_by_package(tmp_path: Path) -> None:
-    table = script("size_table")
-    for name, size in (("grpo-studio", 5), ("_internal/numpy/a.so", 3), ("_internal/numpy.libs/b.so", 4)):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_bytes(b"x" * size * 1_000_000)
-    (tmp_path / "_internal" / "b.so").symlink_to("numpy.libs/b.so")
-    lines = table.table({"size": table.sizes(tmp_path)}).splitlines()
-    assert lines[2:] == [
-        "| numpy | 7.0 |",
-        "| grpo-studio | 5.0 |",
-        "| everything else | – |",
-        "| **sum** | **12.0** |",
-    ]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the download for Linux is made on Linux")

@@ -109,14 +109,6 @@ def test_the_bundle_is_sound_and_holds_what_it_installs(script, app: Path) -> No
     assert package == {f"grpo_studio-{__version__}-py3-none-any.whl", "constraints.txt", "environment_name"}
 
 
-def test_another_wheel_gets_another_environment(script, wheel: Path, tmp_path: Path) -> None:
-    changed = tmp_path / wheel.name
-    changed.write_bytes(wheel.read_bytes() + b"\n")
-    names = [script("light_app").make_app(each, tmp_path).joinpath("Contents/Resources/package/environment_name").read_text()
-             for each in (wheel, wheel, changed)]  # fmt: skip
-    assert names[0] == names[1] != names[2]
-
-
 def test_the_first_start_sets_up_and_the_second_just_starts(mac: Mac) -> None:
     mac.add_program("python3.12", PYTHON)
     assert mac.start("a config.yaml") == 0
@@ -186,27 +178,6 @@ def test_nothing_is_downloaded_before_a_yes(mac: Mac) -> None:
     mac.add_program("python3.13", PYTHON)
     assert mac.start(DECLINE="yes") == 0
     assert mac.environments == [] and not mac.text("did") and not mac.text("started")
-
-
-def test_without_a_progress_window_it_is_set_up_all_the_same(mac: Mac) -> None:
-    mac.add_program("python3.13", PYTHON)
-    assert mac.start(NO_WINDOW="yes") == 0 and mac.text("started")
-
-
-def test_an_earlier_environment_goes_unless_a_process_uses_it(mac: Mac) -> None:
-    mac.add_program("python3.13", PYTHON)
-    used, unused = (
-        mac.home / "Library/Application Support/GRPO Studio/environments" / name for name in ("0.0.1-a", "0.0.2-b")
-    )
-    for folder in (used, unused):
-        (folder / "bin").mkdir(parents=True)
-    trainer = subprocess.Popen([used / "bin" / "python", "20"], executable="/bin/sleep")
-    try:
-        assert mac.start() == 0
-    finally:
-        trainer.kill()
-        trainer.wait()
-    assert used.exists() and not unused.exists()
 
 
 @pytest.mark.parametrize("shell", SHELLS, ids=lambda shell: shell[0])

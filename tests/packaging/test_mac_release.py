@@ -8,7 +8,6 @@ import json
 import plistlib
 import sys
 from collections.abc import Callable
-from importlib.metadata import PathDistribution
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -134,42 +133,5 @@ def test_apples_refusal_and_a_failing_tool_are_told_and_end_the_release(
     assert not (app.parent / "out").exists()
 
 
-def test_credentials_come_whole_from_a_profile_or_a_key(script) -> None:
-    notarise = script("notarise")
-    assert notarise.credentials({}) == []
-    assert notarise.credentials({"NOTARY_PROFILE": "p"}) == ["--keychain-profile", "p"]
-    key = {"NOTARY_KEY": "k.p8", "NOTARY_KEY_ID": "1", "NOTARY_ISSUER": "2"}
-    assert notarise.credentials(key) == ["--key", "k.p8", "--key-id", "1", "--issuer", "2"]
-    with pytest.raises(script("commands").ToolFailed, match="missing: NOTARY_ISSUER"):
-        notarise.credentials(key | {"NOTARY_ISSUER": ""})
-
-
-def test_the_image_shows_the_app_beside_applications(script, app: Path) -> None:
-    layout = script("release").layout(app)
-    (width, height), places = layout["window_rect"][1], layout["icon_locations"]
-    assert (
-        set(places)
-        == {"GRPO Studio.app", "Applications"}
-        == {Path(file).name for file in layout["files"]} | set(layout["symlinks"])
-    )
-    assert all(
-        layout["icon_size"] / 2 <= x <= width - layout["icon_size"] / 2 and 0 < y < height for x, y in places.values()
-    )
-
-
 def test_entitlements_are_a_property_list_without_any(script) -> None:
     assert plistlib.loads(script("sign").ENTITLEMENTS.read_bytes()) == {}
-
-
-@pytest.mark.parametrize(
-    ("tags", "is_newer"),
-    [
-        ("Tag: cp312-cp312-macosx_26_0_arm64", True),
-        ("Tag: cp312-cp312-macosx_14_0_arm64", False),
-        ("Tag: cp312-abi3-macosx_11_0_universal2\nTag: cp312-abi3-macosx_15_0_arm64", False),
-        ("Tag: py3-none-any", False),
-    ],
-)
-def test_wheels_for_a_newer_system_are_found(script, tmp_path: Path, tags: str, is_newer: bool) -> None:
-    (tmp_path / "WHEEL").write_text(f"Wheel-Version: 1.0\n{tags}\n")
-    assert script("oldest_wheels").is_newer(PathDistribution(tmp_path)) is is_newer
