@@ -1,7 +1,4 @@
-"""The entry point of GRPO Studio: parse arguments, make the application, open the window.
-
-With no display on Linux it trains the bundled demo in the terminal instead.
-"""
+"""The entry point of GRPO Studio: parse arguments, make the application, open the window."""
 
 from __future__ import annotations
 
@@ -95,13 +92,13 @@ def has_display() -> bool:
 
 
 def exec_demo() -> None:
-    """Replace this process by the backend's `demo`; does not return."""
+    """Replace this process by the backend's `demo`."""
     command = backend_command("demo")
     os.execve(command[0], command, backend_environment())
 
 
 def exec_selftest(report: Path | None) -> None:
-    """Replace this process by the backend's self-test, which starts this program to draw the pages; does not return."""
+    """Replace this process by the backend's self-test, which starts this program to draw the pages."""
     command = backend_command("--selftest", *(["--report", str(report)] if report else []))
     os.execve(command[0], command, backend_environment())
 
@@ -193,7 +190,7 @@ def connect_desktop(app: QApplication, window: Window) -> None:
 
 
 def take_up(window: Window, *, ask: bool) -> None:
-    """Show the last run; if that crashed, offer to resume it, else let waiting runs begin."""
+    """Show the last run."""
     session = window.session
     session.show_last_run()
     if not ask:

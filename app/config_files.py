@@ -66,7 +66,7 @@ class ConfigFiles(QObject):
             self.session.queue.edit(run)
 
     def show_presets(self) -> None:
-        """Show the presets; applying one can be undone like any edit."""
+        """Show the presets."""
         try:
             panel = PresetPanel(presets(), self.session.draft.values(), self._window)
         except UserError as error:
@@ -142,7 +142,6 @@ class ConfigFiles(QObject):
         self.session.messages.note(text)
 
     def _may_replace_form(self) -> bool:
-        """The form is saved, or the user discards the edits."""
         if not self.session.draft.dirty:
             return True
         answer = self.ask_about_edits()
@@ -161,6 +160,5 @@ class ConfigFiles(QObject):
         return open_folder(self._window, "export", "Folder to put the folder for TRL into")
 
     def ask_about_edits(self) -> str:
-        """save, discard or cancel."""
         answers = {"save": "Save", "discard": "Do not save", "cancel": "Cancel"}
         return ask(self._window, "Save the changes to this config?", "They are lost otherwise.", answers)

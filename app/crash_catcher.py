@@ -1,7 +1,4 @@
-"""Catches exceptions that nobody handles, in any thread, and crashes of native code.
-
-A native crash ends the process; faulthandler writes the stacks of all threads to a file, which the next start finds.
-"""
+"""Catches exceptions that nobody handles, in any thread, and crashes of native code."""
 
 from __future__ import annotations
 
@@ -22,8 +19,7 @@ QT_MESSAGES = 30
 
 
 class CrashCatcher(QObject):
-    """Signals:
-    caught(str, str) – a sentence and a traceback; each different traceback once. Emitted from any thread.
+    """Signals: caught(str, str) – a sentence and a traceback.
 
     Attributes:
         qt_messages – the last warnings and errors of Qt.
@@ -32,7 +28,7 @@ class CrashCatcher(QObject):
     caught = Signal(str, str)
 
     def __init__(self, file: Path, parent: QObject | None = None) -> None:
-        """`file`: where native crashes of this window are written; no other window may use it."""
+        """`file`: where native crashes of this window are written."""
         super().__init__(parent)
         self.qt_messages: deque[str] = deque(maxlen=QT_MESSAGES)
         self._file = file

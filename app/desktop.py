@@ -40,7 +40,6 @@ class DroppedFile:
 
     @property
     def sentence(self) -> str:
-        """What dropping it does."""
         return _DEEDS[self.kind].format(self.path.name)
 
 
@@ -140,7 +139,7 @@ class Notifier(QObject):
         self._tray: QSystemTrayIcon | None = None
 
     def show(self, title: str, sentence: str) -> bool:
-        """Show a notification; returns whether the desktop was asked to. It may still keep it from the user."""
+        """Show a notification; returns whether the desktop was asked to."""
         if sys.platform == "darwin":
             return self._show_by_tray(title, sentence)
         return self._bus is not None and self._show_by_bus(self._bus, title, sentence)
@@ -174,7 +173,6 @@ class Notifier(QObject):
             self._shown.add(reply[0])
 
     def _on_heard(self, member: str, body: tuple[object, ...]) -> None:
-        """A click or the closing of any program's notification."""
         if not body or body[0] not in self._shown:
             return
         if member == "ActionInvoked":
@@ -200,7 +198,7 @@ class Notifier(QObject):
 
 
 AUTH_S = 0.5
-"""How long the bus may take to answer when the connection is made; a local bus takes a millisecond."""
+"""How long the bus may take to answer when the connection is made."""
 
 
 class SessionBus(QObject):
@@ -301,6 +299,5 @@ class SessionBus(QObject):
             on_reply(tuple(message.body))
 
     def _lose(self) -> None:
-        """The bus has gone, as it does at the end of a desktop session."""
         self.close()
         self._is_missing = True

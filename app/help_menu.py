@@ -52,7 +52,7 @@ class TextDialog(QDialog):
 
 
 class HelpMenu(QObject):
-    """Explains the window. `qt_messages` are the last warnings of Qt, for a report; the program's start sets them."""
+    """Explains the window. `qt_messages` are the last warnings of Qt, for a report."""
 
     def __init__(self, window: Window) -> None:
         super().__init__(window)
@@ -60,7 +60,7 @@ class HelpMenu(QObject):
         self.qt_messages: Collection[str] = ()
 
     def show_guide(self, place: str = CONTENTS) -> None:
-        """Show a place of the guide; Back there leads to the page that is shown now."""
+        """Show a place of the guide."""
         origin = self._window.current_page
         self._window.show_page("guide")
         guide = self._window.pages["guide"]
@@ -68,13 +68,13 @@ class HelpMenu(QObject):
         guide.view.setFocus()
 
     def show_help_here(self) -> None:
-        """Show what the guide says about the field, chart or finding with the focus; else its contents."""
+        """Show what the guide says about the field, chart or finding with the focus."""
         focused = QApplication.focusWidget()
         field = field_of(focused)
         self.show_guide(place_of_setting(field.setting.key) if field is not None else place_about(focused) or CONTENTS)
 
     def show_glossary(self) -> None:
-        """The glossary, with a line that searches it; it is opened once."""
+        """The glossary, with a line that searches it."""
         from app.state.guide import found_terms, glossary
 
         dialog = self._window.findChild(GlossaryDialog)
@@ -107,7 +107,7 @@ class HelpMenu(QObject):
         self.session.updates.check_now()
 
     def set_update_checks(self) -> None:
-        """Check for updates at every start, or no longer; says which."""
+        """Check for updates at every start, or no longer."""
         from backend.utils.about import NO_FEED, feed
 
         prefs = self.session.prefs
@@ -143,7 +143,7 @@ class HelpMenu(QObject):
 
 
 def facts() -> dict[str, str]:
-    """What About shows beside the icon; our own version first."""
+    """What About shows beside the icon."""
     from backend.utils import about
 
     computes = machine.chip() if machine.has_gpu() else ""

@@ -1,4 +1,4 @@
-"""The table of menu entries: text, shortcut, icon, and the slot that each calls; and the QActions made from it."""
+"""The table of menu entries: text, shortcut, icon, and the slot that each calls."""
 
 from __future__ import annotations
 

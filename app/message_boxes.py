@@ -9,7 +9,7 @@ from PySide6.QtWidgets import QCheckBox, QMessageBox, QWidget
 
 
 def ask(parent: QWidget, question: str, detail: str, answers: Mapping[str, str]) -> str:
-    """Ask, and return the key of the answer. There are three: Return chooses the first, Escape the last."""
+    """Ask, and return the key of the answer."""
     return _asked(QuestionBox(parent, question, detail, answers))
 
 

@@ -1,7 +1,4 @@
-"""Draws every page into a picture for the self-test, and reports which are empty.
-
-The window is the real one on the real platform, but never appears on the screen.
-"""
+"""Draws every page into a picture for the self-test, and reports which are empty."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ SIZE = (1000, 700)
 SETTLE_MS = 120
 """How long a page may take to lay itself out before it is drawn."""
 FEWEST_COLOURS = 12
-"""Anti-aliased text alone has more; a blank page has one, a bare card two or three."""
+"""Anti-aliased text alone has more."""
 GRID = 7
 """Every so many pixels are looked at, in both directions."""
 
@@ -65,5 +62,5 @@ def draw_page(window: Window, key: str, title: str) -> dict[str, Any]:
 
 
 def colours(image: QImage) -> int:
-    """How many colours a picture has, on a grid of its pixels."""
+    """The number of colours a picture has, on a grid of its pixels."""
     return len({image.pixel(x, y) for x in range(0, image.width(), GRID) for y in range(0, image.height(), GRID)})

@@ -51,11 +51,7 @@ class PageStack(QStackedWidget):
         self._fit()
 
     def _keep_focus_here(self) -> None:
-        """Give the focus back when a page that is not shown takes it.
-
-        Qt lets a hidden widget take the keyboard, as when an answer arrives after the user has changed the page. The
-        slot takes none of the signal's arguments: the widget that lost the focus may be half destroyed.
-        """
+        """Give the focus back when a page that is not shown takes it."""
         widget = QApplication.focusWidget()
         if widget is None:
             return
@@ -74,10 +70,7 @@ class PageStack(QStackedWidget):
 
 
 class PageArea(TabArea):
-    """Scrolls the pages where the window has less room than `least`, in pixels; else they have all of it.
-
-    The holder has no layout: Qt would make room for the preferred height of texts, and scroll without need.
-    """
+    """Scrolls the pages where the window has less room than `least`, in pixels."""
 
     def __init__(self, pages: QWidget, least: QSize) -> None:
         super().__init__()

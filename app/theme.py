@@ -1,8 +1,4 @@
-"""Colours, fonts and spacing, light and dark: the only file with colour codes.
-
-Widgets ask for a role (`palette().muted`), never for a colour, and repaint on `signals.changed`. Fusion with a small
-stylesheet on Linux; on macOS the native controls stay native and only cards, captions and the Run button are ours.
-"""
+"""Colours, fonts and spacing, light and dark: the only file with colour codes."""
 
 from __future__ import annotations
 
@@ -38,7 +34,7 @@ class Palette:
     text: QColor
     muted: QColor
     faint: QColor
-    """Text and icons of what is disabled; nothing else is this light."""
+    """Text and icons of what is disabled."""
     placeholder: QColor
     """Text that waits to be replaced, line numbers, stars that are not lit."""
     hairline: QColor
@@ -105,21 +101,15 @@ _DASHES = (Qt.PenStyle.SolidLine, Qt.PenStyle.DashLine, Qt.PenStyle.DotLine, Qt.
 
 
 class _Signals(QObject):
-    """Signals:
-    changed – `palette()` returns another palette now; repaint.
-    """
-
     changed = Signal()
 
 
 signals = _Signals()
 _scale: list[float] = []
-"""Cache of `text_scale`, empty before the first call: widgets call it hundreds of times, and it never changes."""
 _current = {"dark": False, "mode": "system", "is_connected": False, "is_applying": False}
 
 
 def palette() -> Palette:
-    """The current colours."""
     return DARK if _current["dark"] else LIGHT
 
 
@@ -128,7 +118,7 @@ def is_dark() -> bool:
 
 
 def reward_colour(index: int) -> QColor:
-    """The colour of the reward function with this index among those ticked; after eight they repeat, dashed."""
+    """The colour of the reward function with this index among those ticked."""
     return QColor(_REWARDS[is_dark()][index % 8])
 
 
@@ -217,7 +207,6 @@ def mode() -> str:
 
 
 def _on_scheme_changed(app: QApplication) -> None:
-    """The desktop's colour scheme changed. Where `apply` itself asked for it, `apply` continues with the palette."""
     if not _current["is_applying"]:
         _apply_palette(app)
 
@@ -270,7 +259,6 @@ def _qt_palette(colours: Palette) -> QPalette:
 
 
 def _stylesheet(colours: Palette) -> str:
-    """The stylesheet with colours and lengths filled in; controls only where Fusion draws them."""
     text = OURS if sys.platform == "darwin" else CONTROLS + OURS
     for role in sorted((role.name for role in fields(Palette)), key=len, reverse=True):
         text = text.replace(f"@{role}", getattr(colours, role).name())

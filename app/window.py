@@ -1,7 +1,4 @@
-"""The frame: sidebar, menus, toolbar, the pages (each built when first shown) and the status strip.
-
-It shows no error dialogs: errors are messages in the strip or on the page.
-"""
+"""The frame: sidebar, menus, toolbar, the pages (each built when first shown) and the status strip."""
 
 from __future__ import annotations
 
@@ -54,10 +51,9 @@ from backend.utils.errors import UserError
 NAME = "GRPO Studio"
 MINIMUM = (880, 600)
 LEAST_PAGE = (816, 480)
-"""The least size of a page, as much as a window of MINIMUM has. A smaller screen, as 1280×800 at 200 %, scrolls."""
+"""The least size of a page, as much as a window of MINIMUM has."""
 FIRST_SIZE = (1280, 800)
 FORM_PAGES = ("train", "dataset", "rewards")
-"""Pages that show settings of the form."""
 NARROW = 1000
 """Below this width the sidebar shows icons alone, whatever the preference says."""
 CONTROL, SILENCE = "control", "silence"
@@ -184,7 +180,7 @@ class Window(QMainWindow):
         self.pages["completions"].show_requested(step, filter_name)
 
     def find_text(self) -> None:
-        """Find something on the page that is shown, if it can; else a setting."""
+        """Find something on the page that is shown, if it can."""
         page = self.pages.get(self.current_page)
         if page is not None and hasattr(page, "find_text"):
             page.find_text()
@@ -379,7 +375,6 @@ class Window(QMainWindow):
         return self.session.run.state if self.session.run is not None else ""
 
     def _connect_run(self) -> None:
-        """Connect to the run that is shown now; the previous one was deleted, and its connections with it."""
         if self.session.run is not None:
             self.session.run.changed.connect(self._show_progress)
             self.session.run.control_changed.connect(self._show_state)
@@ -420,7 +415,6 @@ class Window(QMainWindow):
         self.session.messages.say(f"{run.silence} {advice}".strip(), SILENCE)
 
     def _percent(self) -> int | None:
-        """How much of the run is done; None where none is live or its length is not known."""
         run = self.session.run
         return 100 * run.step // run.iterations if run is not None and run.is_live and run.iterations else None
 
@@ -442,7 +436,6 @@ class Window(QMainWindow):
         self._show_run_action()
 
     def _show_run_action(self) -> None:
-        """The toolbar begins with Run; with the queue while a run trains or a waiting run is edited."""
         is_queued = self.session.is_training or self.session.queue.edited is not None
         names = ("queue_run", "run") if is_queued else ("run", "queue_run")
         wanted, other = (self.menus[name] for name in names)
@@ -453,7 +446,6 @@ class Window(QMainWindow):
     # Questions: one method each, which tests replace by an answer
 
     def ask_about_training(self) -> str:
-        """keep, stop or cancel."""
         count = len(self.session.queue.waiting)
         waits = f" {count} more wait{'s' if count == 1 else ''} for it to end." if count else ""
         answer, is_remembered = ask_and_remember(
@@ -482,7 +474,7 @@ class Window(QMainWindow):
         return HostsDialog(request, self).is_allowed()
 
     def offer_resume(self, offer: CrashOffer) -> None:
-        """Ask once whether to resume a run that crashed unseen. It does not block: the window is usable behind it."""
+        """Ask once whether to resume a run that crashed unseen."""
         self.session.prefs.offered_crash = offer.key
         answers = {"resume": offer.action, "show": "Show it", "later": "Not now"}
         box = QuestionBox(self, offer.question, offer.detail, answers)

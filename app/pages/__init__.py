@@ -1,7 +1,4 @@
-"""The table of pages, in the order of the sidebar. A page's module is imported when the page is first shown.
-
-To add a page: one file in this folder and one line here.
-"""
+"""The table of pages, in the order of the sidebar."""
 
 from __future__ import annotations
 
@@ -20,10 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PageEntry:
-    """One page. `where` is "module:class" of a widget built as `Class(session, parent)`, `icon` a file of icons.
-
-    A window wider than `widest` pixels centres the page, as longer lines are harder to read.
-    """
+    """One page. `where` is "module:class" of a widget built as `Class(session, parent)`, `icon` a file of icons."""
 
     key: str
     title: str
@@ -58,10 +52,7 @@ PAGES: tuple[PageEntry, ...] = (
 
 
 def read_ahead() -> threading.Thread:
-    """Import every page in a thread, so that the first click on one does not wait half a second for pyqtgraph.
-
-    No QObject is made in the thread, and none may be destroyed in it.
-    """
+    """Import every page in a thread, so that the first click on one does not wait half a second for pyqtgraph."""
     thread = threading.Thread(target=_read, name="read ahead", daemon=True)
     thread.start()
     return thread

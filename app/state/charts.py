@@ -1,4 +1,4 @@
-"""The charts of the Monitor page, read from resources/charts.toml. Nothing is drawn here."""
+"""The charts of the Monitor page, read from resources/charts.toml."""
 
 from __future__ import annotations
 
@@ -17,10 +17,7 @@ from backend.utils import places
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """One line of a chart. `colour` is a palette role, or reward:N for the N-th reward function.
-
-    A band is drawn from `low` to `high`, or `spread` to both sides of the line; all three are names of metrics.
-    """
+    """One line of a chart. `colour` is a palette role, or reward:N for the N-th reward function."""
 
     metric: str
     label: str
@@ -46,12 +43,12 @@ class Chart:
     curves: tuple[Curve, ...] = ()
     pattern: str = ""
     held_out: bool = False
-    """Whether it shows evaluations on held-out prompts instead of training steps."""
+    """True if it shows evaluations on held-out prompts instead of training steps."""
     stacked: tuple[str, ...] = ()
     """Metrics whose curves are drawn as areas on top of each other, because they are parts of a whole."""
 
     def shows(self, metric: str) -> bool:
-        """Whether the metric belongs to this chart."""
+        """True if the metric belongs to this chart."""
         return any(metric in curve.metrics for curve in self.curves) or fnmatchcase(metric, self.pattern)
 
 
@@ -111,21 +108,17 @@ def curves_of(
 
 
 def _reward_in(name: str) -> str:
-    """The function's name in rewards/<function>/mean; empty for other metrics."""
     head, _, rest = name.partition("/")
     return rest.rpartition("/")[0] if head == "rewards" else ""
 
 
 def label_of(reward: str) -> str:
-    """The label of a shipped reward function; the user's functions keep their names."""
+    """The label of a shipped reward function."""
     return next((entry.label for entry in builtin_rewards() if entry.name == reward), reward)
 
 
 def has_place(chart: Chart, curves: Iterable[Curve], metrics: Iterable[str], *, has_steps: bool) -> bool:
-    """True if a run with these metrics has numbers for this chart, or a reason worth telling why there are none.
-
-    Before its first step a run has a place for every chart of steps.
-    """
+    """True if a run with these metrics has numbers for this chart, or a reason worth telling why there are none."""
     recorded = set(metrics)
     explains = any(curve.metric == ("reward" if chart.held_out else "kl") for curve in chart.curves)
     is_expected = not has_steps and not chart.held_out
@@ -182,10 +175,7 @@ NAMINGS: dict[Naming, str] = {
 
 
 def column_names(chart: Chart, curve: Curve, naming: Naming, scale_rewards: str = "group") -> tuple[str, ...]:
-    """Columns of the curve and of the edges of its band; () for the labels of the chart.
-
-    TRL's name of reward_std depends on the run's `scale_rewards`.
-    """
+    """Columns of the curve and of the edges of its band; () for the labels of the chart."""
     if naming == "labels":
         return ()
 

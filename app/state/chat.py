@@ -1,8 +1,4 @@
-"""A conversation with a run or a model: turns of base and tuned, scored by the run's rewards.
-
-The model has a `serve` process of its own, from `load` to `unload`: ending it frees all memory, a crash costs nothing
-else, and an answer never waits for another page's question.
-"""
+"""A conversation with a run or a model: turns of base and tuned, scored by the run's rewards."""
 
 from __future__ import annotations
 
@@ -32,7 +28,6 @@ from backend.utils.machine import machine_bytes
 
 State = Literal["empty", "loading", "ready", "answering", "failed"]
 SCORING = keys_used_by("scoring")
-"""Settings that scores depend on."""
 
 
 @dataclass(slots=True)
@@ -50,7 +45,6 @@ class ChatAnswer:
     reward: float | None = None
     problem: str = ""
     kept: bool = False
-    """Whether it was kept as a case."""
 
 
 @dataclass(slots=True)
@@ -114,7 +108,6 @@ class ChatWithModel(QObject):
         self.turns: list[ChatTurn] = []
         self.row: HeldOutRow | None = None
         self._first = 0
-        """Index of the turn that began the present conversation."""
         self._opening_row: int | None = None
         self._question: int | None = None
         self._may_score = False
@@ -126,7 +119,6 @@ class ChatWithModel(QObject):
         return self.state in ("ready", "answering")
 
     def has_loaded(self, choice: ChatChoice, checkpoint: str) -> bool:
-        """Whether this is what is loaded."""
         return (
             self.is_loaded
             and self.choice is not None
@@ -145,7 +137,7 @@ class ChatWithModel(QObject):
         )
 
     def unload(self) -> None:
-        """End the model's process. The conversation goes with it."""
+        """End the model's process."""
         if self._service is not None:
             self._service.retire()
             self._service = None
@@ -176,7 +168,7 @@ class ChatWithModel(QObject):
     # Prompts of the dataset
 
     def pick_row(self, number: int) -> None:
-        """Read a row of the run's held-out split, counted from 0; it wraps around at both ends."""
+        """Read a row of the run's held-out split, counted from 0."""
 
         def on_row(answer: dict[str, Any]) -> None:
             self.row = HeldOutRow(answer["row"], answer["of"], answer["source"], answer["prompt"], answer["answer"])
@@ -188,7 +180,7 @@ class ChatWithModel(QObject):
     # The conversation
 
     def reset(self) -> None:
-        """Begin a new conversation, with none shown; the model stays loaded."""
+        """Begin a new conversation, with none shown."""
         self.stop()
         self.turns, self._first, self._opening_row = [], 0, None
         self.turns_changed.emit()
@@ -202,10 +194,7 @@ class ChatWithModel(QObject):
         expected: str = "",
         system: str | None = None,
     ) -> None:
-        """Have `sides` answer `prompt`. `how`: temperature, top_p, top_k, min_p, max_tokens, seed, free_output.
-
-        The prompt of a picked row begins a conversation of its own, rendered as in training.
-        """
+        """Have `sides` answer `prompt`. `how`: temperature, top_p, top_k, min_p, max_tokens, seed, free_output."""
         sides = [side for side in self.sides if side in sides]
         if self._service is None or self.state != "ready" or not sides:
             return
@@ -231,13 +220,12 @@ class ChatWithModel(QObject):
         )
 
     def stop(self) -> None:
-        """Stop the answer that is being written; what there is of it stays."""
+        """Stop the answer that is being written."""
         if self._service is not None and self._question is not None:
             self._service.cancel(self._question)
             self._end_answers("stopped")
 
     def _turns_of(self, side: str) -> list[list[str]]:
-        """The side's own conversation so far, as the engine takes it."""
         present = self.turns[self._first :]
         answered = [turn for turn in present if side in turn.answers and turn.answers[side].state != "failed"]
         return [[turn.prompt, turn.answers[side].text] for turn in answered]
@@ -287,12 +275,11 @@ class ChatWithModel(QObject):
 
     @property
     def reward_names(self) -> list[str]:
-        """Metric names of the run's reward functions; an index is a colour."""
+        """Metric names of the run's reward functions."""
         names = self.choice.settings.get("reward_functions", []) if self.choice is not None else []
         return [catalogue.metric_name(str(name)) for name in names]
 
     def _score(self, index: int, side: str) -> None:
-        """Score an answer that has ended, by the functions that can without an answer where none is expected."""
         if self._service is None or self.choice is None or not self._may_score:
             return
         settings, answer = self.choice.settings, self.turns[index].answers[side]
@@ -327,14 +314,13 @@ class ChatWithModel(QObject):
         )
 
     def _tell(self, index: int, side: str, answer: ChatAnswer) -> None:
-        """Emit a change of this answer, unless the conversation has been left since."""
         if index < len(self.turns) and self.turns[index].answers.get(side) is answer:
             self.answer_changed.emit(index, side)
 
     # Cases
 
     def can_keep(self, answer: ChatAnswer) -> bool:
-        """Whether functions of the run's own reward file have scored it."""
+        """True if functions of the run's own reward file have scored it."""
         return self.choice is not None and not answer.kept and case_of(self.choice.settings, answer.scores) is not None
 
     def keep_case(self, index: int, side: str) -> None:
@@ -399,7 +385,7 @@ class ChatChoice:
 
     @property
     def is_full(self) -> bool:
-        """Whether base and tuned share no weights."""
+        """True if base and tuned share no weights."""
         return self.settings.get("train_type") == "full"
 
     @property
@@ -409,7 +395,6 @@ class ChatChoice:
 
 
 def run_choice(run: RunFolder) -> ChatChoice:
-    """A run as it is on disk now."""
     try:
         settings = run_config(run).model_dump()
     except UserError as mistake:
@@ -420,7 +405,6 @@ def run_choice(run: RunFolder) -> ChatChoice:
 
 
 def model_choice(name: str) -> ChatChoice:
-    """A model by its folder or id."""
     path = Path(name)
     return ChatChoice(name, path.name if path.is_absolute() else name)
 

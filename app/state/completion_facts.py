@@ -1,8 +1,4 @@
-"""Facts of every completion in columns of numbers (about 40 bytes each), filters over them, and export.
-
-A completion is named by its number in the file, from 0; a row by its number and its offset. A missing or wrong value is
-NaN.
-"""
+"""Facts of every completion in columns of numbers (about 40 bytes each), filters over them, and export."""
 
 from __future__ import annotations
 
@@ -104,7 +100,6 @@ class CompletionFacts:
         self._append_columns("logged:", logged)
 
     def _append_columns(self, prefix: str, values: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
-        """Add a row's numbers to the columns with this prefix. → name → the numbers, NaN where there is none."""
         before = len(self) - len(values)
         numbers: dict[str, list[float]] = {}
         for name in dict.fromkeys(name for each in values for name in each):
@@ -119,19 +114,18 @@ class CompletionFacts:
 
 
 def listed_completions(row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The completions of a row that are objects."""
     listed = row.get("completions")
     return [item for item in listed if isinstance(item, dict)] if isinstance(listed, list) else []
 
 
 def scores_of(completion: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Function → score of a completion; empty where it has none."""
+    """Function → score of a completion."""
     scores = completion.get("rewards")
     return scores if isinstance(scores, dict) else {}
 
 
 def logged_of(completion: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Name → value that reward functions logged of a completion; empty where there is none."""
+    """Name → value that reward functions logged of a completion."""
     logged = completion.get("logged")
     return logged if isinstance(logged, dict) else {}
 
@@ -253,7 +247,7 @@ def why_empty(query: Query, rewards: Sequence[str]) -> str:
 
 
 def sort(facts: CompletionFacts, numbers: np.ndarray, key: str, *, descending: bool) -> np.ndarray:
-    """These completions by a column of the facts or `step`; stable, those without a value last."""
+    """These completions by a column of the facts or `step`."""
     values = facts.per_completion("step") if key == "step" else facts.column(key)
     chosen = values[numbers].astype(np.float64)
     order = np.argsort(-chosen if descending else chosen, kind="stable")  # NaN sorts last either way
@@ -289,7 +283,7 @@ class CompletionExport:
         self._chunks = self._texts(places)
 
     def advance(self, seconds: float) -> bool:
-        """Write for about so long; True if there is more. Raises UserError; the target is then absent."""
+        """Write for about so long; True if there is more. Raises UserError."""
         deadline = time.perf_counter() + seconds
         try:
             for text in self._chunks:
@@ -344,7 +338,6 @@ def _markdown(row: Mapping[str, Any], completion: Mapping[str, Any]) -> str:
 
 
 def _fenced(text: Any) -> str:
-    """The text in a code block whose fence is longer than any in the text."""
     content = text if isinstance(text, str) else ""
     fence = "```"
     while fence in content:

@@ -1,7 +1,4 @@
-"""Consent to run the user's reward code: asked before a file first runs, and again when its contents have changed.
-
-`backend.rewards.allowed_code` keeps and enforces the answers, in the processes that the window starts too.
-"""
+"""Consent to run the user's reward code: asked before a file first runs, and again when its contents have changed."""
 
 from __future__ import annotations
 
@@ -31,10 +28,7 @@ class Consent:
         self._allowed, self._allowed_hosts = AllowedCode(file), AllowedHosts(file)
 
     def obtain(self, settings: Mapping[str, Any], base: Path | None = None) -> bool:
-        """True if all user code of a run with these raw settings may run; asks about what is not allowed yet.
-
-        Relative paths in the settings start at the folder `base`.
-        """
+        """True if all user code of a run with these raw settings may run."""
         return self.obtain_all([settings], base)
 
     def obtain_all(self, every: Iterable[Mapping[str, Any]], base: Path | None = None) -> bool:
@@ -51,11 +45,11 @@ class Consent:
         return self.obtain(config.read(run.config), run.path)
 
     def unconfirmed(self, settings: Mapping[str, Any], base: Path | None = None) -> list[CodeToAllow]:
-        """The code whose present contents are not allowed yet; empty for settings without user code."""
+        """The code whose present contents are not allowed yet."""
         return self._allowed.missing(settings, base)
 
     def trusted(self, settings: Mapping[str, Any], base: Path | None = None) -> dict[str, str]:
-        """Path → SHA-256 of the allowed code that these settings name; no process runs other contents."""
+        """Path → SHA-256 of the allowed code that these settings name."""
         return self._allowed.fingerprints(settings, base)
 
     def rights(self, code: CodeFile) -> Rights | None:
@@ -63,11 +57,11 @@ class Consent:
         return self._allowed.rights(code)
 
     def allow(self, code: CodeFile, rights: Rights) -> None:
-        """Remember these contents. Where the file cannot be written, the user is asked again next time."""
+        """Remember these contents."""
         self._allowed.allow([CodeToAllow(code, changed=False, rights=rights)])
 
     def obtain_hosts(self, name: str) -> bool:
-        """True if the machines of this hosts file may be contacted; asks if its contents are not allowed yet."""
+        """True if the machines of this hosts file may be contacted."""
         asked = self._allowed_hosts.missing(name)
         if asked is None:
             return True

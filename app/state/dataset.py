@@ -1,7 +1,4 @@
-"""The form's dataset as the helper process reads it: one object per session, shared by all widgets that show it.
-
-It asks while a widget watches, and drops answers to settings that have changed since.
-"""
+"""The form's dataset as the helper process reads it: one object per session, shared by all widgets that show it."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ from backend.utils.errors import ConfigProblem
 ANSWER_SETTINGS = keys_used_by("rows", "row_view")
 """Settings that every answer of the helper process depends on."""
 LIMIT_SETTINGS = keys_used_by("prompt_limit")
-"""Settings that decide which prompts are too long; a change of theirs needs no new count."""
+"""Settings that decide which prompts are too long."""
 CODE_SETTINGS = ("reward_functions_file", "reward_network", "reward_timeout")
 """Settings that answers depend on where a map function makes the rows."""
 SETTLE_MS = 250
@@ -30,7 +27,7 @@ USES = {"prompt_feature": "prompt", "answer_feature": "answer", "system_feature"
 """Setting of a column → the role of that column."""
 SPLITS = {"train": "Train", "valid": "Valid", "test": "Test"}
 SAMPLE_SIZE = 2000
-"""Prompts counted for the line on Train, spread over the dataset; for the Dataset page all are counted."""
+"""Prompts counted for the line on Train, spread over the dataset."""
 STATE_LINES = {
     "none": "",
     "reading": "Reading the dataset…",
@@ -119,7 +116,6 @@ class Dataset(QObject):
         self._watchers: dict[int, bool] = {}
         self._requested_for: dict[str, Any] | None = None
         self._pending: dict[str, int] = {}
-        """Question (preview, preview_counts, preview_variety, download) → number of its pending request."""
         self._fetch_failed = False
         self._choices_for: tuple[Any, ...] = ()
         self._fetch = False
@@ -136,7 +132,7 @@ class Dataset(QObject):
         self.refresh(again=True)
 
     def unwatch(self, watcher: QObject) -> None:
-        """End a widget's `watch`; requests that no other watcher needs are cancelled."""
+        """End a widget's `watch`."""
         self._watchers.pop(id(watcher), None)
         if not self._watchers:
             self._rest_timer.stop()
@@ -175,11 +171,9 @@ class Dataset(QObject):
         return self.preview.get("likely", {})
 
     def accept_suggestions(self) -> None:
-        """Map the columns as suggested."""
         self._draft.update(self.suggested_columns)
 
     def split_choices(self) -> list[str]:
-        """Names of splits for a menu."""
         return self.choices["splits"] or self.preview.get("names", [])
 
     def summary_line(self) -> tuple[str, bool]:
@@ -200,7 +194,6 @@ class Dataset(QObject):
         return " · ".join(part for part in parts if part), False
 
     def set_split(self, split: str) -> None:
-        """Show another split."""
         if split != self.split and split in self.splits:
             self.split = split
             self._cancel("preview_counts", "preview_variety")
@@ -242,11 +235,11 @@ class Dataset(QObject):
         self.refresh(again=True)
 
     def request_rows(self, start: int, count: int, on_answer: OnAnswer, owner: QObject) -> int:
-        """Request a range of rows of the split; returns the request's number. The answer is None if there are none."""
+        """Request a range of rows of the split; returns the request's number."""
         return self._request("preview_rows", on_answer, None, owner, start=start, count=count)
 
     def request_row(self, index: int, on_answer: OnAnswer, owner: QObject) -> int:
-        """Request one row with its rendered prompt; answered twice where rendering must load the tokenizer first."""
+        """Request one row with its rendered prompt."""
         return self._request("preview_row", on_answer, on_answer, owner, index=index)
 
     def cancel(self, number: int) -> None:
@@ -255,7 +248,6 @@ class Dataset(QObject):
     def _request(
         self, question: str, on_answer: OnAnswer, on_progress: OnAnswer | None, owner: QObject, **which: int
     ) -> int:
-        """Ask about the split; `on_answer` gets None for a refusal, or if the settings have changed meanwhile."""
         settings, split = self.settings(), self.split
 
         def current(callback: OnAnswer) -> OnAnswer:
@@ -288,7 +280,6 @@ class Dataset(QObject):
             self.changed.emit()
 
     def _on_preview(self, answer: dict[str, Any], known: bool) -> None:
-        """`known`: the settings are those of the previous answer, so this one may be equal to it."""
         self._pending.pop("preview", None)
         if known and answer == {"absent": False, **self.preview}:
             if self.counts is not None and self.counts.no_tokens:
@@ -327,7 +318,6 @@ class Dataset(QObject):
         self.faults = list(dict.fromkeys([*of_preview, *self._count_faults]))
 
     def _request_choices(self, form: str) -> None:
-        """Request the configurations and splits of a dataset on the Hub, once per dataset."""
         settings = self.settings()
         dataset = (settings["data"], settings["dataset_config"]) if form == "hub" else ()
         if dataset == self._choices_for:
@@ -344,10 +334,7 @@ class Dataset(QObject):
     # Download
 
     def download(self) -> None:
-        """Download a dataset from the Hub, then read it; it continues without watchers.
-
-        Choosing another dataset cancels it, and the bytes so far are kept.
-        """
+        """Download a dataset from the Hub, then read it."""
         self._cancel("download")
         self.download_progress = (0, None)
         self._set_state("fetching", {})
@@ -382,7 +369,6 @@ class Dataset(QObject):
         return self.split in self.splits and self._draft.valid_values()["prompt_feature"] in self.columns
 
     def _request_counts(self) -> None:
-        """Request the token counts of the split's prompts and their variety, unless they are known or requested."""
         if not self._watchers or not self.can_count:
             return
         counts_all = any(self._watchers.values())

@@ -1,7 +1,4 @@
-"""The config being edited: the only holder of setting values in the app, with undo.
-
-It holds the form's raw values, unvalidated ("1e-" may be half typed), autosaves them and lists their problems.
-"""
+"""The config being edited: the only holder of setting values in the app, with undo."""
 
 from __future__ import annotations
 
@@ -44,7 +41,6 @@ TYPED = frozenset(get_args(Kind)) - {"bool", "choice", "rewards"}
 PAUSE_S = 2.0
 """Seconds that typing may rest before it starts another undo step."""
 KEPT = 200
-"""Steps that can be undone."""
 
 Values = dict[str, Any]
 
@@ -54,7 +50,7 @@ def defaults() -> Values:
 
 
 def values_from(raw: Mapping[str, Any]) -> tuple[Values, list[ConfigProblem]]:
-    """(a value for every setting, problems of unknown keys in `raw`). Aliases of other programs are translated."""
+    """(a value for every setting, problems of unknown keys in `raw`)."""
     translated, misread = translate(raw)
     unknown = [fault for fault in config.problems(raw) if fault.setting not in SETTINGS and fault not in misread]
     values = defaults() | {key: value for key, value in translated.items() if key in SETTINGS}
@@ -64,7 +60,7 @@ def values_from(raw: Mapping[str, Any]) -> tuple[Values, list[ConfigProblem]]:
 
 
 def typed_value(about: Setting, raw: Any) -> Any:
-    """`raw` converted to the type of its setting; the default where that fails."""
+    """`raw` converted to the type of its setting."""
     if about.optional and raw in ("", None):
         return None
     if about.empty_is_default and raw in ("", [], None):
@@ -120,7 +116,7 @@ class FormStep:
 
 
 class Draft(QObject):
-    """Raw settings by key; every key of SETTINGS is always there.
+    """Raw settings by key.
 
     Attributes:
         path – the YAML file it was opened from or saved to, or None.
@@ -187,7 +183,7 @@ class Draft(QObject):
         self._replace(defaults(), None, "New config")
 
     def apply(self, preset: Preset) -> None:
-        """Apply a preset. After one that replaces everything, the form belongs to no file."""
+        """Apply a preset."""
         if preset.replaces:
             self._replace(preset.applied(self._values), None, preset.title)
         else:
@@ -198,7 +194,7 @@ class Draft(QObject):
         self._replace(defaults() | dict(values), None, what)
 
     def use_reward_file(self, path: str) -> None:
-        """Set the user's reward file and tick its functions before the others; those of an earlier file go."""
+        """Set the user's reward file and tick its functions before the others."""
         old = {entry.name for entry in self._user_rewards()[0]}
         try:
             own = [entry.name for entry in catalogue.rewards_in_file(catalogue.locate_reward_file(path))]
@@ -234,11 +230,11 @@ class Draft(QObject):
 
     @property
     def state(self) -> FormState:
-        """A snapshot. Values are replaced and never changed in place, so it stays valid."""
+        """A snapshot."""
         return FormState(dict(self._values), self._on_disk, self.path)
 
     def restore_state(self, state: FormState, *, with_file: bool = False) -> None:
-        """Undo or redo to a snapshot. The file behind the form, perhaps saved since, stays unless `with_file`."""
+        """Undo or redo to a snapshot."""
         keys = [key for key in SETTINGS if not is_identical(self._values[key], state.values[key])]
         self._values = dict(state.values)
         if with_file:
@@ -253,7 +249,7 @@ class Draft(QObject):
     # Files
 
     def load(self, path: Path, *, as_preset: bool = False, over: Mapping[str, Any] | None = None) -> None:
-        """Load a YAML file, with the values `over` its own. An invalid value is loaded and becomes a problem.
+        """Load a YAML file, with the values `over` its own.
 
         `as_preset`: Save does not write over this file. Raises UserError, and changes nothing, for unknown keys.
         """
@@ -265,17 +261,14 @@ class Draft(QObject):
         self._replace(values | dict(over or {}), file, f"Open {Path(path).name}", read_words(raw))
 
     def save(self, path: Path) -> None:
-        """Write the YAML file. Raises DiskError; the old one stays then."""
+        """Write the YAML file. Raises DiskError."""
         save_as(path, self.as_yaml())
         self.path = path
         self._on_disk = self.values()
         self.saved.emit()
 
     def restore(self, path: Path | None) -> list[ConfigProblem]:
-        """Restore the autosaved form, and the file that it belongs to if that can still be read.
-
-        Returns problems of keys that are no settings any more. Raises UserError when the form cannot be read.
-        """
+        """Restore the autosaved form, and the file that it belongs to if that can still be read."""
         assert self.autosave is not None
         values, faults = values_from(config.read(self.autosave))
         self._values, self._on_disk, self.path = values, copy.deepcopy(values), None
@@ -290,7 +283,7 @@ class Draft(QObject):
         return faults
 
     def flush(self) -> None:
-        """Autosave now. The unchanged demo is not stored: a later version may ship another one, elsewhere on disk."""
+        """Autosave now."""
         self._timer.stop()
         if self.autosave is None:
             return
@@ -323,7 +316,7 @@ class Draft(QObject):
         return sorted(found, key=lambda problem: order.index(problem.setting) if problem.setting in order else -1)
 
     def refuse_model(self, name: str, sentence: str) -> None:
-        """Set why this model cannot be trained, or "". It is a problem while the form names that model."""
+        """Set why this model cannot be trained, or ""."""
         if self._refused != (name, sentence):
             self._refused = (name, sentence)
             self.problems_changed.emit()
@@ -394,7 +387,6 @@ class Draft(QObject):
 
     @property
     def is_demo(self) -> bool:
-        """It is the bundled demo, unchanged."""
         demo = self._demo
         return demo is not None and all(is_equivalent(self._values[key], demo[key]) for key in SETTINGS)
 
@@ -429,7 +421,6 @@ class Draft(QObject):
             return [], error.faults
 
     def _reward_file(self) -> Path | None:
-        """Raises UserError for a text that cannot be a path."""
         text = str(self._values["reward_functions_file"] or "").strip()
         return catalogue.locate_reward_file(text) if text else None
 

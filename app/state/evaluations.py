@@ -1,7 +1,4 @@
-"""The evaluations of a run: those in its folder, and the process that makes a new one.
-
-Rows may be many megabytes: they are read in slices, and only their offsets and mean rewards are kept.
-"""
+"""The evaluations of a run: those in its folder, and the process that makes a new one."""
 
 from __future__ import annotations
 
@@ -206,7 +203,7 @@ class Evaluations(QObject):
         self.running_changed.emit()
 
     def stop(self) -> None:
-        """End the process; nothing of its evaluation is kept."""
+        """End the process."""
         if self._process is not None:
             self._process.cancel()
 

@@ -1,8 +1,4 @@
-"""The guide: the chapters of docs/guide as passages and as HTML; and the glossary.
-
-A place is a file relative to docs/guide, perhaps with an anchor: `charts.md#chart-reward`. The link `app:train` leads
-to a page of the app.
-"""
+"""The guide: the chapters of docs/guide as passages and as HTML."""
 
 from __future__ import annotations
 
@@ -22,7 +18,7 @@ from backend.config.other_programs.translation import other_names
 from backend.utils.places import project_root
 
 CONTENTS = "README.md"
-"""The chapter with which the guide opens; its links are the other chapters, in their order."""
+"""The chapter with which the guide opens."""
 PAGE = "app:"
 """What a link to a page of the app begins with."""
 _ANCHOR = re.compile(r'<a id="([\w-]+)"></a>')
@@ -42,7 +38,7 @@ class Passage:
     text: str
 
     def matches(self, words: Sequence[str]) -> bool:
-        """Whether every one of the lower-case words occurs in it."""
+        """True if every one of the lower-case words occurs in it."""
         text = f"{self.title} {self.place} {self.text}".lower()
         return all(word in text for word in words)
 
@@ -53,7 +49,7 @@ def folder() -> Path:
 
 @cache
 def chapters() -> tuple[tuple[Passage, ...], ...]:
-    """The passages of every chapter, its title first; the contents are the first chapter."""
+    """The passages of every chapter, its title first."""
     text = (folder() / CONTENTS).read_text(encoding="utf-8")
     names = re.findall(r"^- \[.+?\]\(([\w-]+\.md)\)", text, re.MULTILINE)
     return tuple(tuple(_passages(name)) for name in (CONTENTS, *names))
@@ -70,7 +66,6 @@ def found(typed: str) -> list[Passage]:
 
 @cache
 def _places() -> dict[str, str]:
-    """Anchor → place."""
     return {
         anchor: passage.place
         for chapter in chapters()
@@ -98,7 +93,7 @@ def chart_anchor(title: str) -> str:
 
 
 def resolved(link: str, chapter: str) -> str:
-    """The place that a link in a chapter leads to. Links to pages and to the web are returned as they are."""
+    """The place that a link in a chapter leads to."""
     if ":" in link:
         return link
     file, _, anchor = link.partition("#")
@@ -124,13 +119,11 @@ def chapter_html(chapter: str) -> str:
 
 
 def _rename_heading(token: Token) -> None:
-    """Qt enlarges h1 to h6 by factors of its own, whatever size a style gives them."""
     token.attrs["class"] = token.tag
     token.tag = "div"
 
 
 def _adapt(token: Token, chapter: str) -> None:
-    """Qt knows anchors by `name`. Boxes to tick are characters. A document that does not ship gets no link."""
     if token.type == "html_inline":
         token.content = token.content.replace("<a id=", "<a name=")
     elif token.type == "text":
@@ -148,7 +141,7 @@ def documents() -> set[str]:
 
 
 def is_shown(place: str) -> bool:
-    """Whether a link to this place leads anywhere: to a page, to the web, or to a document that is there."""
+    """True if a link to this place leads anywhere: to a page, to the web, or to a document that is there."""
     return ":" in place or (folder() / place.partition("#")[0]).is_file()
 
 
@@ -160,7 +153,6 @@ def _markdown() -> MarkdownIt:
 
 
 def _code_html(_renderer: object, tokens: Sequence[Token], index: int, *_: object) -> str:
-    """A block of code as a table of one cell: Qt paints no background behind the space around a paragraph."""
     code = escape(tokens[index].content.rstrip("\n"))
     return f'<table width="100%" class="code"><tr><td><pre>{code}</pre></td></tr></table>\n'
 
@@ -184,7 +176,6 @@ def _passages(name: str) -> list[Passage]:
 
 
 def _close(passages: list[Passage], lines: list[str]) -> None:
-    """Give the text that was gathered to the passage that it belongs to."""
     if passages:
         last = passages.pop()
         passages.append(Passage(last.title, last.level, last.place, "\n".join(lines).strip()))
@@ -207,7 +198,7 @@ class GlossaryEntry:
     also: str = ""
 
     def matches(self, words: Sequence[str]) -> bool:
-        """Whether every one of the lower-case words occurs in it."""
+        """True if every one of the lower-case words occurs in it."""
         text = f"{self.term} {self.also} {self.text}".lower()
         return all(word in text for word in words)
 

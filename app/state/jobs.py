@@ -1,4 +1,4 @@
-"""Downloads from the Hub that this window has started, and the update check. Both ask the helper process."""
+"""Downloads from the Hub that this window has started, and the update check."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Download:
 
 
 class Downloads(QObject):
-    """All downloads of this window. They continue whichever page is shown; the bytes of one that ends early are kept.
+    """All downloads of this window. They continue whichever page is shown.
 
     Signals:
         changed(Download) – its state or progress.
@@ -72,7 +72,6 @@ class Downloads(QObject):
         self._downloads: dict[tuple[str, str], Download] = {}
 
     def of(self, repo_type: str) -> list[Download]:
-        """Downloads that have not finished."""
         return [each for each in self._downloads.values() if each.repo_type == repo_type and each.state != "done"]
 
     def find(self, repo_type: str, id_: str) -> Download | None:
@@ -103,7 +102,7 @@ class Downloads(QObject):
         return download
 
     def pause(self, download: Download) -> None:
-        """Stop for now; the bytes so far are kept."""
+        """Stop for now."""
         if download.number:
             self._service.cancel(download.number)
             self._end(download, "paused")
@@ -144,7 +143,7 @@ class Updates(QObject):
         self._prefs, self._service = prefs, service
 
     def check_at_start(self) -> bool:
-        """Check if the user wants that and the last check was a day ago; reports only a newer version."""
+        """Check if the user wants that and the last check was a day ago."""
         due = time.time() - self._prefs.updates_checked > DAY_S
         if not (self._prefs.check_updates and due and about.feed()):
             return False
@@ -152,7 +151,7 @@ class Updates(QObject):
         return True
 
     def check_now(self) -> None:
-        """Check because the user asks; reports any result."""
+        """Check because the user asks."""
         if not about.feed():
             self.told.emit(about.NO_FEED)
             return

@@ -24,7 +24,7 @@ from backend.utils.places import runs_folder
 THIS = "this Mac" if sys.platform == "darwin" else "this machine"
 ALONE = f"T{THIS[1:]} alone"
 FIRST = Host("127.0.0.1")
-"""The first entry of a new list: this machine. Only the user knows its address for the others."""
+"""The first entry of a new list: this machine."""
 STAGES = {"reading": "Asking…", "read": "Answered", "copying": "Copying", "measuring": "Measuring…"}
 
 
@@ -87,7 +87,7 @@ class Machines(QObject):
             self._forget_check()
 
     def load(self) -> None:
-        """Read the file anew; what was edited and not saved is dropped."""
+        """Read the file again."""
         self._path, self.problem, self.is_edited = self.path, "", False
         self._file = HostsFile(())
         if self._path:
@@ -100,7 +100,7 @@ class Machines(QObject):
 
     @property
     def can_save(self) -> bool:
-        """Whether there are changes, and a file of them would be one."""
+        """True if there are changes, and a file of them would be one."""
         return self.is_edited and not self.problem and all(host.ssh for host in self.hosts)
 
     def save(self, path: Path) -> None:
@@ -118,7 +118,7 @@ class Machines(QObject):
     # The list
 
     def add(self) -> None:
-        """One more machine; the first of a new list is this one."""
+        """One more machine."""
         self._edit((*(self.hosts or (FIRST,)), Host("")), same_count=False)
 
     def remove(self, rank: int) -> None:
@@ -156,7 +156,6 @@ class Machines(QObject):
     # In words
 
     def summary(self) -> str:
-        """One line for a closed card."""
         if self.problem:
             return self.problem
         if not self.hosts:
@@ -169,7 +168,7 @@ class Machines(QObject):
         return f"{len(self.hosts)} ranks: {listed}"
 
     def is_here(self, rank: int) -> bool:
-        """Whether a rank runs on this machine."""
+        """True if a rank runs on this machine."""
         return self._listed.is_here(rank)
 
     @property
@@ -208,7 +207,7 @@ class Machines(QObject):
 
     @property
     def can_copy(self) -> bool:
-        """Whether the newest check has found machines without the model, to which it can be copied."""
+        """True if the newest check has found machines without the model, to which it can be copied."""
         return self.report is not None and bool(self.report.without_model)
 
     def machine(self, rank: int) -> CheckedMachine | None:
@@ -239,7 +238,6 @@ class Machines(QObject):
         self.changed.emit()
 
     def stop(self) -> None:
-        """Give the check up."""
         if self._request is not None:
             self._service().cancel(self._request)
         self._end_request()
@@ -261,7 +259,6 @@ class Machines(QObject):
         self.changed.emit()
 
     def _forget_check(self) -> None:
-        """The newest report is about another list."""
         self.report, self.stages = None, {}
         if self.is_checking:
             self.stop()

@@ -1,7 +1,4 @@
-"""The messages of the status strip. Each belongs to a cause, and is withdrawn when it is no longer true.
-
-The newest message that still holds is shown; when it goes, an older one that still holds is shown again.
-"""
+"""The messages of the status strip."""
 
 from __future__ import annotations
 
@@ -57,17 +54,16 @@ class Messages(QObject):
 
     @property
     def current(self) -> Message | None:
-        """The message to show."""
         return self._messages[-1] if self._messages else None
 
     def note(self, sentence: str) -> None:
-        """Say what has happened; an empty sentence withdraws the last notice."""
+        """Say what has happened."""
         self.say(sentence)
 
     def say(
         self, sentence: str, cause: str = NOTICE, holds: Callable[[], bool] | None = None, offer: Offer | None = None
     ) -> None:
-        """Show a message in place of the earlier one of this cause; an empty sentence only withdraws that."""
+        """Show a message in place of the earlier one of this cause."""
         kept = [message for message in self._messages if message.cause != cause]
         if sentence:
             kept.append(Message(sentence, cause, holds, offer))
@@ -86,7 +82,7 @@ class Messages(QObject):
         self._replace([message for message in self._messages if message.holds is None or message.holds()])
 
     def review_soon(self) -> None:
-        """Review once the form and the run have rested; costs nothing while no message depends on them."""
+        """Review once the form and the run have rested."""
         if any(message.holds is not None for message in self._messages):
             self._review_timer.start()
 

@@ -1,7 +1,4 @@
-"""The app's own settings, typed: window geometry, theme, recent files. Nothing about training.
-
-One folder holds them (`prefs.ini`) and the autosaved form (`draft.yaml`); GRPO_STUDIO_PREFS moves it.
-"""
+"""The app's own settings, typed: window geometry, theme, recent files."""
 
 from __future__ import annotations
 
@@ -64,9 +61,9 @@ class Prefs(QObject):
     when_closing = Pref[str]("ask", CLOSING)
     """A live run when the window closes: ask, keep training, or stop it."""
     offered_crash = Pref[str]("")
-    """Key of the crash that was last offered to be resumed; each is offered once."""
+    """Key of the crash that was last offered to be resumed."""
     geometry = Pref(QByteArray())
-    """The bytes of QWidget.saveGeometry; empty before the first quit."""
+    """The bytes of QWidget.saveGeometry."""
 
     def __init__(self, folder: Path | None = None, parent: QObject | None = None) -> None:
         super().__init__(parent)
@@ -94,12 +91,10 @@ class Prefs(QObject):
             self._claimed = None
 
     def sync(self) -> None:
-        """Write to disk now."""
         self.settings.sync()
 
     @property
     def draft_file(self) -> Path:
-        """The autosaved form."""
         return self.folder / ("draft.yaml" if self.slot == 1 else f"draft-{self.slot}.yaml")
 
     @property
@@ -143,7 +138,6 @@ class Prefs(QObject):
         self._put_first(f"used_{kind}", name)
 
     def favourites(self, kind: str) -> set[str]:
-        """Models or datasets with a star."""
         return set(self._list(f"favourite_{kind}"))
 
     def set_favourite(self, kind: str, name: str, starred: bool) -> None:
@@ -168,7 +162,7 @@ class Prefs(QObject):
 
     @property
     def run_columns(self) -> list[tuple[str, int]]:
-        """Columns of the table of runs in order, as (key, width in pixels); empty until they were chosen."""
+        """Columns of the table of runs in order, as (key, width in pixels)."""
         try:
             return [(str(key), int(width)) for key, width in json.loads(self._text("run_columns") or "[]")]
         except (TypeError, ValueError):

@@ -1,8 +1,4 @@
-"""Presets: YAML files whose first comment lines are a title and a sentence, and what each would change in a form.
-
-A preset sets how to train, not what, unless its third line says that it replaces everything, or brings a dataset with
-the rewards for it. To add one, add a file to resources/presets.
-"""
+"""Presets: YAML files whose first comment lines are a title and a sentence, and what each would change in a form."""
 
 from __future__ import annotations
 
@@ -47,7 +43,7 @@ class Preset:
     values: Mapping[str, Any]
     replaces: bool
     brings: bool = False
-    """Whether it sets dataset and rewards, and nothing else of the user's task."""
+    """True if it sets dataset and rewards, and nothing else of the user's task."""
 
     def applied(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """All values of the form after the preset, from those before it."""
@@ -92,7 +88,6 @@ def preset(file: Path) -> Preset:
 
 
 def _comments(file: Path) -> list[str]:
-    """The comment lines at the top."""
     lines: list[str] = []
     for line in read_text(file, "preset", YAML_LIMIT).splitlines():
         if not line.startswith("#"):
@@ -122,7 +117,7 @@ class DataChoice:
 
 
 def data_choice(draft: Draft, name: str) -> DataChoice:
-    """The choice of this file, folder or Hub id. Reads the head of a file."""
+    """The choice of this file, folder or Hub id."""
     from backend.config.first_choices import SYSTEM_PROMPT, model_to_begin_with
     from backend.data.dataset_columns import columns_of, guessed
 
@@ -140,7 +135,6 @@ def data_choice(draft: Draft, name: str) -> DataChoice:
 
 
 def _download(model: str) -> str:
-    """What Run will fetch first, to end a sentence; "" for a model that is on this machine."""
     from backend.models.suggested_models import suggested
     from backend.utils.hub_cache import local_folder
 

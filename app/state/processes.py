@@ -1,7 +1,4 @@
-"""Backend processes: trainings, which outlive the window, and children, whose output it reads.
-
-A training is detached, writes into its run's log.txt and is followed through the run folder only (`app.state.run`).
-"""
+"""Backend processes: trainings, which outlive the window, and children, whose output it reads."""
 
 from __future__ import annotations
 
@@ -50,10 +47,7 @@ def start_queue_runner(queue: QueueFile) -> None:
 
 
 def start_detached(command: list[str], run: RunFolder, log: Path | None = None) -> None:
-    """Start a process in a run's folder that survives this one; `log` (log.txt) gets its output. Raises UserError.
-
-    Qt calls setsid for a detached child: neither closing the window nor Ctrl-C in its terminal reaches the training.
-    """
+    """Start a process in a run's folder that survives this one; `log` (log.txt) gets its output. Raises UserError."""
     process = _process(command)
     process.setWorkingDirectory(str(run.path))
     # Files and no pipes: the far end of a pipe would close with the window, and the training's next line would end it.
@@ -104,7 +98,7 @@ class ChildProcess(QObject):
         self._process.start()
 
     def write(self, line: bytes) -> None:
-        """Send a line to its stdin; Qt buffers what is written before it has started."""
+        """Send a line to its stdin."""
         self._process.write(line + b"\n")
 
     @property
@@ -214,8 +208,6 @@ class _Question:
 class Service(QObject):
     """Sends questions to one warm `serve` process; `backend.serve.questions` lists them.
 
-    The process starts with the first question and ends with the window. No call blocks but `close`.
-
     Signals:
         failed(str, str) – the program failed: a message, and a traceback or the last words of a dead process.
     """
@@ -247,11 +239,7 @@ class Service(QObject):
         owner: QObject | None = None,
         **arguments: Any,
     ) -> int:
-        """Send a question with JSON arguments. Returns the number that `cancel` takes.
-
-        Later it calls `on_answer(answer)` or `on_refused(problems)`, and before that `on_progress(…)` any number of
-        times; never before this method has returned. Destroying the owner cancels the question.
-        """
+        """Send a question with JSON arguments. Returns the number that `cancel` takes."""
         self._last_number = number = self._last_number + 1
         key = None if owner is None else id(owner)
         if owner is not None and key is not None and key not in self._owners:
@@ -267,17 +255,17 @@ class Service(QObject):
         return number
 
     def cancel(self, number: int) -> None:
-        """Cancel a question: none of its callbacks is called any more. Does nothing after an answer."""
+        """Cancel a question: none of its callbacks is called any more."""
         if self._questions.pop(number, None) is not None:
             self._send({"cancel": number})
 
     def close(self) -> None:
-        """Cancel every question and end the process. Later questions are refused."""
+        """Cancel every question and end the process."""
         if (process := self._detach()) is not None:
             process.end(CLOSE_MS, wait=True)
 
     def retire(self) -> None:
-        """As `close` without waiting; this object deletes itself. Frees the memory of a loaded model."""
+        """As `close` without waiting."""
         if (process := self._detach()) is None:
             self.deleteLater()
         else:

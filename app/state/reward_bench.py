@@ -1,7 +1,4 @@
-"""The reward bench: groups of completions, their scores by each reward function, and the findings about those scores.
-
-The helper process scores. Settings come from the draft, and the user's code runs only with consent.
-"""
+"""The reward bench: groups of completions, their scores by each reward function, and findings."""
 
 from __future__ import annotations
 
@@ -127,7 +124,7 @@ class RewardBench(QObject):
         self._load("read_completions", "Reading what was pasted", "pasted", text=text)
 
     def cancel(self) -> None:
-        """Cancel the pending request; the completions stay."""
+        """Cancel the pending request."""
         if self._request is not None:
             self.service.cancel(self._request)
         self._end_request()
@@ -164,7 +161,7 @@ class RewardBench(QObject):
         self._score()
 
     def score_quietly(self) -> None:
-        """Score again if that needs no consent and nothing is pending; otherwise mark the scores as stale."""
+        """Score again if that needs no consent and nothing is pending."""
         if not self.groups:
             return
         # Scoring would cancel what is pending, whose answer leads to scoring anyway.
@@ -196,7 +193,7 @@ class RewardBench(QObject):
 
     @property
     def means(self) -> dict[str, float]:
-        """Function → its mean score; functions without any score are left out."""
+        """Function → its mean score."""
         rewards = [completion.get("rewards") or {} for group in self.groups for completion in group["completions"]]
         names = [function["name"] for function in self.functions]
         by_name = {name: [scores[name] for scores in rewards if scores.get(name) is not None] for name in names}
@@ -204,7 +201,7 @@ class RewardBench(QObject):
 
     @property
     def means_of_form(self) -> dict[str, float]:
-        """`means` while the form has the model and dataset for which the completions were loaded; else none."""
+        """`means` while the form has the model and dataset for which the completions were loaded."""
         return self.means if self._loaded_for == self._task() else {}
 
     def _task(self) -> tuple[Any, ...]:
@@ -212,7 +209,6 @@ class RewardBench(QObject):
 
     @property
     def count(self) -> int:
-        """Completions on the bench."""
         return sum(len(group["completions"]) for group in self.groups)
 
     # Cases
@@ -235,7 +231,6 @@ class RewardBench(QObject):
         self._edit_cases(case.file, do="keep", group=group, completion=text, expected=case.expected, calls=case.calls)
 
     def remove_case(self, index: int) -> None:
-        """Remove the case at this index."""
         if self.reward_file is not None:
             self._edit_cases(self.reward_file, do="drop", place=index)
 
@@ -282,7 +277,6 @@ class RewardBench(QObject):
 
 
 def _without_scores(group: Mapping[str, Any]) -> Group:
-    """The group without its scores, as the question `score` takes it."""
     keys = ("text", "tokens", "stop")
     completions = [{key: row[key] for key in keys if key in row} for row in group["completions"]]
     return {**group, "completions": completions}

@@ -1,8 +1,4 @@
-"""One run, live or archived: follows its folder in short slices on the event loop and signals what is new.
-
-All it knows comes from the event log, the lock and the files beside them, so pages treat a live run and one from the
-archive alike. It starts no process and writes only control words.
-"""
+"""One run, live or archived: follows its folder in short slices on the event loop and signals what is new."""
 
 from __future__ import annotations
 
@@ -51,7 +47,7 @@ BUDGET_S, INDEX_BUDGET_S = 0.02, 0.008
 LOG_END = 4096
 """Bytes at the end of the log that may hold the progress of a start."""
 SILENT_S = 300.0
-"""A live run that writes nothing for longer is called silent; most single operations of a step take less."""
+"""A live run that writes nothing for longer is called silent."""
 ANSWER_S = 5.0
 """How long a request for control stands: a window that does not answer by then hangs."""
 
@@ -85,7 +81,7 @@ class Run(QObject):
         self.clock = RunClock()
         self.control = RunControl(folder)
         self.silence = ""
-        """“No sign of life for 5 min.” of a live run that has written nothing for so long; otherwise empty."""
+        """“No sign of life for 5 min.” of a live run that has written nothing for so long."""
         self._run_state = RunState()
         self._follower = Follower(folder.events, limit=SLICE)
         self._index = CompletionIndex(folder.completions)
@@ -103,7 +99,7 @@ class Run(QObject):
         self._timer.start(0)  # the first poll comes from the event loop, when the caller has connected to the signals
 
     def close(self) -> None:
-        """Stop following; the trainer is not touched."""
+        """Stop following."""
         self._timer.stop()
         self.control.release()
 
@@ -153,7 +149,7 @@ class Run(QObject):
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds of work; loading and pauses are not counted."""
+        """Seconds of work."""
         return self._run_state.elapsed_s(self.clock.now() if self.is_live else None)
 
     @property
@@ -172,7 +168,7 @@ class Run(QObject):
 
     @property
     def read_share(self) -> float | None:
-        """Share of the event log read so far, 0 to 1; None at its end. Before that, the state is an earlier one."""
+        """Share of the event log read so far, 0 to 1; None at its end."""
         size = file_size(self.folder.events)
         return None if self._at_end or not size else min(1.0, self._follower.offset / size)
 
@@ -186,7 +182,7 @@ class Run(QObject):
 
     @property
     def problem(self) -> str:
-        """Why a failed or crashed run ended; empty in any other state."""
+        """Why a failed or crashed run ended."""
         return problem_of(self._state, self.ending, self.step, self.folder)
 
     def send(self, word: str) -> None:
@@ -229,7 +225,7 @@ class Run(QObject):
         return self._run_state.steps.span
 
     def series(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """(steps `[n]`, values `[n]` with NaN in gaps), read-only; empty for a metric that never came."""
+        """(steps `[n]`, values `[n]` with NaN in gaps), read-only."""
         return self._run_state.steps.get(name)
 
     def latest(self, name: str) -> float | None:
@@ -252,7 +248,7 @@ class Run(QObject):
 
     @property
     def test_metrics(self) -> dict[str, Any]:
-        """Metrics of the test split, measured once at the end; empty where that is off."""
+        """Metrics of the test split, measured once at the end."""
         return self._run_state.test_metrics
 
     @property
@@ -262,7 +258,7 @@ class Run(QObject):
 
     @property
     def config(self) -> dict[str, Any]:
-        """The raw settings of config.yaml; empty while it cannot be read."""
+        """The raw settings of config.yaml."""
         mtime_ns = modified_ns(self.folder.config)
         if mtime_ns != self._config[0]:  # pages ask several times a second; parsing YAML takes milliseconds
             try:
@@ -273,18 +269,17 @@ class Run(QObject):
 
     @property
     def reward_names(self) -> list[str]:
-        """Reward functions in the order of the config, then others in the event log. An index is a colour."""
+        """Reward functions in the order of the config, then others in the event log."""
         logged = [
             name.split("/")[1] for name in self.metric_names() if name.startswith("rewards/") and name.count("/") == 2
         ]
         return list(dict.fromkeys([*configured_rewards(self.config), *logged]))
 
     def log_tail(self, n: int = 200) -> list[str]:
-        """The last `n` lines of log.txt; of a progress line, its last state."""
+        """The last `n` lines of log.txt."""
         return log_lines(self.folder.log, n)
 
     def completion_steps(self) -> list[int]:
-        """Steps that have completions, ascending."""
         return self._index.steps()
 
     def placed_groups(self, step: int) -> list[tuple[int, GroupRow]]:
@@ -298,7 +293,7 @@ class Run(QObject):
     # Following
 
     def poll(self) -> None:
-        """Read new data for at most BUDGET_S, and emit signals. The timer calls it; extra calls do no harm."""
+        """Read new data for at most BUDGET_S, and emit signals."""
         locked = self.folder.is_locked()  # before reading: a trainer writes everything before it releases the lock
         deadline = time.perf_counter() + BUDGET_S
         was_at_end, last_t = self._at_end, self._run_state.last_t
@@ -322,7 +317,6 @@ class Run(QObject):
         self._timer.setInterval(BEHIND_MS if behind else LIVE_MS if self.is_live else IDLE_MS)
 
     def _read_event_log(self, deadline: float) -> bool:
-        """Apply events until the end of the event log or the deadline; returns True at the end."""
         while True:
             position = self._follower.offset
             events = self._follower.read()
@@ -366,7 +360,6 @@ class Run(QObject):
             self.state_changed.emit(state)
 
     def _may_be_coming(self, locked: bool) -> bool:
-        """A process that has written nothing yet may still be starting."""
         if locked:
             self._expected_until = None
         if self._expected_until is not None:
@@ -422,10 +415,7 @@ class StartLog:
 
 
 class RunClock:
-    """Unix time as the writer of an event log sees it: its newest event, plus monotonic time since that was read.
-
-    Neither sleep nor a clock that is set moves it. `wall` and `monotonic` are replaced by tests.
-    """
+    """Unix time as the writer of an event log sees it: its newest event, plus monotonic time since that was read."""
 
     def __init__(self, wall: Callable[[], float] = time.time, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
@@ -451,9 +441,6 @@ class RunClock:
 class RunControl:
     """One window's side of the control of a live run, which the first window has and others may take over.
 
-    The lock is a file in the run's folder that dies with its window. A window cannot take it by force: it leaves a
-    request, and the holder gives the lock up at its next `update`. Unanswered, the request is void after ANSWER_S.
-
     Attributes:
         is_elsewhere – another window controls the run.
     """
@@ -466,7 +453,7 @@ class RunControl:
         self.is_elsewhere = False
 
     def update(self, live: bool) -> None:
-        """Take the control of a live run that no window controls; give it up on request, or when the run has ended."""
+        """Take the control of a live run that no window controls."""
         if not live:
             self.release()
         elif self._handle is not None:
@@ -503,12 +490,11 @@ class RunControl:
                 self._folder.say("stop")
 
     def release(self) -> None:
-        """Give the control up; the run is not touched."""
+        """Give the control up."""
         self._let_go()
         self._has_asked = self.is_elsewhere = False
 
     def _is_asked_for(self) -> bool:
-        """Another window has asked for the control, not too long ago."""
         request = self._folder.window_request
         try:
             age_s = time.time() - request.stat().st_mtime

@@ -1,7 +1,4 @@
-"""Several runs followed together, for charts with a curve for each, over steps, tokens or seconds of work.
-
-Runs are opened one after the other, so that ten long ones block the window no more than one.
-"""
+"""Several runs followed together, for charts with a curve for each, over steps, tokens or seconds of work."""
 
 from __future__ import annotations
 
@@ -19,11 +16,11 @@ from backend.runs.completion_rows import CompletionRow, GroupRow
 from backend.runs.run_folder import RunFolder
 
 AXES = {"step": "Step", "tokens": "Tokens", "time": "Time"}
-"""Key of an x axis → its title. Time is that of the steps in seconds, without loading, evaluation and pauses."""
+"""Key of an x axis → its title."""
 POINTS = 2000
 """Points of a curve over tokens or time: runs share them, so that a position has a value in each."""
 SEARCHED_STEPS = 100
-"""How many steps that both runs recorded are searched, from the newest, for a prompt that both were asked."""
+"""The number of steps that both runs recorded are searched, from the newest, for a prompt that both were asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +72,7 @@ class RunComparison(QObject):
 
     @property
     def is_reading(self) -> bool:
-        """Whether some run is not open yet, or behind its event log."""
+        """True if some run is not open yet, or behind its event log."""
         return bool(self._waiting) or not all(run.has_caught_up for run in self.runs)
 
     def _open_next(self) -> None:
@@ -112,7 +109,7 @@ class RunComparison(QObject):
         return sorted(found, key=lambda one: one.metric != "reward")
 
     def curve(self, run: Run, metric: ComparedMetric, axis: str) -> tuple[np.ndarray, np.ndarray]:
-        """(x `[n]`, values `[n]`) of a run; both empty where it has no such metric, or no such axis."""
+        """(x `[n]`, values `[n]`) of a run."""
         steps, values = run.eval_series(metric.metric) if metric.held_out else run.series(metric.metric)
         if axis == "step" or not len(steps):
             return steps, values
@@ -123,7 +120,7 @@ class RunComparison(QObject):
         return resampled(x, values, self._grid(axis)) if not metric.held_out else (np.round(x), values)
 
     def changes(self, run: Run, axis: str) -> list[tuple[int, str]]:
-        """(x, sentence) of every change of settings during a run; none where it has no such axis."""
+        """(x, sentence) of every change of settings during a run."""
         found = [(mark.step, mark.sentence) for mark in run.marks if mark.kind == "change"]
         if axis == "step" or not found:
             return found
@@ -134,13 +131,11 @@ class RunComparison(QObject):
         return [(round(x), sentence) for x, (_, sentence) in zip(at.tolist(), found, strict=True)]
 
     def _grid(self, axis: str) -> np.ndarray:
-        """Whole numbers from 0 to the end of the longest run, an even number of them, as `resampled` needs."""
         ends = [positions[-1] for run in self.runs if len(positions := self._positions_of(run, axis)[1])]
         grid = np.unique(np.round(np.linspace(0, max(ends, default=0.0), POINTS)))
         return np.append(grid, grid[-1] + 1) if len(grid) % 2 else grid
 
     def _positions_of(self, run: Run, axis: str) -> tuple[np.ndarray, np.ndarray]:
-        """`positions_of`, kept until the run has more steps: every curve of every chart asks."""
         kept = self._positions.get((id(run), axis))
         if kept is None or run.span is None or len(kept[0]) == 0 or kept[0][-1] != run.span[1]:
             kept = self._positions[id(run), axis] = positions_of(run, axis)
@@ -157,7 +152,7 @@ class RunComparison(QObject):
         return (float(grid[0]), float(grid[-1])) if len(grid) > 1 else None
 
     def shared_prompts(self, first: Run, second: Run) -> list[SharedPrompt]:
-        """Prompts of both runs at the newest of SEARCHED_STEPS common steps that has one; else []."""
+        """Prompts of both runs at the newest of SEARCHED_STEPS common steps that has one."""
         common = sorted(set(first.completion_steps()) & set(second.completion_steps()), reverse=True)
         for step in common[:SEARCHED_STEPS]:
             theirs = {group.get("prompt"): group for group in second.groups(step)}

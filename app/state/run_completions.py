@@ -1,7 +1,4 @@
-"""completions.jsonl of a run, whatever its size: an index by step, facts of every completion, and a full-text search.
-
-Everything is read in short slices on the event loop.
-"""
+"""completions.jsonl of a run: an index by step, facts of every completion, and a full-text search."""
 
 from __future__ import annotations
 
@@ -36,7 +33,7 @@ BEHIND_MS, PAINT_MS, CAUGHT_UP_MS = 2, 20, 500
 GROWN_EVERY_S = 0.4
 KEPT_ROWS = 64
 _STEP = re.compile(rb'^\s*\{\s*"step":\s*(\d+)\b')
-"""The step comes first in a row as the trainer writes it; any other row is parsed in full."""
+"""The step comes first in a row as the trainer writes it."""
 
 
 class LineReader:
@@ -106,7 +103,6 @@ class LineReader:
 
 
 def _placed(text: bytes, offset: int) -> list[tuple[int, bytes]]:
-    """(offset, line) of lines that begin at `offset`."""
     placed = []
     for line in text.split(b"\n"):
         placed.append((offset, line))
@@ -115,7 +111,7 @@ def _placed(text: bytes, offset: int) -> list[tuple[int, bytes]]:
 
 
 def read_line(path: Path, offset: int) -> bytes:
-    """The line that begins at `offset`; empty where the file cannot be read."""
+    """The line that begins at `offset`."""
     try:
         with open_regular(path) as file:
             file.seek(offset)
@@ -125,10 +121,7 @@ def read_line(path: Path, offset: int) -> bytes:
 
 
 class CompletionIndex:
-    """Step → byte range in the file, in the order written. A row is parsed only when it is asked for.
-
-    The newest step of a long file is known at once, from its end.
-    """
+    """Step → byte range in the file, in the order written. A row is parsed only when it is asked for."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -140,10 +133,9 @@ class CompletionIndex:
         self._steps: list[int] = []
         self._ranges: list[tuple[int, int]] = []
         self._tail: tuple[int, int, int] | None = None
-        """Step, start and end of the newest step, while the file is not read up to it."""
 
     def steps(self) -> list[int]:
-        """Steps that have rows and were read so far, ascending; the newest one from the first."""
+        """Steps that have rows and were read so far, ascending."""
         return [*self._steps, self._tail[0]] if self._tail else self._steps
 
     def advance(self) -> bool:
@@ -195,7 +187,6 @@ class CompletionIndex:
         return [(offset, row) for offset, row in rows if row is not None and row["step"] == wanted]
 
     def _newest_step(self) -> tuple[int, int, int] | None:
-        """The last step, if all its rows are in a tail of the file that is not read yet."""
         try:
             with open_regular(self.path) as file:
                 start = max(0, os.fstat(file.fileno()).st_size - TAIL)
@@ -227,8 +218,6 @@ def _step_of(line: bytes) -> int | None:
 class TextSearch:
     """Searches prompts, completions and what reward functions logged for a text, case-insensitively.
 
-    A prompt that matches counts for all its completions. Only lines whose bytes match are parsed.
-
     Attributes:
         facts – the rows with a match, whole.
         matches – numbers of the matching completions among `facts`, ascending.
@@ -255,7 +244,7 @@ class TextSearch:
         return len(self.matches) >= MOST_HITS
 
     def advance(self, seconds: float) -> bool:
-        """Search on for about so long; True if there is more. After the end, a later call searches what is new."""
+        """Search on for about so long; True if there is more."""
         deadline = time.perf_counter() + seconds
         self.is_done = self.is_void or self.is_cut_short
         while not self.is_done and time.perf_counter() < deadline:
@@ -288,7 +277,6 @@ class TextSearch:
 
 
 def _spelled(letter: str) -> bytes:
-    """A pattern for a letter as JSON may spell it, with or without escapes, small or capital."""
     cases = {letter} if letter.isascii() else {case for case in (letter.lower(), letter.upper()) if len(case) == 1}
     forms = {json.dumps(case, ensure_ascii=ascii)[1:-1] for case in cases or {letter} for ascii in (True, False)}
     return b"(?:" + b"|".join(re.escape(form.encode(errors="replace")) for form in sorted(forms)) + b")"
@@ -351,17 +339,14 @@ class RunCompletions(QObject):
         return self.search.is_done if self.search is not None else self._is_caught_up
 
     def find(self, text: str) -> None:
-        """Search for a text, or for nothing where it is empty; a search that is under way is dropped."""
+        """Search for a text, or for nothing where it is empty."""
         self.search = TextSearch(self.path, text) if text else None
         self._has_news, self._last_grew = True, 0.0
         if self._is_wanted:
             self._timer.start(0)
 
     def advance(self) -> None:
-        """Read for about SLICE_S, a search first, because someone waits for it; or emit what was read.
-
-        Not both in one turn of the event loop: a page then paints.
-        """
+        """Read for about SLICE_S, a search first, because someone waits for it."""
         every_s = GROWN_EVERY_S * (1 + len(self.found) / 100_000)  # a page needs longer for more
         if self._has_news and time.monotonic() - self._last_grew > every_s:
             self._emit_grew()
@@ -424,7 +409,7 @@ class RunCompletions(QObject):
         return np.intersect1d(chosen, np.array(self.search.matches, np.int64), assume_unique=True)
 
     def row_at(self, offset: int) -> GroupRow | None:
-        """The row at this offset without token data; the last rows that were asked for are kept."""
+        """The row at this offset without token data."""
         if offset not in self._rows:
             if len(self._rows) >= KEPT_ROWS:
                 self._rows.pop(next(iter(self._rows)))

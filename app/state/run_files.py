@@ -40,7 +40,7 @@ def newest_checkpoint(folder: RunFolder) -> int | None:
 
 
 def problem_of(state: str, ending: Event | None, step: int, folder: RunFolder) -> str:
-    """Why a failed or crashed run ended; empty in any other state."""
+    """Why a failed or crashed run ended."""
     if state == "failed":
         # `setting: ` prefixes are for programs; the sentences name the settings themselves.
         lines = str((ending or {}).get("sentence") or "").splitlines()
@@ -60,7 +60,6 @@ def problem_of(state: str, ending: Event | None, step: int, folder: RunFolder) -
 
 
 def _is_routine(line: str) -> bool:
-    """True for lines that every run prints: blank, figures of steps, progress of the start, the BLAS in use."""
     return not line or _ROUTINE.match(line) is not None or StartProgress.read(line) is not None
 
 
@@ -127,7 +126,6 @@ class CrashOffer:
 
     folder: RunFolder
     step: int
-    """The last one in its event log."""
     checkpoint: int | None
     """The step that a resume continues from; None for the start."""
     key: str

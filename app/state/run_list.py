@@ -36,8 +36,6 @@ LAUNCH_S = 15.0
 class RunList(QObject):
     """Records of all runs, read on the event loop and only where a file has changed since.
 
-    Unchanged records come from a cache file of the preferences; deleting it costs one slower start.
-
     Signals:
         listed(set of paths) – the runs that exist now; records of others are gone.
         read(list of RunRecord) – records that are new or have changed.
@@ -70,7 +68,7 @@ class RunList(QObject):
         return self._timer.isActive()
 
     def refresh(self) -> None:
-        """List the folder, and begin to read what has changed. A refresh during a refresh starts over."""
+        """List the folder, and begin to read what has changed."""
         if self._lines is None:
             self._lines = _cached_lines(self._cache)
         folders = list(all_runs())
@@ -94,7 +92,7 @@ class RunList(QObject):
         self._timer.stop()
 
     def family_of(self, path: Path) -> dict[str, list[str]]:
-        """Run → its clones by name, from its oldest ancestor down; empty for a run without family."""
+        """Run → its clones by name, from its oldest ancestor down."""
         parents = {record.summary.name: record.parent for record in self.records.values() if record.parent}
         root, seen = path.name, {path.name}
         while (parent := parents.get(root)) and parent not in seen:
@@ -130,7 +128,6 @@ class RunList(QObject):
             self.settled.emit()
 
     def _from_cache(self, folder: RunFolder, now: list[int]) -> RunRecord | None:
-        """The record of an earlier launch, if the run has not changed since."""
         line = (self._lines or {}).get(folder.path)
         if line is None or folder.is_locked():
             return None
@@ -162,7 +159,6 @@ class RunList(QObject):
 
 
 def _cached_lines(path: Path) -> dict[Path, str]:
-    """Path of a run → its line of the cache, which is parsed when the run is listed."""
     try:
         first, *lines = path.read_text(encoding="utf-8").split("\n")
         if json.loads(first) != CACHE_FORMAT:
@@ -216,11 +212,9 @@ class RunQueue(QObject):
         return has_runner and not self.now.is_paused and bool(self.waiting or self.now.starting)
 
     def _is_launching(self) -> bool:
-        """A runner was just started that does not hold its lock yet."""
         return time.monotonic() < self._launched_until
 
     def refresh(self) -> None:
-        """Read the file."""
         before, started_before = (self.now, self.has_runner, self.problem), self.now.starting
         try:
             self.now, self.problem = self.file.read(), ""
@@ -237,14 +231,14 @@ class RunQueue(QObject):
             self.started.emit(self.now.starting)
 
     def add(self, run: RunFolder) -> bool:
-        """Queue a run that is to begin or go on, and start a runner; returns whether it waits."""
+        """Queue a run that is to begin or continue, and start a runner; returns whether it waits."""
         return self._change(self.file.add, run) and self.ensure_runner()
 
     def move(self, run: RunFolder, place: int) -> None:
         self._change(self.file.move, run, place)
 
     def remove(self, run: RunFolder) -> None:
-        """Take a run out of the queue. The folder of one that has never begun goes to the trash."""
+        """Take a run out of the queue."""
         is_new = is_fresh(run)
         if self._change(self.file.remove, run) and is_new and not QFile.moveToTrash(str(run.path)):
             self.refused.emit(f"{run.path} could not be moved to the trash.")
@@ -257,7 +251,7 @@ class RunQueue(QObject):
         self._change(self.file.set_pauses_after_failure, pauses)
 
     def ensure_runner(self) -> bool:
-        """Start the process that runs the queue, where runs wait and none is alive. False if it cannot be started."""
+        """Start the process that runs the queue, where runs wait and none is alive."""
         # Imported here, so that the window can open without the means to start a process.
         from app.state.processes import start_queue_runner
 

@@ -25,9 +25,8 @@ ENDINGS = ("finished", "stopped", "failed", "crashed")
 TROUBLE = ("warning", "bad")
 """Levels of a health finding that raise a notification."""
 LONGEST_NOTE = 600
-"""Characters shown of a note: an event log may come from somebody else."""
+"""Characters shown of a note: an event log may come from another person."""
 LEVELS = ("error", "warning", "info")
-"""The worst first."""
 
 
 def rewards_at_the_ends(run: Run) -> list[float]:
@@ -41,7 +40,6 @@ def reward_before_and_after(run: Run) -> tuple[float | None, float | None]:
 
 
 def _finite_ends(run: Run) -> tuple[list[float], int]:
-    """(rewards at both ends, number of all): of 100,000 steps only the ends become Python numbers."""
     rewards = run.series("reward")[1]
     rewards = rewards[np.isfinite(rewards)]
     has_middle = len(rewards) > 2 * MAX_AVERAGED
@@ -50,7 +48,7 @@ def _finite_ends(run: Run) -> tuple[list[float], int]:
 
 
 class RunNotices(QObject):
-    """Follows the run that is shown, and raises each piece of news once; not what was so at the start.
+    """Follows the run that is shown, and raises each piece of news once.
 
     Signals:
         raised(title, sentence) – something that a notification should say.
@@ -103,7 +101,6 @@ class RunNotices(QObject):
 
 
 def _result(run: Run) -> str:
-    """“32 steps. Reward 1.48 → 2.17.”; of a stopped run, the sentence of its ending."""
     if run.state == "stopped":
         return str((run.ending or {}).get("sentence") or "Everything is saved.")
     before, after = reward_before_and_after(run)
@@ -112,7 +109,7 @@ def _result(run: Run) -> str:
 
 
 class Findings:
-    """The health findings of the run on show; dismissed ones stay hidden as long as the run is shown."""
+    """The health findings of the run on show."""
 
     def __init__(self) -> None:
         self._dismissed: set[tuple[str, int | None]] = set()
@@ -121,7 +118,7 @@ class Findings:
         self._dismissed.add((episode.code, episode.since))
 
     def of(self, run: Run) -> list[Episode]:
-        """Those that hold, the worst first, the trainer's warnings among them; then past ones, the newest first."""
+        """Those that hold, the worst first, the trainer's warnings among them."""
         episodes = [*reported(run.health)]
         for note in run.notes:
             if note.get("level") == "warning" and "answers" not in note:

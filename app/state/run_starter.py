@@ -36,7 +36,7 @@ class RunStarter:
         self.confirm_over_memory: Callable[[MemoryParts], bool] = lambda _memory_parts: False
 
     def start(self) -> None:
-        """Train with the form's settings in a new process; if they have problems, show the first instead."""
+        """Train with the form's settings in a new process."""
         # Imported here, so that the window can open and be tested without the means to start a trainer.
         from app.state.processes import start_training
 
@@ -55,7 +55,7 @@ class RunStarter:
         session.page_requested.emit("monitor")
 
     def queue(self) -> None:
-        """Queue a run with the form's settings; if a waiting run is being edited, keep the settings for it."""
+        """Queue a run with the form's settings."""
         session = self._session
         session.messages.withdraw(START)
         if not self._is_ready():
@@ -178,13 +178,11 @@ class RunStarter:
         return False
 
     def _may_continue(self, folder: RunFolder, *, contacts_hosts: bool = True) -> bool:
-        """Raises UserError for a run that cannot be resumed."""
         check_format(folder)  # before its settings, of which a newer version may have others
         hosts = run_config(folder).hosts if contacts_hosts else ""
         return self._may_run_code(config.read(folder.config), folder.path) and self._may_use_hosts(hosts)
 
     def _may_run_code(self, settings: Mapping[str, Any], folder: Path | None = None) -> bool:
-        """`folder`: where relative paths of these settings start."""
         session = self._session
         is_allowed = session.consent.obtain(settings, folder)
         if not is_allowed:

@@ -1,4 +1,4 @@
-"""The state of one run, reduced from its event log: metrics by step, phase, clock, ending. No Qt, files or timers."""
+"""The state of one run, reduced from its event log: metrics by step, phase, clock, ending."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Series:
         return list(self._columns)
 
     def get(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """(steps `[n]` int64, values `[n]` float64 with NaN in gaps), read-only; both empty for an unknown name."""
+        """(steps `[n]` int64, values `[n]` float64 with NaN in gaps), read-only."""
         self._store()
         column = self._columns.get(name)
         n = 0 if column is None else self._size
@@ -90,7 +90,6 @@ class Series:
         return None
 
     def _store(self) -> None:
-        """Move the rows that wait into the columns; those with the same metrics, as nearly all, together."""
         waiting, self._waiting = self._waiting, []
         for names, group in groupby(waiting, key=lambda row: tuple(row[1])):
             rows = list(group)
@@ -111,14 +110,12 @@ class Series:
 
 
 def _doubled(column: np.ndarray, size: int) -> np.ndarray:
-    """Twice as long. Nothing beyond `size` is written: touching that memory would hold up the event loop."""
     larger = np.empty(2 * len(column), dtype=column.dtype)
     larger[:size] = column[:size]
     return larger
 
 
 def _table(rows: Sequence[Iterable[Any]], width: int) -> np.ndarray:
-    """Values `[rows, width]` as float64; NaN for anything but a finite number."""
     cells = list(chain.from_iterable(rows))
     if set(map(type, cells)) <= {int, float, type(None)}:  # numpy converts these as `number` does
         with suppress(OverflowError):  # an int beyond the range of a float
@@ -168,7 +165,7 @@ PHASE_WORDS = {
 RATE_WINDOW = 50
 """Steps that the time left is estimated from: steady, and still able to follow completions that grow longer."""
 KEPT = 200
-"""Notes and health findings kept in memory; the event log has them all."""
+"""Notes and health findings kept in memory."""
 
 
 class RunState:
@@ -239,7 +236,7 @@ class RunState:
         return "paused" if state == "running" and self.paused else state
 
     def elapsed_s(self, now: float | None = None) -> float:
-        """Seconds spent on steps, evaluation and saving; loading and pauses are not counted.
+        """Seconds spent on steps, evaluation and saving.
 
         `now` (unix seconds) adds the time since the last event of a run that is alive.
         """
@@ -256,7 +253,7 @@ class RunState:
         return max(0.0, seconds_per_step * max(0, self.iterations - last) - (self.elapsed_s(now) - at))
 
     def apply(self, event: Event) -> None:
-        """Apply one event. Unknown kinds and fields of the wrong type are skipped."""
+        """Apply one event."""
         kind = event.get("kind")
         if not isinstance(kind, str) or kind not in KINDS:
             return
@@ -325,7 +322,6 @@ class RunState:
 
 
 def _change_sentence(settings: Mapping[str, Any]) -> str:
-    """“Changed: learning_rate 0.0001 → 5e-05.”"""
 
     def shown(value: Any) -> str:
         return "none" if value is None else str(value)
@@ -345,13 +341,10 @@ class RankNow:
 
     info: RankInfo
     sampling: float | None
-    """Tokens per second."""
     learning: float | None
-    """Tokens per second."""
     prompts: float | None
     memory_gb: float | None
     waiting_share: float | None
-    """Of the step's time."""
     is_lost: bool = False
 
 

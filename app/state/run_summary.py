@@ -56,7 +56,6 @@ def details(config: Config) -> list[str]:
 
 
 def _length(config: Config) -> tuple[int, int]:
-    """(steps of the run, completions that it learns from); 0 where that depends on the length of the dataset."""
     stages = config.stages if isinstance(config.stages, list) else []
     counts = [stage.get("iters") for stage in stages if isinstance(stage, dict)]
     staged = sum(count for count in counts if isinstance(count, int))
@@ -106,7 +105,7 @@ def count_text(number: int, singular: str, plural: str = "") -> str:
 
 
 def name_of_model(model: str) -> str:
-    """An id without its owner; of a path the last two parts, since many folders are just called model."""
+    """An id without its owner."""
     parts = Path(model.strip()).parts
     if not parts:
         return "a model still to be chosen"

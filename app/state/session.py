@@ -1,4 +1,4 @@
-"""The state that the pages share; they communicate only through the session's signals."""
+"""The state that the pages share."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class Session(QObject):
         return service
 
     def remember_fault(self, sentence: str, trace: str) -> None:
-        """Keep a failure of the helper process for a report; the page that asked shows its message."""
+        """Keep a failure of the helper process for a report."""
         self.last_fault = ProblemFacts(sentence, trace, settings=self.draft.values())
         self.message.emit(SERVICE_FAILED)
 
@@ -161,7 +161,6 @@ class Session(QObject):
 
     @cached_property
     def evaluations(self) -> Evaluations:
-        """The evaluations of the run that is shown."""
         from app.state.evaluations import Evaluations
 
         return Evaluations(self.consent, self)
@@ -183,7 +182,6 @@ class Session(QObject):
 
     @cached_property
     def queue(self) -> RunQueue:
-        """The runs that wait."""
         from app.state.run_list import RunQueue
 
         queue = RunQueue(self)
@@ -205,7 +203,7 @@ class Session(QObject):
             self._say_of_form(f"{error.faults[0].sentence} The form shows the defaults.")
 
     def load_config(self, path: Path) -> None:
-        """Open a YAML file in the form. If it cannot be read, the form stays unchanged, and a message says why."""
+        """Open a YAML file in the form."""
         path = resolved(Path(path))
         if not self._load_form(path):
             return
@@ -220,10 +218,7 @@ class Session(QObject):
         self._say_of_form(f"{text}.")
 
     def load_settings(self, folder: RunFolder) -> bool:
-        """Load a run's settings, as they were at its end, into the form; False if they cannot be read.
-
-        Saving then asks for a new file: the run's own is a record.
-        """
+        """Load a run's settings, as they were at its end, into the form; False if they cannot be read."""
         try:
             over = changed_values(read_changes(folder))
         except UserError as error:
@@ -244,16 +239,12 @@ class Session(QObject):
         return True
 
     def apply_preset(self, preset: Preset) -> None:
-        """Apply a preset to the form, and show it."""
         self.draft.apply(preset)
         self.page_requested.emit("train")
         self._say_undoable(f"{preset.title} is set.")
 
     def use_data(self, name: str) -> None:
-        """Set the dataset to this file, folder or Hub id, and map the columns that can be guessed from it.
-
-        A form that still holds the demo or no model also gets a model and settings to start from.
-        """
+        """Set the dataset to this file, folder or Hub id, and map the columns that can be guessed from it."""
         from app.state.presets import data_choice
 
         choice, before = data_choice(self.draft, name), self.draft.values()
@@ -290,14 +281,12 @@ class Session(QObject):
         self.messages.say(text, FORM, self.while_form_stays(), Offer("Undo", self.undo_requested.emit))
 
     def _remember_file(self, key: str = "") -> None:
-        """Remember the file behind the form; only a change of all settings (`key` empty) can have replaced it."""
         if not key and self.prefs.config_file != self.draft.path:
             self.prefs.config_file = self.draft.path
 
     # The run that is shown
 
     def open_run(self, path: Path) -> None:
-        """Show this run, live or finished."""
         from app.state.run import Run  # loads numpy, which the first paint does not wait for
 
         self._release_run()
@@ -312,7 +301,7 @@ class Session(QObject):
             self.messages.say(error.faults[0].sentence, FORMAT, lambda: self.run is run)
 
     def close_run(self) -> None:
-        """Show no run; a live run continues to train."""
+        """Show no run."""
         if self.run is not None:
             self._release_run()
             self.run_changed.emit()
@@ -380,7 +369,6 @@ class Session(QObject):
         return self.launched if self.launched is not None and self.launched.is_locked() else None
 
     def _await_release(self, _state: str = "") -> None:
-        """Emit `run_state_changed` again once the process of an ended run is gone: only then can another start."""
         was_held, self._is_held = self._is_held, self._live_folder() is not None and not (self.run and self.run.is_live)
         if self._is_held:
             self._release_timer.start()
@@ -388,7 +376,6 @@ class Session(QObject):
             self.run_state_changed.emit(self.run.state if self.run is not None else "")
 
     def _on_queue_started(self, run: RunFolder) -> None:
-        """Show a run that leaves the queue to a user who watched the one before it, and to nobody who reads another."""
         shown = self.run
         watches = shown is None or self.is_launched(shown.folder) or shown.folder == run
         self.launched = run

@@ -27,7 +27,7 @@ from backend.utils.errors import UserError
 EVERY_MS = 1000
 """How often a live sweep is read while it is shown."""
 STARTING_CHECKS = 30
-"""How many times in a row a sweep that was just started may be without its process: it imports first."""
+"""The number of times in a row a sweep that was just started may be without its process: it imports first."""
 RESUMABLE = ("stopped", "failed", INTERRUPTED)
 
 
@@ -145,7 +145,6 @@ class Sweeps(QObject):
 KINDS = ("int", "float", "bool", "choice")
 """Kinds of settings whose values are written on one line."""
 USEFUL = ("learning_rate", "beta", "temperature", "group_size", "rank", "scale", "epsilon", "grpo_loss_type")
-"""Settings that are offered first."""
 OWN = {"run_name", "lm_studio_name"}
 """Settings of one run that a sweep's base does not have."""
 
@@ -165,7 +164,7 @@ class VariedSetting:
 
 @dataclass(frozen=True, slots=True)
 class SweepForm:
-    """What the page's fields hold; numbers are text as typed."""
+    """What the page's fields hold."""
 
     name: str = "sweep"
     search: str = "grid"
@@ -196,7 +195,6 @@ class SweepForm:
 
 
 def _whole(text: str) -> Any:
-    """An int; the text itself where it is none, for the sentence about it."""
     try:
         return int(text)
     except ValueError:
@@ -211,7 +209,6 @@ def _number(text: str) -> Any:
 
 
 def _value(text: str) -> Any:
-    """A number where the text is one."""
     whole = _whole(text)
     return whole if isinstance(whole, int) else _number(text)
 
@@ -232,7 +229,6 @@ class SweepForecast:
     steps: int | None
     completions: int | None
     share: float | None
-    """Of the steps without halving."""
     seconds: float | None = None
     bytes: float | None = None
     sharing: int = 0
@@ -240,7 +236,6 @@ class SweepForecast:
     alone: int = 0
     """Runs that fine-tune every weight, one loaded after the other."""
     rungs: tuple[tuple[int, int], ...] = field(default=())
-    """(step, configurations that go on)."""
 
 
 def forecast(

@@ -73,10 +73,7 @@ class CompletionPane(QWidget):
         self.text.setAccessibleName(title)
 
     def set_rewards(self, names: Sequence[str], labels: Sequence[str], weights: Sequence[float] = ()) -> None:
-        """Set the reward functions' metric names and labels; a function's index decides its colour.
-
-        With `weights` the scores are written as the sum that makes up the reward.
-        """
+        """Set the reward functions' metric names and labels."""
         self._names, self._labels, self._weights = names, labels, weights
 
     def show_completion(self, completion: Mapping[str, Any] | None) -> None:
@@ -105,7 +102,7 @@ class CompletionDetail(QFrame):
     def __init__(
         self, parent: QWidget | None = None, *, upright: bool = False, pane: CompletionPane | None = None
     ) -> None:
-        """`pane` shows the completion; a plain CompletionPane if left out."""
+        """`pane` shows the completion."""
         super().__init__(parent)
         self.setProperty("role", "card")
         self.prompt = TextPane("Prompt")
@@ -147,10 +144,7 @@ def scores_html(
     colours: Sequence[int] | None = None,
     weights: Sequence[float] = (),
 ) -> str:
-    """“● Accuracy 2   ● Format 0.5”: each score after a dot in its function's colour.
-
-    With weights “● Accuracy 2 × 1 + ● Format 0.5 × 0.2”. `colours`: the functions' indices, by default their places.
-    """
+    """“● Accuracy 2 ● Format 0.5”: each score after a dot in its function's colour."""
     parts = [
         f'<span style="color:{theme.reward_colour(colour).name()}">●</span> {html.escape(short)} {figure(score)}'
         for colour, short, score in zip(colours or range(len(labels)), labels, scores, strict=True)
@@ -161,7 +155,6 @@ def scores_html(
 
 
 def _result_html(completion: Mapping[str, Any]) -> str:
-    """Reward, advantage where it has one, token count and stop reason of a completion."""
     stop = str(completion.get("stop"))
     parts = [f"<b>Reward {figure(completion.get('reward'))}</b>"]
     if "advantage" in completion:
@@ -172,7 +165,6 @@ def _result_html(completion: Mapping[str, Any]) -> str:
 
 
 def _join_unbroken(parts: Sequence[str], between: str = " &nbsp;&nbsp; ") -> str:
-    """Join the parts so that lines break between them only."""
     return between.join(f'<span style="white-space:nowrap">{part}</span>' for part in parts)
 
 

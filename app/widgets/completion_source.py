@@ -90,7 +90,7 @@ class CompletionSource(QFrame):
         self.numbers.setText(rows_text(numbers))
 
     def show_runs(self, runs: Sequence[Path]) -> None:
-        """Offer these runs, the newest first; the selected one stays selected."""
+        """Offer these runs, the newest first."""
         selected = self.runs.currentData()
         self.runs.clear()
         for path in runs:
@@ -137,7 +137,7 @@ class CompletionSource(QFrame):
 
 
 def row_numbers(text: str) -> list[int]:
-    """Parse row numbers: 1-4, 17 → [1, 2, 3, 4, 17]; empty if malformed or if a range has more than MAX_ROWS rows."""
+    """Parse row numbers: 1-4, 17 → [1, 2, 3, 4, 17]."""
     if not _RANGES.fullmatch(text):
         return []
     numbers: list[int] = []

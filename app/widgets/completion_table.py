@@ -1,7 +1,4 @@
-"""Tables of completions: groups under their prompts, or completions from anywhere in a run one below the other.
-
-Rows of completions.jsonl are shown as they are: what is missing or of the wrong type is a dash.
-"""
+"""Tables of completions: groups under their prompts, or completions from anywhere in a run one below the other."""
 
 from __future__ import annotations
 
@@ -100,7 +97,6 @@ class CompletionLine:
 
 
 def lines_of_row(group: int, row: Mapping[str, Any], offset: int = -1) -> list[CompletionLine]:
-    """The prompt of a row, and its completions."""
     completions = enumerate(listed_completions(row))
     lines = [CompletionLine(group, row, item, offset, place) for place, item in completions]
     return [CompletionLine(group, row, None, offset), *lines]
@@ -160,10 +156,7 @@ class CompletionModel(QAbstractTableModel):
         *,
         has_steps: bool = False,
     ) -> None:
-        """Set the functions' metric names, their headers and weights, and what they `logged` (name → is a number).
-
-        Call it before showing lines.
-        """
+        """Set the functions' metric names, their headers and weights, and what they `logged` (name → is a number)."""
         self.beginResetModel()
         self.rewards, self.logged, self.is_flat = list(rewards), dict(logged or {}), has_steps
         self.lines, self._count = [], 0
@@ -298,7 +291,6 @@ def score_of(line: CompletionLine, name: str) -> float | None:
 
 
 def _two_lines(label: str, weight: str) -> str:
-    """A header of two lines at most, each elided in the middle, so that columns stay narrow."""
     first, _, second = label.partition(" ")
     half = HEADER_CHARS // 2
     short = [text if len(text) <= HEADER_CHARS else f"{text[:half]}…{text[-half:]}" for text in (first, second)]
@@ -382,7 +374,6 @@ class CompletionTable(BaseTable):
 
     @property
     def selected_lines(self) -> list[CompletionLine]:
-        """The selected lines that are completions, from the top."""
         lines = [self._completions.lines[row] for row in self.selected_rows()]
         return [line for line in lines if line.completion is not None]
 
@@ -415,7 +406,6 @@ class CompletionTable(BaseTable):
         self.touched.emit()
 
     def _resize_columns(self) -> None:
-        """Size columns of figures by their headers; the text gets the rest. A narrow table hides its last columns."""
         metrics = self.horizontalHeader().fontMetrics()
         widths: dict[int, int] = {}
         for at, column in enumerate(self._completions.columns[1:], 1):

@@ -1,7 +1,4 @@
-"""The questions before a user's code runs and before a hosts file is used: its contents and its effect.
-
-The facts come from the text of the files; nothing is run to find them.
-"""
+"""The questions before a user's code runs and before a hosts file is used: its contents and its effect."""
 
 from __future__ import annotations
 
@@ -53,7 +50,7 @@ class ShownFile:
 
 
 class AllowDialog(QDialog):
-    """A modal question; Return and Escape both mean no."""
+    """A modal question."""
 
     def __init__(
         self,

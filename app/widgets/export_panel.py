@@ -1,7 +1,4 @@
-"""The dialog that exports a run's model: choices, progress, and the result of loading it back.
-
-It builds the command line of the verb `export` and reads the JSON lines that it prints.
-"""
+"""The dialog that exports a run's model: choices, progress, and the result of loading it back."""
 
 from __future__ import annotations
 

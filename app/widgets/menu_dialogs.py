@@ -175,7 +175,7 @@ class PreferencesDialog(QDialog):
 
 
 class AboutDialog(QDialog):
-    """Icon, version, facts on the system, and the licence of each component; the first is GRPO Studio itself."""
+    """Icon, version, facts on the system, and the licence of each component."""
 
     def __init__(
         self, facts: Mapping[str, str], components: Sequence[Component], parent: QWidget | None = None
@@ -265,7 +265,6 @@ class GlossaryDialog(QDialog):
         self.search.setFocus()
 
     def _show(self, typed: str) -> None:
-        """Show all terms below their sections, or the found ones, best first, each with its section."""
         terms = self._find(typed)
         if not terms:
             self.text.setHtml(f"<p>No term has “{escape(typed)}” in it.</p>")
@@ -283,7 +282,7 @@ def _term_html(term: Term, origin: str = "") -> str:
 
 
 class ProblemDialog(QDialog):
-    """A problem report, to be read, changed, and copied or saved; it is not sent. The dialog is not modal."""
+    """A problem report, to be read, changed, and copied or saved."""
 
     def __init__(self, title: str, report: str, parent: QWidget | None = None) -> None:
         super().__init__(parent)

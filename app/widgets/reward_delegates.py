@@ -14,11 +14,10 @@ from app.widgets.basic.tables import Index
 from app.widgets.form.value_text import number_text
 
 DECIMALS = 3
-"""Decimals of a weight."""
 
 
 class TickDelegate(QStyledItemDelegate):
-    """A centred check box in the theme's colours; a click anywhere in the cell toggles it."""
+    """A centred check box in the theme's colours."""
 
     def paint(self, painter: QPainter, option: Any, index: Index) -> None:
         box = QRect(0, 0, check_box_side(), check_box_side())

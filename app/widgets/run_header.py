@@ -41,7 +41,7 @@ NARROW = 860
 
 
 class StateDot(QWidget):
-    """A run's state as a colour; it needs no accessible name, as the label beside it says the same."""
+    """A run's state as a colour."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -140,7 +140,7 @@ class RunHeader(QWidget):
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """A run's name as (title, creation time): “qwen-lora-grpo”, “3 Nov 2025, 14:05”. Other names are all title."""
+    """A run's name as (title, creation time): “qwen-lora-grpo”, “3 Nov 2025, 14:05”."""
     match = _DEFAULT_NAME.fullmatch(name)
     if match is None:
         return name, ""
@@ -153,8 +153,6 @@ def split_name(name: str) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class CardAction:
-    """A button of the card."""
-
     text: str
     callback: Callable[[], object]
     primary: bool = False
@@ -239,7 +237,6 @@ class ResultCard(QFrame):
 
 
 def _before_after(change: BeforeAfter) -> QWidget:
-    """“1.48 → 2.17” over its caption; the figure before is muted."""
     figures = row(spacing=6)
     if change.before is not None:
         figures.addWidget(label(f"{figure(change.before, change.unit)} →", theme.figures_font(theme.TITLE), "muted"))

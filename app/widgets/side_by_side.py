@@ -19,10 +19,7 @@ TITLES = {"base": "Base", "tuned": "Tuned", "model": "Model"}
 
 
 class SideBySide(QFrame):
-    """The prompt and its answer above, a completion of each side below.
-
-    Of several completions one pair is shown at a time: both were sampled with the same random numbers.
-    """
+    """The prompt and its answer above, a completion of each side below."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -81,7 +78,6 @@ class SideBySide(QFrame):
 
 
 def _most_different(sides: Sequence[Sequence[Mapping[str, Any]]]) -> int:
-    """The index of the pair of completions with the most different rewards; the first of equal ones."""
     if len(sides) < 2:
         return 0
     rewards = [(finite(a.get("reward")), finite(b.get("reward"))) for a, b in zip(*sides[:2], strict=False)]

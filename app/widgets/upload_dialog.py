@@ -1,8 +1,4 @@
-"""The dialog before an upload to Hugging Face: card, files, repository, account, and the button that sends it.
-
-The preview comes from the verb `export --to hub --preview`; Upload runs the same command without it. Pausing ends that
-process, and resuming starts it again: what the Hub has is not sent twice.
-"""
+"""The dialog before an upload to Hugging Face: card, files, repository, account, and the button that sends it."""
 
 from __future__ import annotations
 
@@ -30,17 +26,14 @@ MakeTask = Callable[[list[str], QWidget], VerbProcess]
 Account = dict[str, Any]
 """{name, organisations, can_write, source}, or {} when logged out."""
 LogIn = Callable[[str, Callable[[Account], None], Callable[[str], None]], None]
-"""Checks a token and keeps it in the keychain; calls back with the account, or with a refusal."""
+"""Checks a token and keeps it in the keychain."""
 MARGIN, SIDE = 16, 260
 FIRST_FILES = 9
-"""Files that are listed; the number of the others is shown."""
+"""Files that are listed."""
 
 
 def cancel_before_closing(dialog: QWidget, task: VerbProcess | None, event: QCloseEvent) -> bool:
-    """Cancel a dialog's running command and close the dialog when it has ended. Returns if there was one.
-
-    Closing at once would delete the process object, which kills the process before it has cleaned up.
-    """
+    """Cancel a dialog's running command and close the dialog when it has ended. Returns if there was one."""
     if task is None or not task.is_running:
         return False
     task.done.connect(dialog.close)
@@ -54,7 +47,7 @@ def without_setting(sentence: str) -> str:
 
 
 def json_object(line: str) -> dict[str, Any]:
-    """A line of a verb's `--json` output; {} for any other line."""
+    """A line of a verb's `--json` output."""
     try:
         content = json.loads(line)
     except ValueError:
@@ -71,10 +64,7 @@ def show_share(bar: QProgressBar, done: float | None) -> None:
 
 
 class CardView(QTextBrowser):
-    """A model card as its page will show it, the settings at the top as they are written.
-
-    Links to the web are opened by the desktop; pictures are as wide as the text at most. Nothing is fetched.
-    """
+    """A model card as its page will show it, the settings at the top as they are written."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -146,7 +136,7 @@ class UploadPreview:
 
 
 class UploadDialog(QDialog):
-    """Not modal. Closing it pauses a running upload; the prepared folder stays until it was sent."""
+    """Not modal. Closing it pauses a running upload."""
 
     def __init__(
         self,

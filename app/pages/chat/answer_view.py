@@ -71,7 +71,7 @@ class GrowingText(QTextEdit):
         self._fit(self.document().size())
 
     def show_text(self, text: str) -> None:
-        """Show `text`; if it begins with the text shown, only the rest is appended, and a selection stays."""
+        """Show `text`."""
         shown = self.toPlainText()
         if shown and text.startswith(shown):
             cursor = QTextCursor(self.document())
@@ -106,7 +106,7 @@ class ShownAnswer:
 
 
 class AnswerView(QFrame):
-    """A card with one answer; long thinking is folded away."""
+    """A card with one answer."""
 
     keep_requested = Signal()
 
@@ -116,7 +116,6 @@ class AnswerView(QFrame):
         self.side = side
         self._shown = ShownAnswer("")
         self._folds: bool | None = None
-        """The user's choice to fold the thinking away; None before the first click."""
         self._is_folded = False
         self.fold = LinkButton("", on_click=self._turn_fold)
         self.text = GrowingText(f"{TITLES[side]}, answer {number}", theme.mono_font())
@@ -163,10 +162,7 @@ class AnswerView(QFrame):
 
 
 def split_thinking(text: str) -> tuple[str, str]:
-    """(thinking, answer); ("", text) without thinking, (thinking so far, "") while it is being written.
-
-    The opening tag may be missing: some chat templates end the prompt with it.
-    """
+    """(thinking, answer); ("", text) without thinking, (thinking so far, "") while it is being written."""
     before, tag, after = text.partition("</think>")
     head, opening, thinking = before.partition("<think>")
     thinking = thinking if opening else head if tag else ""

@@ -19,11 +19,10 @@ from app.widgets.basic.number_format import figure
 BROWSE = "browse"
 """The value of the menu entry that asks for a folder."""
 Entry = tuple[str, str]
-"""(label, value)."""
 
 
 class ModelBar(QWidget):
-    """The head of the page: a run and its checkpoint, or a model; load and unload."""
+    """The head of the page: a run and its checkpoint, or a model."""
 
     model_chosen = Signal(str)  # str
     checkpoint_chosen = Signal(str)
@@ -79,7 +78,7 @@ class ModelBar(QWidget):
         self.models.setCurrentIndex(max(0, self.models.findData(chosen)) if chosen else 0)
 
     def show_checkpoints(self, entries: Sequence[Entry], chosen: str) -> None:
-        """List a run's checkpoints; a model has none, and then the menu is hidden."""
+        """List a run's checkpoints."""
         self.checkpoints.clear()
         for text, value in entries:
             self.checkpoints.addItem(text, value)
@@ -250,7 +249,6 @@ class SamplingPanel(QFrame):
         self._check()
 
     def show_defaults(self, values: Mapping[str, Any], system: str) -> None:
-        """Fill in these values, to which Reset returns."""
         self._defaults, self._system_default = dict(values), system
         for key, line in self.fields.items():
             line.setText(_text(values.get(key)))
@@ -263,7 +261,7 @@ class SamplingPanel(QFrame):
         return not self.problem.text()
 
     def values(self) -> dict[str, Any]:
-        """Key → number, and `free_output`. Call it only while `is_valid`."""
+        """Key → number, and `free_output`."""
         numbers = {entry.key: entry.number(self.fields[entry.key].text()) for entry in FIELDS}
         return {**numbers, "free_output": self.free_output.isChecked()}
 
@@ -273,7 +271,6 @@ class SamplingPanel(QFrame):
         return None if text == self._system_default else text
 
     def _check(self) -> None:
-        """Show the first invalid number, and enable Reset if anything differs from the defaults."""
         wrong = [entry for entry in FIELDS if entry.number(self.fields[entry.key].text()) is None and self._defaults]
         for entry in FIELDS:
             set_style_property(self.fields[entry.key], "problem", entry in wrong)

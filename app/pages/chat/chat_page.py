@@ -1,8 +1,4 @@
-"""The Chat page: base and tuned model side by side, on one's own prompts or those of the dataset.
-
-The conversation, and the process that holds the model, are in `app.state.chat`. While a run trains nothing is loaded:
-the run needs the memory.
-"""
+"""The Chat page: base and tuned model side by side, on one's own prompts or those of the dataset."""
 
 from __future__ import annotations
 
@@ -39,8 +35,6 @@ SIDES = {"base": "Base", "both": "Both", "tuned": "Tuned"}
 
 
 class ChatPage(QWidget):
-    """The page."""
-
     enabled_actions_changed = Signal(dict)  # dict
 
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
@@ -134,7 +128,6 @@ class ChatPage(QWidget):
         self._list_models()
 
     def _list_models(self) -> None:
-        """List runs with weights, newest first, and models. The choice stays; at first it is the run that is shown."""
         runs = [
             (run.name, str(run.path))
             for run in all_runs()
@@ -153,7 +146,7 @@ class ChatPage(QWidget):
             self.choose(chosen)
 
     def choose(self, name: str) -> None:
-        """Choose a run (its folder) or a model; it is not loaded yet."""
+        """Choose a run (its folder) or a model."""
         is_run = is_file(Path(name) / "config.yaml")
         self._choice = run_choice(RunFolder(Path(name))) if is_run else model_choice(name)
         entries = [(weights.label, weights.key) for weights in self._choice.checkpoints]
@@ -198,7 +191,6 @@ class ChatPage(QWidget):
     # Showing
 
     def _show(self) -> None:
-        """Show the conversation or a notice in its place, and enable the actions that apply."""
         chat, checkpoint = self.chat, self.bar.checkpoint
         has_turns = chat.is_loaded and bool(chat.turns)
         self._body.setCurrentWidget(self.transcript if has_turns else self.notice)
@@ -246,7 +238,6 @@ class ChatPage(QWidget):
         }
 
     def _show_turns(self) -> None:
-        """Add views for new turns; clear those of a conversation that has ended."""
         turns, transcript = self.chat.turns, self.transcript
         if len(turns) < len(transcript.answers):
             transcript.clear()
@@ -328,7 +319,7 @@ def notice_words(
 
 
 def about_loaded(chat: ChatWithModel, choice: ChatChoice | None, checkpoint: str) -> str:
-    """The loaded model and its memory; if another one has been chosen since, also the memory of that."""
+    """The loaded model and its memory."""
     if not chat.is_loaded or chat.choice is None:
         return ""
     weights = f"{figure(chat.bytes / 1e9, 'GB')} of weights."

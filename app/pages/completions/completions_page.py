@@ -1,7 +1,4 @@
-"""The Completions page: every completion of a step with its scores, or what a filter or search finds in the whole run.
-
-Rows are shown as the trainer wrote them; this page scores nothing.
-"""
+"""The Completions page: the completions of a step, or those that a filter or search finds in the run."""
 
 from __future__ import annotations
 
@@ -52,7 +49,6 @@ MOST_LINES = 100_000
 KEPT_LINES = 512
 """Lines kept once read: a table asks for each of the visible ones a hundred times a repaint."""
 SLICE_S = 0.010
-"""Seconds of one turn of saving."""
 
 
 class RunLines(Sequence[CompletionLine]):
@@ -123,11 +119,7 @@ def step_lines(
 
 
 def weights_at(run: Run, step: int, rows: Sequence[Mapping[str, Any]]) -> list[float]:
-    """The weight of each of `run.reward_names` at a step.
-
-    From the event log, where they vary, or the settings. Empty unless they explain the reward of every completion in
-    `rows`: Σ weight · score.
-    """
+    """The weight of each of `run.reward_names` at a step."""
     names = run.reward_names
     logged = []
     for name in names:
@@ -154,8 +146,6 @@ def _explains(names: Sequence[str], weights: Sequence[float], rows: Sequence[Map
 
 
 class CompletionsPage(QWidget):
-    """The page."""
-
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.session = session
@@ -260,7 +250,6 @@ class CompletionsPage(QWidget):
         self._read_on()
 
     def _read_on(self) -> None:
-        """Read the whole file only while its completions are shown."""
         if self.completions is not None:
             self.completions.follow(self.isVisible() and (self.bar.scope.key == RUN or self.bar.is_filtering))
 
@@ -268,7 +257,6 @@ class CompletionsPage(QWidget):
         return self._run.completion_steps() if self._run else []
 
     def _refresh(self) -> None:
-        """Show the newest step, or the picked one. A hidden page does nothing."""
         if not self.isVisible():
             return
         self._read_on()
@@ -321,7 +309,6 @@ class CompletionsPage(QWidget):
         self._report_run(run, completions)
 
     def _grow(self) -> None:
-        """More of the file was read: add what belongs to the list of the whole run."""
         run, completions, model = self._run, self.completions, self.model
         if not self.isVisible() or self.bar.scope.key != RUN or run is None or completions is None:
             return
@@ -371,7 +358,6 @@ class CompletionsPage(QWidget):
     # The completion that is read
 
     def _show_picked(self) -> None:
-        """Show the current completion; of two that are selected, what the second changes of the first."""
         line, completions, run = self.table.current_line, self.completions, self._run
         set_shown(self.follow_prompt, line is not None)
         if line is None:
@@ -493,7 +479,6 @@ class CompletionsPage(QWidget):
         self._refresh()
 
     def _stop_following(self) -> None:
-        """Stop following a live run once a completion is selected, so that the next step does not replace it."""
         if self.head.newest.isChecked() and self._shown is not None and self._shown[0].is_live:
             self.head.newest.setChecked(False)
 
@@ -563,6 +548,5 @@ def _counted(number: int, noun: str) -> str:
 
 
 def _nearest(steps: list[int], step: int) -> int:
-    """The known step nearest to `step`, of two as near the earlier one."""
     at = bisect_left(steps, step)
     return min(steps[max(0, at - 1) : at + 1] or steps[-1:], key=lambda known: (abs(known - step), known))

@@ -16,7 +16,6 @@ from app.widgets.basic.labels import button, label
 from app.widgets.basic.layout import column, row, set_shown
 
 STEP, RUN = "step", "run"
-"""Scopes: the completions of one step, or of all."""
 TYPING_MS = 300
 """Pause after the last key before the search begins."""
 
@@ -131,7 +130,7 @@ class FilterBar(QWidget):
         self.filter.setCurrentIndex(max(0, self.filter.findData(name)))
 
     def reset(self) -> None:
-        """No filter, no search, no prompt, one step; without a signal."""
+        """No filter, no search, no prompt, one step."""
         with QSignalBlocker(self):
             self.show_filter(ALL)
             self.search.forget()

@@ -45,7 +45,6 @@ CHANGES = "Added words are bold and green, removed ones are struck out and red."
 SAME_TEXT = "The two texts are the same."
 
 _WORDS = re.compile(r"\s+|\w+|[^\w\s]")
-"""Runs of white space, words, and single signs: in sums and tags a sign is what differs."""
 
 TokenLoader = Callable[[], Mapping[str, Any] | None]
 Part = tuple[Literal["same", "removed", "added"], str]
@@ -53,10 +52,7 @@ Part = tuple[Literal["same", "removed", "added"], str]
 
 @dataclass(frozen=True, slots=True)
 class TokenMeasure:
-    """One way to colour tokens: `key` of the token data, and roles for values below and above `middle`.
-
-    With `is_ratio` the strength is proportional to the logarithm, so that ½ is as strong as 2.
-    """
+    """One way to colour tokens: `key` of the token data, and roles for values below and above `middle`."""
 
     key: str
     label: str
@@ -190,7 +186,7 @@ def diff(old: str, new: str) -> list[Part]:
 
 
 def fold(text: str, tags: Iterable[str]) -> str:
-    """Replace what is between these tags by the number of its words. A tag that is never closed reaches to the end."""
+    """Replace what is between these tags by the number of its words."""
 
     def folded(match: re.Match[str]) -> str:
         words = len(match[2].split())
@@ -216,7 +212,7 @@ class MarkedText(QObject):
         self._pane.setExtraSelections([])
 
     def show_tokens(self, tokens: ColouredTokens) -> None:
-        """Mark the tokens that make up the pane's text; those that are not trained on are underlined with dots."""
+        """Mark the tokens that make up the pane's text."""
         strengths = (None if x is None else round(x * SHADES) for x in tokens.strengths)
         kinds = list(zip(strengths, tokens.trained, strict=False))
         self._mark(tokens.texts, kinds, lambda kind: _token_format(tokens.measure, *kind))
@@ -298,7 +294,7 @@ class ReadingPane(CompletionPane):
         self.body.insertLayout(3, row((self.explanation, 1), self.setting, spacing=2 * theme.SPACE))
 
     def set_token_loader(self, load_tokens: TokenLoader) -> None:
-        """Reads the tokens of the completion that is shown next; called only when they are to be coloured."""
+        """Reads the tokens of the completion that is shown next."""
         self._load_tokens = load_tokens
 
     def show_completion(self, completion: Mapping[str, Any] | None) -> None:

@@ -20,7 +20,6 @@ from backend.utils.errors import ConfigProblem
 NONE = "None"
 SPLIT_KEYS = ("train_split", "valid_split", "test_split")
 COLUMNS = 4
-"""Fields in a row."""
 
 
 class NameMenuField(Field):
@@ -45,7 +44,7 @@ class NameMenuField(Field):
         self.control.setCurrentIndex(index)
 
     def offer(self, names: Sequence[str], default: str | None, tips: Mapping[str, str] | None = None) -> None:
-        """Offer these names, with tool tips by name; the current value stays selected.
+        """Offer these names, with tool tips by name.
 
         `default` labels the setting's default value where that is not a name itself; None leaves it out.
         """
@@ -62,7 +61,7 @@ class NameMenuField(Field):
         self.set_control_value(default_value if current is None else current)
 
     def offer_splits(self, names: Sequence[str], form: str, used: Mapping[str, Any] | None) -> None:
-        """Offer the dataset's splits; the default is labelled with the split that it stands for.
+        """Offer the dataset's splits.
 
         `form` is file, folder or hub; `used` describes the split that was read for this use, None if there is none.
         """
@@ -78,7 +77,7 @@ class NameMenuField(Field):
         self.control.setEnabled(form != "file")
 
     def mark(self, wrong: bool) -> None:
-        """Colour the field as wrong or right; the sentence is shown in full width below the fields."""
+        """Colour the field as wrong or right."""
         set_style_property(self.control, "problem", wrong)
 
 
@@ -120,7 +119,7 @@ class ColumnMapping(QFrame):
             field.show_value(values[key])
 
     def offer_columns(self, columns: Sequence[Mapping[str, str]]) -> None:
-        """Offer the dataset's columns: name, kind and example of each. All uses but the prompt are optional."""
+        """Offer the dataset's columns: name, kind and example of each."""
         names = [each["name"] for each in columns]
         tips = {each["name"]: f"{each['kind']}: {each['example']}" for each in columns}
         for key, field in self.columns.items():

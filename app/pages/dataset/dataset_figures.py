@@ -32,7 +32,7 @@ LENGTHS, VARIETY = "Lengths", "Variety"
 
 
 class DatasetFigures(QFrame):
-    """Counts above a histogram or the figures on variety. An unknown count is a dash; an estimate has a “~”."""
+    """Counts above a histogram or the figures on variety. An unknown count is a dash."""
 
     turned = Signal()
 
@@ -69,13 +69,12 @@ class DatasetFigures(QFrame):
         return self._shown.currentWidget() is self.variety
 
     def show_variety(self, shown: bool) -> None:
-        """Show the figures on variety, or the lengths."""
         self._shown.setCurrentWidget(self.variety if shown else self.histogram)
         self.other.setText(LENGTHS if shown else VARIETY)
         self.turned.emit()
 
     def show_figure(self, key: str, number: int | None, *, sample: bool = False) -> None:
-        """Show one of FIGURES; None is unknown. Counts of bad rows above 0 are in the colour of problems."""
+        """Show one of FIGURES; None is unknown."""
         text = DASH if number is None else f"{'~' if sample and number else ''}{number:,}"
         self._numbers[key].setText(text)
         self._figures[key].setAccessibleName(f"{FIGURES[key][0]}: {text}")
@@ -89,7 +88,7 @@ class DatasetFigures(QFrame):
         return self._numbers[key].text()
 
     def show_progress(self, seen: int, rows: int) -> None:
-        """Show how many prompts were tokenized; the bar is hidden once all are."""
+        """Show how many prompts were tokenized."""
         self.progress.setVisible(0 < seen < rows)
         self.progress.setRange(0, max(1, rows))
         self.progress.setValue(seen)
@@ -170,7 +169,7 @@ class Histogram(QWidget):
 
 
 class VarietyFigures(QWidget):
-    """Names and values of figures in two columns; a placeholder while there are none."""
+    """Names and values of figures in two columns."""
 
     COLUMNS = 2
 

@@ -1,7 +1,4 @@
-"""The Dataset page: path, use of columns and splits, counts, the table of rows, and the exact prompt of one row.
-
-Choices are written into the draft; the data comes from `app.state.dataset`.
-"""
+"""The Dataset page: path, use of columns and splits, counts, the table of rows, and the exact prompt of one row."""
 
 from __future__ import annotations
 
@@ -56,8 +53,6 @@ FAILED = (
 
 
 class DatasetPage(QWidget):
-    """The page."""
-
     enabled_actions_changed = Signal(dict)  # dict
 
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
@@ -188,7 +183,6 @@ class DatasetPage(QWidget):
         self.detail.set_prompt_limit(dataset.prompt_limit)
 
     def _show_problems(self) -> None:
-        """Show problems of the dataset or its rows; those of the columns are at their own fields."""
         elsewhere = [problem for problem in self.dataset.faults if problem.setting not in self.mapping.fields]
         # The preview ignores an invalid pattern or template.
         elsewhere += [problem for problem in self.draft.problems() if problem.setting in ROW_STEPS]
@@ -222,7 +216,6 @@ class DatasetPage(QWidget):
         self._show_about()
 
     def _show_about(self) -> None:
-        """Show the caption below the histogram, or below the figures on variety."""
         shows_variety = self.counts.shows_variety and self.dataset.variety
         text = variety_caption(self.dataset) if shows_variety else lengths_caption(self.dataset)
         self.counts.about.setText(text)
@@ -272,7 +265,6 @@ class DatasetPage(QWidget):
         self._show_enabled()  # a model reset drops the selection without a signal
 
     def _headings(self) -> list[ColumnHeading]:
-        """Mapped columns first, in the order of their menus; the prompt column before all others."""
         valid_values = self.draft.valid_values()
         uses = {valid_values[key]: use for key, use in reversed(USES.items())}
         wide = self.dataset.suggested_columns.get("prompt_feature", valid_values["prompt_feature"])
@@ -307,7 +299,6 @@ class DatasetPage(QWidget):
         self.dataset.request_rows(start, CHUNK, add, owner=self)
 
     def _request_row(self) -> None:
-        """Request the current row, and cancel the request for the previous one."""
         index = self.table.currentIndex().row()
         if index < 0:
             return
@@ -341,7 +332,7 @@ def lengths_caption(dataset: Dataset) -> str:
 
 
 def variety_caption(dataset: Dataset) -> str:
-    """“of 10,000 rows, drawn from 97,870”. The dataset's variety must be known."""
+    """“of 10,000 rows, drawn from 97,870”."""
     rows, total = dataset.variety["rows"], dataset.variety["total"]
     compared = f"of {rows:,} rows" if rows == total else f"of {rows:,} rows, drawn from {total:,}"
     return " · ".join([compared, *_notes(dataset)])

@@ -23,7 +23,7 @@ CHUNK = 100
 MAX_REQUESTS = 2
 """Chunks requested at a time: the view covers two at most."""
 MAX_CHUNKS = 60
-"""Chunks that are kept; the least recently used is dropped first."""
+"""Chunks that are kept."""
 PLACEHOLDER = "…"
 MIN_WIDE_WIDTH, MIN_WIDTH, MAX_WIDTH = 160, 56, 200
 """Width in pixels: least of the widest column, least and most of the others."""
@@ -77,7 +77,7 @@ class RowModel(QAbstractTableModel):
         self._repaint()
 
     def forget(self) -> None:
-        """Request the visible chunks again, to get their tokens; their rows stay until the answer comes."""
+        """Request the visible chunks again, to get their tokens."""
         for start in list(self._chunks)[:-MAX_REQUESTS]:  # the most recently used chunks are those on screen
             del self._chunks[start]
         for start in self._chunks:
@@ -96,12 +96,11 @@ class RowModel(QAbstractTableModel):
         self._request()
 
     def release(self, start: int) -> None:
-        """A requested chunk will not come; it is requested again when it is visible again."""
+        """A requested chunk will not come."""
         self._requested.discard(start)
         self._request()
 
     def _schedule(self, start: int) -> None:
-        """Schedule the request of a visible chunk; of more than MAX_REQUESTS, only the newest are kept."""
         self._missing = [*(other for other in self._missing if other != start), start][-MAX_REQUESTS:]
         if not self._request_timer.isActive():  # restarted, it would never fire during constant scrolling
             self._request_timer.start()
@@ -118,7 +117,6 @@ class RowModel(QAbstractTableModel):
             self.dataChanged.emit(self.index(0, 0), self.index(self._count - 1, self.columnCount() - 1))
 
     def _held(self, row: int) -> tuple[Mapping[str, str], int | None] | None:
-        """(cells, tokens) of a row, None if the model does not have it."""
         start = row - row % CHUNK
         if start not in self._chunks:
             return None
@@ -126,7 +124,7 @@ class RowModel(QAbstractTableModel):
         return (rows[row - start], tokens[row - start]) if row - start < len(rows) else ({}, None)
 
     def text_of(self, row: int, column: int) -> str:
-        """The text of a cell of the dataset's own columns, "" if the model does not have it; requests nothing."""
+        """The text of a cell of the dataset's own columns, "" if the model does not have it."""
         held = self._held(row)
         return held[0].get(self.headings[column - FIRST].name, "") if held else ""
 
@@ -240,7 +238,6 @@ class RowTable(BaseTable):
             painter.drawText(self.viewport().rect().adjusted(24, 8, -24, -8), flags, self._placeholder)
 
     def _resize_columns(self) -> None:
-        """Size the columns by heading and first rows, within limits; the wide one (the prompt) gets the spare width."""
         headings = self._rows.headings
         if not headings:
             return
@@ -301,7 +298,6 @@ class RowDetail(QFrame):
         self._show_facts()
 
     def _show_facts(self) -> None:
-        """Length, answer and type above the text; problems and notes below them."""
         preview, limit = self._preview or {}, self._prompt_limit
         tokens = preview.get("tokens")
         parts = [] if tokens is None else [f"{tokens:,} {'token' if tokens == 1 else 'tokens'} of {max(0, limit):,}"]

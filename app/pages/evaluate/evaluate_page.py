@@ -1,7 +1,4 @@
-"""The Evaluate page: held-out figures before and after training with intervals, and the rows behind them.
-
-It shows an evaluation of the run that Monitor shows, and starts a new one. All figures come from the evaluation's file.
-"""
+"""The Evaluate page: held-out figures before and after training with intervals, and the rows behind them."""
 
 from __future__ import annotations
 
@@ -84,7 +81,7 @@ class EvaluationForm(QWidget):
         self.show_idle("")
 
     def set_checkpoints(self, steps: Sequence[int]) -> None:
-        """Offer the newest, the best and every step; the choice stays where it still exists."""
+        """Offer the newest, the best and every step."""
         items = {"end": "End", "best": "Best", **{str(step): f"Step {step:,}" for step in steps}}
         if [self.checkpoint.itemData(i) for i in range(self.checkpoint.count())] == list(items):
             return
@@ -121,7 +118,7 @@ class EvaluationForm(QWidget):
             (self.stopped if self._is_running else self.started).emit()
 
     def request(self) -> EvaluationRequest:
-        """The evaluation that the fields describe; an empty number leaves the choice to the evaluation."""
+        """The evaluation that the fields describe."""
         return EvaluationRequest(
             split=self.split.currentData(),
             checkpoint=self.checkpoint.currentData() or "end",
@@ -131,8 +128,6 @@ class EvaluationForm(QWidget):
 
 
 class EvaluatePage(QWidget):
-    """The page."""
-
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.session = session
@@ -298,7 +293,6 @@ class EvaluatePage(QWidget):
         self.card.show_result(title, role, evaluation.sentence(decoding), " ".join(evaluation.notes), changes)
 
     def _show_rows(self) -> None:
-        """Fill the table of prompts; the filter shows the number of each kind."""
         name = self._decoding_name
         lines = [
             RowLine(place, each.index + 1, each.prompt, *each.means[name])
@@ -326,7 +320,6 @@ def _title(entry: Listed) -> str:
 
 
 def _verdict(decoding: Decoding, split: str) -> tuple[str, str]:
-    """The title of the result and the role of its colour."""
     if decoding.difference is None:
         return "Evaluated", "accent"
     change = decoding.difference.reward

@@ -50,10 +50,7 @@ class FigureLine:
         return self.after if self.difference is None else self.difference
 
     def fixed(self, value: float | None) -> str:
-        """A difference or end of an interval, with as many decimals as the largest mean has with three digits.
-
-        Shares are in percent; a difference has a sign.
-        """
+        """A difference or end of an interval, with as many decimals as the largest mean has with three digits."""
         if value is None:
             return DASH
         factor = 100 if self.unit == "share" else 1
@@ -67,7 +64,7 @@ class FigureLine:
 
 
 def figure_lines(decoding: Decoding, labels: Mapping[str, str]) -> list[FigureLine]:
-    """Reward, functions, pass@k, tokens, share cut off; with several completions also their spread."""
+    """Reward, functions, pass@k, tokens, share cut off."""
     after = (decoding.sides.get("tuned") or next(iter(decoding.sides.values()))).figures
     before = decoding.sides["base"].figures if decoding.difference is not None else None
     change = decoding.difference
@@ -280,8 +277,6 @@ class PromptRowModel(RowsModel):
 
 
 class PromptRowTable(BaseTable):
-    """The table of prompts."""
-
     chosen = Signal(int)  # int
 
     def __init__(self, model: PromptRowModel) -> None:

@@ -134,7 +134,6 @@ def _item(heading: Heading) -> QTreeWidgetItem:
 
 
 def _chapter_item(chapter: Sequence[Heading]) -> QTreeWidgetItem:
-    """The chapter, its sections below it, and their entries below them; a section without its own place is left out."""
     top = section = _item(chapter[0])
     for heading in chapter[1:]:
         if heading.place == chapter[0].place:
@@ -149,8 +148,6 @@ def _chapter_item(chapter: Sequence[Heading]) -> QTreeWidgetItem:
 
 
 class GuideView(QTextBrowser):
-    """Shows a chapter as HTML."""
-
     link_chosen = Signal(str)  # str
 
     def __init__(self, parent: QWidget | None = None) -> None:
@@ -236,8 +233,6 @@ def _style() -> str:
 
 
 class GuidePage(QWidget):
-    """The page."""
-
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.session = session
@@ -260,7 +255,7 @@ class GuidePage(QWidget):
         self.show_place(guide.CONTENTS)
 
     def show_place(self, place: str, origin: str = "") -> None:
-        """Show a chapter, at a paragraph if the place has an anchor. Back returns to `origin`, a page of the app."""
+        """Show a chapter, at a paragraph if the place has an anchor."""
         if origin:
             self._earlier = [(guide.PAGE + origin, 0)]
         elif self.place and place != self.place:

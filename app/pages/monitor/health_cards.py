@@ -1,7 +1,4 @@
-"""Health findings of the run on show: a row for each, with its reason, its advice and what can be done about it.
-
-At most two current findings are shown; the others fold into “3 more”, together with grey ones that no longer hold.
-"""
+"""Health findings of the run on show: a row for each, with its reason, its advice and what can be done about it."""
 
 from __future__ import annotations
 
@@ -115,7 +112,7 @@ class HealthCards(QFrame):
             self._show_rows()
 
     def set_room(self, folded: int, unfolded: int) -> None:
-        """The pixels that the cards may take, folded and unfolded. Unfolded rows scroll where they need more."""
+        """The pixels that the cards may take, folded and unfolded."""
         if (folded, unfolded) != (self._room, self._open_room):
             self._room, self._open_room = folded, unfolded
             self._fit()

@@ -1,8 +1,4 @@
-"""The Monitor page: what a run is doing, and what it has learned when it is done.
-
-Live and archived runs are alike: a folder that `app.state.runs.run` follows. Figures come from the run, charts from the
-table of `app.state.charts`.
-"""
+"""The Monitor page: what a run is doing, and what it has learned when it is done."""
 
 from __future__ import annotations
 

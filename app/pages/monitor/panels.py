@@ -34,10 +34,7 @@ from backend.utils.text import as_in_a_terminal
 
 
 class MetricTile(QFrame):
-    """A label, a figure in the colour of its metric in the charts, and the change since the start of the run.
-
-    A narrow tile hides the unit first; the digits stay.
-    """
+    """A label, a figure in the colour of its metric in the charts, and the change since the start of the run."""
 
     def __init__(self, name: str, role: str = "text", unit: str = "", help: str = "") -> None:
         super().__init__()
@@ -91,7 +88,6 @@ class MetricTile(QFrame):
 
 
 def _change(now: float | None, start: float | None, number: str, unit: str) -> str:
-    """The signed difference with as many decimals as the figure `number` has, in its unit; "" for zero."""
     if now is None or start is None:
         return ""
     fraction = number.partition(".")[2] if now else "000"
@@ -124,13 +120,12 @@ RANK_COLUMNS: tuple[tuple[str, int, Callable[[RankNow], str], str], ...] = (
 )
 """Title, width in pixels (0 shares what is left), text of a cell, tip of the header."""
 TEXTS = ("Machine", "Chip", "State")
-"""Columns that are aligned to the left."""
 MOST_RANKS = 4
 """Rows that are shown without scrolling: the charts need the room."""
 
 
 class RankTable(BaseTable):
-    """The machines of a run as it trains, a row for each rank. `card` holds it; hidden for a run on one machine."""
+    """The machines of a run as it trains, a row for each rank. `card` holds it."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -186,14 +181,11 @@ def _alignment(title: str) -> Qt.AlignmentFlag:
 
 
 MAX_READ = 64 << 10
-"""Bytes read at a time; if the log grew by more, only its end is shown."""
+"""Bytes read at a time."""
 
 
 class LogView(QFrame):
-    """The tail of a log file, followed while it is visible: its last line when folded, a panel when unfolded.
-
-    It reads bytes and decodes up to the last newline, so no character is cut in two.
-    """
+    """The tail of a log file, followed while it is visible: its last line when folded, a panel when unfolded."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -268,7 +260,6 @@ class LogView(QFrame):
         return chunk
 
     def _show_last_line(self) -> None:
-        """Show the newest line beside the word Log while the panel is folded; of a progress line, its current state."""
         newest = as_in_a_terminal(self._partial.decode("utf-8", errors="replace")) or self._last_line
         self._line.setText("" if self.toggle.isChecked() else newest.strip())
 

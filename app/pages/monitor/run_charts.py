@@ -78,8 +78,6 @@ class RunCharts:
         self.refresh()
 
     def _find_curves(self, run: Run) -> None:
-        """Decide each chart's curves. Those of the reward functions are included before their first value, so that no
-        chart moves when it comes."""
         key = (len(run.metric_names()), len(run.eval_metric_names()), tuple(run.reward_names), bool(run.step))
         if key == self._curves_for:
             return

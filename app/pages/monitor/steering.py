@@ -87,7 +87,7 @@ class SteeringPanel(QDialog):
         return grid
 
     def show_settings(self, run: str, present: Config, changes: Sequence[Change], done: int) -> None:
-        """Show a run's present settings and its changes. What the user has typed stays. `done`: steps done."""
+        """Show a run's present settings and its changes. `done`: steps done."""
         self.setWindowTitle(f"Change settings of {run}")
         self._done = done
         if present != self._present:
@@ -168,17 +168,13 @@ class SteeringPanel(QDialog):
 
 
 class RunSteering(QObject):
-    """Opens the panel over the run on show, passes its changes to the run, and shows what the trainer says.
-
-    The panel is made when it is first opened, and closed when another run is shown or this one ends.
-    """
+    """Opens the panel over the run on show, passes its changes to the run, and shows what the trainer says."""
 
     def __init__(self, session: Session, parent: QWidget) -> None:
         super().__init__(parent)
         self._session, self._parent = session, parent
         self._run: Run | None = None
         self._asked_after: int | None = None
-        """The `seq` of the newest note when a change was asked for: the trainer's answer comes after it."""
         self.panel: SteeringPanel | None = None
         session.run_changed.connect(self._follow)
 

@@ -157,7 +157,7 @@ class ScoreHistogramDelegate(QStyledItemDelegate):
 
 
 class BenchFunctionTable(BaseTable):
-    """The table of functions, as high as its rows; the weights can be edited."""
+    """The table of functions, as high as its rows."""
 
     error_requested = Signal(object)  # function's row
 
@@ -182,7 +182,7 @@ class BenchFunctionTable(BaseTable):
         self._fit()
 
     def show_at_most(self, rows: int) -> None:
-        """Limit the height to this number of rows; beyond it the table scrolls."""
+        """Limit the height to this number of rows."""
         self._max_rows = rows
         self._fit()
 
@@ -196,7 +196,7 @@ class BenchFunctionTable(BaseTable):
 
 
 class FindingsCard(QFrame):
-    """The findings, each with a dot in the colour of its level, the first one as headline; hidden without any."""
+    """The findings, each with a dot in the colour of its level, the first one as headline."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -235,8 +235,6 @@ class FindingsCard(QFrame):
 
 
 class _LevelDot(QWidget):
-    """A dot at the height of the first line of text."""
-
     def __init__(self, role: str) -> None:
         super().__init__()
         self._role = role
@@ -268,7 +266,7 @@ class BenchCompletionModel(CompletionModel):
 
 
 class BenchCompletionTable(CompletionTable):
-    """The table of completions; copied rows have the functions' labels in their header line."""
+    """The table of completions."""
 
     def __init__(self, model: BenchCompletionModel) -> None:
         super().__init__(model, max_score_width=54, min_text_width=150)
@@ -280,7 +278,7 @@ class BenchCompletionTable(CompletionTable):
 
 
 class BenchResults(QWidget):
-    """Findings, functions and completions; without any, the purpose of the page."""
+    """Findings, functions and completions."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -304,7 +302,7 @@ class BenchResults(QWidget):
         self.board.show_at_most(3 if height < SHORT else 5 if height < TALL else 8)
 
     def show_bench(self, bench: BenchState) -> None:
-        """Show the bench's state; the current line of the completions stays current."""
+        """Show the bench's state."""
         self._stack.setCurrentIndex(1 if bench.groups or bench.failed else 0)
         if bench.failed:
             findings = [{"level": "error", "sentence": bench.failed["sentence"], "advice": NOT_RUN_ADVICE}]

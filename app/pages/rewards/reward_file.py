@@ -79,11 +79,10 @@ _ROLES = {
     "constant": "length",
 }
 _FENCES = {1: "'''", 2: '"""'}
-"""Block state of a line that ends inside a triple-quoted string → the quotes that close it."""
 
 
 class PythonHighlighter(QSyntaxHighlighter):
-    """Colours keywords, defined names, decorators, strings, numbers and comments; again when the theme changes."""
+    """Colours keywords, defined names, decorators, strings, numbers and comments."""
 
     def __init__(self, document: QTextDocument) -> None:
         super().__init__(document)
@@ -106,7 +105,6 @@ class PythonHighlighter(QSyntaxHighlighter):
             position = match.end()
 
     def _format_string(self, text: str, start: int, search_from: int, fence: str) -> int:
-        """Format a string up to its closing fence, or to the end of the line without one; returns the end."""
         close = text.find(fence, search_from)
         end = len(text) if close < 0 else close + 3
         self.setFormat(start, end - start, _char_format("triple"))
@@ -166,7 +164,7 @@ class CodeEditor(QPlainTextEdit):
         self._mark()
 
     def show_text(self, text: str) -> None:
-        """Replace the text, unmodified; the cursor stays on its line as far as that exists."""
+        """Replace the text, unmodified."""
         if text != self.toPlainText():
             line = self.textCursor().blockNumber() + 1
             self.setPlainText(text)
@@ -215,7 +213,6 @@ class CodeEditor(QPlainTextEdit):
             super().keyPressEvent(event)
 
     def _break_line(self) -> None:
-        """Insert a line break with this line's indentation, one level deeper after an opening bracket or colon."""
         cursor = self.textCursor()
         before = cursor.block().text()[: cursor.positionInBlock()]
         depth = before[: len(before) - len(before.lstrip())]
@@ -230,7 +227,6 @@ class CodeEditor(QPlainTextEdit):
             cursor.insertText(" " * (len(INDENT) - cursor.positionInBlock() % len(INDENT)))
 
     def _comment(self) -> None:
-        """Comment out the selected lines, or uncomment them if all of them are comments."""
         lines = [block.text() for block in self._selected_blocks()]
         if all(line.lstrip().startswith("#") for line in lines if line.strip()):
             self._change_lines(lambda text: re.sub(r"^(\s*)# ?", r"\1", text))
@@ -243,7 +239,6 @@ class CodeEditor(QPlainTextEdit):
         return [document.findBlockByNumber(number) for number in range(first.blockNumber(), last.blockNumber() + 1)]
 
     def _change_lines(self, change: Callable[[str], str]) -> None:
-        """Replace each selected line by `change(line)`, as one step of undo."""
         cursor = self.textCursor()
         cursor.beginEditBlock()
         for block in self._selected_blocks():
@@ -264,7 +259,6 @@ class CodeEditor(QPlainTextEdit):
         self._numbers.setGeometry(QRect(inside.left(), inside.top(), self.gutter(), inside.height()))
 
     def _scroll_numbers(self, rect: QRect, dy: int) -> None:
-        """Follow the editor: scroll with it by `dy` pixels, or repaint beside it."""
         if dy:
             self._numbers.scroll(0, dy)
         else:
@@ -290,7 +284,6 @@ class CodeEditor(QPlainTextEdit):
             block, top = block.next(), top + height
 
     def _mark(self) -> None:
-        """Shade the line with the cursor, and the error line in its colour."""
         colours = theme.palette()
         marks = [_full_width(self.textCursor(), colours.hover, 90)]
         block = self.document().findBlockByNumber(self._error_line - 1)
@@ -301,7 +294,6 @@ class CodeEditor(QPlainTextEdit):
 
 
 def _full_width(cursor: QTextCursor, colour: QColor, alpha: int) -> QTextEdit.ExtraSelection:
-    """A shade over the cursor's line from edge to edge."""
     mark = QTextEdit.ExtraSelection()
     shade = QColor(colour)
     shade.setAlpha(alpha)
@@ -391,7 +383,6 @@ class RewardFilePanel(QFrame):
 
 
 def _frame_html(frame: Mapping[str, Any]) -> str:
-    """A traceback frame: a link to its line, and the line's code."""
     text = f"line {frame['line']}, in {html.escape(frame['function'])}"
     link = f'<a style="color:{theme.palette().accent.name()}" href="{frame["line"]}">{text}</a>'
     return f"{link}&nbsp;&nbsp;{html.escape(frame['code'])}"

@@ -1,8 +1,4 @@
-"""The Rewards page: completions from the model, a run, a file or the clipboard, scored by every reward function.
-
-Beside the scores: the detail of a completion, the editor of the reward file, or the kept cases. State and scoring are
-the session's `reward_bench`.
-"""
+"""The Rewards page: completions from the model, a run, a file or the clipboard, scored by every reward function."""
 
 from __future__ import annotations
 
@@ -57,14 +53,11 @@ class CaseModel(RowsModel):
 
 
 def _result_text(row: Mapping[str, Any]) -> str:
-    """The failures of a case, or the expected scores if it passes."""
     expected = ", ".join(f"{name} {figure(score)}" for name, score in row["case"]["expected"].items())
     return " ".join(row["failures"]) or expected
 
 
 class CaseTable(BaseTable):
-    """The table of cases."""
-
     drop_requested = Signal(int)  # index of a case
 
     def __init__(self, model: CaseModel) -> None:
@@ -88,8 +81,6 @@ class CaseTable(BaseTable):
 
 
 class RewardsPage(QWidget):
-    """The page."""
-
     enabled_actions_changed = Signal(dict)  # dict
 
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
@@ -173,7 +164,6 @@ class RewardsPage(QWidget):
         self._show_views()
 
     def _show_views(self) -> None:
-        """Show the chosen view. In a wide page the scores are always beside it; in a narrow one they are a view."""
         narrow, key = self.width() < theme.scaled(NARROW), self.views.key
         if narrow != self._narrow and key in ("scores", "completion"):
             key = "scores" if narrow else "completion"
@@ -207,7 +197,6 @@ class RewardsPage(QWidget):
         self.source.show_size(int(self.draft.valid_values()["group_size"]))
 
     def _status(self, *, brief: bool) -> str:
-        """The number of completions on the bench; unless `brief`, also their origin and the time of scoring."""
         bench = self.bench
         if not bench.groups:
             return ""
@@ -219,7 +208,6 @@ class RewardsPage(QWidget):
         return f"{counts} {bench.origin}{took}"
 
     def _show_error(self, error: dict[str, Any] | None, *, go: bool = False) -> None:
-        """Mark the line of the error where it is in the user's file; with `go`, show it."""
         if self.editing.mark(error) and go and error is not None:
             self.views.choose("file")
             self.panel.editor.reveal(error["line"])
@@ -229,7 +217,7 @@ class RewardsPage(QWidget):
         self._show_enabled()
 
     def enabled_actions(self) -> dict[str, bool]:
-        """Action of the Rewards menu → is enabled; actions that always are, are left out."""
+        """Action of the Rewards menu → is enabled."""
         bench, completion = self.bench, self._line[1] if self._line else None
         return {
             "score": bool(bench.groups),
@@ -329,7 +317,6 @@ class RewardsPage(QWidget):
 
 
 def _dropped(event: QDropEvent) -> Path | None:
-    """The file of completions or the reward file being dropped; None for anything else."""
     path = dropped_file(event)
     return path if path is not None and path.suffix in (".jsonl", ".py") else None
 

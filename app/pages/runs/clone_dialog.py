@@ -1,7 +1,4 @@
-"""The dialog that makes a new run from a checkpoint of another, with settings changed.
-
-It runs the verb `clone`, which makes the folder and refuses what cannot be cloned.
-"""
+"""The dialog that makes a new run from a checkpoint of another, with settings changed."""
 
 from __future__ import annotations
 
@@ -60,7 +57,7 @@ class ChangedSettings(QWidget):
         self._column = column(self.search, into=self)
 
     def set_now(self, now: Mapping[str, Any]) -> None:
-        """The values before any change, by key; those that were added keep what was typed."""
+        """The values before any change, by key."""
         self._now = now
         for key, (_, caption) in self._rows.items():
             caption.setText(f"now {value_text(self.now(key))}")

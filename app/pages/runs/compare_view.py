@@ -110,7 +110,7 @@ def letter_of(index: int) -> str:
 
 
 class RunChip(QAbstractButton):
-    """A run's entry in the legend: a line, a letter and a title; checked while its curves are shown."""
+    """A run's entry in the legend: a line, a letter and a title."""
 
     def __init__(self, run: ComparedName) -> None:
         super().__init__()
@@ -147,7 +147,7 @@ class RunChip(QAbstractButton):
 
 
 class RunLegend(QWidget):
-    """The compared runs; a click hides a run's curves and shows them again."""
+    """The compared runs."""
 
     shown_changed = Signal()
 
@@ -208,10 +208,7 @@ class ComparisonTable(BaseTable):
 
 
 class SharedPromptPanel(QWidget):
-    """The best completion of each of two runs for the same prompt; combo boxes choose the runs and the prompt.
-
-    Nothing is read while it is hidden.
-    """
+    """The best completion of each of two runs for the same prompt."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -399,7 +396,6 @@ class CompareView(QWidget):
     # Charts
 
     def _build_grid(self) -> None:
-        """A plot for each metric. New metrics come while the first run is read, and hardly ever after that."""
         self._drop_grid()
         plots = [Plot(one.title, one.axis, one.unit, one.help) for one in self._metrics]
         for plot, metric in zip(plots, self._metrics, strict=True):

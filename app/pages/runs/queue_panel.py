@@ -24,7 +24,7 @@ from backend.runs.run_folder import RunFolder
 
 Index = QModelIndex | QPersistentModelIndex
 SHOWN_ROWS = 3
-"""Rows in sight; a longer queue scrolls."""
+"""Rows in sight."""
 HEADS = ("Place", "Run", "Model", "Steps")
 
 

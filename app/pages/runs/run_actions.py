@@ -38,7 +38,7 @@ class TrashedRun:
 
 
 def move_to_trash(run: RunFolder) -> TrashedRun:
-    """Move a run to the desktop's trash. It is locked meanwhile, so that no trainer starts in it.
+    """Move a run to the desktop's trash.
 
     Raises UserError for a run that is being trained, and where the desktop has no trash for it.
     """
@@ -106,7 +106,6 @@ def _several(runs: Runs) -> bool:
 
 
 def _text(text: str, several: str = "") -> Callable[[Runs], str]:
-    """A fixed text; for more than one run `several`, with their number as {}."""
     return lambda runs: several.format(len(runs)) if several and len(runs) > 1 else text
 
 
@@ -258,7 +257,7 @@ class RunActions(QObject):
 
 
 class FreeSpaceDialog(QDialog):
-    """Deletes checkpoints: a list of runs with check boxes, all ticked; the button says how much that frees."""
+    """Deletes checkpoints: a list of runs with check boxes, all ticked."""
 
     freed = Signal(list)
 

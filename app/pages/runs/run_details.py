@@ -21,7 +21,7 @@ from backend.runs.disk_use import PARTS
 from backend.runs.run_record import RunRecord, tags_in, value_text
 
 SAVE_AFTER_MS = 600
-"""Pause after the last key before a note is saved; leaving the field saves it at once."""
+"""Pause after the last key before a note is saved."""
 MOST_RELATIVES = 8
 """Rows of the family that are visible without scrolling."""
 FAINT_PARTS = 0.005
@@ -46,7 +46,7 @@ class LineageTree(QTreeWidget):
             signal.connect(lambda item, _column: self.run_chosen.emit(item.data(0, Qt.ItemDataRole.UserRole)))
 
     def show_family(self, family: Mapping[str, Sequence[str]], titles: Mapping[str, str], current: str) -> None:
-        """`family`: run → its clones, the oldest first (`RunList.family_of`). A run without a title was removed."""
+        """`family`: run → its clones, the oldest first (`RunList.family_of`)."""
         self.clear()
         items: dict[str, QTreeWidgetItem] = {}
         for name, children in family.items():
@@ -214,7 +214,6 @@ def _fill(grid: QGridLayout, rows: Sequence[tuple[str, str]]) -> None:
 
 
 def _machines(about: Summary) -> str:
-    """The machines of a run on several ranks, with the number of ranks of each; "" for a run on one."""
     if (about.ranks or 1) < 2:
         return ""
     counts = Counter(about.machines).items()

@@ -216,7 +216,7 @@ def _alignment(field: RunField) -> Qt.AlignmentFlag:
 
 
 class SparklineDelegate(QStyledItemDelegate):
-    """Draws the numbers of role CURVE, scaled to their own range; a single number is a dot."""
+    """Draws the numbers of role CURVE, scaled to their own range."""
 
     def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: Index) -> None:
         super().paint(painter, option, index)
@@ -240,8 +240,6 @@ class SparklineDelegate(QStyledItemDelegate):
 
 
 class _TestedRows(QSortFilterProxyModel):
-    """Sorts by role SORT, and leaves out the rows that do not pass a test."""
-
     test: Callable[[RunRecord], bool] = staticmethod(lambda record: True)
 
     def filterAcceptsRow(self, row: int, parent: Index) -> bool:
@@ -251,7 +249,7 @@ class _TestedRows(QSortFilterProxyModel):
 
 
 class RunTable(BaseTable):
-    """The table view, through a proxy model that sorts and filters; newest first at the start.
+    """The table view, through a proxy model that sorts and filters.
 
     Signals:
         opened – Enter, or a double click.
@@ -322,7 +320,6 @@ class RunTable(BaseTable):
         self._fill_width()
 
     def _fill_width(self) -> None:
-        """Give the name the width that the other columns leave."""
         name = next(i for i, field in enumerate(self._rows.columns) if field.key == NAME)
         used = sum(self.columnWidth(i) for i in range(len(self._rows.columns)) if i != name)
         self._is_arranging = True

@@ -1,7 +1,4 @@
-"""The Runs page: the archive of runs, with search, details and actions; comparing several replaces it until Escape.
-
-Runs are read by `app.state.run_list`, in slices, and again only when a file has changed.
-"""
+"""The Runs page: the archive of runs, with search, details and actions."""
 
 from __future__ import annotations
 
@@ -52,8 +49,6 @@ DETAILS_WIDTH, DETAILS_HEIGHT, LOWEST = 300, 190, 300
 
 
 class RunsPage(QWidget):
-    """The page."""
-
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.session = session
@@ -180,7 +175,6 @@ class RunsPage(QWidget):
         self._fit()
 
     def _fit(self) -> None:
-        """Hide the buttons for which there is no room, and details of several runs below the table."""
         shown = [*self.buttons.values(), self.more_button]
         room = self.width() - theme.SPACE * (4 + len(shown))
         for key in SPARE:

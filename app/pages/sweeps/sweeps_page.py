@@ -262,8 +262,6 @@ def _about(run: MemberResult) -> str:
 
 
 class SweepsPage(QWidget):
-    """The page."""
-
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.session = session
@@ -468,7 +466,6 @@ class SweepsPage(QWidget):
         self.stop_button.setEnabled(self.sweeps.is_live)
 
     def _run(self) -> MemberResult | None:
-        """The run of the selected configuration with the highest value; the first before there is any."""
         chosen = self.table.selected_configuration()
         if chosen is None:
             return None

@@ -1,4 +1,4 @@
-"""The form of the Train page: cards of fields in a scroll area. The page decides which fields are in which card."""
+"""The form of the Train page: cards of fields in a scroll area."""
 
 from __future__ import annotations
 
@@ -26,8 +26,6 @@ COLUMN, MAX_COLUMNS = 200, 4
 
 
 class Form(TabArea):
-    """Cards in a column that scrolls."""
-
     edited = Signal(str, object)  # key, raw value
     focused = Signal(str)  # key
     opened = Signal(str, bool)  # key of a card, is open
@@ -142,11 +140,7 @@ class Form(TabArea):
 
 
 class SettingsCard(QFrame):
-    """A card with a title, its basic fields, and a button that shows the others.
-
-    A closed card also shows the fields that differ from their default, and a link to each group of settings. An open
-    card shows all fields under the headings of their groups. The order of fields is always the same.
-    """
+    """A card with a title, its basic fields, and a button that shows the others."""
 
     opened = Signal(bool)  # bool
     group_requested = Signal(QWidget)  # field
@@ -215,7 +209,7 @@ class SettingsCard(QFrame):
         self.group_requested.emit(next(field for field in shown if field.setting.group == group))
 
     def group_starts(self) -> list[QWidget]:
-        """The first field below each heading; of a closed card its first field, or the button if it shows none."""
+        """The first field below each heading."""
         starts: dict[str, QWidget] = {}
         for field in self.fields.values():
             if not field.isHidden():
@@ -236,8 +230,7 @@ class SettingsCard(QFrame):
         self._flow()
 
     def show_changed(self, changed: set[str], *, afresh: bool) -> None:
-        """Show these fields also while the card is closed. Only `afresh` hides others again: a field must not vanish
-        while its default is typed into it."""
+        """Show these fields also while the card is closed."""
         self._changed = changed if afresh else self._changed | changed
         self._flow()
 

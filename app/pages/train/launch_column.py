@@ -1,7 +1,4 @@
-"""The column beside the form: summary of the run, Run, problems, memory, help on the focused field, and the command.
-
-It checks and estimates nothing: the page sets its content and connects to its signals.
-"""
+"""The column beside the form: summary of the run, Run, problems, memory, help on the focused field, and the command."""
 
 from __future__ import annotations
 
@@ -108,12 +105,12 @@ class LaunchColumn(TabArea):
         set_style_property(self.run, "role", "primary" if primary else "")
 
     def show_edited(self, name: str) -> None:
-        """Say that the form holds the settings of this waiting run; an empty name hides that."""
+        """Say that the form holds the settings of this waiting run."""
         self._edited.setVisible(bool(name))
         self._edited_name.setText(f"The settings of {name}, which waits in the queue")
 
     def show_problems(self, problems: Sequence[ConfigProblem]) -> None:
-        """List up to SHOWN_PROBLEMS problems, each below a link to its field; none hide the list."""
+        """List up to SHOWN_PROBLEMS problems, each below a link to its field."""
         count = len(problems)
         clear_layout(self._problem_rows)
         self._problems.setVisible(bool(count))
@@ -211,8 +208,6 @@ class MemoryBar(QWidget):
 
 
 class _StackedBar(QWidget):
-    """The parts side by side. Its width stands for the machine's memory, or for the run's where that is more."""
-
     def __init__(self) -> None:
         super().__init__()
         self._sizes: list[float] = []
@@ -223,7 +218,7 @@ class _StackedBar(QWidget):
         return QSize(120, 14)
 
     def show_parts(self, sizes: list[float], limit: float) -> None:
-        """Show parts of these sizes against the machine's memory `limit`; both in bytes."""
+        """Show parts of these sizes against the machine's memory `limit`."""
         self._sizes, self._limit = sizes, limit
         self.update()
 
@@ -248,8 +243,6 @@ class _StackedBar(QWidget):
 
 
 class _Swatch(QWidget):
-    """A square in a part's colour."""
-
     def __init__(self, index: int) -> None:
         super().__init__()
         self._index = index
@@ -273,7 +266,6 @@ def part_colour(index: int) -> QColor:
 
 
 def _listed_parts(memory_parts: MemoryParts) -> list[tuple[str, float, str]]:
-    """(name, bytes, tool tip) of each row: the parts in their order, then the sum of the small ones."""
     min_bytes = max(memory_parts.total * LISTED_MIN_SHARE, ROW_MIN_BYTES)
     rows = [(part.name, part.bytes, part.about) for part in memory_parts.parts if part.bytes >= min_bytes]
     rest = [part for part in memory_parts.parts if 0 < part.bytes < min_bytes]

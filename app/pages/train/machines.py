@@ -30,7 +30,6 @@ from backend.utils.files import user_path
 
 KEY = "machines"
 FIELDS = tuple(key for key, setting in SETTINGS.items() if setting.group == MACHINES)
-"""The settings of this card."""
 NAME, ADDRESS, STATE = 1, 2, 3
 MOST_ROWS = 8
 """Rows that are shown without scrolling."""
@@ -99,8 +98,6 @@ COLUMNS = (
 
 
 class MachineModel(RowsModel):
-    """The machines in the order of their ranks."""
-
     columns = COLUMNS
     edited = Signal(int, int, str)  # rank, column, text
 
@@ -151,7 +148,7 @@ class MachineModel(RowsModel):
 
 
 class MachineTable(BaseTable):
-    """The list of machines; names and addresses can be edited."""
+    """The list of machines."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -166,7 +163,6 @@ class MachineTable(BaseTable):
             self.setColumnWidth(number, theme.scaled(each.width))
 
     def show_rows(self, rows: Sequence[MachineRow]) -> None:
-        """Show these, in a height that fits them."""
         self.machines.show_rows(rows)
         shown = max(1, min(len(rows), MOST_ROWS))
         around = self.horizontalHeader().sizeHint().height() + self.horizontalScrollBar().sizeHint().height() + 4
@@ -256,7 +252,6 @@ class MachinePanel(QWidget):
         (self._machines.rename if column == NAME else self._machines.move_to)(rank, text)
 
     def _save(self) -> None:
-        """Write the file that the form names, else ask for a place."""
         known = self._machines.path
         try:
             if known:
@@ -275,8 +270,6 @@ def _machine_row(machines: Machines, rank: int) -> MachineRow:
 
 
 class MachinesPart(QObject):
-    """The card, connected to the session."""
-
     def __init__(self, session: Session, parent: QWidget) -> None:
         super().__init__(parent)
         settings = [

@@ -1,8 +1,4 @@
-"""The picker: a dialog to choose a model or dataset on this machine, or to find one on Hugging Face and download it.
-
-Typing filters, the arrow keys move the selection, Enter takes it. It shows the answers passed to it and emits signals;
-it uses neither disk nor network.
-"""
+"""The picker: a dialog to choose a model or dataset on this machine, or to find one on Hugging Face and download it."""
 
 from __future__ import annotations
 
@@ -71,7 +67,7 @@ class PickerEntry:
 
     @property
     def status(self) -> str:
-        """Where it is; or that it cannot be used, or fits, or its number of downloads."""
+        """Where it is."""
         if self.refusal:
             return "Unfinished" if self.partial else "Cannot be used"
         if not self.fits and self.where == "hub" and self.downloads is not None:
@@ -175,8 +171,6 @@ class PickerContents:
 
 
 class PickerModel(RowsModel):
-    """Entries and lines as rows."""
-
     columns = (
         Column("", 28),
         Column("Name"),
@@ -228,7 +222,7 @@ class PickerModel(RowsModel):
 
 
 class PickerTable(BaseTable):
-    """The table view; a PickerLine spans its row."""
+    """The table view."""
 
     star_pressed = Signal(int)  # row
 
@@ -299,7 +293,7 @@ class DownloadRow(QWidget):
         remaining_s: float | None,
         sentence: str,
     ) -> None:
-        """`state` is running, paused or failed; sizes in bytes, speed in bytes per second; `sentence` is the error."""
+        """`state` is running, paused or failed; `sentence` is the error."""
         self._running = state == "running"
         self.bar.setValue(round(BAR_STEPS * done / total) if total else 0)
         parts = [f"{file_size(done)} of {file_size(total)}"] if total else []
@@ -387,7 +381,7 @@ class Picker(QDialog):
         self._show()
 
     def show_hub(self, words: str, items: Sequence[Mapping[str, Any]], favourites: set[str]) -> None:
-        """Show the Hub's entries for these words; an answer to an earlier search is ignored."""
+        """Show the Hub's entries for these words."""
         if words == self.contents.hub_words:
             self.contents.hub = [entry_from(item, starred=item["id"] in favourites) for item in items]
             nothing = PickerLine(f"Hugging Face has no {self.repo_type} for “{words}”.", "note")
@@ -465,7 +459,6 @@ class Picker(QDialog):
         self.take.setEnabled(can_search or (entry is not None and (not entry.refusal or bool(entry.partial))))
 
     def _take(self) -> None:
-        """Do what the primary button says: take the selected entry, download it, or search the Hub."""
         current = self.current()
         if not self.take.isEnabled() or current is None:
             return
@@ -514,7 +507,6 @@ class Picker(QDialog):
         return [i for i, row in enumerate(self.model.rows) if isinstance(row, PickerEntry) or row.role == "offer"]
 
     def _step(self, by: int) -> None:
-        """Move the selection by `by` selectable rows; headings and notes are skipped."""
         if rows := self._selectable_rows():
             current = self.table.currentIndex().row()
             position = rows.index(current) if current in rows else -1

@@ -1,7 +1,4 @@
-"""The reward functions as a block of the form: the table, the arguments of its current row, and two buttons.
-
-Names, weights and the user's file are ordinary fields below it: other views of the same values.
-"""
+"""The reward functions as a block of the form: the table, the arguments of its current row, and two buttons."""
 
 from __future__ import annotations
 
@@ -38,7 +35,7 @@ USE, LABEL, FUNCTION, SCORES, SOURCE, MEAN, WEIGHT = range(7)
 ROW = 38
 """Height of a row in pixels: two lines of text."""
 MIN_SCORES_WIDTH = 184
-"""Least width of the column “What it scores”; in a narrower table other columns are hidden."""
+"""Least width of the column “What it scores”."""
 NOT_FOUND = "No function of this name was found."
 NONE_TICKED = (
     "No function is ticked, so the five defaults score: "
@@ -80,7 +77,7 @@ class RewardModel(DraggedRowsModel):
         self.means: Mapping[str, float] = {}
 
     def show_rewards(self, entries: Sequence[RewardEntry], names: Any, weights: Any) -> None:
-        """Show the functions with the config's ticks and weights; a name without a function gets a row that says so."""
+        """Show the functions with the config's ticks and weights."""
         listed = [str(name) for name in names] if isinstance(names, list) else []
         rows = _rows(entries, listed, {row.entry.name: row.weight for row in self.rows})
         by_name = {row.entry.name: row for row in rows}
@@ -166,7 +163,6 @@ class RewardModel(DraggedRowsModel):
         return None
 
     def _swatch(self, row: RewardRow) -> QPixmap:
-        """The colour of a ticked function in tables and charts."""
         ratio = 2
         pixmap = QPixmap(QSize(10, 10) * ratio)
         pixmap.fill(Qt.GlobalColor.transparent)
@@ -207,7 +203,6 @@ def names_and_weights(weights: Mapping[str, float | None]) -> tuple[list[str], l
 
 
 def _rows(entries: Iterable[RewardEntry], listed: list[str], weights: dict[str, float | None]) -> list[RewardRow]:
-    """Entries as rows, then the names without a function; ticked rows are in the config's order among themselves."""
     rows = [RewardRow(entry, entry.name in listed, weights.get(entry.name, 1.0)) for entry in entries]
     unknown = [name for name in dict.fromkeys(listed) if name not in {row.entry.name for row in rows}]
     rows += [RewardRow(RewardEntry(name, name, NOT_FOUND, "", 0), True, 1.0, known=False) for name in unknown]
@@ -216,7 +211,6 @@ def _rows(entries: Iterable[RewardEntry], listed: list[str], weights: dict[str, 
 
 
 def _aligned(weights: Any, count: int) -> list[float | None]:
-    """A weight for each name: 1 for all if the setting is empty, None where it is not a number or missing."""
     if not isinstance(weights, list) or not weights:
         return [1.0 if weights in ([], None, "") else None] * count
     numbers = [float(weight) if isinstance(weight, int | float) else None for weight in weights]
@@ -266,7 +260,6 @@ class RewardTable(BaseTable):
         self._hide_columns()
 
     def _hide_columns(self) -> None:
-        """Hide the mean while the bench has none, and in a narrow table the source, then the function's name."""
         width = [each.width for each in self._model.columns]  # pyright: ignore[reportAttributeAccessIssue]
         has_means = bool(self._model.means)
         space = self.width() / theme.text_scale() - width[USE] - width[LABEL] - width[WEIGHT] - has_means * width[MEAN]
@@ -275,7 +268,7 @@ class RewardTable(BaseTable):
         self.setColumnHidden(SOURCE, space - width[FUNCTION] - width[SOURCE] < MIN_SCORES_WIDTH)
 
     def move_row(self, by: int) -> None:
-        """Move the current row up (−1) or down (1) among the ticked ones; it stays current."""
+        """Move the current row up (−1) or down (1) among the ticked ones."""
         row, rows = self.currentIndex().row(), self._model.rows
         if not 0 <= row < len(rows):
             return
@@ -362,7 +355,6 @@ class RewardPanel(QWidget):
             self.arguments.show_entry(entry)
 
     def _restore_current(self) -> None:
-        """Choose the same function again after the rows were replaced."""
         place = next((i for i, row in enumerate(self.model.rows) if row.entry.name == self._current), None)
         if place is None:
             self.arguments.show_entry(None)
@@ -372,7 +364,6 @@ class RewardPanel(QWidget):
             self.arguments.show_entry(self.model.rows[place].entry)
 
     def _take_arguments(self, old: str, new: str) -> None:
-        """Use a function with other arguments: in place of the old entry, or besides if that was not ticked."""
         weights = {new if row.entry.name == old else row.entry.name: row.weight for row in self.model.ticked}
         weights.setdefault(new, 1.0)
         self._current = new
@@ -395,7 +386,7 @@ class RewardPanel(QWidget):
 
 
 class RewardArguments(QWidget):
-    """The description of a function, and its arguments as typed fields; an empty field stands for the default."""
+    """The description of a function, and its arguments as typed fields."""
 
     changed = Signal(str, str)  # old entry, new entry
     COLUMNS = 3
@@ -491,7 +482,6 @@ def _call(entry: RewardEntry) -> RewardCall:
 
 
 def _value(typed: str, kind: str) -> Any:
-    """The value of a typed argument; text that is not a number stays text, which the form's check refuses."""
     if kind == "bool":
         return typed == "true"
     if "list" in kind:

@@ -142,7 +142,6 @@ class Picking(QObject):
             picker.accept()
 
     def _download(self, kind: str, id_: str) -> None:
-        """Start a download. The field gets the id now: a run that starts earlier downloads the rest itself."""
         self._take(id_)
         self.session.downloads.start(kind, id_)
 
@@ -179,7 +178,6 @@ class Picking(QObject):
                 timer.start()
 
     def _on_changed(self, key: str) -> None:
-        """Look a model up once typing rests; after all settings changed (`key` empty), all models."""
         for changed in self._rest_timers if key == "" else {key} & self._rest_timers.keys():
             self._fields[changed].show_note("")
             self._rest_timers[changed].start()
@@ -218,7 +216,6 @@ class Picking(QObject):
             field.show_note("  ·  ".join(filter(None, [*parts, *facts["remarks"]])))
 
     def _remember_run(self) -> None:
-        """Remember the model and data of a run that was started as recently used."""
         if self.session.is_training:
             for field in self._fields.values():
                 if field.value():

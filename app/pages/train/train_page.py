@@ -1,7 +1,4 @@
-"""The Train page: a card of the form per section of settings, and the launch column beside it.
-
-The fields come from SETTINGS; the reward table, the dataset line and the pickers are among them.
-"""
+"""The Train page: a card of the form per section of settings, and the launch column beside it."""
 
 from __future__ import annotations
 
@@ -46,7 +43,7 @@ BASIC_FIELDS = (
     *("train_mode", "model", "data", "train_type", "iters", "batch_size", "learning_rate"),
     *("group_size", "max_completion_length"),
 )
-"""Always shown; of the others only those that differ from their default, until their card is opened."""
+"""Always shown."""
 SETTLE_MS = 150
 """Pause in typing before problems are shown: a number half typed is not yet wrong."""
 ROOMY = 1000
@@ -58,12 +55,10 @@ DEMO = (
 WAIT_MS = 400
 """Time that the dataset line is visible before it asks for the dataset: not while the window is still opening."""
 FEW = 6
-"""Ignored settings of another program that the banner lists; more are counted, and listed on request."""
+"""Ignored settings of another program that the banner lists."""
 
 
 class TrainPage(QWidget):
-    """The page."""
-
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.session, self.draft, self.dataset = session, session.draft, session.dataset
@@ -245,7 +240,6 @@ class TrainPage(QWidget):
         self._show_translated_file()
 
     def _show_run_button(self, _state: str = "") -> None:
-        """Exactly one button is primary: the demo's while its banner is visible, else Run."""
         training, edited = self.session.is_training, self.session.queue.edited
         self.banner.setVisible(self.draft.is_demo and not training)
         text = "Save to queue" if edited is not None else "Add to queue" if training else "Run"
@@ -253,12 +247,10 @@ class TrainPage(QWidget):
         self.launch.show_edited(edited.name if edited is not None else "")
 
     def _run_or_queue(self) -> None:
-        """Run; while a run trains, or the settings of a waiting one are edited, put the form into the queue instead."""
         queue = self.session.is_training or self.session.queue.edited is not None
         self.session.starter.queue() if queue else self.session.starter.start()
 
     def _show_problems(self) -> None:
-        """Check the draft and estimate its memory. Called once typing rests, as it reads the model's files."""
         self._rest_timer.stop()
         problems = self.draft.problems()
         # The reward table shows problems with the names, so the field below it need not.
@@ -297,7 +289,7 @@ class TrainPage(QWidget):
         self.form.focus_group(-1)
 
     def reveal(self, key: str) -> None:
-        """Show and focus a setting; where it does not apply, the setting that it depends on, with a message."""
+        """Show and focus a setting."""
         if key == "reward_functions":
             self.form.scroll_to(self.rewards)
             self.rewards.table.setFocus(Qt.FocusReason.ShortcutFocusReason)
@@ -346,10 +338,7 @@ class DefaultDatasetOffer(LinkButton):
 
 
 class DatasetLine(LinkButton):
-    """The dataset's summary in one line below the Dataset field: rows, mapped columns, prompts that are too long.
-
-    It watches the dataset while it is visible. A click opens the Dataset page.
-    """
+    """The dataset's summary in one line below the Dataset field: rows, mapped columns, prompts that are too long."""
 
     page_requested = Signal()
 
@@ -365,7 +354,7 @@ class DatasetLine(LinkButton):
         self.refresh()
 
     def refresh(self) -> None:
-        """Show the current summary; it is empty while no dataset is chosen."""
+        """Show the current summary."""
         summary, self._is_wrong = self._dataset.summary_line()
         self.setText(summary)
         self.setToolTip(plain_tip(summary))

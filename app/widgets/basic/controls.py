@@ -77,7 +77,7 @@ class ComboBox(QComboBox):
     """A combo box. The wheel scrolls the page below the pointer and never changes the value."""
 
     def __init__(self, parent: QWidget | None = None, *, name: str = "", length: int = 6) -> None:
-        """`length`: the minimum width, in characters; by default Qt would take the width of the longest item."""
+        """`length`: the minimum width, in characters."""
         super().__init__(parent)
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)  # not WheelFocus, which takes the focus while scrolling
         self.setSizeAdjustPolicy(QComboBox.SizeAdjustPolicy.AdjustToMinimumContentsLengthWithIcon)
@@ -89,7 +89,7 @@ class ComboBox(QComboBox):
         event.ignore()  # Qt then offers the event to the scroll area of the page
 
     def choose(self, value: str) -> None:
-        """Select the item with this value; an unknown value is added, so that showing a form never changes it."""
+        """Select the item with this value."""
         index = self.findData(value)
         if index < 0:
             self.addItem(f"{value} (unknown)", value)
@@ -98,7 +98,7 @@ class ComboBox(QComboBox):
 
 
 class Switch(QAbstractButton):
-    """A toggle switch with the word On or Off beside it; a click and the space bar toggle it."""
+    """A toggle switch with the word On or Off beside it."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -169,7 +169,7 @@ def draw_check_box(painter: QPainter, box: QRect, ticked: bool, *, focused: bool
 
 
 class PathEdit(QLineEdit):
-    """A line edit that takes a file or folder dropped on it if `accepts(path)`; other files are left to the parent."""
+    """A line edit that takes a file or folder dropped on it if `accepts(path)`."""
 
     def __init__(self, accepts: Callable[[Path], bool] = lambda path: True, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -203,7 +203,7 @@ def dropped_file(event: QDropEvent) -> Path | None:
 
 
 class ProseEdit(QPlainTextEdit):
-    """A plain text edit of a fixed number of lines; Tab leaves it, as in every other field."""
+    """A plain text edit of a fixed number of lines."""
 
     def __init__(self, lines: int, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -274,7 +274,7 @@ class ElidedLabel(QLabel):
 
 
 class Segments(QWidget):
-    """Exclusive buttons in a row over `labels` (key → text); the first one is checked at the start."""
+    """Exclusive buttons in a row over `labels` (key → text)."""
 
     chosen = Signal(str)  # key
 

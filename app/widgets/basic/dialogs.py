@@ -1,7 +1,4 @@
-"""The desktop's file dialogs, and opening files and links in other programs.
-
-A dialog begins in the folder where a file of its kind was last chosen, at first in Documents.
-"""
+"""The desktop's file dialogs, and opening files and links in other programs."""
 
 from __future__ import annotations
 
@@ -37,7 +34,7 @@ def first_folder(kind: str) -> Path:
 
 
 def open_file(parent: QWidget, kind: str, title: str, pattern: str, near: Path | None = None) -> Path | None:
-    """Ask for a file; None when cancelled. The dialog begins beside `near` if that is given."""
+    """Ask for a file; None when cancelled."""
     return _remember(kind, QFileDialog.getOpenFileName(parent, title, str(_begin(kind, near)), pattern)[0])
 
 

@@ -32,7 +32,6 @@ def pixmap(name: str, colour: QColor, size: int = SIZE, ratio: float = 2) -> QPi
 
 @lru_cache(maxsize=512)
 def _render(name: str, tint: str, size: int, ratio: float) -> QPixmap:
-    """`pixmap`, cached. The colour is text, as QColor has no hash."""
     source = (places.resources() / "icons" / f"{name}.svg").read_text(encoding="utf-8")
     svg = source.replace("currentColor", QColor(tint).name())
     made = QPixmap(round(size * ratio), round(size * ratio))
@@ -54,7 +53,7 @@ def app_icon() -> QIcon:
 
 
 class IconButton(QToolButton):
-    """A flat tool button with one of our icons, and text beside it if given; follows the theme."""
+    """A flat tool button with one of our icons, and text beside it if given."""
 
     def __init__(self, name: str, text: str = "", tip: str = "", parent: QWidget | None = None) -> None:
         super().__init__(parent)

@@ -16,7 +16,7 @@ from app import theme
 from app.widgets.basic.layout import column
 
 REMOVE_KEYS = "Ctrl+Backspace" if sys.platform == "darwin" else "Delete"
-"""Removes the selection. A Mac keyboard has no Delete key, and its Finder uses ⌘⌫."""
+"""Removes the selection."""
 _KEYS = re.compile(r"\b(?:(?:Ctrl|Alt|Shift|Meta)\+)+[^\s),;]+")
 
 
@@ -77,7 +77,7 @@ def button(text: str, on_click: Callable[[], object], *, primary: bool = False, 
 
 
 def give_menu(button: QPushButton, menu: QMenu) -> None:
-    """Have a button open a menu. The hover state is updated by hand: an open menu takes the mouse from the button."""
+    """Have a button open a menu."""
     button.setMenu(menu)
     button.setProperty("menu", True)
 

@@ -34,7 +34,7 @@ Margins = int | tuple[int, int, int, int]
 
 
 def row(*parts: Placed, into: QWidget | None = None, spacing: int = theme.SPACE, margins: Margins = 0) -> QHBoxLayout:
-    """Parts side by side; `into` is the widget that gets the layout. Margins are left, top, right, bottom."""
+    """Parts side by side; `into` is the widget that gets the layout."""
     layout = QHBoxLayout(into) if into is not None else QHBoxLayout()
     _fill_box(layout, parts, spacing, margins)
     return layout
@@ -85,10 +85,7 @@ def wrap_in_card(view: QWidget) -> QFrame:
 
 
 class NestedStack(QStackedLayout):
-    """A stacked layout inside another layout of `owner`.
-
-    Qt shows the first page as it is added; without a parent it would flash as a window and take the keyboard.
-    """
+    """A stacked layout inside another layout of `owner`."""
 
     def __init__(self, owner: QWidget) -> None:
         super().__init__()
@@ -101,10 +98,7 @@ class NestedStack(QStackedLayout):
 
 
 class TabArea(QScrollArea):
-    """A scroll area without a frame that takes no focus itself and scrolls to the widget that gets it.
-
-    Qt scrolls when Tab moves within such an area, but not when Tab enters it.
-    """
+    """A scroll area without a frame that takes no focus itself and scrolls to the widget that gets it."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -172,7 +166,6 @@ class FlowLayout(QLayout):
     minimumSize = sizeHint
 
     def _place(self, rect: QRect, *, move: bool) -> int:
-        """Put the items into lines; returns the height of all lines."""
         x, y, line_height = rect.x(), rect.y(), 0
         for item in (item for item in self._items if not item.isEmpty()):
             size = item.sizeHint().boundedTo(QSize(max(rect.width(), 1), item.sizeHint().height()))
@@ -206,10 +199,7 @@ def set_style_property(widget: QWidget, name: str, value: object) -> None:
 
 
 def clear_layout(layout: QLayout) -> None:
-    """Remove and delete every widget and stretch of `layout`.
-
-    Widgets are hidden now but deleted later: one of them may be handling a click.
-    """
+    """Remove and delete every widget and stretch of `layout`."""
     while (item := layout.takeAt(0)) is not None:
         widget = item.widget()
         if widget is not None:
@@ -218,15 +208,12 @@ def clear_layout(layout: QLayout) -> None:
 
 
 def settle_layouts() -> None:
-    """Lay out now. In the event loop nested layouts settle in several rounds, each of which paints the whole window."""
+    """Lay out now."""
     QCoreApplication.sendPostedEvents(None, QEvent.Type.LayoutRequest)
 
 
 def reserve_gutter(area: QAbstractScrollArea, content: QLayout) -> None:
-    """End `content` one gutter before the right edge of its scroll area, with or without a vertical scroll bar.
-
-    Call it from the area's `resizeEvent`.
-    """
+    """End `content` one gutter before the right edge of its scroll area, with or without a vertical scroll bar."""
     scroll_bar = area.width() - area.viewport().width()
     margins = content.contentsMargins()
     content.setContentsMargins(margins.left(), margins.top(), max(0, theme.GUTTER - scroll_bar), margins.bottom())

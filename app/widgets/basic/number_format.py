@@ -1,7 +1,4 @@
-"""Numbers, durations and times as text: three significant digits, thin spaces before units, a dash for a missing value.
-
-Any value of an event log can be passed: null, NaN and text give a dash, never “NaN” or “None”.
-"""
+"""Numbers, durations and times as text: three significant digits, thin spaces, a dash for a missing value."""
 
 from __future__ import annotations
 
@@ -18,10 +15,7 @@ _SCALES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 def figure(x: object, unit: str = "") -> str:
-    """`x` with three significant digits and its unit; integers below 100,000 keep all their digits.
-
-    The unit `share` (0 to 1) is shown in percent, and less than 0.1 GB in MB. Anything but a finite number is a dash.
-    """
+    """`x` with three significant digits and its unit; integers below 100,000 keep all their digits."""
     number = finite(x)
     if number is None:
         return DASH
@@ -39,7 +33,7 @@ def display_unit(unit: str, number: float) -> tuple[int, str]:
 
 
 def signed(x: object, unit: str = "") -> str:
-    """A difference: as `figure`, with a sign unless it is 0. A difference of shares is in percentage points."""
+    """A difference: as `figure`, with a sign unless it is 0."""
     number = finite(x)
     if number is None or number == 0:
         return figure(x, unit)
@@ -107,7 +101,7 @@ def ticks(values: Sequence[float]) -> list[str]:
 
 
 def finite(x: object) -> float | None:
-    """`x` as a float, or None if it is not a finite number. A bool is not a number here."""
+    """`x` as a float, or None if it is not a finite number."""
     if isinstance(x, bool) or not isinstance(x, int | float):
         return None
     try:
@@ -124,7 +118,6 @@ def _scientific(number: float, *, strip: bool = False) -> str:
 
 
 def _digits(number: float) -> str:
-    """Three significant digits; from 1,000 on all integer digits, from 100,000 on with a letter for the scale."""
     size = abs(number)
     if number == 0:
         return "0"

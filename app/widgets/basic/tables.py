@@ -164,17 +164,14 @@ class BaseTable(QTableView):
         return sorted(index.row() for index in self.selectionModel().selectedRows()) if self.selectionModel() else []
 
     def selectRow(self, row: int) -> None:
-        """Select this row: alone, or with the others where the table is in multi-selection.
-
-        Qt's own selects nothing or a range while a modifier key is held, such as in the shortcut that opens a page.
-        """
+        """Select this row: alone, or with the others where the table is in multi-selection."""
         flags, modes = QItemSelectionModel.SelectionFlag, QAbstractItemView.SelectionMode
         command = flags.Select if self.selectionMode() == modes.MultiSelection else flags.ClearAndSelect
         column = max(self.horizontalHeader().logicalIndexAt(0), 0)  # the leftmost in view: nothing scrolls sideways
         self.selectionModel().setCurrentIndex(self.model().index(row, column), command | flags.Rows)
 
     def as_text(self, rows: list[int]) -> str:
-        """These rows as tab-separated text with a header line; each cell is its display text."""
+        """These rows as tab-separated text with a header line."""
         model, columns = self.model(), range(self.model().columnCount())
         header = [_single_line(model.headerData(column, Qt.Orientation.Horizontal)) for column in columns]
         lines = [[_cell_text(model.index(row, column)) for column in columns] for row in rows]

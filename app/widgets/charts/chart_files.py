@@ -54,7 +54,7 @@ def write_chart(chart: QWidget, title: str, traces: Sequence[Trace], path: Path,
 
 
 def table_text(traces: Sequence[Trace]) -> str:
-    """CSV with a row for each step, a column for each curve and each edge of a band; gaps are empty cells."""
+    """CSV with a row for each step, a column for each curve and each edge of a band."""
     columns: list[tuple[str, np.ndarray, np.ndarray]] = []
     for trace in traces:
         names = trace.columns or (trace.label, f"{trace.label} low", f"{trace.label} high")

@@ -1,8 +1,4 @@
-"""A scrolling grid of plots, and what concerns all of them: zoom, the menu of the charts, saving them as files.
-
-A refresh redraws only the visible plots, one per turn of the event loop. All plots mark the step that is hovered in
-one, and show the range of steps that is selected in one.
-"""
+"""A scrolling grid of plots, and what concerns all of them: zoom, the menu of the charts, saving them as files."""
 
 from __future__ import annotations
 

@@ -59,10 +59,7 @@ def steps_of(traces: Sequence[Trace]) -> np.ndarray:
 
 
 def pile(traces: Sequence[Trace]) -> list[Trace]:
-    """Lift each stacked trace onto those before it; the area below it becomes its band.
-
-    A gap counts as 0 in what lies above it. Traces over other steps than the first stacked one stay as they are.
-    """
+    """Lift each stacked trace onto those before it."""
     drawn: list[Trace] = []
     x, top = EMPTY, EMPTY
     for trace in traces:
@@ -99,11 +96,7 @@ def thin(
     high: np.ndarray | None = None,
     most: int = 1000,
 ) -> DrawnCurve:
-    """Reduce a curve `[n]` and its band to about `most` points; a short one stays as it is.
-
-    Where steps share a pixel the line is their mean, with the extremes of each bucket behind it (min-max decimation),
-    so no spike is lost. A bucket is a gap (NaN) only if every value in it is NaN.
-    """
+    """Reduce a curve `[n]` and its band to about `most` points."""
     size = -(-len(x) // max(1, most // 2))
     if size <= 2:
         raw_x, raw = (EMPTY, EMPTY) if smoothed is None else (x, y)
@@ -130,7 +123,6 @@ def _largest(column: np.ndarray, size: int) -> np.ndarray:
 
 
 def _buckets(column: np.ndarray, size: int) -> np.ndarray:
-    """`[buckets, size]`, the last one filled up with NaN."""
     return np.concatenate([column, np.full(-len(column) % size, np.nan)]).reshape(-1, size)
 
 
@@ -141,11 +133,7 @@ def isolated_points(values: np.ndarray) -> np.ndarray:
 
 
 def exponential_average(values: np.ndarray, weight: float) -> np.ndarray:
-    """Exponential moving average of `values` `[n]` with decay `weight` (above 0, below 1).
-
-    The bias of the first steps is corrected (as in Adam: Kingma & Ba, arXiv 1412.6980, section 3). Gaps (NaN) do not
-    count and stay gaps.
-    """
+    """Exponential moving average of `values` `[n]` with decay `weight` (above 0, below 1)."""
     finite = np.isfinite(values)
     total = _decayed_sum(np.where(finite, values, 0.0), weight)
     count = _decayed_sum(finite.astype(float), weight)
@@ -154,11 +142,7 @@ def exponential_average(values: np.ndarray, weight: float) -> np.ndarray:
 
 
 def _decayed_sum(values: np.ndarray, weight: float) -> np.ndarray:
-    """s[t] = weight · s[t−1] + values[t], vectorised by blocks.
-
-    Within a block, s[t] / weight^t is a cumulative sum of values[t] / weight^t. A block is short enough that weight^t
-    stays above 1e-12, far from underflow.
-    """
+    """s[t] = weight · s[t−1] + values[t], vectorised by blocks."""
     block = max(1, int(np.log(1e-12) / np.log(weight)))
     powers = weight ** np.arange(block)
     padded = np.concatenate([values, np.zeros(-len(values) % block)]).reshape(-1, block)
@@ -171,10 +155,7 @@ def _decayed_sum(values: np.ndarray, weight: float) -> np.ndarray:
 
 
 def axis_range(*columns: np.ndarray, unit: str = "", log: bool = False) -> tuple[float, float]:
-    """(low, high) of an axis for the finite numbers in all columns, with a margin; it starts at 0 if they come near 0.
-
-    The margin of a share (`unit`) does not reach beyond 100 %. On a `log` axis the numbers are logarithms.
-    """
+    """(low, high) of an axis for the finite numbers, with a margin; it starts at 0 if they come near 0."""
     values = _finite(columns)
     if len(values) == 0:
         return 0.0, 1.0

@@ -1,7 +1,4 @@
-"""One chart: a card with a title, a legend with the newest values, and curves over steps.
-
-`app.state.charts` decides which metrics share a chart, the chart grid when to redraw it.
-"""
+"""One chart: a card with a title, a legend with the newest values, and curves over steps."""
 
 from __future__ import annotations
 
@@ -94,8 +91,6 @@ class Legend(QLabel):
 
 class Plot(QFrame):
     """A chart card.
-
-    Left, Right, Home and End move the marked step, Return opens its completions, Escape shows all steps again.
 
     Signals:
         hovered(step as int, or None) – the pointer or the keyboard is on a step, or has left the plot.
@@ -217,7 +212,7 @@ class Plot(QFrame):
 
     @property
     def can_be_log(self) -> bool:
-        """Some value is above 0; others have no place on a logarithmic axis."""
+        """Some value is above 0."""
         return any(bool((trace.y > 0).any()) for trace in self.visible_traces())
 
     def set_log(self, on: bool) -> None:
@@ -230,7 +225,7 @@ class Plot(QFrame):
     # These three take effect when the plot is drawn next.
 
     def set_smoothing(self, weight: float) -> None:
-        """Decay of the moving average, 0 (off) to below 1; the raw line stays, faint."""
+        """Decay of the moving average, 0 (off) to below 1."""
         self._smoothing = weight
 
     def set_span(self, span: tuple[float, float] | None, all_steps: tuple[float, float] | None = None) -> None:
@@ -279,7 +274,6 @@ class Plot(QFrame):
             self.step_chosen.emit(step)
 
     def _restyle_when_visible(self) -> None:
-        """Restyle now if the plot is in view, else before its next paint: all at once would block the window."""
         self._needs_restyle = self.view is not None
         if not self.visibleRegion().isEmpty():
             self._restyle()

@@ -1,9 +1,4 @@
-"""The pyqtgraph view of a plot: axes in our fonts and colours, curves, bands, marks, the current step, and the pointer.
-
-Curves are thinned to the width in pixels before they reach pyqtgraph, so 100,000 steps cost as much as 2,000. Dragging
-selects a range of steps; dragging with Shift or the middle button and the horizontal wheel move it; the wheel with Ctrl
-zooms; a double click shows all. The vertical wheel scrolls the page.
-"""
+"""The pyqtgraph view of a plot: axes in our fonts and colours, curves, bands, marks, current step, pointer."""
 
 from __future__ import annotations
 
@@ -51,7 +46,7 @@ MARKS: dict[MarkKind, tuple[str, str, int]] = {
     "checkpoint": ("muted", "s", 5),
     "eval": ("muted", "o", 5),
 }
-"""Kind → colour, sign and its size; where two marks would overlap, the kind that comes first here is drawn."""
+"""Kind → colour, sign and its size."""
 WITH_LINE: tuple[MarkKind, ...] = ("health", "change", "resume")
 APART = 12
 """Least distance of two signs in pixels."""
@@ -69,7 +64,7 @@ class ValueAxis(pg.AxisItem):
         self._factor, self._is_log = 1.0, False
 
     def set_scale_of(self, largest: float, *, log: bool) -> None:
-        """Choose unit and power of ten for values up to `largest`. On a `log` axis the view's values are logarithms."""
+        """Choose unit and power of ten for values up to `largest`."""
         factor, unit = display_unit(self._unit, largest)
         title = unit if self._title == self._unit else self._title
         power = 0
@@ -171,11 +166,7 @@ def thin_marks(marks: Sequence[Mark], span: Span, width: float) -> list[Mark]:
 
 
 class PlotView(pg.GraphicsView):
-    """Two axes and a ViewBox with curves.
-
-    Not a pyqtgraph PlotItem: that brings some fifty widgets for a context menu that we do not show, and each of them
-    would be polished again when the theme changes.
-    """
+    """Two axes and a ViewBox with curves."""
 
     hovered = Signal(object)  # a position on the step axis
     point_clicked = Signal(float)
@@ -250,7 +241,7 @@ class PlotView(pg.GraphicsView):
     def draw(
         self, traces: Sequence[Trace], marks: Sequence[Mark], span: Span | None, smoothing: float, *, log: bool = False
     ) -> None:
-        """Draw the traces and marks over the steps `span`, None for all. On a `log` axis 0 is a gap."""
+        """Draw the traces and marks over the steps `span`, None for all."""
         while len(self.curves) > len(traces):
             self.curves.pop().remove()
         while len(self.curves) < len(traces):
@@ -320,7 +311,7 @@ class PlotView(pg.GraphicsView):
             self._step_line.setValue(step)
 
     def sentences_near(self, step: float) -> list[str]:
-        """Sentences of the marks a few pixels from this step; the last line counts the rest."""
+        """Sentences of the marks a few pixels from this step."""
         first, last = self.box.viewRange()[0]
         reach = NEAR_MARK * (last - first) / max(1.0, self.box.width())
         near = [mark for mark in self._marks if abs(mark.step - step) <= reach]

@@ -1,7 +1,4 @@
-"""The base class of the editors of settings: a label above, the control, and notes and problems below.
-
-A field shows a raw value and emits what was typed; it checks nothing.
-"""
+"""The base class of the editors of settings: a label above, the control, and notes and problems below."""
 
 from __future__ import annotations
 
@@ -204,7 +201,6 @@ class Field(QWidget):
             self._remedy.setVisible(is_idle)
 
     def _show_caption(self, caption: QLabel | None, sentence: str, role: str) -> QLabel | None:
-        """Show a sentence in a label that is created on the first use."""
         if caption is None and sentence:
             caption = PlainLabel(wordWrap=True)
             caption.setFont(theme.caption_font())
@@ -220,7 +216,7 @@ class Field(QWidget):
 
 
 class LineField(Field):
-    """A field with a line edit; subclasses convert between text and value."""
+    """A field with a line edit."""
 
     control: QLineEdit
 
@@ -244,11 +240,7 @@ class LineField(Field):
 
 
 class UndoKeys(QObject):
-    """Gives the undo and redo shortcuts to the window's menu while a field has the focus.
-
-    A line edit claims them for its own history by accepting ShortcutOverride. This event filter, installed on the
-    focused control of a field, answers that event in its place.
-    """
+    """Gives the undo and redo shortcuts to the window's menu while a field has the focus."""
 
     REDO = QKeyCombination(Qt.KeyboardModifier.ControlModifier | Qt.KeyboardModifier.ShiftModifier, Qt.Key.Key_Z)
     """Our menu's redo shortcut, also on platforms where the standard one is another."""
@@ -276,7 +268,6 @@ class UndoKeys(QObject):
 
 
 def field_of(widget: QWidget | None) -> Field | None:
-    """The field that a widget is part of."""
     while widget is not None and not isinstance(widget, Field):
         widget = widget.parentWidget()
     return widget

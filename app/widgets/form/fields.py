@@ -30,7 +30,7 @@ from backend.utils.files import possible_path
 
 
 class TextField(LineField):
-    """Text as it is typed; the default is the placeholder."""
+    """Text as it is typed."""
 
     def line(self) -> QLineEdit:
         line = QLineEdit(self)
@@ -69,7 +69,7 @@ class ListField(LineField):
 
 
 class RewardsField(ListField):
-    """A list of reward functions; an entry may have arguments in brackets, with commas between them."""
+    """A list of reward functions."""
 
     def value(self) -> Any:
         return split_names(self.control.text())
@@ -96,7 +96,7 @@ class NumbersField(LineField):
 
 
 class MenuField(Field):
-    """A choice from a combo box; each item's sentence is its tool tip."""
+    """A choice from a combo box."""
 
     control: ComboBox
 
@@ -113,7 +113,6 @@ class MenuField(Field):
         self.control.setItemData(self.control.count() - 1, choice.sentence, Qt.ItemDataRole.ToolTipRole)
 
     def _entries(self) -> list[Choice]:
-        """The choices, after an entry for the default where there is one, which has the same value as its choice."""
         choices, default_label = list(self.setting.choices), self.setting.default_entry
         if not default_label:
             return choices
@@ -141,7 +140,7 @@ class ExplainedMenuField(MenuField):
 
 
 class SwitchField(Field):
-    """A bool as a switch; text such as “yes” from a file counts as on."""
+    """A bool as a switch."""
 
     control: Switch
 
@@ -158,7 +157,7 @@ class SwitchField(Field):
 
 
 class ProseField(Field):
-    """Text of several lines; the system prompt has a link that fills in a suggestion while the field is empty."""
+    """Text of several lines."""
 
     control: ProseEdit
     wide = True
@@ -246,7 +245,6 @@ _ACCEPTS: dict[str, Callable[[Path], bool]] = {
     "file": lambda path: path.suffix.lower() in (".py", ".txt"),
     "hosts": lambda path: path.suffix.lower() == ".json",
 }
-"""Kind of setting → accepts a dropped path. A dataset is left to the window, which sets its columns too."""
 _PLACEHOLDERS = {
     "model": f"such as {first_choices.MODEL}, or drop a folder here",
     "data": f"such as {first_choices.DATASET}, or drop a file here",
@@ -329,13 +327,12 @@ class PathField(LineField):
         self.take(open_folder(self, self.setting.key, self.setting.label, self._near()))
 
     def _near(self) -> Path | None:
-        """The path in the field, unless it is bundled with the app."""
         path = possible_path(self.value())
         return path if path is not None and path.is_absolute() and not path.is_relative_to(places.resources()) else None
 
 
 class AdapterField(PathField):
-    """Adapters to start from: a folder, a file, or a checkpoint of a run; one of peft can be imported."""
+    """Adapters to start from: a folder, a file, or a checkpoint of a run."""
 
     import_requested = Signal(str)  # folder
 
@@ -413,7 +410,7 @@ _KINDS: dict[str, type[Field]] = {
 
 
 def make_field(setting: Setting, parent: QWidget | None = None) -> Field:
-    """The field for a setting's kind. Pass the final parent: a widget that is reparented is polished again."""
+    """The field for a setting's kind."""
     if setting.section == "algorithm" and setting.kind == "choice":
         return ExplainedMenuField(setting, parent)
     return _KINDS[setting.kind](setting, parent)

@@ -70,7 +70,7 @@ class SettingSearch(SearchEdit):
 
 
 def matching_settings(text: str, settings: Sequence[Setting]) -> list[Setting]:
-    """Settings that contain every word of `text`, best match first (see `_rank`); none for an empty text."""
+    """Settings that contain every word of `text`, best match first (see `_rank`)."""
     words = text.lower().replace("–", " ").split()
     if not words:
         return []
@@ -79,12 +79,7 @@ def matching_settings(text: str, settings: Sequence[Setting]) -> list[Setting]:
 
 
 def _rank(words: Sequence[str], setting: Setting) -> int | None:
-    """The rank of a match, 0 the best; None if a word occurs nowhere.
-
-    0: the words are a label, the key or a name in another program. 1: a label or the key begins with them. From 2 on,
-    every word occurs in the labels or key (2), or in these and the block (3), the names in other programs (4), the
-    choices (5), the help (6).
-    """
+    """The rank of a match, 0 the best; None if a word occurs nowhere."""
     phrase, key = " ".join(words), setting.key
     labels = [name.lower() for name in (setting.label, *setting.known_as)]
     others = [name.lower() for name in other_names(key)]

@@ -1,4 +1,4 @@
-"""Raw values of settings as text for a line edit, and back. Text that cannot be parsed stays text."""
+"""Raw values of settings as text for a line edit, and back."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PLAIN = {shown: plain for plain, shown in _ESCAPES.items()}
 
 
 def number_text(value: Any) -> str:
-    """A number as a user would type it: 20, 0.95, 1e-5; text stays as it was typed."""
+    """A number as a user would type it: 20, 0.95, 1e-5."""
     if value is None:
         return ""
     if not isinstance(value, float):
@@ -29,10 +29,7 @@ def number_text(value: Any) -> str:
 
 
 def number_value(text: str, is_integer: bool) -> float | str:
-    """Parse a number, an integer if `is_integer`; thousands may be grouped, as in 1,000 or 1_000 or 1 000.
-
-    Scientific notation stays text, so that 1e-5 is kept as typed; so does anything that is not a number.
-    """
+    """Parse a number, an integer if `is_integer`; thousands may be grouped, as in 1,000 or 1_000 or 1 000."""
     text = text.strip().replace("−", "-")
     if _GROUPED.fullmatch(text):
         text = re.sub(f"[{_SEPARATORS}]", "", text)
@@ -62,7 +59,7 @@ def _limit_text(limit: float) -> str:
 
 
 def path_text(value: Any) -> str:
-    """A path or an id; a path inside our resources starts with BUNDLED."""
+    """A path or an id."""
     return places.path_text(str(value or ""))
 
 
@@ -71,7 +68,7 @@ def path_value(text: str) -> str:
 
 
 def list_text(value: Any) -> str:
-    """Items joined by commas, quoted if they contain a comma or begin or end with a space; line breaks as \\n."""
+    """Items joined by commas, quoted if they contain a comma or begin or end with a space."""
     if not isinstance(value, list):
         return str(value or "")
     return ", ".join(_quoted("".join(_ESCAPES.get(char, char) for char in str(item))) for item in value)
@@ -95,7 +92,7 @@ def numbers_text(value: Any) -> str:
 
 
 def numbers_value(text: str) -> list[Any]:
-    """Floats; parts that are not numbers stay text."""
+    """Floats."""
     parts = [part.strip().replace("−", "-") for part in text.strip().strip("[]").split(",")]
     return [_float(part) for part in parts if part]
 
@@ -108,7 +105,7 @@ def _float(text: str) -> float | str:
 
 
 def mapping_text(value: Any) -> str:
-    """One `key: value` per line; a text that would be read back as something else is quoted."""
+    """One `key: value` per line."""
     if not isinstance(value, dict):
         return str(value or "")
     bare = {key: isinstance(item, str) and _scalar(item.strip()) == item for key, item in value.items()}
