@@ -29,7 +29,7 @@ test-as-gpu: $(VENV)/.test-ready ## run the suite on a CPU that makes a GPU's ch
 proofs: $(VENV)/.test-ready ## run the long proofs too: the demo for three seeds, every loss learning
 	QT_QPA_PLATFORM=offscreen $(PY) -m pytest -m proof -s
 
-architectures: $(VENV)/.test-ready ## try every model type of the installed mlx-lm, and write docs/architectures.md
+architectures: $(VENV)/.test-ready ## try every model type of the installed mlx-lm, and write docs/architectures.json
 	$(PY) -m tests.support.architectures
 
 demo: $(VENV)/.run-ready ## train the bundled demo in the terminal
@@ -64,7 +64,7 @@ mac-app: $(VENV)/.test-ready ## make the light app bundle, which needs no certif
 	$(PY) packaging/macos/light_app.py
 	$(PY) packaging/check_bundle.py "dist/light/GRPO Studio.app"
 
-release-mac: $(VENV)/.release-ready ## on a Mac: freeze, sign, notarise and pack the app into a disk image (docs/releasing.md)
+release-mac: $(VENV)/.release-ready ## on a Mac: freeze, sign, notarise and pack the app into a disk image (docs/packaging.md)
 	$(PY) packaging/macos/oldest_wheels.py
 	$(MAKE) app
 	$(PY) packaging/macos/release.py "dist/GRPO Studio.app"

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from app.state.run import Run
     from app.window import Window
 
-DOCUMENTS = {"What is stored where": "files.md"}
-"""Title → file in docs/."""
+DOCUMENTS = {"What is stored where": "runs.md"}
+"""Heading of a section → file in docs/."""
 
 
 class TextDialog(QDialog):
@@ -88,7 +88,8 @@ class HelpMenu(QObject):
     def show_files(self) -> None:
         title = "What is stored where"
         text = (project_root() / "docs" / DOCUMENTS[title]).read_text(encoding="utf-8")
-        TextDialog(title, text, self._window).show()
+        section = text.partition(f"## {title}\n")[2].partition("\n## ")[0]
+        TextDialog(title, section, self._window).show()
 
     def show_shortcuts(self) -> None:
         """Every shortcut, by menu, as the desktop writes it."""

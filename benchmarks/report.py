@@ -138,5 +138,5 @@ SECTIONS: dict[str, Callable[[list[dict[str, Any]]], list[TextTable]]] = {
 }
 """Section → its tables from the measurements in their JSON form."""
 
-DOCUMENTED = ("against", "ablation", "samples", "sweep", "start")
+DOCUMENTED = ("against", "ablation", "start")
 """The sections of docs/performance.md."""

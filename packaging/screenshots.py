@@ -1,17 +1,16 @@
 #!/usr/bin/env python3
-"""Take screenshots of every page and dialog, light and dark, in three sizes, without a display.
+"""Take screenshots of every page and dialog, without a display.
 
     python packaging/screenshots.py RUN [RUN …]     opens the first run; the others are listed in the archive
     python packaging/screenshots.py --iters 32      trains the bundled demo first: about a minute
     … --out FOLDER                                  writes there and not into docs/screenshots
     … --text 1.5                                    with text 1.5 times as large
 
-It writes PAGE-{light,dark}.png at 1280×800 for every page of the sidebar, PAGE-narrow-… at 880×600 and PAGE-wide-… at
-2560×1440, the states of `screenshot_scenes` (compared runs, a filter, coloured tokens, health findings, a paused run
-…), and every dialog. Beside the first run stand three short ones, a sweep and a recorded sick run, which `sample_runs`
-makes: a few minutes on two cores. Images are reduced to 256 colours, which keeps every colour of the theme and takes a
-third of the bytes. Runs are copied into a temporary folder, the home folder holds the models and datasets of
-`sample_home`, and preferences start empty, so that no image shows anything of this machine or its user.
+It writes PAGE-light.png at 1280×800 for every page of the sidebar, the states of `screenshot_scenes` (compared runs, a filter, coloured tokens, health findings, a paused run …),
+and every dialog. Beside the first run stand three short ones, a sweep and a recorded sick run, which `sample_runs` makes: a few minutes
+on two cores. Images are reduced to 256 colours, which keeps every colour of the
+theme and takes a third of the bytes. Runs are copied into a temporary folder, the home folder holds the models and datasets
+of `sample_home`, and preferences start empty, so that no image shows anything of this machine or its user.
 """
 
 from __future__ import annotations
@@ -33,11 +32,12 @@ import sample_home  # noqa: E402
 import sample_runs  # noqa: E402
 import screenshot_scenes  # noqa: E402
 
-SIZES = {"": (1280, 800), "-narrow": (880, 600), "-wide": (2560, 1440)}
-"""Suffix of an image's name → size of the window in pixels."""
+SIZE = (1280, 800)
+"""Of the window, in pixels."""
+MODES = ("light",)
 COMMON, UNLIKE = 160, 24
-"""How many of an image's 256 colours are its most frequent ones, and how far each further colour must be from all
-chosen before it (sum of the absolute differences of the three channels)."""
+"""How many of an image's 256 colours are its most frequent ones, and how far each further colour must be from all chosen
+before it (sum of the absolute differences of the three channels)."""
 PATIENCE_S = 60.0
 """How long a page may take to settle."""
 CALM_S = 0.6
@@ -78,8 +78,7 @@ def parse() -> argparse.Namespace:
 
 
 def prepare(folder: Path, text: float) -> None:
-    """Point home, runs and preferences at `folder` and Qt at no display. Call before anything of the window is
-    imported."""
+    """Point home, runs and preferences at `folder` and Qt at no display. Call before anything of the window is imported."""
     for name in ("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "XDG_CACHE_HOME"):
         os.environ.pop(name, None)
     screen = (
@@ -121,8 +120,8 @@ def take_all(run: Path, sick: Path, out: Path) -> None:
     session.restore()
     window = Window(session)
     window.show()
-    window.resize(*SIZES[""])
-    for mode in ("light", "dark"):
+    window.resize(*SIZE)
+    for mode in MODES:
         window.set_theme(mode)
         window.show_page("train")
         take(window, window, out / f"first-start-{mode}.png")
@@ -135,15 +134,12 @@ def take_all(run: Path, sick: Path, out: Path) -> None:
     try_rewards(window)
     ask_the_model(window)
     show_worse_row(window)
-    window.help.show_guide("settings-grpo.md#setting-beta")
-    for mode in ("light", "dark"):
+    window.help.show_guide("settings.md#setting-beta")
+    for mode in MODES:
         window.set_theme(mode)
         for page in PAGES:
-            for suffix, size in SIZES.items():
-                window.resize(*size)
-                window.show_page(page.key)
-                take(window, window, out / f"{page.key}{suffix}-{mode}.png")
-        window.resize(*SIZES[""])
+            window.show_page(page.key)
+            take(window, window, out / f"{page.key}-{mode}.png")
         take_scenes(window, mode, run, sick, tokens, out)
         session.open_run(run)
         settled(window, window)
@@ -156,25 +152,21 @@ def take_all(run: Path, sick: Path, out: Path) -> None:
 
 
 def take_live(window, out: Path) -> None:
-    """Train in the window, and show it in both modes at each scene: what trains never comes to rest."""
-    window.resize(*SIZES[""])
+    """Train in the window, and show it at each scene: what trains never comes to rest."""
+    window.resize(*SIZE)
     form = window.session.draft.state
     for name, widget in screenshot_scenes.live_scenes(window, wait_until):
-        for mode in ("light", "dark"):
+        for mode in MODES:
             window.set_theme(mode)
             write(grabbed(widget), out / f"{name}-{mode}.png")
     window.session.draft.restore_state(form, with_file=True)
 
 
 def take_scenes(window, mode: str, run: Path, sick: Path, tokens: Path, out: Path) -> None:
-    """Every state of a page, in the usual size and the narrow one; a comparison wide too."""
+    """Every state of a page."""
     runs = [run, *(run.parent / name for name in sample_runs.VARIANTS)]
     for name in screenshot_scenes.page_scenes(window, wait_until, sick, tokens, runs):
-        for suffix, size in SIZES.items():
-            if suffix != "-wide" or name == "compare":
-                window.resize(*size)
-                take(window, window, out / f"{name}{suffix}-{mode}.png")
-        window.resize(*SIZES[""])
+        take(window, window, out / f"{name}-{mode}.png")
 
 
 def dialogs(window):
@@ -278,8 +270,7 @@ def show_worse_row(window) -> None:
 
 
 def mixed_step(run) -> int:
-    """The newest step whose first group has advantages of both signs, so that the page has both to show; else the
-    newest."""
+    """The newest step whose first group has advantages of both signs, so that the page has both to show; else the newest."""
     steps = run.completion_steps()
     return next((step for step in reversed(steps) if _is_mixed(run.groups(step)[0])), steps[-1])
 
@@ -301,8 +292,7 @@ def write(image, file: Path) -> None:
 
 
 def in_few_colours(image):
-    """The image in 256 colours: the most frequent ones, and rare ones far from all of them, such as that of a small
-    dot."""
+    """The image in 256 colours: the most frequent ones, and rare ones far from all of them, such as that of a small dot."""
     import numpy as np
     from PySide6.QtCore import Qt
     from PySide6.QtGui import QImage

@@ -83,7 +83,7 @@ def likely_cause(config: Config, quantity: Quantity, *, is_first: bool) -> tuple
 
 
 def write_inspection(folder: Path, sentence: str, found: NotFiniteError, groups: Sequence[Group]) -> None:
-    """summary.txt, completions.jsonl and, where gradients were computed, gradients.tsv (docs/files.md). Raises
+    """summary.txt, completions.jsonl and, where gradients were computed, gradients.tsv (docs/runs.md). Raises
     OSError."""
     shutil.rmtree(folder, ignore_errors=True)  # of the same step, before the run was resumed
     folder.mkdir(parents=True)

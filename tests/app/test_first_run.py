@@ -1,6 +1,6 @@
 """The first-time user: from a CSV of questions and answers to a running job, with a limited number of clicks.
 
-docs/guide/first-run.md describes the path; a longer one must change both.
+docs/guide/grpo.md describes the path; a longer one must change both.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from backend.utils import places
 
 MOST_CLICKS = 6
 ONE_SHORT_STEP = {"iters": 1, "max_completion_length": 16, "steps_per_eval": 0}
-DOCUMENT = Path(__file__).parents[2] / "docs" / "guide" / "first-run.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "guide" / "grpo.md"
 
 
 class Hand:
@@ -126,5 +126,6 @@ def test_from_a_csv_to_a_running_job_in_six_clicks(window: Window, questions: Pa
     assert "step" in kinds(run), run.folder.log.read_text()
     assert window.current_page == "monitor"
     assert len(hand.did) <= MOST_CLICKS
-    steps = [line for line in DOCUMENT.read_text().splitlines() if line[:2].rstrip(".").isdigit()]
-    assert len(steps) == len(hand.did), "docs/guide/first-run.md tells the same steps"
+    section = DOCUMENT.read_text().partition("\n## ")[2].partition("\n## ")[0]
+    steps = [line for line in section.splitlines() if line[:2].rstrip(".").isdigit()]
+    assert len(steps) == len(hand.did), "docs/guide/grpo.md tells the same steps"

@@ -86,7 +86,7 @@ def test_charts_and_findings_lead_there(window: Window) -> None:
 def test_back(page: GuidePage) -> None:
     assert not page.back.isEnabled()
     page.show_place("grpo.md#dataset-format")
-    page.follow("settings-grpo.md#setting-beta")
+    page.follow("settings.md#setting-beta")
     assert page.place == BETA and page.back.isEnabled()
     page.view.verticalScrollBar().setValue(0)
     page.follow("../glossary.md")

@@ -1,8 +1,8 @@
 """Model types: a tiny random model of each does all that `tests.support.architectures.trials` asks, or is refused in a
 sentence.
 
-`make architectures` tries every type of the installed mlx-lm and records what it finds; the page is written from the
-record. CI tries one type per mechanism (REPRESENTATIVE) and compares it with the record, `make proofs` all of them.
+`make architectures` tries every type of the installed mlx-lm and records what it finds.
+CI tries one type per mechanism (REPRESENTATIVE) and compares it with the record, `make proofs` all of them.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from backend.training.batch import pack
 from backend.training.grpo import grpo_learner
 from backend.utils.errors import UserError
 from tests.support import random_models
-from tests.support.architectures import page, trials
-from tests.support.architectures.outcome import read_record, recorded_versions
+from tests.support.architectures import trials
+from tests.support.architectures.outcome import read_record
 from tests.support.architectures.tiny_configs import model_types
 from tests.support.architectures.trial_of_type import try_type
 from tests.support.reference_forward import sampled_groups
@@ -58,11 +58,6 @@ def test_the_record_has_every_type_of_the_installed_mlx_lm() -> None:
 def test_every_type_works_or_is_refused() -> None:
     assert not {arch: outcome.failures for arch, outcome in RECORD.items() if outcome.failures}
     assert all(outcome.caches or outcome.refusal for outcome in RECORD.values())
-
-
-def test_docs_architectures_is_written_from_the_record() -> None:
-    assert page.PAGE.read_text(encoding="utf-8") == page.page_of(RECORD, recorded_versions())
-    assert page.MODELS.keys() <= RECORD.keys(), "a type that mlx-lm no longer has"
 
 
 # ---- what cannot be trained ------------------------------------------------------------------------------------

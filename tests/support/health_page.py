@@ -1,4 +1,4 @@
-"""The table of docs/health.md, from the rules: `python -m tests.support.health_page` writes it anew."""
+"""The table of health rules in docs/guide/charts.md: `python -m tests.support.health_page` writes it."""
 
 from __future__ import annotations
 
@@ -6,19 +6,17 @@ from pathlib import Path
 
 from backend.trainer.health.rules import RULES
 
-PAGE = Path(__file__).parents[2] / "docs" / "health.md"
+PAGE = Path(__file__).parents[2] / "docs" / "guide" / "charts.md"
 BEGIN, END = "<!-- rules: begin -->\n", "<!-- rules: end -->\n"
 
 
 def table() -> str:
-    """One section a rule, in the order in which findings are shown."""
-    return "\n".join(
-        f"### {rule.title}\n\n"
-        f"`{rule.code}`, {rule.level}, from step {rule.needs} on · metric `{rule.metric}` · chart *{rule.chart}*\n\n"
-        f"Found when {rule.threshold.means}: **{rule.threshold.value:g}**. Source of the number: {rule.threshold.source}.\n\n"
-        f"{rule.advice}\n"
+    """One row per rule, in the order in which findings are shown."""
+    rows = (
+        f"| `{rule.code}` | {rule.threshold.value:g} | {rule.needs} | {rule.threshold.means} |\n"
         for rule in RULES.values()
     )
+    return "| rule | limit | from step | found when |\n|---|---|---|---|\n" + "".join(rows)
 
 
 def page(text: str) -> str:

@@ -2,7 +2,7 @@
 order in which findings are shown: the worst and the most basic first.
 
 To add one, write a function with `@rule()` and an entry under its name; it appears in the event log, on the Monitor
-page, in `doctor` and, once tested, in docs/health.md.
+page, in `doctor` and, once tested, in docs/guide/charts.md.
 """
 
 from __future__ import annotations

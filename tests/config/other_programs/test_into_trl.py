@@ -150,5 +150,5 @@ def test_what_trl_lacks_is_told_with_what_stands_in(raw: dict[str, Any], word: s
 
 
 def test_the_page_names_what_nothing_stands_in_for() -> None:
-    page = (project_root() / "docs" / "trl.md").read_text()
+    page = (project_root() / "docs" / "exports.md").read_text()
     assert [key for key in stand_ins.NOTHING_STANDS_IN if f"`{key}" not in page] == []

@@ -1,4 +1,4 @@
-"""Try every model type of the installed mlx-lm, and write docs/architectures.json and docs/architectures.md.
+"""Try every model type of the installed mlx-lm, and write docs/architectures.json.
 
     python -m tests.support.architectures                      all of them (`make architectures`)
     python -m tests.support.architectures --only qwen3_5 llama these; the rest of the record stays
@@ -17,7 +17,6 @@ from importlib.metadata import version
 
 from tests.support.architectures.apart import try_apart
 from tests.support.architectures.outcome import Outcome, read_record, write_record
-from tests.support.architectures.page import write_page
 from tests.support.architectures.tiny_configs import model_types
 
 
@@ -39,7 +38,6 @@ def main() -> int:
         print(
             f"{number}/{len(wanted)} {arch} {_verdict(record[arch])} ({time.monotonic() - started:.0f} s)", flush=True
         )
-    write_page()
     return int(any(record[arch].failures for arch in wanted))
 
 

@@ -44,7 +44,7 @@ CACHES = {
     "ChunkedKVCache": "chunks",
     "ArraysCache": "state",
 }
-"""mlx-lm's cache classes in the words of docs/architectures.md."""
+"""mlx-lm's cache classes in the words of docs/architectures.json."""
 
 RUN: dict[str, Any] = {
     "iters": 2, "group_size": 3, "max_completion_length": 12, "top_p": 1.0, "top_k": 0, "num_iterations": 2, "beta": 0.05,
