@@ -64,7 +64,7 @@ mac-app: $(VENV)/.test-ready ## make the light app bundle, which needs no certif
 	$(PY) packaging/macos/light_app.py
 	$(PY) packaging/check_bundle.py "dist/light/GRPO Studio.app"
 
-release-mac: $(VENV)/.release-ready ## on a Mac: freeze, sign, notarise and pack the app into a disk image (docs/packaging.md)
+release-mac: $(VENV)/.release-ready ## on a Mac: freeze, sign, notarise and pack the app into a disk image (CONTRIBUTING.md)
 	$(PY) packaging/macos/oldest_wheels.py
 	$(MAKE) app
 	$(PY) packaging/macos/release.py "dist/GRPO Studio.app"

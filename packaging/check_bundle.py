@@ -32,7 +32,7 @@ OF_EVERY_MAC = ("/usr/lib/", "/System/Library/", "@")
 PROMISE_OLDER = {"PySide6", "shiboken6"}
 """Folders of libraries whose headers name the macOS of the machine that built them, while their makers promise an older
 one: Qt for Python's since 6.10 say 15 (6.12: 26), and its wheels are for 13. macOS compares that number for programs
-and not for libraries, where only what they call counts; docs/packaging.md has the proof on macOS 14."""
+and not for libraries, where only what they call counts; docs/mac-checklist.md has the proof on macOS 14."""
 SHELLS = (b"#!/bin/sh\n", b"#!/bin/sh ")
 
 

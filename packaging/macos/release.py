@@ -6,7 +6,7 @@ checksum.
 
 On a Mac. SIGNING_IDENTITY names a certificate of the keychain ("Developer ID Application: …"); NOTARY_PROFILE, or
 NOTARY_KEY with NOTARY_KEY_ID and NOTARY_ISSUER, says who submits to Apple. Without them the app is signed ad hoc, and
-the output says that macOS will ask people to allow it by hand. docs/packaging.md has the whole story.
+the output says that macOS will ask people to allow it by hand. CONTRIBUTING.md has the whole story.
 """
 
 from __future__ import annotations

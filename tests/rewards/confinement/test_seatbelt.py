@@ -1,4 +1,4 @@
-"""The profile for macOS, as text: seatbelt itself is only on a Mac (docs/packaging.md)."""
+"""The profile for macOS, as text: seatbelt itself is only on a Mac (docs/mac-checklist.md)."""
 
 from __future__ import annotations
 
