@@ -21,7 +21,7 @@ PARTS = {
     "model": "Model",
     "fused": "Fused model",
     "completions.jsonl": "Completions",
-    "events.jsonl": "EventLog",
+    "events.jsonl": "Event log",
     "evaluations": "Evaluations",
     "uploads": "Uploads",
     "log.txt": "Log",
