@@ -1,7 +1,7 @@
 """GRPO Studio's trainer: headless, and the only one of the two programs that loads mlx.
 
-As a library it is `from backend import Config, train` (docs/library.md). Importing it imports nothing else: each name is loaded when it is
-first used.
+As a library it is `from backend import Config, train` (docs/library.md). Importing it imports nothing else: each name
+is loaded when it is first used.
 """
 
 from importlib import import_module

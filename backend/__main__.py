@@ -1,4 +1,5 @@
-"""`python -m backend VERB …`: the trainer's command line. Exit codes: 0 finished, 2 a mistake to mend, 3 stopped, 1 a bug."""
+"""`python -m backend VERB …`: the trainer's command line. Exit codes: 0 finished, 2 a mistake to mend, 3 stopped, 1 a
+bug."""
 
 from __future__ import annotations
 
@@ -72,14 +73,17 @@ VERBS_OF_VERBS = {"rewards": "rewards", "bench": "machine", "queue": "queue", "h
 
 
 def app(only: str = "") -> typer.Typer:
-    """The command line as typer knows it. `only` one of its verbs: without the others, whose modules take longer to import than most
-    processes need for all else."""
+    """The command line as typer knows it. `only` one of its verbs: without the others, whose modules take longer to
+    import than most processes need for all else."""
     from backend.cli import help_page
 
     verbs = typer.Typer(
-        name="grpo-studio-backend", no_args_is_help=True, pretty_exceptions_enable=False,
-        help="GRPO Studio's trainer, without the window.", epilog=help_page.epilog(),
-    )  # fmt: skip
+        name="grpo-studio-backend",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        help="GRPO Studio's trainer, without the window.",
+        epilog=help_page.epilog(),
+    )
     for name in VERBS if not only else VERBS.keys() & {only}:
         verbs.command(name, rich_help_panel=help_page.group_of(name), epilog=help_page.epilog(name))(_function(name))
     for name in VERBS_OF_VERBS if not only else VERBS_OF_VERBS.keys() & {only}:
@@ -122,7 +126,8 @@ def complete() -> int:
 
 def main() -> int | None:
     force_utf8()
-    # The child processes of a bundled app (`backend.utils.child_process.module_command`); they prepare what they need themselves.
+    # The child processes of a bundled app (`backend.utils.child_process.module_command`); they prepare what they need
+    # themselves.
     if module := REWARD_PROCESSES.get("".join(sys.argv[1:2])):
         return importlib.import_module(module).main(sys.argv[2:])
     if sys.argv[1:2] == [PROCESS_VERB]:

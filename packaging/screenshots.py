@@ -6,11 +6,12 @@
     … --out FOLDER                                  writes there and not into docs/screenshots
     … --text 1.5                                    with text 1.5 times as large
 
-It writes PAGE-light.png at 1280×800 for every page of the sidebar, the states of `screenshot_scenes` (compared runs, a filter, coloured tokens, health findings, a paused run …),
-and every dialog. Beside the first run stand three short ones, a sweep and a recorded sick run, which `sample_runs` makes: a few minutes
-on two cores. Images are reduced to 256 colours, which keeps every colour of the
-theme and takes a third of the bytes. Runs are copied into a temporary folder, the home folder holds the models and datasets
-of `sample_home`, and preferences start empty, so that no image shows anything of this machine or its user.
+It writes PAGE-light.png at 1280×800 for every page of the sidebar, the states of `screenshot_scenes` (compared runs, a
+filter, coloured tokens, health findings, a paused run …), and every dialog. Beside the first run stand three short
+ones, a sweep and a recorded sick run, which `sample_runs` makes: a few minutes on two cores. Images are reduced to 256
+colours, which keeps every colour of the theme and takes a third of the bytes. Runs are copied into a temporary folder,
+the home folder holds the models and datasets of `sample_home`, and preferences start empty, so that no image shows
+anything of this machine or its user.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ SIZE = (1280, 800)
 """Of the window, in pixels."""
 MODES = ("light",)
 COMMON, UNLIKE = 160, 24
-"""How many of an image's 256 colours are its most frequent ones, and how far each further colour must be from all chosen
-before it (sum of the absolute differences of the three channels)."""
+"""How many of an image's 256 colours are its most frequent ones, and how far each further colour must be from all
+chosen before it (sum of the absolute differences of the three channels)."""
 PATIENCE_S = 60.0
 """How long a page may take to settle."""
 CALM_S = 0.6
@@ -78,7 +79,8 @@ def parse() -> argparse.Namespace:
 
 
 def prepare(folder: Path, text: float) -> None:
-    """Point home, runs and preferences at `folder` and Qt at no display. Call before anything of the window is imported."""
+    """Point home, runs and preferences at `folder` and Qt at no display. Call before anything of the window is
+    imported."""
     for name in ("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "XDG_CACHE_HOME"):
         os.environ.pop(name, None)
     screen = (
@@ -270,7 +272,8 @@ def show_worse_row(window) -> None:
 
 
 def mixed_step(run) -> int:
-    """The newest step whose first group has advantages of both signs, so that the page has both to show; else the newest."""
+    """The newest step whose first group has advantages of both signs, so that the page has both to show; else the
+    newest."""
     steps = run.completion_steps()
     return next((step for step in reversed(steps) if _is_mixed(run.groups(step)[0])), steps[-1])
 
@@ -292,7 +295,8 @@ def write(image, file: Path) -> None:
 
 
 def in_few_colours(image):
-    """The image in 256 colours: the most frequent ones, and rare ones far from all of them, such as that of a small dot."""
+    """The image in 256 colours: the most frequent ones, and rare ones far from all of them, such as that of a small
+    dot."""
     import numpy as np
     from PySide6.QtCore import Qt
     from PySide6.QtGui import QImage

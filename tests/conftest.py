@@ -50,13 +50,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """One worker more than cores, up to five: a worker that waits for a process or for the disk leaves its core to another."""
+    """One worker more than cores, up to five: a worker that waits for a process or for the disk leaves its core to
+    another."""
     return min(5, (os.cpu_count() or 1) + 1)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Each worker begins to collect at another file, its share of the bytes on. Rewriting the assertions of a fresh clone's tests takes longer than all
-    else of collecting, and a file that another worker has rewritten is read from its byte code."""
+    """Each worker begins to collect at another file, its share of the bytes on. Rewriting the assertions of a fresh
+    clone's tests takes longer than all else of collecting, and a file that another worker has rewritten is read from
+    its byte code."""
     worker = getattr(config, "workerinput", None)
     if worker is not None and config.args_source is pytest.Config.ArgsSource.TESTPATHS:
         share = int(worker["workerid"].removeprefix("gw")) / worker["workercount"]
@@ -70,8 +72,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     """The order in which all workers know the tests, and examples that depend on nothing but the test.
 
-    Hypothesis also tries the constants of all modules that are imported by then, which it parses for that: seconds in each worker, and a test that
-    fails in the suite would draw other examples by itself."""
+    Hypothesis also tries the constants of all modules that are imported by then, which it parses for that: seconds in
+    each worker, and a test that fails in the suite would draw other examples by itself."""
     if (providers := sys.modules.get("hypothesis.internal.conjecture.providers")) is not None:
         nothing = providers._local_constants
         assert callable(providers._get_local_constants) and not len(nothing)
@@ -101,11 +103,12 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """Collect garbage here, in the thread of the windows, and nowhere else. A collection in another thread, such as a test's HTTP server or a
-    reward function's, would destroy the timers of windows that earlier tests left in reference cycles, and Qt crash when one is due.
+    """Collect garbage here, in the thread of the windows, and nowhere else. A collection in another thread, such as a
+    test's HTTP server or a reward function's, would destroy the timers of windows that earlier tests left in reference
+    cycles, and Qt crash when one is due.
 
-    What is left when the fixtures of a file are gone stays: modules and caches. It is left out of later collections, which would grow from
-    file to file to a quarter of a second each."""
+    What is left when the fixtures of a file are gone stays: modules and caches. It is left out of later collections,
+    which would grow from file to file to a quarter of a second each."""
     global _tests
     _tests += 1
     gc.disable()
@@ -149,7 +152,8 @@ def as_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def without_compiler() -> Iterator[None]:
-    """Compiled functions run operation by operation: on a CPU each fused kernel costs a g++ run, and computes the same."""
+    """Compiled functions run operation by operation: on a CPU each fused kernel costs a g++ run, and computes the
+    same."""
     import mlx.core as mx
 
     mx.disable_compile()

@@ -168,7 +168,8 @@ def model_config(shape: dict[str, Any], precision: str) -> dict[str, Any]:
 
 
 def random_policy(config: Config, about: dict[str, Any]) -> Policy:
-    """A policy on a model with this config.json, with adapters as `config` has them and a reference that shares its base."""
+    """A policy on a model with this config.json, with adapters as `config` has them and a reference that shares its
+    base."""
     model: Any = qwen3.Model(qwen3.ModelArgs.from_dict(about))
     model.set_dtype(getattr(mx, about["torch_dtype"]))
     if "quantization" in about:

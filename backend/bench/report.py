@@ -163,7 +163,8 @@ def provenance(file: DeviceFile) -> str:
     machine, settings = file["machine"], file["settings"]
     working_set = f" (working set {number(machine['working_set_gb'])} GB)" if machine["working_set_gb"] else ""
     parts = (
-        f"{file['date']}: {machine['cores']} cores, {number(machine['memory_gb'])} GB{working_set}, {machine['system']}",
+        f"{file['date']}: {machine['cores']} cores, {number(machine['memory_gb'])} GB{working_set}, "
+        f"{machine['system']}",
         f"{settings['scale']} scale, {settings['sampling']}, {settings['clock']} seconds",
         ", ".join(f"{name} {version}" for name, version in file["versions"].items()),
         f"{file['ended']} after {number(file['took_s'] / 60)} minutes, {len(file['unmeasured'])} tasks left",

@@ -28,7 +28,8 @@ def check_program() -> None:
     if COMPLETE_VARIABLE not in os.environ and shutil.which(BUNDLED_PROGRAM) is None:
         raise UserError(
             "completion",
-            f"A shell completes {BUNDLED_PROGRAM}, and no command of that name is on the PATH: install GRPO Studio with pip, or "
+            f"A shell completes {BUNDLED_PROGRAM}, and no command of that name is on the PATH: install "
+            f"GRPO Studio with pip, or "
             f"put the folder of the app's own {BUNDLED_PROGRAM} on it.",
         )
 

@@ -144,10 +144,13 @@ def measured_cost(config: Config, shape: ModelShape, file: Path) -> NetworkCost:
 def sentences(cost: NetworkCost) -> str:
     traffic = cost.traffic
     sums = f"each machine sends {gigabytes(traffic.sent_by_rank)} in sums of gradients"
-    groups = f"{gigabytes(traffic.groups_in)} of completions go to this one and {gigabytes(traffic.groups_out)} from it to each"
-    parts = f"sums {_seconds(cost.sums_s)}, completions {_seconds(cost.groups_s)}, small messages {_seconds(cost.gathers_s)}"
+    groups_in, groups_out = gigabytes(traffic.groups_in), gigabytes(traffic.groups_out)
+    groups = f"{groups_in} of completions go to this one and {groups_out} from it to each"
+    sums_s, groups_s, gathers_s = map(_seconds, (cost.sums_s, cost.groups_s, cost.gathers_s))
+    parts = f"sums {sums_s}, completions {groups_s}, small messages {gathers_s}"
     return (
-        f"On {traffic.ranks} machines, as their connection measured now: a step loses {_seconds(cost.total_s)} to the network ({parts}), where "
+        f"On {traffic.ranks} machines, as their connection measured now: a step loses {_seconds(cost.total_s)} to the "
+        f"network ({parts}), where "
         f"completions reach their limit; {sums}, {groups}."
     )
 
@@ -168,12 +171,17 @@ TEMPLATE = 32
 """Tokens that a chat template may add."""
 
 MEANINGS = {
-    "weights": "the model", "adapters": "what LoRA or DoRA adds", "optimizer": "what it remembers of each weight",
-    "reference": "its own weights", "decoding weights": "adapters inside the weights",
-    "KV cache": "keys and values of the completions", "activations": "what the backward pass needs",
-    "logits": "a number for each word there is", "gradients": "one number for each that learns",
+    "weights": "the model",
+    "adapters": "what LoRA or DoRA adds",
+    "optimizer": "what it remembers of each weight",
+    "reference": "its own weights",
+    "decoding weights": "adapters inside the weights",
+    "KV cache": "keys and values of the completions",
+    "activations": "what the backward pass needs",
+    "logits": "a number for each word there is",
+    "gradients": "one number for each that learns",
     "in flight": "what MLX has prepared ahead of the device",
-}  # fmt: skip
+}
 
 
 @verb

@@ -75,13 +75,28 @@ def export(
 ) -> None:
     """Export a run's model to LM Studio, Ollama, a folder or Hugging Face and verify it; or its settings for TRL."""
     if to == "trl":
-        about_weights = {"checkpoint": checkpoint, "format": format_, "quantize": quantize, "held-out": held_out, "fetch": fetch, "repo": repo,
-                         "public": public, "preview": preview}  # fmt: skip
+        about_weights = {
+            "checkpoint": checkpoint,
+            "format": format_,
+            "quantize": quantize,
+            "held-out": held_out,
+            "fetch": fetch,
+            "repo": repo,
+            "public": public,
+            "preview": preview,
+        }
         with _stopping():
             export_settings(
-                run, runs_dir, name, folder, about_weights, overwrite=overwrite, allow_code=allow_code, as_json=as_json,
+                run,
+                runs_dir,
+                name,
+                folder,
+                about_weights,
+                overwrite=overwrite,
+                allow_code=allow_code,
+                as_json=as_json,
                 report=_report_json if as_json else _ReportLines(),
-            )  # fmt: skip
+            )
         return
     from backend.export.export_run import Export, export_run
     from backend.runs.run_folder import find_run

@@ -30,7 +30,8 @@ def import_settings(
             "--output",
             "-o",
             metavar="OUT",
-            help="Where it goes. Left out, settings are printed, and an adapter goes beside FOLDER, with -mlx after its name.",
+            help="Where it goes. Left out, settings are printed, and an adapter goes beside FOLDER, "
+            "with -mlx after its name.",
         ),
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT if it is there.")] = False,

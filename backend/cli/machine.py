@@ -59,8 +59,20 @@ def serve() -> None:
 
 
 COLUMNS = (
-    "rank", "machine", "chip", "memory", "free", "for a run", "disk free", "system", "Python", "mlx", "mlx-lm", "GRPO Studio", "model",
-)  # fmt: skip
+    "rank",
+    "machine",
+    "chip",
+    "memory",
+    "free",
+    "for a run",
+    "disk free",
+    "system",
+    "Python",
+    "mlx",
+    "mlx-lm",
+    "GRPO Studio",
+    "model",
+)
 LEVEL_WORDS = {"refuse": "Refused", "warn": "Warning", "info": "Note"}
 
 
@@ -132,10 +144,18 @@ def _cells(machine: CheckedMachine) -> list[str]:
     model = f"yes ({gigabytes(facts.model_bytes)})" if facts.model else "no"
     sizes = [facts.memory, facts.memory_free, facts.memory_usable]
     return [
-        str(machine.rank), facts.machine or machine.label, facts.chip, *map(format_bytes, sizes),
+        str(machine.rank),
+        facts.machine or machine.label,
+        facts.chip,
+        *map(format_bytes, sizes),
         "–" if facts.disk_free is None else gigabytes(facts.disk_free),
-        facts.system, facts.python, facts.mlx, facts.mlx_lm, facts.grpo_studio, model,
-    ]  # fmt: skip
+        facts.system,
+        facts.python,
+        facts.mlx,
+        facts.mlx_lm,
+        facts.grpo_studio,
+        model,
+    ]
 
 
 bench = typer.Typer(help="Measure speed and memory on this machine.", no_args_is_help=True)

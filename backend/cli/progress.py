@@ -54,9 +54,13 @@ class LiveDisplay:
 
     def __init__(self, console: Console) -> None:
         self.bar = Progress(
-            TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(),
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
             console=console,
-        )  # fmt: skip
+        )
         self.task = self.bar.add_task("loading", total=None)
         self.first: dict[str, Any] = {}
         self.last: dict[str, Any] = {}
@@ -101,7 +105,8 @@ def sentence_of(event: Event) -> str:
     if kind == "health":
         return f"{event['sentence']} {event.get('advice', '')}".strip()
     if kind == "eval":
-        return f"step {event['step']}  held-out reward {format_number(event['metrics'].get('reward'))} ({event.get('split', 'valid')})"
+        reward = format_number(event["metrics"].get("reward"))
+        return f"step {event['step']}  held-out reward {reward} ({event.get('split', 'valid')})"
     if kind == "command":
         return f"asked to {event['word']}"
     return ""

@@ -64,8 +64,15 @@ def publish(run: RunFolder, what: Publication, progress: BuildProgress, *, as_js
     how = {"private": what.private, "overwrite": what.export.overwrite}
     if as_json:
         done = send(prepared, token, _ByteLines(), **how)
-        print_json({"path": str(run.path), "place": done.url, "bytes": size, "commit": done.commit,
-                    "sentences": [_sentence(done, files)]})  # fmt: skip
+        print_json(
+            {
+                "path": str(run.path),
+                "place": done.url,
+                "bytes": size,
+                "commit": done.commit,
+                "sentences": [_sentence(done, files)],
+            }
+        )
         return
     with _ByteBar() as bar:
         done = send(prepared, token, bar, **how)
@@ -121,9 +128,13 @@ def _show(prepared: PreparedUpload, what: Publication, account: dict[str, Any] |
 class _ByteBar:
     def __init__(self) -> None:
         self._bar = Progress(
-            TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn(),
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            DownloadColumn(),
+            TransferSpeedColumn(),
+            TimeRemainingColumn(),
             console=new_console(stderr=True),
-        )  # fmt: skip
+        )
         self._task: TaskID | None = None
 
     def __enter__(self) -> _ByteBar:

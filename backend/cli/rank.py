@@ -117,9 +117,15 @@ def _told(folder: OrdersFolder | None, work: Callable[[], int]) -> int:
 
 
 def _lead(
-    run: Path, channel: LeaderChannel, collectives: MlxCollectives, backend: str, orders: Orders, folder: OrdersFolder | None,
-    stream: bool, progress: bool | None,
-) -> int:  # fmt: skip
+    run: Path,
+    channel: LeaderChannel,
+    collectives: MlxCollectives,
+    backend: str,
+    orders: Orders,
+    folder: OrdersFolder | None,
+    stream: bool,
+    progress: bool | None,
+) -> int:
     from backend.distributed.leader import Leader
 
     collectives.check = channel.check

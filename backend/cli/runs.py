@@ -91,7 +91,8 @@ def doctor(
 def report(examination: Examination) -> str:
     from backend.trainer.health.rules import RULES
 
-    counts = f"{examination.steps:,} {'step' if examination.steps == 1 else 'steps'}, {examination.evaluations:,} evaluations"
+    steps = "1 step" if examination.steps == 1 else f"{examination.steps:,} steps"
+    counts = f"{steps}, {examination.evaluations:,} evaluations"
     lines = [
         f"{examination.run}: {examination.state}, {counts}.",
         *([examination.sentence] if examination.sentence else []),
@@ -114,8 +115,11 @@ def report(examination: Examination) -> str:
 
 def _lines(episode: Episode) -> list[str]:
     when = f"since step {episode.since:,}" if episode.until is None else f"steps {episode.since:,} to {episode.until:,}"
-    proposal = " ".join(f"--set {key}={json.dumps(value)}" if not isinstance(value, float) else f"--set {key}={value:g}"
-                        for key, value in episode.settings.items() if key != "system_prompt")  # fmt: skip
+    proposal = " ".join(
+        f"--set {key}={json.dumps(value)}" if not isinstance(value, float) else f"--set {key}={value:g}"
+        for key, value in episode.settings.items()
+        if key != "system_prompt"
+    )
     return [
         f"{episode.title} ({episode.level}, {when})",
         f"    {episode.sentence}",

@@ -33,7 +33,8 @@ def run(is_requested: bool, report_file: Path | None, subcommand: str | None) ->
     if report_file is not None:
         text = reports.write(report, report_file)
         tell(
-            f"Written: {report_file}, and as text {text}. Neither names you or your files; send them with your question."
+            f"Written: {report_file}, and as text {text}. Neither names you or your files; "
+            "send them with your question."
         )
     return FINISHED if report.passed else BUG
 

@@ -44,7 +44,8 @@ if TYPE_CHECKING:
 def plan_lines(plan: SweepPlan) -> list[str]:
     configurations, seeds = len(plan.configurations), len(plan.seeds)
     lines = [
-        f"{configurations} configurations × {seeds} seeds: {configurations * seeds} runs of {plan.steps or 'as many'} steps."
+        f"{configurations} configurations × {seeds} seeds: {configurations * seeds} runs "
+        f"of {plan.steps or 'as many'} steps."
     ]
     if plan.steps is not None:
         steps = training_steps(configurations, seeds, plan.steps, plan.rungs())
@@ -190,7 +191,8 @@ def _lines(out: TextIO) -> Callable[[SweepResults], None]:
                     once(f"{run.run}  {run.state} at step {run.step}  held-out {results.metric} {value}")
         for rung in results.rungs:
             once(
-                f"step {rung.step}  {len(rung.kept)} of {len(results.configurations)} configurations go on: {_numbers(rung.kept)}"
+                f"step {rung.step}  {len(rung.kept)} of {len(results.configurations)} "
+                f"configurations continue: {_numbers(rung.kept)}"
             )
 
     return echo

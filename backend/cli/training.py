@@ -358,9 +358,12 @@ def _launch(run: PreparedRun, config: Config, options: Sequence[str]) -> Launch:
     by_hand = launch_command(planned.hosts, planned.file, planned.choice.backend, run.folder.path)
     say(f"{planned.choice.why} By hand it would be: {shell_line(by_hand)}", sys.stderr)
     orders = Orders(
-        shell_line([*sys.argv]), is_checked=True, goes_on=config.on_lost_rank == "go_on", notes=planned.notes,
+        shell_line([*sys.argv]),
+        is_checked=True,
+        goes_on=config.on_lost_rank == "go_on",
+        notes=planned.notes,
         warnings=[*run.warnings, *warnings],
-    )  # fmt: skip
+    )
     return Launch(run.folder, planned.hosts, planned.choice.backend, orders, options)
 
 

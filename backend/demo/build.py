@@ -1,7 +1,7 @@
 """Makes the files in `resources/demo/` from a seed: tokenizer, warmed-up model and dataset.
 
-The same seed gives the same bytes on the same machine. Another BLAS rounds differently: the weights differ then, tokenizer
-and dataset do not.
+The same seed gives the same bytes on the same machine. Another BLAS rounds differently: the weights differ then,
+tokenizer and dataset do not.
 """
 
 from __future__ import annotations
@@ -116,8 +116,8 @@ def parameters(model: qwen3.Model) -> dict[str, mx.array]:
 
 
 def _initial(name: str, array: mx.array, key: mx.array) -> mx.array:
-    """Norms start at 1, matrices normal with variance 1 / inputs; projections into the residual stream are scaled down by
-    √(2 · layers), as in GPT-2."""
+    """Norms start at 1, matrices normal with variance 1 / inputs; projections into the residual stream are scaled down
+    by √(2 · layers), as in GPT-2."""
     if array.ndim < 2:
         return mx.ones_like(array)
     scale = array.shape[-1] ** -0.5
@@ -163,7 +163,8 @@ class Pools:
 
 
 def pools(seed: int) -> Pools:
-    """Split the 4095 unordered pairs at random; valid and test have each pair in one order, train and warmup in both."""
+    """Split the 4095 unordered pairs at random; valid and test have each pair in one order, train and warmup in
+    both."""
     rng = random.Random(f"pools {seed}")
     pairs = [Sum(*rng.sample((a, b), 2)) for a in NUMBERS for b in NUMBERS if a <= b]
     rng.shuffle(pairs)
@@ -223,9 +224,13 @@ def train(
     rng = random.Random(f"warm-up {seed}")
     decay = max(0.0, 1 - RATE_WARMUP_STEPS / steps)
     rate = schedule(
-        "cosine", PEAK_RATE, steps, warmup_updates=RATE_WARMUP_STEPS, warmup_init=PEAK_RATE / RATE_WARMUP_STEPS,
+        "cosine",
+        PEAK_RATE,
+        steps,
+        warmup_updates=RATE_WARMUP_STEPS,
+        warmup_init=PEAK_RATE / RATE_WARMUP_STEPS,
         decay_fraction=decay,
-    )  # fmt: skip
+    )
     adamw = optimizer("adamw", learning_rate=PEAK_RATE, betas=(0.9, 0.95))
     gradient = nn.value_and_grad(model, loss)
     for step in range(1, steps + 1):

@@ -232,9 +232,15 @@ def load_policy(
     check_can_learn(model, config.model)
     mx.eval(model.parameters(), masters)
     return Policy(
-        model, tokenizer, base.model_config, reference, base.original_dtypes, masters, adapted_keys,
+        model,
+        tokenizer,
+        base.model_config,
+        reference,
+        base.original_dtypes,
+        masters,
+        adapted_keys,
         base.weights if shared else None,
-    )  # fmt: skip
+    )
 
 
 def cast(model: nn.Module, dtype: str, keep: bool = False) -> Any:

@@ -68,9 +68,13 @@ def line_of(group: Group) -> ScoringRow:
         for completion in group.completions
     ]
     return ScoringRow(
-        prompt=problem.prompt, answer=problem.answer, type=problem.type, messages=problem.messages,
-        columns=problem.row, completions=rows,
-    )  # fmt: skip
+        prompt=problem.prompt,
+        answer=problem.answer,
+        type=problem.type,
+        messages=problem.messages,
+        columns=problem.row,
+        completions=rows,
+    )
 
 
 def merge_consecutive(groups: list[Group]) -> list[Group]:

@@ -66,9 +66,12 @@ def decoded(value: Any) -> Any:
 
 
 _COLLECTIONS: list[tuple[Any, str, Callable[[Any], Any]]] = [
-    (list, "l", list), (tuple, "t", list), (deque, "q", list),
-    ((set, frozenset), "s", list), (dict, "d", lambda value: list(value.items())),
-]  # fmt: skip
+    (list, "l", list),
+    (tuple, "t", list),
+    (deque, "q", list),
+    ((set, frozenset), "s", list),
+    (dict, "d", lambda value: list(value.items())),
+]
 _SCALARS: list[tuple[Any, str, Callable[[Any], str]]] = [
     ((bytes, bytearray), "b", lambda value: bytes(value).hex()),
     (complex, "c", lambda value: f"{value.real!r} {value.imag!r}"),
@@ -145,9 +148,12 @@ def become_program(task: Mapping[str, Any], folder: Path, seconds: float, memory
 def _limit_resources(cpu_seconds: float, memory_mb: int) -> None:
     seconds = max(1, round(cpu_seconds + 0.5))
     wanted = {
-        resource.RLIMIT_CPU: seconds, resource.RLIMIT_FSIZE: LARGEST_FILE, resource.RLIMIT_NOFILE: MOST_FILES,
-        resource.RLIMIT_DATA: memory_mb << 20, resource.RLIMIT_CORE: 0,
-    }  # fmt: skip
+        resource.RLIMIT_CPU: seconds,
+        resource.RLIMIT_FSIZE: LARGEST_FILE,
+        resource.RLIMIT_NOFILE: MOST_FILES,
+        resource.RLIMIT_DATA: memory_mb << 20,
+        resource.RLIMIT_CORE: 0,
+    }
     for limit, value in wanted.items():
         with suppress(OSError, ValueError):  # macOS has no limit of that kind on memory
             _, hard = resource.getrlimit(limit)

@@ -37,9 +37,14 @@ def train_in_process(run: RunFolder) -> int:
     verb = ("train", "--run") if is_fresh(run) else ("resume",)
     with run.log.open("ab") as log:
         trainer = subprocess.Popen(
-            backend_command(*verb, str(run.path)), cwd=run.path, env=backend_environment(),
-            stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-        )  # fmt: skip
+            backend_command(*verb, str(run.path)),
+            cwd=run.path,
+            env=backend_environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
     return trainer.wait()
 
 

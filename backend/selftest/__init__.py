@@ -1,1 +1,2 @@
-"""The self-test: whether everything that training and the window need works on this machine, tried with the bundled demo."""
+"""The self-test: whether everything that training and the window need works on this machine, tried with the bundled
+demo."""

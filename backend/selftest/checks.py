@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Workbench:
-    """`folder` is empty at first, and deleted at the end. `parts` are the loaded demo, `groups` what it has sampled; both are set by
-    the checks that make them."""
+    """`folder` is empty at first, and deleted at the end. `parts` are the loaded demo, `groups` what it has sampled;
+    both are set by the checks that make them."""
 
     folder: Path
     parts: RunContext | None = None
@@ -67,9 +67,17 @@ class Workbench:
         from backend.utils.places import demo_config
 
         changes: dict[str, Any] = {
-            "iters": 1, "batch_size": 1, "group_size": 4, "num_iterations": 1, "max_completion_length": 16,
-            "learning_rate": 2e-5, "lr_schedule": "constant", "lr_warmup_steps": 0, "steps_per_eval": 0, "val_batches": 1,
-        }  # fmt: skip
+            "iters": 1,
+            "batch_size": 1,
+            "group_size": 4,
+            "num_iterations": 1,
+            "max_completion_length": 16,
+            "learning_rate": 2e-5,
+            "lr_schedule": "constant",
+            "lr_warmup_steps": 0,
+            "steps_per_eval": 0,
+            "val_batches": 1,
+        }
         return read(demo_config()) | changes
 
 
@@ -86,8 +94,8 @@ class CheckSkipped(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """`run` tries one thing and returns a sentence about it. It raises CheckFailed, CheckSkipped, or whatever the tried code raises.
-    `needs` names the checks whose results it uses."""
+    """`run` tries one thing and returns a sentence about it. It raises CheckFailed, CheckSkipped, or whatever the tried
+    code raises. `needs` names the checks whose results it uses."""
 
     name: str
     run: Callable[[Workbench], str]
@@ -96,7 +104,8 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """How a check ended. `traceback` is that of an exception that nobody expected, else ""; neither text names the user or the home."""
+    """How a check ended. `traceback` is that of an exception that nobody expected, else ""; neither text names the user
+    or the home."""
 
     name: str
     state: State
@@ -146,13 +155,15 @@ def _run(check: Check, workbench: Workbench) -> CheckResult:
 
 SIDE = 32
 LOGP_TOLERANCE = 0.02
-"""Most nats by which sampler and learner may differ on a token, in float32: a wrong position or mask differs by far more."""
+"""Most nats by which sampler and learner may differ on a token, in float32: a wrong position or mask differs by far
+more."""
 
 SQUARES = MetalKernel("selftest_squares", ("x",), ("y",), "uint i = thread_position_in_grid.x; y[i] = x[i] * x[i];")
 
 
 def check_device(_: Workbench) -> str:
-    """Small whole numbers, which float32 multiplies exactly in any order; on Metal by kernels of mlx's metallib, and one of our own."""
+    """Small whole numbers, which float32 multiplies exactly in any order; on Metal by kernels of mlx's metallib, and
+    one of our own."""
     left, right = _whole_numbers(3), _whole_numbers(5)
     product: Any = (mx.array(left, mx.float32) @ mx.array(right, mx.float32)).tolist()
     expected = [
@@ -203,14 +214,15 @@ def sample_group(bench: Workbench) -> str:
         raise CheckFailed(f"Sampler and learner disagree about the probability of a token, by {difference:.3g} nats.")
     bench.groups = groups
     return (
-        f"{config.group_size} completions sampled and scored, {tokens} tokens in {seconds:.1f} s; sampler and learner differ by "
+        f"{config.group_size} completions sampled and scored, {tokens} tokens in {seconds:.1f} s; "
+        f"sampler and learner differ by "
         f"{difference:.1g} nats at most."
     )
 
 
 def learn_step(bench: Workbench) -> str:
-    """One update towards the first completion, whatever its reward was. Towards one alone: what makes all of them likelier together depends
-    on how the loss weights tokens, and rewards of a group may all be equal."""
+    """One update towards the first completion, whatever its reward was. Towards one alone: what makes all of them
+    likelier together depends on how the loss weights tokens, and rewards of a group may all be equal."""
     for number, completion in enumerate(bench.groups[0].completions):
         completion.advantage = 0.0 if number else 1.0
     batch = _batch(bench, bench.groups)
@@ -318,7 +330,8 @@ def selftest_length(completions, **kwargs):
 
 
 def ask_warm_process(bench: Workbench) -> str:
-    """The process that the window asks, with a question that it answers without the engine and one that it must refuse."""
+    """The process that the window asks, with a question that it answers without the engine and one that it must
+    refuse."""
     child = ChildProcess(backend_command("serve"), grace_s=5.0, environment=_environment(bench))
     try:
         model = str(resources() / "demo" / "model")
@@ -356,7 +369,8 @@ def compare_mathematics(_: Workbench) -> str:
 
 
 def draw_pages(bench: Workbench) -> str:
-    """The window's own program draws every page, into pictures that must not be empty. Nothing appears on the screen."""
+    """The window's own program draws every page, into pictures that must not be empty. Nothing appears on the
+    screen."""
     command = window_command("--draw-pages", str(bench.folder / "pages.json"))
     if not Path(command[0]).exists():
         raise CheckSkipped("The window's program is not installed beside the trainer's.")
@@ -393,7 +407,8 @@ def _environment(bench: Workbench) -> dict[str, str]:
 
 
 def _window_environment(bench: Workbench) -> dict[str, str]:
-    """With a home of its own, so that the window neither shows nor changes anything of the user's; offscreen without a display."""
+    """With a home of its own, so that the window neither shows nor changes anything of the user's; offscreen without a
+    display."""
     environment = _environment(bench)
     home = bench.folder / "home"
     home.mkdir(exist_ok=True)

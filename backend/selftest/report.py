@@ -1,4 +1,5 @@
-"""The self-test's report: what a person can send when something does not work. Nothing in it names the user, a path of theirs, or a file."""
+"""The self-test's report: what a person can send when something does not work. Nothing in it names the user, a path of
+theirs, or a file."""
 
 from __future__ import annotations
 

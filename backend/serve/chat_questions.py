@@ -1,7 +1,7 @@
 """Handlers for the Chat page: load a run or a model, answer a prompt, show a row of the held-out split.
 
-The page asks them of a process of its own, which holds one model and ends with it: then its memory is free, whatever happened in it.
-The page has the conversation and sends it with every prompt.
+The page asks them of a process of its own, which holds one model and ends with it: then its memory is free, whatever
+happened in it. The page has the conversation and sends it with every prompt.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ def chat_load(request: Mapping[str, Any], call: QuestionCall) -> dict[str, Any]:
 
 
 def chat_row(request: Mapping[str, Any], call: QuestionCall) -> dict[str, Any]:
-    """{"row": from 0} → {"row", "of": rows of the split, "source", "prompt", "answer"}; a row beyond an end is that at the other."""
+    """{"row": from 0} → {"row", "of": rows of the split, "source", "prompt", "answer"}; a row beyond an end is that at
+    the other."""
     from backend.sampling.chat import ChatQuestion
 
     chat = _chat()
@@ -49,9 +50,9 @@ def chat_row(request: Mapping[str, Any], call: QuestionCall) -> dict[str, Any]:
 
 
 def chat_reply(request: Mapping[str, Any], call: QuestionCall) -> dict[str, Any]:
-    """{"sides", "prompt", "turns": {side: [[prompt, answer], …]}, "row"?, "answer"?, "system"?, "temperature", "top_p", "top_k", "min_p",
-    "max_tokens", "seed", "free_output"?} → {}, when all have answered. Penalties are the run's, and so is what output is held to, unless it is
-    to be free. Reports {"new_text": {side: text}}, and as an answer ends
+    """{"sides", "prompt", "turns": {side: [[prompt, answer], …]}, "row"?, "answer"?, "system"?, "temperature", "top_p",
+    "top_k", "min_p", "max_tokens", "seed", "free_output"?} → {}, when all have answered. Penalties are the run's, and
+    so is what output is held to, unless it is to be free. Reports {"new_text": {side: text}}, and as an answer ends
     {"side", …`Reply.figures`, "group": a line for the question `score`}."""
     from backend.rewards.completion_lines import line_of
 
@@ -80,9 +81,15 @@ def _question(request: Mapping[str, Any]) -> ChatQuestion:
     of_run = Sampling.of(_chat().source.config)
     sampling = replace(of_run, **asked, grammar=None if request.get("free_output") else of_run.grammar)
     return ChatQuestion(
-        request["prompt"], turns, request.get("row"), request.get("answer") or "", request.get("system"), sampling,
-        int(request["max_tokens"]), int(request["seed"]),
-    )  # fmt: skip
+        request["prompt"],
+        turns,
+        request.get("row"),
+        request.get("answer") or "",
+        request.get("system"),
+        sampling,
+        int(request["max_tokens"]),
+        int(request["seed"]),
+    )
 
 
 class _TextReports:

@@ -49,7 +49,8 @@ _open: tuple[Any, Any] | None = None
 
 
 def map_rows_of(config: Config) -> tuple[MapRows | None, list[ConfigProblem]]:
-    """What calls the map function of these settings, None where there is none or its file may not run; and why it may not."""
+    """What calls the map function of these settings, None where there is none or its file may not run; and why it may
+    not."""
     if not config.map_function:
         return None, []
     if not config.reward_functions_file:
@@ -149,9 +150,9 @@ def _prompt_lengths(opened: LoadedDataset, split: str, indices: range, config: C
 
 
 def preview_row(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
-    """`settings`, `split`, `index` → {cells, messages, answer, type, tokens, kept, pieces, faults}: a row in full, and its
-    prompt as the model gets it. `kept`: of a prompt that is cut, the tokens that are left. Without a tokenizer `tokens` is None, and a fault says why; while one is being loaded,
-    the rest is reported with `loading`."""
+    """`settings`, `split`, `index` → {cells, messages, answer, type, tokens, kept, pieces, faults}: a row in full, and
+    its prompt as the model gets it. `kept`: of a prompt that is cut, the tokens that are left. Without a tokenizer
+    `tokens` is None, and a fault says why; while one is being loaded, the rest is reported with `loading`."""
     config = settings_of(request["settings"])
     opened = open_dataset(config, map_rows_of(config)[0])
     index, split = int(request["index"]), request["split"]
@@ -159,9 +160,18 @@ def preview_row(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
         raise UserError("data", f"{opened.source(split, config)} has no row {index + 1} any more.")
     row = opened.rows(split)[index]
     answer: dict[str, Any] = {
-        "cells": [{"name": name, "kind": kind_of(value), "text": cell_text(value, FULL_CELL)} for name, value in row.items()],
-        "messages": [], "answer": "", "type": None, "tokens": None, "kept": None, "pieces": [], "has_template": True, "faults": [],
-    }  # fmt: skip
+        "cells": [
+            {"name": name, "kind": kind_of(value), "text": cell_text(value, FULL_CELL)} for name, value in row.items()
+        ],
+        "messages": [],
+        "answer": "",
+        "type": None,
+        "tokens": None,
+        "kept": None,
+        "pieces": [],
+        "has_template": True,
+        "faults": [],
+    }
     if not is_warm(config):
         call.report(_with_prompt(answer, index, row, None, config, opened.source(split, config)) | {"loading": True})
     tokenizer = _tokenizer(config, answer)
@@ -189,8 +199,9 @@ def _with_prompt(
 
 
 def preview_counts(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
-    """`settings`, `split`, `most` → `PromptLengths.summary` and `no_tokens`, the reason why there are no lengths. Reports the same
-    while it counts the first `most` rows, or all, in the order of `backend.data.preview.preview_order`."""
+    """`settings`, `split`, `most` → `PromptLengths.summary` and `no_tokens`, the reason why there are no lengths.
+    Reports the same while it counts the first `most` rows, or all, in the order of
+    `backend.data.preview.preview_order`."""
     config = settings_of(request["settings"])
     opened = open_dataset(config, map_rows_of(config)[0])
     answer: dict[str, Any] = {"faults": []}

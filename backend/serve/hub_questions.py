@@ -28,7 +28,8 @@ def hub_search(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
 
 
 def hub_files(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
-    """{id, repo_type} → {commit, files: {name: bytes}, total, free}: the content of a download, and free bytes on disk."""
+    """{id, repo_type} → {commit, files: {name: bytes}, total, free}: the content of a download, and free bytes on
+    disk."""
     from backend.models.hub import plan
 
     download_plan = plan(request["id"], request.get("repo_type", "model"))
@@ -129,7 +130,8 @@ def newer_release(request: dict[str, Any], call: QuestionCall) -> dict[str, str]
 
 
 def import_adapter(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
-    """{folder, model: id or path} → {path: the new folder beside it, sentences: what is to be said of it}. An earlier import is replaced."""
+    """{folder, model: id or path} → {path: the new folder beside it, sentences: what is to be said of it}. An earlier
+    import is replaced."""
 
     def report(sentence: str, done: float | None = None) -> None:
         call.check()

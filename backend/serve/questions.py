@@ -1,8 +1,8 @@
 """The table of questions that the window may ask, one line each; a handler's module is imported when it is first asked.
 
-A handler is `def name(request: dict[str, Any], call: QuestionCall) -> Any`. It returns JSON values, and raises UserError
-for an error that the user can mend. It may cache costly results, keyed by everything that they depend on (a path and its
-modification time).
+A handler is `def name(request: dict[str, Any], call: QuestionCall) -> Any`. It returns JSON values, and raises
+UserError for an error that the user can mend. It may cache costly results, keyed by everything that they depend on (a
+path and its modification time).
 """
 
 from __future__ import annotations

@@ -32,9 +32,9 @@ _NOT_FOR_SAMPLING = (*keys_used_by("rewards"), "stages")
 
 
 def score(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
-    """{"settings", "groups": lines of `backend.rewards.completion_lines`, "trusted", "with_cases"?} → the result of `score_lines`,
-    and "cases" where the reward file has some, unless `with_cases` is false. Reports {"scoring": name of a function}. A file that cannot be loaded is
-    answered as {"failed": {"sentence", "file", "line", "frames"}}."""
+    """{"settings", "groups": lines of `backend.rewards.completion_lines`, "trusted", "with_cases"?} → the result of
+    `score_lines`, and "cases" where the reward file has some, unless `with_cases` is false. Reports {"scoring": name of
+    a function}. A file that cannot be loaded is answered as {"failed": {"sentence", "file", "line", "frames"}}."""
     settings = _scoring_settings(request["settings"])
     _require_trust(request.get("trusted") or {}, settings)
     try:

@@ -160,7 +160,8 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _std(values: Sequence[float], if_single: float = math.nan) -> float:
-    """Standard deviation (n − 1) of the values that are not NaN: NaN below two values, `if_single` for a list of one."""
+    """Standard deviation (n − 1) of the values that are not NaN: NaN below two values, `if_single` for a list of
+    one."""
     if len(values) == 1:
         return if_single
     mean = _mean(values)

@@ -57,7 +57,8 @@ class EntropyBonus:
 
     @property
     def coefficient(self) -> float:
-        """Coefficient of the next update; an adaptive bonus applies only while the entropy is at or below its target."""
+        """Coefficient of the next update; an adaptive bonus applies only while the entropy is at or below its
+        target."""
         above = self.entropy is not None and self.entropy > self.target
         return 0.0 if self.adaptive and above else self.value
 

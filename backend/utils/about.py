@@ -36,8 +36,8 @@ _ORDINARY = {"root", "user", "admin", "runner", "ubuntu"}
 
 
 def without_private(text: str, folders: Iterable[str] = ()) -> str:
-    """`text` with the home folder as ~, each of `folders` (such as a temporary one) as its last part, homes of others as /home/…, and
-    without the user's name, access tokens and passwords."""
+    """`text` with the home folder as ~, each of `folders` (such as a temporary one) as its last part, homes of others
+    as /home/…, and without the user's name, access tokens and passwords."""
     for folder in sorted(filter(None, folders), key=len, reverse=True):
         text = text.replace(folder, Path(folder).name)
     home = str(Path.home())
@@ -68,7 +68,8 @@ EMPTY = "Write here what you did, what happened, and what you expected."
 
 @dataclass(frozen=True, slots=True)
 class ProblemFacts:
-    """What went wrong: a sentence, the traceback ("" where there is none), the end of the log and the settings that were in use."""
+    """What went wrong: a sentence, the traceback ("" where there is none), the end of the log and the settings that
+    were in use."""
 
     sentence: str = EMPTY
     traceback: str = ""
@@ -89,7 +90,8 @@ def report(problem: ProblemFacts) -> str:
 
 
 def _public(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that differ from their defaults; of paths the last name, of texts and lists of texts their length."""
+    """The settings that differ from their defaults; of paths the last name, of texts and lists of texts their
+    length."""
     shown: dict[str, Any] = {}
     for key, value in settings.items():
         setting = SETTINGS.get(key)
@@ -143,8 +145,8 @@ def feed() -> str:
 
 
 def release_in(content: Any) -> Release:
-    """The latest release that a feed names: {version, page}, a package index's {info: {version, project_url}}, or a forge's {tag_name,
-    html_url}. Raises UserError for anything else."""
+    """The latest release that a feed names: {version, page}, a package index's {info: {version, project_url}}, or a
+    forge's {tag_name, html_url}. Raises UserError for anything else."""
     fields = _mapping(content)
     fields = _mapping(fields.get("info")) or fields
     version = fields.get("version") or fields.get("tag_name")
@@ -195,7 +197,8 @@ GENERAL_TEXTS = {
 
 @dataclass(frozen=True, slots=True)
 class Component:
-    """`licence` is its name, as SPDX has it where the package says so; `text` is all of the licence's files, "" where it ships none."""
+    """`licence` is its name, as SPDX has it where the package says so; `text` is all of the licence's files, "" where
+    it ships none."""
 
     name: str
     version: str
@@ -213,7 +216,8 @@ def components() -> tuple[Component, ...]:
 
 
 def _parts_of_system() -> dict[str, Component]:
-    """By name, what a frozen app has from the system that built it (`packaging/system_licences.py`); from source nothing."""
+    """By name, what a frozen app has from the system that built it (`packaging/system_licences.py`); from source
+    nothing."""
     found: dict[str, Component] = {}
     for file in sorted((project_root() / "system_licences").glob("*.txt")):
         name, _, version = file.stem.partition("_")
@@ -223,7 +227,8 @@ def _parts_of_system() -> dict[str, Component]:
 
 
 def needed(name: str = OURS) -> list[str]:
-    """A distribution and all that it requires on this machine and is installed; of extras only those that a requirement asks for."""
+    """A distribution and all that it requires on this machine and is installed; of extras only those that a requirement
+    asks for."""
     found: dict[str, None] = {}
     seen: set[str] = set()
     waiting = [name]
@@ -279,8 +284,8 @@ def _classifiers(distribution: metadata.Distribution) -> list[str]:
 
 
 def _texts(distribution: metadata.Distribution) -> list[str]:
-    """The licence files of a package, and the field License where that is a text; nothing twice. Where it ships neither, the general
-    text of its licence, if we have it."""
+    """The licence files of a package, and the field License where that is a text; nothing twice. Where it ships
+    neither, the general text of its licence, if we have it."""
     texts = [path.read_text(encoding="utf-8", errors="replace").strip() for path in _licence_files(distribution)]
     field = _field(distribution, "License")
     if not any(texts) and len(field) > LONGEST_LICENCE:
@@ -292,7 +297,8 @@ def _texts(distribution: metadata.Distribution) -> list[str]:
 
 
 def _licence_files(distribution: metadata.Distribution) -> list[Path]:
-    # The folder is listed, and not RECORD read, which the frozen app has not. A package's code may have files of such names that are not
+    # The folder is listed, and not RECORD read, which the frozen app has not. A package's code may have files of such
+    # names that are not
     # its licence.
     wanted = _plain(distribution.metadata["Name"])
     return [
@@ -317,7 +323,8 @@ def system() -> str:
 
 @cache
 def versions() -> dict[str, str]:
-    """What a report about a problem has to name: our version, those of the packages that compute and draw, Python's and the system's."""
+    """What a report about a problem has to name: our version, those of the packages that compute and draw, Python's and
+    the system's."""
     found: dict[str, str] = {}
     for name in (OURS, "mlx", "mlx-lm", "transformers", "PySide6-Essentials"):
         try:

@@ -35,8 +35,8 @@ POLL_S = 0.05
 STDERR_TAIL = 2000
 """Bytes of a child's stderr that are kept for the message of its end."""
 LAST_WORDS_S = 2.0
-"""How long a message of a child's end waits for the rest of its stderr. The wait is over at the pipe's end, so it takes this long only
-where a process that the child started holds the pipe open."""
+"""How long a message of a child's end waits for the rest of its stderr. The wait is over at the pipe's end, so it takes
+this long only where a process that the child started holds the pipe open."""
 
 # In the child
 
@@ -90,7 +90,8 @@ def describe_exit(code: int) -> str:
 
 
 def module_command(module: str, verb: str) -> list[str]:
-    """The command of a child that runs one of our modules, or `verb` in a bundled app, which has no Python to run a module with.
+    """The command of a child that runs one of our modules, or `verb` in a bundled app, which has no Python to run a
+    module with.
 
     `-P` keeps a folder named `backend` in the working directory from being run in place of ours.
     """
@@ -116,8 +117,8 @@ class ChildProcess:
         own_session: bool = True,
         marker: str = "",
     ) -> None:
-        """`marker`: what the child's lines begin with; other lines are of somebody else, such as the startup files of a shell on another
-        machine, and are passed over."""
+        """`marker`: what the child's lines begin with; other lines are of somebody else, such as the startup files of a
+        shell on another machine, and are passed over."""
         self.command, self.grace_s, self._marker = list(command), grace_s, marker.encode()
         self._environment, self._folder, self._own_session = environment, folder, own_session
         self._process: subprocess.Popen[bytes] | None = None
@@ -163,9 +164,15 @@ class ChildProcess:
         # Without buffers of Python's: a child that is stopped must leave nothing behind that closing the pipe would
         # flush into it.
         self._process = subprocess.Popen(
-            self.command, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=self._folder,
-            env=backend_environment() if self._environment is None else self._environment, start_new_session=self._own_session,
-        )  # fmt: skip
+            self.command,
+            bufsize=0,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            cwd=self._folder,
+            env=backend_environment() if self._environment is None else self._environment,
+            start_new_session=self._own_session,
+        )
         self._received, self._stderr = b"", _StderrTail(self._process.stderr)
 
     def stop(self) -> int:
@@ -188,7 +195,8 @@ class ChildProcess:
         assert self._process is not None and self._process.stdin is not None
         rest = memoryview(json_line(message, default=str).encode(errors="replace"))
         with suppress(BrokenPipeError):  # reading the answer finds that the child has ended, and how
-            # An unbuffered write may take a part only. It cannot deadlock: the child writes nothing before it has the line.
+            # An unbuffered write may take a part only. It cannot deadlock: the child writes nothing before it has the
+            # line.
             while rest:
                 rest = rest[self._process.stdin.write(rest) :]
 

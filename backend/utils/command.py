@@ -11,7 +11,8 @@ from pathlib import Path
 from backend.utils.places import project_root
 
 BUNDLED_PROGRAM = "grpo-studio-backend"
-"""The trainer's executable in a bundled app, beside the window's. There `sys.executable` is one of the two, and not Python."""
+"""The trainer's executable in a bundled app, beside the window's. There `sys.executable` is one of the two, and not
+Python."""
 BUNDLED_WINDOW = "grpo-studio"
 """The window's."""
 
@@ -24,8 +25,9 @@ def is_bundled() -> bool:
 def backend_command(verb: str, *arguments: str) -> list[str]:
     """Program and arguments of `python -m backend VERB …`.
 
-    `-P` keeps a folder named `backend` in the working directory from being run in place of ours. Installed from a wheel we are
-    part of the package `grpo_studio`, and only by that name does a command that a person copies into a shell find us.
+    `-P` keeps a folder named `backend` in the working directory from being run in place of ours. Installed from a wheel
+    we are part of the package `grpo_studio`, and only by that name does a command that a person copies into a shell
+    find us.
     """
     return [*_program("backend", BUNDLED_PROGRAM), verb, *arguments]
 

@@ -1,7 +1,8 @@
 """A file that could not be written: which one, and why, in plain words.
 
-Whatever writes a file of a run does so inside `writing`, which turns the system's errors into a DiskError. A full disk is no bug: the run ends
-with a sentence and exit code 2, its last checkpoint stands, and it can be resumed once there is room.
+Whatever writes a file of a run does so inside `writing`, which turns the system's errors into a DiskError. A full disk
+is no bug: the run ends with a sentence and exit code 2, its last checkpoint stands, and it can be resumed once there is
+room.
 """
 
 from __future__ import annotations
@@ -84,7 +85,8 @@ def is_of_mlx(error: RuntimeError) -> bool:
 
 @contextmanager
 def writing(path: Path) -> Generator[None]:
-    """Turn the errors of the block, which writes `path`, into DiskError. What is named is `path`, not the draft beside it."""
+    """Turn the errors of the block, which writes `path`, into DiskError. What is named is `path`, not the draft beside
+    it."""
     try:
         yield
     except OSError as error:
@@ -97,7 +99,8 @@ def writing(path: Path) -> Generator[None]:
 
 @contextmanager
 def disk_errors_of(path: Path) -> Generator[None]:
-    """As `writing`, for a block that reads and computes too: what may be a missing file or a bug is passed on as it is."""
+    """As `writing`, for a block that reads and computes too: what may be a missing file or a bug is passed on as it
+    is."""
     try:
         yield
     except (OSError, RuntimeError) as error:
@@ -107,7 +110,8 @@ def disk_errors_of(path: Path) -> Generator[None]:
 
 
 def fault_of(error: BaseException) -> DiskError | None:
-    """The fault behind an error that came from code which does not use `writing`, such as a library's; None for what may be a bug.
+    """The fault behind an error that came from code which does not use `writing`, such as a library's; None for what
+    may be a bug.
 
     The last net, for the end of a run and of a verb.
     """

@@ -71,7 +71,8 @@ _Loader.add_constructor("tag:yaml.org,2002:value", yaml.SafeLoader.construct_yam
 
 
 def read_json(path: Path, setting: str, limit: int = TEXT_LIMIT, *, advice: str = "") -> Any:
-    """The content of a JSON file of at most `limit` bytes. Raises UserError that names the file and ends in `advice`."""
+    """The content of a JSON file of at most `limit` bytes. Raises UserError that names the file and ends in
+    `advice`."""
     return parse_json(read_text(path, setting, limit), str(path), setting, advice=advice)
 
 
@@ -87,7 +88,8 @@ def parse_json(text: str, what: str, setting: str, *, advice: str = "") -> Any:
 
 
 def parse_loose_json(text: str) -> Any:
-    """The value of a JSON text as Python writes it, NaN and Infinity included, as in rows of datasets and files of models.
+    """The value of a JSON text as Python writes it, NaN and Infinity included, as in rows of datasets and files of
+    models.
 
     Raises BrokenJson, also for more than 100 levels: what reads a value later walks it by recursion."""
     return _loads(text, 100)
@@ -158,7 +160,8 @@ def validation_error(value: object) -> str:
 
 
 def whole_number(value: object, setting: str) -> int:
-    """A whole number; 3.0 is one, true and "3" are not. Raises UserError, also beyond the range of a float (1.8e308)."""
+    """A whole number; 3.0 is one, true and "3" are not. Raises UserError, also beyond the range of a float
+    (1.8e308)."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not fits_a_float(value) or value != int(value):
         raise UserError(setting, f"{setting} must be a whole number, not {quote(value)}.")
     return int(value)

@@ -20,7 +20,8 @@ class ConfigProblem:
 
     `setting` is the key of the form's field (`temperature`, `data`, `reward_functions_file`, …), so that the window can
     show the sentence beside it. `sentence` is in plain words and ends in a full stop. Values in it go through
-    `backend.utils.text.quote`, which keeps it short; whatever was supplied, both are one printable line of a limited length.
+    `backend.utils.text.quote`, which keeps it short; whatever was supplied, both are one printable line of a limited
+    length.
     """
 
     setting: str

@@ -9,11 +9,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 CREATED = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
-"""How a lock's file is opened: not through a link that somebody has put there, and without waiting where it is a pipe."""
+"""How a lock's file is opened: not through a link that somebody has put there, and without waiting where it is a
+pipe."""
 
 
 def is_held(path: Path) -> bool:
-    """Whether a process holds this lock. A missing file is held by nobody, nor is one on a file system without locks; nothing is created."""
+    """Whether a process holds this lock. A missing file is held by nobody, nor is one on a file system without locks;
+    nothing is created."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
@@ -58,7 +60,8 @@ def leads_to(path: Path, handle: int) -> bool:
 
 
 def take(handle: int) -> bool:
-    """Try to take the lock on an open file; returns whether this process holds it now. Raises OSError on a file system without locks."""
+    """Try to take the lock on an open file; returns whether this process holds it now. Raises OSError on a file system
+    without locks."""
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -68,7 +71,8 @@ def take(handle: int) -> bool:
 
 @contextmanager
 def held(path: Path) -> Generator[None]:
-    """Hold the lock for the block, waiting for it as long as another holds it. Raises OSError where the file cannot be made."""
+    """Hold the lock for the block, waiting for it as long as another holds it. Raises OSError where the file cannot be
+    made."""
     handle = os.open(path, CREATED, 0o600)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)

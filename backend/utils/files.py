@@ -28,8 +28,8 @@ LONGEST_PATH = 1023 if sys.platform == "darwin" else 4095
 def user_path(text: str, setting: str, base: Path | None = None) -> Path:
     """The path that a user wrote, with ~ expanded and, where it is relative, below `base`. Looks at no file.
 
-    Raises UserError for a NUL, a lone surrogate (bytes that are no UTF-8 text; no config.yaml could name them), a user that this machine
-    does not have, and a name or path that no file system takes.
+    Raises UserError for a NUL, a lone surrogate (bytes that are no UTF-8 text; no config.yaml could name them), a user
+    that this machine does not have, and a name or path that no file system takes.
     """
     if "\0" in text:
         raise UserError(setting, f"{quote(text)} cannot be a path: it contains a NUL character.")
@@ -60,7 +60,8 @@ def possible_path(text: str) -> Path | None:
 
 
 def resolved(path: Path) -> Path:
-    """`path.resolve()`, which before Python 3.13 raises RuntimeError for a link that leads to itself; that one stays as it is."""
+    """`path.resolve()`, which before Python 3.13 raises RuntimeError for a link that leads to itself; that one stays as
+    it is."""
     return Path(os.path.realpath(path))
 
 
@@ -81,7 +82,8 @@ def is_text(text: str) -> bool:
 
 
 def reason(error: OSError) -> str:
-    """The system's cause in a few words, such as Permission denied, without the path that the sentence names already."""
+    """The system's cause in a few words, such as Permission denied, without the path that the sentence names
+    already."""
     return quote(error.strerror or error)
 
 
@@ -107,8 +109,9 @@ def kind_of(mode: int) -> str:
 
 
 def read_bytes(path: Path, setting: str, limit: int = TEXT_LIMIT) -> bytes:
-    """A regular file's content. Raises UserError, with the path and the cause, for a file that is missing, not readable, longer than
-    `limit` bytes, or no file at all; a pipe or a device is never opened, since that can wait for ever."""
+    """A regular file's content. Raises UserError, with the path and the cause, for a file that is missing, not
+    readable, longer than `limit` bytes, or no file at all; a pipe or a device is never opened, since that can wait for
+    ever."""
     try:
         kind = stat.S_IFMT(path.stat().st_mode)
         if kind != stat.S_IFREG:
@@ -137,8 +140,8 @@ def _read(stream: BinaryIO, most: int) -> bytes:
 
 
 def read_text(path: Path, setting: str, limit: int = TEXT_LIMIT) -> str:
-    """A regular file's text, UTF-8 with or without a byte order mark, its lines ending in a newline. Raises UserError as `read_bytes`
-    does, and for another encoding."""
+    """A regular file's text, UTF-8 with or without a byte order mark, its lines ending in a newline. Raises UserError
+    as `read_bytes` does, and for another encoding."""
     content = read_bytes(path, setting, limit)
     try:
         text = content.decode("utf-8-sig")
@@ -158,7 +161,8 @@ def exists(path: Path) -> bool:
 
 
 def is_file(path: Path) -> bool:
-    """Whether a regular file is at `path`; no for a path that no file system could have, where `Path.is_file` raises."""
+    """Whether a regular file is at `path`; no for a path that no file system could have, where `Path.is_file`
+    raises."""
     try:
         return path.is_file()
     except (OSError, ValueError):
@@ -184,7 +188,8 @@ def _size(count: int) -> str:
 
 
 def open_regular(path: Path, buffering: int = -1) -> BinaryIO:
-    """A file opened for reading; `buffering` as in `open`. Raises OSError as `open` does, and for whatever is not a regular file; never waits."""
+    """A file opened for reading; `buffering` as in `open`. Raises OSError as `open` does, and for whatever is not a
+    regular file; never waits."""
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
@@ -268,8 +273,8 @@ def require_plain_files(folder: Path) -> None:
 
 
 def append_regular(path: Path) -> FileIO:
-    """A file opened for appending, made where there is none. Raises OSError, also for a link and whatever is not a regular file; never
-    waits."""
+    """A file opened for appending, made where there is none. Raises OSError, also for a link and whatever is not a
+    regular file; never waits."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     handle = os.open(path, flags, 0o666)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
@@ -296,8 +301,8 @@ def _make(path: Path, *, exist_ok: bool) -> None:
 
 
 def restrict_to_user(path: Path) -> None:
-    """Take the rights to a file or folder from everybody but its owner. What is not ours, is a link, or lies on a disk without rights stays
-    as it is."""
+    """Take the rights to a file or folder from everybody but its owner. What is not ours, is a link, or lies on a disk
+    without rights stays as it is."""
     with contextlib.suppress(OSError):
         status = os.lstat(path)
         wanted = stat.S_IMODE(status.st_mode) & OWNER_ONLY

@@ -1,5 +1,5 @@
-"""What the environment tells Hugging Face's libraries: in which folder they cache what they download, and which address the Hub has. Nothing here
-asks the Hub."""
+"""What the environment tells Hugging Face's libraries: in which folder they cache what they download, and which address
+the Hub has. Nothing here asks the Hub."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ ENDPOINT_VARIABLE = "HF_ENDPOINT"
 
 
 def require_hub_address() -> None:
-    """Raises UserError where the environment names a Hub that no web address is: huggingface_hub parses it while it is imported, and ends that import in a
-    traceback."""
+    """Raises UserError where the environment names a Hub that no web address is: huggingface_hub parses it while it is
+    imported, and ends that import in a traceback."""
     address = os.environ.get(ENDPOINT_VARIABLE)
     if not address:
         return
@@ -36,8 +36,8 @@ def require_hub_address() -> None:
 
 
 def hub_cache() -> Path:
-    """The folder in which huggingface_hub keeps downloaded repositories, by the variables that it reads: HF_HUB_CACHE (or its older
-    name HUGGINGFACE_HUB_CACHE), HF_HOME, XDG_CACHE_HOME."""
+    """The folder in which huggingface_hub keeps downloaded repositories, by the variables that it reads: HF_HUB_CACHE
+    (or its older name HUGGINGFACE_HUB_CACHE), HF_HOME, XDG_CACHE_HOME."""
     named = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
     return _expanded(named) if named else _hugging_face_home() / "hub"
 
@@ -48,8 +48,8 @@ def repo_cache(repo_id: str, repo_type: RepoType = "model") -> Path:
 
 
 def local_folder(name: str, repo_type: RepoType = "model") -> Path | None:
-    """The files of a model or dataset: the folder `name` itself, or the cached snapshot of an id; None if it is not on this
-    machine."""
+    """The files of a model or dataset: the folder `name` itself, or the cached snapshot of an id; None if it is not on
+    this machine."""
     try:
         path = user_path(name, "model")
     except UserError:  # neither a folder nor an id

@@ -1,4 +1,5 @@
-"""This machine as far as it can be told without mlx: whether a run computes on a GPU, the chip, the memory that a run may use."""
+"""This machine as far as it can be told without mlx: whether a run computes on a GPU, the chip, the memory that a run
+may use."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ GB_36 = 36 << 30
 
 
 LEAST_ADDRESS_SPACE = 3 << 29
-"""Bytes that `ulimit -v` must allow. The smallest model takes five sixths of it, and with less, libraries crash or wait for ever, without a word."""
+"""Bytes that `ulimit -v` must allow. The smallest model takes five sixths of it, and with less, libraries crash or wait
+for ever, without a word."""
 
 
 def require_address_space() -> None:
@@ -66,7 +68,8 @@ def processor() -> str:
 
 
 def sysctl(name: str) -> bytes:
-    """The bytes of a value of macOS's kernel (man 3 sysctlbyname); b"" where there is no such value or no such function."""
+    """The bytes of a value of macOS's kernel (man 3 sysctlbyname); b"" where there is no such value or no such
+    function."""
     read = getattr(ctypes.CDLL(None), "sysctlbyname", None)
     if read is None:
         return b""
@@ -79,9 +82,9 @@ def sysctl(name: str) -> bytes:
 def machine_bytes(held: int = 0, working_set: int | None = None) -> int:
     """Bytes that a run may use of this machine.
 
-    On a Mac a share of all memory, and no more than Metal's working set: `working_set`, where a process with mlx knows it.
-    Elsewhere a share of what is available, plus what the run holds already (`held`). In both, less what the process holds beside
-    its arrays.
+    On a Mac a share of all memory, and no more than Metal's working set: `working_set`, where a process with mlx knows
+    it. Elsewhere a share of what is available, plus what the run holds already (`held`). In both, less what the process
+    holds beside its arrays.
     """
     if sys.platform == "darwin":
         physical = _physical()
@@ -93,8 +96,8 @@ def machine_bytes(held: int = 0, working_set: int | None = None) -> int:
 
 
 def working_set_of(physical: int) -> int:
-    """About Metal's `recommendedMaxWorkingSetSize` on a Mac with that many bytes: two thirds of the memory up to 36 GB, three
-    quarters above; or what the user has set with `sysctl iogpu.wired_limit_mb`, which is 0 otherwise."""
+    """About Metal's `recommendedMaxWorkingSetSize` on a Mac with that many bytes: two thirds of the memory up to 36 GB,
+    three quarters above; or what the user has set with `sysctl iogpu.wired_limit_mb`, which is 0 otherwise."""
     if megabytes := int.from_bytes(sysctl("iogpu.wired_limit_mb"), sys.byteorder):
         return megabytes << 20
     return physical * 2 // 3 if physical <= GB_36 else physical * 3 // 4

@@ -1,4 +1,5 @@
-"""Files of a folder that may be somebody else's, where they are copied to another place (into an export, to another machine) or read as rows.
+"""Files of a folder that may be somebody else's, where they are copied to another place (into an export, to another
+machine) or read as rows.
 
 A link or a path in it could lead to any file of this machine, which would be carried along unseen.
 """
@@ -15,8 +16,8 @@ from backend.utils.text import quote
 
 
 def is_own(path: Path, folder: Path) -> bool:
-    """Whether `path`, its links followed, is in `folder`; for a snapshot of Hugging Face's cache also in the `blobs` beside the folder of
-    snapshots, to which its files are links."""
+    """Whether `path`, its links followed, is in `folder`; for a snapshot of Hugging Face's cache also in the `blobs`
+    beside the folder of snapshots, to which its files are links."""
     home, target = resolved(folder), resolved(path)
     blobs = home.parent.parent / "blobs"
     is_snapshot = home.parent.name == "snapshots" and not blobs.is_symlink()
@@ -24,7 +25,8 @@ def is_own(path: Path, folder: Path) -> bool:
 
 
 def own_file(path: Path, folder: Path, setting: str) -> Path:
-    """`path`, a file of `folder` or of a folder in it. Raises UserError on `setting` for a link that leads out of the folder.
+    """`path`, a file of `folder` or of a folder in it. Raises UserError on `setting` for a link that leads out of the
+    folder.
 
     Other programs' folders of models have links into Hugging Face's cache: what lies there was downloaded.
     """
@@ -38,8 +40,8 @@ def own_file(path: Path, folder: Path, setting: str) -> Path:
 def own_files(folder: Path, setting: str, *, but: tuple[str, ...] = ()) -> list[Path]:
     """The files of a folder and of the folders in it, by name; hidden ones, and what is called as in `but`, left out.
 
-    Raises UserError on `setting` for a link that `own_file` refuses and for any to a folder, which may have no end; OSError for a folder that
-    cannot be read.
+    Raises UserError on `setting` for a link that `own_file` refuses and for any to a folder, which may have no end;
+    OSError for a folder that cannot be read.
     """
     found: list[Path] = []
     for parent, folders, names in os.walk(folder, onerror=_raise):

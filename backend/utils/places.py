@@ -1,4 +1,5 @@
-"""Folders of this machine: our resources, the runs, the preferences, and LM Studio's models. Nothing here opens or creates one."""
+"""Folders of this machine: our resources, the runs, the preferences, and LM Studio's models. Nothing here opens or
+creates one."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ PREFS_VARIABLE = "GRPO_STUDIO_PREFS"
 
 
 BUNDLED = "Bundled "
-"""What a path inside our resources begins with where it is shown, in place of the folder where this copy of the app is installed."""
+"""What a path inside our resources begins with where it is shown, in place of the folder where this copy of the app is
+installed."""
 
 
 def project_root() -> Path:
@@ -48,14 +50,14 @@ def path_text(path: str) -> str:
 
 
 def runs_folder() -> Path:
-    """The default folder of runs: $GRPO_STUDIO_RUNS, else the platform's folder for application data. Raises UserError for a variable that names
-    no path."""
+    """The default folder of runs: $GRPO_STUDIO_RUNS, else the platform's folder for application data. Raises UserError
+    for a variable that names no path."""
     return _named_by(RUNS_VARIABLE) or _data_folder() / "runs"
 
 
 def preferences_folder() -> Path:
-    """The folder of the window's preferences and stored forms: $GRPO_STUDIO_PREFS, else the platform's folder for application data. Raises
-    UserError, as `runs_folder` does."""
+    """The folder of the window's preferences and stored forms: $GRPO_STUDIO_PREFS, else the platform's folder for
+    application data. Raises UserError, as `runs_folder` does."""
     return _named_by(PREFS_VARIABLE) or _data_folder()
 
 

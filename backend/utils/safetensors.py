@@ -1,7 +1,9 @@
-"""The header of a safetensors file, checked against the file: which arrays it holds, of which type and shape, and where.
+"""The header of a safetensors file, checked against the file: which arrays it holds, of which type and shape, and
+where.
 
-The format: eight bytes of length, little-endian; a JSON header of that length; the arrays' bytes without gaps. Reads the header alone, and
-allocates nothing because a file claims a size. Arrays are read by mlx, which trusts the header: hence this.
+The format: eight bytes of length, little-endian; a JSON header of that length; the arrays' bytes without gaps. Reads
+the header alone, and allocates nothing because a file claims a size. Arrays are read by mlx, which trusts the header:
+hence this.
 """
 
 from __future__ import annotations
@@ -20,9 +22,24 @@ from backend.utils.text import quote
 LONGEST_HEADER = 100_000_000
 """Bytes; the limit of the safetensors library itself."""
 BYTES = {
-    "F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2,
-    "U8": 1, "I8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "C64": 8,
-}  # fmt: skip
+    "F64": 8,
+    "I64": 8,
+    "U64": 8,
+    "F32": 4,
+    "I32": 4,
+    "U32": 4,
+    "F16": 2,
+    "BF16": 2,
+    "I16": 2,
+    "U16": 2,
+    "U8": 1,
+    "I8": 1,
+    "BOOL": 1,
+    "F8_E4M3": 1,
+    "F8_E5M2": 1,
+    "F8_E8M0": 1,
+    "C64": 8,
+}
 """Type → bytes of one number."""
 
 

@@ -1,4 +1,5 @@
-"""What GRPO Studio has stored on this machine: folder by folder, with sizes, and which of it can be deleted without losing any work."""
+"""What GRPO Studio has stored on this machine: folder by folder, with sizes, and which of it can be deleted without
+losing any work."""
 
 from __future__ import annotations
 
@@ -31,8 +32,8 @@ REMOVABLE = ("settings", "kernels")
 
 @dataclass(frozen=True, slots=True)
 class StoredPlace:
-    """One row: `key` names it on the command line. `bytes` and `files` are 0 where there is nothing. `is_shared`: other programs use it
-    too. `remedy` says how to be rid of it."""
+    """One row: `key` names it on the command line. `bytes` and `files` are 0 where there is nothing. `is_shared`: other
+    programs use it too. `remedy` says how to be rid of it."""
 
     key: str
     title: str
@@ -70,13 +71,28 @@ def stored_places() -> list[StoredPlace]:
         else []
     )
     return [
-        _place("runs", "runs", places.runs_folder(), "Move runs to the trash on the Runs page, or delete the folder by hand: they hold what was trained."),
-        _measured("settings", "preferences, stored forms", preferences, preference_files(), by_command.format("settings")),
-        _place("lm-studio", "models in LM Studio", places.lm_studio_models() / "grpo-studio", "Delete models in LM Studio."),
+        _place(
+            "runs",
+            "runs",
+            places.runs_folder(),
+            "Move runs to the trash on the Runs page, or delete the folder by hand: they hold what was trained.",
+        ),
+        _measured(
+            "settings", "preferences, stored forms", preferences, preference_files(), by_command.format("settings")
+        ),
+        _place(
+            "lm-studio", "models in LM Studio", places.lm_studio_models() / "grpo-studio", "Delete models in LM Studio."
+        ),
         _place("kernels", "kernels compiled by mlx", kernels, by_command.format("kernels"), is_shared=True),
         *of_mac,
-        _place("hub", "Hugging Face cache", hub_cache(), "Other programs use it too; hf cache deletes from it.", is_shared=True),
-    ]  # fmt: skip
+        _place(
+            "hub",
+            "Hugging Face cache",
+            hub_cache(),
+            "Other programs use it too; hf cache deletes from it.",
+            is_shared=True,
+        ),
+    ]
 
 
 def preference_files() -> list[Path]:
@@ -91,7 +107,8 @@ def kernel_cache() -> Path:
 
 
 def removable_files(key: str) -> list[Path]:
-    """What `remove` would delete. Raises UserError for a key that is none of REMOVABLE, and while a window uses the preferences."""
+    """What `remove` would delete. Raises UserError for a key that is none of REMOVABLE, and while a window uses the
+    preferences."""
     if key not in REMOVABLE:
         raise UserError("remove", f"{quote(key, 40)} cannot be removed by a command; {' and '.join(REMOVABLE)} can.")
     if key == "kernels":

@@ -31,7 +31,8 @@ _UNSEEN = re.compile("[\x00-\x08\x0b-\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\
 
 
 def visible(text: str) -> str:
-    """The whole of a text over any number of lines, with control characters and bidirectional controls escaped as in Python.
+    """The whole of a text over any number of lines, with control characters and bidirectional controls escaped as in
+    Python.
 
     What belongs to writing stays: letters of every script, spaces of every width, the joiners of emoji and of Persian.
     """
@@ -39,12 +40,12 @@ def visible(text: str) -> str:
 
 
 def quote(value: object, limit: int | None = None) -> str:
-    """At most `limit` characters of any value (SHOWN; PATH_SHOWN of a path), on one printable line, with an ellipsis where something
-    was left out.
+    """At most `limit` characters of any value (SHOWN; PATH_SHOWN of a path), on one printable line, with an ellipsis
+    where something was left out.
 
-    White space becomes single spaces; control characters, lone surrogates, bidirectional controls and whatever else does not print are
-    escaped as in Python. A path is cut in its middle, since its last part says most. Work and memory are bounded by `limit`, not by the
-    value. Never raises, not even where `str` or `repr` of the value does.
+    White space becomes single spaces; control characters, lone surrogates, bidirectional controls and whatever else
+    does not print are escaped as in Python. A path is cut in its middle, since its last part says most. Work and memory
+    are bounded by `limit`, not by the value. Never raises, not even where `str` or `repr` of the value does.
     """
     limit = limit or (PATH_SHOWN if isinstance(value, PurePath) else SHOWN)
     try:
@@ -57,12 +58,14 @@ def quote(value: object, limit: int | None = None) -> str:
 
 
 def shown_path(written: str, limit: int = PATH_SHOWN) -> str:
-    """As `shown` of a path, for text that may name one: as somebody wrote it, where a Path would drop the ./ that it may begin with."""
+    """As `shown` of a path, for text that may name one: as somebody wrote it, where a Path would drop the ./ that it
+    may begin with."""
     return cut_in_the_middle(one_line(cut_in_the_middle(written, 4 * LONGEST)), limit)
 
 
 def one_line(text: str, limit: int | None = None, is_cut: bool = False) -> str:
-    """`text` on one printable line, at most `limit` characters with the ellipsis. `is_cut`: something of it is missing already."""
+    """`text` on one printable line, at most `limit` characters with the ellipsis. `is_cut`: something of it is missing
+    already."""
     if text.isprintable() and "  " not in text and text.strip() == text:
         line = text
     else:
@@ -73,7 +76,8 @@ def one_line(text: str, limit: int | None = None, is_cut: bool = False) -> str:
 
 
 def as_in_a_terminal(line: str) -> str:
-    """What a terminal shows of a line of a log: of one that a progress bar rewrites, its last state; no colours and other control sequences."""
+    """What a terminal shows of a line of a log: of one that a progress bar rewrites, its last state; no colours and
+    other control sequences."""
     return _TERMINAL.sub("", line.rstrip("\r").rpartition("\r")[2])
 
 
@@ -90,8 +94,9 @@ def cut_in_the_middle(line: str, limit: int) -> str:
 
 
 def shorten(sentence: str) -> str:
-    """A sentence of one line whose longest words are cut in their middle until it has SENTENCE characters: such words are paths, names and other
-    values of somebody else's, that whoever wrote the sentence took to be short. One of nothing but short words is ours; it ends at LONGEST."""
+    """A sentence of one line whose longest words are cut in their middle until it has SENTENCE characters: such words
+    are paths, names and other values of somebody else's, that whoever wrote the sentence took to be short. One of
+    nothing but short words is ours; it ends at LONGEST."""
     words = sentence.split(" ") if len(sentence) > SENTENCE else []
     while words and (excess := sum(map(len, words)) + len(words) - 1 - SENTENCE) > 0:
         at = max(range(len(words)), key=lambda index: len(words[index]))
@@ -103,12 +108,14 @@ def shorten(sentence: str) -> str:
 
 
 def about_path(path: object, rest: str) -> str:
-    """A sentence that begins with a path, which is cut in its middle where the sentence would be longer than SENTENCE."""
+    """A sentence that begins with a path, which is cut in its middle where the sentence would be longer than
+    SENTENCE."""
     return shown_path(str(path), min(PATH_SHOWN, SENTENCE - len(rest))) + rest
 
 
 def about_value(before: str, value: object, after: str, most: int = SHOWN) -> str:
-    """A sentence with at most `most` characters of a value in its middle, and fewer where the sentence would be longer than SENTENCE."""
+    """A sentence with at most `most` characters of a value in its middle, and fewer where the sentence would be longer
+    than SENTENCE."""
     return f"{before}{quote(value, max(1, min(most, SENTENCE - len(before) - len(after))))}{after}"
 
 
@@ -166,17 +173,22 @@ def _whole(value: int) -> str:
 # Regular expressions that a user supplied, measured before anything compiles them.
 
 LARGEST = 1_000_000
-"""Characters of a pattern with its repetitions written out, as in a{3} → aaa: the module `regex` makes as many nodes, of some 60 bytes each."""
+"""Characters of a pattern with its repetitions written out, as in a{3} → aaa: the module `regex` makes as many nodes,
+of some 60 bytes each."""
 _COUNT = re.compile(r"\{([0-9]+)(?:,[0-9]*)?\}")
 _READS_OTHERWISE = re.compile(r"\(\?[a-zA-Z0-9]*[xV]")
 """Flags with which brackets and # mean something else: comments, sets within sets."""
 
 
 def excess(pattern: str) -> str:
-    """Why a pattern is not compiled, as a sentence; "" for one that may be. Whether it is a regular expression at all is not looked at."""
+    """Why a pattern is not compiled, as a sentence; "" for one that may be. Whether it is a regular expression at all
+    is not looked at."""
     if written_out(pattern) <= LARGEST:
         return ""
-    return f"{quote(pattern, 60)} is more than {LARGEST:,} characters long with its repetitions written out; + and * repeat as often as needed."
+    return (
+        f"{quote(pattern, 60)} is more than {LARGEST:,} characters long with its repetitions written out; "
+        "+ and * repeat as often as needed."
+    )
 
 
 def written_out(pattern: str) -> int:
@@ -217,7 +229,8 @@ def _size(pattern: str) -> int:
 
 
 def _end_of_set(pattern: str, start: int) -> int:
-    """The place behind the bracket that closes the set which begins at `start`; the first character may be a bracket itself."""
+    """The place behind the bracket that closes the set which begins at `start`; the first character may be a bracket
+    itself."""
     at = start + 1 + (pattern[start + 1 : start + 2] == "^")
     at += pattern[at : at + 1] == "]"
     while at < len(pattern) and pattern[at] != "]":

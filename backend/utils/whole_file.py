@@ -1,8 +1,9 @@
 """Files and folders that are never seen half written: made beside their place, put on disk, renamed.
 
-A reader finds the old content or the new one, also after a kill or a power cut. What fails raises DiskError, leaves the old content in
-place and no draft behind; the drafts of a process that was killed are deleted by the next one that writes the same name. A draft's name
-can be guessed, so what lies there already, such as a link into another folder, is deleted and never written through.
+A reader finds the old content or the new one, also after a kill or a power cut. What fails raises DiskError, leaves the
+old content in place and no draft behind; the drafts of a process that was killed are deleted by the next one that
+writes the same name. A draft's name can be guessed, so what lies there already, such as a link into another folder, is
+deleted and never written through.
 """
 
 from __future__ import annotations
@@ -21,9 +22,11 @@ COPIED_AT_ONCE = 1 << 20
 
 
 def replace_file(path: Path, content: str | Iterable[bytes], *, mode: int | None = None) -> None:
-    """Write a file anew, with the rights `mode`, or those that it has, or those of a new file. Raises DiskError; the old content stays then.
+    """Write a file anew, with the rights `mode`, or those that it has, or those of a new file. Raises DiskError; the
+    old content stays then.
 
-    Half of a surrogate pair, which UTF-8 cannot hold, is written as JSON writes it: what was read from JSON is the same when it is read again.
+    Half of a surrogate pair, which UTF-8 cannot hold, is written as JSON writes it: what was read from JSON is the same
+    when it is read again.
     """
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     with writing(path):
@@ -55,8 +58,8 @@ def _create(draft: Path, mode: int | None) -> int:
 
 
 def save_as(path: Path, content: str | Iterable[bytes]) -> None:
-    """`replace_file` for a place that a person chose: a link there stays and what it leads to is replaced, and into a device or a pipe is
-    written. Raises DiskError."""
+    """`replace_file` for a place that a person chose: a link there stays and what it leads to is replaced, and into a
+    device or a pipe is written. Raises DiskError."""
     if not path.exists() or path.is_file():
         return replace_file(Path(os.path.realpath(path)), content)
     with writing(path), path.open("wb") as file:
@@ -76,10 +79,12 @@ def copy_file(source: Path, target: Path) -> None:
 
 @contextlib.contextmanager
 def whole_folder(final: Path) -> Generator[Path]:
-    """An empty folder beside `final` to be filled, which then takes its place. Raises DiskError; an old `final` stays then.
+    """An empty folder beside `final` to be filled, which then takes its place. Raises DiskError; an old `final` stays
+    then.
 
-    Its name is `final`'s with a dot before it: one process at a time writes a folder. A folder that is there already is moved aside for
-    the instant between two renames, since rename(2) replaces an empty folder only: killed in between, a process leaves none.
+    Its name is `final`'s with a dot before it: one process at a time writes a folder. A folder that is there already is
+    moved aside for the instant between two renames, since rename(2) replaces an empty folder only: killed in between, a
+    process leaves none.
     """
     draft, old = final.with_name(f".{final.name}"), _aside(final)
     with writing(final):
@@ -102,8 +107,8 @@ def whole_folder(final: Path) -> Generator[Path]:
 
 
 def remove_folder(path: Path) -> None:
-    """Delete a folder whose name says that it is whole: it loses that name before its first file. What cannot be deleted is left alone,
-    under the hidden name."""
+    """Delete a folder whose name says that it is whole: it loses that name before its first file. What cannot be
+    deleted is left alone, under the hidden name."""
     old = _aside(path)
     remove_tree(old)
     with contextlib.suppress(OSError):
@@ -125,7 +130,8 @@ def sync_tree(top: Path) -> None:
     for folder, _, files in os.walk(top):
         for name in files:
             sync(Path(folder, name))
-        # A folder's entries are data of their own: without this fsync the rename may survive a power cut and the files not.
+        # A folder's entries are data of their own: without this fsync the rename may survive a power cut and the files
+        # not.
         sync(Path(folder))
 
 
@@ -134,8 +140,8 @@ def _aside(path: Path) -> Path:
 
 
 def clear_drafts(folder: Path, of: str = "") -> None:
-    """Delete what `replace_file` was killed over in a folder: every draft, or those `of` one file. A draft whose process's number another
-    process has by now stays for a while. Raises OSError."""
+    """Delete what `replace_file` was killed over in a folder: every draft, or those `of` one file. A draft whose
+    process's number another process has by now stays for a while. Raises OSError."""
     for name in os.listdir(folder):
         file, _, number = name.removeprefix(".").rpartition(".")
         is_draft = name.startswith(".") and file and number.isdecimal() and file == (of or file)

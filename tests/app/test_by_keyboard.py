@@ -1,4 +1,5 @@
-"""Every page and dialog by keyboard alone: what Tab reaches, in which order, what it is called, that it leads on, and that the place is seen."""
+"""Every page and dialog by keyboard alone: what Tab reaches, in which order, what it is called, that it leads on, and
+that the place is seen."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The Chat page: choosing, loading, asking, stopping, scoring, and giving the memory back. One test has a real model, the others a service that
-answers by hand."""
+"""The Chat page: choosing, loading, asking, stopping, scoring, and giving the memory back. One test has a real model,
+the others a service that answers by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The editor of the reward file: indenting, comments, its own Ctrl+S, the marked line, Python in the theme's colours."""
+"""The editor of the reward file: indenting, comments, its own Ctrl+S, the marked line, Python in the theme's
+colours."""
 
 from __future__ import annotations
 

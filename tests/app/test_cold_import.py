@@ -1,4 +1,5 @@
-"""The window opens without the engine and without the plots: a cold interpreter imports it, builds it and shows Train."""
+"""The window opens without the engine and without the plots: a cold interpreter imports it, builds it and shows
+Train."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Contrast by WCAG 2.1, computed from the theme: every text role on every background that it is used on ≥ 4.5, parts without which a
-control cannot be seen ≥ 3, lines of charts ≥ 3; light and dark."""
+"""Contrast by WCAG 2.1, computed from the theme: every text role on every background that it is used on ≥ 4.5, parts
+without which a control cannot be seen ≥ 3, lines of charts ≥ 3; light and dark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Faults of the program are caught and shown as a report: of the window, its threads and native code, of the helper process, of a run."""
+"""Faults of the program are caught and shown as a report: of the window, its threads and native code, of the helper
+process, of a run."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The Dataset page, driven through its widgets: mapping menus, rows requested when visible, the rendered prompt, counts, faults; and
-the line that summarises the dataset on Train."""
+"""The Dataset page, driven through its widgets: mapping menus, rows requested when visible, the rendered prompt,
+counts, faults; and the line that summarises the dataset on Train."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ MAPPED = {"prompt_feature": "question", "answer_feature": "solution"}
 
 
 class FakeService(QObject):
-    """Answers in this process on the next turn of the event loop. Questions in `held` wait until the test calls them; `canned` replaces
-    what a question would answer."""
+    """Answers in this process on the next turn of the event loop. Questions in `held` wait until the test calls them;
+    `canned` replaces what a question would answer."""
 
     def __init__(self) -> None:
         super().__init__()

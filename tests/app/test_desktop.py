@@ -1,4 +1,5 @@
-"""What the desktop hears of a run: notifications on a real D-Bus, a click on one, the icon's progress; and what is news at all."""
+"""What the desktop hears of a run: notifications on a real D-Bus, a click on one, the icon's progress; and what is news
+at all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The form against the document that users come from, MLX LoRA Studio's guide to GRPO: its words, order, pickers and toggles."""
+"""The form against the document that users come from, MLX LoRA Studio's guide to GRPO: its words, order, pickers and
+toggles."""
 
 from __future__ import annotations
 

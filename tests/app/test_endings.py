@@ -1,4 +1,5 @@
-"""Every way in which a run can end or fall silent, as the window shows it: header, strip, title, Monitor, and what it offers."""
+"""Every way in which a run can end or fall silent, as the window shows it: header, strip, title, Monitor, and what it
+offers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The Evaluate page: the result first, its figures and rows, both sides of a row, and an evaluation that is being made."""
+"""The Evaluate page: the result first, its figures and rows, both sides of a row, and an evaluation that is being
+made."""
 
 from __future__ import annotations
 

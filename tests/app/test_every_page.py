@@ -1,4 +1,5 @@
-"""Every page of the window: that each setting is a stop of Tab, what the menus have of it, and how long showing it blocks the event loop.
+"""Every page of the window: that each setting is a stop of Tab, what the menus have of it, and how long showing it
+blocks the event loop.
 
 The walk through all of it by keyboard is in test_by_keyboard.py."""
 
@@ -83,7 +84,8 @@ MOST_WIDGETS = {
     "dataset": 230, "rewards": 195, "monitor": 180, "completions": 140, "evaluate": 185, "chat": 100, "runs": 215, "sweeps": 110,
     "guide": 35,
 }  # fmt: skip
-"""Page → widgets that its first opening may make, a tenth above what it makes. Ten of each combo box are Qt's own list."""
+"""Page → widgets that its first opening may make, a tenth above what it makes. Ten of each combo box are Qt's own
+list."""
 
 
 def test_opening_makes_only_the_page(new_window: Window, apart: Path, qtbot):

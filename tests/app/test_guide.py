@@ -1,4 +1,5 @@
-"""The guide's text: a paragraph for all that exists and for nothing else, links that lead somewhere, settings that are valid."""
+"""The guide's text: a paragraph for all that exists and for nothing else, links that lead somewhere, settings that are
+valid."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The Guide page: every link from a field, a chart or a finding lands on its paragraph; Back, search, themes, keyboard."""
+"""The Guide page: every link from a field, a chart or a finding lands on its paragraph; Back, search, themes,
+keyboard."""
 
 from __future__ import annotations
 

@@ -100,7 +100,8 @@ def test_that_code_was_not_allowed_is_said_until_it_is(window: Window, tmp_path:
 
 
 def test_a_problem_that_stopped_run_is_said_until_it_is_mended(window: Window, qtbot) -> None:
-    """“No reward function is ticked” stayed in the strip after Undo had ticked them again. No tick means the defaults since."""
+    """“No reward function is ticked” stayed in the strip after Undo had ticked them again. No tick means the defaults
+    since."""
     draft = window.session.draft
     draft.update({"model": "a/b", "data": "a/b"})
     draft.set("reward_functions", ["no_such_reward"])
@@ -111,8 +112,8 @@ def test_a_problem_that_stopped_run_is_said_until_it_is_mended(window: Window, q
 
 
 def test_a_page_that_is_not_shown_cannot_take_the_keyboard(window: Window, qtbot) -> None:
-    """Rewards, Sample, then on Train a weight was edited, and Return, Down, Space collapsed the sidebar: the hidden page had taken
-    the focus for its Cancel button when the sampling ended."""
+    """Rewards, Sample, then on Train a weight was edited, and Return, Down, Space collapsed the sidebar: the hidden
+    page had taken the focus for its Cancel button when the sampling ended."""
     window.show_page("rewards")
     window.show_page("train")
     window.activateWindow()

@@ -1,4 +1,5 @@
-"""A random walk over the window and real runs: whatever is visible and enabled is clicked, typed into, chosen or scrolled.
+"""A random walk over the window and real runs: whatever is visible and enabled is clicked, typed into, chosen or
+scrolled.
 
 An exception that reaches `sys.excepthook` fails the walk. A proof: in one of six walks Qt crashed while the walk listed
 widgets, and the cause is not known.

@@ -1,4 +1,5 @@
-"""The Rewards page with a real desk: sample, score, edit, save and score again, cases, consent, giving up, every width."""
+"""The Rewards page with a real desk: sample, score, edit, save and score again, cases, consent, giving up, every
+width."""
 
 from __future__ import annotations
 

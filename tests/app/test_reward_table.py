@@ -1,4 +1,5 @@
-"""The reward table: order by mouse and keyboard, entries with arguments, files, means from the bench, where each is from."""
+"""The reward table: order by mouse and keyboard, entries with arguments, files, means from the bench, where each is
+from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Before a run's first step the window says what its process does and how far it has come, and never that it has ended."""
+"""Before a run's first step the window says what its process does and how far it has come, and never that it has
+ended."""
 
 from __future__ import annotations
 
@@ -75,7 +76,8 @@ def test_a_stop_before_the_first_step_is_seen(folder: RunFolder, qapp) -> None:
 def test_a_run_whose_rows_take_minutes_to_check_is_not_taken_for_one_that_crashed(
     folder: RunFolder, monkeypatch, qapp
 ) -> None:
-    """The lock was taken after the check only: from 20 seconds without a line in the log on, the window said Crashed and offered to run another."""
+    """The lock was taken after the check only: from 20 seconds without a line in the log on, the window said Crashed
+    and offered to run another."""
     run = Run(folder)
     seen: list[str] = []
 

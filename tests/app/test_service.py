@@ -1,4 +1,5 @@
-"""The window's service: it never blocks, starts its process with the first question, and survives the death of that process."""
+"""The window's service: it never blocks, starts its process with the first question, and survives the death of that
+process."""
 
 from __future__ import annotations
 

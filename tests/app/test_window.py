@@ -1,4 +1,5 @@
-"""The main window: pages built when first shown, actions by the run's state, questions on closing, files, themes, first launch."""
+"""The main window: pages built when first shown, actions by the run's state, questions on closing, files, themes, first
+launch."""
 
 from __future__ import annotations
 
@@ -283,7 +284,8 @@ def test_reattach_opens_the_run_that_is_still_training(session: Session, qtbot):
 
 
 def test_run_is_offered_again_once_the_process_of_the_last_run_is_gone(window: Window, session: Session, qtbot):
-    """The event log says finished first. On a busy machine the process lived on when the window read it, and the toolbar offered the queue for good."""
+    """The event log says finished first. On a busy machine the process lived on when the window read it, and the
+    toolbar offered the queue for good."""
     ended = make_run_folder("ended")
     ended.config.write_text("model: a\n")
     ended.events.write_text(
@@ -443,7 +445,8 @@ def test_export_for_mlx_lm_lora_names_the_settings_left_out(window: Window, tmp_
 
 
 def told_by_the_verb(*words: str) -> list[str]:
-    """The verb runs in this process, and this command says what it said: a new process imports the engine for seconds."""
+    """The verb runs in this process, and this command says what it said: a new process imports the engine for
+    seconds."""
     done = CliRunner().invoke(verbs(), list(words))
     assert done.exit_code == 0, done.output
     return [sys.executable, "-I", "-S", "-c", f"print({done.stdout!r})"]

@@ -1,8 +1,8 @@
 """The engine's fast paths do less work than the plain ones; the benchmark measures, stores and renders correctly.
 
-In CI work is *counted* (passes over the model, tokens in them, rows of decoding steps): exact on any machine, and a fast path
-that silently falls back to the plain one is noticed. `make proofs` measures CPU seconds: the minimum of several interleaved runs
-in this process, so that a busy machine does not decide the result.
+In CI work is *counted* (passes over the model, tokens in them, rows of decoding steps): exact on any machine, and a
+fast path that silently falls back to the plain one is noticed. `make proofs` measures CPU seconds: the minimum of
+several interleaved runs in this process, so that a busy machine does not decide the result.
 """
 
 from __future__ import annotations
@@ -196,7 +196,8 @@ def peak(run: Run) -> float:
 
 
 def ratio(fast: Run, slow: Run, rounds: int) -> float:
-    """CPU seconds of `fast` over those of `slow`: the minimum of each over interleaved rounds, after one warm-up round."""
+    """CPU seconds of `fast` over those of `slow`: the minimum of each over interleaved rounds, after one warm-up
+    round."""
     seconds: dict[Run, list[float]] = {fast: [], slow: []}
     for _ in range(rounds + 1):
         for run in (fast, slow):

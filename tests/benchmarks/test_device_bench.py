@@ -1,4 +1,5 @@
-"""`bench device` and `bench report`: the order of the tasks, the file after every task, a whole tiny bench, the tables."""
+"""`bench device` and `bench report`: the order of the tasks, the file after every task, a whole tiny bench, the
+tables."""
 
 from __future__ import annotations
 

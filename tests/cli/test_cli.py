@@ -208,7 +208,8 @@ def test_check_prints_every_fault_at_once(inputs: Path, tmp_path: Path) -> None:
     assert keys == ["model", "data", "reward_functions", "reward_functions"] and result.exit_code == 2
 
 
-# ── check, rewards ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── check, rewards
+# ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_check_json_is_a_list_of_faults_on_stdout(inputs: Path, tmp_path: Path) -> None:
@@ -302,8 +303,8 @@ def test_score_prints_scores_and_weighted_rewards(bench: Callable[..., list[obje
 
 
 def test_scoring_and_refusing_import_no_mlx(bench: Callable[..., list[object]]) -> None:
-    """Advantages once came from a module that imports mlx: 0.4 s of waiting for a result that takes milliseconds. `check` once imported what
-    counts tokens before it opened the file."""
+    """Advantages once came from a module that imports mlx: 0.4 s of waiting for a result that takes milliseconds.
+    `check` once imported what counts tokens before it opened the file."""
     arguments = list(map(str, bench("shout")))
     code = f"""
 import sys
@@ -532,7 +533,8 @@ def test_a_folder_named_backend_in_the_working_directory_is_not_run(inputs: Path
 
 @contextmanager
 def held(file: Path) -> Iterator[Callable[[], None]]:
-    """The run of `file` as while a trainer is in its second step: locked, with an event log. Yields what the kill of that trainer does."""
+    """The run of `file` as while a trainer is in its second step: locked, with an event log. Yields what the kill of
+    that trainer does."""
     run = RunFolder(file.parent)
     handle = [hold_lock(run)]
     event_log = EventLog(run.events)

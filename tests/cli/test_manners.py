@@ -1,4 +1,5 @@
-"""How the command line meets a person: help by groups, a short first line of --version, the nearest word, completion in a shell."""
+"""How the command line meets a person: help by groups, a short first line of --version, the nearest word, completion in
+a shell."""
 
 from __future__ import annotations
 

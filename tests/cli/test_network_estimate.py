@@ -1,4 +1,5 @@
-"""`estimate --hosts`: the connection is measured by the check of machines, whose answer is made up here, and the rest computed."""
+"""`estimate --hosts`: the connection is measured by the check of machines, whose answer is made up here, and the rest
+computed."""
 
 from __future__ import annotations
 

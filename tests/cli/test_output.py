@@ -1,4 +1,5 @@
-"""What verbs say: text of others stays text in a terminal, whichever verb prints it and whatever encoding the terminal has."""
+"""What verbs say: text of others stays text in a terminal, whichever verb prints it and whatever encoding the terminal
+has."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`where` lists what is stored, and deletes only preferences and compiled kernels, only when asked twice, and never a run."""
+"""`where` lists what is stored, and deletes only preferences and compiled kernels, only when asked twice, and never a
+run."""
 
 from __future__ import annotations
 

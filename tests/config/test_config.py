@@ -37,7 +37,8 @@ SOUND = {"model": "owner/model", "data": "owner/rows"}
 
 
 def for_every_setting(check: Callable[[Setting], None]) -> Callable[[], None]:
-    """A test that runs `check` on every setting and names all that fail: one test, since a hundred cost a second of setup."""
+    """A test that runs `check` on every setting and names all that fail: one test, since a hundred cost a second of
+    setup."""
 
     def test() -> None:
         failures: list[str] = []
@@ -418,7 +419,8 @@ def test_settings_that_only_just_agree_are_valid() -> None:
 
 
 def test_an_invalid_field_hides_no_other_fault() -> None:
-    """Every limited setting past its limit, an unknown key, a cross-check with sound inputs, and no model: all of it."""
+    """Every limited setting past its limit, an unknown key, a cross-check with sound inputs, and no model: all of
+    it."""
     limited = {key: about for key, about in SETTINGS.items() if about.low is not None}
     raw: dict[str, Any] = {key: beyond(about, about.low or 0, -1) for key, about in limited.items()}
     raw |= {

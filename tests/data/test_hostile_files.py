@@ -1,4 +1,5 @@
-"""Files that nobody should make end in one sentence, without a hang and without filling the memory; one test for each kind."""
+"""Files that nobody should make end in one sentence, without a hang and without filling the memory; one test for each
+kind."""
 
 from __future__ import annotations
 

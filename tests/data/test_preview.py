@@ -1,5 +1,5 @@
-"""The answers behind the Dataset page: rows, columns, splits and missing values of every file format, the faults of `check`,
-and prompts that are token for token those of training."""
+"""The answers behind the Dataset page: rows, columns, splits and missing values of every file format, the faults of
+`check`, and prompts that are token for token those of training."""
 
 from __future__ import annotations
 

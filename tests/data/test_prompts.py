@@ -1,5 +1,5 @@
-"""A run starts once its first rows are tokenised. Problems, their order and the sentences about unusable rows equal those of
-tokenising everything first."""
+"""A run starts once its first rows are tokenised. Problems, their order and the sentences about unusable rows equal
+those of tokenising everything first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Rows are read from every kind of file, from folders and from the Hub; faults in files and columns are one sentence."""
+"""Rows are read from every kind of file, from folders and from the Hub; faults in files and columns are one
+sentence."""
 
 from __future__ import annotations
 

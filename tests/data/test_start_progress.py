@@ -1,4 +1,5 @@
-"""Reading a large dataset says how far it has come, parses each row once before a run, and names the line that is none."""
+"""Reading a large dataset says how far it has come, parses each row once before a run, and names the line that is
+none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Streamed rows are the rows that are read into memory, in the same order, with the same sentences about what is wrong."""
+"""Streamed rows are the rows that are read into memory, in the same order, with the same sentences about what is
+wrong."""
 
 from __future__ import annotations
 

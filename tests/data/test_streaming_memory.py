@@ -1,4 +1,5 @@
-"""A dataset much larger than memory trains in the memory of a small one. The proof makes a file of GRPO_STREAM_GB gigabytes (2)."""
+"""A dataset much larger than memory trains in the memory of a small one. The proof makes a file of GRPO_STREAM_GB
+gigabytes (2)."""
 
 from __future__ import annotations
 

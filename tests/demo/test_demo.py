@@ -1,4 +1,5 @@
-"""The bundled demo: its files are those of the script, no held-out row is in the training data, and it needs no network."""
+"""The bundled demo: its files are those of the script, no held-out row is in the training data, and it needs no
+network."""
 
 from __future__ import annotations
 

@@ -31,8 +31,8 @@ def test_the_demo_gains_thirty_points_within_four_minutes(seed: int, tmp_path: P
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_the_demo_in_bfloat16_is_within_two_points_of_float32(seed: int, tmp_path: Path) -> None:
-    """Full fine-tuning: the model computes in bfloat16, and what learns stays in float32. Ten minutes: this CPU's bfloat16 products
-    run at a twentieth of the speed of its float32."""
+    """Full fine-tuning: the model computes in bfloat16, and what learns stays in float32. Ten minutes: this CPU's
+    bfloat16 products run at a twentieth of the speed of its float32."""
     reached: dict[str, float] = {}
     for dtype in ("float32", "bfloat16"):
         raw = read(demo_config()) | {"seed": seed, "dtype": dtype}

@@ -1,4 +1,5 @@
-"""GGUF files and Ollama: what is in the file, read back with gguf's own reader; the Modelfile; `ollama create` by a stand-in.
+"""GGUF files and Ollama: what is in the file, read back with gguf's own reader; the Modelfile; `ollama create` by a
+stand-in.
 
 That llama.cpp computes the same logits is shown by the proof at the end, where its library is at hand.
 """
@@ -85,7 +86,8 @@ def test_matrices_have_the_type_and_size_and_vectors_stay_float32(tmp_path: Path
 
 
 def test_rows_of_queries_and_keys_are_in_the_order_of_llama_cpp_and_positions_are_scaled(tmp_path: Path) -> None:
-    """Its Llama turns neighbouring numbers; a file in transformers' order would answer nonsense, and loading it back would not tell."""
+    """Its Llama turns neighbouring numbers; a file in transformers' order would answer nonsense, and loading it back
+    would not tell."""
     base = tiny_model(tmp_path / "base", "llama", own=LLAMA_3_POSITIONS)
     write_run(tmp_path / "run", base, "full")
     tensors = {t.name: t for t in written(export(tmp_path / "run").path).tensors}
@@ -172,7 +174,8 @@ def test_a_template_that_does_more_is_left_out_and_said(tmp_path: Path) -> None:
 
 
 def parsed(text: str) -> list[tuple[str, str]]:
-    """Commands and values as Ollama reads a Modelfile: a value that begins with three quotation marks goes on to a line that ends with them."""
+    """Commands and values as Ollama reads a Modelfile: a value that begins with three quotation marks goes on to a line
+    that ends with them."""
     found, lines = list[tuple[str, str]](), iter(text.splitlines(keepends=True))
     for line in lines:
         begun = re.match(r"((?:PARAMETER )?\w+) ", line)

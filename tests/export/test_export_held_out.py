@@ -1,4 +1,5 @@
-"""The held-out comparison of an export: same prompts and random numbers for both models, told in a sentence and through the verb."""
+"""The held-out comparison of an export: same prompts and random numbers for both models, told in a sentence and through
+the verb."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Exports under the original names: peft's adapters, and the original weights merged. Without torch: numbers against mlx-lm's own model.
+"""Exports under the original names: peft's adapters, and the original weights merged. Without torch: numbers against
+mlx-lm's own model.
 
 test_export_transformers.py loads them with transformers and peft.
 """
@@ -98,7 +99,8 @@ def test_experts_are_merged_into_their_own_tensors_in_their_own_files(tmp_path: 
 def test_a_peft_adapter_on_the_base_is_the_merged_model(
     tmp_path: Path, train_type: str, settings: dict[str, Any], scale: float
 ) -> None:
-    """base + scale B A in numpy, DoRA at its magnitude, by the names in the files: equal to the weights that were merged."""
+    """base + scale B A in numpy, DoRA at its magnitude, by the names in the files: equal to the weights that were
+    merged."""
     base = tiny_model(tmp_path / "base", "llama")
     write_run(tmp_path / "run", base, train_type, num_layers=1, **settings)
     run = RunFolder(tmp_path / "run")

@@ -1,4 +1,5 @@
-"""Proofs with TRL itself: its parser takes what is exported, its advantages and loss of a batch are ours, and the exported script trains.
+"""Proofs with TRL itself: its parser takes what is exported, its advantages and loss of a batch are ours, and the
+exported script trains.
 
 TRL and torch are no part of this project. TRL_PYTHON names a Python that has them:
 
@@ -281,7 +282,8 @@ def test_the_script_evaluates_before_and_after_each_step(trained: Path) -> None:
 
 
 def test_processes_share_an_update_and_sets_have_names(base: Path, rows: Path, tmp_path: Path) -> None:
-    """Two processes go through the run's prompts once, as one does; the metrics of each evaluation set are told apart."""
+    """Two processes go through the run's prompts once, as one does; the metrics of each evaluation set are told
+    apart."""
     own = {"eval_data": {"more": str(rows)}, "gradient_accumulation_steps": 2, "early_stopping_patience": 3, "load_best_at_end": True,
            "num_iterations": 1, "learning_rate": 1e-4, "lr_final": 1e-5}  # fmt: skip
     folder = export_trl(parse(two_steps(base, rows) | own), "shared", tmp_path).path

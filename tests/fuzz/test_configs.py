@@ -1,4 +1,5 @@
-"""Settings drawn at random, sound and broken: whatever reads them raises UserError or accepts them, and writes them back unchanged."""
+"""Settings drawn at random, sound and broken: whatever reads them raises UserError or accepts them, and writes them
+back unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Files of rows with broken bytes, structures and types: a dataset is read, or refused with a message; nothing is left behind."""
+"""Files of rows with broken bytes, structures and types: a dataset is read, or refused with a message; nothing is left
+behind."""
 
 from __future__ import annotations
 

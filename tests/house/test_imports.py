@@ -53,7 +53,8 @@ def imports_of(module: str) -> list[tuple[int, str]]:
 
 
 def imports(source: str) -> Iterator[tuple[int, str]]:
-    """(line, imported name) of every import at any depth, except those under TYPE_CHECKING; `import_module("…")` counts."""
+    """(line, imported name) of every import at any depth, except those under TYPE_CHECKING; `import_module("…")`
+    counts."""
     tree = ast.parse(source)
     typing_only = {
         id(node)

@@ -1,4 +1,5 @@
-"""Search, download and resume against a Hub on 127.0.0.1; every failure ends in one sentence and leaves the cache valid."""
+"""Search, download and resume against a Hub on 127.0.0.1; every failure ends in one sentence and leaves the cache
+valid."""
 
 from __future__ import annotations
 
@@ -176,7 +177,8 @@ def test_a_download_that_broke_off_can_be_resumed(hub: HubStandIn):
 
 
 def assert_unfinished(id_: str) -> None:
-    """The cache is valid: neither we nor the library take the model for complete, and the bytes that arrived are kept."""
+    """The cache is valid: neither we nor the library take the model for complete, and the bytes that arrived are
+    kept."""
     (model,) = inventory.models()
     assert model.id == id_ and model.partial > 0 and "unfinished" in model.refusal
     assert not isinstance(try_to_load_from_cache(id_, "model.safetensors"), str)
@@ -326,8 +328,8 @@ def test_an_uncached_dataset_is_refused_within_5_seconds_without_a_network(hub: 
 
 @pytest.mark.parametrize("repo_type", ["model", "dataset"])
 def test_offline_each_sentence_names_what_is_missing_and_has_no_error_number(repo_type: str):
-    """A config with a model and a dataset of the Hub gave the same sentence twice, with “[Errno -2] Name or service not known”,
-    and neither said what it was about."""
+    """A config with a model and a dataset of the Hub gave the same sentence twice, with “[Errno -2] Name or service not
+    known”, and neither said what it was about."""
     error = our_hub.HTTPError("[Errno -2] Name or service not known")
     said = our_hub.explain(error, "someone/thing", repo_type)
     assert said == (

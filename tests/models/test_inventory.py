@@ -1,4 +1,5 @@
-"""Models and datasets on this machine, and whether mlx-lm can load them, from file names, sizes and config.json alone."""
+"""Models and datasets on this machine, and whether mlx-lm can load them, from file names, sizes and config.json
+alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Folders of strangers: whatever is in them, opening one ends in a model or in one sentence, and runs nothing of theirs."""
+"""Folders of strangers: whatever is in them, opening one ends in a model or in one sentence, and runs nothing of
+theirs."""
 
 from __future__ import annotations
 

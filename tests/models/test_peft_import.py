@@ -1,4 +1,5 @@
-"""Adapters of peft carried onto a model of mlx-lm. Without torch; tests/trainer/test_import_transformers.py has adapters that peft itself made."""
+"""Adapters of peft carried onto a model of mlx-lm. Without torch; tests/trainer/test_import_transformers.py has
+adapters that peft itself made."""
 
 from __future__ import annotations
 

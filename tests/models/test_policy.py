@@ -338,8 +338,8 @@ def test_a_model_that_the_hub_lacks_is_refused_by_name(monkeypatch: pytest.Monke
 def test_layers_whose_weight_the_models_code_reads_get_no_adapter(
     models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As Gemma 3n's code does (mlx_lm/models/gemma3n.py): a layer with an adapter has no `weight`. adapter_config.json names the others,
-    so that mlx-lm attaches the same ones."""
+    """As Gemma 3n's code does (mlx_lm/models/gemma3n.py): a layer with an adapter has no `weight`. adapter_config.json
+    names the others, so that mlx-lm attaches the same ones."""
     from mlx_lm.models import qwen3
 
     monkeypatch.setattr(

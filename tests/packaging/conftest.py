@@ -16,8 +16,8 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
-    """Imports a script of packaging/ or packaging/macos/ by its name. They are in no package: one called `packaging` would hide
-    PyPI's."""
+    """Imports a script of packaging/ or packaging/macos/ by its name. They are in no package: one called `packaging`
+    would hide PyPI's."""
     monkeypatch.syspath_prepend(ROOT / "packaging")
     monkeypatch.syspath_prepend(ROOT / "packaging" / "macos")
     return importlib.import_module

@@ -1,6 +1,7 @@
 """What the frozen app leaves out is really there to leave out, and nothing that is used is left out.
 
-Building takes minutes and is `make app-test`'s (test_frozen.py); here the rules are held against the installed packages.
+Building takes minutes and is `make app-test`'s (test_frozen.py); here the rules are held against the installed
+packages.
 """
 
 from __future__ import annotations

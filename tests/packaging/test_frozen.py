@@ -1,7 +1,8 @@
 """The frozen app: every verb, every page and every child process works from dist/ on a machine that has nothing.
 
-Run by `make app-test`, which builds first. The programs run with an empty environment and a PATH that holds a shell and nothing else, so
-neither this machine's Python nor its compiler can help. The bundle is dist/, or the folder that $GRPO_STUDIO_BUNDLE names.
+Run by `make app-test`, which builds first. The programs run with an empty environment and a PATH that holds a shell and
+nothing else, so neither this machine's Python nor its compiler can help. The bundle is dist/, or the folder that
+$GRPO_STUDIO_BUNDLE names.
 """
 
 from __future__ import annotations
@@ -115,7 +116,8 @@ class Machine:
         code: int = 0,
         variables: Mapping[str, str] | None = None,
     ) -> subprocess.CompletedProcess[str]:
-        """Run one of the two executables to its end, and check its exit code; `variables` are added to its environment."""
+        """Run one of the two executables to its end, and check its exit code; `variables` are added to its
+        environment."""
         environment = self.environment(program) | dict(variables or {})
         command = [str(BUNDLE / program), *map(str, arguments)]
         done = subprocess.run(

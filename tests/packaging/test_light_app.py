@@ -1,5 +1,5 @@
-"""The light app: its bundle is put together as on a Mac, and its launcher runs in an empty home folder with a stand-in for osascript,
-`open`, Python and uv. What the real ones do there is in docs/mac-checklist.md."""
+"""The light app: its bundle is put together as on a Mac, and its launcher runs in an empty home folder with a stand-in
+for osascript, `open`, Python and uv. What the real ones do there is in docs/mac-checklist.md."""
 
 from __future__ import annotations
 

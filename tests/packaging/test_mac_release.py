@@ -1,5 +1,5 @@
-"""Signing, notarising and packing, with stand-ins for Apple's tools that note how they are called. A real certificate and Apple's
-answer are in docs/mac-checklist.md."""
+"""Signing, notarising and packing, with stand-ins for Apple's tools that note how they are called. A real certificate
+and Apple's answer are in docs/mac-checklist.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The wheel holds one package with everything that the programs need at run time, and works from wherever it is installed."""
+"""The wheel holds one package with everything that the programs need at run time, and works from wherever it is
+installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The workflows keep to GitHub's schema and to our rules, and shellcheck finds nothing in any script, those inside workflows included."""
+"""The workflows keep to GitHub's schema and to our rules, and shellcheck finds nothing in any script, those inside
+workflows included."""
 
 from __future__ import annotations
 
@@ -63,7 +64,8 @@ def test_shellcheck_finds_nothing_in_the_commands_of_workflows() -> None:
 
 @pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.stem)
 def test_workflows_ask_for_little(workflow: Path) -> None:
-    """They may read, unless a job says otherwise, end by themselves, keep no token in the checkout, and name what they run by version."""
+    """They may read, unless a job says otherwise, end by themselves, keep no token in the checkout, and name what they
+    run by version."""
     assert yaml.safe_load(workflow.read_text("utf-8"))["permissions"] == {"contents": "read"}
     assert all(job["timeout-minutes"] <= 90 for job in jobs(workflow).values())
     assert [name for name, job in jobs(workflow).items() if "permissions" in job] == (

@@ -1,4 +1,5 @@
-"""`code_tests`: programs are scored by the tests that they pass, whatever form the tests have, and hostile ones get nothing."""
+"""`code_tests`: programs are scored by the tests that they pass, whatever form the tests have, and hostile ones get
+nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Scoring outside a run: the bench process, which user code may hang, crash or end; cases; the window's questions; the command line."""
+"""Scoring outside a run: the bench process, which user code may hang, crash or end; cases; the window's questions; the
+command line."""
 
 from __future__ import annotations
 
@@ -157,7 +158,8 @@ def test_cancelling_kills_the_process_at_once(bench: RewardBench, tmp_path: Path
 
 
 def test_two_hundred_completions_are_scored_again_in_under_a_second(bench: RewardBench, tmp_path: Path) -> None:
-    """Changed file included: a fresh interpreter reads it. Processor seconds, for other tests may run at the same time."""
+    """Changed file included: a fresh interpreter reads it. Processor seconds, for other tests may run at the same
+    time."""
     file = tmp_path / "my_rewards.py"
     file.write_text(HEAD + LENGTH)
     lines = [line(*["<think>17 and 25 are 42</think><answer>42</answer>" * 12] * 8) for _ in range(25)]
@@ -174,7 +176,8 @@ def test_two_hundred_completions_are_scored_again_in_under_a_second(bench: Rewar
     assert processor_s() - began < 1.0
 
 
-# ── rewards, advantages, findings ───────────────────────────────────────────────────────────────────────────────────────
+# ── rewards, advantages, findings
+# ───────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_rewards_and_advantages_equal_those_of_a_training_step(bench: RewardBench, mine: Path) -> None:

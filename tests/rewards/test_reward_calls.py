@@ -1,4 +1,5 @@
-"""Entries of `reward_functions` are parsed, written in one canonical form, and refused in one sentence, without running any code."""
+"""Entries of `reward_functions` are parsed, written in one canonical form, and refused in one sentence, without running
+any code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A user's reward file loads without the library that it was written for, or fails in one sentence and leaves nothing behind."""
+"""A user's reward file loads without the library that it was written for, or fails in one sentence and leaves nothing
+behind."""
 
 from __future__ import annotations
 

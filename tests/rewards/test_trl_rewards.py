@@ -1,4 +1,5 @@
-"""Files written for TRL run as TRL would run them: plain functions, messages, columns, logs, async; and fail in one sentence."""
+"""Files written for TRL run as TRL would run them: plain functions, messages, columns, logs, async; and fail in one
+sentence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Checkpoints are complete or absent, the newest few and the best are kept, and leftovers of a killed process are deleted."""
+"""Checkpoints are complete or absent, the newest few and the best are kept, and leftovers of a killed process are
+deleted."""
 
 from __future__ import annotations
 

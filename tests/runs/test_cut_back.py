@@ -1,4 +1,5 @@
-"""Where a run goes on from a checkpoint, its event log and completions end with that checkpoint's step, although somebody has edited them."""
+"""Where a run goes on from a checkpoint, its event log and completions end with that checkpoint's step, although
+somebody has edited them."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ def lines_of_step(step: int) -> bytes:
 @pytest.mark.parametrize("step, edit, is_by_lines", [
     (2, lambda event_log: event_log, False),
     (3, lambda event_log: event_log[:-1] + b"x", True),  # as long as before, but no line ends there
-    (2, lambda event_log: event_log.replace(lines_of_step(1), b""), True),  # moved up, so that step 3 lies at the recorded length
+    # moved up, so that step 3 lies at the recorded length
+    (2, lambda event_log: event_log.replace(lines_of_step(1), b""), True),
 ], ids=["unchanged", "as long as before", "an earlier step is missing"])  # fmt: skip
 def test_a_event_log_is_cut_by_its_lines_where_the_recorded_length_no_longer_fits(
     step: int, edit: Callable[[bytes], bytes], is_by_lines: bool, tmp_path: Path
@@ -37,7 +39,8 @@ def test_a_event_log_is_cut_by_its_lines_where_the_recorded_length_no_longer_fit
 
 
 def test_what_follows_a_step_stays_with_it_up_to_its_saving(tmp_path: Path) -> None:
-    """An evaluation belongs to the step before it; the sampling after its checkpoint to the next one, which comes again."""
+    """An evaluation belongs to the step before it; the sampling after its checkpoint to the next one, which comes
+    again."""
     kept = [
         '"kind": "step", "step": 2',
         '"kind": "eval", "step": 2',

@@ -1,4 +1,5 @@
-"""A checkpoint that is not as it was written is noticed, set aside and said, and the run goes on from the one before, to the same end."""
+"""A checkpoint that is not as it was written is noticed, set aside and said, and the run goes on from the one before,
+to the same end."""
 
 from __future__ import annotations
 

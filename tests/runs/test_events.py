@@ -1,4 +1,5 @@
-"""The event log: whole lines, one writer, and followers that miss nothing and repeat nothing, whatever happens to the file."""
+"""The event log: whole lines, one writer, and followers that miss nothing and repeat nothing, whatever happens to the
+file."""
 
 from __future__ import annotations
 
@@ -166,7 +167,8 @@ def test_a_line_longer_than_the_limit_is_read_in_one_piece(path: Path) -> None:
 
 
 def event_log_of(path: Path, count: int, *, t0: float = 0.0) -> list[int]:
-    """An event log of `count` steps, and its size after each; `t0` makes two of them differ in nothing but their times."""
+    """An event log of `count` steps, and its size after each; `t0` makes two of them differ in nothing but their
+    times."""
     sizes = []
     with path.open("ab") as file:
         for number in range(count):
@@ -255,7 +257,8 @@ def test_the_summary_of_a_long_event_log_is_right_and_reads_only_its_ends(
 
 
 def test_the_summary_finds_the_last_step_before_thousands_of_phases(run: RunFolder) -> None:
-    """A long rollout or evaluation writes two phases a second: after six minutes the last step was farther from the end than the summary reads."""
+    """A long rollout or evaluation writes two phases a second: after six minutes the last step was farther from the end
+    than the summary reads."""
     event_log = EventLog(run.events)
     event_log.write("started", iterations=9)
     event_log.append({"kind": "step", "step": 1, "metrics": {"reward": 0.25}})
@@ -296,8 +299,8 @@ def test_a_state_follows_from_the_event_log_and_the_lock(run: RunFolder) -> None
 
 
 def test_a_fault_of_the_echo_is_raised_by_the_next_event_so_that_this_one_counts(tmp_path: Path) -> None:
-    """A log that could not be written once ended a run between an evaluation's event and its place in the checkpoint: it stood there twice
-    after a resume."""
+    """A log that could not be written once ended a run between an evaluation's event and its place in the checkpoint:
+    it stood there twice after a resume."""
     echoed: list[str] = []
 
     def echo(event: Event) -> None:

@@ -1,4 +1,5 @@
-"""Anything may lie between the lines of an event log or of completions.jsonl: every reader goes on, and so does the run."""
+"""Anything may lie between the lines of an event log or of completions.jsonl: every reader goes on, and so does the
+run."""
 
 from __future__ import annotations
 
@@ -135,7 +136,8 @@ def test_every_reader_goes_on(recorded: RunFolder, seeds: range) -> None:
 
 
 def test_a_run_goes_on_although_its_files_were_edited(tmp_path: Path, run: RunFolder) -> None:
-    """The lengths that the checkpoint has recorded no longer fall between two lines; the lines say where its step ends."""
+    """The lengths that the checkpoint has recorded no longer fall between two lines; the lines say where its step
+    ends."""
     raw = small_run.settings_for(tmp_path, iters=3, save_every=2)
     assert small_run.train_here(raw, run).kind == "finished"
     shutil.rmtree(run.checkpoints / "000003")

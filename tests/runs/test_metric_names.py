@@ -68,7 +68,8 @@ named_by_trl = pytest.mark.parametrize(("name", "ours"), LOGGED_BY_TRL.items())
 
 @named_by_trl
 def test_whatever_a_user_names_may_have_trls_name(name: str, ours: str) -> None:
-    """Conditions, the best metric, a sweep's metric, the search for runs; with the prefixes of trackers and of transformers."""
+    """Conditions, the best metric, a sweep's metric, the search for runs; with the prefixes of trackers and of
+    transformers."""
     stop = [f"{name} > 0.5", f"train/{name} > 0.5", f"eval_{name} > 0.5", f"eval/hard_{name} > 0.5"]
     config = parse(RAW | FUNCTION | {"stop_when": stop, "best_metric": f"eval_very_hard_{name}"})
     metrics = [parse_condition(text).metric for text in config.stop_when]

@@ -1,4 +1,5 @@
-"""`replay` plays a recorded run: the same events and completions, the recorded times divided by the speed, the same ending."""
+"""`replay` plays a recorded run: the same events and completions, the recorded times divided by the speed, the same
+ending."""
 
 from __future__ import annotations
 
@@ -60,8 +61,8 @@ for source in sys.argv[2:]:
 
 @pytest.fixture(scope="module")
 def replayed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the replay of each of these runs, and the runs themselves in `recorded`. One process has played all of them: it has to be
-    over before any counts as ended."""
+    """A folder with the replay of each of these runs, and the runs themselves in `recorded`. One process has played all
+    of them: it has to be over before any counts as ended."""
     folder = tmp_path_factory.mktemp("replayed")
     sources = [str(recorded(folder, name).path) for name in ENDS]
     program = [sys.executable, "-c", PLAY_ALL, str(folder), *sources]

@@ -123,7 +123,8 @@ def test_a_chosen_run_name_is_reused_until_it_has_a_event_log(tmp_path: Path) ->
 
 
 def test_a_chosen_run_name_is_not_reused_while_its_lock_is_held(tmp_path: Path) -> None:
-    """Between taking the lock and the first line of the event log a trainer loads a model; its config must stay its own."""
+    """Between taking the lock and the first line of the event log a trainer loads a model; its config must stay its
+    own."""
     run = make_run_folder("mine", tmp_path, reuse=True)
     handle = hold_lock(run)
     with pytest.raises(UserError, match="exists already"):

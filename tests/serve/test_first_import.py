@@ -1,4 +1,5 @@
-"""Two threads of the window's helper need mlx-lm at once: a tokenizer for the dataset's preview, the model for a sample."""
+"""Two threads of the window's helper need mlx-lm at once: a tokenizer for the dataset's preview, the model for a
+sample."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A reader-writer lock over the worker processes of one test run: many tests that only compute, or one that measures seconds."""
+"""A reader-writer lock over the worker processes of one test run: many tests that only compute, or one that measures
+seconds."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ from pathlib import Path
 class MachineLock:
     """Shared by any number of tests, or held exclusively by one.
 
-    Two files. Everybody locks `queue` first and releases it once they hold `machine`; a test that waits for exclusive access keeps
-    `queue` meanwhile, so that a stream of shared holders cannot starve it.
+    Two files. Everybody locks `queue` first and releases it once they hold `machine`; a test that waits for exclusive
+    access keeps `queue` meanwhile, so that a stream of shared holders cannot starve it.
     """
 
     def __init__(self, folder: Path | None) -> None:

@@ -1,7 +1,9 @@
-"""A GPU that fails where a test says: mlx's evaluations raise what mlx raises on a Mac, and nothing works in that process afterwards.
+"""A GPU that fails where a test says: mlx's evaluations raise what mlx raises on a Mac, and nothing works in that
+process afterwards.
 
-In this process `install` it with a monkeypatch. In a child process put `failing_gpu_site` on PYTHONPATH (`environment`): its sitecustomize
-installs it before the trainer is imported, also after an exec, and the production code knows nothing of it.
+In this process `install` it with a monkeypatch. In a child process put `failing_gpu_site` on PYTHONPATH
+(`environment`): its sitecustomize installs it before the trainer is imported, also after an exec, and the production
+code knows nothing of it.
 """
 
 from __future__ import annotations

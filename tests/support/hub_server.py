@@ -1,7 +1,7 @@
 """A small Hugging Face Hub on 127.0.0.1: search, repository info, tree, and files with ETag, ranges and redirects.
 
-It counts the bytes of every file that it sends, and can be set to fail: to break a connection after some bytes, to be down, to
-require a token, to gate a repository, to send damaged bytes.
+It counts the bytes of every file that it sends, and can be set to fail: to break a connection after some bytes, to be
+down, to require a token, to gate a repository, to send damaged bytes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from urllib.parse import parse_qs, unquote, urlsplit
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 TOKEN = "hf_right"
 LARGE = 4096
-"""Files of at least this size are LFS files: their ETag is the SHA-256, and they are served from another path, as by a CDN."""
+"""Files of at least this size are LFS files: their ETag is the SHA-256, and they are served from another path, as by a
+CDN."""
 
 
 @dataclass
@@ -112,7 +113,8 @@ class HubHandler(BaseHTTPRequestHandler):
         self._json({**about, "siblings": [self._sibling(repo, name) for name in repo.files], **repo.about})
 
     def _tree(self, kind: str, id_: str, token: str, folder: str, is_deep: bool) -> None:
-        """The files of a folder ("" for all of the repository), and the folders in it; `is_deep`: the files below those too."""
+        """The files of a folder ("" for all of the repository), and the folders in it; `is_deep`: the files below those
+        too."""
         repo = self._repo(kind, id_, token)
         if repo is None:
             return

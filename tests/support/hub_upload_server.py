@@ -1,7 +1,8 @@
 """The Hub on 127.0.0.1 that also takes uploads: accounts, new repositories, LFS objects whole and in parts, commits.
 
-A repository has the commits that were made, with the files of each; LFS objects lie beside them by their SHA-256, as on the Hub, and a
-commit that names one which has not arrived is refused. What it can be told to do wrong is described at `UploadHub`.
+A repository has the commits that were made, with the files of each; LFS objects lie beside them by their SHA-256, as on
+the Hub, and a commit that names one which has not arrived is refused. What it can be told to do wrong is described at
+`UploadHub`.
 """
 
 from __future__ import annotations
@@ -281,11 +282,13 @@ class _Uploads:
 
 
 class UploadHub(_Uploads, HubStandIn):
-    """Serve with `with UploadHub() as hub:`. It knows one account, `someone`, a member of `a-lab`, whose token is TOKEN.
+    """Serve with `with UploadHub() as hub:`. It knows one account, `someone`, a member of `a-lab`, whose token is
+    TOKEN.
 
-    `faults` are answers in place of the right ones (status 0: no answer at all); `cut_at` breaks the connection after that many bytes of
-    bodies; `lose_commit_answer` makes a commit and breaks the connection before answering; `part_size` is the largest file that is
-    taken in one piece; `on_moment` is called at every moment of an exchange at which a client might die.
+    `faults` are answers in place of the right ones (status 0: no answer at all); `cut_at` breaks the connection after
+    that many bytes of bodies; `lose_commit_answer` makes a commit and breaks the connection before answering;
+    `part_size` is the largest file that is taken in one piece; `on_moment` is called at every moment of an exchange at
+    which a client might die.
     """
 
     handler = UploadHandler

@@ -34,9 +34,10 @@ def _scheduling_file(thread: int) -> int | None:
 class LatencyProbe:
     """Measures the time between two ticks of a 5 ms timer, in milliseconds of CPU time of this thread on a usual core.
 
-    CPU time, not wall time: on a busy machine the loop also waits for a core. A turn of over half the limit is divided by how slow the core
-    is at that moment. Wall times are recorded too, less that wait where the system counts it, and must hold for all but one tick in twenty. The objects of
-    thousands of other tests are frozen out of the garbage collector for good, which took 240 ms to visit them.
+    CPU time, not wall time: on a busy machine the loop also waits for a core. A turn of over half the limit is divided
+    by how slow the core is at that moment. Wall times are recorded too, less that wait where the system counts it, and
+    must hold for all but one tick in twenty. The objects of thousands of other tests are frozen out of the garbage
+    collector for good, which took 240 ms to visit them.
     """
 
     def __init__(self, parent: QObject) -> None:

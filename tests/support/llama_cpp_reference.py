@@ -1,4 +1,5 @@
-"""Run by a Python that has llama-cpp-python, which ours has not: what llama.cpp makes of a GGUF file. Knows nothing of this project.
+"""Run by a Python that has llama-cpp-python, which ours has not: what llama.cpp makes of a GGUF file. Knows nothing of
+this project.
 
 python llama_cpp_reference.py FILE IDS TEXTS     prints JSON: logits [T, V] of the ids, tokens of each text
 """

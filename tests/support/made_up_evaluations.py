@@ -1,4 +1,5 @@
-"""Evaluations without a model: made-up completions through the real arithmetic, for tests of files and of the window."""
+"""Evaluations without a model: made-up completions through the real arithmetic, for tests of files and of the
+window."""
 
 from __future__ import annotations
 
@@ -73,7 +74,8 @@ def _decoding(name: DecodingName, rows: list[EvaluatedRow]) -> Decoding:
 
 
 def write(run: RunFolder, name: str, prompts: int = 40, seed: int = 0, created: float = 1.76e9) -> Path:
-    """An evaluation in the run's folder, greedy and sampled, whose tuned side is better on most prompts and worse on some."""
+    """An evaluation in the run's folder, greedy and sampled, whose tuned side is better on most prompts and worse on
+    some."""
     dice = random.Random(seed)
     rows = [
         sampled(evaluated_row(i, float(dice.random() < 0.3), float(dice.random() < 0.8)), 4, dice)

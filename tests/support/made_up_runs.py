@@ -1,4 +1,5 @@
-"""Synthetic runs for tests and screenshots of the window: an event log as a trainer writes it, with plausible metrics."""
+"""Synthetic runs for tests and screenshots of the window: an event log as a trainer writes it, with plausible
+metrics."""
 
 from __future__ import annotations
 
@@ -99,8 +100,8 @@ def make_run(
 ) -> RunFolder:
     """A run folder with `steps` steps of `total`; `ending` is the kind of the last event, None for none.
 
-    `now`: its last events are a few seconds old; `ranks`: the machines it trains on, of which `lost_rank` ends it; `config` overrides
-    settings.
+    `now`: its last events are a few seconds old; `ranks`: the machines it trains on, of which `lost_rank` ends it;
+    `config` overrides settings.
     """
     what = (steps, total, ending, seconds, ranks, lost_rank, config)
     if now:
@@ -114,7 +115,8 @@ def make_run(
 
 
 _MADE: dict[str, TemporaryDirectory[str]] = {}
-"""Runs as `make_run` has made them in this process, by its arguments: many tests want the same, and copying takes a hundredth of the time."""
+"""Runs as `make_run` has made them in this process, by its arguments: many tests want the same, and copying takes a
+hundredth of the time."""
 
 
 def _write_run(
@@ -171,8 +173,8 @@ def _write_run(
 
 
 def make_long_run(path: Path, steps: int = 100_000, extra: int = 7) -> RunFolder:
-    """A finished run of many steps with 40 metrics each, an evaluation every 100 and a checkpoint every 500. It is written in one go:
-    an event log that is flushed line by line takes minutes."""
+    """A finished run of many steps with 40 metrics each, an evaluation every 100 and a checkpoint every 500. It is
+    written in one go: an event log that is flushed line by line takes minutes."""
     folder = make_run(path, steps=0, total=steps, ending=None)
     dice = random.Random(1)
     with folder.events.open("a", encoding="utf-8") as file:

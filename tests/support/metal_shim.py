@@ -1,7 +1,7 @@
 """Runs the body of a Metal kernel as C++: the small part of Metal that the bodies use, on threads.
 
-A threadgroup is as many threads, a simdgroup 32 of them that meet in `simd_sum`. So indices, barriers and arithmetic are those of the
-kernel; what only a Mac can show is whether Metal's compiler accepts the text, and how fast it runs.
+A threadgroup is as many threads, a simdgroup 32 of them that meet in `simd_sum`. So indices, barriers and arithmetic
+are those of the kernel; what only a Mac can show is whether Metal's compiler accepts the text, and how fast it runs.
 """
 
 from __future__ import annotations
@@ -140,7 +140,8 @@ def run(
 
 @cache
 def _header_folder(compiler: str) -> Path:
-    """The folder of metal.h, compiled ahead: parsing it, with the standard headers, took most of every kernel's compilation."""
+    """The folder of metal.h, compiled ahead: parsing it, with the standard headers, took most of every kernel's
+    compilation."""
     folder = Path(tempfile.mkdtemp(prefix="grpo-studio-metal-"))
     (folder / "metal.h").write_text(METAL)
     subprocess.run([compiler, *FLAGS, "-x", "c++-header", "metal.h", "-o", "metal.h.gch"], cwd=folder, check=True)

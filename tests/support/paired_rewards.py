@@ -1,4 +1,5 @@
-"""Simulated rewards of a model before and after training, with a known true difference: binary, grouped, skewed, mostly zero."""
+"""Simulated rewards of a model before and after training, with a known true difference: binary, grouped, skewed, mostly
+zero."""
 
 from __future__ import annotations
 
@@ -106,7 +107,8 @@ CASES = {
 
 
 def covers(case: PairedRewards, prompts: int, cases: int, resamples: int, seed: int) -> float:
-    """The share of simulated evaluations whose interval contains the true difference, among those that have an interval."""
+    """The share of simulated evaluations whose interval contains the true difference, among those that have an
+    interval."""
     rng = np.random.default_rng(seed)
     inside: list[bool] = []
     for _ in range(cases):

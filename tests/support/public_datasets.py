@@ -1,7 +1,8 @@
-"""Stand-ins for public repositories of the Hugging Face Hub: their files, configurations, splits and columns, with rows of our own.
+"""Stand-ins for public repositories of the Hugging Face Hub: their files, configurations, splits and columns, with rows
+of our own.
 
-`openai/gsm8k` as its dataset card declares it, and `trl-lib/DeepMath-103K` as TRL's script makes it (examples/datasets/deepmath_103k.py):
-what a preset says of a dataset is tried on the shape that the dataset has.
+`openai/gsm8k` as its dataset card declares it, and `trl-lib/DeepMath-103K` as TRL's script makes it
+(examples/datasets/deepmath_103k.py): what a preset says of a dataset is tried on the shape that the dataset has.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ TRAINING, TESTING = 300, 30
 
 
 def gsm8k() -> Repo:
-    """Two configurations with the same rows; the answer is the text behind ####, and some have a comma or are negative."""
+    """Two configurations with the same rows; the answer is the text behind ####, and some have a comma or are
+    negative."""
     card = _card("main", "socratic")
     files = {"README.md": card, ".gitattributes": b"*.parquet filter=lfs diff=lfs merge=lfs -text\n"}
     for config in ("main", "socratic"):
@@ -32,7 +34,8 @@ def gsm8k() -> Repo:
 
 
 def deepmath() -> Repo:
-    """One configuration: `prompt` is a list of messages, `solution` LaTeX between dollars, or one of the words True, False, Yes and No."""
+    """One configuration: `prompt` is a list of messages, `solution` LaTeX between dollars, or one of the words True,
+    False, Yes and No."""
     files = {"README.md": _card("default", folders={"default": "data"})}
     files["data/train-00000-of-00001.parquet"] = _parquet([_hard_problem(n) for n in range(TRAINING)])
     files["data/test-00000-of-00001.parquet"] = _parquet(

@@ -1,7 +1,7 @@
 """Tiny random models: every file that mlx_lm.load needs, a few hundred kilobytes, no network.
 
-Weights are random and the tokenizer is trained on a few sentences: for tests of shapes, exactness and round trips, not of
-quality.
+Weights are random and the tokenizer is trained on a few sentences: for tests of shapes, exactness and round trips, not
+of quality.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ def tiny_model(
 ) -> Path:
     """Write a random model of `arch` with its tokenizer into `folder` (made if absent) and return the folder.
 
-    `arch`: qwen3, llama, gemma3_text, mixtral, qwen3_moe or mamba, or any other of mlx-lm's with its additional config.json
-    keys as `own`. `vocab` is at least 259: 256 bytes, 3 special tokens, then merges. `hidden` is a multiple of 32. With `bits`,
-    linear and embedding weights are quantised in groups of 32.
-    `noise` is the deviation of random numbers added to arrays that mlx-lm makes constant, such as norms: at a value like 0 a
-    mechanism may be off, or its gradient undefined. gemma3_text ignores `tie`. Sets mlx's random seed.
+    `arch`: qwen3, llama, gemma3_text, mixtral, qwen3_moe or mamba, or any other of mlx-lm's with its additional
+    config.json keys as `own`. `vocab` is at least 259: 256 bytes, 3 special tokens, then merges. `hidden` is a multiple
+    of 32. With `bits`, linear and embedding weights are quantised in groups of 32. `noise` is the deviation of random
+    numbers added to arrays that mlx-lm makes constant, such as norms: at a value like 0 a mechanism may be off, or its
+    gradient undefined. gemma3_text ignores `tie`. Sets mlx's random seed.
     """
     folder.mkdir(parents=True, exist_ok=True)
     tiny_tokenizer(folder, vocab=vocab)

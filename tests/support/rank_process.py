@@ -1,8 +1,9 @@
-"""One rank of a run as a process, started with the environment that `mlx.launch` sets: `python -m tests.support.rank_process RUN BACKEND`.
+"""One rank of a run as a process, started with the environment that `mlx.launch` sets: `python -m
+tests.support.rank_process RUN BACKEND`.
 
-Rank 0 trains the run folder's config, or resumes it; the others work for it. GRPO_TEST_TOKEN_S is a list of seconds by rank, as JSON, that
-every sampled token takes at least; a learned one takes a third. GRPO_TEST_EQUAL_SPLIT splits all work equally, as a plain
-data-parallel trainer would.
+Rank 0 trains the run folder's config, or resumes it; the others work for it. GRPO_TEST_TOKEN_S is a list of seconds by
+rank, as JSON, that every sampled token takes at least; a learned one takes a third. GRPO_TEST_EQUAL_SPLIT splits all
+work equally, as a plain data-parallel trainer would.
 """
 
 from __future__ import annotations

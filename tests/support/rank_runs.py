@@ -1,4 +1,5 @@
-"""Real runs over several ranks on this machine, or on network namespaces, started as a person starts them; and what is left of them."""
+"""Real runs over several ranks on this machine, or on network namespaces, started as a person starts them; and what is
+left of them."""
 
 from __future__ import annotations
 
@@ -27,8 +28,9 @@ SETTINGS: dict[str, Any] = {
     "iters": 12, "batch_size": 4, "group_size": 3, "optimizer": "sgd", "learning_rate": 0.02, "weight_decay": 0.0, "top_k": 0, "top_p": 1.0,
     "validation_split": 0.25, "steps_per_eval": 4, "val_batches": 1, "save_every": 3, "max_completion_length": 12,
 }  # fmt: skip
-"""SGD, whose step is the gradient: AdamW would magnify the rounding of sums whose order differs with the ranks' speeds. The rate is low for
-the same reason: where the policy changes much, one draw in thousands falls to the other side of a rounding error."""
+"""SGD, whose step is the gradient: AdamW would magnify the rounding of sums whose order differs with the ranks' speeds.
+The rate is low for the same reason: where the policy changes much, one draw in thousands falls to the other side of a
+rounding error."""
 COUNTED = ("reward", "rewards/", "completions/", "num_tokens", "epoch", "frac_", "learning_rate", "hit_max")
 """Metrics that are exact however the rows are divided."""
 TOLERANCE = 2e-6
@@ -128,8 +130,8 @@ def processes_of(run: RunFolder) -> list[psutil.Process]:
 
 
 def differences(run: RunFolder, whole: RunFolder) -> list[str]:
-    """What differs between a run that was broken and one that was not: steps, completions, counted metrics, and weights beyond
-    TOLERANCE."""
+    """What differs between a run that was broken and one that was not: steps, completions, counted metrics, and weights
+    beyond TOLERANCE."""
     lines: list[str] = []
     mine, theirs = (
         [(e["step"], _counted(e)) for e in read_events(each.events) if e["kind"] == "step"] for each in (run, whole)

@@ -1,4 +1,5 @@
-"""Ranks as threads of one process, of which one computes at a time: collectives and the control channel without processes.
+"""Ranks as threads of one process, of which one computes at a time: collectives and the control channel without
+processes.
 
 What is exchanged goes through the same code as between processes, but for the transport.
 """

@@ -1,7 +1,9 @@
-"""Records the event logs of `tests/golden/diaries/`: `python -m tests.support.record_diaries [NAME …]`, all of them by default.
+"""Records the event logs of `tests/golden/diaries/`: `python -m tests.support.record_diaries [NAME …]`, all of them by
+default.
 
-Each is a real run of the demo's model with some settings changed, trained in a process of its own; a healthy one for every loss and
-kind of training, a sick one for every rule of the doctor that a model of this size can show. About half a minute each.
+Each is a real run of the demo's model with some settings changed, trained in a process of its own; a healthy one for
+every loss and kind of training, a sick one for every rule of the doctor that a model of this size can show. About half
+a minute each.
 """
 
 from __future__ import annotations

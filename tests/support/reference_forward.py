@@ -1,4 +1,5 @@
-"""Random completions, and their log-probabilities by a plain forward pass: no micro-batches, no cache, no shared prompts."""
+"""Random completions, and their log-probabilities by a plain forward pass: no micro-batches, no cache, no shared
+prompts."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ def rows_of(groups: list[Group]) -> list[Row]:
 
 
 def plain_scores(model: nn.Module, rows: list[Row], temperature: float = TEMPERATURE) -> tuple[mx.array, mx.array]:
-    """Log-probabilities and entropies [B, T], the whole vocabulary at every position of one padded batch, at `temperature`."""
+    """Log-probabilities and entropies [B, T], the whole vocabulary at every position of one padded batch, at
+    `temperature`."""
     longest = max(len(prompt) + len(completion.tokens) for prompt, completion in rows)
     padded_rows = [
         prompt + completion.tokens + [0] * (longest - len(prompt) - len(completion.tokens))

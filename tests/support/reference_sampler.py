@@ -20,14 +20,16 @@ def kept_by_sort(logits_BV: np.ndarray, mass_BV: np.ndarray, sampling: Sampling)
         before_BV = np.concatenate([np.zeros((len(running_BV), 1)), running_BV[:, :-1]], axis=1)
         inside_BV = inside_BV & (before_BV < sampling.top_p * running_BV[:, -1:])
     last_B1 = inside_BV.sum(axis=1, keepdims=True) - 1
-    # Ties at the threshold are kept: of logits where top-k compares logits, of masses where top-p alone compares masses.
+    # Ties at the threshold are kept: of logits where top-k compares logits, of masses where top-p alone compares
+    # masses.
     compared_BV = logits_BV if sampling.top_k else mass_BV
     floor_B1 = np.take_along_axis(np.take_along_axis(compared_BV, order_BV, axis=1), last_B1, axis=1)
     return (compared_BV >= floor_B1) & (mass_BV >= np.float32(sampling.min_p))
 
 
 def sample_by_sort(logits_BV: mx.array, uniform_BU: np.ndarray, sampling: Sampling) -> np.ndarray:
-    """[B · U] tokens: U samples of each row, from the same masses and by the same inverse CDF as the sampler's, filtered by a sort."""
+    """[B · U] tokens: U samples of each row, from the same masses and by the same inverse CDF as the sampler's,
+    filtered by a sort."""
     mass_BV = sampler._mass(logits_BV, logits_BV.max(axis=-1, keepdims=True), sampling.temperature)
     kept_BV = kept_by_sort(np.array(logits_BV.astype(mx.float32)), np.array(mass_BV), sampling)
     filtered_BV = mx.where(mx.array(kept_BV), mass_BV, 0)

@@ -1,4 +1,5 @@
-"""What a model that is divided among ranks must compute as one machine does. Run as a program, it is one rank of two (`of_ranks` starts them)."""
+"""What a model that is divided among ranks must compute as one machine does. Run as a program, it is one rank of two
+(`of_ranks` starts them)."""
 
 from __future__ import annotations
 
@@ -57,7 +58,8 @@ def shake(policy: Policy) -> None:
 
 
 def forward_and_gradient(policy: Policy) -> dict[str, np.ndarray]:
-    """Logits of the policy and its reference, and the gradient of the tokens' log-probability in every adapter, by name."""
+    """Logits of the policy and its reference, and the gradient of the tokens' log-probability in every adapter, by
+    name."""
 
     def loss(model: nn.Module, tokens: mx.array) -> mx.array:
         return nn.losses.cross_entropy(model(tokens[:, :-1]).astype(mx.float32), tokens[:, 1:]).mean()  # pyright: ignore
@@ -102,12 +104,13 @@ def trial(policy: Policy, raw: dict[str, Any], *, steps: bool) -> dict[str, np.n
 
 
 def of_ranks(folder: Path, cases: dict[str, dict[str, Any]], ranks: int = 2) -> list[dict[str, dict[str, np.ndarray]]]:
-    """For each rank, what it found in each of the cases: raw settings by name; those of the cases whose name ends in "step" have one.
-    Afterwards they train the run that run.json in the folder describes, if there is one."""
+    """For each rank, what it found in each of the cases: raw settings by name; those of the cases whose name ends in
+    "step" have one. Afterwards they train the run that run.json in the folder describes, if there is one."""
     (folder / "cases.json").write_text(json.dumps(cases))
     (folder / "hosts.json").write_text(json.dumps([[f"127.0.0.1:{port}"] for port in _free_ports(ranks)]))
     program = [sys.executable, "-m", "tests.support.sharded_trial", str(folder)]
-    # Compiled functions run one operation at a time: ranks of one machine would compile the same kernels into one folder.
+    # Compiled functions run one operation at a time: ranks of one machine would compile the same kernels into one
+    # folder.
     ours = {"MLX_HOSTFILE": str(folder / "hosts.json"), "MLX_DISABLE_COMPILE": "1"}
     processes = [subprocess.Popen(program, env=os.environ | ours | {"MLX_RANK": str(rank)}) for rank in range(ranks)]
     try:
@@ -132,7 +135,8 @@ def _read(folder: Path, cases: dict[str, Any], rank: int) -> dict[str, dict[str,
 
 
 def disturbed_tokens(policy: Policy, rank: int) -> np.ndarray:
-    """What is drawn where every rank but the first has other logits, as another chip has by rounding; here they are in reverse."""
+    """What is drawn where every rank but the first has other logits, as another chip has by rounding; here they are in
+    reverse."""
     rollout = Sampler(policy, 8)
     logits = rollout.fused.split_model.logits
     if rank:

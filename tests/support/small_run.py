@@ -19,8 +19,8 @@ QUICK: dict[str, Any] = {
     "beta": 0.0, "steps_per_eval": 0, "save_every": 100, "fuse": False, "reward_functions": ["r1_int", "r1_count_xml"],
     "reward_weights": [1.0, 0.5], "reward_isolation": "thread",
 }  # fmt: skip
-"""Rewards are scored in the trainer's process: to start another takes longer than such a run. `tests/rewards/test_isolation.py` is
-about the default."""
+"""Rewards are scored in the trainer's process: to start another takes longer than such a run.
+`tests/rewards/test_isolation.py` is about the default."""
 
 
 def write_rows(path: Path, count: int = 8) -> Path:
@@ -52,7 +52,8 @@ def low_half(folder: Path) -> dict[str, Any]:
 
 
 def settings_for(folder: Path, *, layers: int = 1, **changes: Any) -> dict[str, Any]:
-    """Raw settings of a quick run; the model, of `layers` layers, and the rows are written to `folder` the first time."""
+    """Raw settings of a quick run; the model, of `layers` layers, and the rows are written to `folder` the first
+    time."""
     if not (folder / "model").exists():
         tiny_model(folder / "model", layers=layers)
         write_rows(folder / "rows.jsonl")
@@ -66,7 +67,8 @@ def write_config(path: Path, raw: dict[str, Any]) -> Path:
 
 
 def prepare(run: RunFolder, raw: dict[str, Any]) -> None:
-    """A run as the window prepares it for `train --run`: settings in its folder, and its user has allowed the code that they name."""
+    """A run as the window prepares it for `train --run`: settings in its folder, and its user has allowed the code that
+    they name."""
     write_config(run.config, raw)
     allow_named(raw)
 

@@ -1,7 +1,8 @@
-"""A rank without MLX, for tests of the launcher: the real control channel, and a gather through files in the run folder.
+"""A rank without MLX, for tests of the launcher: the real control channel, and a gather through files in the run
+folder.
 
-Rank 0 writes an event log of steps of 50 ms, saves nothing, and ends as the trainer does. `GRPO_STUDIO_TEST_RANK` says what goes wrong: a JSON
-object of rank → one of the words in `misbehave`.
+Rank 0 writes an event log of steps of 50 ms, saves nothing, and ends as the trainer does. `GRPO_STUDIO_TEST_RANK` says
+what goes wrong: a JSON object of rank → one of the words in `misbehave`.
 """
 
 from __future__ import annotations

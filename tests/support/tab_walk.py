@@ -32,8 +32,8 @@ CONTROLS = (
     QAbstractButton, QAbstractItemView, QAbstractSlider, QAbstractSpinBox, QComboBox, QLineEdit, QPlainTextEdit, QTextEdit,
 )  # fmt: skip
 PARTS_OF = (QComboBox, QAbstractItemView, QAbstractSpinBox, QLineEdit, QScrollBar, Segments, Sidebar, Plot)
-"""What has controls of its own inside: another key than Tab does what those do (arrows in a row of segments and in the sidebar, the menu of a
-chart, Delete in a line of text)."""
+"""What has controls of its own inside: another key than Tab does what those do (arrows in a row of segments and in the
+sidebar, the menu of a chart, Delete in a line of text)."""
 MOST = 200
 """Presses of Tab, more than any window has stops and links."""
 
@@ -50,7 +50,8 @@ class TabWalk:
     """Stops that Tab did not leave."""
 
     def unreached(self, window: QWidget) -> list[str]:
-        """Controls of the window that no stop reaches: not by Tab, not as a part of a stop, not by a shortcut of an action."""
+        """Controls of the window that no stop reaches: not by Tab, not as a part of a stop, not by a shortcut of an
+        action."""
         reached = set(self.forward)
         return [
             described(widget)
@@ -126,7 +127,8 @@ def has_shortcut(widget: QWidget) -> bool:
 
 
 def unnamed(stops: Sequence[QWidget]) -> list[str]:
-    """The stops for which a screen reader has no name: neither one of their own, nor a text, nor a label whose buddy they are."""
+    """The stops for which a screen reader has no name: neither one of their own, nor a text, nor a label whose buddy
+    they are."""
     labels = stops[0].window().findChildren(QLabel) if stops else []
     named = {label.buddy() for label in labels if label.text().strip()}
     texts = {stop: stop.text() if isinstance(stop, QAbstractButton) else "" for stop in stops}

@@ -1,5 +1,5 @@
-"""Run by a Python that has torch, transformers and peft, which ours has not: make tiny models with transformers' own classes, and compute
-the logits of saved ones. Knows nothing of this project.
+"""Run by a Python that has torch, transformers and peft, which ours has not: make tiny models with transformers' own
+classes, and compute the logits of saved ones. Knows nothing of this project.
 
 A line of JSON on stdin is a call, a line on stdout its result:
 

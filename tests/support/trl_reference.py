@@ -1,4 +1,5 @@
-"""Run by a Python that has TRL, which ours has not: TRL's own parser on files of ours, and its own advantages and loss of a given batch.
+"""Run by a Python that has TRL, which ours has not: TRL's own parser on files of ours, and its own advantages and loss
+of a given batch.
 
 A line of JSON on stdin is a call, a line on stdout its result:
 
@@ -6,7 +7,8 @@ A line of JSON on stdin is a call, a line on stdout its result:
     ["parse", FILE]                      [words of the file that it does not know, why it refuses the file or ""]
     ["batch", FOLDER, CASE]              what TRL makes of the completions of CASE with the settings of an exported FOLDER
 
-CASE: `completions`, token ids of B = prompts x group; `noise`, [B][T] added to the old log-probabilities and, halved, to the reference's.
+CASE: `completions`, token ids of B = prompts x group; `noise`, [B][T] added to the old log-probabilities and, halved,
+to the reference's.
 """
 
 import contextlib

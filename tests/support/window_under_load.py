@@ -109,8 +109,8 @@ def _follow(folder: RunFolder, seconds: float, place: Path) -> dict[str, float]:
 
 
 def open_run(path: Path) -> dict[str, float]:
-    """Open a run, as a click on the Runs page does, and wait until the charts in view show all of it. A short run is shown before:
-    what the page costs when it is first shown is not the long run's."""
+    """Open a run, as a click on the Runs page does, and wait until the charts in view show all of it. A short run is
+    shown before: what the page costs when it is first shown is not the long run's."""
     from tests.support.latency import LatencyProbe
 
     with tempfile.TemporaryDirectory() as place:

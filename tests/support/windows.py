@@ -17,7 +17,8 @@ PATIENCE_MS = 60_000
 
 
 class SilentService(Service):
-    """Takes questions and answers none, without a process: for a window whose pages ask what the test does not wait for."""
+    """Takes questions and answers none, without a process: for a window whose pages ask what the test does not wait
+    for."""
 
     def _start(self) -> bool:
         self._process = None
@@ -25,8 +26,8 @@ class SilentService(Service):
 
 
 class PatientQtBot(QtBot):
-    """A QtBot that waits for up to a minute. A wait ends with what it waits for, so a sound test takes no longer; on a busy machine a helper process
-    alone may need ten seconds to start."""
+    """A QtBot that waits for up to a minute. A wait ends with what it waits for, so a sound test takes no longer; on a
+    busy machine a helper process alone may need ten seconds to start."""
 
     def waitUntil(self, callback: Callable[[], bool | None], *, timeout: int = PATIENCE_MS) -> None:
         super().waitUntil(callback, timeout=timeout)
@@ -43,7 +44,8 @@ class PatientQtBot(QtBot):
 
 @contextmanager
 def active_window(session: Session, qtbot: Any, *, restored: bool = False) -> Iterator[Window]:
-    """The window of a session, 1280 × 800, with the keyboard's focus. `restored`: with the draft that was left, as at a start of the app."""
+    """The window of a session, 1280 × 800, with the keyboard's focus. `restored`: with the draft that was left, as at a
+    start of the app."""
     window = Window(session)
     if restored:
         session.restore()

@@ -37,7 +37,8 @@ SWEEP = "name: theirs\nover:\n  learning_rate: [0.001, 0.0001]\nseeds: [0]\nhalv
 
 @pytest.fixture(scope="module")
 def theirs(tmp_path_factory: pytest.TempPathFactory, models: Path) -> Path:
-    """A folder as it is unpacked: a run with a checkpoint, one that has not begun, a sweep, and the reward file that all three name."""
+    """A folder as it is unpacked: a run with a checkpoint, one that has not begun, a sweep, and the reward file that
+    all three name."""
     folder = tmp_path_factory.mktemp("theirs")
     reward = folder / "theirs.py"
     reward.write_text(CODE)
@@ -124,7 +125,8 @@ HIDDEN_NAMES: dict[str, Any] = {
 
 @pytest.mark.parametrize("how", HIDDEN_NAMES)
 def test_code_is_found_however_a_run_folder_names_it(how: str, theirs: Path, tmp_path: Path) -> None:
-    """The path is relative to the run's folder, and neither the window nor a terminal has that as its working directory."""
+    """The path is relative to the run's folder, and neither the window nor a terminal has that as its working
+    directory."""
     run = RunFolder(tmp_path / "run")
     small_run.write_config(run.config, {"model": "m", "data": "d"} | HIDDEN_NAMES[how])
     shutil.copy(theirs / "theirs.py", run.path)

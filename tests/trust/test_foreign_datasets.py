@@ -1,4 +1,5 @@
-"""A dataset of somebody else on the Hub: what its README and its rows name is opened in its own repository alone, on the Hub as in the cache."""
+"""A dataset of somebody else on the Hub: what its README and its rows name is opened in its own repository alone, on
+the Hub as in the cache."""
 
 from __future__ import annotations
 
@@ -75,7 +76,8 @@ def test_a_readme_contacts_no_machine(address: str, hub: HubStandIn, stranger: s
 def test_rows_that_name_pictures_open_nothing(
     hub: HubStandIn, secret: Path, stranger: socket.socket, tmp_path: Path
 ) -> None:
-    """To decode a picture, `datasets` opens the path that its row names: a file, an address, another repository with the user's token."""
+    """To decode a picture, `datasets` opens the path that its row names: a file, an address, another repository with
+    the user's token."""
     paths = [str(secret), f"ftp://127.0.0.1:{stranger.getsockname()[1]}/x.png", "hf://datasets/owner/private/x.png"]
     stored = [{"bytes": None, "path": path} for path in paths]
     picture = pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])

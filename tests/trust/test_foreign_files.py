@@ -1,4 +1,5 @@
-"""Folders of somebody else whose files go to another place, an export or another machine: no link in them brings a file of the user's along."""
+"""Folders of somebody else whose files go to another place, an export or another machine: no link in them brings a file
+of the user's along."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Promises of docs/security.md that no other room's tests prove: what is never loaded, never followed, never shown as HTML, never opened."""
+"""Promises of docs/security.md that no other room's tests prove: what is never loaded, never followed, never shown as
+HTML, never opened."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The protocol of all child processes: one answer for each request, a new child after one died, and no printed text among
-the answers."""
+"""The protocol of all child processes: one answer for each request, a new child after one died, and no printed text
+among the answers."""
 
 from __future__ import annotations
 

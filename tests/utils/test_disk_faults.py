@@ -22,7 +22,8 @@ from backend.utils.whole_file import remove_folder, replace_file, save_as, whole
 
 @pytest.fixture
 def size_limit() -> Iterator[None]:
-    """No file of this process may exceed 4 kB: the kernel takes what fits, then refuses with EFBIG, as a full disk does with ENOSPC."""
+    """No file of this process may exceed 4 kB: the kernel takes what fits, then refuses with EFBIG, as a full disk does
+    with ENOSPC."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
     yield

@@ -119,9 +119,14 @@ class CheckpointWriter:
         for log in logs:
             log.sync()
         path = checkpoint.save(
-            self.run, taken.state, taken.weights, taken.optimizer, taken.reference,
-            is_full_model=taken.adapter_config is None, keep=self._keep,
-        )  # fmt: skip
+            self.run,
+            taken.state,
+            taken.weights,
+            taken.optimizer,
+            taken.reference,
+            is_full_model=taken.adapter_config is None,
+            keep=self._keep,
+        )
         if taken.adapter_config is not None:
             publish_adapters(self.run, path / "adapters.safetensors", taken.adapter_config)
         return WrittenCheckpoint(taken.state.step, path)

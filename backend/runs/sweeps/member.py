@@ -127,9 +127,13 @@ class MemberRun:
         def load() -> None:
             # Its notes are in the event log since the first time.
             parts = load_context(
-                trainer.config, lambda sentence: None, self._read_inputs(), trainer.gpu_errors.step_size, shared,
+                trainer.config,
+                lambda sentence: None,
+                self._read_inputs(),
+                trainer.gpu_errors.step_size,
+                shared,
                 trainer.steering.stage_configs(),
-            )  # fmt: skip
+            )
             saved = checkpoint.newest(self.folder)
             if saved is None:
                 raise UserError("run", f"The checkpoints of {self.folder.name} were deleted while it waited.")

@@ -138,10 +138,16 @@ class SweepPlan:
         """What `parse_sweep` reads as the same sweep."""
         random_keys = {"trials": self.trials, "search_seed": self.search_seed} if self.search == "random" else {}
         return {
-            "name": self.name, "search": self.search, "over": self.over, **random_keys, "seeds": list(self.seeds),
-            "halving": self.halving.to_dict() if self.halving else "off", "metric": self.metric,
-            "round_steps": self.round_steps, "base": self.base,
-        }  # fmt: skip
+            "name": self.name,
+            "search": self.search,
+            "over": self.over,
+            **random_keys,
+            "seeds": list(self.seeds),
+            "halving": self.halving.to_dict() if self.halving else "off",
+            "metric": self.metric,
+            "round_steps": self.round_steps,
+            "base": self.base,
+        }
 
 
 def text_of(value: Any) -> str:
@@ -237,9 +243,18 @@ def parse_sweep(raw: Mapping[str, Any]) -> SweepPlan:
         raise UserError(faults)
     configurations = _configurations(over, search, numbers["trials"], numbers["search_seed"])
     plan = SweepPlan(
-        str(name), base, search, over, tuple(numbers["seeds"]), configurations, halving, metric,
-        numbers["trials"], numbers["search_seed"], numbers["round_steps"],
-    )  # fmt: skip
+        str(name),
+        base,
+        search,
+        over,
+        tuple(numbers["seeds"]),
+        configurations,
+        halving,
+        metric,
+        numbers["trials"],
+        numbers["search_seed"],
+        numbers["round_steps"],
+    )
     _check_plan(plan)
     return plan
 

@@ -1,4 +1,5 @@
-"""Our settings in TRL's words: every setting has a fate, every word is one of TRL's, and what is read again is the same run."""
+"""Our settings in TRL's words: every setting has a fate, every word is one of TRL's, and what is read again is the same
+run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""PEFT's words: every kind of adapter and every word of LoraConfig is read, accepted with a reason, or refused with what is nearest."""
+"""PEFT's words: every kind of adapter and every word of LoraConfig is read, accepted with a reason, or refused with
+what is nearest."""
 
 from __future__ import annotations
 

@@ -58,7 +58,8 @@ def test_every_word_is_explained_in_plain_sentences(program: OtherProgram) -> No
 
 @pytest.mark.parametrize("name", FILES)
 def test_a_file_with_every_word_has_no_unknown_key_and_each_word_is_told(name: str) -> None:
-    """The files that name every argument of TRL, every default of mlx-lm-lora and of mlx-lm, its examples, and every flag of mlx-grpo."""
+    """The files that name every argument of TRL, every default of mlx-lm-lora and of mlx-lm, its examples, and every
+    flag of mlx-grpo."""
     raw = read(name)
     translation = read_words(raw)
     assert translation.program is FILES[name]

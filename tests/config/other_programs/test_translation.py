@@ -1,4 +1,5 @@
-"""Files of other programs mean here what they mean there: units, schedules, adapters, rewards, and which program a file is for."""
+"""Files of other programs mean here what they mean there: units, schedules, adapters, rewards, and which program a file
+is for."""
 
 from __future__ import annotations
 
@@ -47,7 +48,8 @@ def sentence(**raw: Any) -> str:
     [(8, 1, 8, 1, 1), (8, 4, 8, 1, 4), (16, 4, 8, 2, 4), (64, 1, 8, 8, 1), (2, 8, 8, 1, 2), (1, 8, 8, 1, 1), (12, 2, 8, 1, 3), (24, 1, 8, 3, 1)],
 )  # fmt: skip
 def test_completions_become_prompts(size: int, accumulated: int, group: int, batch: int, pieces: int) -> None:
-    """The completions of an update are the same; a piece is no larger than a batch there, or one prompt where that is more."""
+    """The completions of an update are the same; a piece is no larger than a batch there, or one prompt where that is
+    more."""
     raw = {"per_device_train_batch_size": size, "gradient_accumulation_steps": accumulated, "num_generations": group}
     values = made(**raw)
     assert (values["batch_size"], values["gradient_accumulation_steps"]) == (batch, pieces)
@@ -213,7 +215,8 @@ def _has_floats(values: dict[str, Any]) -> bool:
 
 
 def test_iterations_of_mlx_lm_lora_are_batches_of_which_every_kth_updates() -> None:
-    """Its own file and ours sample the same prompts and make the same updates; ours used to sample ten times as many."""
+    """Its own file and ours sample the same prompts and make the same updates; ours used to sample ten times as
+    many."""
     config = parse(NEEDED | THEIRS | {"steps_per_eval": 200, "save_every": 25, "steps_per_report": 10})
     assert config.iters == 100 and config.prompts_per_step == 20
     assert config.iters * config.prompts_per_step == 1000 * 2

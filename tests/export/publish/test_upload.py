@@ -1,4 +1,5 @@
-"""Uploads against a Hub on this machine: one sound commit however often one is interrupted, and a sentence for what goes wrong."""
+"""Uploads against a Hub on this machine: one sound commit however often one is interrupted, and a sentence for what
+goes wrong."""
 
 from __future__ import annotations
 

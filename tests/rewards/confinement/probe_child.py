@@ -1,6 +1,7 @@
 """A confined child that runs snippets of Python sent to it, a JSON line each, and says how each ended.
 
-Arguments: its folder, and "network" or "no network". First line out: its Confinement; then for every {"code", "names"} either
+Arguments: its folder, and "network" or "no network". First line out: its Confinement; then for every {"code", "names"}
+either
 {"value": what the snippet left in `value`} or {"error": the exception's type, "errno": …, "text": …}.
 """
 

@@ -1,4 +1,5 @@
-"""What is told where a system offers less: an older kernel, a container, an unknown processor; and the tables behind the filter."""
+"""What is told where a system offers less: an older kernel, a container, an unknown processor; and the tables behind
+the filter."""
 
 from __future__ import annotations
 

@@ -4,8 +4,8 @@
     python -m tests.support.architectures --only qwen3_5 llama these; the rest of the record stays
     python -m tests.support.architectures --missing            those that the record does not have yet
 
-Each type is tried in a process of its own with a limit on time and memory, so that none can end the others. The record is written after each type. Exit code 1 where a
-type neither works nor is refused.
+Each type is tried in a process of its own with a limit on time and memory, so that none can end the others. The record
+is written after each type. Exit code 1 where a type neither works nor is refused.
 """
 
 from __future__ import annotations

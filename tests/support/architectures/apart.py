@@ -1,7 +1,7 @@
 """The trials of a type in a process of its own, with a limit on its time and memory.
 
-The processes are forks of a server that has imported everything and computed nothing: importing takes longer than the trials, and a
-fork of a process that has used mlx would hang.
+The processes are forks of a server that has imported everything and computed nothing: importing takes longer than the
+trials, and a fork of a process that has used mlx would hang.
 """
 
 from __future__ import annotations

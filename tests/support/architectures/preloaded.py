@@ -1,4 +1,5 @@
-"""What the process imports from which those of the trials are forked. Computes nothing: mlx must not be used before a fork."""
+"""What the process imports from which those of the trials are forked. Computes nothing: mlx must not be used before a
+fork."""
 
 from backend.engine import cpu_setup
 

@@ -1,8 +1,10 @@
-"""config.json of a tiny model of every type that mlx-lm has: sizes by the name of the setting, and what a type needs besides.
+"""config.json of a tiny model of every type that mlx-lm has: sizes by the name of the setting, and what a type needs
+besides.
 
-A type's settings are the fields of its `ModelArgs`. SIZES gives a small value for every field of a known name; a field of another
-name keeps its default. Where that does not make a working model, SPECIAL holds what has to be different. Values are chosen so that
-every mechanism of a type is at work within a few tokens: windows and chunks are shorter than the prompts of the tests.
+A type's settings are the fields of its `ModelArgs`. SIZES gives a small value for every field of a known name; a field
+of another name keeps its default. Where that does not make a working model, SPECIAL holds what has to be different.
+Values are chosen so that every mechanism of a type is at work within a few tokens: windows and chunks are shorter than
+the prompts of the tests.
 """
 
 from __future__ import annotations
@@ -178,7 +180,8 @@ SPECIAL: dict[str, dict[str, Any]] = {
 
 
 def tiny_config(arch: str) -> dict[str, Any]:
-    """The config.json of a tiny model of `arch`. Raises ValueError for a setting that has neither a default nor a size here."""
+    """The config.json of a tiny model of `arch`. Raises ValueError for a setting that has neither a default nor a size
+    here."""
     own = SPECIAL.get(arch, {})
     config = {"model_type": arch, "vocab_size": VOCABULARY, "eos_token_id": 1, "pad_token_id": 0}
     if arch in TEXT_PART:
@@ -204,12 +207,14 @@ def _sizes(module: str, name: str, own: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_given(name: str, parameter: inspect.Parameter) -> bool:
-    """Whether a setting gets its size: not where None means that the type's mechanism is off, unless it must be given."""
+    """Whether a setting gets its size: not where None means that the type's mechanism is off, unless it must be
+    given."""
     return name in SIZES and (parameter.default is parameter.empty or parameter.default is not None)
 
 
 def model_types() -> list[str]:
-    """The modules of the installed mlx-lm that define a model; the others are parts that several of them use. Read, not imported."""
+    """The modules of the installed mlx-lm that define a model; the others are parts that several of them use. Read, not
+    imported."""
     package = importlib.util.find_spec("mlx_lm")
     assert package is not None and package.submodule_search_locations
     folder = Path(package.submodule_search_locations[0]) / "models"

@@ -1,4 +1,5 @@
-"""What every model type has to do before the table of architectures says that it works: a tiny random model of it does all of it.
+"""What every model type has to do before the table of architectures says that it works: a tiny random model of it does
+all of it.
 
     run_and_resume    a run with LoRA, the same run stopped and resumed, the adapters opened by mlx-lm, the exported model
     learn             two updates of one fine-tune type on synthetic completions
@@ -36,7 +37,8 @@ from tests.support.forward_cases import Case, assert_same_gradients, gradients
 from tests.support.reference_forward import sampled_groups
 
 MAX_GAP = 1e-4
-"""Most nats by which a token's log-probability while sampling may differ from that of training's forward pass, in float32."""
+"""Most nats by which a token's log-probability while sampling may differ from that of training's forward pass, in
+float32."""
 
 CACHES = {
     "KVCache": "keys and values",
@@ -70,8 +72,9 @@ def config_of(folder: Path, train_type: str = "lora") -> Config:
 
 
 def run_and_resume(folder: Path, work: Path) -> None:
-    """Two steps of a run with LoRA. Log-probabilities recorded while sampling are those of training's forward pass; stopped after
-    its first step and resumed, it ends with the same weights; mlx-lm opens the adapters it leaves, and what is exported."""
+    """Two steps of a run with LoRA. Log-probabilities recorded while sampling are those of training's forward pass;
+    stopped after its first step and resumed, it ends with the same weights; mlx-lm opens the adapters it leaves, and
+    what is exported."""
     raw = small_run.settings_for(work, model=str(folder), data=str(small_run.write_rows(work / "rows.jsonl")), **RUN)
     raw |= small_run.low_half(work)
     unbroken, broken = RunFolder(work / "unbroken"), RunFolder(work / "broken")
@@ -120,8 +123,8 @@ def _check_reopened(folder: Path, run: RunFolder, policy: Policy, weights: dict[
 
 
 def learn(folder: Path, train_type: str) -> None:
-    """Two updates on synthetic completions. They change trainable arrays and no others, and afterwards the model computes in
-    decoding (eval) what it computes in learning (train)."""
+    """Two updates on synthetic completions. They change trainable arrays and no others, and afterwards the model
+    computes in decoding (eval) what it computes in learning (train)."""
     config = config_of(folder, train_type)
     policy = load_policy(config)
     before = {name: np.array(x) for name, x in tree_flatten(policy.model.parameters())}
@@ -143,7 +146,8 @@ def learn(folder: Path, train_type: str) -> None:
 
 
 def check_gradients(folder: Path) -> None:
-    """The gradient of every weight is that of plain autodiff over each row alone, with gradient checkpointing and without."""
+    """The gradient of every weight is that of plain autodiff over each row alone, with gradient checkpointing and
+    without."""
     policy, case = load_policy(config_of(folder, "full")), Case()
     model, split_model = policy.model, policy.split_model
 

@@ -1,4 +1,5 @@
-"""Python imports this at its start when the folder is on PYTHONPATH: installs `tests.support.failing_gpu` as the trainer is imported."""
+"""Python imports this at its start when the folder is on PYTHONPATH: installs `tests.support.failing_gpu` as the
+trainer is imported."""
 
 from __future__ import annotations
 
