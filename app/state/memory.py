@@ -51,7 +51,7 @@ def memory_parts_of_shape(config: Config, shape: ModelShape, prompt: int | None 
 
 def _memory_parts(result: Estimate) -> MemoryParts:
     # The estimate has already chosen chunk sizes that fit, if any do, so there is no slack.
-    named = [(NAMES.get(part.name, (part.name.capitalize(), "")), part.bytes) for part in result.largest.allocations]
+    named = [(NAMES.get(name, (name.capitalize(), "")), size) for name, size in result.largest.sizes.items()]
     parts = tuple(MemoryPart(name, size, about) for (name, about), size in named)
     return MemoryParts(parts, limit=result.limit, advice=result.advice, slack=0.0, row_tip=result.row_tip)
 

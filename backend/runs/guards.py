@@ -179,9 +179,8 @@ def run_bytes(config: Config, shape: ModelShape) -> int:
     """
     memory = MemoryModel(config, shape, prompt=1, gpu=False)
     trainable = memory.trainable()
-    sizes = {allocation.name: allocation.bytes for allocation in memory.persistent()}
     checkpoint = trainable + (trainable if config.sync_ref_model else 0)
-    checkpoint += 0 if config.save_only_model else sizes.get("optimizer", 0)
+    checkpoint += 0 if config.save_only_model else memory.optimizer()
     saves = -(-config.iters // config.save_every)
     full = config.train_type == "full"
     model = shape.weights if full or config.fuse else 0

@@ -30,6 +30,6 @@ def test_every_part_of_an_estimate_has_a_label() -> None:
         {"train_type": "lora", "num_layers": -1, "beta": 0.1, "max_completion_length": 2000, "max_seq_length": 4096},
     ):
         result = estimate(parse(demo | changes), shape, machine_bytes(), prompt=400)
-        reported |= {part.name for phase in (result.rollout, result.training) for part in phase.allocations}
+        reported |= {*result.rollout.sizes, *result.training.sizes}
     assert {"prompts", "adapters", "KV cache", "logits"} <= reported, "the settings above no longer reach these parts"
     assert reported <= set(NAMES)
