@@ -34,7 +34,14 @@ _NOT_LOADED = re.compile(
     r"|embed_audio|mtp)\."
 )
 """Weights of images, sound and multi-token prediction, which mlx-lm leaves in the file."""
-_STATE_SIZES = tuple("mamba_d_state ssm_state_size state_size mamba_d_ssm conv_L_cache linear_num_value_heads".split())
+_STATE_SIZES = (
+    "mamba_d_state",
+    "ssm_state_size",
+    "state_size",
+    "mamba_d_ssm",
+    "conv_L_cache",
+    "linear_num_value_heads",
+)
 """Settings of layers with a state. Where a config.json has one and does not say which layers are which, all count as
 states."""
 

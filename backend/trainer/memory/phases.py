@@ -71,8 +71,8 @@ class Phase:
 class MemoryPlan:
     """The sizes into which a step is split. Every choice trades time for memory and changes results by rounding only.
 
-    `rows`: completions decoded together. `prefill_chunk`: tokens per prompt in one pass of prefill. `merge`: decode with
-    a copy of the weights that has the adapters merged in. `micro_batch_tokens`: tokens, padding included, of one
+    `rows`: completions decoded together. `prefill_chunk`: tokens per prompt in one pass of prefill. `merge`: decode
+    with adapters merged into a copy of the weights. `micro_batch_tokens`: tokens, padding included, of one
     forward and backward pass. `chunk`: completion tokens whose logits exist at the same time. `recompute`: gradient
     checkpointing.
     """
@@ -293,8 +293,8 @@ class MemoryModel:
         if self.shares_prompts:
             is_even = rows % group == 0 or group % rows == 0
             read_together = min(prompts, -(-rows // group) if is_even else (rows - 2) // group + 2)
-        # Each boundary between micro-batches inside a group makes its prompt read once more. The extra prefill of shared
-        # prompts has no gradient and so costs a third of a pass with one.
+        # Each boundary between micro-batches inside a group makes its prompt read once more. The extra prefill of
+        # shared prompts has no gradient and so costs a third of a pass with one.
         read_again = passes - 1 - (passes - 1) // (group // gcd(rows, group))
         too_large = rows * self.completion + read_together * prompt > budget
         is_shared = may_share and (too_large or 3 * read_again > prompts)
@@ -426,9 +426,7 @@ class MemoryModel:
         weight gradient three times: of this chunk, of those before, and their sum."""
         is_cut, vocabulary, hidden = plan.chunk < tokens, self.shape.vocabulary, self.shape.hidden
         arrays = 5.5 if is_cut else 5
-        arrays += (
-            2 if self.config.penalises else 0
-        )  # the tokens' counts, and the penalised logits beside the plain ones
+        arrays += 2 if self.config.penalises else 0  # the tokens' counts, and the penalised logits
         logits = round(arrays * min(plan.chunk, tokens) * vocabulary * FLOAT_BYTES)
         head_gradients = 3 * vocabulary * hidden * FLOAT_BYTES if self.trains_head and is_cut else 0
         return logits + head_gradients + 2 * tokens * hidden * FLOAT_BYTES
