@@ -117,8 +117,11 @@ def code_files(settings: Mapping[str, Any], base: Path | None = None) -> list[Pa
         for entry in split_names(entries) if isinstance(entries, str) else map(str, _list(entries)):
             with suppress(UserError):  # validation reports it, and no run starts with it
                 names.append(read_call(entry).file)
-    paths = [locate_reward_file(name, base).resolve() for name in names if name]
-    return [path for path in dict.fromkeys(paths) if path.is_file()]
+    paths = dict[Path, None]()
+    for name in filter(None, names):
+        with suppress(UserError):  # not a path; validation reports it
+            paths[locate_reward_file(name, base).resolve()] = None
+    return [path for path in paths if path.is_file()]
 
 
 def _list(value: Any) -> list[Any]:

@@ -53,6 +53,7 @@ def test_files_that_a_run_executes(reward_file: Path, tmp_path: Path) -> None:
     }
     assert [path.name for path in code_files(settings, tmp_path)] == ["mine.py", "two.py", "three.py"]
     assert code_files({"reward_functions": ["r1_int"], "reward_functions_file": ""}) == []
+    assert code_files({"reward_functions_file": "x" * 300}) == []
 
 
 def test_consent_is_asked_once(reward_file: Path, tmp_path: Path) -> None:
