@@ -12,10 +12,12 @@ from backend.config.setting import MOST_COMPLETIONS, MOST_TOKENS, setting
 
 _columns = partial(setting, section="columns", group=COLUMNS)
 _prompts = partial(setting, section="columns", group=PROMPTS)
-_answers = partial(setting, section="columns", group=ANSWERS)
-_held_out = partial(setting, section="columns", group=HELD_OUT)
-_rows = partial(setting, section="columns", group=ROWS)
+_advanced_prompts = partial(_prompts, advanced=True)
+_answers = partial(setting, section="columns", group=ANSWERS, advanced=True)
+_held_out = partial(setting, section="columns", group=HELD_OUT, advanced=True)
+_rows = partial(setting, section="columns", group=ROWS, advanced=True)
 _output = partial(setting, section="output")
+_advanced_output = partial(_output, advanced=True)
 
 
 class DataFields(BaseModel):
@@ -46,12 +48,11 @@ class DataFields(BaseModel):
         kind="prose",
         used_by=("row_view", "prompt_text"),
     )
-    prompt_template: str = _prompts(
+    prompt_template: str = _advanced_prompts(
         "",
         "Prompt template",
         "Text of each prompt; {question} inserts that column, {{ and }} are braces. Empty: the prompt column.",
         kind="prose",
-        advanced=True,
         used_by=("task", "rows"),
     )
     answer_pattern: str = _answers(
@@ -59,7 +60,6 @@ class DataFields(BaseModel):
         "Answer pattern",
         "A regular expression with one group that extracts the answer from the answer column, such as #### (.*). "
         "Rows without a match are skipped and counted.",
-        advanced=True,
         used_by=("task", "rows"),
     )
     map_function: str = _answers(
@@ -67,7 +67,6 @@ class DataFields(BaseModel):
         "Map function",
         "A function registered with @register_map_function. It gets each row and returns the row to train on, or "
         "None to skip it.",
-        advanced=True,
         used_by=("task", "rows"),
     )
     valid_data: str = _held_out(
@@ -75,7 +74,6 @@ class DataFields(BaseModel):
         "Validation dataset",
         "A file, folder or Hugging Face id to evaluate on, instead of the dataset's valid split.",
         kind="dataset",
-        advanced=True,
         used_by=("task", "rows"),
     )
     test_data: str = _held_out(
@@ -83,7 +81,6 @@ class DataFields(BaseModel):
         "Test dataset",
         "A file, folder or Hugging Face id for the final test, instead of the dataset's test split.",
         kind="dataset",
-        advanced=True,
         used_by=("task", "rows"),
     )
     eval_data: dict[str, Any] = _held_out(
@@ -91,7 +88,6 @@ class DataFields(BaseModel):
         "Evaluation sets",
         "More datasets to evaluate on, by name: gsm8k: openai/gsm8k, or a mapping with data and what differs, "
         "such as answer_pattern.",
-        advanced=True,
         used_by=("task", "rows"),
     )
     streaming: bool = _rows(
@@ -99,49 +95,39 @@ class DataFields(BaseModel):
         "Streaming",
         "Reads rows from disk when they are needed, for datasets larger than memory. Needs jsonl, csv, parquet or "
         "Hugging Face.",
-        advanced=True,
         used_by=("task", "rows"),
     )
     dataset_config: str = _rows(
-        "", "Dataset config", "Configuration of a Hugging Face dataset.", advanced=True, used_by=("task", "rows")
+        "", "Dataset config", "Configuration of a Hugging Face dataset.", used_by=("task", "rows")
     )
-    train_split: str = _rows("train", "Train split", "Split to train on.", advanced=True, used_by=("task", "rows"))
+    train_split: str = _rows("train", "Train split", "Split to train on.", used_by=("task", "rows"))
     valid_split: str = _rows(
-        "valid",
-        "Valid split",
-        "Split for evaluations; “validation” works too.",
-        advanced=True,
-        used_by=("task", "rows"),
+        "valid", "Valid split", "Split for evaluations; “validation” works too.", used_by=("task", "rows")
     )
-    test_split: str = _rows(
-        "test", "Test split", "Split for the test at the end.", advanced=True, used_by=("task", "rows")
-    )
+    test_split: str = _rows("test", "Test split", "Split for the test at the end.", used_by=("task", "rows"))
     validation_split: float = _rows(
         0.0,
         "Validation share",
         "Share of the training rows held out if there is no valid split.",
         ge=0,
         lt=1,
-        advanced=True,
         used_by=("rows",),
     )
-    chat_template_kwargs: dict[str, Any] = _prompts(
+    chat_template_kwargs: dict[str, Any] = _advanced_prompts(
         {},
         "Chat template options",
         "Passed to the tokenizer's chat template, such as enable_thinking: false.",
-        advanced=True,
         used_by=("row_view", "prompt_text"),
     )
-    max_prompt_length: int | None = _prompts(
+    max_prompt_length: int | None = _advanced_prompts(
         None,
         "Max prompt",
         "Maximum prompt tokens. Empty: whatever Max Seq leaves.",
         within=(1, MOST_TOKENS),
         unit="tokens",
-        advanced=True,
         used_by=("prompt_limit",),
     )
-    long_prompts: str = _prompts(
+    long_prompts: str = _advanced_prompts(
         "leave_out",
         "Long prompts",
         "What to do with a row whose prompt is too long.",
@@ -149,36 +135,27 @@ class DataFields(BaseModel):
             ("leave_out", "Leave out", "The row is skipped and counted."),
             ("cut_left", "Cut on the left", "Cuts the beginning of the last user message until the prompt fits."),
         ],
-        advanced=True,
         used_by=("row_view",),
     )
-    tokenizer: str = _prompts(
+    tokenizer: str = _advanced_prompts(
         "",
         "Tokenizer",
         "A folder or Hugging Face id whose tokenizer and chat template replace the model's own.",
         kind="model",
-        advanced=True,
         used_by=("task", "row_view", "prompt_text"),
     )
-    stop: list[str] = _answers([], "Stop strings", "A completion ends when it contains one of these.", advanced=True)
+    stop: list[str] = _answers([], "Stop strings", "A completion ends when it contains one of these.")
     num_generations_eval: int | None = _held_out(
-        None,
-        "Group in evaluation",
-        "Completions per held-out prompt. Empty: as Group.",
-        within=(1, MOST_COMPLETIONS),
-        advanced=True,
+        None, "Group in evaluation", "Completions per held-out prompt. Empty: as Group.", within=(1, MOST_COMPLETIONS)
     )
     run_name: str = _output("", "Run folder name", "Empty: named after model, fine-tuning and date.", used_by=("task",))
-    report_to: list[str] = _output(
+    report_to: list[str] = _advanced_output(
         [],
         "Report to",
         "Trackers: csv, tensorboard, trackio, wandb, none, or all that are installed. wandb stays offline unless "
         "WANDB_MODE is online.",
-        advanced=True,
     )
-    tracker_project: str = _output(
-        "", "Tracker project", "Project in trackio and wandb. Empty: grpo-studio.", advanced=True
-    )
-    tracker_run_name: str = _output(
-        "", "Tracker run name", "Name of the run in trackers. Empty: its folder name.", advanced=True
+    tracker_project: str = _advanced_output("", "Tracker project", "Project in trackio and wandb. Empty: grpo-studio.")
+    tracker_run_name: str = _advanced_output(
+        "", "Tracker run name", "Name of the run in trackers. Empty: its folder name."
     )

@@ -13,13 +13,14 @@ from backend.config.setting import MOST_COMPLETIONS, MOST_TOKENS, NEVER, setting
 from backend.rewards.catalogue import DEFAULT_REWARDS
 
 _preference = partial(setting, section="preference")
+_advanced_preference = partial(_preference, advanced=True)
 _generation = partial(setting, section="generation")
-_sampling = partial(setting, section="generation", group=SAMPLING)
-_loss = partial(setting, section="generation", group=LOSS)
-_entropy = partial(setting, section="generation", group=ENTROPY)
-_advantages = partial(setting, section="generation", group=ADVANTAGES)
-_course = partial(setting, section="generation", group=COURSE)
-_reward_limits = partial(setting, section="generation", group=REWARD_LIMITS)
+_sampling = partial(setting, section="generation", group=SAMPLING, advanced=True)
+_loss = partial(setting, section="generation", group=LOSS, advanced=True)
+_entropy = partial(setting, section="generation", group=ENTROPY, advanced=True)
+_advantages = partial(setting, section="generation", group=ADVANTAGES, advanced=True)
+_course = partial(setting, section="generation", group=COURSE, advanced=True)
+_reward_limits = partial(setting, section="generation", group=REWARD_LIMITS, advanced=True)
 _SAPO, _VESPO = ("grpo_loss_type", ("sapo",)), ("grpo_loss_type", ("vespo",))
 _CORRECTED = ("sampling_correction", ("auto", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"))
 
@@ -43,48 +44,39 @@ class GrpoFields(BaseModel):
         known_as=("Reference model",),
         used_by=("task",),
     )
-    sync_ref_model: bool = _preference(
-        False, "Reference follows", "Moves the reference towards the policy from time to time.", advanced=True
+    sync_ref_model: bool = _advanced_preference(
+        False, "Reference follows", "Moves the reference towards the policy from time to time."
     )
-    ref_model_mixup_alpha: float = _preference(
-        0.6,
-        "Mix-up",
-        "Share of the policy in the new reference.",
-        above=(0, 1),
-        advanced=True,
-        when=("sync_ref_model", (True,)),
+    ref_model_mixup_alpha: float = _advanced_preference(
+        0.6, "Mix-up", "Share of the policy in the new reference.", above=(0, 1), when=("sync_ref_model", (True,))
     )
-    ref_model_sync_steps: int = _preference(
+    ref_model_sync_steps: int = _advanced_preference(
         512,
         "Sync every",
         "Updates between two moves of the reference.",
         within=(1, NEVER),
         unit="updates",
-        advanced=True,
         when=("sync_ref_model", (True,)),
     )
-    log_kl: bool = _preference(
+    log_kl: bool = _advanced_preference(
         False,
         "Log KL at weight 0",
         "Measures the KL for the charts at KL weight 0. Costs a reference pass.",
-        advanced=True,
         when=("beta", (0, 0.0)),
     )
-    kl_estimator: str = _preference(
+    kl_estimator: str = _advanced_preference(
         "k3",
         "KL estimator",
         "Formula of the KL term per token. The default works; the other is the documented formula, to the letter.",
         choices=[(entry.key, entry.name, entry.sentence) for entry in kl_estimators()],
-        advanced=True,
     )
-    use_bias_correction_kl: bool = _preference(
+    use_bias_correction_kl: bool = _advanced_preference(
         True,
         "Bias-corrected KL",
         "Multiplies the KL estimate by the ratio, which corrects its gradient off-policy (TRL's default).",
-        advanced=True,
         when=("kl_estimator", ("k3",)),
     )
-    ratio_against: str = _preference(
+    ratio_against: str = _advanced_preference(
         "old",
         "Ratio against",
         "Denominator of the importance ratio.",
@@ -96,7 +88,6 @@ class GrpoFields(BaseModel):
                 "As in the guide of MLX LoRA Studio: learning stops once the policy is Epsilon away.",
             ),
         ],
-        advanced=True,
     )
     group_size: int = _generation(
         4,
@@ -135,21 +126,18 @@ class GrpoFields(BaseModel):
         "Divides the logits of tokens that prompt or completion contain (negative ones are multiplied). Part of "
         "the policy; 1: off.",
         above=(0, 10),
-        advanced=True,
     )
     presence_penalty: float = _sampling(
         0.0,
         "Presence penalty",
         "Subtracted from the logit of every token that the completion contains. Part of the policy; 0: off.",
         within=(-10, 10),
-        advanced=True,
     )
     frequency_penalty: float = _sampling(
         0.0,
         "Frequency penalty",
         "Subtracted from a token's logit once per occurrence in the completion. Part of the policy; 0: off.",
         within=(-10, 10),
-        advanced=True,
     )
     output_regex: str = _sampling(
         "",
@@ -157,14 +145,12 @@ class GrpoFields(BaseModel):
         "Constrains completions to this regular expression; a completion may end only at a full match. Empty: "
         "free text.",
         kind="prose",
-        advanced=True,
     )
     output_schema: str = _sampling(
         "",
         "Output schema",
         "Constrains completions to JSON of this JSON schema, as text or a file. Empty: free text.",
         kind="prose",
-        advanced=True,
     )
     epsilon: float = _generation(1e-4, "Epsilon", "Clip range below 1: how far the ratio may fall.", gt=0, lt=1)
     epsilon_high: float | None = _generation(
@@ -189,14 +175,12 @@ class GrpoFields(BaseModel):
         "Delta",
         "Upper bound of the ratio where nothing else clips it (two-sided clipping, INTELLECT-2). Empty: off.",
         above=(1, 1_000_000),
-        advanced=True,
     )
     sapo_temperature_pos: float = _loss(
         1.0,
         "SAPO temperature, better",
         "Sharpness of the gate for completions above the group's mean.",
         above=(0, 1_000_000),
-        advanced=True,
         when=_SAPO,
     )
     sapo_temperature_neg: float = _loss(
@@ -204,7 +188,6 @@ class GrpoFields(BaseModel):
         "SAPO temperature, worse",
         "Sharpness of the gate for completions below the group's mean.",
         above=(0, 1_000_000),
-        advanced=True,
         when=_SAPO,
     )
     vespo_k_pos: float = _loss(
@@ -212,7 +195,6 @@ class GrpoFields(BaseModel):
         "VESPO k, better",
         "Exponent of the ratio for completions above the group's mean.",
         above=(0, 1_000_000),
-        advanced=True,
         when=_VESPO,
     )
     vespo_lambda_pos: float = _loss(
@@ -220,7 +202,6 @@ class GrpoFields(BaseModel):
         "VESPO lambda, better",
         "Decay of the weight for completions above the group's mean.",
         above=(0, 1_000_000),
-        advanced=True,
         when=_VESPO,
     )
     vespo_k_neg: float = _loss(
@@ -228,7 +209,6 @@ class GrpoFields(BaseModel):
         "VESPO k, worse",
         "Exponent of the ratio for completions below the group's mean.",
         above=(0, 1_000_000),
-        advanced=True,
         when=_VESPO,
     )
     vespo_lambda_neg: float = _loss(
@@ -236,24 +216,16 @@ class GrpoFields(BaseModel):
         "VESPO lambda, worse",
         "Decay of the weight for completions below the group's mean.",
         above=(0, 1_000_000),
-        advanced=True,
         when=_VESPO,
     )
     top_entropy_quantile: float = _entropy(
-        1.0,
-        "Entropy share",
-        "Share of the most uncertain tokens that the policy term uses. 1: all.",
-        within=(0, 1),
-        advanced=True,
+        1.0, "Entropy share", "Share of the most uncertain tokens that the policy term uses. 1: all.", within=(0, 1)
     )
-    entropy_coef: float = _entropy(
-        0.0, "Entropy bonus", "Bonus for entropy, against collapse. 0: off.", within=(0, 1), advanced=True
-    )
+    entropy_coef: float = _entropy(0.0, "Entropy bonus", "Bonus for entropy, against collapse. 0: off.", within=(0, 1))
     entropy_adaptive: bool = _entropy(
         False,
         "Adaptive entropy bonus",
         "Moves the bonus by 0.005 after each update: up at or below the target entropy, else down.",
-        advanced=True,
     )
     entropy_target: float = _entropy(
         0.2,
@@ -261,7 +233,6 @@ class GrpoFields(BaseModel):
         "Target entropy of the adaptive bonus.",
         within=(0, 100),
         unit="nats",
-        advanced=True,
         when=("entropy_adaptive", (True,)),
     )
     off_policy_mask_threshold: float | None = _loss(
@@ -270,13 +241,11 @@ class GrpoFields(BaseModel):
         "Skips worse-than-average completions that drifted further than this. Empty: none.",
         above=(0, 1_000_000),
         unit="nats a token",
-        advanced=True,
     )
     mask_truncated_completions: bool = _loss(
         False,
         "Mask truncated completions",
         "Does not train on completions cut at the length limit; their reward still counts in the group.",
-        advanced=True,
     )
     sampling_correction: str = _loss(
         "auto",
@@ -294,23 +263,12 @@ class GrpoFields(BaseModel):
             ("sequence_truncate", "Sequence, truncated", "One ratio per completion, clipped to the limits."),
             ("sequence_mask", "Sequence, masked", "One ratio per completion; drops completions outside the limits."),
         ],
-        advanced=True,
     )
     sampling_correction_max: float | None = _loss(
-        3.0,
-        "Largest correction",
-        "Upper limit of the ratio. Empty: none.",
-        above=(0, 1_000_000),
-        advanced=True,
-        when=_CORRECTED,
+        3.0, "Largest correction", "Upper limit of the ratio. Empty: none.", above=(0, 1_000_000), when=_CORRECTED
     )
     sampling_correction_min: float | None = _loss(
-        None,
-        "Smallest correction",
-        "Lower limit of the ratio. Empty: none.",
-        above=(0, 1_000_000),
-        advanced=True,
-        when=_CORRECTED,
+        None, "Smallest correction", "Lower limit of the ratio. Empty: none.", above=(0, 1_000_000), when=_CORRECTED
     )
     scale_rewards: str = _advantages(
         "group",
@@ -321,7 +279,6 @@ class GrpoFields(BaseModel):
             ("batch", "Batch", "The standard deviation of the whole batch."),
             ("none", "None", "Nothing, as in Dr. GRPO."),
         ],
-        advanced=True,
         used_by=("scoring",),
     )
     advantage_baseline: str = _advantages(
@@ -332,7 +289,6 @@ class GrpoFields(BaseModel):
             ("group", "Group mean", "The mean of the whole group, as in GRPO."),
             ("leave_one_out", "Leave one out", "The mean of the other completions of the group (RLOO)."),
         ],
-        advanced=True,
         used_by=("scoring",),
     )
     multi_objective_aggregation: str = _advantages(
@@ -347,20 +303,15 @@ class GrpoFields(BaseModel):
                 "Compares each score first (GDPO). Scale rewards is not used.",
             ),
         ],
-        advanced=True,
         used_by=("scoring",),
     )
     skip_zero_signal: bool = _advantages(
         True,
         "Skip groups without signal",
         "Skips passes for completions that cannot move the policy. Changes no gradient.",
-        advanced=True,
     )
     dynamic_sampling: bool = _advantages(
-        False,
-        "Dynamic sampling",
-        "Samples more prompts until every group of the step has different rewards (DAPO).",
-        advanced=True,
+        False, "Dynamic sampling", "Samples more prompts until every group of the step has different rewards (DAPO)."
     )
     dynamic_sampling_rounds: int = _advantages(
         10,
@@ -368,7 +319,6 @@ class GrpoFields(BaseModel):
         "Sampling rounds per step before it continues with what it has.",
         within=(1, 10_000),
         unit="rounds",
-        advanced=True,
         when=("dynamic_sampling", (True,)),
     )
     reward_functions: list[str] = _generation(
@@ -408,7 +358,6 @@ class GrpoFields(BaseModel):
                 "Functions that seldom succeed gain weight; those that nearly always do lose some.",
             ),
         ],
-        advanced=True,
         used_by=("rewards",),
     )
     reward_weights_final: list[float] = _course(
@@ -416,7 +365,6 @@ class GrpoFields(BaseModel):
         "Final weights",
         "Weights at the last step, one per function.",
         kind="numbers",
-        advanced=True,
         when=("reward_weight_schedule", ("linear",)),
         used_by=("rewards",),
     )
@@ -426,7 +374,6 @@ class GrpoFields(BaseModel):
         "Parts of the run in sequence, each with iters and its own settings, such as reward_functions, data, "
         "learning_rate or group_size. Together they set the length of the run.",
         kind="stages",
-        advanced=True,
     )
     reward_timeout: float = _reward_limits(
         60.0,
@@ -434,7 +381,6 @@ class GrpoFields(BaseModel):
         "A reward function that takes longer than this in one step stops the run.",
         above=(0, 1_000_000),
         unit="s",
-        advanced=True,
         used_by=("rewards", "scoring"),
     )
     reward_isolation: str = _reward_limits(
@@ -454,14 +400,12 @@ class GrpoFields(BaseModel):
                 "Inside the trainer, for functions that need its memory. A crash or hang ends the run.",
             ),
         ],
-        advanced=True,
         used_by=("rewards",),
     )
     reward_network: bool = _reward_limits(
         False,
         "Reward network",
         "Reward functions may use the network, for example to ask a judge.",
-        advanced=True,
         when=("reward_isolation", ("process",)),
         used_by=("rewards", "scoring"),
     )

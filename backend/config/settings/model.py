@@ -13,6 +13,7 @@ _algorithm = partial(setting, section="algorithm")
 _model_data = partial(setting, section="model_data")
 _fine_tune = partial(setting, section="fine_tune")
 _lora = partial(setting, section="fine_tune", group=LORA)
+_advanced_lora = partial(_lora, advanced=True)
 _weights = partial(setting, section="fine_tune", group=WEIGHTS)
 _ADAPTERS = ("train_type", ("lora", "dora"))
 
@@ -25,9 +26,7 @@ class ModelFields(BaseModel):
         "Mode",
         "GRPO samples a group of answers for each prompt, scores them with your reward functions, and reinforces "
         "the better ones.",
-        choices=[
-            ("grpo", "GRPO", "Learns from reward functions, no labelled answers to imitate."),
-        ],
+        choices=[("grpo", "GRPO", "Learns from reward functions, no labelled answers to imitate.")],
     )
     model: str = _model_data(
         "",
@@ -87,38 +86,34 @@ class ModelFields(BaseModel):
         when=_ADAPTERS,
     )
     scale: float = _lora(20.0, "Scale", "Factor on the adapter's output.", above=(0, 1_000_000), when=_ADAPTERS)
-    lora_alpha: float | None = _lora(
+    lora_alpha: float | None = _advanced_lora(
         None,
         "LoRA alpha",
         "Scale as PEFT and TRL write it: alpha divided by the rank. Replaces Scale.",
         above=(0, 1_000_000),
-        advanced=True,
         when=_ADAPTERS,
     )
-    use_rslora: bool = _lora(
+    use_rslora: bool = _advanced_lora(
         False,
         "rsLoRA",
         "Divides LoRA alpha by the root of the rank, so large ranks learn as fast as small ones (arXiv:2312.03732).",
-        advanced=True,
         when=_ADAPTERS,
     )
     dropout: float = _lora(
         0.0, "Dropout", "Share of adapter inputs set to zero while learning.", ge=0, lt=1, when=_ADAPTERS
     )
-    lora_keys: list[str] = _lora(
+    lora_keys: list[str] = _advanced_lora(
         [],
         "Target modules",
         "Layers that get adapters, by full name or ending: self_attn.q_proj, q_proj, or all-linear. Empty: every "
         "layer that can.",
-        advanced=True,
         when=_ADAPTERS,
     )
-    modules_to_save: list[str] = _lora(
+    modules_to_save: list[str] = _advanced_lora(
         [],
         "Modules to save",
         "Modules trained in full beside the adapters, by name or ending: lm_head, embed_tokens, norm. mlx-lm does "
         "not load them with the adapters; the fused model has them.",
-        advanced=True,
         when=_ADAPTERS,
     )
     quantization: str = _weights(

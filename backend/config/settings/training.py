@@ -13,11 +13,15 @@ from backend.config.updates import DEFAULT_FINAL, OWN
 from backend.runs.metric_names import our_name, with_our_name
 
 _steps = partial(setting, section="training", group=STEPS)
+_advanced_steps = partial(_steps, advanced=True)
 _memory = partial(setting, section="training", group=MEMORY)
+_advanced_memory = partial(_memory, advanced=True)
 _learning = partial(setting, section="training", group=LEARNING)
+_advanced_learning = partial(_learning, advanced=True)
 _reports = partial(setting, section="training", group=REPORTS)
-_best = partial(setting, section="training", group=BEST)
-_machines = partial(setting, section="training", group=MACHINES)
+_advanced_reports = partial(_reports, advanced=True)
+_best = partial(setting, section="training", group=BEST, advanced=True)
+_machines = partial(setting, section="training", group=MACHINES, advanced=True)
 _ADAPTERS = ("train_type", ("lora", "dora"))
 _ADAM = ("optimizer", ("adam", "adamw", "adamax", "lion"))
 EIGHT_BIT = ("adamw", "adam", "lion", "muon")
@@ -63,13 +67,12 @@ class TrainingFields(BaseModel):
         unit="updates",
         used_by=("duration",),
     )
-    steps_per_generation: int = _steps(
+    steps_per_generation: int = _advanced_steps(
         1,
         "Batches per rollout",
         "Optimizer batches sampled at once. Above 1, later batches learn from completions of a slightly older policy.",
         within=(1, 10_000),
         unit="batches",
-        advanced=True,
     )
     max_seq_length: int = _steps(
         2048,
@@ -82,12 +85,11 @@ class TrainingFields(BaseModel):
     seed: int = _steps(
         0, "Seed", "The same seed on the same machine gives the same run.", within=(0, 2**32 - 1), used_by=("rows",)
     )
-    data_seed: int | None = _steps(
+    data_seed: int | None = _advanced_steps(
         None,
         "Data seed",
         "Seed of the prompt order and of the held-out rows. Empty: Seed.",
         within=(0, 2**32 - 1),
-        advanced=True,
         used_by=("rows",),
     )
     learning_rate: float = _learning(
@@ -114,14 +116,13 @@ class TrainingFields(BaseModel):
             (OWN, "Of a program", "An optimizer that a program passes to backend.train.", True),
         ],
     )
-    own_optimizer: str = _learning(
+    own_optimizer: str = _advanced_learning(
         "",
         "Optimizer of the program",
         "Class and numbers of the optimizer object that a program passed to backend.train.",
-        advanced=True,
         when=("optimizer", (OWN,)),
     )
-    optimizer_bits: str = _learning(
+    optimizer_bits: str = _advanced_learning(
         "32",
         "Optimizer state",
         "Precision of the optimizer's state.",
@@ -129,39 +130,35 @@ class TrainingFields(BaseModel):
             ("32", "32-bit", "Exact. AdamW remembers twice the size of the weights that learn."),
             ("8", "8-bit", "A quarter of the memory, rounded per block. Matters under full fine-tuning."),
         ],
-        advanced=True,
         when=("optimizer", EIGHT_BIT),
     )
-    weight_decay: float = _learning(
+    weight_decay: float = _advanced_learning(
         0.01,
         "Weight decay",
         "Pulls weights towards zero at each update.",
         within=(0, 1),
-        advanced=True,
         when=("optimizer", ("adamw", "muon", "sgd", "lion", "adafactor")),
     )
-    adam_beta1: float = _learning(0.9, "Beta 1", "Decay of the mean gradient.", ge=0, lt=1, advanced=True, when=_ADAM)
-    adam_beta2: float = _learning(
-        0.999, "Beta 2", "Decay of the mean squared gradient.", ge=0, lt=1, advanced=True, when=_ADAM
+    adam_beta1: float = _advanced_learning(0.9, "Beta 1", "Decay of the mean gradient.", ge=0, lt=1, when=_ADAM)
+    adam_beta2: float = _advanced_learning(
+        0.999, "Beta 2", "Decay of the mean squared gradient.", ge=0, lt=1, when=_ADAM
     )
-    adam_epsilon: float = _learning(
+    adam_epsilon: float = _advanced_learning(
         1e-8,
         "Adam epsilon",
         "Added to the root of the mean squared gradient. Larger damps updates of weights with tiny gradients.",
         above=(0, 1),
-        advanced=True,
         when=("optimizer", ("adam", "adamw", "adamax")),
     )
-    max_grad_norm: float = _learning(
-        1.0, "Max gradient norm", "Clips the gradient to this norm. 0: off.", within=(0, 1_000_000), advanced=True
+    max_grad_norm: float = _advanced_learning(
+        1.0, "Max gradient norm", "Clips the gradient to this norm. 0: off.", within=(0, 1_000_000)
     )
-    neftune_noise_alpha: float = _learning(
+    neftune_noise_alpha: float = _advanced_learning(
         0.0,
         "NEFTune noise",
         "Uniform noise on the input embeddings while learning (arXiv:2310.05914). Slower, since prompts are read "
         "once per completion. 5 to 15 is usual; 0: off.",
         within=(0, 1_000),
-        advanced=True,
         used_by=("duration",),
     )
     lr_schedule: str = _learning(
@@ -182,22 +179,20 @@ class TrainingFields(BaseModel):
             (OWN, "Of a program", "A function of the update that a program passes to backend.train.", True),
         ],
     )
-    own_schedule: str = _learning(
+    own_schedule: str = _advanced_learning(
         "",
         "Schedule of the program",
         "Name and rates of the schedule that a program passed to backend.train. Learning Rate has no effect then.",
-        advanced=True,
         when=("lr_schedule", (OWN,)),
     )
     lr_warmup_steps: int = _learning(
         40, "Warm-up", "Updates until the rate reaches its peak.", within=(0, NEVER), unit="updates", when=_RISES
     )
-    lr_warmup_ratio: float | None = _learning(
+    lr_warmup_ratio: float | None = _advanced_learning(
         None,
         "Warm-up ratio",
         "Warm-up as a share of the run's updates, under every schedule. Empty: Warm-up counts.",
         within=(0, 1),
-        advanced=True,
     )
     lr_warmup_init: float = _learning(
         1e-7, "Warm-up start", "The rate of the first update.", within=(0, 10), when=_RISES
@@ -217,20 +212,18 @@ class TrainingFields(BaseModel):
         within=(0, 10),
         when=_FALLS,
     )
-    lr_cycles: int = _learning(
+    lr_cycles: int = _advanced_learning(
         1,
         "Schedule cycles",
         "Number of cosine cycles, or of steps down.",
         within=(1, 1_000_000),
-        advanced=True,
         when=("lr_schedule", ("cosine_with_restarts", "step")),
     )
-    lr_power: float = _learning(
+    lr_power: float = _advanced_learning(
         1.0,
         "Schedule power",
         "1 is a line; above 1 falls early, below 1 late.",
         above=(0, 100),
-        advanced=True,
         when=("lr_schedule", ("polynomial",)),
     )
     steps_per_report: int = _reports(
@@ -243,21 +236,15 @@ class TrainingFields(BaseModel):
     steps_per_eval: int = _reports(
         200, "Eval", "How often held-out prompts are answered and scored. 0: never.", within=(0, NEVER), unit="steps"
     )
-    eval_delay: int = _reports(
-        0,
-        "Eval delay",
-        "No evaluation before this step, except before training.",
-        within=(0, NEVER),
-        unit="steps",
-        advanced=True,
+    eval_delay: int = _advanced_reports(
+        0, "Eval delay", "No evaluation before this step, except before training.", within=(0, NEVER), unit="steps"
     )
-    eval_batch_size: int | None = _reports(
+    eval_batch_size: int | None = _advanced_reports(
         None,
         "Eval batch",
         "Held-out prompts answered together; Val Batches and Test Batches count these. Empty: as many as in a step.",
         within=(1, MOST_COMPLETIONS),
         unit="prompts",
-        advanced=True,
     )
     save_every: int = _reports(100, "Save", "How often a checkpoint is written.", within=(1, NEVER), unit="steps")
     stop_when: list[Annotated[str, AfterValidator(with_our_name)]] = _best(
@@ -265,30 +252,24 @@ class TrainingFields(BaseModel):
         "Stop when",
         "Finishes the run when a condition such as kl > 0.8 or eval/reward >= 2.5 holds. Step metrics are "
         "averaged over five steps.",
-        advanced=True,
     )
-    save_only_model: bool = _reports(
+    save_only_model: bool = _advanced_reports(
         False,
         "Save weights only",
         "Saves checkpoints without optimizer state: a third of the size with Adam, but a resumed run starts with "
         "a fresh optimizer.",
-        advanced=True,
     )
     best_metric: Annotated[str, AfterValidator(our_name)] = _best(
         "",
         "Best metric",
         "Metric of the best checkpoint and of Early stopping: eval/… of held-out prompts, or a step metric "
         "averaged between checkpoints. Empty: the reward, held-out where the run evaluates.",
-        advanced=True,
     )
-    best_is_lowest: bool = _best(
-        False, "Lower is better", "A lower Best metric is better, as for a loss or a length.", advanced=True
-    )
+    best_is_lowest: bool = _best(False, "Lower is better", "A lower Best metric is better, as for a loss or a length.")
     load_best_at_end: bool = _best(
         False,
         "End with the best",
         "Uses the best checkpoint, not the last step, for the final adapters, model and test.",
-        advanced=True,
     )
     early_stopping_patience: int = _best(
         0,
@@ -297,18 +278,16 @@ class TrainingFields(BaseModel):
         "0: never.",
         within=(0, NEVER),
         unit="evaluations",
-        advanced=True,
     )
     early_stopping_min_delta: float = _best(
-        0.0, "Least gain", "Smallest gain that counts for Early stopping.", within=(0, 1_000_000), advanced=True
+        0.0, "Least gain", "Smallest gain that counts for Early stopping.", within=(0, 1_000_000)
     )
-    keep_checkpoints: int = _reports(
+    keep_checkpoints: int = _advanced_reports(
         3,
         "Keep checkpoints",
         "Newest checkpoints kept on disk, besides the best one.",
         within=(1, NEVER),
         unit="checkpoints",
-        advanced=True,
     )
     val_batches: int = _reports(
         25, "Val Batches", "Batches of held-out prompts per evaluation. −1: all.", within=(-1, NEVER), unit="batches"
@@ -329,7 +308,7 @@ class TrainingFields(BaseModel):
         "Recomputes each layer in the backward pass: less memory, about a third slower.",
         used_by=("duration",),
     )
-    device: str = _memory(
+    device: str = _advanced_memory(
         "auto",
         "Device",
         "Where the run computes.",
@@ -338,37 +317,32 @@ class TrainingFields(BaseModel):
             ("gpu", "GPU", "Refused where MLX has none."),
             ("cpu", "CPU", "Much slower on a Mac; leaves its GPU free."),
         ],
-        advanced=True,
         used_by=("duration",),
     )
-    memory_limit: float = _memory(
+    memory_limit: float = _advanced_memory(
         0.0,
         "Memory limit",
         "Memory the run may use; sampling and learning are split to stay within it. 0: a safe share of this machine.",
         within=(0, 1_000_000),
         unit="GB",
-        advanced=True,
     )
-    retry_on_gpu_error: int = _memory(
+    retry_on_gpu_error: int = _advanced_memory(
         3,
         "Retries after a GPU error",
         "Restarts in a row after a GPU error, each with half the micro-batch. 0: never.",
         within=(0, 1_000),
         unit="times",
-        advanced=True,
     )
-    relax_gpu_timeout: bool = _memory(
+    relax_gpu_timeout: bool = _advanced_memory(
         False,
         "Relax GPU timeout",
         "Asks macOS to wait longer before it stops GPU work for the display (AGX_RELAX_CDM_CTXSTORE_TIMEOUT=1). "
         "Undocumented by Apple; the display may stutter.",
-        advanced=True,
     )
-    efficient_long_context: bool = _memory(
+    efficient_long_context: bool = _advanced_memory(
         False,
         "Efficient long context",
         "Reads long prompts and computes log-probabilities in pieces of Sequence step size.",
-        advanced=True,
     )
     seq_step_size: int = _memory(
         512,
@@ -379,12 +353,11 @@ class TrainingFields(BaseModel):
         when=("efficient_long_context", (True,)),
         stays_visible=True,
     )
-    record_tokens: bool = _reports(
+    record_tokens: bool = _advanced_reports(
         False,
         "Record tokens",
         "Records log-probability, ratio and clipping of every token, for the colours of the Completions page. "
         "completions.jsonl grows about fivefold.",
-        advanced=True,
     )
     mask_prompt: bool = _memory(
         True,
@@ -405,7 +378,6 @@ class TrainingFields(BaseModel):
         "Hosts file",
         "A hosts file of mlx.launch, one entry per rank, this machine first. Empty: train on this machine only.",
         kind="hosts",
-        advanced=True,
         used_by=("duration",),
     )
     distributed_backend: str = _machines(
@@ -424,7 +396,6 @@ class TrainingFields(BaseModel):
             ("jaccl", "JACCL", "RDMA over Thunderbolt 5, macOS 26.2 or later."),
             ("nccl", "NCCL", "Between CUDA GPUs."),
         ],
-        advanced=True,
     )
     on_lost_rank: str = _machines(
         "stop",
@@ -434,7 +405,6 @@ class TrainingFields(BaseModel):
             ("stop", "Save and end", "Saves the last finished step; resume with or without the machine."),
             ("go_on", "Go on without it", "Restarts on the other machines from the last finished step."),
         ],
-        advanced=True,
     )
     parallelism: str = _machines(
         "data",
@@ -449,5 +419,4 @@ class TrainingFields(BaseModel):
             ),
             ("pipeline", "Layers", "Splits the layers among machines. Cannot be trained with mlx."),
         ],
-        advanced=True,
     )
