@@ -41,7 +41,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 def measure(changes: dict[str, Any], seed: int) -> dict[str, float]:
     """One run of the demo with `changes`."""
     from backend.config.config import parse, read
-    from backend.demo.accuracy import test_accuracy
+    from backend.demo import test_accuracy
     from backend.runs.run_folder import make_run_folder
     from backend.trainer.run_process import train
     from backend.utils.places import demo_config

@@ -33,14 +33,14 @@ def demo(
 ) -> None:
     """Train the bundled model on bundled sums, and measure its accuracy before and after."""
     if rebuild:
-        from backend.demo.build import rebuild as build
+        from backend.demo import rebuild as build
 
         build(resources() / "demo", progress=print)
         return
     start = time.monotonic()
     changes = {key: value for key, value in (("iters", iters), ("seed", seed)) if value is not None}
     demo_run = _resumed(run) if run else new_run(read(demo_config()) | changes, runs_dir, None)
-    from backend.demo.accuracy import test_accuracy
+    from backend.demo import test_accuracy
 
     before = test_accuracy(demo_run.settings, None)
     sentences = sys.stderr if as_json else sys.stdout

@@ -20,23 +20,21 @@ def run(is_requested: bool, report_file: Path | None, subcommand: str | None) ->
     if report_file is not None:
         _check_report(report_file)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing is asked of the network, before anything imports its client
-    from backend.selftest import report as reports
-    from backend.selftest.checks import ENGINE_CHECKS, PROCESS_CHECKS, Workbench, run_checks
+    from backend.selftest import CHECKS, CheckResult, Workbench, run_checks, summary, write_report
 
-    results = []
+    results: list[CheckResult] = []
     with tempfile.TemporaryDirectory(prefix="grpo-studio-selftest-") as folder:
-        for result in run_checks([*ENGINE_CHECKS, *PROCESS_CHECKS], Workbench(Path(folder))):
-            tell(reports.line(result), flush=True)
+        for result in run_checks(CHECKS, Workbench(Path(folder))):
+            tell(result.line(), flush=True)
             results.append(result)
-    report = reports.SelfTestReport(reports.about(), results)
-    tell(report.summary)
+    tell(summary(results))
     if report_file is not None:
-        text = reports.write(report, report_file)
+        text = write_report(results, report_file)
         tell(
             f"Written: {report_file}, and as text {text}. Neither names you or your files; "
             "send them with your question."
         )
-    return FINISHED if report.passed else BUG
+    return BUG if any(result.state == "failed" for result in results) else FINISHED
 
 
 def _check_report(path: Path) -> None:

@@ -16,32 +16,30 @@ import mlx.core as mx
 import pytest
 from typer.testing import CliRunner
 
+from backend import selftest
 from backend.__main__ import app
 from backend.rewards.functions import math_equality
 from backend.runs.checkpoints import checkpoint
-from backend.selftest import checks as engine_checks
-from backend.selftest import checks as process_checks
-from backend.selftest import report
-from backend.selftest.checks import Check, CheckResult, CheckSkipped, Workbench, run_checks
+from backend.selftest import CHECKS, Check, CheckResult, CheckSkipped, Workbench, run_checks
 from backend.utils.command import backend_command, backend_environment, window_command
 
 VERBS = app()
-CHECKS = {check.name: check for check in (*engine_checks.ENGINE_CHECKS, *process_checks.PROCESS_CHECKS)}
-ENGINE = [check.name for check in engine_checks.ENGINE_CHECKS]
+BY_NAME = {check.name: check for check in CHECKS}
+ENGINE = CHECKS[:7]
 
 
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory: pytest.TempPathFactory) -> Workbench:
     """A workbench on which every check of the engine has passed."""
     workbench = Workbench(tmp_path_factory.mktemp("selftest"))
-    results = list(run_checks(engine_checks.ENGINE_CHECKS, workbench))
+    results = list(run_checks(ENGINE, workbench))
     assert [result.state for result in results] == ["ok"] * len(ENGINE), results
     return workbench
 
 
 def alone(name: str, bench: Workbench) -> CheckResult:
     """One check on a workbench that has what it needs."""
-    (result,) = run_checks([replace(CHECKS[name], needs=())], bench)
+    (result,) = run_checks([replace(BY_NAME[name], needs=())], bench)
     return result
 
 
@@ -49,9 +47,6 @@ def alone(name: str, bench: Workbench) -> CheckResult:
 def test_processes_answer(bench: Workbench, name: str) -> None:
     result = alone(name, bench)
     assert result.state == "ok", result
-
-
-# ── broken parts ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _no_device(monkeypatch: pytest.MonkeyPatch, bench: Workbench) -> None:
@@ -99,11 +94,11 @@ def _export_writes_noise(monkeypatch: pytest.MonkeyPatch, bench: Workbench) -> N
 
 
 def _serve_ends_at_once(monkeypatch: pytest.MonkeyPatch, bench: Workbench) -> None:
-    monkeypatch.setattr(process_checks, "backend_command", lambda verb: ["/bin/sh", "-c", "exit 3"])
+    monkeypatch.setattr(selftest, "backend_command", lambda verb: ["/bin/sh", "-c", "exit 3"])
 
 
 def _sandbox_scores_wrong(monkeypatch: pytest.MonkeyPatch, bench: Workbench) -> None:
-    monkeypatch.setattr(process_checks, "REWARD_FILE", process_checks.REWARD_FILE.replace("len(text)", "1"))
+    monkeypatch.setattr(selftest, "REWARD_FILE", selftest.REWARD_FILE.replace("len(text)", "1"))
 
 
 def _mathematics_says_no(monkeypatch: pytest.MonkeyPatch, bench: Workbench) -> None:
@@ -111,9 +106,7 @@ def _mathematics_says_no(monkeypatch: pytest.MonkeyPatch, bench: Workbench) -> N
 
 
 def _window_does_not_start(monkeypatch: pytest.MonkeyPatch, bench: Workbench) -> None:
-    monkeypatch.setattr(
-        process_checks, "window_command", lambda *arguments: ["/bin/sh", "-c", "echo no Qt >&2; exit 4"]
-    )
+    monkeypatch.setattr(selftest, "window_command", lambda *arguments: ["/bin/sh", "-c", "echo no Qt >&2; exit 4"])
 
 
 BROKEN: dict[str, tuple[Callable[[pytest.MonkeyPatch, Workbench], None], str]] = {
@@ -138,9 +131,6 @@ def test_a_broken_part_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
     break_it(monkeypatch, bench)
     result = alone(name, bench)
     assert result.state == "failed" and words in result.sentence, result
-
-
-# ── the loop and the report ──────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _raise(error: Exception) -> Callable[[Workbench], str]:
@@ -168,13 +158,12 @@ def test_a_failure_ends_only_what_needs_it(results: list[CheckResult]) -> None:
 
 
 def test_the_report_names_neither_user_nor_home_nor_token(results: list[CheckResult], tmp_path: Path) -> None:
-    made = report.SelfTestReport(report.about(), results)
-    text = report.write(made, tmp_path / "report.json")
+    text = selftest.write_report(results, tmp_path / "report.json")
     for content in (text.read_text("utf-8"), (tmp_path / "report.json").read_text("utf-8")):
         assert "ValueError: in ~/secret of token=…" in content and "hf_abc" not in content
         assert str(Path.home()) not in content and str(tmp_path) not in content
-    assert not made.passed and made.summary.startswith("1 of 4 checks failed")
-    assert json.loads((tmp_path / "report.json").read_text("utf-8"))["about"]["mlx"]
+    report = json.loads((tmp_path / "report.json").read_text("utf-8"))
+    assert not report["passed"] and report["summary"].startswith("1 of 4 checks failed") and report["about"]["mlx"]
 
 
 @pytest.mark.parametrize(

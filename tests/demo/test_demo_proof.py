@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from backend.config.config import parse, read
-from backend.demo.accuracy import test_accuracy as accuracy
+from backend.demo import test_accuracy as accuracy
 from backend.runs.run_folder import RunFolder
 from backend.utils.command import backend_command, backend_environment
 from backend.utils.places import demo_config

@@ -15,7 +15,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, tra
 from transformers import PreTrainedTokenizerFast
 
 from backend.config.config import parse
-from backend.demo.build import make_tokenizer
+from backend.demo import make_tokenizer
 from backend.engine.penalties import Penalties
 from backend.models.policy import Policy, load_policy
 from backend.runs.events import read_events

@@ -1,0 +1,400 @@
+"""The self-test: device, demo model, sampling, learning, checkpoint, export and child processes, one check each.
+
+Its report is what a user can send when something does not work: it names neither the user nor a path.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+import subprocess
+import sys
+import textwrap
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import yaml
+
+from backend.bench.device import this_machine
+from backend.config.config import Config, load, read
+from backend.engine import cpu, cpu_setup
+from backend.engine.device import has_metal
+from backend.engine.metal import MetalKernel
+from backend.export.export_run import Export, export_run
+from backend.rewards.bench import BenchSettings, RewardBench
+from backend.rewards.functions import math_equality
+from backend.runs.checkpoints import checkpoint
+from backend.runs.checkpoints.checkpoint_writer import CheckpointWriter, snapshot
+from backend.runs.run_folder import RunFolder
+from backend.trainer.run_context import RunContext, load_context
+from backend.trainer.telemetry import versions
+from backend.training.batch import Batch, pack
+from backend.training.policy_forward import micro_batch_of
+from backend.types import Group
+from backend.utils.about import without_private
+from backend.utils.child_process import ChildProcess
+from backend.utils.command import backend_command, backend_environment, is_bundled, window_command
+from backend.utils.places import RUNS_VARIABLE, demo_config, project_root, resources
+from backend.utils.whole_file import save_as
+
+SIDE = 32
+LOGP_TOLERANCE = 0.02
+"""Maximum nats between sampler and learner in float32; a wrong position or mask differs by far more."""
+PATIENCE_S = 60.0
+"""Seconds for a process to answer, on a cold disk or a busy machine."""
+SQUARES = MetalKernel("selftest_squares", ("x",), ("y",), "uint i = thread_position_in_grid.x; y[i] = x[i] * x[i];")
+REWARD_FILE = '''
+from backend.rewards import register_reward_function
+
+@register_reward_function("selftest_length")
+def selftest_length(completions, **kwargs):
+    """Characters of each completion."""
+    return [float(len(text)) for text in completions]
+'''
+ONE_STEP: dict[str, Any] = {
+    "iters": 1,
+    "batch_size": 1,
+    "group_size": 4,
+    "num_iterations": 1,
+    "max_completion_length": 16,
+    "learning_rate": 2e-5,
+    "lr_schedule": "constant",
+    "lr_warmup_steps": 0,
+    "steps_per_eval": 0,
+    "val_batches": 1,
+}
+"""Changes to the demo's settings for one short step."""
+
+
+class CheckFailed(Exception):
+    """A wrong result; the message is one sentence."""
+
+
+class CheckSkipped(Exception):
+    """The check cannot run here; the message says why."""
+
+
+@dataclass(slots=True)
+class Workbench:
+    """An empty `folder`, and what earlier checks made for later ones."""
+
+    folder: Path
+    parts: RunContext | None = None
+    groups: list[Group] = field(default_factory=list)
+
+    @property
+    def run(self) -> RunFolder:
+        return RunFolder(self.folder / "runs" / "selftest")
+
+    @property
+    def loaded(self) -> RunContext:
+        assert self.parts is not None, "the check that loads the demo comes first"
+        return self.parts
+
+    @property
+    def config(self) -> Config:
+        return load(self.run.config)
+
+    def settings(self) -> dict[str, Any]:
+        return read(demo_config()) | ONE_STEP
+
+    def batch(self) -> Batch:
+        return pack(self.groups, pad_id=self.loaded.policy.pad_id, mask_truncated_completions=False)
+
+    def logps(self, batch: Batch) -> mx.array:
+        """[B, T] log-probabilities of the completions' tokens in nats, by the learner's forward pass."""
+        policy = self.loaded.policy
+        policy.model.eval()
+        forward = self.loaded.learner.forward
+        return next(iter(forward.logps_without_gradient(policy.split_model, [micro_batch_of(batch)])))
+
+    def environment(self) -> dict[str, str]:
+        """For a backend process with its runs here and no network."""
+        return backend_environment() | {RUNS_VARIABLE: str(self.folder / "runs"), "HF_HUB_OFFLINE": "1"}
+
+
+def check_device(_: Workbench) -> str:
+    """Small whole numbers, which float32 multiplies exactly in any order."""
+    left, right = ([[(seed * i + 7 * j) % 8 for j in range(SIDE)] for i in range(SIDE)] for seed in (3, 5))
+    product: Any = (mx.array(left, mx.float32) @ mx.array(right, mx.float32)).tolist()
+    columns = list(zip(*right, strict=True))
+    if product != [[sum(a * b for a, b in zip(row, column, strict=True)) for column in columns] for row in left]:
+        raise CheckFailed("A product of two small matrices of whole numbers is wrong.")
+    x = mx.arange(SIDE, dtype=mx.float32)
+    compiled: Any = mx.compile(lambda x: x * 2 + 1)(x).tolist()
+    if compiled != [2.0 * n + 1 for n in range(SIDE)]:
+        raise CheckFailed("A compiled function gives wrong numbers.")
+    done = f"{mx.default_device()} multiplies matrices and runs a compiled function"
+    if has_metal():
+        squares: Any = SQUARES([x], [((SIDE,), mx.float32)], {}, (SIDE, 1, 1), (SIDE, 1, 1))[0].tolist()
+        if squares != [float(n * n) for n in range(SIDE)]:
+            raise CheckFailed("A Metal kernel of our own gives wrong numbers.")
+        done += " and a Metal kernel of our own"
+    return f"{done}."
+
+
+def check_blas(_: Workbench) -> str:
+    """Never fails; says what is slow on this machine."""
+    return " ".join(filter(None, (cpu_setup.load_openblas(), cpu.check_compiler())))
+
+
+def load_demo(bench: Workbench) -> str:
+    bench.run.path.mkdir(parents=True, exist_ok=True)
+    bench.run.config.write_text(yaml.safe_dump(bench.settings()), encoding="utf-8")
+    bench.parts = load_context(bench.config, lambda sentence: None)
+    count = sum(array.size for array in bench.parts.policy.trainable().values())
+    return f"The bundled model is loaded: {count:,} weights, {len(bench.parts.prompt_stream.take(1))} prompt ready."
+
+
+def sample_group(bench: Workbench) -> str:
+    """Sample and score a group, and compare its log-probabilities with the learner's."""
+    parts, config = bench.loaded, bench.config
+    problems = parts.prompt_stream.take(1)
+    began = time.perf_counter()
+    bench.groups = parts.rollout.sample(problems, config.group_size, parts.sampling, config.seed, 0)
+    seconds = time.perf_counter() - began
+    completions = bench.groups[0].completions
+    tokens = sum(len(completion.tokens) for completion in completions)
+    if len(completions) != config.group_size or not tokens:
+        raise CheckFailed(f"{config.group_size} completions were asked for, and {len(completions)} came.")
+    parts.scoring.score(bench.groups, 1)
+    batch = bench.batch()
+    assert batch.sampling_logp_BT is not None
+    difference = float(mx.max(mx.abs(bench.logps(batch) - batch.sampling_logp_BT) * batch.mask_BT).item())  # pyright: ignore
+    if not difference <= LOGP_TOLERANCE:
+        raise CheckFailed(f"Sampler and learner disagree about the probability of a token, by {difference:.3g} nats.")
+    sampled = f"{config.group_size} completions sampled and scored, {tokens} tokens in {seconds:.1f} s"
+    return f"{sampled}; sampler and learner differ by {difference:.1g} nats at most."
+
+
+def learn_step(bench: Workbench) -> str:
+    """One update towards the first completion alone: rewards of a group may all be equal."""
+    for number, completion in enumerate(bench.groups[0].completions):
+        completion.advantage = 0.0 if number else 1.0
+    batch = bench.batch()
+    weight_BT = batch.advantage_B[:, None] * batch.mask_BT
+
+    def preference() -> float:
+        """Mean log-probability of a token of the first completion, in nats."""
+        return float((mx.sum(bench.logps(batch) * weight_BT) / mx.sum(weight_BT)).item())  # pyright: ignore
+
+    before = preference()
+    metrics = bench.loaded.learner.learn(batch)
+    after = preference()
+    if not all(math.isfinite(number) for number in (metrics["loss"], metrics["grad_norm"], before, after)):
+        raise CheckFailed("Loss, gradient or log-probabilities are no finite numbers.")
+    if not metrics["grad_norm"] > 0:
+        raise CheckFailed("The gradient is zero.")
+    if not after > before:
+        raise CheckFailed("After the step, what was rewarded is no likelier than before.")
+    return f"One step learned: what was rewarded is likelier than before, by {after - before:.2g} nats a token."
+
+
+def write_checkpoint(bench: Workbench) -> str:
+    """Weights and optimizer, written, read back and compared bit by bit."""
+    parts, config = bench.loaded, bench.config
+    taken = snapshot(checkpoint.TrainingState(step=1, updates=1), parts.policy, parts.learner, config)
+    writer = CheckpointWriter(bench.run, config.keep_checkpoints)
+    try:
+        writer.begin(taken, ())
+        writer.wait()
+    finally:
+        writer.close()
+    saved = checkpoint.newest(bench.run)
+    if saved is None:
+        raise CheckFailed("The checkpoint that was written is not found again.")
+    optimizer = taken.optimizer or {}
+
+    def different(read: Mapping[str, mx.array], written: Mapping[str, Any]) -> list[str]:
+        return [
+            name
+            for name in sorted(read.keys() | written.keys())
+            if name not in read
+            or name not in written
+            or read[name].dtype != written[name].dtype
+            or not mx.array_equal(read[name], written[name]).item()
+        ]
+
+    if names := [*different(saved.weights(), taken.weights), *different(saved.optimizer(), optimizer)]:
+        raise CheckFailed(f"Read back, {len(names)} arrays of the checkpoint differ, {names[0]} first.")
+    arrays = len(taken.weights) + len(optimizer)
+    return f"A checkpoint of {arrays} arrays, written and read back, is equal in every bit."
+
+
+def export_model(bench: Workbench) -> str:
+    """The checkpoint as a model folder, which the export loads back and compares with the trained model."""
+    request = Export("folder", "exported", bench.folder / "exports", checkpoint="last", overwrite=True)
+    exported = export_run(bench.run, request)
+    if not list(exported.path.glob("*.safetensors")):
+        raise CheckFailed("The exported folder holds no weights.")
+    return f"Exported, {exported.bytes / 1e6:.1f} MB. {' '.join(exported.sentences())}"
+
+
+def ask_warm_process(bench: Workbench) -> str:
+    """Ask the window's helper process about the demo's model."""
+    child = ChildProcess(backend_command("serve"), grace_s=5.0, environment=bench.environment())
+    try:
+        question = {"id": 1, "ask": "model_facts", "with": {"name": str(resources() / "demo" / "model")}}
+        reply = child.request(question, PATIENCE_S)
+        if not (reply.get("answer") or {}).get("kind"):
+            raise CheckFailed(f"Asked about the demo's model, it answered {json.dumps(reply)[:200]}.")
+    finally:
+        child.stop()
+    return f"It started, and knows the demo's model as {reply['answer']['kind']}."
+
+
+def score_in_sandbox(bench: Workbench) -> str:
+    """A user's reward file in the process that scores on the Rewards page."""
+    file = bench.folder / "selftest_rewards.py"
+    file.write_text(REWARD_FILE, encoding="utf-8")
+    row = {"prompt": "", "answer": "", "completions": ["", "four"]}
+    rewards = RewardBench()
+    try:
+        (result,) = rewards.score(BenchSettings(["selftest_length"], file=file, timeout_s=PATIENCE_S), [row])
+    finally:
+        rewards.close()
+    if result.error is not None:
+        raise CheckFailed(result.error["sentence"])
+    if result.scores != [0.0, 4.0]:
+        raise CheckFailed(f"Two completions of 0 and 4 characters were scored {result.scores}.")
+    return "A reward file ran in it, and its scores are right."
+
+
+def compare_mathematics(_: Workbench) -> str:
+    """Answers that are equal only as mathematics, which the child process decides."""
+    verdicts = math_equality.correct([r"\boxed{\frac{3}{8}}", r"\boxed{\frac{3}{8}}"], ["0.375", "0.385"])
+    if verdicts != [True, False]:
+        raise CheckFailed(f"3/8 = 0.375 and 3/8 = 0.385 were judged {verdicts}.")
+    return "It knows that 3/8 is 0.375 and not 0.385."
+
+
+def draw_pages(bench: Workbench) -> str:
+    """The window draws every page off screen, with a home folder of its own."""
+    command = window_command("--draw-pages", str(bench.folder / "pages.json"))
+    if not Path(command[0]).exists():
+        raise CheckSkipped("The window's program is not installed beside the trainer's.")
+    environment, home = bench.environment(), bench.folder / "home"
+    home.mkdir(exist_ok=True)
+    if sys.platform.startswith("linux"):
+        if (authority := Path.home() / ".Xauthority").exists():  # X looks for it in the home folder
+            environment.setdefault("XAUTHORITY", str(authority))
+        if not any(environment.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "QT_QPA_PLATFORM")):
+            environment["QT_QPA_PLATFORM"] = "offscreen"
+    of_user = ("XDG_DATA_HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE")
+    environment = {name: value for name, value in environment.items() if name not in of_user}
+    environment |= {"HOME": str(home), "GRPO_STUDIO_PREFS": str(home / "prefs"), "PYTHONFAULTHANDLER": "1"}
+    done = subprocess.run(
+        command, env=environment, cwd=bench.folder, capture_output=True, text=True, timeout=2 * PATIENCE_S
+    )
+    try:
+        pages: list[dict[str, Any]] = json.loads((bench.folder / "pages.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        raise CheckFailed(f"The window ended with exit code {done.returncode}: {last}") from None
+    faults = [f"{page['title']}: {page['fault']}" for page in pages if page["fault"]]
+    if faults or not pages:
+        raise CheckFailed(" ".join(faults) or "The window has no pages.")
+    return f"{len(pages)} pages drawn ({pages[0]['platform']}): {', '.join(page['title'] for page in pages)}."
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """`run` returns a sentence, or raises CheckFailed, CheckSkipped or any error. `needs`: checks that come before."""
+
+    name: str
+    run: Callable[[Workbench], str]
+    needs: tuple[str, ...] = ()
+
+
+CHECKS = (
+    Check("device", check_device),
+    Check("BLAS and compiler", check_blas),
+    Check("demo model", load_demo, ("device",)),
+    Check("sampling", sample_group, ("demo model",)),
+    Check("learning", learn_step, ("sampling",)),
+    Check("checkpoint", write_checkpoint, ("demo model",)),
+    Check("export", export_model, ("checkpoint",)),
+    Check("warm process", ask_warm_process),
+    Check("reward sandbox", score_in_sandbox),
+    Check("mathematics", compare_mathematics),
+    Check("window", draw_pages),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """Outcome of a check; `state` is ok, failed or skipped."""
+
+    name: str
+    state: str
+    sentence: str
+    seconds: float = 0.0
+    traceback: str = ""
+
+    def line(self) -> str:
+        """For the terminal and the report."""
+        head = f"{'FAILED' if self.state == 'failed' else self.state:8}{self.name:20}{self.seconds:6.1f} s  "
+        return textwrap.fill(self.sentence, 110, initial_indent=head, subsequent_indent=" " * len(head))
+
+
+def run_checks(checks: Sequence[Check], bench: Workbench) -> Iterator[CheckResult]:
+    """Run the checks in order, and skip those whose needs have not passed."""
+    passed: set[str] = set()
+    for check in checks:
+        if missing := [name for name in check.needs if name not in passed]:
+            yield CheckResult(check.name, "skipped", f"It needs what did not work before: {', '.join(missing)}.")
+            continue
+        began, state, trace = time.perf_counter(), "failed", ""
+        try:
+            sentence, state = check.run(bench), "ok"
+            passed.add(check.name)
+        except CheckSkipped as skipped:
+            sentence, state = str(skipped), "skipped"
+        except CheckFailed as failed:
+            sentence = str(failed)
+        except Exception as error:
+            sentence, trace = f"{type(error).__name__}: {error}", traceback.format_exc()
+        seconds, private = round(time.perf_counter() - began, 2), (str(bench.folder),)
+        sentence, trace = without_private(sentence, private), without_private(trace, private).strip()
+        yield CheckResult(check.name, state, sentence, seconds, trace)
+
+
+def summary(results: Sequence[CheckResult]) -> str:
+    """The outcome of all checks in one sentence."""
+    failed = [result.name for result in results if result.state == "failed"]
+    skipped = sum(result.state == "skipped" for result in results)
+    left_out = f", {skipped} skipped" if skipped else ""
+    if failed:
+        return f"{len(failed)} of {len(results)} checks failed{left_out}: {', '.join(failed)}."
+    seconds = sum(result.seconds for result in results)
+    return f"Everything works: {len(results) - skipped} checks in {seconds:.0f} s{left_out}."
+
+
+def write_report(results: Sequence[CheckResult], path: Path) -> Path:
+    """Write the report as JSON to `path` and as text beside it; returns the text's path. Raises DiskError."""
+    installed = "frozen app" if is_bundled() else "wheel" if (project_root() / "__init__.py").exists() else "checkout"
+    known = {name: number for name, number in versions().items() if name != "platform"}
+    known |= {"installed as": installed, "platform": platform.platform(), **this_machine()}
+    about = {name: without_private(value) if isinstance(value, str) else value for name, value in known.items()}
+    passed = all(result.state != "failed" for result in results)
+    checks = [asdict(result) for result in results]
+    whole = {"about": about, "passed": passed, "summary": summary(results), "checks": checks}
+    save_as(path, json.dumps(whole, indent=1, ensure_ascii=False) + "\n")
+    lines = "\n".join(f"{name}: {value}" for name, value in about.items())
+    traces = [f"{result.name}\n{result.traceback}" for result in results if result.traceback]
+    parts = [
+        "GRPO Studio self-test",
+        lines,
+        "\n".join(result.line() for result in results),
+        summary(results),
+        *traces,
+    ]
+    text = path.with_suffix(".txt")
+    save_as(text, "\n\n".join(parts) + "\n")
+    return text
