@@ -1,26 +1,18 @@
-"""Attention in blocks of queries, with a backward pass of its own: exact, and never [tokens, tokens] for all layers at
-once.
+"""Exact attention in blocks of queries, whose backward pass recomputes the softmax (FlashAttention-2,
+arXiv:2307.08691).
 
-`mx.fast.scaled_dot_product_attention` has no fused backward pass: autodiff keeps the softmax [B, H, N, K + N] of every
-layer until its gradient is taken. Here the forward pass keeps only the output and one log-sum-exp per query, L [B, H,
-N, 1]; the backward pass recomputes P = exp(S − L) for a block of n queries at a time (FlashAttention-2,
-arXiv:2307.08691, algorithms 1 and 2; the idea is FlashAttention's, arXiv:2205.14135):
+Kept from the forward pass are the output and one log-sum-exp per query, L [B, H, N, 1]. Per block of n queries, P =
+exp(S − L):
 
     S = scale · Q Kᵀ      O = P V      D = rowsum(dO ∘ O)
     dV = Pᵀ dO            dS = P ∘ (dO Vᵀ − D)            dQ = dS K            dK = dSᵀ Q
 
-All of it is computed in float32, whatever the type of queries, keys and values: so does Metal's fused attention, which
-samples, and scores rounded to bfloat16 alone are wrong by up to 0.4 %. Only the output and the gradients are rounded,
-each once.
+All in float32, as Metal's fused attention, which samples; output and gradients are rounded once. Keys come in up to two
+segments, a prompt's and the rows' own (causal, padded on the right), whose partial softmaxes merge exactly
+(arXiv:1805.02867).
 
-Keys come in up to two segments: a prompt's, which all completions of its group attend to without copying it, and the
-rows' own, which are causal. Each segment gives a partial softmax; two partial softmaxes merge exactly (Milakov and
-Gimelshein, arXiv:1805.02867). Only queries are blocked, not keys: one block's scores against all keys must fit
-`attention_block`'s bytes. Padding of the rows lies on the right, where causality hides it.
-
-Letters: B rows, P prompts, H query heads, J key heads (each serves H / J query heads), N tokens, n of them a block, K
-prompt tokens, d and e sizes of a head's keys and values. In a segment: S sets of keys (B of them, or P), M keys in
-each.
+Letters: B rows, P prompts, H query heads, J key heads, N tokens, n of them a block, K prompt tokens, d and e sizes of a
+head's keys and values. In a segment: S sets of keys (B or P), M keys in each.
 """
 
 from __future__ import annotations
@@ -40,8 +32,8 @@ from backend.engine.graph import evaluate_after
 
 
 class PromptKV(NamedTuple):
-    """A layer's keys and values of the prompts, shared by the rows of each: keys [P, J, K, d], values [P, J, K, e]. Row
-    b attends to prompt b // (B / P). `length_P` masks the padding on the right; None where no prompt has any."""
+    """A layer's keys [P, J, K, d] and values [P, J, K, e] of the prompts; row b attends to prompt b // (B / P).
+    `length_P` masks padding on the right (None: there is none)."""
 
     keys: mx.array
     values: mx.array
@@ -57,11 +49,7 @@ def blocked_attention(
     block: int | None = None,
 ) -> mx.array:
     """softmax(scale · q kᵀ) v over the row's prompt and its own tokens up to the query: [B, H, N, e], in the values'
-    type.
-
-    Differentiable in queries, keys, values and the prompts' keys and values. `block`: queries at a time (None: as many
-    as `attention_block` allows on this device).
-    """
+    type. Differentiable. `block`: queries at a time (None: as `attention_block` allows)."""
     B, H, N, _ = queries_BHNd.shape
     K = prompts.keys.shape[2] if prompts else 0
     size = block or attention_block(B * H, N, K + N, gpu=on_gpu())
@@ -69,8 +57,6 @@ def blocked_attention(
     length_P = prompts.length_P if prompts else None
 
     def segments(span: slice, arrays: Sequence[mx.array]) -> list[_Segment]:
-        """The segments that the queries of `span` attend to. `arrays`: keys and values of the rows, then of any
-        prompts."""
         keys, values, *prompt = arrays
         # Keys after the block's last query are all masked: they are left out instead of computed.
         own = _Segment(keys[:, :, : span.stop], values[:, :, : span.stop], first_query=span.start)
@@ -123,12 +109,8 @@ def blocked_attention(
 def decode_attention(
     queries_BH1d: mx.array, keys_BJCd: mx.array, values_BJCe: mx.array, scale: float, mask_B11C: mx.array
 ) -> mx.array:
-    """Attention of one query per row to the columns of a cache that `mask_B11C` allows: [B, H, 1, e], without a
-    gradient.
-
-    For x86, where mlx's own attention computes its exponentials one number at a time. In float32, as
-    `blocked_attention` is.
-    """
+    """Attention of one query per row to the cache columns that `mask_B11C` allows: [B, H, 1, e], no gradient. For x86,
+    where mlx's exponentials are scalar."""
     dtype = values_BJCe.dtype
     queries_BH1d, keys_BJCd, values_BJCe = (x.astype(mx.float32) for x in (queries_BH1d, keys_BJCd, values_BJCe))
     (B, H, _, d), J = queries_BH1d.shape, keys_BJCd.shape[1]
@@ -142,8 +124,7 @@ def decode_attention(
 
 
 class _PartialSoftmax(NamedTuple):
-    """A block of queries against one segment, before normalisation: Σ exp(S − peak) · v [B, H, n, e], Σ exp(S − peak)
-    and the maximum score `peak`, both [B, H, n, 1]; all float32."""
+    """Σ exp(S − peak) · v [B, H, n, e], Σ exp(S − peak) and the maximum score `peak`, both [B, H, n, 1]; float32."""
 
     out: mx.array
     total: mx.array
@@ -152,16 +133,13 @@ class _PartialSoftmax(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Segment:
-    """Keys [S, J, M, d] and values [S, J, M, e], each set attended to by B / S rows. Inside, the queries of all heads
-    and rows that share keys are rows of one matrix [S, J, B/S · H/J · n, d]: one product for all of them, and nothing
-    is repeated."""
+    """Keys [S, J, M, d] and values [S, J, M, e], each set attended to by B / S rows. Queries that share keys become
+    rows of one matrix [S, J, B/S · H/J · n, d], so nothing is repeated."""
 
     keys: mx.array
     values: mx.array
-    first_query: int | None = None
-    """Index of the block's first query among the keys, for the causal mask. None: every query attends to every key."""
-    length_P: mx.array | None = None
-    """Keys of each set that are no padding; None where there is none."""
+    first_query: int | None = None  # the block's first query among the keys, for the causal mask; None: no mask
+    length_P: mx.array | None = None  # keys of each set without padding; None: all
 
     def attend(self, q_BHnd: mx.array) -> _PartialSoftmax:
         scores = self._scores(self._grouped(q_BHnd), q_BHnd.shape[2])
@@ -176,8 +154,6 @@ class _Segment:
     def vjp(
         self, q_BHnd: mx.array, d_out: mx.array, logsumexp: mx.array, delta: mx.array
     ) -> tuple[mx.array, mx.array, mx.array]:
-        """dQ [B, H, n, d], dK and dV (shaped as keys and values), float32: this segment's share. `logsumexp` and
-        `delta` are those of the whole softmax, so the shares of the segments add."""
         q, d_out, logsumexp, delta = (self._grouped(x) for x in (q_BHnd, d_out, logsumexp, delta))
         keys, values = self.keys.astype(mx.float32), self.values.astype(mx.float32)
         # S ≤ L, for L is the logarithm of a sum that S is in: P comes out normalised, and its exponent is never
@@ -189,8 +165,6 @@ class _Segment:
         return self._ungrouped(d_scores @ keys, q_BHnd.shape), d_scores.swapaxes(-1, -2) @ q, d_values
 
     def _scores(self, q: mx.array, n: int) -> mx.array:
-        """S [S, J, rows, M] in float32, −∞ where masked. The block's n tokens are the innermost axis of the query
-        rows."""
         scores = q @ self.keys.astype(mx.float32).swapaxes(-1, -2)
         columns = mx.arange(self.keys.shape[2])
         # A single query is the last key of its segment, so nothing is to be masked.
@@ -202,20 +176,17 @@ class _Segment:
         return scores
 
     def _grouped(self, x_BHnd: mx.array) -> mx.array:
-        """[B, H, n, d] → [S, J, (B/S · H/J · n), d]."""
         # No gather: the rows of a prompt are consecutive, and so are the query heads of a key head (head h reads key
         # head h // (H / J), as in mlx).
         (B, H, n, d), (S, J) = x_BHnd.shape, self.keys.shape[:2]
         return x_BHnd.reshape(S, B // S, J, H // J, n, d).swapaxes(1, 2).reshape(S, J, -1, d)
 
     def _ungrouped(self, x: mx.array, shape: Sequence[int]) -> mx.array:
-        """The inverse of `_grouped`, for queries of this `shape`."""
         (B, H, n, _), (S, J) = shape, self.keys.shape[:2]
         return x.reshape(S, J, B // S, H // J, n, -1).swapaxes(1, 2).reshape(B, H, n, -1)
 
 
 def _merge(partials: Sequence[_PartialSoftmax]) -> tuple[mx.array, mx.array]:
-    """The softmax over all segments: the output [B, H, n, e] and the log-sum-exp [B, H, n, 1], both float32."""
     peak = partials[0].peak
     for partial in partials[1:]:
         peak = mx.maximum(peak, partial.peak)
@@ -228,8 +199,6 @@ def _merge(partials: Sequence[_PartialSoftmax]) -> tuple[mx.array, mx.array]:
 
 
 def _accumulate(sums: list[mx.array], grads: list[mx.array]) -> list[mx.array]:
-    """Sums of dK and dV over blocks. An earlier block of queries attends to the first keys only: the others get
-    zeros."""
     if not sums:
         return grads
     none = ((0, 0), (0, 0))

@@ -1,10 +1,5 @@
-"""KV caches: new ones of mlx-lm's, and those of a compiled decoding step.
-
-mlx-lm's own caches keep their length as a Python integer and grow by concatenation, so `mx.compile` would trace the
-step again for every token. `SlotCache` has arrays of a fixed capacity C, of which a step writes one slot (column); the
-slot, the mask and the positions are arrays too, so one trace serves every step of a (rows, capacity). Keys and values
-lie in two arrays, or packed in one, which takes one write instead of two.
-"""
+"""KV caches of a compiled decoding step: arrays of fixed capacity C, of which a step writes one slot (column). Slot,
+mask and positions are arrays too, so one trace serves all steps of a (rows, capacity)."""
 
 from __future__ import annotations
 
@@ -19,30 +14,24 @@ from backend.engine.device import on_gpu
 
 
 class StepContext:
-    """The common state of all layers in one decoding step.
-
-    Rows are padded on the left, so all of them write the same `slot`, and `position_B` is each row's own position (its
-    padding taken off), for the rotary embedding.
-    """
+    """State that all layers share in one decoding step. Rows are padded on the left, so all write the same `slot`;
+    `position_B` is each row's own position."""
 
     def __init__(self, slot: mx.array, pad_B: mx.array, column_C: mx.array) -> None:
         self.slot, self.pad_B, self.column_C = slot, pad_B, column_C
         self.position_B = slot - pad_B  # RoPE counts from each row's first real token
         self._masks: dict[int, mx.array] = {}
         self._rotations: dict[int, mx.array] = {}
+        # the residual stream after the last block, in float32 and as the model passes it on
         self.stream: tuple[mx.array, mx.array] | None = None
-        """The residual stream after the last block, in its own type, and as the model hands it on, rounded."""
 
     def stream_of(self, x: mx.array) -> mx.array:
-        """The residual stream that `x` is the rounded form of; `x` itself where the last block has not returned it."""
+        """The stream that `x` is the rounded form of, or `x` itself."""
         return self.stream[0] if self.stream and self.stream[1] is x else x
 
     def mask(self, heads: int = 1) -> mx.array:
-        """[B, heads, 1, C]: allows the columns between a row's padding and the slot.
-
-        Metal's attention copies a mask that all heads share to one for each head, in every layer; one made for all
-        heads serves all layers.
-        """
+        """[B, heads, 1, C]: allows the columns between a row's padding and the slot. Metal copies a mask that heads
+        share for each head and layer, so it is made once for all heads."""
         if heads not in self._masks:
             pad_B1 = self.pad_B[:, None]
             if heads > 1:
@@ -54,12 +43,8 @@ class StepContext:
         return self._masks[heads]
 
     def rotation(self, rope: Any, size: int) -> mx.array:
-        """[B, 2, size] in float32: what `rope` makes of heads whose first or second half is ones and the rest zeros.
-
-        A rotary embedding of halves turns x = (x₁, x₂) into x₁ ⊗ rotation[:, 0] + x₂ ⊗ rotation[:, 1] (⊗: each half of
-        `rotation` times x₁), whatever its frequencies. So one call of `rope` a step serves the queries and keys of all
-        layers.
-        """
+        """[B, 2, size] float32: a rotary embedding of halves turns x = (x₁, x₂) into x₁ ⊗ rotation[:, 0] + x₂ ⊗
+        rotation[:, 1]. One call of `rope` serves queries and keys of all layers."""
         if id(rope) not in self._rotations:
             halves_B21d = _halves(len(self.pad_B), size)
             turned = rope(mx.stop_gradient(halves_B21d), offset=self.position_B)  # a copy: `rope` may change its input
@@ -68,16 +53,11 @@ class StepContext:
 
 
 def _halves(B: int, size: int) -> mx.array:
-    """[B, 2, 1, size]: for each row, ones in the first half and ones in the second half."""
     return mx.array(np.tile(np.repeat(np.eye(2, dtype=np.float32), size // 2, axis=1)[None, :, None], (B, 1, 1, 1)))
 
 
 class SlotCache:
-    """A layer's keys [B, J, C, d] and values [B, J, C, e]. Each step makes a new one around the arrays that the caller
-    keeps.
-
-    It implements mlx-lm's cache protocol: `offset`, `update_and_fetch`, `make_mask`.
-    """
+    """A layer's keys [B, J, C, d] and values [B, J, C, e] in mlx-lm's cache protocol."""
 
     def __init__(self, keys: mx.array, values: mx.array, step: StepContext) -> None:
         self.keys, self.values, self.step, self.offset = keys, values, step, step.position_B
@@ -88,27 +68,21 @@ class SlotCache:
 
     @property
     def arrays(self) -> tuple[mx.array, ...]:
-        """The arrays after the step, for the caller to keep."""
         return self.keys, self.values
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Write this step's column and return all C columns; those that are not written yet are masked."""
         self.keys, self.values = (
             written(old, new, self.step.slot) for old, new in ((self.keys, keys), (self.values, values))
         )
         return self.keys, self.values
 
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> mx.array:
-        """The step's mask; the arguments are mlx-lm's protocol and change nothing for one query a row."""
         return self.mask
 
 
 class PackedSlotCache:
-    """A layer's keys and values in one array [B, J, 2, C, d], for `backend.sampling.fused_model`.
-
-    In this order of axes all (row, head) pairs of the keys lie at one distance, and those of the values: Metal's
-    attention copies others.
-    """
+    """A layer's keys and values in one array [B, J, 2, C, d], for `DecodingBlock`. Metal's attention copies arrays
+    whose (row, head) pairs lie at uneven distances; here they do not."""
 
     def __init__(self, kv: mx.array, step: StepContext) -> None:
         self.kv, self.step, self.offset = kv, step, step.position_B
@@ -118,7 +92,7 @@ class PackedSlotCache:
         return (self.kv,)
 
     def write(self, kv_BJ21d: mx.array) -> tuple[mx.array, mx.array]:
-        """Write this step's column; all C columns of the keys and the values, as views."""
+        """Write this step's column; return all C columns of keys and values, as views."""
         self.kv = written(self.kv, kv_BJ21d, self.step.slot)
         return self.kv[:, :, 0], self.kv[:, :, 1]
 
@@ -127,24 +101,15 @@ class PackedSlotCache:
 
 
 def written(cache: mx.array, new: mx.array, slot: mx.array) -> mx.array:
-    """`cache` [B, …, C, d] with `new` [B, …, 1, d] in column `slot`.
-
-    In place, if nothing else holds the array (see `backend.sampling.scheduler`); `where` over the whole cache would
-    copy it at every step. `slot` is an array: as an integer it would be a constant of the trace, and every step a new
-    trace.
-    """
+    """`cache` [B, …, C, d] with `new` [B, …, 1, d] in column `slot`, in place if nothing else holds the array."""
     if on_gpu():  # one kernel; a slice update has another one compute the offset
         return mx.put_along_axis(cache, slot.reshape([1] * cache.ndim), new, axis=-2)
     return mx.slice_update(cache, new, slot, axes=(cache.ndim - 2,))
 
 
 def new_prompt_cache(model: nn.Module) -> list[Any]:
-    """Empty caches as the model itself makes them, else one KVCache per layer.
-
-    mlx-lm asks only the outermost module. Some that wrap a text model do not pass the question on
-    (mlx_lm/models/mistral3.py): their sliding windows would get plain caches, and in decoding attend to all tokens, but
-    in learning to the window.
-    """
+    """Empty caches as the model itself makes them, else one KVCache per layer. Some wrappers (mistral3) do not pass
+    mlx-lm's question on to their text model, which loses its sliding windows."""
     text_model: Any = getattr(model, "language_model", None)
     asks_text_model = not hasattr(model, "make_cache") and hasattr(text_model, "make_cache")
     return make_prompt_cache(text_model if asks_text_model else model)

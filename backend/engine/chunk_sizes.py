@@ -1,38 +1,28 @@
-"""Chunk sizes of the engine when memory is no constraint. The engine and the memory estimate both read them here."""
+"""Chunk sizes of the engine where memory is no constraint; False is a CPU, True a GPU. The memory estimate reads them
+too."""
 
 from __future__ import annotations
 
+# tokens with padding in one forward and backward pass: enough to keep the device busy
 MICRO_BATCH_TOKENS = {False: 512, True: 4096}
-"""On a CPU and on a GPU: most tokens, padding included, in one forward and backward pass, enough to keep the device
-busy. A prompt is computed once however its rows are distributed over micro-batches, so larger ones would only take more
-memory."""
 
-CHUNK_BYTES = {False: 2 << 20, True: 64 << 20}
-"""On a CPU and on a GPU: bytes of float32 logits computed together. They should fit a CPU's cache; a GPU needs enough
-rows to be busy."""
+CHUNK_BYTES = {False: 2 << 20, True: 64 << 20}  # float32 logits computed together: fit a CPU's cache, keep a GPU busy
 
-SMALLEST_CHUNK = 32
-"""Tokens; with fewer, reading the output layer's weights from memory dominates."""
+SMALLEST_CHUNK = 32  # tokens; below, reading the head's weights dominates
 
+# float32 attention scores of one layer computed together, in training
 ATTENTION_BYTES = {False: 2 << 20, True: 128 << 20}
-"""On a CPU and on a GPU: bytes of float32 attention scores of one layer computed together, in training."""
 
-SMALLEST_BLOCK = 32
-"""Queries."""
+SMALLEST_BLOCK = 32  # queries
 
+# recomputed together in the backward pass of one gated delta net
 GATED_DELTA_BYTES = {False: 32 << 20, True: 256 << 20}
-"""On a CPU and on a GPU: bytes that the backward pass of one gated delta net recomputes together."""
 
-GATED_DELTA_FLOATS = 32
-"""Of those, float32 numbers a token, head and number of its key and value: decayed copies of keys and queries at every
-size of block, and their gradients. Measured: 18 to 24 with a decay a head, 28 to 34 with one a key channel; more the
-later mlx's CPU thread runs what frees an array, as on a busy machine, and the smaller the heads are."""
+GATED_DELTA_FLOATS = 32  # of those, floats per token, head and number of its key and value (18 to 34 measured)
 
-PREFILL_TOKENS = 8192
-"""Most prompt tokens in one forward pass of prefill, summed over the prompts."""
+PREFILL_TOKENS = 8192  # prompt tokens in one pass of prefill
 
-BUCKET = 64
-"""Columns by which the KV cache of short rows grows; the decoding step is compiled once per capacity."""
+BUCKET = 64  # columns by which the KV cache of short rows grows; each capacity is a trace
 
 
 def head_chunk(vocabulary: int, gpu: bool) -> int:
@@ -42,21 +32,19 @@ def head_chunk(vocabulary: int, gpu: bool) -> int:
 
 def capacity(columns: int) -> int:
     """Columns to allocate for a KV cache of `columns`: rounded up to a bucket, or to an eighth to a sixteenth of the
-    length where that is more, so that growing to any length copies a row a few times instead of once per bucket."""
+    length where that is more."""
     step = max(BUCKET, 1 << columns.bit_length() - 1 >> 3)
     return -(-columns // step) * step
 
 
 def attention_block(heads: int, queries: int, keys: int, gpu: bool) -> int:
-    """Queries per block of attention in one layer: blocks of equal size whose scores fit ATTENTION_BYTES. `heads`: of
-    all rows together."""
+    """Queries per block of attention: equal blocks whose scores fit ATTENTION_BYTES. `heads`: of all rows together."""
     largest = max(SMALLEST_BLOCK, ATTENTION_BYTES[gpu] // (4 * max(heads * keys, 1)))
     blocks = -(-queries // largest)
     return -(-queries // max(blocks, 1))
 
 
 def gated_delta_span(heads: int, head_size: int, chunk: int, gpu: bool) -> int:
-    """Tokens of a gated delta net recomputed together: as many whole chunks as fit GATED_DELTA_BYTES. `heads`: of all
-    rows together; `head_size`: of a key and a value together."""
+    """Tokens of a gated delta net recomputed together, whole chunks. `heads`: of all rows; `head_size`: key, value."""
     chunk_bytes = 4 * GATED_DELTA_FLOATS * heads * head_size * chunk
     return chunk * max(1, GATED_DELTA_BYTES[gpu] // max(chunk_bytes, 1))

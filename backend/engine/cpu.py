@@ -1,21 +1,12 @@
-"""Speed on a CPU: two busy threads on one core, and x86 stand-ins for what mlx computes slowly there.
+"""Speed on a CPU: Python's and mlx's threads on one core, and x86 stand-ins for what mlx computes slowly there.
 
-**One core.** On Linux mlx hands every operation to a thread of its own, and a decoding step is hundreds of operations
-of some ten microseconds. On two cores each may have to wake the other and fetch what was just written from its cache,
-which costs as much as the operation. Only these two threads are pinned, and only while they work. Under SCHED_BATCH
-mlx's waiting loop would keep the core.
-
-**exp.** mlx's `exp` computes one number at a time on x86, 13 ns each; additions, products and shifts are vectorised. So
-e^x = 2^n · 2^r, n the nearest whole number to x · log2 e, 2^r a polynomial on [−½, ½], and 2^n put together from its
-bits. mlx ends a fusion at a depth of 11 operations, and a constant beyond it becomes an operand with a stride of 0,
-which makes the whole kernel three times slower. So the longest chain has ten, and nothing that follows is fused with
-it: three kernels in all.
-
-**Small products.** OpenBLAS copies both factors into its own layout first, which for a few rows is most of the work,
-and which it skips for small products only. So W is taken as a batch of slices (a view), each of which makes a small
-enough product.
-
-**swiglu** keeps σ(gate) of its forward pass, so its backward pass needs no second exponential.
+One core: on Linux mlx hands every operation of some 10 µs to a thread of its own; on two cores waking it costs as much
+as the operation.
+Exponentials: mlx's is scalar on x86 (13 ns). e^x = 2^n · 2^r, n the nearest whole number to x · log2 e, 2^r a
+polynomial on [−½, ½]. mlx ends a fusion at depth 11, and a constant beyond it makes the kernel three times slower: the
+longest chain has ten operations.
+Small products: OpenBLAS packs both factors unless the product is small, so W is taken as a batch of slices (a view).
+swiglu keeps σ(gate) for its backward pass.
 """
 
 from __future__ import annotations
@@ -39,21 +30,18 @@ from backend.engine import cpu_setup
 from backend.engine.device import on_cpu, on_x86
 from backend.engine.graph import compiled_by_shape
 
-MIN_CPU_SHARE = 0.7
-"""CPU seconds per second below which another process uses the core too, and another core is taken next time."""
+MIN_CPU_SHARE = 0.7  # CPU seconds per second; below, another process uses the core: take another next time
 
-MIN_DURATION_S = 0.1
-"""Shorter measurements are ignored: a single wait would look like a shared core."""
+MIN_DURATION_S = 0.1  # shorter measurements are ignored
 
 TASKS = Path("/proc/self/task")
-_other_core: list[int] = []
-"""The core to take next time; empty: the core that the calling thread runs on."""
+_other_core: list[int] = []  # the core to take next time; empty: the calling thread's
 
 
 @contextmanager
 def on_one_core() -> Iterator[None]:
-    """The calling thread and mlx's stay on one core inside. Does nothing where mlx computes elsewhere, where its
-    products have several threads, or where the system does not allow it."""
+    """Keep the calling thread and mlx's on one core. Does nothing where mlx computes elsewhere or pinning is not
+    allowed."""
     threads = _threads()
     allowed = [os.sched_getaffinity(thread) for thread in threads]
     if not threads or len(allowed[0]) == 1:
@@ -75,7 +63,6 @@ def on_one_core() -> Iterator[None]:
 
 
 def _threads() -> list[int]:
-    """The calling thread and mlx's, by the system's thread ids; empty where pinning does not apply."""
     if sys.platform != "linux" or not on_cpu() or os.environ.get(cpu_setup.THREADS) != "1":
         return []
     threads = [threading.get_native_id(), *_mlx_threads()]
@@ -84,8 +71,8 @@ def _threads() -> list[int]:
 
 @cache
 def _mlx_threads() -> list[int]:
-    """mlx's CPU thread id, in a list: the thread that is not Python's and wakes up for every operation. Empty where
-    /proc lacks the files that this module reads, as in some sandboxes."""
+    """mlx's CPU thread id, in a list: the thread that sleeps (a voluntary switch) after each operation. Empty where it
+    is not found."""
     mx.eval(mx.array(0) + 1)  # mlx starts its thread with the first operation
     # This thread's id is asked for: in a fork, Python still gives the one that it had before.
     python_threads = {threading.get_native_id(), *(thread.native_id for thread in threading.enumerate())}
@@ -107,7 +94,6 @@ def _mlx_threads() -> list[int]:
 
 
 def _leave_shared_core(core: int, allowed: set[int], wall_s: float, cpu_s: float) -> None:
-    """Take another core next time, at random, if this one was shared: else two runs could share a core for ever."""
     if wall_s > MIN_DURATION_S and cpu_s < MIN_CPU_SHARE * wall_s:
         # From the system's entropy, not the run's seed: two runs with one seed would choose the same core again.
         _other_core[:] = [random.SystemRandom().choice(sorted(allowed - {core}))]
@@ -121,13 +107,10 @@ def _pin(thread: int, cores: set[int]) -> None:
 
 
 def _core_of(thread: int) -> int:
-    """The core that it runs on now: field 39 of proc_pid_stat(5), the second of which may hold spaces."""
     return int((TASKS / str(thread) / "stat").read_text().rpartition(")")[2].split()[36])
 
 
 def _voluntary_switches(thread: int) -> int:
-    """The number of times it has gone to sleep; 0 for a thread that has ended meanwhile, and where the system does not
-    count it."""
     try:
         words = (TASKS / str(thread) / "status").read_text().split()
         return int(words[words.index("voluntary_ctxt_switches:") + 1])
@@ -136,33 +119,24 @@ def _voluntary_switches(thread: int) -> int:
 
 
 def _cpu_seconds(threads: list[int]) -> float:
-    """Seconds that these threads have run."""
     return sum(int((TASKS / str(thread) / "schedstat").read_text().split()[0]) for thread in threads) / 1e9
 
 
 COMPILER = "g++"
+# mlx's errors where the compiler left no library, as one does that a signal has ended
 LEFT_NOTHING = ("Could not load C++ shared library", "Failed to execute command with return code")
-"""The beginnings of mlx's errors where the compiler has left no library. One that a signal has ended it takes for one
-that has succeeded (`JitCompiler::exec` of mlx/backend/cpu/jit_compiler.cpp reads WEXITSTATUS alone), and then finds
-nothing to load."""
 _SLOWER = "so compiled functions run one operation at a time, and sampling takes somewhat longer"
 
 
 def left_nothing(error: RuntimeError) -> bool:
-    """True if mlx raised this because its compiler failed or was ended. Ctrl-C in a terminal goes to the compiler
-    too."""
+    """True if mlx raised this because its compiler failed or was interrupted."""
     return str(error).startswith(LEFT_NOTHING)
 
 
 @cache
 def check_compiler() -> str:
-    """Try mlx's compiler (g++), and turn compiling off if it fails; → one sentence where nothing is compiled, else "".
-    Without g++ mlx runs compiled functions operation by operation; with one that cannot compile their first use would
-    raise.
-
-    The first call on a machine takes up to a second; mlx keeps what was compiled in the temporary folder for later
-    processes.
-    """
+    """Try mlx's compiler (g++), and turn compiling off if it fails. Returns a sentence where nothing is compiled, else
+    ""."""
     if not on_cpu():
         return ""
     if shutil.which(COMPILER) is None:
@@ -177,41 +151,32 @@ def check_compiler() -> str:
 
 LOG2_E = 1 / math.log(2)
 
+# 2^r as a polynomial in r (Remez): relative error below 1e-7 on [−½, ½]
 EXP2_COEFFICIENTS = (1.0, 0.6931469776, 0.2402224209, 0.0555073374, 0.0096715126, 0.0013264727)
-"""2^r as a polynomial in r, exactly 1 at 0 (Remez exchange): relative error below 1e-7 on [−½, ½]."""
 
-MIN_EXPONENT = -127.0
-"""The exponent whose bits are all zero: the number 0."""
+MIN_EXPONENT = -127.0  # its bits are all zero: the number 0
 
+# has no fraction bits: adding it rounds to a whole number, plus float32's bias of 127
 ROUND_AND_BIAS = 1.5 * 2.0**23 + 127
-"""A float32 of this size has no fraction bits, so adding it rounds to the nearest whole number, which is then in the
-last bits of the mantissa, plus 127, the bias of float32's exponent."""
 
-SAME_LOW_BITS = ROUND_AND_BIAS + 512
-"""Another constant with the same nine last bits, all that a shift by 23 leaves. Two kernels need the sum: were it the
-same sum in both, mlx would make a third kernel for it, a pass over memory."""
+SAME_LOW_BITS = ROUND_AND_BIAS + 512  # with the same last 9 bits: the same sum in two kernels would become a third one
 
 
 def exp_is_scalar() -> bool:
-    """True if mlx's own `exp` computes one number at a time here."""
     return on_x86()
 
 
 def exp_nonpositive(x: mx.array) -> mx.array:
-    """e^x for float32 x ≤ 0, as exact as mlx's `exp`; results below the smallest normal float32 become 0, as does −inf.
-    No gradient."""
+    """e^x for float32 x ≤ 0, as exact as mlx's; below the smallest normal float32 0. No gradient."""
     return _exp(x) if exp_is_scalar() else mx.exp(x)
 
 
 def exp_clipped(x: mx.array) -> mx.array:
-    """e^x for any float32 x, at most 2^127; results below the smallest normal float32 become 0. For use under
-    `compiled_by_shape`."""
+    """e^x for any float32 x, at most 2^127. For use under `compiled_by_shape`."""
     return _exp2(mx.clip(x * LOG2_E, MIN_EXPONENT, -MIN_EXPONENT))
 
 
 def _exp2(y: mx.array) -> mx.array:
-    """2^y for −127 ≤ y < 128: the polynomial gives 2^r, and the bits of n + 127, shifted into the exponent field, are
-    2^n."""
     # The sum is a whole number below 2^24. Shifting by 23 moves its low byte, n + 127 ≤ 254, into the exponent field
     # and pushes everything above it out.
     power = mx.left_shift((y + SAME_LOW_BITS).astype(mx.int32), 23).view(mx.float32)
@@ -234,20 +199,16 @@ def _exp(x: mx.array) -> mx.array:
     return _exp2(mx.maximum(x * LOG2_E, MIN_EXPONENT))
 
 
+# OpenBLAS multiplies up to this rows · columns · inner and rows · columns without packing
 UNPACKED_FLOPS, UNPACKED_SIZE = 10**6, 1024
-"""The largest product that OpenBLAS multiplies without packing: rows · columns · inner, and rows · columns of the
-result."""
 
-MIN_WIDTH, MAX_WIDTH = 32, 512
-"""Columns of a slice: with fewer, calls cost more than packing; with more, nothing is gained."""
+MIN_WIDTH, MAX_WIDTH = 32, 512  # columns of a slice
 
-MAX_ROWS = 16
-"""With more rows packing costs little; and training, whose gradient would be a sum over slices, has more."""
+MAX_ROWS = 16  # with more rows packing costs little
 
 
 def matmul_transposed(x: mx.array, weight: mx.array) -> mx.array:
-    """[…, in] times the transpose of [out, in]: […, out]. In slices for few float32 rows on x86, else the plain
-    product."""
+    """[…, in] times the transpose of [out, in]; in slices for few float32 rows on x86."""
     *before, inner = x.shape
     rows, outer = x.size // inner, weight.shape[0]
     width = slice_width(rows, inner, outer) if x.dtype == weight.dtype == mx.float32 and on_x86() else 0

@@ -1,13 +1,5 @@
-"""Prepares a process that computes on a Linux CPU: a fast BLAS, and a folder for compiled kernels. Imports no mlx.
-
-mlx's Linux wheel brings netlib's reference BLAS, some sixteen times slower in float32 than OpenBLAS. The linker looks
-symbols up in the order in which libraries became global, so loading OpenBLAS with RTLD_GLOBAL before mlx is enough.
-Without OpenBLAS everything works, only slower. 16-bit and quantised products are not helped: mlx does not send those to
-a BLAS.
-
-mlx writes the libraries that it compiles for a CPU into a common temporary folder, and loads one there that another
-process is still writing. So each rank of a machine has a folder of its own.
-"""
+"""Prepares a process that computes on a Linux CPU: OpenBLAS, loaded before mlx, whose own BLAS is sixteen times slower
+in float32, and a folder for compiled kernels. Imports no mlx."""
 
 from __future__ import annotations
 
@@ -23,20 +15,15 @@ from pathlib import Path
 
 from backend.utils import file_lock
 
-LIBRARY = "libopenblas.so.0"
-"""The soname of OpenBLAS with 32-bit integers, the interface that mlx is linked against."""
+LIBRARY = "libopenblas.so.0"  # openBLAS with 32-bit integers, the interface that mlx is linked against
 
 THREADS = "OPENBLAS_NUM_THREADS"
 
 
 @cache
 def load_openblas() -> str:
-    """Load OpenBLAS on Linux if it is installed and mlx is not imported yet. → one sentence on the BLAS in use, always
-    the same.
-
-    Sets OPENBLAS_NUM_THREADS to 1 for this process and its children unless it is set: products this small only wait for
-    a second thread.
-    """
+    """Load OpenBLAS on Linux if it is installed and mlx is not imported yet. Returns one sentence on the BLAS in use.
+    Sets OPENBLAS_NUM_THREADS to 1 unless it is set: small products only wait for a second thread."""
     if sys.platform != "linux":
         return "BLAS is the one that mlx is built with on this system."
     if "mlx.core" in sys.modules:
@@ -52,8 +39,7 @@ def load_openblas() -> str:
 
 
 def _reserve_memory(library: ctypes.CDLL) -> None:
-    """Under a limit of the address space (ulimit -v), let OpenBLAS take its working memory while there is room: a
-    product that finds none tries again for ever."""
+    """Under a limit of the address space (ulimit -v) let OpenBLAS take its memory now: later it would try for ever."""
     if resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY:
         return
     try:
@@ -65,7 +51,6 @@ def _reserve_memory(library: ctypes.CDLL) -> None:
 
 
 def _version(library: ctypes.CDLL) -> str:
-    """Name, version and threads of a loaded OpenBLAS; its name alone in builds without these functions."""
     try:
         config, threads = library.openblas_get_config, library.openblas_get_num_threads
     except AttributeError:
@@ -77,16 +62,13 @@ def _version(library: ctypes.CDLL) -> str:
 
 
 CACHE = "mlx"
-MOST_FOLDERS = 64
-"""As many ranks as a hosts file may have."""
-SETTLED_S = 60.0
-"""How long a library must not have been written to that is taken for whole; compiling one takes a second or two."""
+MOST_FOLDERS = 64  # ranks on a machine
+SETTLED_S = 60.0  # a library not written to for so long is whole; compiling takes a second or two
 
 
 def use_own_kernel_folder() -> Path | None:
-    """Give this process a folder for what mlx compiles, with links to the whole libraries of the common folder. No
-    other process uses it as long as this one lives. Python's own temporary files stay where they are. → the folder;
-    None where none can be made."""
+    """Give this process a folder for what mlx compiles, with links to the whole libraries of the common folder: mlx
+    loads a library that another process still writes. Returns the folder, None where none can be made."""
     # From now on Python remembers this place, whatever the environment says.
     common = Path(tempfile.gettempdir()) / CACHE
     for number in range(1, MOST_FOLDERS + 1):

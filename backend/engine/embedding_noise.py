@@ -1,12 +1,8 @@
-"""NEFTune's noise on the input embeddings of a policy while it learns (arXiv:2310.05914).
+"""NEFTune's noise on the policy's input embeddings while it learns (arXiv:2310.05914): alpha / √(L · H) times a draw
+from [−1, 1).
 
-Each number of a row's embeddings gets alpha / √(L · H) times a draw from [−1, 1), L the row's tokens and H the
-embedding's width. The draws belong to a row and not to the batch that it is in: they are keyed by the run's seed, the
-rollout and the row's number in it, so neither a resume nor another split into micro-batches changes one.
-
-In every pass of one rollout a row has the same noise, so the ratio compares a perturbed policy with itself: it is 1 at
-the first update, as without noise. Sampling, evaluation and the reference have none. Letters: B rows, L tokens, H
-embedding width.
+Draws are keyed by seed, rollout and row, so resuming and micro-batches change none. All passes of a rollout share them;
+sampling, evaluation and reference have none. Letters: B rows, L tokens, H embedding width.
 """
 
 from __future__ import annotations
@@ -30,18 +26,17 @@ EMBEDDINGS = (nn.Embedding, nn.QuantizedEmbedding, LoRAEmbedding, DoRAEmbedding)
 
 @dataclass(slots=True)
 class EmbeddingNoise:
-    """The noise of one run; off until a rollout is learned from (`rollout`)."""
+    """The noise of one run."""
 
     embedding: Any
     alpha: float
     seed: int
-    rollout: int | None = None
-    """The number of the rollout that is being learned from; None where there is no noise."""
+    rollout: int | None = None  # the rollout that is being learned from; None: no noise
 
     @contextmanager
     def on(self, rows: Sequence[int], lengths: Sequence[int]) -> Iterator[None]:
-        """Within it the model's embeddings of whole rows, [B, L, H], have their noise. `rows`: their numbers in the
-        rollout, `lengths`: their tokens, padding not counted."""
+        """Add noise to the embeddings of whole rows, [B, L, H]. `rows`: their numbers in the rollout; `lengths`: tokens
+        without padding."""
         kind = type(self.embedding)
 
         class NoisyEmbedding(kind):
@@ -56,7 +51,6 @@ class EmbeddingNoise:
             self.embedding.__class__ = kind
 
     def _noise(self, rows: Sequence[int], lengths: Sequence[int], width: int, hidden: int) -> mx.array:
-        """[B, width, hidden]; 0 at the padding."""
         parts: list[mx.array] = []
         for row, length in zip(rows, lengths, strict=True):
             # As many draws as the row has tokens, whatever it is padded to: others would come of another shape.
@@ -71,8 +65,7 @@ class EmbeddingNoise:
 
 
 def input_embedding(model: nn.Module) -> nn.Module:
-    """The layer that turns the tokens of a row into what the model computes with: the first embedding that a pass
-    calls. Raises UserError where the model's code calls none."""
+    """The first embedding that a pass calls. Raises UserError where the model calls none."""
     called: list[nn.Module] = []
     kinds = {id(module): (module, type(module)) for module in model.modules() if type(module) in EMBEDDINGS}
     for module, kind in kinds.values():

@@ -1,14 +1,10 @@
-"""The forward pass of training: log-probabilities of completions, each prompt prefilled once for all completions of its
-group.
+"""The forward pass of training: log-probabilities of completions, each prompt prefilled once for its group.
 
     prompts [P, K] ──prefill──► last state [P, H], keys and values of each layer [P, J, K, d]
     completions [B, T] ──attend to their prompt──► states [B, T, H] ──head, active tokens only──► log π, entropy [B, T]
 
-The state at position t − 1 predicts completion token t: the first token is predicted by the prompt's last state, and a
-completion's last token is never fed. Models whose layers cannot share a prompt read whole rows [B, L] instead.
-
-Letters: B completions, P prompts, T completion tokens, K prompt
-tokens, L tokens of both, H hidden.
+The state at position t − 1 predicts completion token t. Models whose layers cannot share a prompt read whole rows [B,
+L]. Letters: B completions, P prompts, T completion tokens, K prompt tokens, L tokens of both, H hidden.
 """
 
 from __future__ import annotations
@@ -28,25 +24,18 @@ from backend.engine.prefix_cache import PrefixMask, PrefixReader, PrefixRecorder
 
 @dataclass(frozen=True, slots=True)
 class SequenceRows:
-    """Completions and their prompts as the arrays of the forward pass, built by `sequence_rows`."""
+    """Completions and their prompts as arrays of the forward pass (`sequence_rows`)."""
 
-    tokens_BL: mx.array
-    """Prompt and completion, padded on the right; read only where prompts cannot be shared."""
-    prompt_PK: mx.array
-    """Every prompt once, padded on the right."""
+    tokens_BL: mx.array  # prompt and completion, padded on the right; for models that cannot share prompts
+    prompt_PK: mx.array  # every prompt once, padded on the right
     prompt_length_P: mx.array
     prompt_length_B: mx.array
-    prompt_B: mx.array
-    """The index of each row's prompt."""
+    prompt_B: mx.array  # the index of each row's prompt
     completion_BT: mx.array
-    active_N: mx.array
-    """Flat indices into [B, T] of the tokens that count."""
-    full: bool
-    """True if every token counts."""
-    even: bool
-    """True if all prompts have equally many rows, and those of a prompt are consecutive."""
-    ragged: bool
-    """True if prompts differ in length."""
+    active_N: mx.array  # flat indices into [B, T] of the tokens that count
+    full: bool  # every token counts
+    even: bool  # prompts have equally many rows, which are consecutive
+    ragged: bool  # prompts differ in length
 
     def history(self, penalties: Penalties) -> CompletionHistory:
         """The tokens before the positions that count. Reads the prompts on the host."""
@@ -64,8 +53,8 @@ def sequence_rows(
     completion_BT: mx.array,
     mask_BT: mx.array,
 ) -> SequenceRows:
-    """The arrays of a batch, [B, …]. Rows of one group have the same prompt. Reads its inputs on the host, which waits
-    for the device: call it once per batch, not once per pass."""
+    """The arrays of a batch, [B, …]. Rows of one group have the same prompt. Waits for the device: call it once per
+    batch."""
     tokens, lengths, groups = np.array(tokens_BL), np.array(prompt_length_B), np.array(group_B)
     _, first, prompt_of = np.unique(groups, return_index=True, return_inverse=True)
     # np.unique sorts by group number; argsort of argsort gives ranks, so prompts are numbered by first appearance.
@@ -93,9 +82,6 @@ def _widened(x: np.ndarray, width: int) -> np.ndarray:
     return np.pad(x, [(0, 0), (0, max(0, width - x.shape[1]))])[:, :width]
 
 
-# ── the passes ───────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def completion_logps(
     split_model: SplitModel,
     rows: SequenceRows,
@@ -107,12 +93,9 @@ def completion_logps(
     prefilled: PrefilledPrompts | None = None,
     penalties: Penalties | None = None,
 ) -> TokenScores:
-    """log π(completion | prompt) and the entropy of each distribution, both [B, T] in nats, 0 where inactive.
-
-    Logits are penalised and then divided by `temperature`, in float32. The vocabulary is computed at the active
-    positions only, `chunk` at a time. Without `with_gradient` nothing carries a gradient; the entropy carries one only
-    with `entropy_gradient`. `prefilled`: the rows' prompts, where they have been prefilled before.
-    """
+    """log π(completion | prompt) and the entropy of each distribution, both [B, T] in nats, 0 where inactive. Logits
+    are penalised, then divided by `temperature`, in float32, `chunk` positions at a time. Without `with_gradient`
+    nothing carries a gradient; the entropy only with `entropy_gradient`."""
     B, T = rows.completion_BT.shape
     if rows.active_N.size == 0:  # every completion is masked, e.g. because all of them are truncated
         return TokenScores(mx.zeros((B, T)), mx.zeros((B, T)))
@@ -142,8 +125,7 @@ def completion_logps(
 
 
 def whole_row_states(split_model: SplitModel, rows: SequenceRows) -> mx.array:
-    """The states that predict each completion token, [B, T, H], from one pass over prompt and completion of every
-    row."""
+    """The states that predict each completion token, [B, T, H], from one pass over whole rows."""
     B, T = rows.completion_BT.shape
     hidden_BLH = split_model.hidden(rows.tokens_BL[:, :-1])
     # The state that predicts completion token t of row b is at position prompt_length[b] − 1 + t. In shorter rows the
@@ -156,8 +138,7 @@ def whole_row_states(split_model: SplitModel, rows: SequenceRows) -> mx.array:
 
 
 class PrefilledPrompts(NamedTuple):
-    """Prompts after their prefill: the state after the last token of each, and keys and values by layer, [P, J, K,
-    d]."""
+    """The state after the last token of each prompt, and keys and values by layer, [P, J, K, d]."""
 
     last_PH: mx.array
     keys: list[mx.array]
@@ -165,7 +146,7 @@ class PrefilledPrompts(NamedTuple):
 
 
 def prefill_prompts(split_model: SplitModel, prompt_PK: mx.array, length_P: mx.array) -> PrefilledPrompts:
-    """One pass over the prompts, padded on the right, with gradient where the model learns."""
+    """One pass over prompts padded on the right, with gradient where the model learns."""
     # The recorders collect keys and values as a side effect of the pass, so `hidden` must be called before they are
     # read.
     recorders = [PrefixRecorder() for _ in range(split_model.prefix_layers)]
@@ -178,8 +159,7 @@ def prefill_prompts(split_model: SplitModel, prompt_PK: mx.array, length_P: mx.a
 def shared_prompt_states(
     split_model: SplitModel, rows: SequenceRows, prefilled: PrefilledPrompts | None = None
 ) -> mx.array:
-    """As `whole_row_states`, with each prompt prefilled once. Its gradient is summed over the rows that attend to
-    it."""
+    """As `whole_row_states`, with each prompt prefilled once; its gradient is summed over its rows."""
     T, (P, K) = rows.completion_BT.shape[1], rows.prompt_PK.shape
     prompts = prefilled or prefill_prompts(split_model, rows.prompt_PK, rows.prompt_length_P)
     last_BH = gather_with_repeats(prompts.last_PH, rows.prompt_B)

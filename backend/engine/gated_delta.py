@@ -1,34 +1,21 @@
-"""The gated delta rule in chunks, with a backward pass of its own: exact, and never the states of all tokens at once.
-
-A head's state S [e, d] maps keys to values. Each token decays it, corrects what it returns for the token's key, and
-reads it (Gated DeltaNet, arXiv:2412.06464, section 3.1; with a decay for each key channel: Kimi Linear,
-arXiv:2510.26692, section 3):
+"""The gated delta rule in chunks (Gated DeltaNet, arXiv:2412.06464; with a decay per channel Kimi Linear,
+arXiv:2510.26692). Exact; the backward pass recomputes spans of chunks instead of keeping the states of all tokens.
 
     S_t = S_{t−1} Diag(g_t) + u_t k_tᵀ      u_t = β_t (v_t − S_{t−1} Diag(g_t) k_t)      o_t = S_t q_t
 
-Token by token, the backward pass needs every S_t. In a chunk of C tokens that starts with state S, the corrections U
-[C, e] of all its tokens solve one unit lower triangular system (the WY representation, arXiv:2406.06484, section 3.2).
-With Γ_ij = g_{j+1} ⋯ g_i the decay between two tokens, Γ_i the decay from the chunk's start through i, and rows K_i =
-k_i etc.:
+The corrections U [C, e] of a chunk solve a unit lower triangular system (WY representation, arXiv:2406.06484, section
+3.2). Γ_ij = g_{j+1} ⋯ g_i is the decay between two tokens, Γ_i that from the chunk's start:
 
     (I + A) U = β ∘ (V − (Γ ∘ K) Sᵀ)        A_ij = β_i (Γ_ij ∘ k_i)ᵀ k_j   for j < i
     O = (Γ ∘ Q) Sᵀ + P U                    P_ij = (Γ_ij ∘ q_i)ᵀ k_j       for j ≤ i
     S' = S Diag(Γ_C) + Uᵀ (Γ_Cj ∘ K)
 
-(I + A)⁻¹ and P are built by halves, from blocks of one token to the whole chunk: with L₁ and L₂ the halves' own blocks
-and X the block between them, the inverse of [L₁ 0; X L₂] is [L₁⁻¹ 0; −L₂⁻¹ X L₁⁻¹ L₂⁻¹]. Two reasons:
+(I + A)⁻¹ and P are built by halves: with L₁ and L₂ the halves' own blocks and X the block between them, the inverse of
+[L₁ 0; X L₂] is [L₁⁻¹ 0; −L₂⁻¹ X L₁⁻¹ L₂⁻¹]. So decays are products of two factors ≤ 1 (Γ_i / Γ_j would overflow), and
+no power series of A cancels.
 
-- Γ_ij of tokens in different halves is (decay from the middle through i) · (decay from j to the middle): two factors ≤
-  1, each the exponential of a sum of logarithms. Γ_i / Γ_j would overflow, and a difference of sums would cancel, after
-  a strong decay.
-- Every block on the way is the inverse of a smaller system of the same kind. The series I − A + A² − … passes through
-  powers of A of 10¹⁷ where keys repeat, and cancels to nothing.
-
-The forward pass keeps the states at the borders of spans of some chunks; the backward pass recomputes one span at a
-time, from the last, with autodiff inside it. Padding of rows lies on the right, where causality hides it.
-
-Letters: B rows, T tokens, H value heads, J key heads (each serves R = H / J value heads), d and e sizes of a head's
-keys and values; N chunks of C tokens. Decays: [B, T, H, 1], or [B, T, H, d] where each key channel has its own.
+Letters: B rows, T tokens, H value heads, J key heads (each serves R = H / J), d and e sizes of keys and values; N
+chunks of C tokens. Decays: [B, T, H, 1], or [B, T, H, d] by key channel.
 """
 
 from __future__ import annotations
@@ -42,8 +29,7 @@ from backend.engine.cpu import exp_nonpositive
 from backend.engine.device import on_gpu
 from backend.engine.graph import evaluate_after
 
-CHUNK = 64
-"""Tokens. Work inside a chunk grows with it, the number of sequential steps falls."""
+CHUNK = 64  # tokens; work inside a chunk grows with it, sequential steps fall
 
 
 def gated_delta_rule(
@@ -58,14 +44,10 @@ def gated_delta_rule(
     chunk: int = CHUNK,
     span: int | None = None,
 ) -> tuple[mx.array, mx.array]:
-    """Outputs [B, T, H, e] in the queries' type, and the state after the last token [B, H, e, d], in float32.
-
-    `log_decay`: log g ≤ 0, one number a head [B, T, H] or one a key channel [B, T, H, d]; −∞ forgets everything.
-    `state_BHed`: the state before the first token (None: zeros). Where `mask_BT` is false a token leaves the state
-    alone, and its output means nothing. Differentiable in all arrays but the mask. Computed in float32. `chunk`: a
-    power of two. `span`: tokens recomputed together in the backward pass (None: as many as `gated_delta_span` allows on
-    this device).
-    """
+    """Outputs [B, T, H, e] in the queries' type, and the state after the last token [B, H, e, d] in float32.
+    `log_decay`: log g ≤ 0, [B, T, H] or [B, T, H, d]. Where `mask_BT` is false a token leaves the state alone.
+    Differentiable in all arrays but the mask. `chunk`: a power of two; `span`: tokens recomputed together (None: as
+    `gated_delta_span` allows)."""
     (B, T, H, e), d = v_BTHe.shape, k_BTJd.shape[-1]
     log_decay = log_decay.astype(mx.float32).reshape(B, T, H, -1)
     if mask_BT is not None:
@@ -106,13 +88,9 @@ def gated_delta_rule(
     return out, state
 
 
-# ── one span ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def _span(
     C: int, q: mx.array, k: mx.array, v: mx.array, log_decay: mx.array, beta: mx.array, state_BHed: mx.array
 ) -> tuple[mx.array, mx.array]:
-    """Outputs and last state of consecutive tokens, [B, tokens, heads, ·], from the state before them."""
     (B, T, H, e), J, out_type = v.shape, k.shape[2], q.dtype
     q, k, v, log_decay, beta = (_chunked(x, C, J) for x in (q, k, v, log_decay, beta))
     inverse, scores = _by_halves(beta * k, q, k, log_decay)
@@ -134,16 +112,12 @@ def _span(
 
 
 def _chunked(x: mx.array, C: int, J: int) -> mx.array:
-    """[B, T, heads, ·] → [N, B, J, R, C, ·] in float32, with zeros after the last token: β = 0 and log g = 0 change no
-    state."""
     B, T, heads, size = x.shape
     x = mx.pad(x.astype(mx.float32), [(0, 0), (0, -T % C), (0, 0), (0, 0)])
     return x.reshape(B, -1, C, J, heads // J, size).transpose(1, 0, 3, 4, 2, 5)
 
 
 def _by_halves(beta_k: mx.array, q: mx.array, k: mx.array, log_decay: mx.array) -> tuple[mx.array, mx.array]:
-    """(I + A)⁻¹ and P of every chunk, [N, B, J, R, C, C], from blocks [..., C / size, size, size] that double in
-    size."""
     C, shape = k.shape[-2], beta_k.shape
     rows = mx.stack([beta_k, mx.broadcast_to(q, shape)])
     # A block of one token: the diagonal of I + A, and that of P.
@@ -165,7 +139,6 @@ def _by_halves(beta_k: mx.array, q: mx.array, k: mx.array, log_decay: mx.array) 
 
 
 def _decayed_products(rows: mx.array, k: mx.array, row_decay: mx.array, k_decay: mx.array) -> mx.array:
-    """(decay ∘ row)ᵀ (decay ∘ key) of every row with every key of its block, [..., size, size]."""
     if row_decay.shape[-1] == 1:
         # One decay for all channels comes out of the product: size numbers a token to scale instead of d.
         return (rows @ k.swapaxes(-1, -2)) * (row_decay * k_decay.swapaxes(-1, -2))
@@ -173,30 +146,24 @@ def _decayed_products(rows: mx.array, k: mx.array, row_decay: mx.array, k_decay:
 
 
 def _decay_through(log_decay: mx.array) -> mx.array:
-    """Along the tokens (axis −2): the decay from before the first through each."""
     return _exp(mx.cumsum(log_decay, axis=-2))  # pyright: ignore[reportReturnType]
 
 
 def _decay_after(log_decay: mx.array) -> mx.array:
-    """Along the tokens: the decay from after each through the last."""
     return _exp(mx.cumsum(log_decay, axis=-2, reverse=True, inclusive=False))  # pyright: ignore[reportReturnType]
 
 
 def _halves(x: mx.array, size: int) -> tuple[mx.array, mx.array]:
-    """[..., C, ·] → the earlier and the later half of every block of 2 · size tokens, [..., C / (2 · size), size, ·]
-    each."""
     return _pairs(x.reshape(*x.shape[:-2], -1, size, x.shape[-1]))
 
 
 def _pairs(blocks: mx.array) -> tuple[mx.array, mx.array]:
-    """[..., n, ·, ·] → the first and the second of every two neighbours, [..., n / 2, ·, ·] each."""
     first, second = mx.split(blocks.reshape(*blocks.shape[:-3], -1, 2, *blocks.shape[-2:]), 2, axis=-3)
     return first.squeeze(-3), second.squeeze(-3)
 
 
 @mx.custom_function
 def _exp(x: mx.array) -> mx.array:
-    """e^x for x ≤ 0; `exp_nonpositive` itself has no gradient."""
     return exp_nonpositive(x)
 
 

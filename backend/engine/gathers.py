@@ -1,9 +1,5 @@
-"""Gathers whose gradient is the same bits every time.
-
-The gradient of x[index] is a scatter-add, and Metal's adds with atomics, in an order that changes from run to run.
-Where an index occurs more than once, so does the rounding of its sum, and a resumed run ends with other weights. Each
-function here is a gather in the forward pass, with a gradient without atomics on a GPU; on a CPU, where scatter-adds go
-in order, it is mlx's own.
+"""Gathers whose gradient is the same bits every time. The gradient of x[index] is a scatter-add, which Metal makes with
+atomics in changing order, so a resumed run would end with other weights. On a CPU they are mlx's own.
 
 Letters: S rows of the source, N rows taken, V vocabulary, H hidden.
 """
@@ -20,25 +16,23 @@ from mlx_lm.tuner.lora import LoRAEmbedding
 from backend.engine.device import on_gpu
 from backend.engine.graph import evaluate_after
 
-BLOCK = 1024
-"""Tokens whose sums are computed together: their comparison with all N tokens is an array [BLOCK, N]."""
+BLOCK = 1024  # tokens whose sums are computed together, as an array [BLOCK, N]
 
 
 def take_distinct(source: mx.array, index_N: mx.array) -> mx.array:
-    """source[index_N], [N, …], for indices that are all different: its gradient is written instead of added."""
+    """source[index_N] for indices that all differ: its gradient is written, not added."""
     return _gathered(source, index_N, lambda d_out: scatter_unique(source.shape, index_N, d_out))
 
 
 def scatter_unique(shape: tuple[int, ...], index_N: mx.array, rows: mx.array) -> mx.array:
-    """Zeros of this shape [S, …] with rows [N, …] at indices that are all different."""
+    """Zeros of this shape [S, …] with rows [N, …] at indices that all differ."""
     blank = mx.zeros(shape, rows.dtype)
     blank[index_N] = rows
     return blank
 
 
 def gather_with_repeats(source: mx.array, index_N: mx.array) -> mx.array:
-    """source[index_N], [N, …], for any indices and a source of few rows: its gradient is a product with [S, N] zeros
-    and ones."""
+    """source[index_N] for any indices and few source rows: its gradient is a product with [S, N] zeros and ones."""
 
     def gradient(d_out: mx.array) -> mx.array:
         chosen_SN = (mx.arange(source.shape[0])[:, None] == index_N[None]).astype(d_out.dtype)
@@ -48,7 +42,7 @@ def gather_with_repeats(source: mx.array, index_N: mx.array) -> mx.array:
 
 
 def embed(weight_VH: mx.array, tokens: mx.array) -> mx.array:
-    """weight_VH[tokens], [..., H], for the embeddings of a vocabulary, many of them and most not used."""
+    """weight_VH[tokens], [..., H], for large vocabularies."""
 
     def gradient(d_out: mx.array) -> mx.array:
         return _summed_by_token(weight_VH.shape, tokens.reshape(-1), d_out.reshape(-1, d_out.shape[-1]))
@@ -57,7 +51,6 @@ def embed(weight_VH: mx.array, tokens: mx.array) -> mx.array:
 
 
 def _gathered(source: mx.array, index: mx.array, gradient: Callable[[mx.array], mx.array]) -> mx.array:
-    """source[index]; on a GPU `gradient` turns the output's gradient into the source's."""
     if not on_gpu():
         return source[index]
 
@@ -73,7 +66,6 @@ def _gathered(source: mx.array, index: mx.array, gradient: Callable[[mx.array], 
 
 
 def _summed_by_token(shape: tuple[int, ...], token_N: mx.array, rows_NH: mx.array) -> mx.array:
-    """Zeros [V, H] with the sum of a token's rows at each token that occurs."""
     sums: list[mx.array] = []
     firsts: list[mx.array] = []
     for start in range(0, len(token_N), BLOCK):
@@ -88,25 +80,20 @@ def _summed_by_token(shape: tuple[int, ...], token_N: mx.array, rows_NH: mx.arra
     return total_VH
 
 
-# ── replacements in mlx and mlx-lm (backend.engine.patches) ──────────────────────────────────────────────────────────
-
-
 def embedding_call(self: nn.Embedding, tokens: mx.array) -> mx.array:
-    """`nn.Embedding.__call__`, by `embed` where the embeddings are being trained."""
     is_learning = self.training and "weight" not in self._no_grad
     return embed(self.weight, tokens) if is_learning else self.weight[tokens]
 
 
 def lora_embedding_call(self: LoRAEmbedding, tokens: mx.array) -> mx.array:
-    """`LoRAEmbedding.__call__`: the embedding and its adapter, rows of A [V, rank] by `embed`, times B [rank, H]."""
     y = self.embedding(tokens)
     z = self.dropout(embed(self.lora_a, tokens) @ self.lora_b)
     return y + (self.scale * z).astype(y.dtype)
 
 
 def gather_sort(x: mx.array, indices: mx.array) -> tuple[mx.array, mx.array, mx.array]:
-    """mlx-lm's `_gather_sort`: the inputs of the experts, [N · M, 1, H], ordered by expert, for x [..., 1, 1, H] and M
-    experts a token, `indices` [..., M]. Also the experts in that order, and the order's inverse."""
+    """mlx-lm's `_gather_sort`: expert inputs [N · M, 1, H] ordered by expert, for x [..., 1, 1, H] and `indices` [...,
+    M]; also the experts in that order, and the order's inverse."""
     M = indices.shape[-1]
     flat = indices.flatten()
     order = mx.argsort(flat)
@@ -116,6 +103,5 @@ def gather_sort(x: mx.array, indices: mx.array) -> tuple[mx.array, mx.array, mx.
 
 
 def scatter_unsort(x: mx.array, inverse: mx.array, shape: Any = None) -> mx.array:
-    """mlx-lm's `_scatter_unsort`: undo the order of `gather_sort`."""
     x = take_distinct(x, inverse)
     return x if shape is None else mx.unflatten(x, 0, shape)

@@ -1,15 +1,8 @@
-"""Gradient checkpointing by layer: activations are recomputed in the backward pass instead of kept (arXiv:1604.06174).
+"""Gradient checkpointing by layer: activations are recomputed in the backward pass (arXiv:1604.06174).
 
-mlx-lm's own `grad_checkpoint` replaces the layer class's `__call__` for good and knows nothing of keys and values that
-must carry a gradient from one pass to another. This one is a context, and handles three things that `mx.checkpoint`
-does not:
-
-- weights, keys and values, and whatever arrays a layer takes from others (Gemma 4: an earlier layer's keys, an
-  embedding per layer) are arguments and results of the recomputed function, because arrays that a function merely
-  closes over get no gradient;
-- dropout samples the same mask in both passes, from a seed per call;
-- the order of the backward pass is fixed. mlx would otherwise put off the weights' gradients of layer after layer, and
-  keep the activations that they are computed from: several times the memory, growing with depth.
+Unlike `mx.checkpoint` and mlx-lm's own: weights, keys and values, and arrays from other layers are arguments and
+results, so they get gradients; dropout repeats its mask; the order of the backward pass is fixed, or mlx would put off
+the weights' gradients and keep all activations.
 """
 
 from __future__ import annotations
@@ -26,16 +19,14 @@ from mlx.utils import tree_flatten, tree_map, tree_unflatten
 from backend.engine import patches
 from backend.engine.prefix_cache import PrefixReader, PrefixRecorder
 
-PLAIN = (mx.array, str, int, float, type(None))
-"""Types of a layer's arguments that hold no array beside themselves."""
+PLAIN = (mx.array, str, int, float, type(None))  # types of a layer's arguments that hold no array
 
 
 @contextlib.contextmanager
 def gradient_checkpointing(model: nn.Module, on: bool) -> Iterator[None]:
-    """Inside, each of `model.layers` keeps its inputs alone and recomputes the rest in the backward pass; with `on`
-    false nothing happens. A layer that is called with an object of the model's own, which may hold arrays, keeps
-    everything. Python looks `__call__` up on the class, so the layers' classes are patched, and put back at the end:
-    sampling never pays for it."""
+    """With `on`, each of `model.layers` keeps its inputs alone and recomputes the rest. Patches the layers' classes,
+    and puts them back: sampling never pays for it. A layer called with an unknown object, which may hold arrays, keeps
+    everything."""
     if not on:
         yield
         return
@@ -51,8 +42,6 @@ def gradient_checkpointing(model: nn.Module, on: bool) -> Iterator[None]:
 
 
 def _checkpointed(call: Callable[..., Any], seeds: Iterator[int]) -> Callable[..., Any]:
-    """A layer's `__call__` that recomputes its activations."""
-
     def checkpointed(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
         # Taken here, in the first pass: `run` is called again in the backward pass, in reverse order of the layers.
         seed = next(seeds)
@@ -66,9 +55,9 @@ def _checkpointed(call: Callable[..., Any], seeds: Iterator[int]) -> Callable[..
         results: list[Any] = []
 
         def run(*arrays: mx.array) -> tuple[mx.array, ...]:
-            """The layer as a pure function. `arrays` are those among its arguments, hidden states first, then its
-            trainable weights, then keys and values of its cache: a prompt's, or an earlier layer's. Those that a
-            PrefixRecorder keeps are results too, for later passes and layers send gradients into them."""
+            """The layer as a pure function of the arrays among its arguments, its trainable weights, and its cache's
+            keys and values. Those that a PrefixRecorder keeps are results too: later passes send gradients into them.
+            """
             mx.random.seed(seed)  # the recomputed dropout mask must be the first pass's
             rest = iter(arrays)
             own_args, own_kwargs = _with_arrays(given, rest)
@@ -95,17 +84,14 @@ def _checkpointed(call: Callable[..., Any], seeds: Iterator[int]) -> Callable[..
 
 
 def _leaves(tree: Any) -> list[Any]:
-    """The leaves of nested lists, tuples and dicts."""
     return [leaf for _, leaf in tree_flatten(tree)]  # pyright: ignore
 
 
 def _arrays(tree: Any) -> list[mx.array]:
-    """The arrays among them that can have a gradient."""
     return [leaf for leaf in _leaves(tree) if _is_float(leaf)]
 
 
 def _with_arrays(tree: Any, arrays: Iterator[mx.array]) -> Any:
-    """`tree` with the next of `arrays` in the place of each of its own."""
     return tree_map(lambda leaf: next(arrays) if _is_float(leaf) else leaf, tree)
 
 
@@ -114,9 +100,6 @@ def _is_float(leaf: Any) -> bool:
 
 
 def _recomputed(run: Callable[..., tuple[mx.array, ...]]) -> Callable[..., tuple[mx.array, ...]]:
-    """`run`, with a VJP that calls it again. Two `mx.depends` order the backward pass: recomputation waits for the
-    cotangents of the outputs (else all layers recompute at once), and dx is handed on only with all other gradients
-    done (else mlx defers those, and the activations that they need stay in memory)."""
     function = mx.custom_function(run)
 
     @function.vjp

@@ -13,13 +13,8 @@ MOST_TRACES = 64
 
 def compiled_by_shape(function: Callable[..., Any], inputs: list[Any] | None = None) -> Callable[..., Any]:
     """`function` of arrays under `mx.compile`, with the traces of the last MOST_TRACES combinations of shapes and
-    types. `inputs` are mx.compile's: arrays that the function reads without being passed them. Arrays in lists must
-    follow the other arguments in shape.
-
-    mlx keeps a trace for each combination until the function is collected; on Metal a long run with many shapes ends at
-    the limit of 499,000 buffers (ml-explore/mlx#4464). So each combination has a compiled function of its own, and the
-    least recently used are dropped.
-    """
+    types. mlx would keep all, and on Metal end at its limit of buffers (ml-explore/mlx#4464). Arrays in lists must
+    follow the other arguments in shape."""
 
     @lru_cache(maxsize=MOST_TRACES)
     def compiled(_shapes: tuple[Any, ...]) -> Callable[..., Any]:
@@ -34,6 +29,6 @@ def compiled_by_shape(function: Callable[..., Any], inputs: list[Any] | None = N
 
 
 def evaluate_after(x: mx.array, earlier: Sequence[mx.array]) -> mx.array:
-    """`x` itself, whose users are not evaluated before `earlier` (`mx.depends`). mlx starts whatever has its inputs, so
-    independent chunks would all be in memory together."""
+    """`x`, whose users are evaluated after `earlier`. mlx starts whatever has its inputs, so independent chunks would
+    all be in memory."""
     return mx.depends([x], list(earlier))[0] if earlier else x

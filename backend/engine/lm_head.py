@@ -1,25 +1,14 @@
-"""The output layer's log-probabilities and entropies, computed a chunk of tokens at a time, with backward passes of its
-own.
-
-Plain autodiff of log_softmax(W h) keeps arrays of [N, V] for all tokens: 14 GB for 4096 tokens and 150,000 words, and
-even logsumexp − gather keeps one. Here at most `chunk` rows of the vocabulary exist at once, in both passes (the idea
-of Cut Cross-Entropy, arXiv:2411.09009, with chunks of rows in place of a fused kernel). For scaled logits z = W h /
-temperature and p = softmax(z) the gradients are closed forms, so no graph of the softmax is kept:
+"""Log-probabilities and entropies of the output layer, a chunk of tokens at a time: at most `chunk` rows of the
+vocabulary exist at once (as Cut Cross-Entropy, arXiv:2411.09009). For z = W h / temperature and p = softmax(z):
 
     logp = z[target] − log Σ exp z          ∂ logp / ∂z = onehot(target) − p
     entropy = −Σ p log p                    ∂ entropy / ∂z = −p (log p + entropy)
 
-Penalties (`penalties.py`) change the logits of the tokens that a position has before it, before the temperature divides
-them; their slopes multiply the gradient at those tokens.
+Penalties change logits before the temperature; their slopes multiply the gradient.
+Frozen head (LoRA): ∂ logp_n / ∂ h_n, [H], is computed in the forward pass, so logits are computed once. Trained head:
+dW needs the cotangents, so the backward pass recomputes the logits.
 
-- Frozen head (LoRA): token n's results depend on h_n alone, so ∂ logp_n / ∂ h_n, [H], is computed in the *forward*
-  pass, while the logits exist; the backward pass multiplies by the cotangent. Logits are computed once, and only [N, H]
-  is kept.
-- Trained head: dW needs every token's dz once the cotangents are known, so the backward pass recomputes the logits by
-  chunk.
-
-Letters: N tokens, n of them a chunk, H hidden,
-V vocabulary.
+Letters: N tokens, n of them a chunk, H hidden, V vocabulary.
 """
 
 from __future__ import annotations
@@ -42,12 +31,11 @@ from backend.engine.penalties import (
 )
 
 Exp = Callable[[mx.array], mx.array]
-Project = Callable[[mx.array], mx.array]
-"""Hidden states [n, H] → logits [n, V]."""
+Project = Callable[[mx.array], mx.array]  # hidden states [n, H] → logits [n, V]
 
 
 class TokenScores(NamedTuple):
-    """log π of each target in nats, and the entropy of each distribution in nats, both [N] float32."""
+    """log π of each target and the entropy of each distribution, both [N] float32 in nats."""
 
     logp_N: mx.array
     entropy_N: mx.array
@@ -65,12 +53,9 @@ def token_logps(
     entropy_gradient: bool = False,
     history: CompletionHistory | None = None,
 ) -> TokenScores:
-    """log π(target) and entropy under softmax(project(hidden) / temperature), computed in float32.
-
-    `head` is the module that `project` uses, None where hidden states *are* logits. `chunk`: tokens at a time (None:
-    all). Without `with_gradient` the results are constants. The entropy carries a gradient only with
-    `entropy_gradient`. `history`: what each position has before it, where logits are penalised.
-    """
+    """log π(target) and entropy under softmax(project(hidden) / temperature), in float32. `head`: the module that
+    `project` uses, None where hidden states are logits. `chunk`: tokens at a time (None: all). `history`: what precedes
+    each position, where logits are penalised."""
     targets = _Targets(target_N, temperature, chunk or hidden_NH.shape[0], history)
     if not with_gradient:
         return _concatenated(_evaluated_scores(project, hidden_NH[span], targets, span) for span in targets.spans)
@@ -84,8 +69,6 @@ def token_logps(
 
 
 class _Targets(NamedTuple):
-    """The scored positions, `size` at a time, and their distribution."""
-
     target_N: mx.array
     temperature: float
     size: int
@@ -96,23 +79,17 @@ class _Targets(NamedTuple):
         return (slice(start, start + self.size) for start in range(0, self.target_N.shape[0], self.size))
 
     def scaled(self, logits_NV: mx.array) -> mx.array:
-        """Logits divided by the temperature."""
         return logits_NV if self.temperature == 1 else logits_NV * (1 / self.temperature)
 
 
-# ── one chunk ────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 class _Softmax(NamedTuple):
-    """A chunk's softmax, not yet normalised: `centred` = z − max z, `exp` = exp(centred), `total` = Σ exp. p = exp /
-    total."""
+    """A chunk's softmax: `centred` = z − max z, `exp` = exp(centred), `total` = Σ exp; p = exp / total."""
 
     centred_NV: mx.array
     exp_NV: mx.array
     total_N1: mx.array
     seen: SeenTokens | None = None
-    slope_NL: mx.array | None = None
-    """Of the penalties, where there are any."""
+    slope_NL: mx.array | None = None  # of the penalties
 
     def scores(self, target_N: mx.array) -> TokenScores:
         log_total_N = mx.log(self.total_N1[:, 0])
@@ -132,14 +109,13 @@ class _Softmax(NamedTuple):
         return mx.put_along_axis(minus_p_NV, target_N[:, None], at_target_N1 + cotangent_N1, axis=-1)
 
     def entropy_vjp(self, entropy_N: mx.array, cotangent_N: mx.array | float) -> mx.array:
-        """cotangent · −p (log p + entropy): [n, V], the gradient in the scaled logits."""
+        """cotangent · −p (log p + entropy): [n, V]."""
         cotangent_N1 = mx.broadcast_to(cotangent_N, entropy_N.shape)[:, None]
         # log p = centred − log total, never log(p): where exp has underflowed to 0, 0 · log p must be 0 and not NaN.
         logp_plus_entropy_NV = self.centred_NV + (entropy_N[:, None] - mx.log(self.total_N1))
         return logp_plus_entropy_NV * self.exp_NV * (-cotangent_N1 / self.total_N1)
 
     def in_logits(self, gradient_NV: mx.array) -> mx.array:
-        """The gradient in the head's logits, from that in the penalised ones."""
         if self.seen is None or self.slope_NL is None:
             return gradient_NV
         return in_unpenalised(gradient_NV, self.seen, self.slope_NL)
@@ -164,7 +140,6 @@ def _normalised(scaled_NV: mx.array, exp: Exp = exp_nonpositive) -> _Softmax:
 
 
 def _evaluated_scores(project: Project, hidden_NH: mx.array, targets: _Targets, span: slice) -> TokenScores:
-    """Evaluated at once, since no gradient needs the graph: mlx would allocate several chunks ahead of the device."""
     scores = _softmax(project, hidden_NH, targets, span).scores(targets.target_N[span])
     mx.eval(scores)
     return scores
@@ -187,9 +162,6 @@ def _concatenated(chunks: Iterator[TokenScores]) -> TokenScores:
     return TokenScores(*(mx.concatenate(list(column)) for column in zip(*scores, strict=True)))
 
 
-# ── a frozen head ────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def _frozen_head(
     project: Project,
     head: nn.Module,
@@ -197,9 +169,6 @@ def _frozen_head(
     targets: _Targets,
     entropy_gradient: bool,
 ) -> TokenScores:
-    """The forward pass computes ∂ logp_n / ∂ h_n (and that of the entropy) for every token, [N, H]; the backward pass
-    only scales its rows by the cotangents, and no logits are computed twice."""
-
     @mx.custom_function
     def score(hidden_NH: mx.array) -> tuple[mx.array, ...]:
         outputs: list[tuple[mx.array, ...]] = []
@@ -226,9 +195,6 @@ def _frozen_head(
     return TokenScores(logp_N, entropy_N)
 
 
-# ── a head that is trained ───────────────────────────────────────────────────────────────────────────────────────────
-
-
 def _trained_head(
     project: Project,
     head: nn.Module,
@@ -236,8 +202,6 @@ def _trained_head(
     targets: _Targets,
     entropy_gradient: bool,
 ) -> TokenScores:
-    """The backward pass recomputes the logits a chunk at a time and adds up the chunks' gradients of the head's
-    weights."""
     names, weights = zip(*tree_flatten(head.trainable_parameters()), strict=True)
 
     def project_with(x: mx.array, *weights: mx.array) -> mx.array:
@@ -282,7 +246,6 @@ def _trained_head(
 
 
 def _head_vjp(project: Callable[..., mx.array], inputs: list[mx.array], grad_NV: mx.array) -> list[mx.array]:
-    """Vector-Jacobian product of the head: from the gradient in the logits, [n, V], to that in each of its inputs."""
     dtype = project(*inputs).dtype  # costs nothing: arrays are lazy, and this one is never evaluated
     # mx.vjp builds the forward pass once more, but the gradients of a product need its factors only, so these logits
     # are not evaluated either.

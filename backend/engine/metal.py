@@ -16,7 +16,7 @@ Shaped = tuple[tuple[int, ...], mx.Dtype]
 
 @dataclass(frozen=True, slots=True)
 class MetalKernel:
-    """`inputs` and `outputs` are row-major arrays of any shape; the body counts their elements itself."""
+    """`inputs` and `outputs` are row-major arrays of any shape."""
 
     name: str
     inputs: tuple[str, ...]
@@ -31,8 +31,6 @@ class MetalKernel:
         threads: tuple[int, int, int],
         group: tuple[int, int, int],
     ) -> list[mx.array]:
-        """Run `threads` threads in groups of `group`. `constants` are the body's template arguments: integers,
-        booleans, types."""
         kernel: Any = mx.fast.metal_kernel(
             name=self.name, input_names=list(self.inputs), output_names=list(self.outputs), source=self.body
         )
@@ -93,7 +91,7 @@ HEADS_KERNEL = MetalKernel("grpo_heads", ("qkv", "rotation", "q_weight", "k_weig
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """H query heads, J key heads and J value heads, each `size` long, behind each other in that order."""
+    """H query heads, J key heads and J value heads of `size`, in that order."""
 
     queries: int
     keys: int
@@ -116,14 +114,8 @@ class HeadNorms:
 def rotated_heads_plain(
     qkv_BE: mx.array, rotation_B2d: mx.array, heads: Heads, norms: HeadNorms | None
 ) -> tuple[mx.array, mx.array]:
-    """Queries [B, H, 1, d] and keys and values [B, J, 2, 1, d] from a projection [B, (H + 2J) d]; queries and keys
-    normed and rotated.
-
-    Two kernels (one without norms): a weightless norm over all heads, since those of the queries alone lie apart and
-    would be copied first; then everything else in one, elementwise over `Windows`. Values pass through. Rounded where
-    the learner rounds: after the norm, its weight, and the rotation. The rotation is an elementwise product with a
-    table (`StepContext.rotation`).
-    """
+    """Queries [B, H, 1, d], and keys and values [B, J, 2, 1, d], from a projection [B, (H + 2J) d]; queries and keys
+    normed and rotated (`StepContext.rotation`). Two kernels; rounded where the learner rounds."""
     windows, half = Windows(heads), heads.size // 2
     values_WBH2e = windows.over(qkv_BE)
     heads_WBH2e = windows.over(mx.fast.rms_norm(_heads(qkv_BE, heads), None, norms.eps)) if norms else values_WBH2e
@@ -146,14 +138,8 @@ def _heads(qkv_BE: mx.array, heads: Heads) -> mx.array:
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """Windows of H heads over the H + 2J heads of a projection, the first over the queries and the others up to the
-    last value.
-
-    One kernel writes one array of one shape, and attention copies queries unless they lie behind each other, which as a
-    part of [B, H + 2J, d] they do not. As windows, [W, B, H, d], they do. Two are enough where H ≥ 2J: the second ends
-    with keys and values and begins, where H > 2J, with queries once more, which nobody reads. With as many keys as
-    queries (H = J) it takes three.
-    """
+    """Windows of H heads over the H + 2J of a projection: as [W, B, H, d] queries lie behind each other, and attention
+    need not copy them. Two windows suffice where H ≥ 2J, else three."""
 
     heads: Heads
 
@@ -167,24 +153,22 @@ class Windows:
         return 2 * self.heads.keys // (self.count - 1)
 
     def over(self, qkv: mx.array) -> mx.array:
-        """[W, B, H, 2, d/2], a view of [B, (H + 2J) d] in any shape: the windows, and each head's halves."""
+        """[W, B, H, 2, d/2], a view of [B, (H + 2J) d]: the windows, and each head's halves."""
         H, size, all_heads = self.heads.queries, self.heads.size, self.heads.all
         shape = (self.count, qkv.size // (all_heads * size), H, 2, size // 2)
         return mx.as_strided(qkv, shape, (self.step * size, all_heads * size, size, size // 2, 1))
 
     def mask(self, first: int, end: int) -> mx.array:
-        """[W, 1, H, 1, 1]: where head number `first` to `end` − 1 of the projection lies."""
+        """[W, 1, H, 1, 1]: heads `first` to `end` − 1 of the projection."""
         head_WH = np.arange(self.count)[:, None] * self.step + np.arange(self.heads.queries)
         is_inside_WH = (first <= head_WH) & (head_WH < end)
         return mx.array(is_inside_WH.tolist()).reshape(self.count, 1, -1, 1, 1)
 
     def queries(self, out_WBH2e: mx.array) -> mx.array:
-        """[B, H, 1, d], row-major."""
         first = out_WBH2e[:1]  # a view, which [0] is not
         return first.reshape(-1, self.heads.queries, 1, self.heads.size)
 
     def keys_and_values(self, out_WBH2e: mx.array) -> mx.array:
-        """[B, J, 2, 1, d], a view: of each head its key and its value."""
         B, J, size, windows = out_WBH2e.shape[1], self.heads.keys, self.heads.size, self.count - 1
         # One window with both or one with each, so one of the axes `windows` and `2 // windows` has length 1.
         out = out_WBH2e[1:, :, -self.step :].reshape(windows, B, 2 // windows, J, size)
@@ -194,7 +178,7 @@ class Windows:
 def rotated_heads(
     qkv_BE: mx.array, rotation_B2d: mx.array, heads: Heads, norms: HeadNorms | None
 ) -> tuple[mx.array, mx.array]:
-    """The same in one kernel of our own."""
+    """`rotated_heads_plain` in one kernel of our own."""
     queries, kv = HEADS_KERNEL(**heads_launch(qkv_BE, rotation_B2d, heads, norms))
     return queries, kv
 
@@ -212,15 +196,11 @@ def heads_launch(qkv_BE: mx.array, rotation_B2d: mx.array, heads: Heads, norms: 
     }
 
 
-GROUP = 256
-"""Threads of a threadgroup: 8 simdgroups of 32."""
-TILE = 1024
-"""Outputs of a threadgroup."""
-MOST_RANKS = 64
-"""Ranks up to which every threadgroup can compute x Aᵀ for itself: R times K products for `TILE` outputs."""
+GROUP = 256  # threads of a threadgroup: 8 simdgroups of 32
+TILE = 1024  # outputs of a threadgroup
+MOST_RANKS = 64  # up to which every threadgroup computes x Aᵀ for itself
 
-NOTHING, GATE = range(2)
-"""The step after the sum: nothing, or the outputs' halves become silu(first) · second."""
+NOTHING, GATE = range(2)  # after the sum: nothing, or silu(first half) · second half
 
 THIN = """
     // Threadgroup (tile, row): first its row's R numbers x A^T, a simdgroup for each in turn, then TILE outputs, one
@@ -298,14 +278,13 @@ SUM_KERNEL = MetalKernel(
 
 
 def adapted_plain(base_BN: mx.array, x_BK: mx.array, a_RK: mx.array, b_RN: mx.array, after: int) -> mx.array:
-    """The same in plain mlx."""
+    """`adapted` in plain mlx."""
     y_BN = mx.addmm(base_BN, x_BK @ a_RK.T, b_RN)
     return swiglu(*mx.split(y_BN, 2, axis=-1)) if after == GATE else y_BN
 
 
 def adapted(base_BN: mx.array, x_BK: mx.array, a_RK: mx.array, b_RN: mx.array, after: int) -> mx.array:
-    """base + (x Aᵀ) B and what comes `after`, [B, N], or [B, N/2] after a gate. Rounded where the learner rounds: x Aᵀ,
-    the sum, and the result."""
+    """base + (x Aᵀ) B and what comes `after`, [B, N], or [B, N/2] after a gate. Rounded where the learner rounds."""
     return ADAPTER_KERNEL(**adapter_launch(base_BN, x_BK, a_RK, b_RN, after))[0]
 
 
@@ -320,7 +299,7 @@ def adapter_launch(base_BN: mx.array, x_BK: mx.array, a_RK: mx.array, b_RN: mx.a
 def added_plain(
     stream_BN: mx.array, base_BN: mx.array, x_BK: mx.array, a_RK: mx.array, b_RN: mx.array
 ) -> tuple[mx.array, mx.array]:
-    """The same in plain mlx."""
+    """`added` in plain mlx."""
     total_BN = stream_BN.astype(mx.float32) + mx.addmm(base_BN, x_BK @ a_RK.T, b_RN)
     return total_BN, total_BN.astype(base_BN.dtype)
 
@@ -328,8 +307,7 @@ def added_plain(
 def added(
     stream_BN: mx.array, base_BN: mx.array, x_BK: mx.array, a_RK: mx.array, b_RN: mx.array
 ) -> tuple[mx.array, mx.array]:
-    """stream + (base + (x Aᵀ) B), [B, N]: in float32, and in the type of `base`. Rounded before that where the learner
-    rounds: x Aᵀ and the sum with `base`."""
+    """stream + (base + (x Aᵀ) B), [B, N]: in float32, and in the type of `base`."""
     total, rounded = STREAM_KERNEL(**stream_launch(stream_BN, base_BN, x_BK, a_RK, b_RN))
     return total, rounded
 
@@ -343,7 +321,7 @@ def stream_launch(
 
 
 def summed(stream_BN: mx.array, y_BN: mx.array) -> tuple[mx.array, mx.array]:
-    """stream + y in float32 and in the type of y, in one kernel: mlx's own have one result each."""
+    """stream + y in float32 and in the type of y, in one kernel."""
     total, rounded = SUM_KERNEL(**sum_launch(stream_BN, y_BN))
     return total, rounded
 

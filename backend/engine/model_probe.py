@@ -1,10 +1,6 @@
-"""Splits a model into body and head, and finds out by small trial passes which fast paths its code allows.
-
-mlx-lm has a hundred architectures and documents for none whether its logits are scaled after the head or its layers
-accept a shared prompt. No architecture is named in this file: the fast path and the plain path are both run on a few
-tokens and compared. Where they differ, or the model's code raises, the plain path is used, and `SplitModel.slow_paths`
-gives the reason.
-"""
+"""Splits a model into body and head, and tries by small passes which fast paths its code allows. No architecture is
+named: where fast and plain path differ, or the model's code raises, the plain path is used and `SplitModel.slow_paths`
+gives the reason."""
 
 from __future__ import annotations
 
@@ -27,21 +23,20 @@ from backend.engine.prefix_cache import WholeRowCache
 
 UNSPLIT = "The vocabulary is computed for every token, prompts included, instead of for completions alone: {reason}."
 UNSHARED = "Prompts are read once per completion instead of once per group: {reason}."
+# mlx-lm's caches that cannot share a prompt, and the reason
 CACHES = {
     RotatingKVCache: "some layers have a sliding window",
     ArraysCache: "some layers keep a state instead of keys and values",
     CacheList: "its layers keep a state beside keys and values",
 }
-"""mlx-lm's cache classes that cannot share a prompt, and the reason as part of a sentence."""
 
 
 class _Unsupported(Exception):
-    """A trial pass has shown that a fast path does not fit the model; the message is the reason."""
+    """A fast path does not fit the model; the message is the reason."""
 
 
 def split(model: nn.Module) -> SplitModel:
-    """The model as body and head, patched (`backend.engine.patches`), with every fast path that agrees with the plain
-    one."""
+    """The model as body and head, patched, with every fast path that agrees with the plain one."""
     install(model)
     split_model, states = _body_and_linear_head(model) or _body_and_output_layer(model)
     split_model, states = _sharing_keys(model, split_model, states)
@@ -59,12 +54,7 @@ def split(model: nn.Module) -> SplitModel:
     return split_model
 
 
-# ── body and head ────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def _body_and_linear_head(model: nn.Module) -> tuple[SplitModel, mx.array] | None:
-    """The parts of a model whose logits are a plain product of its body's states, under the names that most models give
-    them, so that the product can be computed our way; and the states of PROBE. None for other models."""
     if (parts := _body_and_head(model)) is None:
         return None
     body, _, logits = parts
@@ -74,7 +64,6 @@ def _body_and_linear_head(model: nn.Module) -> tuple[SplitModel, mx.array] | Non
 
 
 def _body_and_head(model: nn.Module) -> tuple[Any, Any, Callable[[mx.array], mx.array]] | None:
-    """Body, head, and the product with the head's weights as the model computes it; None where a part is missing."""
     # Models that also read images wrap their text model.
     inner = getattr(model, "language_model", model)
     body = getattr(inner, "model", None)
@@ -101,9 +90,6 @@ def _times_weight(head: Any, hidden: mx.array) -> mx.array:
 
 
 def _states_of_whole_model(model: nn.Module, body: Callable[..., Any], logits: Callable[..., Any]) -> mx.array | None:
-    """The body's states of PROBE, if the head makes the model's own output of them. Both run the very same operations,
-    so the tolerance can be tight, and a soft cap or scale after the head shows even where it bends logits by a
-    millionth."""
     try:
         whole, states = model(PROBE), body(PROBE)
         parts = logits(states)
@@ -114,8 +100,6 @@ def _states_of_whole_model(model: nn.Module, body: Callable[..., Any], logits: C
 
 
 def _body_and_output_layer(model: nn.Module) -> tuple[SplitModel, mx.array]:
-    """The model cut before its output layer, whatever that is, or kept whole where that fails; and the states of
-    PROBE."""
     try:
         return cut_before_output_layer(model)
     except NoOutputLayer as reason:
@@ -129,8 +113,6 @@ def _uncut(model: nn.Module) -> SplitModel:
 
 
 def _sharing_keys(model: nn.Module, split_model: SplitModel, alone: mx.array) -> tuple[SplitModel, mx.array]:
-    """`split_model`, given caches for its whole rows where the model computes other numbers without any; and the states
-    of PROBE, which are `alone` where it does not."""
     count, kinds = len(caches := new_prompt_cache(model)), {type(cache) for cache in caches}
     if not kinds <= {KVCache, RotatingKVCache}:
         return split_model, alone
@@ -144,7 +126,6 @@ def _sharing_keys(model: nn.Module, split_model: SplitModel, alone: mx.array) ->
 
 
 def _with_caches(split_model: SplitModel, count: int) -> SplitModel:
-    """The model with `count` caches for its whole rows."""
     hidden, cut = split_model.hidden, split_model.cut
     return replace(
         split_model,
@@ -154,19 +135,12 @@ def _with_caches(split_model: SplitModel, count: int) -> SplitModel:
 
 
 def _are_close(actual: mx.array, expected: mx.array) -> bool:
-    """True if states are equal but for rounding: in 16 bits products of different shapes round differently."""
     tolerance = 1e-3 if expected.dtype == mx.float32 else 0.1
     # NaN must fail too.
     return bool(mx.abs(actual - expected).max() <= tolerance * mx.abs(expected).max())
 
 
-# ── the residual stream ──────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def _keep_stream_in_float32(model: nn.Module, hidden: Callable[..., mx.array], own: mx.array) -> None:
-    """Keep the residual stream of a model of 16 bits in float32, where its code allows it and the states of PROBE,
-    `own`, stay the same but for rounding. Where it does not, sampler and learner both have the model's own stream, and
-    nothing is slower."""
     if own.dtype not in residual_stream.NAMES or not residual_stream.costs_nothing():
         return
     try:
@@ -177,13 +151,7 @@ def _keep_stream_in_float32(model: nn.Module, hidden: Callable[..., mx.array], o
         residual_stream.unmark(model)
 
 
-# ── shared prompts ───────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def _prefix_layers(model: nn.Module, split_model: SplitModel) -> int:
-    """The number of layers, if each caches only keys and values, and completions after a shared prompt have the hidden
-    states of whole rows. Raises _Unsupported otherwise, or whatever the model's code raises. Prompts of unequal length
-    are tried, since some models take one position for all rows."""
     training = model.training
     try:
         caches = new_prompt_cache(model)
@@ -202,15 +170,9 @@ def _prefix_layers(model: nn.Module, split_model: SplitModel) -> int:
         model.train(training)
 
 
-# ── whether a model runs at all ──────────────────────────────────────────────────────────────────────────────────────
-
-
 def is_causal(model: nn.Module) -> bool:
-    """True if a token's logits depend on earlier tokens alone. Raises whatever the model's code raises.
-
-    Two rows that differ in their second token have the same first logits. Where they have not, nothing can be learned:
-    what is sampled token by token comes from another distribution than what is read as a whole row.
-    """
+    """True if a token's logits depend on earlier tokens alone: two rows that differ in their second token have the same
+    first logits. Raises what the model's code raises."""
     first_BV = model(mx.array([[0, 0], [0, 1]]))[:, 0]
     finite_BV = mx.where(mx.isfinite(first_BV), first_BV, 0)  # −inf: tokens that a model never gives
     difference = mx.abs(finite_BV[0] - finite_BV[1]).max()
@@ -219,7 +181,7 @@ def is_causal(model: nn.Module) -> bool:
 
 
 def tracing_error(model: nn.Module) -> str:
-    """The error that the model's code raises in a forward pass, or "". Builds the graph and computes nothing."""
+    """The error that the model's code raises in a forward pass, or "". Computes nothing."""
     try:
         model(mx.array([[0, 1, 2]]))
     except Exception as error:  # a model's own code may raise anything; the reason goes to the user
@@ -228,8 +190,7 @@ def tracing_error(model: nn.Module) -> str:
 
 
 def gradient_error(model: nn.Module) -> str:
-    """mlx's error for an operation without a gradient in the trainable arrays, or "". Builds the graph of the backward
-    pass, as training takes it (train mode), and computes nothing."""
+    """mlx's error for an operation without a gradient in the trainable arrays, or "". Computes nothing."""
     parameters, training = model.trainable_parameters(), model.training
     try:
         model.train()
@@ -245,7 +206,6 @@ def gradient_error(model: nn.Module) -> str:
 
 
 def _probe_rows() -> SequenceRows:
-    """Two completions after a prompt of three tokens, one after a prompt of two."""
     prompts, completions = [[1, 2, 3], [4, 5, 0]], [[6, 7], [8, 9], [10, 11]]
     tokens = [[1, 2, 3, 6, 7], [1, 2, 3, 8, 9], [4, 5, 10, 11, 0]]
     return SequenceRows(
@@ -263,6 +223,6 @@ def _probe_rows() -> SequenceRows:
 
 
 def describe_error(error: Exception) -> str:
-    """The type and the first line of an exception, without a full stop, for the end of a sentence."""
+    """Type and first line of an exception, without a full stop."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0].strip().rstrip('.')}" if lines else type(error).__name__

@@ -1,11 +1,6 @@
-"""Splits a model into its body and its output layer, without naming an architecture.
-
-    body      tokens [B, L], caches → hidden states [B, L, H]: the child module with the layers in it
-    logits    hidden states → logits: whatever the model's own code does with what the body returns
-
-To compute logits of given hidden states the model itself is called, with something in the body's place that returns
-them. So a soft cap, a scale or a bias behind the product with the vocabulary is part of it, whatever it is.
-"""
+"""Splits a model into body (tokens [B, L] → hidden states [B, L, H]) and output layer (hidden states → logits) without
+naming an architecture: logits of given states come from the model itself, called with something in the body's place
+that returns them, so soft caps, scales and biases are included."""
 
 from __future__ import annotations
 
@@ -23,33 +18,23 @@ import mlx.nn as nn
 
 @dataclass(slots=True)
 class SplitModel:
-    """`hidden(tokens_BL, cache)` → [B, L, H], the states after the last norm; `logits(hidden)` → [..., V].
-
-    A model that does more than a linear head after its last norm is kept whole: its hidden states are its logits.
-    """
+    """`hidden(tokens_BL, cache)` → [B, L, H], the states after the last norm; `logits(hidden)` → [..., V]. A model that
+    cannot be split is kept whole: its hidden states are its logits."""
 
     hidden: Callable[..., mx.array]
     logits: Callable[[mx.array], mx.array]
-    head: nn.Module | None = None
-    """The module whose weights `logits` uses; None where the model is kept whole."""
-    prefix_layers: int = 0
-    """The number of layers, where all of them let a prompt be prefilled once for all of its completions; else 0."""
+    head: nn.Module | None = None  # the module whose weights `logits` uses; None where the model is kept whole
+    prefix_layers: int = 0  # the number of layers, where all can share a prompt; else 0
     vocab_size: int = 0
-    dtype: mx.Dtype = mx.float32
-    """Of the hidden states: what the model computes in, whatever its weights are stored in."""
-    slow_paths: list[str] = field(default_factory=list)
-    """Sentences for the user: each slow path that this model takes, and the reason. Empty if it takes none."""
-    cut: Callable[[nn.Module], SplitModel] = field(kw_only=True)
-    """Cuts another tree of the same code in the same place, and runs nothing."""
+    dtype: mx.Dtype = mx.float32  # of the hidden states
+    slow_paths: list[str] = field(default_factory=list)  # sentences for the user
+    cut: Callable[[nn.Module], SplitModel] = field(kw_only=True)  # cuts another tree of the same code in the same place
 
     def of_tree(self, model: nn.Module) -> SplitModel:
-        """The split of another tree of the same code, such as one whose layers compute the same function in fewer
-        products. What trial passes have shown of the code is not tried again."""
+        """The split of another tree of the same code, without new trials."""
         other = self.cut(model)
         return replace(self, hidden=other.hidden, logits=other.logits, head=other.head)
 
-
-# ── output layer ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 NO_TOKENS = mx.zeros((1, 1), mx.int32)
 PROBE = mx.array([[1, 2, 3]])
@@ -82,8 +67,6 @@ def cut_before_output_layer(model: nn.Module) -> tuple[SplitModel, mx.array]:
 
 
 def _cut_at(model: nn.Module, depth: int, states: mx.array) -> tuple[SplitModel, mx.array]:
-    """The model cut behind its body of this number in `_possible_bodies`; and the logits of hidden states of PROBE, not
-    computed."""
     owner, name = next(islice(_possible_bodies(model), depth, None))
     used: dict[str, nn.Module] = {}
     logits = _rest_of(model, owner, name, used)
@@ -93,8 +76,6 @@ def _cut_at(model: nn.Module, depth: int, states: mx.array) -> tuple[SplitModel,
 
 
 def _possible_bodies(model: nn.Module) -> Iterator[tuple[nn.Module, str]]:
-    """(module, name of its child) for each child with the model's layers in it, the outermost first: text models are
-    wrapped."""
     first, owner = model.layers[0], model  # pyright: ignore
     while True:
         inside = (name for name, child in owner.items() if isinstance(child, nn.Module) and _contains(child, first))
@@ -115,8 +96,7 @@ def _body(owner: nn.Module, name: str) -> Callable[..., mx.array]:
 
 
 class _GivenStates:
-    """In the body's place: returns given hidden states. Everything else of it is the body's, as the embedding of a tied
-    head; `used` collects the modules that are asked for."""
+    """In the body's place: returns given states. All else is the body's; `used` collects the modules asked for."""
 
     def __init__(self, body: nn.Module, states: mx.array, used: dict[str, nn.Module]) -> None:
         self._body, self._states, self._used = body, states, used
@@ -134,9 +114,6 @@ class _GivenStates:
 def _rest_of(
     model: nn.Module, owner: nn.Module, name: str, used: dict[str, nn.Module]
 ) -> Callable[[mx.array], mx.array]:
-    """hidden [..., H] → logits [..., V], by the model's own code behind its body. The first call fills `used` with the
-    modules of the body that this code uses: the embedding, where it is tied."""
-
     def logits(hidden: mx.array) -> mx.array:
         body = owner[name]
         states_BLH = hidden.reshape(-1, 1, hidden.shape[-1]) if hidden.ndim != 3 else hidden
@@ -151,8 +128,6 @@ def _rest_of(
 
 
 def _head(owner: nn.Module, name: str, tied: dict[str, nn.Module]) -> nn.Module:
-    """A module with all weights that the output layer may use: what is beside the body, and `tied`, what it uses of the
-    body. Raises NoOutputLayer where they are not all in modules, which an update in place would need."""
     head, beside = nn.Module(), {key: part for key, part in owner.items() if key != name}
     if any(isinstance(part, mx.array) for part in beside.values()):
         raise NoOutputLayer("the weights of the model's output layer are not in a module of their own")

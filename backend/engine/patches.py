@@ -1,35 +1,15 @@
-"""Monkeypatches of mlx-lm, each named, listed and reversible.
+"""Monkeypatches of mlx-lm, which has no hooks for these places. Each is named, listed (`active`) and reversible;
+results change by rounding at most.
 
-mlx-lm has no hook for these places, so attributes of its modules and classes are replaced for the whole process:
+- attention, swiglu, gated delta of `mlx_lm.models.<family>`: bounded memory in training, vectors on x86, and in 16 bits
+as the sampler computes them
+- Metal kernels without a gradient (`wkv7_kernel`, `_attn_res_kernel`, `_sinkhorn_kernel`): plain operations
+- on a GPU, embeddings and expert gathers: `engine/gathers.py`; LoRA and DoRA in 16 bits: `engine/sixteen_bits.py`
+- classes of first layers and norms: `engine/residual_stream.py`; of layers: `engine/gradient_checkpointing.py`
 
-- `scaled_dot_product_attention` of `mlx_lm.models.<family>`, by the function below: bounded memory; vectors on x86.
-- `swiglu` of `mlx_lm.models.<family>` and `switch_layers`, by the function below: mlx's exp is scalar on x86; in 16
-  bits as the sampler computes it.
-- `gated_delta_update` of `mlx_lm.models.<family>`, by the function below: the gradient of mlx-lm's loop takes too much
-  memory, and its Metal kernel has none.
-- `mlx_lm.models.rwkv7.wkv7_kernel`, by `wkv7` below: a Metal kernel has no gradient.
-- `mlx_lm.models.kimi_k3._attn_res_kernel` and `mlx_lm.models.deepseek_v41._sinkhorn_kernel`, on Metal, by None, which
-  stands for mlx-lm's plain operations: a Metal kernel has no gradient.
-- `nn.Embedding.__call__`, `LoRAEmbedding.__call__`, `switch_layers._gather_sort` and `._scatter_unsort`, on a GPU, by
-  those of `engine/gathers.py`: the gradient of a gather adds in no fixed order there.
-- `LoRALinear.__call__` and `DoRALinear.__call__`, by `engine/sixteen_bits.py`: in 16 bits as the sampler computes them.
-- `__call__` of the class of a first layer or a norm, by one that acts on marked modules (`engine/residual_stream.py`):
-  the residual stream of a model of 16 bits is kept in float32.
-- `__call__` of the class of a model's layers, inside that context, by a version that recomputes activations
-  (`engine/gradient_checkpointing.py`): keeping all of them takes too much memory.
-
-All but the last are in place from `install` on.
-
-A model's file imports its functions by name (`from .base import scaled_dot_product_attention`), so the name is replaced
-in every file that a part of the model comes from, and mlx-lm's files that define them (base, activations, gated_delta)
-keep theirs. All other calls are passed on to mlx-lm's own function. No result changes beyond rounding. `active` lists
-the replacements; `uninstall` undoes them.
-
-On Metal, mlx-lm chooses between a kernel and plain operations by `self.training`, so that old and reference
-log-probabilities, computed in eval mode, would differ from those of the update. Ours takes the same operations in both.
-What is left, of all its models: the step kernels of `ssm` (Mamba 2 and its hybrids) serve single tokens after a cached
-state, hence decoding alone; `bitlinear_layers` (BitNet, whose layers take no adapters) has no plain form; `dbrx`
-computes its experts in another order in eval mode, which is rounding.
+A model's file imports its functions by name, so the name is replaced in every file that a part of the model comes from.
+mlx-lm chooses between kernel and plain operations by `self.training`; ours are the same in train and eval mode, so old,
+reference and updated log-probabilities agree.
 """
 
 from __future__ import annotations
@@ -54,22 +34,17 @@ from backend.engine.gated_delta import gated_delta_rule
 from backend.engine.prefix_cache import AttentionInputs, PrefixReader, PrefixRecorder
 from backend.engine.sixteen_bits import swiglu_16
 
+# exponentials of a swiglu, and scores of a decoding step, from which ours pay on x86
 MIN_SWIGLU, MIN_SCORES = 1 << 12, 1 << 14
-"""Exponentials of a swiglu, and scores of a decoding step's attention, from which our versions pay on x86; below, the
-extra calls cost more than they save."""
 
 MLX_LM_ATTENTION, MLX_LM_SWIGLU = base.scaled_dot_product_attention, activations.swiglu
 MLX_LM_GATED_DELTA = gated_delta.gated_delta_update
 
 
-# ── replacing and restoring attributes ───────────────────────────────────────────────────────────────────────────────
-
-
 # eq=False: two replacements of one attribute, one inside the other, must not be taken for each other in `_active`.
 @dataclass(frozen=True, slots=True, eq=False)
 class Replacement:
-    """An attribute of a module or class that holds our function at the moment. `original` is None if the attribute was
-    inherited; restoring then deletes it."""
+    """An attribute of a module or class that holds our function. `original` None: it was inherited."""
 
     owner: Any
     attribute: str
@@ -89,7 +64,7 @@ _active: list[Replacement] = []
 
 
 def replace(owner: Any, attribute: str, new: Any) -> Replacement:
-    """Set `owner.attribute`, a module's or class's, to `new`, and remember the original."""
+    """Set `owner.attribute` to `new`, and remember the original."""
     # vars, not getattr: an inherited `__call__` written back would cut the class off from its parent's.
     replacement = Replacement(owner, attribute, vars(owner).get(attribute))
     setattr(owner, attribute, new)
@@ -98,7 +73,7 @@ def replace(owner: Any, attribute: str, new: Any) -> Replacement:
 
 
 def restore(replacement: Replacement) -> None:
-    """Put the original back. Does nothing if that has been done already."""
+    """Put the original back, once."""
     if replacement not in _active:
         return
     _active.remove(replacement)
@@ -109,8 +84,7 @@ def restore(replacement: Replacement) -> None:
 
 
 def install(model: nn.Module) -> None:
-    """Patch the files that the parts of `model` come from. Files that are patched already, and mlx-lm's own two files
-    that define the functions, stay as they are."""
+    """Patch the files that the parts of `model` come from, once."""
     for module in {sys.modules.get(type(part).__module__) for part in model.modules()}:
         for attribute, original, ours in FUNCTIONS:
             # `is original`: a family that defines its own function of this name keeps it.
@@ -129,24 +103,21 @@ def install(model: nn.Module) -> None:
 
 
 def uninstall() -> None:
-    """Restore every replaced attribute. Compiled functions keep the versions that they were traced with."""
+    """Restore every replaced attribute. Compiled functions keep what they were traced with."""
     # Latest first, so that an attribute that was replaced twice ends with its first value.
     for replacement in reversed(_active.copy()):
         restore(replacement)
 
 
 def active() -> list[str]:
-    """The full names of the attributes that are replaced now, e.g. "mlx_lm.models.qwen3.swiglu"."""
+    """The full names of the replaced attributes, e.g. "mlx_lm.models.qwen3.swiglu"."""
     return sorted(replacement.name for replacement in _active)
-
-
-# ── the replacements ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def scaled_dot_product_attention(
     queries: mx.array, keys: mx.array, values: mx.array, cache: Any, scale: float, mask: Any, sinks: Any = None
 ) -> mx.array:
-    """Blocked attention in training, vectorised attention in a large decoding step on x86; mlx-lm's own otherwise."""
+    """Blocked attention in training, vectors in a large decoding step on x86; else mlx-lm's own."""
     # Sinks are an extra logit in each head's softmax (gpt-oss), which neither of ours computes.
     inputs = _training_inputs(keys, values, cache, mask) if sinks is None else None
     if inputs is not None:
@@ -163,8 +134,6 @@ def scaled_dot_product_attention(
 
 
 def _training_inputs(keys: mx.array, values: mx.array, cache: Any, mask: Any) -> AttentionInputs | None:
-    """The inputs of blocked attention; None if the call is not training's, or the model has changed what our caches
-    returned."""
     if isinstance(cache, (PrefixRecorder, PrefixReader)):
         return cache.attention_inputs(keys, values, mask)
     # Without a cache and with a causal mask over several tokens: whole rows, prompt and completion together. They are
@@ -174,13 +143,11 @@ def _training_inputs(keys: mx.array, values: mx.array, cache: Any, mask: Any) ->
 
 
 def _pays(queries: mx.array, keys: mx.array) -> bool:
-    """True if a decoding step has enough scores for `decode_attention` to be faster than mlx's attention."""
     return exp_is_scalar() and queries.shape[0] * queries.shape[1] * keys.shape[2] >= MIN_SCORES
 
 
 def swiglu(gate: mx.array, up: mx.array) -> mx.array:
-    """silu(gate) · up in vectors, where mlx's exp takes one number at a time; rounded once in 16 bits; mlx-lm's own
-    otherwise."""
+    """silu(gate) · up, in vectors where mlx's exp is scalar, rounded once in 16 bits."""
     # Our backward passes do not sum over broadcast axes.
     if gate.shape != up.shape:
         return MLX_LM_SWIGLU(gate, up)
@@ -206,8 +173,7 @@ def gated_delta_update(
     lower_bound: float | None = None,
     allow_neg_eigval: bool = False,
 ) -> tuple[mx.array, mx.array]:
-    """The gated delta rule in chunks wherever a row has several tokens or no state before it: in training, in eval and
-    in train mode alike, and in prefill. A decoding step, one token after a state, is mlx-lm's own."""
+    """The gated delta rule in chunks, except for a decoding step."""
     if state is not None and q.shape[1] == 1:
         return MLX_LM_GATED_DELTA(
             q,
@@ -237,8 +203,7 @@ def gated_delta_update(
 def wkv7(
     r: mx.array, w: mx.array, k: mx.array, v: mx.array, a: mx.array, b: mx.array, state: mx.array
 ) -> tuple[mx.array, mx.array]:
-    """RWKV-7's recurrence token by token, as mlx-lm computes it where it has no kernel. r to b: [B, T, H, d]; state [B,
-    H, d, d]."""
+    """RWKV-7's recurrence token by token. r to b: [B, T, H, d]; state [B, H, d, d]."""
     outs: list[mx.array] = []
     for t in range(r.shape[1]):
         out, state = rwkv7._wkv7_step_ops(r[:, t], w[:, t], k[:, t], v[:, t], a[:, t], b[:, t], state)
@@ -246,24 +211,23 @@ def wkv7(
     return mx.stack(outs, axis=1).astype(r.dtype), state
 
 
+# (attribute, mlx-lm's, ours)
 FUNCTIONS: tuple[tuple[str, Callable[..., Any], Callable[..., Any]], ...] = (
     ("scaled_dot_product_attention", MLX_LM_ATTENTION, scaled_dot_product_attention),
     ("swiglu", MLX_LM_SWIGLU, swiglu),
     ("gated_delta_update", MLX_LM_GATED_DELTA, gated_delta_update),
 )
-"""(attribute, mlx-lm's, ours)."""
 
+# (file, attribute, ours): kernels without a gradient; for None mlx-lm takes plain operations
 KERNELS: tuple[tuple[str, str, Callable[..., Any] | None], ...] = (
     ("mlx_lm.models.rwkv7", "wkv7_kernel", wkv7),
     ("mlx_lm.models.kimi_k3", "_attn_res_kernel", None),
     ("mlx_lm.models.deepseek_v41", "_sinkhorn_kernel", None),
 )
-"""(file, attribute, ours): Metal kernels without a gradient, each used by the one file that defines it. None: mlx-lm's
-code takes its plain operations where the kernel is None."""
+# (owner, attribute, ours)
 GATHERS: tuple[tuple[Any, str, Callable[..., Any]], ...] = (
     (nn.Embedding, "__call__", gathers.embedding_call),
     (LoRAEmbedding, "__call__", gathers.lora_embedding_call),
     (switch_layers, "_gather_sort", gathers.gather_sort),
     (switch_layers, "_scatter_unsort", gathers.scatter_unsort),
 )
-"""(owner, attribute, ours)."""

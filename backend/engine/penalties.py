@@ -1,18 +1,11 @@
-"""Penalties on tokens that a sequence has already, as vLLM and Hugging Face define them, for sampling and for learning
-alike.
-
-For logits z before the temperature, and for a token v that the sequence has so far
+"""Penalties on tokens that a sequence already has, as vLLM and Hugging Face define them, for sampling and learning
+alike. For logits z before the temperature and a token v
 
     in prompt or completion:    z_v ← z_v / r  where z_v > 0,  else  z_v · r        repetition (CTRL, arXiv:1909.05858)
     n times in the completion:  z_v ← z_v − f · n − p                               frequency and presence
 
-The penalised distribution *is* the policy: what it gives a token follows from the tokens before it, so learning
-computes it from the ids, under the policy and the reference alike. Only the logits of the tokens in the sequence
-change, so a position costs its length and not the vocabulary: the tokens are counted by a scatter of whole numbers,
-whose sum has no order, and every column of the same token then writes the same number. So the result is the same on
-every run, on a GPU too.
-
-Letters: N positions, L columns of tokens that may be in the sequence, V vocabulary.
+The penalised distribution is the policy. A position costs its length, not the vocabulary, and the result is the same on
+every run. Letters: N positions, L columns of tokens that may be in the sequence, V vocabulary.
 """
 
 from __future__ import annotations
@@ -23,21 +16,19 @@ from typing import NamedTuple
 import mlx.core as mx
 import numpy as np
 
+# weights of a column: a prompt's distinct tokens have one each, a completion's one each time
 IN_PROMPT, IN_COMPLETION = 1, 2
-"""Weights of a column in the count: a prompt's distinct tokens have one column each, a completion's tokens one each
-time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Penalties:
-    """repetition 1, presence 0 and frequency 0 change nothing."""
+    """The defaults change nothing."""
 
     repetition: float = 1.0
     presence: float = 0.0
     frequency: float = 0.0
 
     def __bool__(self) -> bool:
-        """True if any of them changes a logit."""
         return self != NO_PENALTIES
 
 
@@ -65,14 +56,13 @@ def penalised(logits_NV: mx.array, seen: SeenTokens, penalties: Penalties) -> tu
 
 
 def in_unpenalised(gradient_NV: mx.array, seen: SeenTokens, slope_NL: mx.array) -> mx.array:
-    """The gradient in the logits before the penalties, from that in the logits after them."""
+    """The gradient in the logits before the penalties."""
     at_NL = mx.take_along_axis(gradient_NV, seen.token_NL, axis=-1)
     return mx.put_along_axis(gradient_NV, seen.token_NL, at_NL * slope_NL, axis=-1)
 
 
 def penalised_with_autodiff(logits_NV: mx.array, seen: SeenTokens, penalties: Penalties) -> mx.array:
-    """As `penalised`, differentiable: autodiff of its `put_along_axis` would count a token once for each of its
-    columns."""
+    """As `penalised`, differentiable: autodiff of its `put_along_axis` would count a token once per column."""
     constant_NV = mx.stop_gradient(logits_NV.astype(mx.float32))
     after_NV, slope_NL = penalised(constant_NV, seen, penalties)
     slope_NV = in_unpenalised(mx.ones_like(constant_NV), seen, slope_NL)
@@ -80,20 +70,15 @@ def penalised_with_autodiff(logits_NV: mx.array, seen: SeenTokens, penalties: Pe
 
 
 def _counts(seen: SeenTokens, vocabulary: int) -> mx.array:
-    """[N, L]: IN_PROMPT if the column's token is in the prompt, plus IN_COMPLETION for each time it is in the
-    completion."""
     row_N1 = mx.arange(seen.token_NL.shape[0])[:, None]
     zeros_NV = mx.zeros((seen.token_NL.shape[0], vocabulary), mx.int32)
     return mx.take_along_axis(zeros_NV.at[row_N1, seen.token_NL].add(seen.weight_NL), seen.token_NL, axis=-1)
 
 
-# ── positions of completions ─────────────────────────────────────────────────────────────────────────────────────────
-
-
 @dataclass(frozen=True, slots=True)
 class CompletionHistory:
-    """The tokens before every position of a batch of completions: their prompts' distinct tokens [B, U], and the
-    completions [B, T]. `position_N`: flat indices into [B, T], of the positions that are scored."""
+    """The tokens before every position of some completions: their prompts' distinct tokens [B, U], and the completions
+    [B, T]. `position_N`: flat indices into [B, T]."""
 
     penalties: Penalties
     prompt: SeenTokens
@@ -101,7 +86,6 @@ class CompletionHistory:
     position_N: mx.array
 
     def before(self, span: slice) -> SeenTokens:
-        """The tokens before the positions position_N[span]."""
         T = self.completion_BT.shape[1]
         position_n = self.position_N[span]
         row_n, t_n1 = position_n // T, (position_n % T)[:, None]

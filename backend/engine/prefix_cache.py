@@ -1,19 +1,12 @@
-"""KV caches of the training forward pass: each prompt is prefilled once, and all completions of its group attend to it.
-
-Caches, one per layer and pass, all in mlx-lm's cache protocol, so that any model's code accepts them:
+"""KV caches of the training pass, in mlx-lm's cache protocol: each prompt is prefilled once, and the completions of its
+group attend to it.
 
     prefill       tokens [P, K], right-padded     PrefixRecorder keeps keys and values [P, J, K, d], with gradient
     completions   tokens [B, T]                   PrefixReader lets B rows attend to their prompt's, then to their own
 
-K prompt tokens are computed P times instead of B = P · G times. Autodiff sums dK and dV of a prompt over the rows that
-attend to it, so the gradient is that of the unshared pass (chain rule). Positions are right because a row's completion
-starts at `offset`, its own prompt's length, whatever the padded width K. Only for layers that keep the keys and values
-of all tokens: a sliding window or a recurrent state depends on where the prompt ends, which padded prompts do not
-share.
-
-Where the model's attention is patched (backend.engine.patches) it asks `attention_inputs` for the two segments, and
-prompts are never copied; a model with an attention of its own gets the concatenated arrays [B, J, K + T, d] that it
-expects.
+Autodiff sums a prompt's dK and dV over its rows. A completion starts at `offset`, its own prompt's length. Only for
+layers that keep all keys and values. Patched attention asks `attention_inputs` for the two segments and copies no
+prompt; other models get concatenated arrays [B, J, K + T, d].
 """
 
 from __future__ import annotations
@@ -29,8 +22,7 @@ from backend.engine.gathers import gather_with_repeats
 
 
 class AttentionInputs(NamedTuple):
-    """Keys and values of the rows' own tokens, [B, J, N, d], and those of their prompts (None while prompts are
-    prefilled)."""
+    """Keys and values of the rows' own tokens, [B, J, N, d], and those of their prompts."""
 
     keys: mx.array
     values: mx.array
@@ -38,8 +30,7 @@ class AttentionInputs(NamedTuple):
 
 
 class PrefixRecorder:
-    """A layer's cache while prompts are prefilled: keeps their keys and values, [P, J, K, d], in the graph. Padding on
-    the right needs no mask, since causal attention keeps earlier tokens from it."""
+    """A layer's cache while prompts are prefilled: keeps keys and values [P, J, K, d] in the graph."""
 
     # mlx-lm's layers read `offset` for the rotary embedding before they hand keys over. Keys arrive rotated, so a
     # prompt's positions stay right for every row that attends to it.
@@ -55,48 +46,40 @@ class PrefixRecorder:
         return keys, values
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
-        """For layers that use the keys and values of an earlier one."""
+        """For layers that use those of an earlier one."""
         return self.keys, self.values
 
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> Any:
-        """The causal mask. Raises ValueError for a sliding window."""
         _refuse_window(window_size)
         if return_array:
             return mx.arange(N)[:, None] >= mx.arange(N)[None]
         return None if N == 1 else "causal"
 
     def attention_inputs(self, keys: mx.array, values: mx.array, mask: Any) -> AttentionInputs | None:
-        """The inputs of blocked attention; None unless keys, values and mask are those that this cache returned.
-        Otherwise the model has changed them, and only its own attention is right."""
+        """Inputs of blocked attention; None if the model has changed what this cache returned."""
         # By identity, which costs nothing; comparing values would evaluate the graph.
         unchanged = keys is self.keys and values is self.values and _is_causal(mask, keys)
         return AttentionInputs(keys, values) if unchanged else None
 
 
 class WholeRowCache(PrefixRecorder):
-    """A layer's cache while whole rows are read, prompt and completion together, of a model whose layers find each
-    other's keys and values in the caches alone (mlx_lm/models/gemma3n.py): without any, later layers would compute keys
-    of their own."""
+    """For whole rows of a model whose layers find each other's keys and values in caches alone (gemma3n)."""
 
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> Any:
-        """mlx-lm's mask for a pass without a cache."""
         return create_attention_mask(mx.zeros((1, N, 1)), None, window_size, return_array)
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixMask:
-    """The prompt that each row of a batch attends to, and how much of it. One object for all layers of a pass."""
+    """The prompt that each row attends to, and its length. One object for all layers of a pass."""
 
     prompt_B: mx.array
-    rows_per_prompt: int
-    """Rows of each prompt, if they are consecutive and every prompt has the same number; else 0."""
-    length_B: mx.array | int
-    """Tokens of each row's prompt; one number where all are equal, and no padding needs a mask."""
-    issued_masks: list[mx.array] = field(default_factory=list)
-    """The mask arrays handed out so far, to be recognised when attention gets them back."""
+    rows_per_prompt: int  # if they are consecutive and equally many; else 0
+    length_B: mx.array | int  # tokens of each row's prompt; a number where all are equal
+    issued_masks: list[mx.array] = field(default_factory=list)  # mask arrays returned so far, to recognise them
 
     def repeat_for_rows(self, x_P: mx.array) -> mx.array:
-        """[P, …] → [B, …]. `mx.repeat` is cheaper than a gather, in the backward pass too (a sum, no scatter)."""
+        """[P, …] → [B, …]. `mx.repeat` is cheaper than a gather, backwards too."""
         if self.rows_per_prompt == 1:
             return x_P
         return (
@@ -106,8 +89,7 @@ class PrefixMask:
         )
 
     def prompts(self, keys: mx.array, values: mx.array) -> PromptKV:
-        """The prompts' keys and values for blocked attention: shared by consecutive rows, else repeated for each
-        row."""
+        """Keys and values for blocked attention: shared by consecutive rows, else repeated for each."""
         # An integer means equal lengths, so there is no padding to mask.
         length_B = None if isinstance(self.length_B, int) else self.length_B
         if self.rows_per_prompt:
@@ -116,8 +98,7 @@ class PrefixMask:
         return PromptKV(self.repeat_for_rows(keys), self.repeat_for_rows(values), length_B)
 
     def mask(self, N: int, K: int, as_array: bool) -> Any:
-        """The mask of N completion tokens after prompts of padded width K: [B, 1, N, K + N], or "causal" where that
-        suffices."""
+        """The mask of N completion tokens after prompts of width K: [B, 1, N, K + N], or "causal"."""
         # mlx aligns "causal" at the lower right: query i of N sees keys up to K + i, the whole prompt included.
         if isinstance(self.length_B, int) and not as_array:
             return None if N == 1 else "causal"
@@ -131,7 +112,7 @@ class PrefixMask:
 
 
 class PrefixReader:
-    """A layer's cache in the pass over completions, which attend to a prompt's keys and values [P, J, K, d] and to
+    """A layer's cache in the pass over completions, which attend to their prompt's keys and values [P, J, K, d] and
     their own."""
 
     def __init__(self, keys: mx.array, values: mx.array, prefix_mask: PrefixMask) -> None:
@@ -143,8 +124,8 @@ class PrefixReader:
         self._issued: tuple[mx.array, mx.array]
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Prompt and own keys and values, concatenated to [B, J, K + N, d]. mlx is lazy: where blocked attention takes
-        the two segments instead, the concatenation is never evaluated."""
+        """Keys and values of prompt and row, [B, J, K + N, d]; never evaluated where blocked attention takes the
+        segments."""
         repeat = self.prefix_mask.repeat_for_rows
         self._own = keys, values
         self._issued = tuple(  # pyright: ignore
@@ -153,12 +134,10 @@ class PrefixReader:
         return self._issued
 
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> Any:
-        """Raises ValueError for a sliding window."""
         _refuse_window(window_size)
         return self.prefix_mask.mask(N, self.keys.shape[2], return_array)
 
     def attention_inputs(self, keys: mx.array, values: mx.array, mask: Any) -> AttentionInputs | None:
-        """The inputs of blocked attention; None unless keys, values and mask are those that this cache returned."""
         unchanged = keys is self._issued[0] and values is self._issued[1]
         # Models ask the first layer's cache for a mask and pass it to all layers, so one list serves the whole pass.
         known = any(mask is issued for issued in self.prefix_mask.issued_masks) or _is_causal(mask, self._own[0])
@@ -168,7 +147,6 @@ class PrefixReader:
 
 
 def _is_causal(mask: Any, keys: mx.array) -> bool:
-    """True if this is mlx-lm's causal mask without an array: "causal", or None for a single token."""
     return mask == "causal" if isinstance(mask, str) else mask is None and keys.shape[2] == 1
 
 

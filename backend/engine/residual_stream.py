@@ -1,22 +1,11 @@
-"""The residual stream of a model of 16 bits, kept in float32, so that its rounding does not accumulate over the layers.
-
-A layer adds its branches to the stream, h ← h + branch(norm(h)). In 16 bits every sum is rounded to the last digit of
-h, which is large beside what a late layer adds. Here h is float32, and what a norm reads of it is rounded once:
+"""The residual stream of a 16-bit model, kept in float32, so that its rounding does not accumulate over the layers:
 
     h ← h + branch(norm(round(h)))
 
-Products have inputs of 16 bits as before, so they cost the same. mlx makes the sum of a float32 and a 16-bit array
-float32, so a model's own blocks compute this as soon as two things hold: the first layer takes its input as float32,
-and the norms of the stream round theirs. Both are calls of mlx's or mlx-lm's classes that are replaced
-(`backend.engine.patches`) and act on marked modules alone.
-
-A step of decoding on a GPU is bound by launches, and mlx takes two kernels for a sum and its rounding. On Metal a
-kernel of our own writes both (`backend.engine.metal`), so the stream is float32 there and on a CPU; on other GPUs it is
-the model's own.
-
-`mark` finds the modules by following the types through a trial pass, so no architecture is named. A model that does
-more with its stream than to add to it and to norm it stays as it is. The marks are attributes of the modules: copies of
-a module have them too.
+Products keep 16-bit inputs. The first layer takes its input as float32 and the stream's norms round theirs: both calls
+are patched and act on marked modules. `mark` finds them by following types through a trial pass; a model that does more
+with its stream stays as it is. On Metal a kernel writes sum and rounding; other GPUs keep the model's stream, since a
+decoding step is bound by launches.
 """
 
 from __future__ import annotations
@@ -35,18 +24,15 @@ Call = Callable[..., Any]
 Arguments = tuple[Any, ...]
 Keywords = dict[str, Any]
 
-NAMES = {mx.bfloat16: "bfloat16", mx.float16: "float16"}
-"""Types by name: a module with an `mx.Dtype` as an attribute cannot be copied."""
+NAMES = {mx.bfloat16: "bfloat16", mx.float16: "float16"}  # by name: a module with an `mx.Dtype` cannot be copied
 
-WIDENS, ROUNDS = "takes_input_as_float32", "rounds_input_to"
-"""The marks: True on the first layer; on a norm the name of the type."""
+WIDENS, ROUNDS = "takes_input_as_float32", "rounds_input_to"  # marks: True on the first layer; a type's name on norms
 
-_replaced: dict[type, Call] = {}
-"""Class → the `__call__` that `_act_on_marks` has given it."""
+_replaced: dict[type, Call] = {}  # class → the `__call__` that `_act_on_marks` gave it
 
 
 class Unmarked(Exception):
-    """The model's stream cannot be kept in float32; the message is the reason."""
+    """The stream cannot be kept in float32; the message is the reason."""
 
 
 def costs_nothing() -> bool:
@@ -55,15 +41,13 @@ def costs_nothing() -> bool:
 
 
 def is_float32(norm: nn.Module) -> bool:
-    """True if what this norm reads is a stream in float32, kept beside arrays of 16 bits."""
+    """True if this norm reads a stream in float32."""
     return ROUNDS in vars(norm)
 
 
 def mark(model: nn.Module, run: Callable[[], mx.array]) -> None:
-    """Keep the residual stream in float32. `run` builds the graph of a pass over some tokens; nothing is computed.
-
-    Raises Unmarked, or what the model's code raises, and leaves the model without marks.
-    """
+    """Keep the stream in float32. `run` builds the graph of a pass. Raises Unmarked, or what the model's code raises,
+    and leaves no marks."""
     if any(
         WIDENS in vars(module) for module in model.modules()
     ):  # a copy, perhaps with other blocks around the marked ones
@@ -91,14 +75,12 @@ def mark(model: nn.Module, run: Callable[[], mx.array]) -> None:
 
 
 def unmark(model: nn.Module) -> None:
-    """Compute the stream in the model's own type again."""
     for module in model.modules():
         for name in (WIDENS, ROUNDS):
             vars(module).pop(name, None)
 
 
 def _act_on_marks(model: nn.Module) -> None:
-    """Replace `__call__` of the classes of marked modules, once each."""
     for module in model.modules():
         kind = type(module)
         is_marked = WIDENS in vars(module) or ROUNDS in vars(module)
@@ -120,7 +102,6 @@ def _with_marks(call: Call) -> Call:
 
 
 def _with_first_input(args: Arguments, kwargs: Keywords, dtype: mx.Dtype) -> tuple[Arguments, Keywords]:
-    """The arguments of a call, the first in this type. Some models pass it by its name (mlx_lm/models/gptj.py)."""
     if args:
         return (args[0].astype(dtype), *args[1:]), kwargs
     name, x = next(iter(kwargs.items()))
@@ -128,8 +109,8 @@ def _with_first_input(args: Arguments, kwargs: Keywords, dtype: mx.Dtype) -> tup
 
 
 class _Observer(contextlib.AbstractContextManager["_Observer"]):
-    """Inside, notes which modules without children read float32, and which layers return it; with a `dtype`, marks
-    norms that read float32 and are not in `left_alone`."""
+    """Notes which modules without children read float32, and which layers return it; with a `dtype`, marks norms that
+    read float32 and are not in `left_alone`."""
 
     def __init__(self, model: nn.Module, dtype: str | None, left_alone: set[int] | None = None) -> None:
         self.layers = {id(layer) for layer in model.layers}  # pyright: ignore
@@ -169,7 +150,6 @@ def _arrays(leaf: nn.Module) -> Iterator[mx.array]:
 
 
 def _is_norm(leaf: nn.Module) -> bool:
-    """True if the module has a norm's arrays: vectors, or none where it is mlx's own without a scale."""
     ranks = [array.ndim for array in _arrays(leaf)]
     return set(ranks) == {1} or (not ranks and isinstance(leaf, (nn.LayerNorm, nn.RMSNorm)))
 

@@ -1,20 +1,12 @@
-"""One model over several machines: each rank has a part of every layer (tensor parallelism), with LoRA adapters beside
-its part.
-
-mlx-lm's own `model.shard(group)` shards the layers; which layer was sharded, and how, is recorded, because adapters
-need to know. It works on a model whose weights are not read yet: its layers then read an array, keep this rank's part
-and let go of the rest (`read_weights`).
+"""One model over several machines (tensor parallelism): each rank has a part of every layer, with LoRA adapters beside
+it.
 
     columns   a rank has some of the outputs:  y_r = x W_rᵀ + s · (x A) B_r             A whole, B sharded
     rows      a rank has some of the inputs:   y   = Σ_r (x_r W_rᵀ + s · (x_r A_r) B)   A sharded, B whole
 
-The sum over ranks that mlx's layer of rows makes anyway takes the adapter's product with it, so that adapters cost no
-collective in the forward pass. In the backward pass the gradient in x of the columns is summed over the ranks, base and
-adapter together.
-
-The optimizer has the whole adapters, on every rank alike: they are a thousandth of the model, any optimizer and any
-clipping work on them as on one machine, and a checkpoint is that of one machine, for any number of ranks to resume
-from.
+mlx-lm's `model.shard(group)` shards the layers of a model whose weights are not read yet, and each call is recorded.
+Adapters add no collective to the forward pass. The optimizer has the whole adapters on every rank, so a checkpoint is
+that of one machine.
 """
 
 from __future__ import annotations
@@ -37,44 +29,36 @@ from backend.engine import patches
 from backend.engine.sixteen_bits import add_adapter
 
 ROW_LAYERS = (distributed.ShardedToAllLinear, distributed.QuantizedShardedToAllLinear)
-COLUMN_LAYERS = (distributed.AllToShardedLinear, distributed.QuantizedAllToShardedLinear)
-"""mlx's layers of which each rank has a part."""
-COLUMNS, ROWS = "all-to-sharded", "sharded-to-all"
-"""mlx's names: a rank has some of the outputs, or some of the inputs."""
-LATENT = "kv_a_proj_with_mqa"
-"""The layer of multi-head latent attention (arXiv:2405.04434) whose output, keys and values of all heads, every rank
-computes."""
+COLUMN_LAYERS = (distributed.AllToShardedLinear, distributed.QuantizedAllToShardedLinear)  # mlx's sharded layers
+COLUMNS, ROWS = "all-to-sharded", "sharded-to-all"  # mlx's names: a rank has some of the outputs, or of the inputs
+LATENT = "kv_a_proj_with_mqa"  # multi-head latent attention (arXiv:2405.04434): every rank computes its output
 
-Segments = int | tuple[int | float, ...]
-"""mlx's `segments`: a number of equal ones, or the edges between them, as indices or as shares of the axis."""
-Sum = Callable[[mx.array], mx.array]
-"""Adds up one vector of float32 over all ranks."""
+Segments = int | tuple[int | float, ...]  # mlx's `segments`: a number of equal ones, or edges as indices or shares
+Sum = Callable[[mx.array], mx.array]  # adds up a float32 vector over all ranks
 
 
 class CannotShardError(Exception):
-    """The model cannot be sharded over this group; the message is the reason, as part of a sentence."""
+    """The message is the reason, as part of a sentence."""
 
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """How an array is sharded, as mlx's layers shard their weights: the `axis`, counted from the front, and its
-    segments."""
+    """How an array is sharded: `axis`, from the front, and its segments."""
 
     axis: int
     segments: Segments = 1
 
     def along(self, axis: int) -> Division:
-        """The same segments along another axis, of an array that belongs to the same outputs or inputs."""
         return replace(self, axis=axis)
 
     def part(self, whole: mx.array, rank: int, size: int) -> mx.array:
-        """The part of `rank` of `size`. Raises ValueError where a segment cannot be divided evenly."""
+        """The part of `rank`. Raises ValueError where a segment does not divide evenly."""
         segments = mx.split(whole, self._edges(whole.shape[self.axis]), axis=self.axis)
         parts = [mx.split(x, size, axis=self.axis)[rank] for x in segments]
         return mx.contiguous(mx.concatenate(parts, axis=self.axis))
 
     def placed(self, part: mx.array, rank: int, size: int) -> mx.array:
-        """An array of the whole one's shape, zero but for this rank's part: those of all ranks add up to the whole."""
+        """Zeros of the whole array's shape with this rank's part in place."""
         edges = [edge // size for edge in self._edges(part.shape[self.axis] * size)]
         segments: list[mx.array] = []
         for x in mx.split(part, edges, axis=self.axis):
@@ -84,7 +68,6 @@ class Division:
         return mx.concatenate(segments, axis=self.axis)
 
     def _edges(self, length: int) -> list[int]:
-        """Where the segments of an axis of this length meet."""
         if isinstance(self.segments, int):
             return list(itertools.accumulate([length // self.segments] * (self.segments - 1)))
         return [int(edge * length) if isinstance(edge, float) else edge for edge in self.segments]
@@ -98,13 +81,13 @@ class LayerShare:
     segments: Segments
 
     def division(self, weight: mx.array) -> Division:
-        """Of this weight of the layer: [out, in], or [experts, out, in]."""
+        """For the weight [out, in] or [experts, out, in]."""
         return Division(max(weight.ndim - 2, 0) if self.kind == COLUMNS else weight.ndim - 1, self.segments)
 
 
 def shard(model: nn.Module, group: mx.distributed.Group) -> dict[str, LayerShare]:
-    """Shard the model over the group, in place. → for each sharded layer, by its name, how. Raises CannotShardError,
-    and leaves a model that is of no use."""
+    """Shard the model over the group, in place. Returns how, by layer name. Raises CannotShardError, and leaves a
+    useless model."""
     of_model = getattr(model, "shard", None)
     if of_model is None:
         raise CannotShardError("mlx-lm has no code that divides it")
@@ -130,8 +113,6 @@ def shard(model: nn.Module, group: mx.distributed.Group) -> dict[str, LayerShare
 
 @contextlib.contextmanager
 def _recording() -> Iterator[dict[int, LayerShare]]:
-    """Records calls of `shard_linear` and `shard_inplace` by mlx-lm's models, under the id of the layer that
-    results."""
     shares: dict[int, LayerShare] = {}
     replaced: list[patches.Replacement] = []
 
@@ -160,7 +141,6 @@ def _recording() -> Iterator[dict[int, LayerShare]]:
 
 
 def _whole_numbers(model: nn.Module) -> dict[tuple[str, str], int]:
-    """The plain numbers that each module keeps, such as its count of heads."""
     return {
         (name, key): value
         for name, module in model.named_modules()
@@ -170,14 +150,13 @@ def _whole_numbers(model: nn.Module) -> dict[tuple[str, str], int]:
 
 
 def read_weights(model: nn.Module) -> None:
-    """Evaluate the model's arrays one at a time, so that no more than one of them is whole in memory."""
+    """Evaluate the arrays one at a time, so that one at most is whole in memory."""
     for _, array in tree_flatten(model.parameters()):
         mx.eval(array)
 
 
 class LinearBeforeHeads(nn.Module):
-    """A linear layer that every rank has, of whose output each rank's own heads read: its gradient is the sum of the
-    ranks', which mlx-lm's code for inference leaves out."""
+    """A linear layer that every rank has whole, read by its own heads: its gradient is the sum of the ranks'."""
 
     def __init__(self, linear: nn.Module, group: mx.distributed.Group) -> None:
         super().__init__()
@@ -192,8 +171,7 @@ class LinearBeforeHeads(nn.Module):
 
 
 class ShardedLoRALinear(nn.Module):
-    """`linear` is one of mlx's sharded layers; `lora_a` [in, rank] and `lora_b` [rank, out] are this rank's part of the
-    adapter."""
+    """`linear`: one of mlx's sharded layers; `lora_a` [in, rank] and `lora_b` [rank, out]: this rank's part."""
 
     def __init__(self, linear: Any, lora_a: mx.array, lora_b: mx.array, scale: float) -> None:
         super().__init__()
@@ -217,13 +195,11 @@ class ShardedLoRALinear(nn.Module):
 
 
 def _with_summed_gradient(x: mx.array, group: mx.distributed.Group) -> mx.array:
-    """x, whose gradient is the sum of the ranks'."""
     identity: Any = distributed.sum_gradients(group)
     return identity(x)
 
 
 def _product(linear: Any, x: mx.array) -> mx.array:
-    """x Wᵀ with this rank's part of the weight, without bias and without communication."""
     if "scales" not in linear:
         return x @ linear["weight"].T
     how = {"group_size": linear.group_size, "bits": linear.bits, "mode": linear.mode}
@@ -242,7 +218,7 @@ Kind = Division | Whole
 
 @dataclass(frozen=True, slots=True)
 class Adapters:
-    """The kind of each array of the adapters, by name, and this rank's place in the group."""
+    """The kind of each adapter array, by name, and this rank's place."""
 
     kinds: Mapping[str, Kind]
     rank: int
@@ -258,8 +234,8 @@ class Adapters:
         return tree_map_with_path(part, whole)
 
     def gather_gradient(self, gradient: Any, add_up: Sum) -> Any:
-        """The gradient in the whole arrays, from this rank's in its parts: one sum of one vector, after which every
-        rank has the same bits. All ranks must call it together."""
+        """The gradient in the whole arrays from this rank's parts, the same bits on every rank. All ranks call it
+        together."""
         # All of it on every rank: the backward pass has sums of its own, which must be those of all ranks.
         mx.eval(gradient)
         names, own = zip(*tree_flatten(gradient), strict=True)
@@ -279,8 +255,7 @@ class Adapters:
 def install_adapters(
     model: nn.Module, adapted: nn.Module, shares: Mapping[str, LayerShare], rank: int, size: int
 ) -> Adapters:
-    """Put the adapters of `adapted`, the same model whole (its weights need not be read), beside the parts that `model`
-    has. Raises CannotShardError for a layer whose part the adapter cannot stand beside."""
+    """Put the adapters of `adapted`, the same model whole, beside the parts of `model`. Raises CannotShardError."""
     # Blocks whose own code sums over the ranks: inside, every gradient is a rank's share.
     summed = tuple(
         f"{name}." for name, module in model.named_modules() if getattr(module, "sharding_group", None) and name
@@ -304,7 +279,6 @@ def install_adapters(
 
 
 def _kinds(adapter: Any, own: Any, share: LayerShare | None, is_summed: bool) -> dict[str, Kind] | None:
-    """The kinds of `lora_a` and `lora_b`; None where this rank's layer is not what its share says."""
     base = adapter.linear if "linear" in adapter else adapter.embedding
     before, after = base.weight.shape, own.weight.shape
     if share is None:
@@ -325,7 +299,6 @@ def _kinds(adapter: Any, own: Any, share: LayerShare | None, is_summed: bool) ->
 
 
 def _beside(adapter: Any, own: Any) -> nn.Module:
-    """The adapter beside this rank's layer; its arrays are still the whole ones."""
     if isinstance(own, (*COLUMN_LAYERS, *ROW_LAYERS, LinearBeforeHeads)):
         return ShardedLoRALinear(own, adapter.lora_a, adapter.lora_b, adapter.scale)
     adapter["linear" if "linear" in adapter else "embedding"] = own

@@ -1,9 +1,5 @@
-"""Arrays that several module trees share, also where decoding has packed them.
-
-Decoding concatenates weights that read the same input and turns the policy's own arrays into views of the result
-(`backend.sampling.fused_linear`). A second policy on the same base has to find that result: concatenating the views
-once more would put the base into memory twice.
-"""
+"""Arrays that several module trees share, also where decoding has packed them: a second policy on the same base must
+find the packed result instead of making another."""
 
 from __future__ import annotations
 
@@ -25,7 +21,7 @@ class SharedWeights:
         self._packed: dict[tuple[int, ...], tuple[list[mx.array], mx.array]] = {}
 
     def packed(self, views: Sequence[mx.array]) -> mx.array | None:
-        """The array that these arrays, in this order, are all of; None if they were not packed."""
+        """The array that these views, in this order, are all of; None if they were not packed."""
         found = self._packed.get(tuple(map(id, views)))
         return found[1] if found else None
 
@@ -34,8 +30,7 @@ class SharedWeights:
 
 
 def copy_sharing_arrays(model: nn.Module) -> nn.Module:
-    """A second module tree over the same arrays, at no cost in memory. Layers of which this rank has a part stay in
-    their group."""
+    """A second module tree over the same arrays and groups."""
     shared: list[Any] = [array for _, array in tree_flatten(model.parameters())]
     shared += [x for part in model.modules() for x in vars(part).values() if isinstance(x, mx.distributed.Group)]
     return copy.deepcopy(model, {id(x): x for x in shared})  # deepcopy does not copy objects that are in its memo

@@ -1,17 +1,6 @@
-"""LoRA, DoRA and silu(gate) · up in 16 bits, computed alike by the learner and the sampler.
-
-mlx-lm's adapters are float32 and so are their products: y + round(scale · (x A) B). The sampler keeps the adapters of
-several layers side by side and computes round(y + round(x A) B) in the model's type, with two kernels instead of five
-(`backend.sampling.fused_linear`). The difference, in every layer of every token, was half of the distance between
-sampler and learner in bfloat16. So the learner computes the sampler's expression: A and B stay float32 and are rounded
-for the product alone, and their gradients are computed in float32.
-
-mlx-lm's silu(gate) · up rounds after each of its operations; here it is computed in float32 and rounded once, as in a
-kernel that ends with it (`backend.engine.metal`). The backward pass recomputes the sigmoid instead of keeping float32
-arrays of the size of the input.
-
-`backend.engine.patches` puts these in place of mlx-lm's for inputs of 16 bits.
-"""
+"""LoRA, DoRA and silu(gate) · up in 16 bits, computed alike by learner and sampler: round(y + round(x A) B), with A and
+B kept in float32 and their gradients in float32. With mlx-lm's float32 products the two differed by twice as much.
+silu(gate) · up is computed in float32 and rounded once; its backward pass recomputes the sigmoid."""
 
 from __future__ import annotations
 
@@ -43,8 +32,7 @@ def _add_product_vjp(primals: Any, d_out: Any, _output: Any) -> tuple[mx.array, 
 
 
 def add_adapter(y: mx.array, x: mx.array, a: mx.array, b: mx.array) -> mx.array:
-    """y + (x A) B, [..., out], in the type of x and y (16 bits); A [in, rank] and B [rank, out] are float32, as are
-    their gradients. x A is rounded, and the sum once."""
+    """y + (x A) B, [..., out], in 16 bits; A [in, rank], B [rank, out] and their gradients are float32."""
     return _add_product(y, x, a, b)  # pyright: ignore[reportReturnType]
 
 
@@ -56,8 +44,8 @@ def lora_linear(self: Any, x: mx.array) -> mx.array:
 
 
 def dora_linear(self: Any, x: mx.array) -> mx.array:
-    """`DoRALinear.__call__` (arXiv:2402.09353, equation 5): m / ‖W + scale · A B‖ times what LoRA gives, plus the bias.
-    The norm is a constant for the gradient (section 4.3)."""
+    """`DoRALinear.__call__` (arXiv:2402.09353, equation 5): m / ‖W + scale · A B‖ times LoRA's result, plus the bias.
+    The norm is constant for the gradient."""
     if x.dtype == mx.float32:
         return MLX_LM_DORA(self, x)
     weight = self._dequantized_weight()
@@ -67,8 +55,7 @@ def dora_linear(self: Any, x: mx.array) -> mx.array:
     return y + self.linear.bias if "bias" in self.linear else y
 
 
-METHODS = ((LoRALinear, lora_linear), (DoRALinear, dora_linear))
-"""(mlx-lm's class, our `__call__`)."""
+METHODS = ((LoRALinear, lora_linear), (DoRALinear, dora_linear))  # (mlx-lm's class, our `__call__`)
 
 
 # shapeless: elementwise, so one trace serves all shapes.
