@@ -1,9 +1,5 @@
-"""One sequence of tokens, continued token by token, with its keys and values kept from one continuation to the next.
-
-For a conversation: each turn's prompt begins with the turns before it, of which the cache is kept, so only what is new
-is prefilled. It uses the model's own caches, and so runs with every architecture; a rollout of many rows is
-`backend.sampling.rollout`, which samples the same tokens from the same uniforms, but for rounding.
-"""
+"""One sequence of tokens with its model's own caches, kept from one turn of a conversation to the next, so only what is
+new is prefilled. Samples the same tokens as a rollout from the same uniforms, but for rounding."""
 
 from __future__ import annotations
 
@@ -21,14 +17,13 @@ from backend.engine.output_layer import SplitModel
 from backend.sampling.grammar import GrammarState
 from backend.sampling.sampler import Sampling, SamplingState
 
-PREFILL_CHUNK = 512
-"""Tokens of a prompt that go through the model together, between two chances to stop."""
+PREFILL_CHUNK = 512  # prompt tokens between two chances to stop
 
 
 @dataclass(frozen=True, slots=True)
 class SampledToken:
-    """A token with its log-probability in nats before any filter, and the logs of the shares of the mass that filters
-    and grammar kept, and that the grammar alone did, where output is held to one."""
+    """A token, its log-probability in nats before any filter, and the logs of the mass that filters and grammar kept,
+    and the grammar alone."""
 
     token: int
     logp: float
@@ -37,12 +32,7 @@ class SampledToken:
 
 
 class CachedSequence:
-    """Continues one sequence at a time.
-
-    Attributes:
-        tokens – the tokens whose keys and values are in the cache.
-        prefilled – how many tokens of the last prompt had to be read; the others were in the cache.
-    """
+    """Continues one sequence at a time. `tokens` are in the cache; `prefilled` tokens of the last prompt were not."""
 
     def __init__(self, model: nn.Module, split_model: SplitModel) -> None:
         self._model, self._split_model = model, split_model
@@ -52,7 +42,6 @@ class CachedSequence:
         self.clear()
 
     def clear(self) -> None:
-        """Forget the sequence, and free its cache."""
         self.tokens, self._cache = [], new_prompt_cache(self._model)
 
     def generate(
@@ -63,13 +52,8 @@ class CachedSequence:
         check: Callable[[], None] = lambda: None,
         held: GrammarState | None = None,
     ) -> Generator[SampledToken]:
-        """Up to as many tokens after `prompt` as there are uniforms. End-of-sequence ids are tokens like others: the
-        caller stops.
-
-        The device samples a token while the caller has the one before it, so the cache may hold one token more than was
-        taken; the next prompt trims it. `check` is called between pieces of the prompt, and may raise. `held`: the
-        states of a grammar that the output is held to, as completion 0.
-        """
+        """Up to as many tokens after `prompt` as there are uniforms, end-of-sequence ids included. `check` is called
+        between pieces of the prompt, and may raise. `held`: the state of a grammar, as completion 0."""
         try:
             logits_1V = self._prefill(prompt, check)
             T, first = len(uniform_T), np.zeros(1, np.int64)
@@ -94,7 +78,6 @@ class CachedSequence:
             raise
 
     def _prefill(self, prompt: Sequence[int], check: Callable[[], None]) -> mx.array:
-        """The logits [1, V] after the prompt, of which only the part that is not in the cache is read."""
         self._keep_prefix(prompt)
         self._model.eval()
         rest = list(prompt[len(self.tokens) :])
@@ -110,7 +93,6 @@ class CachedSequence:
         return self._split_model.logits(hidden_1LH[:, -1])
 
     def _keep_prefix(self, prompt: Sequence[int]) -> None:
-        """Keep the cache of the tokens that begin `prompt` too, but for its last: its logits have to be computed."""
         common = _common_prefix(self.tokens, prompt[:-1])
         surplus = len(self.tokens) - common
         if surplus and not (can_trim_prompt_cache(self._cache) and trim_prompt_cache(self._cache, surplus) == surplus):
@@ -122,7 +104,6 @@ class CachedSequence:
 
 
 def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """The length of the common beginning."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 

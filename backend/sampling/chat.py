@@ -1,11 +1,7 @@
-"""A chat with a run or a model: the same prompt to base and tuned, the same random numbers, answers token by token.
+"""A chat with a run or a model: the same prompt and random numbers for base and tuned, answers token by token.
 
-Prompts are built as a run's are (`backend.data.problems`). Token t of turn n is sampled with the uniform that
-completion 0 of problem n of a rollout with that seed would get, so a first answer is what `Sampler.sample` gives for
-that prompt. No state is kept but caches: the caller has the conversation, and sends it.
-
-With adapters, base and tuned are two module trees over the same arrays, and take the memory of the tuned model. After
-full fine-tuning they are two models, the second loaded only where the memory allows.
+Prompts are built as a run's are; token t of turn n uses the uniform of completion 0 of problem n. With adapters base
+and tuned share arrays; after full fine-tuning they are two models.
 """
 
 from __future__ import annotations
@@ -56,16 +52,14 @@ OnText = Callable[[SideName, str], None]
 OnReply = Callable[["Reply"], None]
 Check = Callable[[], None]
 
+# `load_policy` then keeps the model without adapters as the reference
 AS_TRAINED = {"beta": 1.0, "reference_model_path": "", "sync_ref_model": False}
-"""Settings under which `load_policy` keeps the model without adapters as the reference, over the same arrays."""
-HELD_OUT = ("test", "valid", "train")
-"""Prompts come from the first of these splits that has rows."""
+HELD_OUT = ("test", "valid", "train")  # prompts come from the first split that has rows
 
 
 @dataclass(frozen=True, slots=True)
 class ChatSource:
-    """`config` holds the run's settings as they were at the step of `weights`; of a plain model it holds the defaults,
-    with its name. `run` and `weights` are None for a plain model, which has a base and nothing trained."""
+    """What a chat is with. `config`: the run's settings at the step of `weights`; of a plain model the defaults."""
 
     name: str
     config: Config
@@ -74,7 +68,6 @@ class ChatSource:
 
     @property
     def has_two_models(self) -> bool:
-        """True if base and tuned share no weights: a run of full fine-tuning."""
         return self.run is not None and self.config.train_type == "full"
 
 
@@ -108,8 +101,6 @@ def _model(name: str, checkpoint: str) -> ChatSource:
 
 @dataclass(frozen=True, slots=True)
 class SideModel:
-    """A model that answers."""
-
     name: SideName
     model: nn.Module
     split_model: SplitModel
@@ -117,7 +108,7 @@ class SideModel:
 
 @dataclass(frozen=True, slots=True)
 class Sides:
-    """The models of a chat and the tokenizer that they share; `sides` holds one or both of base and tuned."""
+    """The models of a chat, base, tuned or both, and their tokenizer."""
 
     sides: dict[SideName, SideModel]
     tokenizer: Any
@@ -125,15 +116,14 @@ class Sides:
 
     @property
     def bytes(self) -> int:
-        """Memory of the weights, arrays that both have counted once."""
+        """Memory of the weights, shared arrays counted once."""
         arrays: list[mx.array] = [array for side in self.sides.values() for array in _arrays(side.model).values()]
         distinct = {id(array): array for array in arrays}
         return sum(array.nbytes for array in distinct.values())
 
 
 def load_sides(source: ChatSource, wanted: Sequence[SideName] = SIDES, note: Note = lambda sentence: None) -> Sides:
-    """Load what `wanted` names; a plain model has a base alone. `note` takes sentences for the user. Raises
-    UserError."""
+    """Load what `wanted` says; a plain model has a base alone. `note` takes messages. Raises UserError."""
     if source.run is None:
         if "base" not in wanted:
             raise UserError("model", f"{source.name} is a model and no run, so there is nothing tuned beside it.")
@@ -160,8 +150,6 @@ def _with_adapters(source: ChatSource, note: Note) -> Sides:
 
 
 def _whole_models(source: ChatSource, wanted: Sequence[SideName], note: Note) -> Sides:
-    """Models that share nothing: the base, and what full fine-tuning made of it, in the precision that the base came
-    with."""
     base, tokenizer, _ = load_model(source.config.model, "model")
     tokenizer = run_tokenizer(source.config.tokenizer, tokenizer, base)
     # A plain model comes as it is, and Config's default leaves its type as it is too.
@@ -182,7 +170,6 @@ def _whole_models(source: ChatSource, wanted: Sequence[SideName], note: Note) ->
 
 
 def _second_model_fits(base: nn.Module, note: Note) -> bool:
-    """True if memory allows a second model of this size; `note` says where it does not."""
     size = sum(array.nbytes for array in _arrays(base).values())
     held = mx.get_active_memory()
     free = machine_bytes(held) - held
@@ -196,7 +183,6 @@ def _second_model_fits(base: nn.Module, note: Note) -> bool:
 
 
 def _fully_tuned(base: nn.Module, source: ChatSource, *, keep_base: bool) -> nn.Module:
-    """The base with the run's weights in place of its own; a copy of it with `keep_base`."""
     assert source.weights is not None
     if source.weights.path.is_dir():
         return load_model(str(source.weights.path), "model")[0]
@@ -228,20 +214,14 @@ def _misfit(source: ChatSource) -> UserError:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A question and a side's answer."""
-
     prompt: str
     answer: str
 
 
 @dataclass(frozen=True, slots=True)
 class ChatQuestion:
-    """The next prompt of a conversation, and how it is to be answered.
-
-    `turns` are the turns before it, which differ from side to side in their answers. `row` is the row of the held-out
-    split, from 0, that the conversation began with; None where it began with a typed prompt. `answer` is the expected
-    one, for reward functions. `system` replaces the common system message; None leaves the run's.
-    """
+    """The next prompt of a conversation. `turns`: those before it, by side. `row`: of the held-out split, if it began
+    there. `answer`: expected, for reward functions. `system`: replaces the run's."""
 
     prompt: str
     turns: Mapping[SideName, Sequence[Turn]] = field(default_factory=dict)
@@ -255,8 +235,7 @@ class ChatQuestion:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A finished answer. `prefilled` counts the prompt's tokens that were not in the cache; times are in seconds from
-    the question on."""
+    """A finished answer. `prefilled`: prompt tokens that were not in the cache; times in seconds from the question."""
 
     side: SideName
     problem: Problem
@@ -267,11 +246,9 @@ class Reply:
 
     @property
     def group(self) -> Group:
-        """For reward functions."""
         return Group(self.problem, [self.completion])
 
     def figures(self) -> dict[str, Any]:
-        """Text, lengths, reason of the end and times, as JSON values."""
         return {
             "text": self.completion.text,
             "tokens": len(self.completion.tokens),
@@ -284,12 +261,7 @@ class Reply:
 
 
 class Chat:
-    """Answers questions with the models of `sides`.
-
-    Attributes:
-        source – what the chat is with.
-        sides – its models.
-    """
+    """Answers questions with the models of `sides`."""
 
     def __init__(self, source: ChatSource, sides: Sides) -> None:
         self.source, self.sides = source, sides
@@ -300,8 +272,7 @@ class Chat:
         }
 
     def held_out_rows(self) -> tuple[str, Rows]:
-        """(the split's name in sentences, its rows): the first of test, valid and train that has any. Raises
-        UserError."""
+        """(name of the split, its rows): the first of test, valid and train that has any. Raises UserError."""
         if self.source.run is None:
             raise UserError("data", f"{self.source.name} is a model and no run, so there are no prompts of a dataset.")
         opened = open_dataset(self.source.config)
@@ -342,9 +313,8 @@ class Chat:
         check: Check = lambda: None,
         on_reply: OnReply = lambda reply: None,
     ) -> dict[SideName, Reply]:
-        """The answers of the named sides, which take turns token by token. `on_text` gets each new piece of text,
-        `on_reply` each answer as it ends; `check` is called before every token, and may raise to stop. Raises UserError
-        for a prompt that cannot be rendered."""
+        """The sides' answers, in turns token by token. `on_text` gets each new piece of text, `on_reply` each answer;
+        `check` is called before every token, and may raise. Raises UserError."""
         began = time.perf_counter()
         turn = max((len(question.turns.get(name, ())) for name in names), default=0)
         (uniform_T,) = keyed_uniforms(question.seed, [(turn, 0)], question.max_tokens)
@@ -373,7 +343,6 @@ class Chat:
         return replies
 
     def _held_output(self, sampling: Sampling, side: SideName) -> GrammarState | None:
-        """The states of a grammar for one answer; the compiled grammar is kept from one question to the next."""
         grammar = sampling.grammar
         if grammar is None:
             return None
@@ -384,8 +353,6 @@ class Chat:
 
 
 class _Answer:
-    """An answer in progress: its tokens so far, and the text that is complete."""
-
     def __init__(
         self,
         side: SideName,
@@ -406,7 +373,6 @@ class _Answer:
         return self._outputs.stop[0] == OPEN
 
     def step(self) -> str:
-        """Take the next token. → the text that it completes; with the last token, all that was held back."""
         sampled = next(self._steps)
         self._seconds = time.perf_counter() - self._began
         self._first_token_s = self._first_token_s or self._seconds
@@ -417,6 +383,5 @@ class _Answer:
         return text if self.is_open else text + self._text.rest()
 
     def reply(self, prefilled: int) -> Reply:
-        """The answer, once it has ended."""
         completion = self._outputs.completion(0)
         return Reply(self.side, self.problem, completion, prefilled, self._first_token_s, self._seconds)

@@ -1,25 +1,11 @@
-"""The thresholds of top-k and top-p, exact, without sorting the vocabulary.
+"""Exact thresholds of top-k and top-p without sorting the vocabulary.
 
-**Top-k from block maxima.** Split a row into blocks and take the k blocks with the largest maxima: the k largest values
-lie in them, for a value outside is at most its block's maximum, and so at most each of those k maxima, which are k
-values inside. A row of 152,000 logits leaves two short problems, its 2,374 maxima and the 1,280 values of 20 blocks.
-Metal's partition is a merge sort of 2,048 values a block: over the row 16 launches, over each of these one or four
-(mlx, backend/metal/sort.cpp). So a GPU leaves some values outside of all blocks where that makes both problems short
-enough: 1,766 blocks of 86 and 60 values, 1,780 candidates in the end.
-
-**Top-p.** The nucleus is the smallest set of likeliest tokens that makes up `top_p` of the mass (Holtzman et al. 2020,
-arXiv:1904.09751). In falling order the mass *before* a token decides, so the token that crosses the threshold is
-inside; its mass is the floor. Equally: the floor is the largest mass m for which the masses of at least m sum to at
-least `top_p` of all.
-
-- Few masses, as top-k leaves, are sorted.
-- On a CPU many masses are added up in histograms by the bits of their floats, which order like the numbers: first by
-  the leading bits, then, within the bin where the sum reaches its target, by the next, until the bits are used up. That
-  takes 5 ns a mass, bisection by partitions 19 and a sort 77.
-- On a GPU they are sorted: additions into a histogram are atomic there, in an order that changes from run to run.
-
-Sums are in float64 on a CPU, so that they equal the exact ones but for ties within 10⁻¹⁰; Metal has no float64. In
-float32 the sums over 152,000 masses were off by a token or more in most rows.
+Top-k: split a row into blocks; the k largest values lie in the k blocks with the largest maxima. A GPU leaves some
+values outside of blocks where that lets it sort maxima and candidates in one launch each (mlx, backend/metal/sort.cpp).
+Top-p (arXiv:1904.09751): the floor is the largest mass m for which the masses of at least m sum to `top_p` of all. A
+CPU sorts few masses and adds many up in histograms by the bits of their floats, which order like numbers; a GPU sorts,
+since its additions into histograms are atomic. Sums in float64 on a CPU: float32 was off by a token in most rows of
+152,000.
 """
 
 from __future__ import annotations
@@ -32,27 +18,17 @@ import numpy as np
 
 from backend.engine.device import on_cpu, on_gpu
 
-AT_ONCE = 2048
-"""Values that are partitioned as they are. On a GPU that is one launch; on a CPU more operations would cost more than
-they save."""
+AT_ONCE = 2048  # values that are partitioned as they are: one launch on a GPU
 
-MAX_WIDTH = 256
-"""Values in a block at most: maxima over longer columns take Metal two passes (mlx, backend/metal/reduce.cpp)."""
+MAX_WIDTH = 256  # of a block: Metal takes two passes for longer maxima
 
-SORTED = 256
-"""Masses in a row that a CPU sorts sooner than it makes histograms of them."""
+SORTED = 256  # masses in a row that a CPU sorts
 
-MASS_BITS = 30
-"""Bits of a float32 from 0 to 1 that vary: 1 is 0x3F800000, so the sign and the first bit of the exponent are 0."""
+MASS_BITS = 30  # of a float32 in [0, 1] that vary
 
-FEW_BITS, MANY_BITS = 10, 15
-"""Bits of a histogram's digit: three rounds over 1,024 bins, or two over 32,768."""
+FEW_BITS, MANY_BITS = 10, 15  # of a histogram's digit: three rounds over 1,024 bins, or two over 32,768
 
-MANY_FROM = 1 << 16
-"""Masses in a row from which the shorter of these passes saves more than its bins cost."""
-
-
-# ── top-k ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+MANY_FROM = 1 << 16  # masses in a row from which MANY_BITS pays
 
 
 def largest(values_BV: mx.array, k: int) -> mx.array:
@@ -69,42 +45,36 @@ def largest(values_BV: mx.array, k: int) -> mx.array:
 
 
 def row_max(values_BV: mx.array) -> mx.array:
-    """[B, 1]: each row's largest value. Block maxima first: on a CPU for speed, on a GPU for more threads than rows."""
+    """[B, 1]: each row's maximum, by block maxima where that is faster."""
     if (width := _block_width(values_BV.shape[-1], 1)) > 1:
         values_BV = _blocks(values_BV, width).max(axis=1)
     return values_BV.max(axis=-1, keepdims=True)
 
 
 def row_sum(values_BV: mx.array) -> mx.array:
-    """[B, 1]: each row's sum. On a CPU block sums first, which it computes in vectors."""
+    """[B, 1]: each row's sum. On a CPU block sums first, in vectors."""
     if on_cpu() and (width := _block_width(values_BV.shape[-1], 1)) > 1:
         values_BV = _blocks(values_BV, width).sum(axis=1)
     return values_BV.sum(axis=-1, keepdims=True)
 
 
 def beside_row(value_B1: mx.array) -> mx.array:
-    """A number for each row, as an operand beside arrays [B, V]; of a single row on a CPU a scalar []. There a compiled
-    kernel that reads [1, 1] along a row is not vectorised and takes three to thirty times as long; one that reads a
-    scalar is."""
+    """A number for each row as an operand beside [B, V]; of one row on a CPU a scalar [], or kernels are not
+    vectorised."""
     return value_B1.reshape(()) if on_cpu() and value_B1.size == 1 else value_B1
 
 
 def masked(mass_BV: mx.array, is_kept_BV: mx.array) -> mx.array:
-    """[B, V]: the masses, 0 where not kept. A product, not a `where`, which an x86 CPU computes in vectors for a single
-    row only; and there with whole numbers, for the compiler vectorises no bools."""
+    """[B, V]: the masses, 0 where not kept. A product: an x86 CPU computes `where` in vectors for a single row only."""
     return mass_BV * (is_kept_BV.astype(mx.int32) if on_cpu() else is_kept_BV)
 
 
 def _blocks(values_BV: mx.array, width: int) -> mx.array:
-    """[B, W, N], a view: block n is n, n + N, n + 2N, …, because mlx's CPU vectorises maxima over any axis but the
-    last."""
     return values_BV.reshape(values_BV.shape[0], width, -1)
 
 
 @cache
 def _block_width(V: int, k: int) -> int:
-    """Values in a block: the divisor W of V that leaves the fewest values, V / W maxima and k · W in blocks. 1, no
-    blocks, where V is small or they would leave more than half of it, as with a prime V or a k of thousands."""
     if V <= AT_ONCE:
         return 1
     widths = range(2, min(MAX_WIDTH, V // (2 * k)) + 1)
@@ -114,8 +84,7 @@ def _block_width(V: int, k: int) -> int:
 
 
 class Cut(NamedTuple):
-    """A row of V = blocks · width + k · rest values: blocks, and what is left over, shared out among the k best of
-    them."""
+    """V = blocks · width + k · rest values: blocks, and the rest, shared out among the k best of them."""
 
     blocks: int
     width: int
@@ -124,8 +93,6 @@ class Cut(NamedTuple):
 
 @cache
 def _uneven_cut(V: int, k: int) -> Cut | None:
-    """The cut that leaves the fewest values, where it lets a GPU sort maxima and candidates at once and blocks alone do
-    not; else None."""
     width = _block_width(V, k)
     if max(V // width, k * width) <= AT_ONCE:
         return None
@@ -141,7 +108,6 @@ def _uneven_cut(V: int, k: int) -> Cut | None:
 
 
 def _candidates(values_BV: mx.array, k: int, cut: Cut) -> mx.array:
-    """[B, k · (width + rest)]: the values of the k blocks with the largest maxima, and all those outside of blocks."""
     end = cut.blocks * cut.width
     maxima_BN = values_BV[:, :end].reshape(-1, cut.blocks, cut.width).max(axis=-1)
     best_Bk1 = mx.argpartition(maxima_BN, -k, axis=-1)[:, -k:, None]
@@ -153,11 +119,8 @@ def _candidates(values_BV: mx.array, k: int, cut: Cut) -> mx.array:
     return mx.take_along_axis(values_BV, index_BkL.flatten(1), axis=-1)
 
 
-# ── top-p ────────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def nucleus_floor(mass_BV: mx.array, top_p: float) -> mx.array:
-    """[B, 1]: the smallest mass inside the nucleus. Masses lie in [0, 1]; 0 < top_p < 1."""
+    """[B, 1]: the smallest mass inside the nucleus. Masses in [0, 1]; 0 < top_p < 1."""
     if on_cpu() and mass_BV.shape[-1] > SORTED:
         return _floor_by_histogram(mass_BV, top_p)
     rising_BV = mx.sort(mass_BV, axis=-1)
@@ -165,7 +128,7 @@ def nucleus_floor(mass_BV: mx.array, top_p: float) -> mx.array:
 
 
 def least_inside(values_BK: mx.array, mass_BK: mx.array, top_p: float) -> mx.array:
-    """[B, 1]: the value of the last token inside the nucleus; `values` and their masses in rising order."""
+    """[B, 1]: the value of the last token inside the nucleus; values and masses in rising order."""
     mass_BK = mass_BK.astype(mx.float64 if on_cpu() else mx.float32)
     from_BK = mx.cumsum(mass_BK, axis=-1, reverse=True)  # each mass and the larger ones
     inside_BK = from_BK - mass_BK < top_p * from_BK[:, :1]
@@ -173,7 +136,6 @@ def least_inside(values_BK: mx.array, mass_BK: mx.array, top_p: float) -> mx.arr
 
 
 def _floor_by_histogram(mass_BV: mx.array, top_p: float) -> mx.array:
-    """[B, 1]: the smallest mass inside the nucleus, found a digit of its bits at a time, the leading one first."""
     B, V = mass_BV.shape
     width = MANY_BITS if V >= MANY_FROM else FEW_BITS
     bits_BV = mass_BV.view(mx.int32)
@@ -196,8 +158,6 @@ def _floor_by_histogram(mass_BV: mx.array, top_p: float) -> mx.array:
 
 
 def _sums_by_digit(mass_BV: mx.array, digit_BV: mx.array, bins: int) -> mx.array:
-    """[B, bins]: the sum of the masses of each digit."""
-
     def at_digits(bins_BN: mx.array) -> mx.array:
         return mx.take_along_axis(bins_BN, digit_BV, axis=-1)
 

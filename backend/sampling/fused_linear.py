@@ -1,8 +1,5 @@
-"""Linear layers that read the same input, computed as one matrix product, with their adapters merged in or beside it.
-
-Plain, LoRA and DoRA layers over float or quantised weights, with or without a bias. `backend.sampling.fused_model`
-finds the layers that share an input.
-"""
+"""Plain, LoRA and DoRA layers that read the same input, as one matrix product, with their adapters merged in or beside
+it."""
 
 from __future__ import annotations
 
@@ -24,14 +21,9 @@ from backend.engine.shared_weights import SharedWeights
 Linear = nn.Linear | nn.QuantizedLinear
 
 
-# ── modules that replace layers ──────────────────────────────────────────────────────────────────────────────────────
-
-
 class FusedProjection(nn.Module):
-    """y = gain · (x Wᵀ + (x A) B) + bias, over the outputs of several layers together.
-
-    `FusedLinear.refresh` sets its arrays; A, B (adapters), gain (DoRA) and bias are absent where there are none.
-    """
+    """y = gain · (x Wᵀ + (x A) B) + bias, over the outputs of several layers. A, B (adapters), gain (DoRA) and bias are
+    absent where there are none."""
 
     def __init__(self, like: Linear) -> None:
         super().__init__()
@@ -50,10 +42,8 @@ class FusedProjection(nn.Module):
         return y + self["bias"] if "bias" in self else y
 
     def step(self, x: mx.array, *, is_gate: bool = False, with_kernel: bool = False) -> mx.array:
-        """For one token a row [B, 1, in]; with `is_gate`, silu(first half) · second half of the outputs.
-
-        `with_kernel`: adapter and gate in one kernel of our own, on Metal.
-        """
+        """For one token a row [B, 1, in]; with `is_gate` silu(first half) · second half of the outputs. `with_kernel`:
+        in one Metal kernel."""
         if with_kernel and self._fits_kernel():
             after = GATE if is_gate else NOTHING
             return adapted(self._base(x)[:, 0], x[:, 0], self["a"], self["b"], after)[:, None]
@@ -61,7 +51,7 @@ class FusedProjection(nn.Module):
         return swiglu(*mx.split(y, 2, axis=-1)) if is_gate else y
 
     def added_step(self, x: mx.array, stream: mx.array, *, with_kernel: bool = False) -> mx.array:
-        """stream + y for one token a row [B, 1, out], in the type of x, which is the stream's."""
+        """stream + y for one token a row [B, 1, out], in the type of x."""
         # The product itself can add the stream. Not in 16 bits: the learner adds it to a rounded product.
         if not {"gain", "bias", "a"} & set(self) and self.get("weight", x).dtype == mx.float32:
             return mx.addmm(stream, x, self["weight"].T)
@@ -78,9 +68,6 @@ class FusedProjection(nn.Module):
         return "a" in self and not {"gain", "bias"} & set(self) and len(self["a"]) <= MOST_RANKS
 
     def _thin(self, x: mx.array) -> mx.array:
-        """x A. On a GPU A is stored transposed, [ranks, in]: with one token a row the product is a matrix times a
-        vector for each row, one kernel, where Metal splits any other thin product over the long axis and adds up in a
-        second one."""
         a = self["a"]
         if not self.stores_transposed:
             return x @ a
@@ -104,11 +91,8 @@ def stream_sum(stream: mx.array, y: mx.array, *, with_kernel: bool) -> tuple[mx.
 
 
 class FusedOutput:
-    """The output of a `FusedProjection`, split among the layers that it replaces.
-
-    The first branch that is called with an input computes the product; the others take their slices of it. Not an
-    nn.Module: its arrays would be counted once for each branch.
-    """
+    """The output of a `FusedProjection`, split among its layers: the first branch called with an input computes the
+    product, the others take slices. Not an nn.Module: its arrays would be counted once for each branch."""
 
     def __init__(self, projection: FusedProjection, sizes: list[int]) -> None:
         self.projection, self.count, self.sizes = projection, len(sizes), sizes
@@ -117,7 +101,6 @@ class FusedOutput:
         self.slices: dict[int, mx.array] = {}
 
     def slice_of(self, index: int, x: mx.array) -> mx.array:
-        """Branch `index`'s part of the output for `x`."""
         if self.count == 1:
             return self.projection(x)
         # By identity: comparing values would evaluate the graph. A slice that is read twice is computed again.
@@ -142,20 +125,13 @@ class LinearBranch(nn.Module):
         return self.output.slice_of(self.index, x)
 
 
-# ── fusing ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 @dataclass
 class FusedLinear:
-    """Layers that read the same input, and the projection that computes them together.
-
-    Merged: float weights with their adapters in one temporary array, for a rollout. Otherwise packed: frozen weights in
-    one lasting array, adapters beside it.
-    """
+    """Layers that read the same input, and their projection. Merged: float weights with adapters in a temporary array.
+    Else packed: frozen weights in one lasting array, adapters beside it."""
 
     members: list[Any]
-    dtype: mx.Dtype
-    """Of the recorded input."""
+    dtype: mx.Dtype  # of the recorded input
     is_merged: bool
 
     def __post_init__(self) -> None:
@@ -169,11 +145,8 @@ class FusedLinear:
         return [(member, LinearBranch(output, index)) for index, member in enumerate(self.members)]
 
     def pack(self, trees: list[nn.Module], shared: SharedWeights | None = None) -> None:
-        """Concatenate frozen weights permanently and make the layers' own arrays views of the result, in every tree.
-
-        So packing costs no memory: the views keep the one array alive, and the separate ones are freed. What another
-        policy has packed of the same weights (`shared`) is taken as it is.
-        """
+        """Concatenate frozen weights for good and make the layers' own arrays views of the result, in every tree; so
+        packing costs no memory. What another policy has packed (`shared`) is reused."""
         if self.is_merged:
             return
         views: dict[int, mx.array] = {}
@@ -195,7 +168,7 @@ class FusedLinear:
             module.update({name: views[id(array)] for name, array in module.items() if id(array) in views})
 
     def refresh(self) -> None:
-        """Compute the projection's arrays from the weights as they are now."""
+        """Compute the projection's arrays from the present weights."""
         arrays = self.packed
         if self.is_merged:
             arrays = {"weight": mx.concatenate([_merged_weight(member) for member in self.members])}
@@ -209,11 +182,6 @@ class FusedLinear:
         dict.update(self.projection, arrays)
 
     def _adapter_arrays(self) -> dict[str, mx.array]:
-        """A [in, sum of ranks] (transposed where the projection stores it so), B [sum of ranks, sum of outputs] and
-        DoRA's gain.
-
-        B is block-diagonal: each layer's adapter adds to its own outputs only.
-        """
         adapted = [has_adapter(member) for member in self.members]
         a = mx.concatenate([m.lora_a for m, has in zip(self.members, adapted, strict=True) if has], axis=1)
         sizes, blocks = [base.weight.shape[0] for base in self.bases], []
@@ -230,11 +198,8 @@ class FusedLinear:
         return arrays
 
 
-# ── single layers ────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def is_plain(module: Any) -> bool:
-    """True if this module can compute the layer: no subclass, and no other adapter."""
+    """True if this module can compute the layer."""
     return type(module) in (nn.Linear, nn.QuantizedLinear) or (has_adapter(module) and is_plain(module.linear))
 
 
@@ -255,14 +220,12 @@ def fusion_key(member: nn.Module) -> tuple[Any, ...]:
 
 
 def _dequantized(base: Any) -> mx.array:
-    """The layer's weight [out, in] in floats."""
     if not isinstance(base, nn.QuantizedLinear):
         return base.weight
     return mx.dequantize(base.weight, base.scales, base.get("biases"), base.group_size, base.bits, base.mode)
 
 
 def _merged_weight(member: Any) -> mx.array:
-    """The weight [out, in] with its adapter added, in the type of the weight without it."""
     if not has_adapter(member):
         return member.weight
     # Added in the adapter's type, float32 as a rule, and rounded once at the end.
@@ -277,7 +240,6 @@ def _adapted_weight(member: Any) -> mx.array:
 
 
 def _dora_gain(member: Any) -> mx.array:
-    """DoRA's learnt magnitude [out] over the norm of the adapted weight's rows (arXiv:2402.09353, equation 5)."""
     if not isinstance(member, DoRALinear):
         return mx.ones(base_of(member).weight.shape[0])
     gain = member.m / mx.linalg.norm(_adapted_weight(member), axis=1)

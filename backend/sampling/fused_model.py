@@ -1,13 +1,7 @@
-"""The policy's forward pass for decoding: the same function with fewer, larger matrix products. Never trained.
-
-One decoding step multiplies few rows by every weight, so its time depends on the number of kernels. Linear layers that
-read the same input array (q|k|v, gate|up) become one product, and a LoRA or DoRA adapter is either merged into a
-temporary weight or computed as two small products for all of them.
-
-A trial forward pass records which layers share an input, so this file names no architecture. Everything else stays the
-policy's own module. The fused model is compared with the policy before it is used; where the trial fails or the logits
-differ, decoding runs the policy itself and `slow_paths` gives the reason.
-"""
+"""The policy's forward pass for decoding: the same function in fewer, larger products. Layers that read the same array
+(q|k|v, gate|up) become one, adapters are merged or added by two small products. A trial pass records which layers share
+an input, so no architecture is named; where the fused model's logits differ, decoding runs the policy, and `slow_paths`
+gives the reason."""
 
 from __future__ import annotations
 
@@ -46,7 +40,8 @@ BLOCK_PARTS = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"
 
 
 class DecodingBlock(nn.Module):
-    """Around a block of the model, which stays in the module tree, so that its arrays are inputs of a compiled step."""
+    """Computes a decoding step of a transformer block in fewer kernels, and leaves all else to the model's own block,
+    which stays in the module tree."""
 
     def __init__(self, block: Any) -> None:
         super().__init__()
@@ -55,16 +50,13 @@ class DecodingBlock(nn.Module):
         output = attention.q_proj.output
         size = rotated_size(attention.rope)
         self.heads = Heads(output.sizes[0] // size, output.sizes[1] // size, size)
-        self.uses_kernels = False
-        """True if it runs kernels of our own (`backend.engine.metal`), which only Metal can."""
+        self.uses_kernels = False  # kernels of our own, on Metal
         self.rotate_as(attention.rope)
 
     def rotate_as(self, rope: Any) -> None:
-        """Take the rotation of this embedding, which may be another block's if it is the same."""
         self.rope = lambda: rope  # in a function, or it would be a child
 
     def __getattr__(self, name: str) -> Any:
-        """Models ask their blocks for more than a call (`layer.is_linear`)."""
         return self[name] if name in self else getattr(self.get("block"), name)
 
     def __call__(self, x: mx.array, mask: Any = None, cache: Any = None, *rest: Any, **more: Any) -> mx.array:
@@ -73,9 +65,8 @@ class DecodingBlock(nn.Module):
         return self.block(x, mask, cache, *rest, **more)
 
     def step(self, x_B1H: mx.array, cache: PackedSlotCache) -> mx.array:
-        """One token a row. → the residual stream, rounded where `backend.engine.residual_stream` keeps it in float32:
-        its float32 goes from block to block in the cache's step, so that the kernel of a sum writes both and no other
-        kernel rounds."""
+        """One token a row. Returns the residual stream, rounded where it is kept in float32; its float32 passes from
+        block to block in the cache's step."""
         block = self.block
         attention, mlp, heads = block.self_attn, block.mlp, self.heads
         normed = block.input_layernorm(x_B1H)
@@ -95,7 +86,6 @@ class DecodingBlock(nn.Module):
         return x_B1H
 
     def _added(self, stream: mx.array, layer: Any, x: mx.array) -> tuple[mx.array, mx.array]:
-        """The residual stream after this branch, stream + layer(x), and what the next norm reads of it."""
         projection = layer.output.projection if isinstance(layer, LinearBranch) else None
         if residual_stream.is_float32(self.block.input_layernorm):
             if projection is None:
@@ -108,11 +98,8 @@ class DecodingBlock(nn.Module):
         return stream, stream
 
 
-# ── which blocks ─────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def is_plain_block(block: Any) -> bool:
-    """True if the block is made of the parts that `DecodingBlock.step` computes, and of no others."""
+    """True if the block has exactly the parts that `DecodingBlock.step` computes."""
     if not isinstance(block, nn.Module) or set(block.children()) != BLOCK_PARTS:
         return False
     attention: Any = block.self_attn
@@ -143,7 +130,6 @@ def _is_plain_attention(attention: Any) -> bool:
 
 
 def _shared_output(*branches: Any) -> FusedOutput | None:
-    """The product that these layers, in this order and no others, are slices of."""
     if not all(isinstance(branch, LinearBranch) for branch in branches):
         return None
     output = branches[0].output
@@ -152,7 +138,7 @@ def _shared_output(*branches: Any) -> FusedOutput | None:
 
 
 def rotated_size(rope: Any) -> int:
-    """The length of the heads that this rotary embedding rotates by halves; 0 for one that does not."""
+    """The length of the heads that this rotary embedding rotates by halves; 0 for others."""
     if getattr(rope, "traditional", False):
         return 0
     size = getattr(rope, "dims", None) or getattr(rope, "dim", 0)
@@ -166,7 +152,7 @@ def head_norms(attention: Any) -> HeadNorms | None:
 
 
 def share_rotations(blocks: list[DecodingBlock]) -> None:
-    """Let blocks whose rotary embeddings turn alike use one of them, so that a step computes its rotation once."""
+    """Let blocks whose rotary embeddings turn alike share one, so that a step computes it once."""
     step = StepContext(mx.array(1000), mx.array([0, 700, 1000]), mx.arange(1))
     seen: dict[bytes, Any] = {}
     for block in blocks:
@@ -174,22 +160,13 @@ def share_rotations(blocks: list[DecodingBlock]) -> None:
         block.rotate_as(seen.setdefault(np.array(rotation).tobytes(), block.rope()))
 
 
-# ── fused model ──────────────────────────────────────────────────────────────────────────────────────────────────────
-
-PROBE = mx.array([[1, 2, 3, 2]])
-"""Tokens of the trial forward pass."""
+PROBE = mx.array([[1, 2, 3, 2]])  # tokens of the trial pass
 
 
 class FusedModel:
-    """A module tree `model` that computes the same function as the policy, with fused linear layers where possible.
-
-    `merge` allows temporary weights: adapters merged in, trainable weights concatenated. `refresh` computes them, they
-    take as much memory as the weights that they replace, and `release` drops them.
-
-    The tree shares every unchanged module with the policy, so it follows training. Frozen weights that are concatenated
-    for good *become* the storage: the policy's own arrays, and those of `others` (trees that share them), turn into
-    views of it. `shared`: the base that other policies share with this one.
-    """
+    """A module tree `model` that computes the policy's function with fused layers. `merge` allows temporary weights,
+    which `refresh` computes and `release` drops. Unchanged modules are shared with the policy; packed weights become
+    the storage of the policy, of `others` and of `shared`."""
 
     def __init__(
         self,
@@ -202,12 +179,9 @@ class FusedModel:
     ) -> None:
         self.policy, self.model, self.split_model = model, model, split_model
         self.fused_linears: list[FusedLinear] = []
-        self.decoding_blocks: list[DecodingBlock] = []
-        """The model's blocks, where all of them are `DecodingBlock`s; else empty."""
-        self.slow_paths: list[str] = []
-        """A sentence for the user if layers that could be fused are not; else empty."""
-        self._copies: list[tuple[nn.Module, nn.Module]] = []
-        """(module of the policy, its copy in `model`), where something inside was replaced."""
+        self.decoding_blocks: list[DecodingBlock] = []  # all blocks of the model, or none
+        self.slow_paths: list[str] = []  # messages for the user
+        self._copies: list[tuple[nn.Module, nn.Module]] = []  # (module of the policy, its copy in `model`)
         was_training = model.training
         model.eval()  # dropout would make the two models differ, and the comparison fail
         trees = [model, *others, *([shared.tree] if shared else [])]
@@ -227,12 +201,12 @@ class FusedModel:
         return bool(self.decoding_blocks)
 
     def use_kernels(self, on: bool) -> None:
-        """Run decoding steps with or without kernels of our own. Compiled steps have to be traced again."""
+        """Run decoding steps with or without our own kernels. Compiled steps have to be traced again."""
         for block in self.decoding_blocks:
             block.uses_kernels = on
 
     def refresh(self) -> None:
-        """Follow the policy's weights as they are now. Call before decoding."""
+        """Follow the policy's present weights. Call before decoding."""
         self.model.eval()
         for fused in self.fused_linears:
             fused.refresh()
@@ -241,12 +215,11 @@ class FusedModel:
             duplicate.update({name: value for name, value in original.items() if isinstance(value, mx.array)})
 
     def release(self) -> None:
-        """Drop the arrays that `refresh` computed. Call after decoding, before training needs the memory."""
+        """Drop the arrays of `refresh`. Call after decoding."""
         for fused in self.fused_linears:
             fused.projection.clear()
 
     def _build(self, trees: list[nn.Module], merge: bool, shared: SharedWeights | None) -> str:
-        """Fuse all layers that can be fused. → the reason if none was, or ""."""
         try:
             fused_linears = fusable_linears(self.policy, merge)
         # A model's own code may raise anything, e.g. when it reads its layers' weights itself, which a recorder does
@@ -272,8 +245,6 @@ class FusedModel:
         return ""
 
     def _mismatch(self, fused: SplitModel) -> str:
-        """Compare the logits of the two models. → how they differ, or ""."""
-
         def logits() -> tuple[mx.array, mx.array]:
             return self.policy(PROBE), fused.logits(fused.hidden(PROBE))  # pyright: ignore
 
@@ -281,8 +252,6 @@ class FusedModel:
             return difference("the fused layers", logits)
 
     def _replace_blocks(self) -> str:
-        """Compute decoding steps by `DecodingBlock`s, where all blocks allow it. → the reason if they gave other
-        results, or ""."""
         layers = getattr(self.model, "layers", None)
         if not layers or not all(is_plain_block(layer) for layer in layers):
             return ""  # nothing lost: the model's own blocks are as fast as they were
@@ -311,7 +280,7 @@ class FusedModel:
 
     @contextlib.contextmanager
     def _noisy_adapters(self) -> Iterator[None]:
-        """Weights refreshed, with noise on every lora_b: fresh adapters are zero, and would hide any mistake."""
+        """Weights refreshed, with noise on every lora_b: fresh adapters are zero, and would hide any error."""
         fresh: list[Any] = [
             (member, member.lora_b) for fused in self.fused_linears for member in fused.members if has_adapter(member)
         ]
@@ -328,7 +297,7 @@ class FusedModel:
 
 
 def difference(what: str, compute: Callable[[], tuple[mx.array, mx.array]]) -> str:
-    """Compare the (expected, actual) arrays that `compute` returns. → how `what` differs, or ""."""
+    """How `what` differs, by the (expected, actual) arrays of `compute`, or ""."""
     try:
         expected, actual = compute()
         # A mistake makes this about 1; rounding in 16 bits keeps it below 0.1.
@@ -341,11 +310,7 @@ def difference(what: str, compute: Callable[[], tuple[mx.array, mx.array]]) -> s
 
 
 class TrialStep:
-    """One decoding step of three rows at different positions, with separate caches and with packed ones of the same
-    contents.
-
-    The caches hold noise: what is compared is one step, not a text.
-    """
+    """One decoding step of three rows at different positions, with separate and packed caches of the same noise."""
 
     def __init__(self, heads: list[Heads], policy: nn.Module) -> None:
         dtype = policy(PROBE).dtype  # pyright: ignore
@@ -355,11 +320,9 @@ class TrialStep:
         self.step = StepContext(mx.array(5), mx.array([0, 2, 4]), mx.arange(8))
 
     def own(self, model: SplitModel) -> mx.array:
-        """Logits and the written caches, flat, by the model's own blocks."""
         return self._outputs(model, [SlotCache(kv[:, :, 0], kv[:, :, 1], self.step) for kv in self.kv])
 
     def packed(self, model: SplitModel) -> mx.array:
-        """The same by `DecodingBlock`s."""
         return self._outputs(model, [PackedSlotCache(kv, self.step) for kv in self.kv])
 
     def _outputs(self, model: SplitModel, cache: list[Any]) -> mx.array:
@@ -371,11 +334,8 @@ class TrialStep:
 
 
 def replace_modules(module: Any, new: Mapping[int, nn.Module], copies: list[tuple[nn.Module, nn.Module]]) -> Any:
-    """The module tree with the modules of `new`, keyed by the id of the module that each replaces.
-
-    A subtree without replacements is shared with the original; the others are copied, and (original, copy) appended to
-    `copies`.
-    """
+    """The module tree with the modules of `new`, by id of the module that each replaces. Subtrees without replacements
+    are shared, the others copied, and (original, copy) appended to `copies`."""
     if id(module) in new:
         return new[id(module)]
     if isinstance(module, (list, tuple)):
@@ -395,11 +355,8 @@ def replace_modules(module: Any, new: Mapping[int, nn.Module], copies: list[tupl
     return duplicate
 
 
-# ── the trial forward pass ───────────────────────────────────────────────────────────────────────────────────────────
-
-
 class InputRecorder(nn.Module):
-    """Replaces a layer in the trial forward pass: records its input, then calls it."""
+    """Replaces a layer in the trial pass: records its input, then calls it."""
 
     def __init__(self, layer: nn.Module, inputs: list[tuple[nn.Module, mx.array]]) -> None:
         super().__init__()
@@ -412,7 +369,7 @@ class InputRecorder(nn.Module):
 
 
 def fusable_linears(model: nn.Module, merge: bool) -> list[FusedLinear]:
-    """Groups of layers that read the same array and have the same `fusion_key`, where fusing them gains something."""
+    """Groups of layers that read the same array and have the same `fusion_key`, where fusing pays."""
     groups: dict[tuple[Any, ...], list[nn.Module]] = {}
     inputs = _linear_inputs(model)
     calls = [id(member) for member, _ in inputs]
@@ -430,13 +387,8 @@ def fusable_linears(model: nn.Module, merge: bool) -> list[FusedLinear]:
 
 
 def _fusion(members: list[nn.Module], merge: bool) -> Literal["merge", "pack"] | None:
-    """True to concatenate weights for each rollout with adapters merged in, False once for good with adapters beside
-    them.
-
-    None where that gains nothing or `merge` does not allow the memory. Only float32 weights take adapters in: merged,
-    quantised ones would be floats, and 16-bit ones would swallow what is smaller than half their last digit, most of an
-    update at 1e-5.
-    """
+    """None where fusing gains nothing or `merge` does not allow the memory. Only float32 weights take adapters in: 16
+    bits would swallow small updates."""
     has_adapters = any(has_adapter(member) for member in members)
     is_trainable = any(tree_flatten(base_of(member).trainable_parameters()) for member in members)
     if len(members) == 1 and not has_adapters:
@@ -448,7 +400,6 @@ def _fusion(members: list[nn.Module], merge: bool) -> Literal["merge", "pack"] |
 
 
 def _linear_inputs(model: nn.Module) -> list[tuple[nn.Module, mx.array]]:
-    """Every plain linear layer that a forward pass calls, and its input array, in the order of the calls."""
     layers = [module for module in model.modules() if is_plain(module)]
     bases = {id(layer.linear) for layer in layers if has_adapter(layer)}
     inputs: list[tuple[nn.Module, mx.array]] = []

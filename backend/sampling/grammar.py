@@ -1,13 +1,6 @@
-"""Output constrained by a regular expression or a JSON schema, with llguidance.
-
-The grammar is followed in bytes, a token at a time, and the tokens that it allows come as a mask of bits, computed on
-the CPU while the device computes the logits. The end of sequence is allowed only where the grammar is satisfied; where
-nothing else is, it is the only token allowed. Special tokens are never text.
-
-Constrained output is another distribution than the policy: each token is sampled from what the grammar allows,
-renormalised. How much of the policy's mass that is goes with every token (`SampledTokens.log_held_B`), and learning
-corrects for it.
-"""
+"""Output constrained by a regular expression or a JSON schema, with llguidance. The grammar is followed in bytes;
+allowed tokens come as a mask of bits. The end of sequence is allowed where the grammar is satisfied. The policy's mass
+that a grammar keeps goes with every token, and learning corrects for it."""
 
 from __future__ import annotations
 
@@ -32,8 +25,7 @@ BLANK = "▁"
 
 
 class TokenBytes:
-    """A tokenizer as llguidance's TokenizerWrapper takes one. `vocabulary`: entries of the model's logits, often more
-    than tokens."""
+    """A tokenizer as llguidance's TokenizerWrapper takes one. `vocabulary`: entries of the model's logits."""
 
     def __init__(self, tokenizer: Any, eos_ids: list[int], vocabulary: int) -> None:
         self.eos_token_id, self.bos_token_id = eos_ids[0], None
@@ -47,7 +39,6 @@ class TokenBytes:
         self._longest = max(map(len, self._ids), default=1)
 
     def __call__(self, text: bytes | str) -> list[int]:
-        """Tokens of the text, the longest first, as far as there are any."""
         data, start = text.encode() if isinstance(text, str) else text, 0
         tokens: list[int] = []
         while start < len(data):
@@ -61,7 +52,7 @@ class TokenBytes:
 
 
 def bytes_of(tokenizer: Any) -> dict[int, bytes]:
-    """Token → its bytes, those without any left out."""
+    """Token → its bytes; tokens without any are left out."""
     fast = getattr(getattr(tokenizer, "_tokenizer", tokenizer), "backend_tokenizer", None)
     table: dict[str, Any] = json.loads(fast.to_str()) if fast is not None else {}
     kinds = _parts(table.get("decoder")) | _parts(table.get("pre_tokenizer"))
@@ -78,7 +69,6 @@ def bytes_of(tokenizer: Any) -> dict[int, bytes]:
 
 
 def _parts(stage: Any) -> set[str]:
-    """The types of a stage of tokenizer.json, which may be a sequence of others."""
     if not isinstance(stage, dict):
         return set()
     parts = [*stage.get("decoders", ()), *stage.get("pretokenizers", ())]
@@ -86,14 +76,12 @@ def _parts(stage: Any) -> set[str]:
 
 
 def _byte_level() -> dict[str, int]:
-    """Character → byte: printable ones of Latin-1 stand for themselves, the others in their order for 256, 257, …"""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
 
 
 def _bytes_by(byte_of: dict[str, int], text: str) -> bytes:
-    """Empty for a token that is not of this alphabet."""
     return bytes(byte_of[char] for char in text) if all(char in byte_of for char in text) else b""
 
 
@@ -104,8 +92,7 @@ def _piece(text: str) -> bytes:
 
 
 def _decoded(tokenizer: Any, vocabulary: dict[str, int]) -> dict[int, bytes]:
-    """Each token decoded behind another, because a decoder may strip what begins a text. Part of a character has no
-    text of its own."""
+    """Each token decoded behind another, since a decoder may strip what begins a text."""
     anchor = next((token for text, token in vocabulary.items() if len(text) == 1 and text.isalnum()), None)
     before = [] if anchor is None else [anchor]
     start = len(tokenizer.decode(before)) if before else 0
@@ -113,18 +100,12 @@ def _decoded(tokenizer: Any, vocabulary: dict[str, int]) -> dict[int, bytes]:
     return {token: text.encode() for token, text in texts.items() if REPLACEMENT not in text}
 
 
-# ── grammar ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-
+# between the parts of JSON; with any number of blanks a model might write nothing else
 WHITESPACE = r"( |\r?\n[ \t]{0,24})?"
-"""Between the parts of JSON: a blank, or a new line and its indentation; any number of blanks would let a model write
-nothing else."""
 
-EVERY_TOKEN = '%llguidance {"no_forcing": true}'
-"""Otherwise text that is bound to come is allowed in one way of writing it in tokens alone, for callers that skip
-sampling there."""
+EVERY_TOKEN = '%llguidance {"no_forcing": true}'  # else text that must come is allowed in one tokenisation alone
 
-SEARCHED = 256
-"""States of a grammar that `check_grammar` visits in search of a complete output."""
+SEARCHED = 256  # states that `check_grammar` visits in search of a complete output
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +117,7 @@ class Grammar:
 
     @classmethod
     def of(cls, config: Config) -> Grammar | None:
-        """The grammar of a run with these settings; None if its output is free. Raises UserError for a schema that
-        cannot be read."""
+        """The grammar of a run; None if its output is free. Raises UserError for an unreadable schema."""
         if config.output_regex:
             return cls("regex", config.output_regex)
         return cls("schema", schema_text(config.output_schema)) if config.output_schema else None
@@ -151,7 +131,7 @@ class Grammar:
         return f"Output {self.kind}"
 
     def compiled(self) -> str:
-        """As llguidance takes it. Raises UserError where it is not one."""
+        """As llguidance takes it. Raises UserError."""
         from llguidance import LLMatcher, regex_to_lark
 
         if self.kind == "regex":
@@ -168,7 +148,6 @@ class Grammar:
 
 
 def _reason(message: str) -> str:
-    """The sentence in llguidance's message, which may draw the place of a mistake over several lines."""
     lines = [line.strip() for line in message.splitlines()]
     lines[0] = re.sub(r"^at \d+\(\d+\): (failed to compile JSON schema: )?", "", lines[0])
     named = [line.removeprefix("error:").strip() for line in lines if line.startswith("error:")]
@@ -176,8 +155,7 @@ def _reason(message: str) -> str:
 
 
 class CompiledGrammar:
-    """A grammar over the tokens of a model, whose logits have `vocabulary` entries. Raises UserError for one that
-    cannot be used."""
+    """A grammar over the tokens of a model with `vocabulary` logits. Raises UserError."""
 
     def __init__(self, grammar: Grammar, tokenizer: Any, eos_ids: Sequence[int], vocabulary: int) -> None:
         from llguidance import LLExecutor, LLMatcher, LLTokenizer, TokenizerWrapper
@@ -192,7 +170,6 @@ class CompiledGrammar:
             raise UserError(grammar.setting, f"{grammar.label} cannot be used: {_reason(self._start.get_error())}.")
 
     def matcher(self) -> Any:
-        """A state at the beginning of an output."""
         return self._start.deep_copy()
 
     def masks(self, matchers: Sequence[Any]) -> np.ndarray:
@@ -203,7 +180,6 @@ class CompiledGrammar:
         return mask_BM
 
     def accepts(self, tokens: Sequence[int]) -> bool:
-        """True if the tokens are a complete output."""
         matcher = self.matcher()
         return matcher.try_consume_tokens(list(tokens)) == len(tokens) and matcher.is_accepting()
 
@@ -215,12 +191,10 @@ class GrammarState:
         self.compiled = compiled
         self._matchers: dict[int, Any] = {}
         self._ended: set[int] = set()
-        self.stuck: set[int] = set()
-        """Completions that no token could continue, and that were not complete: their end of sequence was forced."""
+        self.stuck: set[int] = set()  # incomplete completions that no token could continue: their end was forced
 
     def masks(self, index: np.ndarray) -> mx.array:
-        """[B, words]: what may come next in the completions `index`. The end of sequence alone in those that have
-        ended."""
+        """[B, words]: what may come next in the completions `index`; the end of sequence in those that have ended."""
         numbers: list[int] = index.tolist()
         matchers = [self._matcher(number) for number in numbers]
         mask_BM = self.compiled.masks(matchers)
@@ -230,7 +204,6 @@ class GrammarState:
         return mx.array(mask_BM)
 
     def read(self, index: np.ndarray, tokens_B: np.ndarray) -> None:
-        """Follow each completion by a token."""
         for number, token in zip(index.tolist(), tokens_B.tolist(), strict=True):
             if number in self._ended:
                 continue
@@ -249,8 +222,7 @@ class GrammarState:
 
 
 def check_grammar(config: Config, tokenizer: Any, vocabulary: int | None = None) -> None:
-    """Raises UserError where a run could not hold its output as the settings say. `tokenizer`: the model's, None where
-    it is not here."""
+    """Raises UserError where a run could not constrain its output so. `tokenizer`: None where it is not here."""
     grammar = Grammar.of(config)
     if grammar is None:
         return
@@ -269,8 +241,7 @@ def check_grammar(config: Config, tokenizer: Any, vocabulary: int | None = None)
 
 
 def _can_end(compiled: CompiledGrammar) -> bool:
-    """True if a complete output was found, or the search was given up. Depth first, the shortest way out tried first:
-    states are visited by the tokens that close brackets and quotes, digits, then the others."""
+    """True if a complete output was found, or the search was given up."""
     pending, visited = [compiled.matcher()], 0
     while pending and visited < SEARCHED:
         matcher, visited = pending.pop(), visited + 1

@@ -1,9 +1,6 @@
-"""The rows of a decode batch and the queue that they come from.
-
-Every layer holds keys and values [B, heads, C, head_dim] of fixed capacity C, or both in one array [B, heads, 2, C,
-head_dim], in `keys`. All rows are left-padded, so that all write their next token into the same column, `slot`: one
-slice update a step instead of a scatter. Row b is real in the columns pad[b] … slot − 1.
-"""
+"""The rows of a decode batch and their queue. A layer holds keys and values [B, heads, C, head_dim] of fixed capacity,
+or both in `keys` as [B, heads, 2, C, head_dim]. Rows are left-padded, so that all write the same column, `slot`; row b
+is real in the columns pad[b] … slot − 1."""
 
 from __future__ import annotations
 
@@ -16,14 +13,11 @@ import numpy as np
 
 from backend.engine.chunk_sizes import capacity
 
-# ── waiting completions ──────────────────────────────────────────────────────────────────────────────────────────────
-
 
 @dataclass(slots=True)
 class Prefilled:
-    """Prompts after prefill, padded on the left: logits after the last token [P, V], keys and values by layer [P,
-    heads, columns, head_dim], padding [P]. `values` is empty where `keys` holds both, [P, heads, 2, columns,
-    head_dim]."""
+    """Left-padded prompts after prefill: logits after the last token [P, V], keys and values by layer [P, heads,
+    columns, head_dim], padding [P]. `values` is empty where `keys` holds both."""
 
     logits_PV: mx.array
     keys: list[mx.array]
@@ -37,7 +31,7 @@ class Prefilled:
 
 @dataclass(slots=True)
 class AdmittedRows:
-    """Rows about to join the decode batch: the completion `index` of each, and the row of its prompt in `prefilled`."""
+    """Rows about to join the batch: the completion `index` of each, and its prompt's row in `prefilled`."""
 
     prefilled: Prefilled
     index: np.ndarray
@@ -52,25 +46,21 @@ class AdmittedRows:
 
 
 class WaitingQueue:
-    """Completions that wait for a row, G to a prompt, in order.
-
-    A prompt is prefilled when the first completion of its group is admitted, together with the other prompts that are
-    admitted then, and only once: the G completions share its keys, values and logits.
-    """
+    """Completions that wait for a row, G to a prompt, in order. A prompt is prefilled once, when the first completion
+    of its group is admitted, with the others admitted then."""
 
     def __init__(self, prompts: Sequence[list[int]], G: int, prefill: Callable[[list[list[int]]], Prefilled]) -> None:
         self._prompts, self._G, self._prefill = prompts, G, prefill
         self._next = 0
         self._prefilled: Prefilled | None = None
         self._prefilled_prompts = range(0)
-        """The prompts in `_prefilled`."""
 
     @property
     def waiting(self) -> int:
         return len(self._prompts) * self._G - self._next
 
     def admit(self, count: int) -> list[AdmittedRows]:
-        """Take the next `count` completions, one `AdmittedRows` for each prefill that they come from."""
+        """The next `count` completions, one `AdmittedRows` for each prefill that they come from."""
         admissions: list[AdmittedRows] = []
         # A group that the previous call began has its prefill still; the rest of `count` may need a new one.
         while count:
@@ -96,26 +86,18 @@ class WaitingQueue:
         return admitted
 
 
-# ── decoded rows ─────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 class KVRows:
-    """Keys, values and bookkeeping of the rows that are decoded."""
+    """Keys, values and bookkeeping of the decoded rows."""
 
     def __init__(self) -> None:
-        self.index = np.zeros(0, np.int64)
-        """The completion that each row decodes."""
-        self.generated = np.zeros(0, np.int64)
-        """Tokens sampled so far in each row."""
+        self.index = np.zeros(0, np.int64)  # the completion of each row
+        self.generated = np.zeros(0, np.int64)  # tokens sampled in each row
         self.pad = np.zeros(0, np.int64)
-        self.slot = 0
-        """The column that the next token's keys and values are written to."""
+        self.slot = 0  # the next token's column
         self.keys: list[mx.array] = []
         self.values: list[mx.array] = []
-        self.pad_B = mx.zeros(0, mx.int32)
-        """`pad` on the device."""
-        self.column_C = mx.zeros(0, mx.int32)
-        """0 … C − 1 on the device, for the attention mask."""
+        self.pad_B = mx.zeros(0, mx.int32)  # `pad` on the device
+        self.column_C = mx.zeros(0, mx.int32)  # 0 … C − 1 on the device
 
     def __len__(self) -> int:
         return len(self.index)
@@ -137,13 +119,9 @@ class KVRows:
         return int(self.pad[alive].min(initial=self.slot))
 
     def compact(self, keep: np.ndarray, alive: int, admissions: Sequence[AdmittedRows], free_columns: int) -> None:
-        """Copy the rows `keep` and then the admitted ones into new arrays, right-aligned, with `free_columns` columns
-        after them.
-
-        `slot` becomes the length of the longest row among the first `alive` of `keep` and the admitted ones. The other
-        rows of `keep` have ended and only fill up the row count; longer ones among them lose columns on the left, which
-        are not read again.
-        """
+        """Copy the rows `keep` and the admitted ones into new arrays, right-aligned, with `free_columns` after them.
+        `slot` becomes the longest length among the first `alive` of `keep` and the admitted; the other rows of `keep`
+        have ended and only fill up the row count."""
         # Columns can move freely: positions are baked into rotated keys, and count from a row's first real token
         # (slot − pad), which shifting does not change.
         lengths = [self.lengths[keep][:alive], *(admitted.lengths for admitted in admissions)]
@@ -192,8 +170,6 @@ def _rows(array: mx.array, index: mx.array | None) -> mx.array:
 
 
 def _aligned(filled: mx.array, slot: int, columns: int) -> mx.array:
-    """Shift columns so that the last of them is slot − 1, in arrays of `columns` columns; excess columns on the left
-    are cut."""
     excess = filled.shape[-2] - slot
     filled = filled[..., max(excess, 0) :, :]
     return mx.pad(filled, [(0, 0)] * (filled.ndim - 2) + [(max(-excess, 0), columns - slot), (0, 0)])

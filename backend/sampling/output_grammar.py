@@ -1,8 +1,4 @@
-"""The grammar that constrains a run's completions: a regular expression, or a JSON schema as text or in a file.
-
-Whether a grammar can be compiled, and whether the model's tokenizer can write it, is found out by
-`backend.sampling.grammar`.
-"""
+"""The settings of constrained output, without the engine."""
 
 from __future__ import annotations
 
@@ -16,8 +12,8 @@ from backend.utils.text import quote
 
 
 def schema_text(value: str) -> str:
-    """The JSON schema that `output_schema` gives: itself where it begins with a brace, else the text of the file that
-    it names. Raises UserError where it is no JSON object."""
+    """The JSON schema of `output_schema`: itself where it begins with a brace, else the text of that file. Raises
+    UserError."""
     text, what = value.strip(), "The text of Output schema"
     if not is_schema(text):
         path = user_path(text, "output_schema")
@@ -29,7 +25,6 @@ def schema_text(value: str) -> str:
 
 
 def is_schema(value: str) -> bool:
-    """True if a value of `output_schema` is the schema itself, and no file's name."""
     return value.lstrip().startswith("{")
 
 

@@ -1,8 +1,5 @@
 """Sampled tokens with their log-probabilities, and where each completion ends: end-of-sequence id, length or stop
-string.
-
-Host arrays only. Only stop strings need text.
-"""
+string."""
 
 from __future__ import annotations
 
@@ -21,11 +18,9 @@ EOS, LENGTH, STRING = (REASONS.index(reason) for reason in ("eos", "length", "st
 
 
 class CompletionBuffer:
-    """`count` completions in progress, of at most `max_tokens` tokens each.
-
-    `length` [count] holds their tokens so far, `stop` [count] an index into REASONS, or OPEN. `held`: the grammar's
-    states, where output is held; a stop string then ends a completion only where the grammar is satisfied.
-    """
+    """`count` completions in progress, of at most `max_tokens` tokens. `length` [count]: tokens so far; `stop` [count]:
+    an index into REASONS, or OPEN. `held`: the grammar's states; a stop string then ends a completion only where the
+    grammar is satisfied."""
 
     def __init__(
         self, count: int, max_tokens: int, tokenizer: Any, eos_ids: Sequence[int], stop: Sequence[str]
@@ -43,7 +38,6 @@ class CompletionBuffer:
 
     @property
     def token_count(self) -> int:
-        """Tokens of all completions together."""
         return int(self.length.sum())
 
     def append(
@@ -54,7 +48,7 @@ class CompletionBuffer:
         kept_SB: np.ndarray,
         held_SB: np.ndarray | None = None,
     ) -> None:
-        """Append the next S tokens to the completions `index` [B], each up to where it ends; ended ones take none."""
+        """Append the next S tokens to the completions `index` [B], each up to where it ends."""
         is_open = self.stop[index] == OPEN
         index, tokens = index[is_open], tokens_SB.T[is_open]
         start, S = self.length[index], tokens.shape[1]
@@ -84,22 +78,15 @@ class CompletionBuffer:
             store[index[row], start[row] + column] = part[inside]
 
     def _widen(self, length: int) -> None:
-        """Double the columns where `length` needs more, so that appending costs amortised constant time."""
         more = max(64, self._tokens.shape[1]) if length > self._tokens.shape[1] else 0
         if more:
             pad = ((0, 0), (0, more))
             self._tokens, self._logps = np.pad(self._tokens, pad), np.pad(self._logps, pad)
             self._kept, self._held = np.pad(self._kept, pad), np.pad(self._held, pad)
 
-    # ── text ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-
     def _stop_string_end(self, row: int, first: int) -> int | None:
-        """The number of tokens after which the text first contains a stop string; None where it contains none.
-
-        Text is compared, not ids, because the same words may be merged into other tokens. The neighbourhood of the new
-        tokens is decoded first: a token has at least one byte, so a stop string that ends in the new tokens begins
-        within it.
-        """
+        """Tokens after which the text first contains a stop string; None where it contains none. Text is compared, not
+        ids; only the neighbourhood of the new tokens is decoded first."""
         tokens = self._text_tokens(row)
         if not self._has_stop_string(tokens[max(0, first - self._stop_window) :]) or not self._has_stop_string(tokens):
             return None
@@ -109,15 +96,13 @@ class CompletionBuffer:
         return next((end for end in ends if self._has_stop_string(self._tokens[row, :end].tolist())), None)
 
     def _ends_held(self, row: int, end: int, held: GrammarState) -> bool:
-        """True if token `end` − 1 completes a stop string where the grammar is satisfied. One before that ends nothing,
-        now or later."""
         tokens = self._tokens[row, :end].tolist()
         before, after = self._decode(tokens[:-1]), self._decode(tokens)
         is_new = any(after.count(word) > before.count(word) for word in self.stop_strings)
         return is_new and held.is_complete(tokens)
 
     def cut_off_stuck(self) -> int:
-        """Count completions that no token could continue as cut off. → how many."""
+        """Count completions that no token could continue as cut off; return how many."""
         assert self.held is not None
         stuck = [row for row in self.held.stuck if self.stop[row] == EOS]
         self.stop[stuck] = LENGTH
@@ -134,14 +119,13 @@ class CompletionBuffer:
         return self.tokenizer.decode(tokens, skip_special_tokens=False)
 
     def arrays(self, row: int) -> tuple[list[int], list[float], list[float]]:
-        """Tokens, log-probabilities, and log of the mass that the filters kept, of one completion."""
+        """Tokens, log-probabilities and log of the kept mass of one completion."""
         tokens, logps, kept = (
             part[row, : self.length[row]].tolist() for part in (self._tokens, self._logps, self._kept)
         )
         return tokens, logps, kept
 
     def completion(self, row: int) -> Completion:
-        """The finished completion. An end-of-sequence id is among its tokens and not in its text."""
         assert self.stop[row] != OPEN
         tokens, logps, kept = self.arrays(row)
         held = self._held[row, : self.length[row]].tolist() if self.held is not None else []

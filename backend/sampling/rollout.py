@@ -1,9 +1,6 @@
-"""Sample groups of completions from a policy: one prefill per prompt, then all completions of a step decoded together.
-
-Keeps the exact token ids that were sampled and the log-probability of each under the policy, so that nothing is
-tokenised again. Models whose cache holds all keys and values are decoded by continuous batching
-(`backend.sampling.scheduler`); others (sliding windows, state spaces) one group at a time.
-"""
+"""Samples groups of completions from a policy: one prefill per prompt, then all completions of a step together
+(`scheduler`); models with other caches (sliding windows, state spaces) one group at a time. Keeps exact token ids and
+log-probabilities."""
 
 from __future__ import annotations
 
@@ -59,13 +56,9 @@ STUCK = (
 
 
 class Sampler:
-    """Samples completions from a policy. Keeps its compiled decoding steps from one call to the next.
-
-    `stop` strings end a completion as soon as its text contains one; the text keeps it. `rows`: the largest number of
-    completions decoded together (None: all); the others wait, and the result differs by rounding only. `merge`: whether
-    decoding may hold a second copy of the weights that adapters change. `costs`: what a decoding step costs, where not
-    this machine's decide.
-    """
+    """Keeps its compiled decoding steps from one call to the next. `stop` strings end a completion whose text contains
+    one. `rows`: most completions decoded together (None: all). `merge`: allow a second copy of the weights that
+    adapters change. `costs`: of a decoding step, instead of this machine's."""
 
     def __init__(
         self,
@@ -87,19 +80,16 @@ class Sampler:
         others = [tree for tree in [getattr(policy, "reference_model", None)] if tree is not None]
         shared = getattr(policy, "shared_weights", None)
         self.fused = FusedModel(policy.model, policy.split_model, merge=merge, others=others, shared=shared)
-        self.slow_paths = list(self.fused.slow_paths)
-        """Sentences for the user: which fast path is not taken, and why. Empty where all are."""
+        self.slow_paths = list(self.fused.slow_paths)  # messages for the user
         self.row_costs = costs or decode_costs(policy.model)
         self._notes: list[str] = []
         self._compiled_steps: dict[Sampling, Callable[..., Any]] = {}
         self._grammars: dict[Grammar, CompiledGrammar] = {}
-        self.completions = 0
-        """Completions sampled so far, those of evaluations included."""
+        self.completions = 0  # sampled so far, evaluations included
         reason = self._batching_obstacle()
         if reason:
             self.slow_paths.append(f"Completions are decoded one group at a time: {reason}.")
-        self.has_continuous_batching = not reason
-        """True if rows of unequal length are decoded together. If not, each group is decoded by itself."""
+        self.has_continuous_batching = not reason  # rows of unequal length are decoded together
 
     @on_one_core()
     def sample(
@@ -111,12 +101,9 @@ class Sampler:
         first_number: int,
         poll: Poll = lambda token_count: None,
     ) -> list[Group]:
-        """Sample one group of `group_size` completions for each problem.
-
-        Token t of completion g of problem p is sampled with a random number keyed by (seed, first_number + p, g), t:
-        pass the number of problems sampled before in the run as `first_number`. `poll` is called after each chunk of
-        steps with the number of tokens sampled so far, and may raise to stop.
-        """
+        """One group of `group_size` completions for each problem. Token t of completion g of problem p uses a random
+        number keyed by (seed, first_number + p, g), t. `poll` gets the number of tokens so far after each chunk, and
+        may raise."""
         keys = [(first_number + p, g) for p in range(len(problems)) for g in range(group_size)]
         uniform_NT = keyed_uniforms(seed, keys, self.max_tokens)
         outputs = CompletionBuffer(len(keys), self.max_tokens, self.policy.tokenizer, self.policy.eos_ids, self.stop)
@@ -138,11 +125,9 @@ class Sampler:
         ]
 
     def use_kernels(self, on: bool) -> None:
-        """Decode with or without kernels of our own, which run on Metal only, and by default where they do."""
+        """Decode with or without our own Metal kernels."""
         self.fused.use_kernels(on)
         self._compiled_steps.clear()
-
-    # ── caches of all keys and values: everything together ───────────────────────────────────────────────────────────
 
     def _decode_batch(
         self,
@@ -173,20 +158,17 @@ class Sampler:
         return SamplingState(sampling, prompts, G, self.max_tokens, held, self.agree)
 
     def _held_outputs(self, grammar: Grammar) -> GrammarState:
-        """The states of one rollout's completions. The compiled grammar is kept from one rollout to the next."""
         if grammar not in self._grammars:
             size = self.policy.split_model.vocab_size
             self._grammars = {grammar: CompiledGrammar(grammar, self.policy.tokenizer, self.policy.eos_ids, size)}
         return GrammarState(self._grammars[grammar])
 
     def new_notes(self) -> list[str]:
-        """Sentences for the user since the last call."""
+        """Messages for the user since the last call."""
         notes, self._notes = self._notes, []
         return notes
 
     def _prefill(self, prompts: list[list[int]]) -> Prefilled:
-        """Run the model over the prompts once, left-padded together, a chunk of columns at a time (bounds peak
-        memory)."""
         split_model, length = self.fused.split_model, max(map(len, prompts))
         pad_P = [length - len(prompt) for prompt in prompts]
         tokens = mx.array([[self.policy.pad_id] * pad + prompt for pad, prompt in zip(pad_P, prompts, strict=True)])
@@ -206,12 +188,8 @@ class Sampler:
         return Prefilled(split_model.logits(hidden[:, -1]), list(keys), list(values), np.array(pad_P))
 
     def compiled_step(self, sampling: Sampling) -> Callable[..., Any]:
-        """One decoding step, compiled: feed the last tokens, write a column of the cache, and sample the next tokens,
-        or return the logits for them where output is held.
-
-        Traced once for each (rows, capacity) in use. The weights are inputs of the trace, not constants, so that
-        updates are seen.
-        """
+        """One compiled decoding step: feed the last tokens, write a cache column, sample the next tokens (or return
+        logits where output is constrained). Traced once per (rows, capacity); weights are inputs."""
         if sampling not in self._compiled_steps:
             split_model = self.fused.split_model
 
@@ -235,7 +213,6 @@ class Sampler:
         return [SlotCache(k, v, step) for k, v in zip(keys, values, strict=True)]
 
     def _batching_obstacle(self) -> str:
-        """Why rows of unequal length cannot be decoded together; "" where they can."""
         other_caches = {type(cache) for cache in new_prompt_cache(self.policy.model)} - {KVCache}
         if other_caches:
             names = " and ".join(sorted(cache.__name__ for cache in other_caches))
@@ -243,11 +220,7 @@ class Sampler:
         return self._trial_decode()
 
     def _trial_decode(self) -> str:
-        """Decode three short prompts together and compare with the whole model. → the reason of a failure, or "".
-
-        Some models expect one position or one mask for all rows, or read array values in Python, which a compiled step
-        forbids: they raise. Others silently compute other numbers.
-        """
+        """Decode three short prompts together and compare with the whole model. Returns why it failed, or ""."""
         self.policy.model.eval()
         self.fused.refresh()
         pad, end = self.policy.pad_id, self.policy.eos_ids[0]
@@ -285,11 +258,7 @@ class Sampler:
         return "a trial with prompts of unequal length gave other log-probabilities than each prompt alone"
 
     def _last_logits(self, tokens: list[int]) -> mx.array:
-        """[2, V]: the logits after the last token but one and after the last, by the policy's own unpadded forward
-        pass."""
         return self.policy.logits(self.policy.hidden(mx.array([tokens])))[0, -2:]
-
-    # ── other caches: a group at a time ──────────────────────────────────────────────────────────────────────────────
 
     def _decode_by_group(
         self,
@@ -300,7 +269,6 @@ class Sampler:
         outputs: CompletionBuffer,
         poll: Poll,
     ) -> None:
-        """For sliding windows, state spaces and the like: rows of one prompt have one length and need no padding."""
         drawing = self._drawing(sampling, prompts, G, outputs)
         for p, prompt in enumerate(prompts):
             for first in range(p * G, (p + 1) * G, self.rows or G):
@@ -312,8 +280,6 @@ class Sampler:
     def _group_steps(
         self, prompt: list[int], G: int, index: np.ndarray, drawing: SamplingState, uniform_TB: mx.array
     ) -> Iterator[Sampled]:
-        """The sampled tokens of each step, for G rows of one prompt. Each step is submitted to the device before it is
-        yielded."""
         split_model = self.fused.split_model
         cache = new_prompt_cache(self.policy.model)
         chunk = min(self.prefill_chunk, PREFILL_TOKENS)
@@ -335,7 +301,6 @@ class Sampler:
             yield sampled
 
     def _append_steps(self, steps: Iterator[Sampled], index: np.ndarray, outputs: CompletionBuffer, poll: Poll) -> None:
-        """Read the steps a chunk at a time, until every row has ended."""
         unread: list[Sampled] = []
         for t, sampled in enumerate(steps, 1):
             unread.append(sampled)
@@ -354,6 +319,5 @@ def decode_costs(model: nn.Module) -> RowCosts:
 
 
 def _repeated(part: Any, G: int) -> Any:
-    """A cache's array of one row, repeated for G rows; counters and other plain values stay."""
     is_row = isinstance(part, mx.array) and part.ndim > 0 and part.shape[0] == 1
     return mx.repeat(part, G, axis=0) if is_row else part

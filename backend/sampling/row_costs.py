@@ -1,10 +1,5 @@
-"""The cost of a decoding step by its number of rows, and the row counts that are worth decoding.
-
-A decoding step multiplies one token of each row by every weight. On a CPU that takes time in proportion to the rows. A
-GPU computes rows in tiles: 10 rows take as long as 32, and 33 as long as 64, so rows are planned in full tiles. The
-figures are measured by others on Metal, for one matrix or one model, and only their ratios are used. They leave out
-what else a step does: attention, which grows with the rows, and launching kernels, which does not.
-"""
+"""The cost of a decoding step by its number of rows. On a CPU it is proportional; a GPU computes rows in tiles. Figures
+are measured by others on Metal, for one matrix or model; only ratios are used."""
 
 from __future__ import annotations
 
@@ -14,8 +9,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class RowCosts:
-    """`measured`: (rows, time) by growing rows. A step of r rows takes the time of the first entry with at least r
-    rows; the last entry is one full tile, and more rows take that time for each tile begun."""
+    """`measured`: (rows, time) by growing rows. r rows take the time of the first entry with at least r; the last entry
+    is one full tile."""
 
     measured: tuple[tuple[int, float], ...]
 
@@ -24,13 +19,13 @@ class RowCosts:
         return self.measured[-1][0]
 
     def cost(self, rows: int) -> float:
-        """The time of a step with `rows` ≥ 1 rows, in units of a step with one."""
+        """The time of a step with `rows` ≥ 1 rows, in steps of one row."""
         within = next((time for most, time in self.measured if rows <= most), None)
         time = within if within is not None else self._tiles(rows) * self.measured[-1][1]
         return time / self.measured[0][1]
 
     def planned(self, most: int) -> int:
-        """The number of `most` rows to decode together: all within one tile, else as many as fill tiles."""
+        """How many of `most` rows to decode together: within one tile all, else full tiles."""
         return most if most <= self.tile else most // self.tile * self.tile
 
     def filled(self, rows: int) -> int:
@@ -38,24 +33,20 @@ class RowCosts:
         return self.tile * self._tiles(rows)
 
     def time_of(self, completions: int) -> float:
-        """The time per token of that many completions of equal length: the planned rows, and then those that waited."""
+        """The time per token of that many completions of equal length."""
         together = self.planned(completions)
         return self.cost(together) + (self.time_of(completions - together) if completions > together else 0)
 
     def fewer(self, rows: int) -> Iterator[int]:
-        """`rows`, and about half as many each time, down to 1: counts to plan with when memory is short."""
+        """`rows`, and about half as many each time, down to 1."""
         while rows > 1:
             yield rows
             rows = self.tile * -(-self._tiles(rows) // 2) if rows > self.tile else -(-rows // 2)
         yield 1
 
     def compacted(self, rows: int, needed: int) -> int:
-        """The number of rows to keep of `rows` when only `needed` of them are still decoded: `rows`, or fewer where a
-        step then costs a quarter less, or attends to half of the keys and values.
-
-        Few sizes, since each is a trace of the compiled step: powers of two within a tile, else 1, 2, 3 or 4 times a
-        power of two tiles.
-        """
+        """Rows to keep of `rows` when `needed` are still decoded: fewer where a step then costs a quarter less or
+        attends to half the keys. Few sizes, since each is a trace: 1, 2, 3 or 4 times a power of two tiles."""
         if needed <= self.tile:
             size = min(1 << (needed - 1).bit_length(), self.tile)
         else:
@@ -73,26 +64,19 @@ def _few(count: int) -> int:
     return count if count < 4 else next(n * power for n in (2, 3, 4) if n * power >= count)
 
 
-ON_CPU = RowCosts(((1, 1.0),))
-"""A tile of one row: the time is proportional to the rows."""
+ON_CPU = RowCosts(((1, 1.0),))  # proportional to the rows
 
+# ms, 5120 × 17408 in 4 bits on an M3 Max (ml-explore/mlx#3863)
 QUANTIZED = RowCosts(((2, 0.129), (4, 0.165), (6, 0.263), (8, 0.323), (9, 0.405), (16, 0.509), (32, 0.513)))
-"""ms, a matrix of 5120 × 17408 in 4 bits on an M3 Max (ml-explore/mlx#3863). Up to 9 rows a kernel reads the weights
-once for a few rows; from 10 on it is the matrix product, in tiles of 32 rows."""
 
+# ms, 70 billion weights in 4 bits on an M5 Max (ml-explore/mlx#3791, #4171)
 QUANTIZED_M5 = RowCosts(((1, 75.9), (3, 84.8), (5, 112.7), (8, 170.8), (12, 241.5), (32, 296.0), (64, 361.0)))
-"""ms, a model of 70 billion weights in 4 bits on an M5 Max, to 16 rows (ml-explore/mlx#3791). The matrix product takes
-14 to 32 rows in equal time and 64 in 1.22 times that (a base M5, ml-explore/mlx#4171): the last two entries are
-computed with these ratios."""
 
-FLOAT = RowCosts(((1, 1.95), (15, 2.9), (64, 5.6)))
-"""ms, a float16 matrix of 1024 × 151936: a tile of 64 rows for anything above one row (ml-explore/mlx#3661), about
-twice as fast up to 15 rows since ml-explore/mlx#3888."""
+FLOAT = RowCosts(((1, 1.95), (15, 2.9), (64, 5.6)))  # ms, float16, 1024 × 151936 (ml-explore/mlx#3661, #3888)
 
 
 def row_costs(gpu: bool, quantized: bool, chip: str = "") -> RowCosts:
-    """The costs on a CPU or GPU with quantised or float weights. `chip` as in "Apple M5 Max"; "" or an unknown one
-    counts as an M3, whose kernels the M1 to M4 share."""
+    """The costs on this device. `chip` as in "Apple M5 Max"; others count as an M3."""
     if not gpu:
         return ON_CPU
     if not quantized:

@@ -1,16 +1,8 @@
 """From logits to tokens: temperature, top-k, top-p, min-p, one inverse-CDF sample a row, and its log-probability.
 
-**Inverse CDF.** With masses m_v = exp((logit_v − max) / temperature), zero where filtered, and a uniform u in [0, 1),
-the sample is the first token whose running sum of masses reaches u · Σ m. The caller passes a uniform number for each
-token, so a row's sample depends on nothing but the row, whatever batch it is in (mlx's own categorical sampling depends
-on the batch).
-
-Filters set masses to zero and leave the order of the tokens: top-k, then top-p over what is left, then min-p, by the
-exact thresholds of `backend.sampling.filters`.
-
-**log_kept.** `logp_B` is the policy's log-probability before any filter, which training reproduces. Filters
-renormalise: the token was really sampled with exp(logp − log_kept), where log_kept is the log of the share of the
-policy's mass that the filters kept (0 without filters). Importance correction needs it (`backend.training.batch`).
+Inverse CDF: with masses m_v = exp((logit_v − max) / temperature), 0 where filtered, and a uniform u in [0, 1), the
+first token whose running sum reaches u · Σ m. So a row's sample depends on the row alone, whatever its batch. `logp` is
+the policy's before any filter; the token was sampled with exp(logp − log_kept), which importance correction needs.
 """
 
 from __future__ import annotations
@@ -38,7 +30,8 @@ from backend.sampling.grammar import Grammar, GrammarState
 
 
 class Sums(NamedTuple):
-    """Masses, and the sum of those before each, over the last axis."""
+    """Masses, and the sum of those before each, over the last axis. For a GPU, where a step is bound by its number of
+    kernels."""
 
     mass: mx.array
     before: mx.array
@@ -48,27 +41,22 @@ class Sums(NamedTuple):
         return cls(mass, mx.cumsum(mass, axis=-1, inclusive=False))
 
     def part(self, m: int) -> Sums:
-        """Item m of the first axis."""
         return Sums(part(self.mass, m), part(self.before, m))
 
     def total(self, shape: tuple[int, ...]) -> mx.array:
-        """The sum of all, in a shape that [..., 1] is broadcast to."""
+        """The sum of all, broadcast to `shape`."""
         return mx.broadcast_to(self.before[..., -1:], shape) + mx.broadcast_to(self.mass[..., -1:], shape)
 
     def can_be_last(self, target: mx.array) -> mx.array:
-        """Where a mass lies whose sum before is below the target: the last of them reaches it. In a row with mass there
-        is one.
-
-        Only indices with mass count: a GPU sums in blocks, so its running sum may fall by a rounding where the mass is
-        0, and a filtered token must never be sampled. The first mass, before which the sum is 0, takes a target of 0
-        and what rounding makes negative; a target that rounding puts above the total is the last one's.
+        """Where a mass lies whose sum before is below the target: the last of them reaches it. Only indices with mass
+        count: a GPU sums in blocks, so running sums may fall by a rounding, and a filtered token must never be sampled.
         """
         return (self.mass > 0) & ((self.before < target) | (self.before <= 0))
 
 
 def inverse_cdf(masses_MBV: mx.array, uniform_B1: mx.array, width: int) -> tuple[mx.array, Sums]:
-    """The first token [B, 1] at which the running sum of the last item's masses reaches `uniform` times their sum; and
-    the sums [M, B, V / width] of blocks of `width` tokens, a divisor of V, of all M items."""
+    """The first token [B, 1] at which the last item's running sum reaches `uniform` times its total; and the sums [M,
+    B, V / width] of blocks of `width` tokens."""
     M, B, V = masses_MBV.shape
     blocks_MBNW = masses_MBV.reshape(M, B, V // width, width)
     sums = Sums.of(blocks_MBNW.sum(axis=-1))
@@ -92,7 +80,6 @@ def _reaching_block(sums: Sums, uniform_B1: mx.array) -> tuple[mx.array, mx.arra
 
 
 def _indices(count: int) -> mx.array:
-    """0 … count − 1, a constant of the trace: `mx.arange` would be a kernel."""
     return mx.array(np.arange(count, dtype=np.uint32))
 
 
@@ -101,30 +88,23 @@ def part(array: mx.array, m: int) -> mx.array:
     return array[m : m + 1].squeeze(0)
 
 
-# ── sampler ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-IN_CACHE = 1 << 17
-"""Logits that a CPU samples from together. Rows of 152,000, one after another, stay in the processor's cache and in
-memory that is mapped already, and what belongs to a row is a scalar (`filters.beside_row`). Of shorter rows several are
-quicker."""
+IN_CACHE = 1 << 17  # logits that a CPU samples from together; longer rows go one by one, in its cache
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Sampling settings. temperature 0 takes the likeliest; top_p 1, top_k 0 and min_p 0 filter nothing."""
+    """temperature 0 takes the likeliest; top_p 1, top_k 0 and min_p 0 filter nothing."""
 
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
     penalties: Penalties = NO_PENALTIES
-    """They make the policy, and its log-probabilities, another one."""
     grammar: Grammar | None = None
-    """The grammar of constrained output."""
 
     @classmethod
     def of(cls, config: Config) -> Sampling:
-        """The sampling of a run with these settings."""
+        """The sampling of a run."""
         penalties = Penalties(*config.penalties)
         return cls(config.temperature, config.top_p, config.top_k, config.min_p, penalties, Grammar.of(config))
 
@@ -142,8 +122,7 @@ GREEDY = Sampling(temperature=0.0)
 
 
 class SampledTokens(NamedTuple):
-    """One sampled token a row: its id, its log-probability under the policy in nats before any filter, and the log of
-    the share of the policy's mass that the filters kept. The token was sampled with log-probability logp − log_kept."""
+    """One token a row, its log-probability in nats before any filter, and the log of the mass that the filters kept."""
 
     token_B: mx.array
     logp_B: mx.array
@@ -151,8 +130,7 @@ class SampledTokens(NamedTuple):
 
 
 class ConstrainedTokens(NamedTuple):
-    """Sampled tokens of held output; `log_held` is the log of the share of the policy's mass that the grammar allows,
-    and `log_kept` includes it."""
+    """As `SampledTokens`; `log_held`: log of the mass that the grammar allows, which `log_kept` includes."""
 
     token_B: mx.array
     logp_B: mx.array
@@ -170,12 +148,9 @@ def sample_tokens(
     seen: SeenTokens | None = None,
     mask_BM: mx.array | None = None,
 ) -> Sampled:
-    """One token a row, by inverse CDF.
-
-    The log-probability is that of the policy at `temperature`, before any filter; greedy reports temperature 1. The
-    policy penalises the tokens that a row has `seen`. `mask_BM`: the tokens that a grammar allows, a bit each, 32 to a
-    number. Filters apply after temperature and grammar: top-k, then top-p over what is left, then min-p.
-    """
+    """One token a row. Log-probabilities are the policy's at `temperature` before any filter (greedy: temperature 1),
+    penalised for the tokens `seen`. `mask_BM`: the tokens that a grammar allows, 32 bits to a number. Filters apply
+    after temperature and grammar: top-k, then top-p, then min-p."""
     if seen is not None:
         logits_BV, _ = penalised(logits_BV, seen, sampling.penalties)
     if mask_BM is None:
@@ -184,8 +159,6 @@ def sample_tokens(
 
 
 def _sample_held(logits_BV: mx.array, uniform_B: mx.array, sampling: Sampling, mask_BM: mx.array) -> ConstrainedTokens:
-    """A sample of what the grammar allows, by its own largest logit: against the policy's, all that is allowed may be 0
-    in float32."""
     logits_BV = logits_BV.astype(mx.float32)
     held_BV = mx.where(_allowed(mask_BM, logits_BV.shape[-1]), logits_BV, -mx.inf)
     token_B, logp_B, log_kept_B = _sample(held_BV, uniform_B, sampling)
@@ -201,7 +174,6 @@ def _sample_held(logits_BV: mx.array, uniform_B: mx.array, sampling: Sampling, m
 
 
 def _allowed(mask_BM: mx.array, V: int) -> mx.array:
-    """[B, V] bool from bits, the lowest first."""
     bits_BMW = (mask_BM[:, :, None] >> mx.arange(32, dtype=mx.uint32)) & 1
     return bits_BMW.reshape(mask_BM.shape[0], -1)[:, :V] > 0
 
@@ -243,7 +215,6 @@ def _sample_together(logits_BV: mx.array, uniform_B: mx.array, sampling: Samplin
 
 
 def _sample_on_gpu(logits_BV: mx.array, uniform_B: mx.array, sampling: Sampling) -> SampledTokens:
-    """The same in fewer kernels; `backend.sampling.sampler` tells why arrays [B, 1] are widened first."""
     (B, V), temperature = logits_BV.shape, sampling.temperature
     top_BK = largest(logits_BV, sampling.top_k) if 0 < sampling.top_k < V else None
     peak_B1 = row_max(logits_BV) if top_BK is None else top_BK[:, -1:]
@@ -264,8 +235,7 @@ def _sample_on_gpu(logits_BV: mx.array, uniform_B: mx.array, sampling: Sampling)
 
 
 def _mass(logits_BV: mx.array, peak_B1: mx.array, temperature: float) -> mx.array:
-    """exp((logit − peak) / temperature) in float32: 16 bits cannot sum 100,000 masses. One pass serves the softmax, the
-    filters and the sample. Less the maximum, every mass is at most 1, and the likeliest token's is exactly 1."""
+    """exp((logit − peak) / temperature) in float32, at most 1."""
     return exp_nonpositive(_tempered(logits_BV, temperature) - beside_row(_tempered(peak_B1, temperature)))
 
 
@@ -278,16 +248,9 @@ def _at(values_BV: mx.array, index_B1: mx.array) -> mx.array:
     return mx.take_along_axis(values_BV, index_B1, axis=-1)
 
 
-# ── inverse CDF ──────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def _inverse_cdf(kept_BV: mx.array, uniform_B1: mx.array) -> tuple[mx.array, mx.array]:
-    """The first token at which the running sum of the kept masses reaches `uniform` times their sum, and that sum, both
-    [B, 1]. For a CPU.
-
-    Two levels: the sums of blocks of about √V tokens select a block, then the running sum inside it the token. So the
-    vocabulary is read once, and no running sum over all of V is made.
-    """
+    """The first token at which the running sum of the kept masses reaches `uniform` times their sum, and that sum, [B,
+    1]. Two levels, blocks of about √V tokens and tokens in a block. For a CPU."""
     B, V = kept_BV.shape
     blocks_BNW = kept_BV.reshape(B, -1, _block_width(V))
     sum_BN = blocks_BNW.sum(axis=-1)
@@ -300,11 +263,8 @@ def _inverse_cdf(kept_BV: mx.array, uniform_B1: mx.array) -> tuple[mx.array, mx.
 
 
 def _first_reaching(mass_BN: mx.array, target_B1: mx.array) -> tuple[mx.array, mx.array]:
-    """[B, 1]: the first index at which the running sum of the masses reaches the target, and the sum before it.
-
-    Only indices with mass count: a target of 0 would select a filtered token. If by a rounding the target lies above
-    every edge, the highest edge is the nearest to it.
-    """
+    """[B, 1]: the first index at which the running sum reaches the target, and the sum before it. Only indices with
+    mass count; a target above every edge takes the highest."""
     before_BN = mx.cumsum(mass_BN, axis=-1, inclusive=False)
     # Every edge at or beyond the target is 0, the others are negative; argmax takes the first of equal maxima.
     short_BN = mx.where(mass_BN > 0, mx.minimum(before_BN + mass_BN - target_B1, 0), -mx.inf)
@@ -314,16 +274,12 @@ def _first_reaching(mass_BN: mx.array, target_B1: mx.array) -> tuple[mx.array, m
 
 @cache
 def _block_width(V: int) -> int:
-    """Tokens in a block: the largest divisor of V up to √V, so that no padding is needed. 1 for a prime: a block for
-    each token."""
+    """The largest divisor of V up to √V."""
     return next(width for width in range(math.isqrt(V), 0, -1) if V % width == 0)
 
 
-# ── filters ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def _kept(logits_BV: mx.array, mass_BV: mx.array, top_BK: mx.array | None, sampling: Sampling) -> mx.array:
-    """[B, V]: the masses, 0 where a filter removes the token. `top_BK`: the top-k logits in rising order, or None."""
+    """[B, V]: the masses, 0 where a filter removes the token. `top_BK`: the top-k logits in rising order."""
     keep_BV = []
     if top_BK is not None:
         # By logit: a mass that another kernel computed from the same logit may differ by a rounding on a GPU.
@@ -337,23 +293,15 @@ def _kept(logits_BV: mx.array, mass_BV: mx.array, top_BK: mx.array | None, sampl
 
 
 def _floor_logit(top_BK: mx.array, sampling: Sampling) -> mx.array:
-    """[B, 1]: the least logit that top-k, and top-p on what it leaves, keep. Ties at a threshold are kept."""
+    """[B, 1]: the least logit that top-k, and top-p on what it leaves, keep."""
     if sampling.top_p == 1:
         return top_BK[:, :1]
     mass_BK = _mass(top_BK, top_BK[:, -1:], sampling.temperature)
     return least_inside(top_BK, mass_BK, sampling.top_p)
 
 
-# ── randomness ───────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def keyed_uniforms(seed: int, keys: list[tuple[int, ...]], count: int) -> np.ndarray:
-    """[len(keys), count] float32 in [0, 1): row i depends on `seed` and keys[i] only, from a counter-based generator
-    (Philox).
-
-    So a completion's random numbers do not change with the batch, its row, the device or the number of ranks, and a
-    resumed run samples what the uninterrupted one would have sampled.
-    """
+    """[len(keys), count] float32 in [0, 1): row i depends on `seed` and keys[i] alone (Philox)."""
     rows = [np.random.Generator(np.random.Philox(key=_hash(seed, key))).random(count, np.float32) for key in keys]
     return np.stack(rows)
 
@@ -363,23 +311,19 @@ def _hash(seed: int, key: tuple[int, ...]) -> int:
     return int.from_bytes(hashlib.blake2b(repr((seed, key)).encode(), digest_size=16).digest(), "little")
 
 
-Agree = Callable[[Sequence[mx.array]], Sequence[mx.array]]
-"""Rank 0's values of arrays that every rank has computed, where several ranks compute one model
-(`Policy.broadcast_from_rank0`)."""
+Agree = Callable[[Sequence[mx.array]], Sequence[mx.array]]  # rank 0's values of arrays that every rank has computed
 
 
 def alone(arrays: Sequence[mx.array]) -> Sequence[mx.array]:
-    """One rank goes on with what it has computed."""
     return arrays
 
 
-PROMPT_COLUMNS = 64
-"""A prompt's distinct tokens take a multiple of these, because every width is a trace of the compiled step."""
+PROMPT_COLUMNS = 64  # a prompt's distinct tokens take a multiple of these: every width is a trace
 
 
 class TokenHistory(NamedTuple):
-    """The tokens of each row so far, [B, W]: its prompt's distinct ones, then its completion. `next_B` is the column of
-    the next."""
+    """The tokens of each row so far, [B, W]: its prompt's distinct ones, then its completion. `next_B`: the next
+    column."""
 
     token_BW: mx.array
     weight_BW: mx.array
@@ -387,7 +331,6 @@ class TokenHistory(NamedTuple):
 
     @classmethod
     def of_prompts(cls, prompt: SeenTokens, max_tokens: int) -> TokenHistory:
-        """Before the first token, with room for `max_tokens`."""
         B, U = prompt.token_NL.shape
         token_BW, weight_BW = (mx.pad(array, [(0, 0), (0, max_tokens)]) for array in prompt)
         return cls(token_BW, weight_BW, mx.full(B, U, mx.int32))
@@ -397,8 +340,6 @@ class TokenHistory(NamedTuple):
         return SeenTokens(self.token_BW, self.weight_BW)
 
     def with_token(self, token_B: mx.array) -> TokenHistory:
-        """With one token more in every row. A row that has ended runs on beside the others, and overwrites its last
-        column."""
         column_B1 = mx.minimum(self.next_B, self.token_BW.shape[1] - 1)[:, None]
         weight_B1 = mx.full(column_B1.shape, IN_COMPLETION, mx.int32)
         return TokenHistory(
@@ -409,11 +350,9 @@ class TokenHistory(NamedTuple):
 
 
 class SamplingState:
-    """Draws the tokens of completions that are numbered from 0, `group_size` for each prompt.
-
-    A batch calls `first` for the completions that join it, behind its other rows, `keep` when rows leave, and for each
-    step either runs a compiled one with `state` and passes what it returns to `results`, or passes logits to `next`.
-    """
+    """Samples the tokens of completions numbered from 0, `group_size` for each prompt. Call `first` for completions
+    that join, `keep` when rows leave, and for each step run a compiled one with `state` and pass its results to
+    `results`, or pass logits to `next`."""
 
     def __init__(
         self,
@@ -440,8 +379,7 @@ class SamplingState:
         return self._drawn(index, logits_BV, uniform_B, history)
 
     def next(self, index: np.ndarray, token_B: mx.array, logits_BV: mx.array, uniform_B: mx.array) -> Sampled:
-        """The tokens after `token_B`, from the logits after it. A grammar reads the tokens: that waits for them, but
-        not for the logits."""
+        """The tokens after `token_B`, from the logits after it. A grammar waits for the tokens, not for the logits."""
         if self._history is not None:
             self._history = self._history.with_token(token_B)
         if self.held is not None:
@@ -453,18 +391,15 @@ class SamplingState:
         if self._history is not None:
             self._history = TokenHistory(*(array[mx.array(rows)] for array in self._history)) if len(rows) else None
 
-    # ── compiled steps ───────────────────────────────────────────────────────────────────────────────────────────────
-
     @property
     def state(self) -> tuple[mx.array, ...]:
-        """Further arguments of a compiled step: the history, where tokens are penalised in it."""
+        """Further arguments of a compiled step: the history, where tokens are penalised."""
         return tuple(self._history) if self._history is not None and self.held is None else ()
 
     def results(
         self, results: Sequence[mx.array], index: np.ndarray, token_B: mx.array, uniform_B: mx.array
     ) -> Sampled:
-        """The tokens of a compiled step, which returns them and the new history (`step_results`), or logits where
-        output is held."""
+        """The tokens of a compiled step (`step_results`), which returns logits where output is constrained."""
         if self.held is not None:
             return self.next(index, token_B, results[0], uniform_B)
         if self._history is not None:
@@ -490,8 +425,7 @@ def step_results(
     history: tuple[mx.array, ...],
     agree: Agree = alone,
 ) -> tuple[mx.array, ...]:
-    """The result of a compiled step for `SamplingState.results`: the sampled tokens, and the new history where there is
-    one."""
+    """The result of a compiled step for `SamplingState.results`: the sampled tokens, and the new history if any."""
     if not history:
         return tuple(agree(sample_tokens(logits_BV, uniform_B, sampling)))
     now = TokenHistory(*history).with_token(token_B)

@@ -1,24 +1,9 @@
 """Continuous batching with left padding: which completions of a rollout are decoded now, and in which rows.
 
-A rollout has N completions and at most `max_rows` ≤ N rows. Keys and values lie in arrays [B, heads, C, head_dim] per
-layer; all B rows write into one column, `slot`, so row b starts with pad[b] columns that its mask hides. Work
-alternates between `schedule` and `decode_chunk` (up to 8 tokens a row, read one step late, so that the device rarely
-waits for Python).
-
-Rows are **compacted** (copied into smaller arrays) when enough of them have ended for a step to cost less, which
-depends on the device (`backend.sampling.row_costs`), and the columns are cut when most living rows would fit in three
-quarters of them. Row counts are few, and capacities multiples of 64, because every (B, C) is a new trace of the
-compiled step. Rows are **refilled** from the waiting queue when an eighth of them is free: each refill copies all rows.
-
-A step that is submitted while its inputs are still being computed cannot write into them and copies the KV cache. A CPU
-therefore waits for them. A GPU never waits but to read tokens, a chunk late: mlx lets it run about ten command buffers
-behind, less than a step of most models, so by the time a layer's step is submitted its last step is done. Where that is
-not so, the copies add up to a chunk's at most; should they take more memory than there is (`HEADROOM`), the rest of the
-rollout waits, and `waits_for_memory` tells.
-
-Randomness comes in as uniform_NT, a number for each completion and token, keyed by (seed, prompt number, completion
-number), so that the result does not depend on which rows are decoded together, on `max_rows`, or on the order of
-admission.
+Rows are compacted (copied into smaller arrays) when a step then costs less, and refilled from the queue when an eighth
+is free; row counts are few and capacities bucketed, since every (B, C) is a trace. A step submitted while its inputs
+are still computed cannot write into them and copies the KV cache, so a CPU waits for them. A GPU waits only once copies
+take too much memory. Randomness is keyed by completion and token, so results do not depend on batching.
 """
 
 from __future__ import annotations
@@ -36,12 +21,9 @@ from backend.sampling.outputs import OPEN, CompletionBuffer
 from backend.sampling.row_costs import RowCosts
 from backend.sampling.sampler import Sampled, SamplingState
 
-DECODE_CHUNK = 8
-"""Decoding steps between two reads of the sampled tokens. The device continues while Python reads."""
+DECODE_CHUNK = 8  # steps between two reads of the sampled tokens
 
-HEADROOM = 0.95
-"""Share of MLX's memory limit up to which a GPU may copy KV caches. Plans aim at less
-(`backend.trainer.memory.estimate`)."""
+HEADROOM = 0.95  # of MLX's memory limit, up to which a GPU may copy KV caches
 
 
 class Scheduler:
@@ -62,13 +44,11 @@ class Scheduler:
         self.max_rows = row_costs.planned(min(max_rows, queue.waiting))
         self.rows = KVRows()
         self.waits_for_inputs = on_cpu()
-        self.waits_for_memory = False
-        """True if a GPU has begun to wait, since copies of the KV cache took too much memory."""
-        self.latest: Sampled | None = None
-        """Sampled and not yet read: the next step's input."""
+        self.waits_for_memory = False  # a GPU waits: copies took too much memory
+        self.latest: Sampled | None = None  # sampled and not yet read: the next step's input
 
     def schedule(self) -> bool:
-        """Replace rows that ended by waiting ones, or compact the batch. Returns whether any row is left to decode."""
+        """Replace ended rows by waiting ones, or compact the batch. Returns False when nothing is left to decode."""
         rows = self.rows
         is_open = self.outputs.stop[rows.index] == OPEN
         alive = np.flatnonzero(is_open)
@@ -88,7 +68,7 @@ class Scheduler:
         return True
 
     def decode_chunk(self) -> None:
-        """Decode up to 8 tokens in every row, and read all but the last while the device computes."""
+        """Decode up to DECODE_CHUNK tokens in every row, and read all but the last while the device computes."""
         rows = self.rows
         is_open = self.outputs.stop[rows.index] == OPEN
         steps = self._chunk_steps(int(rows.generated[is_open].min()))
@@ -100,7 +80,6 @@ class Scheduler:
         self.outputs.append(rows.index, *to_host(unread[:-1] if continues else unread))
 
     def _decode(self, steps: int) -> list[Sampled]:
-        """Run `steps` steps. Returns the tokens sampled before them and in each of them."""
         assert self.latest is not None
         rows, unread = self.rows, [self.latest]
         # Token t of a completion uses column t, whatever row or step it is decoded in. A row at its length limit runs
@@ -129,23 +108,17 @@ class Scheduler:
         return min(DECODE_CHUNK, self.outputs.max_tokens - fewest_generated)
 
     def _admission_count(self, alive: int) -> int:
-        """The number of waiting completions to admit: none until an eighth of the rows is free, as an admission copies
-        every row."""
         free = self.max_rows - alive
         is_worth_it = free >= max(1, self.max_rows // 8) or not alive
         return min(free, self.queue.waiting) if is_worth_it else 0
 
     def _has_wrong_capacity(self, alive: np.ndarray) -> bool:
-        """True if the columns do not last for a chunk, or three quarters of them would, without the unused ones on the
-        left."""
         rows = self.rows
         steps = self._chunk_steps(int(rows.generated[alive].min()))
         needed = capacity(rows.slot - rows.unused_columns(alive) + steps)
         return rows.slot + steps > rows.capacity or 4 * needed <= 3 * rows.capacity
 
     def _carry_over(self, keep: np.ndarray, admissions: Sequence[AdmittedRows]) -> None:
-        """Make `latest` fit the new rows: the last tokens of the kept rows, then the first tokens of the admitted
-        ones."""
         pieces: list[Sampled] = []
         if self.latest is not None and len(keep):
             pieces.append(type(self.latest)(*(part[mx.array(keep)] for part in self.latest)))
@@ -159,7 +132,6 @@ class Scheduler:
 
 
 def to_host(sampled: Sequence[Sampled]) -> Iterator[np.ndarray]:
-    """Tokens, log-probabilities, log of the kept mass, and of the held mass where output is held; each [steps, B]. Read
-    step by step: stacking would be device work."""
+    """Tokens, log-probabilities, log of the kept and of the held mass (constrained output), each [steps, B]."""
     parts = zip(*sampled, strict=True) if sampled else ((), (), ())
     return (np.array([np.array(array) for array in part]) for part in parts)

@@ -26,13 +26,10 @@ def advantages(
     """Return the advantages [B] (float32) and the reward metrics.
 
     `rewards` [B, K] holds NaN or None where a function gave no score; rows i·G … i·G + G − 1 share a prompt. `weights`:
-    one per function, default 1. `scale_rewards` divides by the standard deviation (n − 1) of the `group`, of the
-    `batch`, or by nothing (`none`: Dr. GRPO, arXiv:2503.20783). `baseline="leave_one_out"` subtracts the mean of the
-    other completions (RLOO, arXiv:2402.14740). `multi_objective_aggregation="normalize_then_sum"` normalises each
-    function per group, then the sum over the batch (GDPO, arXiv:2601.05242), and ignores `scale_rewards`.
-
-    Unscored completions are excluded from all means and get advantage 0. Raises ValueError for wrong shapes and unknown
-    options.
+    one per function. `scale_rewards` divides by the standard deviation (n − 1) of the `group`, the `batch`, or by
+    nothing (`none`: Dr. GRPO, arXiv:2503.20783). `baseline="leave_one_out"`: RLOO, arXiv:2402.14740.
+    `multi_objective_aggregation="normalize_then_sum"` normalises each function per group, then the sum over the batch
+    (GDPO, arXiv:2601.05242). Unscored completions get advantage 0. Raises ValueError.
     """
     import mlx.core as mx
 
@@ -58,7 +55,7 @@ def advantage_values(
     baseline: str = "group",
     names: Sequence[str] = (),
 ) -> tuple[list[float], dict[str, float]]:
-    """`advantages` in plain lists and double precision: advantages [B] and the reward metrics."""
+    """`advantages` in plain lists and double precision."""
     # NaN means "no score" from now on: it passes through every difference and quotient, and becomes 0 in the last line.
     lists = rewards.tolist() if hasattr(rewards, "tolist") else list(rewards)
     rows = [[math.nan if x is None else float(x) for x in row] for row in lists]
@@ -112,7 +109,7 @@ def _sum_then_normalize(totals: list[float], group_size: int, scale: str) -> tup
 
 
 def _leave_one_out(values: list[float], totals: list[float], group_size: int) -> list[float]:
-    """R_i − mean of the others = (R_i − group mean) · n/(n − 1); 0 where n is 1 (RLOO, arXiv:2402.14740)."""
+    """R_i − mean of the others = (R_i − group mean) · n/(n − 1); 0 where n is 1."""
     counts = [sum(not math.isnan(x) for x in group) for group in _in_groups(totals, group_size) for _ in group]
     # One scored completion alone is its group's mean, so its x is 0 already; an unscored one stays NaN.
     return [x * n / (n - 1) if n > 1 else x for x, n in zip(values, counts, strict=True)]
@@ -121,7 +118,6 @@ def _leave_one_out(values: list[float], totals: list[float], group_size: int) ->
 def _normalize_then_sum(
     rows: list[list[float]], group_size: int, weights: list[float]
 ) -> tuple[list[float], list[float]]:
-    """GDPO: z-score each function in its group, sum with the weights, normalise over the batch."""
     # Normalised before the sum, functions of different scale count by their weights alone; equal sums of different
     # scores keep different advantages. The second pass over the batch keeps the size independent of how many functions
     # there are.
@@ -139,7 +135,6 @@ def _z_scores(group: Sequence[float]) -> list[float]:
 
 
 def _weighted_sum(values: Sequence[float], row: Sequence[float], weights: Sequence[float]) -> float:
-    """Σ w·x over the values that are not NaN; NaN if there are none."""
     if all(map(math.isnan, row)):
         return math.nan
     # fsum rounds once, so the order of the functions changes nothing; with some scores missing, the others still count.
@@ -160,8 +155,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _std(values: Sequence[float], if_single: float = math.nan) -> float:
-    """Standard deviation (n − 1) of the values that are not NaN: NaN below two values, `if_single` for a list of
-    one."""
+    """Standard deviation (n − 1) of the values that are not NaN; `if_single` for a list of one."""
     if len(values) == 1:
         return if_single
     mean = _mean(values)
@@ -170,5 +164,4 @@ def _std(values: Sequence[float], if_single: float = math.nan) -> float:
 
 
 def _group_std(group: Sequence[float]) -> float:
-    """Like `_std`, but 0 for a group of one."""
     return _std(group, if_single=0.0)

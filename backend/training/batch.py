@@ -1,8 +1,5 @@
-"""Pad a step's completions into arrays with masks, and split them into micro-batches.
-
-Splitting changes no result: token weights are fixed for the optimizer batch before any split. Axes: B completions, T
-completion tokens, L prompt and completion tokens; padding is on the right.
-"""
+"""Pads a step's completions into arrays with masks, and splits them into micro-batches, which changes no result. Axes:
+B completions, T completion tokens, L prompt and completion tokens; padding on the right."""
 
 from __future__ import annotations
 
@@ -17,35 +14,26 @@ from backend.types import Completion, Group
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The completions of a step, or some of them; name suffixes are axes.
-
-    Position prompt_length + t − 1 of `tokens_BL` predicts token t of a completion. `row_B` and `group_B` are indices in
-    the batch that `pack` made. The last four arrays are None until an algorithm computes them.
-    """
+    """The completions of a step, or some of them. Position prompt_length + t − 1 of `tokens_BL` predicts token t.
+    `row_B` and `group_B` are indices in the batch that `pack` made. The last arrays are None until an algorithm
+    computes them."""
 
     pad_id: int
     tokens_BL: mx.array
     prompt_length_B: mx.array
-    length_B: mx.array
-    """Completion lengths, masked tokens included."""
+    length_B: mx.array  # of completions, masked tokens included
     completion_BT: mx.array
-    mask_BT: mx.array
-    """1.0 where a token is trained on; 0.0 at padding, tool results and masked truncated completions."""
-    sampling_logp_BT: mx.array
-    """Log-probability at sampling, after top-p, top-k and min-p; in nats."""
-    log_kept_BT: mx.array
-    """Log of the probability mass that the sampling filters kept; 0 without filters."""
+    mask_BT: mx.array  # 1.0 where a token is trained on
+    sampling_logp_BT: mx.array  # at sampling, after filters; in nats
+    log_kept_BT: mx.array  # log of the mass that the sampling filters kept
     advantage_B: mx.array
     group_B: mx.array
     row_B: mx.array
-    log_held_BT: mx.array | None = None
-    """The grammar's part of `log_kept_BT`; None without constrained decoding."""
+    log_held_BT: mx.array | None = None  # the grammar's part of it
     weight_BT: mx.array | None = None
-    old_logp_BT: mx.array | None = None
-    """log π of the policy before this rollout's first update."""
+    old_logp_BT: mx.array | None = None  # log π before this rollout's first update
     ref_logp_BT: mx.array | None = None
-    importance_weight_BT: mx.array | None = None
-    """[B, T], or [B, 1] for one ratio per completion. Set on micro-batches only."""
+    importance_weight_BT: mx.array | None = None  # or [B, 1]; set on micro-batches only
 
     def __len__(self) -> int:
         return self.mask_BT.shape[0]
@@ -67,7 +55,7 @@ class Batch:
     def micro_batches(
         self, *, rows: int | None = None, token_budget: int | None = None, prompts: PromptMode = "per_row"
     ) -> Iterator[Batch]:
-        """Split into micro-batches of at most `rows` rows and `token_budget` tokens (with padding), largest first."""
+        """Split into micro-batches of at most `rows` rows and `token_budget` tokens with padding, largest first."""
         plan = plan_micro_batches(self.row_lengths(), most_rows=rows, token_budget=token_budget, prompts=prompts)
         for indices in plan:
             yield self.take(indices).trimmed()
@@ -79,10 +67,8 @@ class Batch:
         return [RowLengths(index, *row) for index, row in enumerate(lengths)]
 
     def with_signal(self) -> Batch:
-        """Drop rows whose policy gradient is zero: advantage 0, or no trained token.
-
-        Valid only if `beta` and `entropy_coef` are 0. Raises ValueError if `weight_BT` is not set.
-        """
+        """Drop rows whose policy gradient is zero. Valid only if `beta` and `entropy_coef` are 0; `weight_BT` must be
+        set."""
         if self.weight_BT is None:
             raise ValueError("weight_BT is worked out over the whole step before rows are left out.")
         # Exact zero: equal rewards give exactly 0 (`advantages`), and a tiny advantage is still a signal.
@@ -95,12 +81,9 @@ class Batch:
 
 
 def pack(groups: Sequence[Group], *, pad_id: int, mask_truncated_completions: bool = False) -> Batch:
-    """Pack the completions of all groups into one Batch, in order.
-
-    `mask_truncated_completions` excludes truncated completions from training, but not from their group's rewards
-    (overlong filtering in DAPO, arXiv:2503.14476). Raises ValueError if log-probabilities or masks do not match the
-    tokens.
-    """
+    """Pack the completions of all groups into one Batch. `mask_truncated_completions` excludes truncated ones from
+    training, not from their group's rewards (arXiv:2503.14476). Raises ValueError if logps or masks do not match the
+    tokens."""
     rows = [(i, group.problem, completion) for i, group in enumerate(groups) for completion in group.completions]
     for index, _, c in rows:
         if len(c.tokens) != len(c.logps):
@@ -159,7 +142,7 @@ def _padded(rows: Sequence[Sequence[float]], width: int, padding: float, dtype: 
 
 
 def completion_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """`length_metrics` of the completions of all groups; counts only tokens sampled by the policy."""
+    """`length_metrics` of the tokens that the policy sampled."""
     completions = [(group.problem, completion) for group in groups for completion in group.completions]
     return length_metrics(
         lengths=[completion.trained_tokens for _, completion in completions],
@@ -169,10 +152,8 @@ def completion_metrics(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def length_metrics(lengths: Sequence[int], finished: Sequence[bool], prompt_lengths: Sequence[int]) -> dict[str, float]:
-    """Lengths in tokens, over all rows and over those that ended with EOS (0 if none).
-
-    `hit_max_tokens_ratio` is TRL's `completions/clipped_ratio`. `num_tokens` counts a prompt once per completion.
-    """
+    """Lengths in tokens, over all rows and over those that ended with EOS (0 if none). `hit_max_tokens_ratio` is TRL's
+    `completions/clipped_ratio`. `num_tokens` counts a prompt once per completion."""
     terminated = [length for length, done in zip(lengths, finished, strict=True) if done] or [0]
     truncated_share = 1 - sum(finished) / len(finished)
     return {

@@ -1,7 +1,5 @@
-"""Communication between the ranks of a run. A rank is a process with a copy of the model and a share of the rows.
-
-All ranks make the same calls in the same order; each call blocks until all have made it.
-"""
+"""Communication between the ranks of a run, processes with a copy of the model and a share of the rows. All ranks make
+the same calls in the same order; each blocks until all have made it."""
 
 from __future__ import annotations
 
@@ -21,19 +19,19 @@ class Collectives(Protocol):
     size: int
 
     def sum(self, arrays: Sequence[mx.array]) -> list[mx.array]:
-        """Sum arrays of equal shapes over the ranks, in float32; bit-equal on every rank."""
+        """Sum arrays of equal shapes over the ranks in float32; bit-equal on every rank."""
         ...
 
     def broadcast(self, arrays: Sequence[mx.array]) -> list[mx.array]:
-        """Send rank 0's arrays to the others, which pass arrays of the same shapes and types."""
+        """Rank 0's arrays; the others pass arrays of the same shapes and types."""
         ...
 
     def gather(self, value: Any) -> list[Any]:
-        """Return the JSON values of all ranks, in rank order; floats are exact, NaN and infinities allowed."""
+        """The JSON values of all ranks, in rank order; floats are exact, NaN and infinities allowed."""
         ...
 
     def concatenate(self, x_N: mx.array) -> mx.array:
-        """Concatenate the ranks' float32 vectors, in rank order; lengths may differ or be 0."""
+        """Concatenate float32 vectors in rank order; lengths may differ or be 0."""
         ...
 
     def barrier(self) -> None: ...
@@ -64,7 +62,7 @@ ALONE = Alone()
 
 
 def total_gradient(ranks: Collectives, gradient: Any) -> Any:
-    """Sum of the gradients over the ranks, as one flat vector."""
+    """Sum of the gradients over the ranks."""
     if ranks.size == 1:
         return gradient
     named: list[tuple[str, mx.array]] = tree_flatten(gradient)  # pyright: ignore[reportAssignmentType]: of arrays alone

@@ -1,8 +1,5 @@
-"""GRPO and its variants (arXiv:2402.03300): the updates of one step.
-
-A step has `steps_per_generation` optimizer batches, each used for μ = `num_iterations` updates. The first update's
-forward pass also yields the old policy's log-probabilities, if that is still the policy that sampled.
-"""
+"""GRPO and its variants (arXiv:2402.03300): the updates of one step. A step has `steps_per_generation` optimizer
+batches, each used for μ = `num_iterations` updates; the first update's pass also yields the old log-probabilities."""
 
 from __future__ import annotations
 
@@ -33,18 +30,15 @@ from backend.training.losses import (
 )
 from backend.training.policy_forward import MicroBatch, PolicyForward, do_nothing
 
-BONUS_STEP, BONUS_MINIMUM, BONUS_MAXIMUM = 0.005, 0.0, 1.0
-"""Constants of the adaptive entropy coefficient, as in TRL."""
+BONUS_STEP, BONUS_MINIMUM, BONUS_MAXIMUM = 0.005, 0.0, 1.0  # of the adaptive entropy coefficient, as in TRL
 
-STANDARD_ERROR = "_stderr"
-"""Suffix of a metric's standard error."""
+STANDARD_ERROR = "_stderr"  # suffix of a metric's standard error
 
 
 @dataclass(slots=True)
 class EntropyBonus:
-    """Coefficient of the entropy bonus: constant, or adapted after each update to keep the policy's entropy (nats) at
-    `target` (Skywork-OR1, arXiv:2505.22312).
-    """
+    """Coefficient of the entropy bonus: constant, or adapted after each update to keep the entropy (nats) at `target`
+    (Skywork-OR1, arXiv:2505.22312)."""
 
     value: float
     adaptive: bool = False
@@ -57,13 +51,12 @@ class EntropyBonus:
 
     @property
     def coefficient(self) -> float:
-        """Coefficient of the next update; an adaptive bonus applies only while the entropy is at or below its
-        target."""
+        """Of the next update; an adaptive bonus applies only while the entropy is at or below its target."""
         above = self.entropy is not None and self.entropy > self.target
         return 0.0 if self.adaptive and above else self.value
 
     def observe(self, entropy: float) -> None:
-        """Adapt to an update's mean entropy: grow by one step at or below the target, else shrink."""
+        """Adapt to an update's mean entropy."""
         self.entropy = entropy
         if self.adaptive:
             adapted = self.value + (BONUS_STEP if entropy <= self.target else -BONUS_STEP)
@@ -79,17 +72,12 @@ class Grpo(Algorithm):
     num_iterations: int
     steps_per_generation: int
     skip_zero_signal: bool
-    ratio_against: str
-    """Denominator of the ratio: the policy before the step's first update ("old"), or the reference ("reference")."""
+    ratio_against: str  # denominator of the ratio: "old" policy or "reference"
     correction: ImportanceCorrection | None
-    sync_reference_every: int = 0
-    """Updates between moves of the reference by `sync_reference_by` towards the policy (TR-DPO, arXiv:2404.09656); 0 =
-    never.
-    """
+    sync_reference_every: int = 0  # updates between moves of the reference (TR-DPO, arXiv:2404.09656); 0: never
     sync_reference_by: float = 0.0
     has_dropout: bool = False
-    has_noise: bool = False
-    """Embedding noise is on (`backend.engine.embedding_noise`)."""
+    has_noise: bool = False  # on embeddings
     records_tokens: bool = False
     notes: Sequence[str] = ()
     token_records: Mapping[int, TokenRecord] = field(default_factory=dict[int, TokenRecord])
@@ -117,9 +105,7 @@ class Grpo(Algorithm):
         return not_measured | mean_of_updates(updates) | self.sampler_metrics(optimizer_batches, forward)
 
     def optimizer_batch(self, batch: Batch, forward: PolicyForward) -> OptimizerBatch:
-        """Micro-batches with all that the updates share: token weights, reference and, if needed, old
-        log-probabilities.
-        """
+        """Micro-batches with what the updates share: token weights, reference and, if needed, old log-probabilities."""
         # Before rows are split or left out: a token's weight depends on the whole optimizer batch.
         weight_BT = token_weights(
             batch.mask_BT, loss_type=self.loss.loss_type, max_completion_length=self.loss.max_completion_length
@@ -147,9 +133,6 @@ class Grpo(Algorithm):
         return micro_batches
 
     def _needs_old_pass(self) -> bool:
-        """The first update's forward pass yields the old log-probabilities, except after an earlier update or with
-        dropout.
-        """
         is_other = self.steps_per_generation > 1 or (self.has_dropout and self.correction is not None)
         return is_other and self.ratio_against == "old"
 
@@ -158,7 +141,6 @@ class Grpo(Algorithm):
         micro_batch.set_arrays(old_logp_BT=logp_BT, importance_weight_BT=weight)
 
     def _importance_weight(self, batch: Batch, old_logp_BT: mx.array) -> mx.array | None:
-        """π_old / π_sampler, constant over the updates."""
         return None if self.correction is None else self.correction.measure(batch, old_logp_BT)[0]
 
     def _update(self, micro_batches: OptimizerBatch, learner: Learner) -> dict[str, float]:
@@ -218,7 +200,6 @@ class Grpo(Algorithm):
         return batch.ref_logp_BT if self.ratio_against == "reference" else batch.old_logp_BT
 
     def _present_importance_weight(self, batch: Batch, scores: TokenScores) -> mx.array | None:
-        """In the first update the policy is its own old policy; `_after_backward` records it for the others."""
         if batch.old_logp_BT is not None:
             return batch.importance_weight_BT
         return self._importance_weight(batch, mx.stop_gradient(scores.logp_N))
@@ -242,7 +223,7 @@ class Grpo(Algorithm):
             self._set_old_policy(micro_batch, scores.logp_N)
 
     def sampler_metrics(self, optimizer_batches: list[OptimizerBatch], forward: PolicyForward) -> dict[str, float]:
-        """Differences between sampler and policy: means over the rollout's tokens or rows, and extremes."""
+        """Differences between sampler and policy: means over tokens or rows, and extremes."""
         # Against the reference no pass before the updates is made, and later batches meet a policy that has moved: the
         # first alone is measured.
         once = optimizer_batches if self.ratio_against == "old" else optimizer_batches[:1]
@@ -268,7 +249,7 @@ class Grpo(Algorithm):
     def held_out_metrics(
         self, batch: Batch, forward: PolicyForward, poll: Callable[[], None] = do_nothing
     ) -> dict[str, float]:
-        """`entropy`, and `kl` with a reference, over the tokens of `batch`, each with its standard error."""
+        """`entropy`, and `kl` with a reference, over the tokens of `batch`, with standard errors."""
         policy, reference = self.policy, self.policy.reference
         policy.model.eval()  # without dropout, as it sampled
         # What is measured needs neither a bonus nor the quantile of an optimizer batch.
@@ -295,8 +276,7 @@ class Grpo(Algorithm):
             self.bonus.value, self.bonus.entropy = state[0] or 0.0, state[1]
 
 
-RowSums = dict[str, tuple[float, float]]
-"""Name → (sum, token count) of one completion."""
+RowSums = dict[str, tuple[float, float]]  # name → (sum, token count) of one completion
 
 
 def row_sums(
@@ -315,11 +295,8 @@ def row_sums(
 
 
 def means(rows: Sequence[RowSums]) -> dict[str, float]:
-    """Token means with standard errors (from two completions up).
-
-    Ratio estimator over n completions with sums s, token counts t and mean m: √(n / (n − 1) · Σ (s − m t)²) / Σ t
-    (Cochran, Sampling Techniques, 1977, section 2.11).
-    """
+    """Token means with standard errors from two completions up: the ratio estimator √(n / (n − 1) · Σ (s − m t)²) / Σ t
+    over sums s, token counts t and mean m (Cochran, Sampling Techniques, 1977, section 2.11)."""
     found: dict[str, float] = {}
     for name in rows[0] if rows else ():
         pairs = [row[name] for row in rows]
@@ -334,7 +311,7 @@ def means(rows: Sequence[RowSums]) -> dict[str, float]:
 
 
 def recorded_tokens(batch: Batch, logp_BT: mx.array, values: TokenValues) -> dict[int, TokenRecord]:
-    """Token records of an update, by row of the step's batch. The arrays are already evaluated."""
+    """Token records of an update, by row of the step's batch."""
     columns: list[list[list[Any]]] = [
         x.tolist()  # pyright: ignore[reportAssignmentType]: two axes, so lists of lists
         for x in (logp_BT, values.ratio_BT, values.clipped_BT, values.advantage_BT)
@@ -358,7 +335,6 @@ def entropies_of_all(
 
 
 def _combined(name: str, values: Sequence[float], counts: Sequence[float]) -> float:
-    """Combine micro-batch metrics: extremes, or means weighted by token or row counts."""
     counted = [(value, count) for value, count in zip(values, counts, strict=True) if count]
     if not counted:
         return math.nan
@@ -397,11 +373,8 @@ def grpo(policy: Policy, config: Config) -> Grpo:
 
 
 def correction_mode(config: Config, dtype: mx.Dtype) -> tuple[str, str]:
-    """Return the correction mode for a model computing in `dtype`, and a note where "auto" chose one.
-
-    16-bit models are corrected, because sampler and learner differ. Constrained decoding is corrected by the product of
-    the probability mass that the grammar kept, which is at most 1, so nothing is truncated (`docs/algorithms.md`).
-    """
+    """The correction mode, and a note where "auto" chose one: 16-bit models are corrected by token, constrained output
+    by the product of the mass that the grammar kept, which is at most 1 (`docs/algorithms.md`)."""
     if config.sampling_correction != "auto":
         return config.sampling_correction, ""
     if config.holds_output:
@@ -421,5 +394,5 @@ def correction_mode(config: Config, dtype: mx.Dtype) -> tuple[str, str]:
 
 
 def grpo_learner(policy: Policy, config: Config, steps: int, **memory: Any) -> Learner:
-    """Build the learner of a run of `steps` steps; `memory` as in `build_learner`."""
+    """The learner of a run of `steps` steps; `memory` as in `build_learner`."""
     return build_learner(policy, grpo(policy, config), config, steps, **memory)

@@ -1,9 +1,5 @@
-"""Importance correction between sampler and old policy.
-
-Quantised or 16-bit samplers, top-p, top-k and min-p change the sampling distribution. Tokens are weighted by π_old /
-π_sampler: truncated (Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL training") or
-masked (Liu et al. 2025, "When speed kills stability"), as in TRL's `vllm_importance_sampling_correction`.
-"""
+"""Importance correction by π_old / π_sampler, as TRL's `vllm_importance_sampling_correction`: truncated (Yao et al.
+2025) or masked (Liu et al. 2025)."""
 
 from __future__ import annotations
 
@@ -19,8 +15,7 @@ class ImportanceCorrection:
     mode: str = "token_truncate"
     clip_min: float | None = None
     clip_max: float | None = None
-    grammar_alone: bool = False
-    """Correct for the grammar and rounding only, not for top-k, top-p and min-p."""
+    grammar_alone: bool = False  # correct for grammar and rounding only, not for filters
 
     def measure(self, batch: Batch, old_logp_BT: mx.array) -> tuple[mx.array, dict[str, mx.array]]:
         """Importance weights of a micro-batch, [B, T] or [B, 1], and metrics."""
@@ -30,8 +25,7 @@ class ImportanceCorrection:
         return importance_ratio(old_logp_BT, sampling_logp_BT, batch.mask_BT, self.mode, self.clip_min, self.clip_max)
 
 
-UNCLIPPED = ImportanceCorrection()
-"""Mode that measures every token's ratio without clipping."""
+UNCLIPPED = ImportanceCorrection()  # measures every token's ratio
 
 
 def importance_ratio(
@@ -42,11 +36,8 @@ def importance_ratio(
     clip_min: float | None = None,
     clip_max: float | None = None,
 ) -> tuple[mx.array, dict[str, mx.array]]:
-    """Return π_old / π_sampler and metrics.
-
-    `mode` is `token_` ([B, T]) or `sequence_` ([B, 1], a product per row), then `truncate` (clip to `clip_min` …
-    `clip_max`) or `mask` (0 outside). Masked and unscored (NaN) tokens count as 1. Raises ValueError for another mode.
-    """
+    """Return π_old / π_sampler and metrics. `mode`: `token_` ([B, T]) or `sequence_` ([B, 1], a product per row), then
+    `truncate` (to the bounds) or `mask` (0 outside). Masked and unscored (NaN) tokens count as 1. Raises ValueError."""
     if mode not in ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask"):
         raise ValueError(f"mode is token_ or sequence_, then truncate or mask, not {mode!r}.")
     # The logarithm is set to 0 before exp, so NaN and padding never enter a sum or a product.
@@ -72,9 +63,7 @@ def importance_ratio(
 def logp_gap(
     policy_logp_BT: mx.array, sampling_logp_BT: mx.array, log_kept_BT: mx.array, mask_BT: mx.array
 ) -> dict[str, mx.array]:
-    """Mean and maximum of |log π of the learner − log π of the sampler| in nats, both before filters: pure rounding
-    error.
-    """
+    """Mean and maximum of |log π of the learner − log π of the sampler| in nats, before filters: rounding error."""
     scored_BT = (mask_BT > 0) & ~mx.isnan(sampling_logp_BT)
     # sampling_logp is renormalised over what the filters kept; log_kept takes that back.
     gap_BT = mx.abs(policy_logp_BT - (sampling_logp_BT + log_kept_BT))

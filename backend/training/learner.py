@@ -1,6 +1,5 @@
 """The updates of one step: forward and backward passes over micro-batches, accumulation, clipping, optimizer and
-schedule.
-"""
+schedule."""
 
 from __future__ import annotations
 
@@ -46,63 +45,51 @@ from backend.training.policy_forward import MicroBatch, PolicyForward, do_nothin
 from backend.training.schedules import learning_rates
 from backend.utils.errors import UserError
 
-OptimizerBatch = list[MicroBatch]
-"""The micro-batches of one update; empty where no token has a gradient."""
+OptimizerBatch = list[MicroBatch]  # the micro-batches of one update; may be empty
 
+# (micro-batch, scores [B, T], totals of the optimizer batch) → (its share of the loss, metrics)
 Objective = Callable[[MicroBatch, TokenScores, Any], tuple[mx.array, Tally]]
-"""(micro-batch, log-probabilities and entropies [B, T], totals of the optimizer batch) → (differentiable scalar share
-of the loss, metrics).
-"""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenRecord:
     """A completion in its last update; lists are per token."""
 
-    learned_logp: list[float]
-    """log π_θ in nats at the sampling temperature, before that update; 0 where masked."""
+    learned_logp: list[float]  # log π_θ in nats before that update; 0 where masked
     ratio: list[float]
     clipped: list[bool]
-    advantage: list[float]
-    """As `TokenValues.advantage_BT`."""
+    advantage: list[float]  # as `TokenValues.advantage_BT`
 
 
 class Algorithm:
-    """A learning algorithm. Subclasses must implement `learn`."""
+    """A learning algorithm. Subclasses implement `learn`."""
 
-    notes: Sequence[str] = ()
-    """Messages about choices made for settings left on auto."""
-    token_records: Mapping[int, TokenRecord] = MappingProxyType({})
-    """Row of the last batch → token record of its last update; empty unless recorded."""
+    notes: Sequence[str] = ()  # about choices made for settings left on auto
+    token_records: Mapping[int, TokenRecord] = MappingProxyType({})  # row of the last batch → record of its last update
 
     def learn(self, batch: Batch, learner: Learner) -> dict[str, float]:
-        """Make all updates of one step via `learner.update`; return the step's metrics (`mean_of_updates`)."""
+        """Make all updates of one step via `learner.update`; return the step's metrics."""
         raise NotImplementedError
 
     def held_out_metrics(
         self, batch: Batch, forward: PolicyForward, poll: Callable[[], None] = do_nothing
     ) -> dict[str, float]:
-        """Metrics of held-out completions, by forward passes only. `poll` is called after each micro-batch."""
+        """Metrics of held-out completions, by forward passes only."""
         return {}
 
     def change(self, config: Config, keys: Collection[str]) -> None:
         """Apply the changed settings `keys` between two steps."""
 
     def state(self) -> list[float | None]:
-        """The algorithm's part of a checkpoint."""
         return []
 
     def restore(self, state: list[float | None]) -> None:
-        """Restore `state`; an empty list (older checkpoints) changes nothing."""
+        """Restore `state`; older checkpoints have an empty list."""
 
 
 class Learner:
-    """Policy, algorithm, optimizer and schedule.
-
-    Learning rate, dropout and a moving reference depend on `updates`, the number of updates so far, alone, so a resumed
-    run continues exactly. Without a `learning_rate` function the optimizer keeps its own. `recompute` turns on gradient
-    checkpointing.
-    """
+    """Policy, algorithm, optimizer and schedule. Rate, dropout and reference depend on `updates` alone, so a resumed
+    run continues exactly. Without `learning_rate` the optimizer keeps its own. `recompute`: gradient checkpointing."""
 
     def __init__(
         self,
@@ -127,8 +114,7 @@ class Learner:
         self.seed = seed
         self.recompute = recompute
         self.updates = 0
-        self.is_whole = True
-        """False if an update failed half-way."""
+        self.is_whole = True  # false if an update failed half-way
         # Before compiling: the compiled update captures the state's arrays, which must exist by then.
         self.optimizer.init(policy.parameters())
         self._apply_gradients = self._compiled_update()
@@ -140,8 +126,7 @@ class Learner:
         self, arrays: dict[str, mx.array] | None, updates: int, algorithm_state: Sequence[float | None] = ()
     ) -> None:
         """Continue after `updates` updates with the optimizer state `arrays`; None keeps a new state. Raises ValueError
-        for the state of another optimizer; UserError if the program gave another one.
-        """
+        for the state of another optimizer; UserError if the program gave another one."""
         if arrays is not None:
             try:
                 restore(self.optimizer, arrays)
@@ -154,7 +139,7 @@ class Learner:
         self.algorithm.restore(list(algorithm_state))
 
     def change(self, config: Config, steps: int, keys: Collection[str]) -> None:
-        """Apply the changed settings `keys` between two steps; the run is now `steps` long. Moments stay."""
+        """Apply the changed settings `keys`; the run is now `steps` long."""
         self.learning_rate = learning_rate_of(config, steps, self.own)
         self.forward.temperature = config.temperature
         self.max_grad_norm = config.max_grad_norm
@@ -162,11 +147,8 @@ class Learner:
 
     @on_one_core()
     def learn(self, batch: Batch, poll: Callable[[], None] = do_nothing) -> dict[str, float]:
-        """Make all updates of one step; return mean metrics over the updates, and the last learning rate.
-
-        `poll` is called after each micro-batch. Raises NotFiniteError, before the weights change, for a non-finite loss
-        or gradient.
-        """
+        """Make all updates of one step; return their mean metrics. `poll` is called after each micro-batch. Raises
+        NotFiniteError before the weights change."""
         self.forward.poll = poll
         noise = self.forward.noise
         if noise is None:
@@ -192,12 +174,9 @@ class Learner:
         after_backward: Callable[[MicroBatch, TokenScores, Any], None] = lambda micro_batch, scores, totals: None,
         entropy_gradient: bool = False,
     ) -> dict[str, float]:
-        """One optimizer update: θ ← θ − optimizer(Σ over micro-batches and ranks of ∇ objective).
-
-        Returns loss, grad_norm, learning_rate, grad_clipped and the objective's metrics. `totals` computes values of
-        the whole optimizer batch. `after_backward` gets the objective's evaluated arguments. With `entropy_gradient`
-        the entropies carry a gradient too.
-        """
+        """One optimizer update: θ ← θ − optimizer(Σ over micro-batches and ranks of ∇ objective). `totals` computes
+        values of the whole optimizer batch; `after_backward` gets the objective's evaluated arguments. Returns loss,
+        grad_norm, learning_rate, grad_clipped and the objective's metrics."""
         forward, model, split_model = self.forward, self.policy.model, self.policy.split_model
         ranks = forward.ranks
         model.train()
@@ -254,7 +233,6 @@ class Learner:
         part_of_loss: Callable[[PrefilledPrompts | None], tuple[mx.array, TokenScores, Tally]],
         prompted: PrefilledPrompts | None,
     ) -> tuple[tuple[mx.array, TokenScores, Tally], Any, PrefilledPrompts | None]:
-        """Result of `part_of_loss`, and its first value's gradient in the parameters and the prefilled prompts."""
         model = self.policy.model
         parameters = model.trainable_parameters()
 
@@ -282,7 +260,6 @@ class Learner:
             model.update(parameters)  # differentiation leaves its tracers in the model
 
     def _apply(self, gradient: Any, loss: mx.array) -> dict[str, float]:
-        """Clip, and update the weights. Raises NotFiniteError."""
         clipped, norm_array = clip_by_norm(gradient, self.max_grad_norm)
         # One NaN or infinity anywhere makes the norm so. Checked before the update, which would destroy the weights.
         norm, loss_value = float(norm_array), float(loss)
@@ -303,7 +280,6 @@ class Learner:
         return {"loss": loss_value, "grad_norm": norm, "learning_rate": rate, **was_clipped}
 
     def _compiled_update(self) -> Callable[[Any, Any, mx.array], Any]:
-        """Compile the optimizer's update; shapes never change, so it is traced once."""
         optimizer, sets_rate = self.optimizer, self.learning_rate is not None
 
         def apply_gradients(gradient: Any, parameters: Any, rate: mx.array) -> Any:
@@ -361,11 +337,8 @@ def build_learner(
     recompute: bool | None = None,
     own: OwnUpdates = SETTINGS_DECIDE,
 ) -> Learner:
-    """Build the learner for a run of `steps` steps.
-
-    `micro_batch_tokens`, `chunk` (completion tokens whose logits are in memory at once) and `recompute` trade memory
-    for time; defaults follow from `config` and the device. `own`: the program's optimizer and schedule.
-    """
+    """The learner of a run of `steps` steps. `micro_batch_tokens`, `chunk` (completion tokens whose logits are in
+    memory at once) and `recompute` trade memory for time. `own`: the program's optimizer and schedule."""
     seq_step_size = config.seq_step_size if config.efficient_long_context else None
     noise = None
     if config.neftune_noise_alpha:

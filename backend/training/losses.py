@@ -1,10 +1,9 @@
 """The table of losses. A loss is a ratio, a term and a weight, one row of `LOSSES`:
 
-loss = Σ_it weight_it · (term(ratio_it, A_i) + β · KL_it), i: completion (row), t: token
+    loss = Σ_it weight_it · (term(ratio_it, A_i) + β · KL_it), i: completion (row), t: token
 
 The ratio compares the policy with the one that sampled, per token or completion (`LEVELS`). Weights are computed once
-per optimizer batch (`token_weights`), so losses and gradients of micro-batches add up. Metrics are returned as a
-`Tally` of numerators and denominators. Axes: B rows, T completion tokens.
+per optimizer batch (`token_weights`), so micro-batches add up. Axes: B rows, T completion tokens.
 """
 
 from __future__ import annotations
@@ -19,10 +18,8 @@ import mlx.core as mx
 
 Scalar = float | mx.array
 
+# {"mean": {name: [numerator, denominator]}, "sum" | "min" | "max": {name: scalar}}; sums over micro-batches
 Tally = dict[str, dict[str, mx.array]]
-"""{"mean": {name: [numerator, denominator]}, "sum" | "min" | "max": {name: scalar}}; independent of the split into
-micro-batches.
-"""
 
 
 def token_mean(x_BT: mx.array, mask_BT: mx.array) -> mx.array:
@@ -31,12 +28,11 @@ def token_mean(x_BT: mx.array, mask_BT: mx.array) -> mx.array:
 
 
 def row_mean(x_B1: mx.array) -> mx.array:
-    """[numerator, denominator] of the mean over rows, without gradient."""
     return mx.stop_gradient(mx.stack([x_B1.sum().astype(mx.float32), mx.array(float(x_B1.shape[0]))]))
 
 
 def combine(tallies: Iterable[Tally]) -> Tally:
-    """Combine the tallies of several micro-batches or steps."""
+    """Combine the tallies of several micro-batches or ranks."""
     operations = {"mean": mx.add, "sum": mx.add, "min": mx.minimum, "max": mx.maximum}
 
     def both(a: Tally, b: Tally) -> Tally:
@@ -59,38 +55,25 @@ def merge(tallies: Iterable[Tally]) -> dict[str, mx.array]:
 class LossConfig:
     """Loss settings under TRL's names, with TRL's defaults. A run sets every field from its `Config`."""
 
-    loss_type: str = "grpo"
-    """A key of `LOSSES`."""
-    importance_sampling_level: str = "token"
-    """A key of `LEVELS`."""
-    epsilon: float = 0.2
-    """Clip range below 1."""
-    epsilon_high: float | None = None
-    """Clip range above 1; None means `epsilon`. For cispo: the largest ratio."""
-    delta: float | None = None
-    """Largest ratio in the unclipped branch (two-sided clipping; INTELLECT-2, arXiv:2505.07291)."""
-    beta: float = 0.0
-    """Weight of the KL term."""
-    kl_estimator: str = "k3"
-    """A key of `KL_ESTIMATORS`."""
-    use_bias_correction_kl: bool = True
-    """Multiply k3 by the ratio, correcting the off-policy gradient (DeepSeek-V3.2, arXiv:2512.02556)."""
-    max_completion_length: int | None = None
-    """In tokens; dr_grpo divides by it."""
-    sapo_temperature_pos: float = 1.0
-    """τ of sapo's gate where A > 0; `_neg` where A ≤ 0. Larger values fade faster away from ratio 1."""
+    loss_type: str = "grpo"  # a key of `LOSSES`
+    importance_sampling_level: str = "token"  # a key of `LEVELS`
+    epsilon: float = 0.2  # clip range below 1
+    epsilon_high: float | None = None  # clip range above 1; None: `epsilon`. For cispo the largest ratio
+    delta: float | None = None  # largest unclipped ratio (INTELLECT-2, arXiv:2505.07291)
+    beta: float = 0.0  # weight of the KL term
+    kl_estimator: str = "k3"  # a key of `KL_ESTIMATORS`
+    use_bias_correction_kl: bool = True  # k3 times the ratio (DeepSeek-V3.2, arXiv:2512.02556)
+    max_completion_length: int | None = None  # tokens; divisor of dr_grpo
+    sapo_temperature_pos: float = 1.0  # τ of sapo's gate where A > 0; `_neg`: A ≤ 0
     sapo_temperature_neg: float = 1.05
-    vespo_k_pos: float = 2.0
-    """k and λ of vespo's weight φ(w) = e^λ·w^k·e^(−λw) where A ≥ 0; `_neg` where A < 0."""
+    vespo_k_pos: float = 2.0  # k and λ of vespo's φ where A ≥ 0; `_neg`: A < 0
     vespo_lambda_pos: float = 3.0
     vespo_k_neg: float = 3.0
     vespo_lambda_neg: float = 2.0
-    top_entropy_quantile: float = 1.0
-    """Only this share of the tokens, the most uncertain, carries the policy term (arXiv:2506.01939)."""
-    entropy_coef: float = 0.0
-    """Weight of the entropy bonus (Williams and Peng 1991; A3C, arXiv:1602.01783)."""
+    top_entropy_quantile: float = 1.0  # share of the most uncertain tokens that carries the term (arXiv:2506.01939)
+    entropy_coef: float = 0.0  # weight of the entropy bonus (arXiv:1602.01783)
+    # nats per token; drops completions with A < 0 beyond it (arXiv:2512.02556)
     off_policy_mask_threshold: float | None = None
-    """Drops completions with A < 0 whose mean drift exceeds this, in nats per token (arXiv:2512.02556)."""
 
     def __post_init__(self) -> None:
         if self.loss_type not in LOSSES:
@@ -112,15 +95,11 @@ class LossInputs:
 
     settings: LossConfig
     logp_BT: mx.array
-    log_ratio_BT: mx.array
-    """log π_θ − log π_old, in nats."""
-    ratio: mx.array
-    """[B, T], or [B, 1] at sequence level."""
-    advantage: mx.array
-    """[B, 1] or [B, T]."""
+    log_ratio_BT: mx.array  # log π_θ − log π_old, in nats
+    ratio: mx.array  # [B, T], or [B, 1] at sequence level
+    advantage: mx.array  # [B, 1] or [B, T]
     mask_BT: mx.array
-    importance_weight: mx.array | None
-    """π_old / π_sampler, [B, T] or [B, 1]."""
+    importance_weight: mx.array | None  # π_old / π_sampler, [B, T] or [B, 1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,22 +107,19 @@ class BatchTotals:
     """Counts over the whole optimizer batch, each at least 1."""
 
     rows: Scalar
-    tokens: Scalar
-    """Active tokens."""
-    items: Scalar
-    """`num_items` of `policy_loss`; the trainer uses `tokens`."""
+    tokens: Scalar  # active
+    items: Scalar  # `num_items` of `policy_loss`
     max_length: int | None
 
 
+# inputs → (term [B, T] or [B, 1], metric → values to average)
 Term = Callable[[LossInputs], tuple[mx.array, dict[str, mx.array]]]
-"""Inputs → (term [B, T] or [B, 1], metric → values to average)."""
-Weight = Callable[[mx.array, BatchTotals], mx.array]
-"""(mask [B, T], totals) → weight of every token [B, T]."""
+Weight = Callable[[mx.array, BatchTotals], mx.array]  # (mask [B, T], totals) → weight of every token [B, T]
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A row of the table. `ratio` names the levels its paper defines; other levels run too."""
+    """A row of the table. `ratio`: the levels that its paper defines; others run too."""
 
     name: str
     sentence: str
@@ -165,7 +141,7 @@ class ImportanceLevel:
 
 @dataclass(frozen=True, slots=True)
 class KlEstimator:
-    """KL per token: (log π_ref − log π_θ [B, T], ratio [B, T] or [B, 1], correct for the ratio) → [B, T]."""
+    """(log π_ref − log π_θ [B, T], ratio, correct for the ratio) → KL per token [B, T]."""
 
     name: str
     sentence: str
@@ -237,7 +213,6 @@ def vespo_term(t: LossInputs) -> tuple[mx.array, dict[str, mx.array]]:
 
 
 def _log_sequence_weight(t: LossInputs) -> mx.array:
-    """log w [B, 1]: summed log-ratios with the importance correction, bounded to stay finite in float32."""
     # A sum, not GSPO's mean: φ itself damps long completions. The bounds are TRL's.
     least = math.log(1e-8)
     log_w_B1 = (mx.clip(t.log_ratio_BT, -20.0, 20.0) * t.mask_BT).sum(axis=1, keepdims=True)
@@ -257,10 +232,7 @@ def k3(distance_BT: mx.array, ratio: mx.array, corrected: bool) -> mx.array:
 
 
 def documented_kl(distance_BT: mx.array, ratio: mx.array, _corrected: bool) -> mx.array:
-    """ρ·exp(d) − d − 1, differentiated in all parts.
-
-    Per token ρ·exp(d) is constant in θ; the rest, −d, may be negative, and its gradient averages 0 over samples of π_θ.
-    """
+    """ρ·exp(d) − d − 1, differentiated in all parts."""
     return ratio * mx.exp(distance_BT) - distance_BT - 1
 
 
@@ -285,7 +257,6 @@ def mean_of_items(mask_BT: mx.array, totals: BatchTotals) -> mx.array:
 
 
 def sum_over_max_length(mask_BT: mx.array, totals: BatchTotals) -> mx.array:
-    """Constant divisor: token weights do not depend on the completion's length."""
     if totals.max_length is None:
         raise ValueError("max_completion_length is needed for dr_grpo, which divides by it.")
     return mask_BT / (totals.rows * totals.max_length)
@@ -407,11 +378,8 @@ def token_weights(
     max_completion_length: int | None = None,
     num_items: Scalar | None = None,
 ) -> mx.array:
-    """Weight of every token, [B, T] float32, from the whole optimizer batch's mask.
-
-    `num_items` (dapo, cispo, vespo): the step's active tokens, default those of `mask_BT`. Raises ValueError for
-    dr_grpo without `max_completion_length`.
-    """
+    """Weight of every token, [B, T] float32, from the whole optimizer batch's mask. `num_items` (dapo, cispo, vespo):
+    the step's active tokens. Raises ValueError for dr_grpo without `max_completion_length`."""
     # float32, because bfloat16 has no exact counts above 256.
     mask_BT = mask_BT.astype(mx.float32)
     tokens = mask_BT.sum()
@@ -435,14 +403,9 @@ def policy_loss(
     is_ratio: mx.array | None = None,
     **settings: Any,
 ) -> tuple[mx.array, dict[str, mx.array]]:
-    """Loss of a batch, a scalar differentiable in `logps` (and `entropies`), and its metrics by name.
-
-    Takes the arrays of `policy_terms` and the fields of `LossConfig` by name; unknown names raise TypeError. `is_ratio`
-    is `importance_weight` of `policy_terms`. `num_items`: active tokens of the whole step, the divisor of dapo, cispo
-    and vespo. Metrics: `kl`, `entropy` if their arrays are passed; `clip_ratio_low`, `_high`, `_total`,
-    `clip_ratio/low_min`, `clip_ratio/high_max`; `cispo_clip_ratio`; `vespo/phi_seq_mean`; `policy_loss`, `entropy_coef`
-    with the entropy bonus.
-    """
+    """Loss of a batch, differentiable in `logps` (and `entropies`), and its metrics by name. Takes the arrays of
+    `policy_terms` and the fields of `LossConfig` by name; `is_ratio` is its `importance_weight`. `num_items`: active
+    tokens of the whole step, the divisor of dapo, cispo and vespo."""
     names = {field.name for field in fields(LossConfig)}
     own = LossConfig(**{name: value for name, value in settings.items() if name in names})
     arrays = {name: value for name, value in settings.items() if name not in names}
@@ -472,13 +435,11 @@ def policy_terms(
 ) -> tuple[mx.array, Tally]:
     """One micro-batch's share of the loss, and its tally.
 
-    `logps`, `old_logps`, `ref_logps`, `sampling_logps`, `entropies`: [B, T] in nats at the sampling temperature.
-    `advantages`: [B] or [B, T]. `mask`: [B, T]; values at masked positions are ignored. `old_logps` defaults to the
-    current policy, `sampling_logps` to the old one. `importance_weight`, [B, T] or [B, 1], multiplies the term.
-
-    Totals of the optimizer batch: `weights` (`token_weights`), `entropy_threshold` (`entropy_quantile`),
-    `entropy_tokens` (divisor of the entropy bonus); by default the arrays are the whole batch. Raises ValueError for a
-    setting whose arrays are missing.
+    `logps`, `old_logps`, `ref_logps`, `sampling_logps`, `entropies`: [B, T] in nats at the sampling temperature;
+    `advantages`: [B] or [B, T]; `mask`: [B, T]. `old_logps` defaults to the current policy, `sampling_logps` to the old
+    one. `importance_weight`, [B, T] or [B, 1], multiplies the term. Totals of the optimizer batch, by default of these
+    arrays: `weights`, `entropy_threshold`, `entropy_tokens` (divisor of the bonus). Raises ValueError for a setting
+    whose arrays are missing.
     """
     mask_BT = mask.astype(mx.float32)
     _require_arrays(settings, ref_logps, entropies)
@@ -510,12 +471,9 @@ def policy_terms(
 class TokenValues:
     """Per-token values of a loss, [B, T], for display; undefined where masked."""
 
-    ratio_BT: mx.array
-    """π_θ / π_old; at sequence level the completion's ratio for each token."""
+    ratio_BT: mx.array  # π_θ / π_old
     clipped_BT: mx.array
-    """Clipping took effect."""
-    advantage_BT: mx.array
-    """Advantage times the term's factors: importance correction, and 0 without a policy term."""
+    advantage_BT: mx.array  # times importance correction; 0 without a policy term
 
 
 def token_values(
@@ -530,7 +488,6 @@ def token_values(
     sampling_logps: mx.array | None = None,
     importance_weight: mx.array | None = None,
 ) -> TokenValues:
-    """Compute `TokenValues` from the arguments of `policy_terms`."""
     mask_BT = mask.astype(mx.float32)
     t = _token_arrays(settings, logps, old_logps, advantages, mask_BT, importance_weight)
     _, marks = LOSSES[settings.loss_type].term(t)
@@ -548,7 +505,6 @@ def _require_arrays(s: LossConfig, ref_logps: mx.array | None, entropies: mx.arr
 
 
 def _masked(x_BT: mx.array, mask_BT: mx.array) -> mx.array:
-    """`x_BT` in float32, 0 where masked; uses `where`, because NaN · 0 is NaN."""
     return mx.where(mask_BT > 0, x_BT.astype(mx.float32), 0.0)
 
 
@@ -577,12 +533,10 @@ def _token_arrays(
 
 
 def _per_row_or_token(x: mx.array, mask_BT: mx.array) -> mx.array:
-    """`x` [B, 1] unchanged, or [B, T] with 0 at masked positions."""
     return x.astype(mx.float32) if x.shape[1] == 1 else _masked(x, mask_BT)
 
 
 def _kl(t: LossInputs, ref_logp_BT: mx.array) -> mx.array:
-    """KL term [B, T], Schulman's estimator where it is only logged."""
     s = t.settings
     distance_BT = ref_logp_BT - t.logp_BT
     if s.kl_estimator == "documented" and s.beta == 0:
@@ -591,16 +545,13 @@ def _kl(t: LossInputs, ref_logp_BT: mx.array) -> mx.array:
 
 
 def _term_factor(t: LossInputs, sampling_logps: mx.array | None, uncertain_BT: Scalar) -> Scalar:
-    """Constant factors of the policy term: 0 or 1 per token, and the importance correction."""
     factor = _on_policy_rows(t, sampling_logps) * uncertain_BT
     in_phi = t.settings.loss_type == "vespo"  # which has the correction inside φ
     return factor if t.importance_weight is None or in_phi else factor * t.importance_weight
 
 
 def _on_policy_rows(t: LossInputs, sampling_logps: mx.array | None) -> Scalar:
-    """0 for rows with A < 0 whose mean log(π_sampler / π_θ) exceeds the threshold, else 1 (DeepSeek-V3.2,
-    arXiv:2512.02556); [B, 1] or [B, T].
-    """
+    """0 for rows with A < 0 whose mean log(π_sampler / π_θ) exceeds the threshold, else 1; [B, 1] or [B, T]."""
     if t.settings.off_policy_mask_threshold is None:
         return 1.0
     # Only A < 0: the push away from a text grows without bound (`clipped`), here for a text the policy no longer
@@ -616,9 +567,8 @@ def _on_policy_rows(t: LossInputs, sampling_logps: mx.array | None) -> Scalar:
 
 
 def entropy_quantile(entropies_BT: mx.array, mask_BT: mx.array, top: float) -> mx.array:
-    """Entropy in nats exceeded by the share `top` of the active tokens, interpolated as `numpy.quantile(…, 1 − top)`;
-    infinite without active tokens (arXiv:2506.01939).
-    """
+    """Entropy in nats that the share `top` of the active tokens exceeds, as `numpy.quantile(…, 1 − top)`; infinite
+    without active tokens."""
     mask_BT = mask_BT.astype(mx.float32)
     # Masked tokens sort to the end, beyond every position that the active ones have.
     ordered = mx.sort(mx.where(mask_BT > 0, entropies_BT.astype(mx.float32), mx.inf).reshape(-1))
@@ -631,7 +581,6 @@ def entropy_quantile(entropies_BT: mx.array, mask_BT: mx.array, top: float) -> m
 
 
 def _entropy_mask(s: LossConfig, entropy_BT: mx.array | None, mask_BT: mx.array, threshold: Scalar | None) -> Scalar:
-    """1 where the entropy reaches the threshold."""
     if s.top_entropy_quantile >= 1 or entropy_BT is None:
         return 1.0
     if threshold is None:
@@ -663,5 +612,4 @@ def _tally(t: LossInputs, marks: dict[str, mx.array], kl_BT: mx.array | None, en
 
 
 def _row_shares(mark: mx.array, mask_BT: mx.array, by_row: bool) -> mx.array:
-    """Share of marked tokens per row, [B]; NaN for rows without active tokens."""
     return mark[:, 0].astype(mx.float32) if by_row else (mark * mask_BT).sum(axis=1) / mask_BT.sum(axis=1)

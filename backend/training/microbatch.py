@@ -1,10 +1,6 @@
-"""Micro-batch planning, on plain lists: which rows go through the model together.
-
-The plan minimises tokens that enter the model, padding included; prompts are read once for rows that go together. 1.
-Sort rows by falling length into buckets (multiples of `LENGTH_BUCKET`). 2. Merge neighbouring buckets where padding
-costs less than another pass (`PASS_OVERHEAD` plus the prompts), by dynamic programming. 3. Split what exceeds the
-limits, group by group. 4. Run the largest first, so that the allocator's cache serves the rest.
-"""
+"""Plans which rows go through the model together, on plain lists, for the fewest tokens with padding: sort by length
+into buckets, merge neighbours where padding costs less than another pass (dynamic programming), split what exceeds the
+limits, largest first, so that the allocator's cache serves the rest."""
 
 from __future__ import annotations
 
@@ -13,16 +9,13 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, groupby, pairwise
 from typing import Literal
 
-LENGTH_BUCKET = 32
-"""In tokens; completions in the same bucket are never separated for their length."""
+LENGTH_BUCKET = 32  # tokens
 
-PASS_OVERHEAD = 256
-"""Cost in tokens of one more forward and backward pass."""
+PASS_OVERHEAD = 256  # cost of one more pass, in tokens
 
 
+# prompts are read once in all, once per micro-batch, or once per row
 PromptMode = Literal["prefilled", "per_micro_batch", "per_row"]
-"""Prompts are read once in all (`shared_prefix`), once per micro-batch, or once per row (caches that cannot be shared).
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +35,8 @@ def plan_micro_batches(
     token_budget: int | None = None,
     prompts: PromptMode = "per_micro_batch",
 ) -> list[list[int]]:
-    """Row indices by micro-batch, largest first.
-
-    Each has at most `most_rows` rows and `token_budget` tokens with padding; a larger row goes alone.
-    """
+    """Row indices by micro-batch, largest first, each of at most `most_rows` rows and `token_budget` tokens with
+    padding; a larger row goes alone."""
     shared = prompts != "per_row"
     # Prefilled for all micro-batches, a prompt costs none of them anything, wherever its rows are.
     if prompts == "prefilled":
@@ -61,10 +52,9 @@ def plan_micro_batches(
 
 
 class MicroBatchRows:
-    """Rows that go through the model together, and their cost in tokens."""
+    """Rows that go through the model together. `shared`: prompts are read once per group."""
 
     def __init__(self, shared: bool, rows: Sequence[RowLengths] = ()) -> None:
-        """`shared`: prompts are read once per group, not once per row."""
         self.shared = shared
         self.rows = list(rows)
         self.groups = {row.group for row in rows}
@@ -73,14 +63,12 @@ class MicroBatchRows:
 
     @property
     def tokens(self) -> int:
-        """Tokens through the model, padding included."""
         # Two padded arrays where prompts are shared, [rows, longest] and [groups, longest prompt]; else one with whole
         # rows.
         completions = len(self.rows) * self.longest
         return completions + len(self.groups) * self.longest_prompt if self.shared else completions
 
     def tokens_with(self, row: RowLengths) -> int:
-        """`tokens` if `row` were added."""
         completions = (len(self.rows) + 1) * max(self.longest, _own_tokens(row, self.shared))
         prompts = len(self.groups | {row.group}) * max(self.longest_prompt, row.prompt)
         return completions + prompts if self.shared else completions
@@ -100,9 +88,7 @@ def _own_tokens(row: RowLengths, shared: bool) -> int:
 
 
 def _merge_buckets(buckets: list[MicroBatchRows]) -> list[MicroBatchRows]:
-    """Cheapest merge of neighbouring buckets. `cost[i]` is the least cost of buckets i…, `next_border[i]` the end of
-    its first merged run.
-    """
+    """`cost[i]` is the least cost of buckets i…, `next_border[i]` the end of its first merged run."""
     borders = len(buckets)
     cost, next_border = [0.0] * (borders + 1), [borders] * (borders + 1)
     # At most a few dozen buckets (max_completion_length / LENGTH_BUCKET), so all O(n²) merged runs are tried.

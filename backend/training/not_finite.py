@@ -1,6 +1,4 @@
-"""Detection of NaN and infinities in a step. Such an update is never applied; it ends the run
-(`backend.trainer.not_finite`).
-"""
+"""Finds NaN and infinities in a step. Such an update is never applied; it ends the run."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ Quantity = Literal["reward", "log-probability", "loss", "gradient", "weight"]
 
 @dataclass(frozen=True, slots=True)
 class GradientNorm:
-    """One parameter's gradient: norm, largest finite magnitude and number of non-finite entries."""
+    """One parameter's gradient: norm, largest finite magnitude, non-finite entries, entries."""
 
     name: str
     norm: float
@@ -31,11 +29,8 @@ class GradientNorm:
 
 
 class NotFiniteError(Exception):
-    """`quantity` is not finite; `where` locates it.
-
-    update – number of the optimizer update, from 1; 0 before the first. gradients – of every parameter. tokens – row of
-    the batch → name → a number per completion token.
-    """
+    """`quantity` is not finite; `where` locates it. `update`: from 1, 0 before the first; `tokens`: row of the batch →
+    name → a number per completion token."""
 
     def __init__(self, quantity: Quantity, where: str) -> None:
         super().__init__(f"{quantity}: {where}")
@@ -46,12 +41,11 @@ class NotFiniteError(Exception):
         self.tokens: dict[int, dict[str, list[float]]] = {}
 
 
-LARGEST_SCORE = 1e30
-"""Advantages square differences of scores in float32, which ends at 3e38."""
+LARGEST_SCORE = 1e30  # advantages square differences in float32
 
 
 def check_scores(groups: Sequence[Group]) -> None:
-    """Raise NotFiniteError for scores, or sums of them, that are not finite or too large."""
+    """Raises NotFiniteError for scores, or sums of them, that are not finite or too large."""
     for group in groups:
         for completion in group.completions:
             for name, score in [*completion.scores.items(), ("their weighted sum", completion.reward)]:
@@ -60,7 +54,7 @@ def check_scores(groups: Sequence[Group]) -> None:
 
 
 def check_sampled(groups: Sequence[Group]) -> None:
-    """Raise NotFiniteError if a sampled token has no finite log-probability."""
+    """Raises NotFiniteError if a sampled token has no finite log-probability."""
     for group in groups:
         for completion in group.completions:
             if math.isfinite(
@@ -80,7 +74,7 @@ def check_sampled(groups: Sequence[Group]) -> None:
 
 
 def gradient_norms(gradient: Any) -> list[GradientNorm]:
-    """Norm of every parameter's gradient, in float32, largest first."""
+    """Norm of every parameter's gradient, largest first."""
     arrays: Any = tree_flatten(gradient)
     norms: list[GradientNorm] = []
     for name, x in arrays:

@@ -1,13 +1,8 @@
 """Optimizers by name, with 32-bit or 8-bit state, and gradient clipping.
 
-8-bit state (after Dettmers et al., arXiv:2110.02861) stores blocks of 256 one-byte codes and the block's largest
-magnitude in float32:
-
-momentum, signed: x = ± (c / 127)⁴ · largest
-squares, never negative: x = (c / 255)⁸ · largest
-
-Packing rounds stochastically, keyed by the update's number, so that small changes are not lost and a resumed run
-repeats them. A square above 0 is never rounded to 0.
+8-bit state (after arXiv:2110.02861) stores blocks of 256 one-byte codes and their largest magnitude in float32:
+momentum x = ± (c / 127)⁴ · largest, squares x = (c / 255)⁸ · largest. Packing rounds stochastically, keyed by the
+update's number; a square above 0 is never rounded to 0.
 """
 
 from __future__ import annotations
@@ -23,22 +18,19 @@ from mlx.utils import tree_flatten, tree_map
 
 from backend.engine.graph import evaluate_after
 
-BLOCK = 256
-"""Block size. Smaller arrays stay in float32."""
-SCALE = "_scale"
-"""Suffix of the names of block magnitudes."""
+BLOCK = 256  # smaller arrays stay in float32
+SCALE = "_scale"  # suffix of block magnitudes
 
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """Number format: code `zero` ± c stands for (c / `most`) squared `squarings` times, as a share of the largest."""
+    """Code `zero` ± c stands for (c / `most`) squared `squarings` times, as a share of the largest."""
 
     most: int
     zero: int
     squarings: int
 
     def share(self, c: mx.array) -> mx.array:
-        """Share of the largest that c stands for, c = 0 … `most`."""
         share = c / self.most
         for _ in range(self.squarings):
             share = mx.square(share)
@@ -56,9 +48,7 @@ UNSIGNED = Code(most=255, zero=0, squarings=3)
 
 
 def pack(x: mx.array, code: Code, draw: mx.array) -> tuple[mx.array, mx.array]:
-    """Return bytes shaped like `x` and each block's largest magnitude. `draw`: uniform numbers in [0, 1), one per entry
-    of `x`.
-    """
+    """Bytes shaped like `x` and each block's largest magnitude. `draw`: uniform numbers in [0, 1), one per entry."""
     blocks, draws = _blocks(x.astype(mx.float32)), _blocks(draw)
     size = mx.abs(blocks)
     largest = size.max(axis=1, keepdims=True)
@@ -80,17 +70,14 @@ def unpack(codes: mx.array, largest: mx.array, code: Code) -> mx.array:
 
 
 def _blocks(x: mx.array) -> mx.array:
-    """[blocks, BLOCK], padded."""
     return mx.pad(x.reshape(-1), (0, -x.size % BLOCK)).reshape(-1, BLOCK)
 
 
 class EightBitState(optimizers.Optimizer):
     """Mixin that keeps an optimizer's state packed between updates."""
 
-    codes: ClassVar[Mapping[str, Code]]
-    """Names of packed states → format."""
-    span: ClassVar[int] = 1 << 20
-    """Entries updated together; a multiple of BLOCK."""
+    codes: ClassVar[Mapping[str, Code]]  # packed states → format
+    span: ClassVar[int] = 1 << 20  # entries updated together; a multiple of BLOCK
 
     def init_single(self, parameter: mx.array, state: dict[str, Any]) -> None:
         super().init_single(parameter, state)
@@ -156,16 +143,13 @@ class Muon8bit(EightBitState, optimizers.Muon):
 
 
 def state_arrays(optimizer: Optimizer) -> dict[str, mx.array]:
-    """The optimizer's whole state by dotted name, for `mx.save_safetensors`."""
+    """The optimizer's whole state by dotted name."""
     return dict(tree_flatten(optimizer.state))
 
 
 def restore(optimizer: Optimizer, arrays: dict[str, mx.array]) -> None:
-    """Restore `state_arrays` exactly.
-
-    Fills the existing state object, which the compiled update captured. Raises ValueError for an array that is missing,
-    unknown or of another shape or type.
-    """
+    """Restore `state_arrays` exactly, into the state object that the compiled update captured. Raises ValueError for an
+    array that is missing, unknown or of another shape or type."""
     expected = state_arrays(optimizer)
     for name in sorted(expected.keys() | arrays.keys()):
         ours, theirs = (_described(state.get(name)) for state in (expected, arrays))
@@ -175,7 +159,6 @@ def restore(optimizer: Optimizer, arrays: dict[str, mx.array]) -> None:
 
 
 def _fill(state: Any, path: str, arrays: dict[str, mx.array]) -> None:
-    """Fill a state's dicts and lists in place."""
     for key, value in list(state.items() if isinstance(state, dict) else enumerate(state)):
         name = f"{path}{key}"
         if isinstance(value, dict | list):
@@ -189,11 +172,8 @@ def _described(array: mx.array | None) -> str:
 
 
 def clip_by_norm(grads: Any, max_norm: float | None) -> tuple[Any, mx.array]:
-    """Scale gradients to a global norm of at most `max_norm`; return them and the norm before clipping (a scalar).
-
-    0 or None never clips. Sums in float32; gradients keep their dtype. A non-finite norm makes the gradients
-    non-finite.
-    """
+    """Scale gradients to a global norm of at most `max_norm` (0, None: never); return them and the norm before, a
+    scalar. A non-finite norm makes the gradients non-finite."""
     squares = [mx.square(g.astype(mx.float32)).sum() for _, g in tree_flatten(grads)]
     norm = mx.sqrt(sum(squares, mx.array(0.0)))
     if not max_norm:
@@ -202,21 +182,17 @@ def clip_by_norm(grads: Any, max_norm: float | None) -> tuple[Any, mx.array]:
     return tree_map(lambda g: (g * scale).astype(g.dtype), grads), norm
 
 
-LearningRate = Callable[[int], float]
-"""Update number, from 0 → learning rate."""
+LearningRate = Callable[[int], float]  # update number, from 0 → learning rate
 
 
 @dataclass(frozen=True, slots=True)
 class OwnUpdates:
-    """Optimizer and schedule given by the calling program; None for those of the settings."""
+    """Optimizer and schedule of the calling program; None for those of the settings."""
 
-    make: Callable[[float], Optimizer] | None = None
-    """Learning rate of the settings → a new optimizer."""
+    make: Callable[[float], Optimizer] | None = None  # learning rate of the settings → optimizer
     rate: LearningRate | None = None
-    keeps_rate: bool = False
-    """The learning rate cannot be set from outside."""
-    compiles: bool = True
-    """The update may be compiled with `mx.compile`."""
+    keeps_rate: bool = False  # the rate cannot be set from outside
+    compiles: bool = True  # with `mx.compile`
 
 
 SETTINGS_DECIDE = OwnUpdates()
@@ -243,11 +219,10 @@ Make = Callable[[Hyperparameters], Optimizer]
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Builds an optimizer from the shared settings it supports."""
+    """Builds an optimizer from the settings it supports."""
 
     make: Make
-    make_8bit: Make | None = None
-    """With 8-bit state; None if not available."""
+    make_8bit: Make | None = None  # none: not available
     has_decay: bool = False
     has_betas: bool = False
     has_epsilon: bool = False
@@ -305,12 +280,8 @@ def optimizer(
     epsilon: float = 1e-8,
     bits: int = 32,
 ) -> Optimizer:
-    """Create an optimizer with 32-bit or 8-bit state; unsupported settings are ignored.
-
-    adamw is torch's: decoupled weight decay, bias correction (Loshchilov and Hutter, arXiv:1711.05101). muon
-    orthogonalises updates of matrices; vectors get plain momentum. Raises ValueError for an unknown name or unavailable
-    precision.
-    """
+    """Create an optimizer; unsupported settings are ignored. adamw is torch's: decoupled decay, bias correction
+    (arXiv:1711.05101). muon orthogonalises updates of matrices. Raises ValueError for an unknown name or precision."""
     if name not in OPTIMIZERS:
         raise ValueError(f"optimizer is one of {', '.join(OPTIMIZERS)}, not {name!r}.")
     make = {32: OPTIMIZERS[name].make, 8: OPTIMIZERS[name].make_8bit}.get(bits)

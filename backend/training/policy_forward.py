@@ -1,6 +1,5 @@
 """Micro-batches, and a model's forward passes over them. Prompts are prefilled once for all micro-batches where that
-saves work (`shared_prefix`), else once per micro-batch.
-"""
+saves work (`shared_prefix`)."""
 
 from __future__ import annotations
 
@@ -24,14 +23,12 @@ from backend.training.shared_prefix import SharedPrefix
 # Which rows of an optimizer batch each rank learns from: contiguous shares of the tokens, as large as the ranks are
 # fast.
 
-SNAP = 0.05
-"""Fraction of all tokens by which a rank's border may move to fall between groups."""
+SNAP = 0.05  # of all tokens, by which a rank's border may move to fall between groups
 
 
 def rows_of_ranks(rows: Sequence[RowLengths], speeds: Sequence[float]) -> list[list[int]]:
-    """Row indices of each rank, in proportion to `speeds`, group by group; may be empty. Raises ValueError for speeds ≤
-    0.
-    """
+    """Row indices of each rank: contiguous shares of the tokens in proportion to `speeds`, group by group; may be
+    empty. Raises ValueError for speeds ≤ 0."""
     if not speeds or min(speeds) <= 0:
         raise ValueError(f"the speeds of the ranks are above 0, not {list(speeds)}")
     ordered = sorted(rows, key=lambda row: (row.group, row.index))
@@ -66,11 +63,9 @@ def do_nothing() -> None: ...
 class MicroBatch:
     batch: Batch
     rows: SequenceRows
-    groups: list[int]
-    """Prompt indices in the step, in row order."""
+    groups: list[int]  # prompt indices in the step, in row order
 
     def noisy_rows(self) -> tuple[list[int], list[int]]:
-        """(row numbers in the rollout, tokens), on the host."""
         batch = self.batch
         lengths = batch.prompt_length_B + batch.length_B
         return batch.row_B.tolist(), lengths.tolist()  # pyright: ignore[reportReturnType]: one axis, so lists
@@ -81,28 +76,20 @@ class MicroBatch:
 
 @dataclass(slots=True)
 class PolicyForward:
-    """Settings of the forward pass. `micro_batch_tokens` and `chunk` trade memory for time only."""
+    """Settings of the forward pass."""
 
     temperature: float
-    chunk: int
-    """Completion tokens whose logits are in memory at once."""
+    chunk: int  # completion tokens whose logits are in memory at once
     micro_batch_tokens: int
     has_dropout: bool = False
-    noise: EmbeddingNoise | None = None
-    """Noise on the policy's embeddings in every forward pass of training."""
-    noisy_model: SplitModel | None = None
-    """The policy, if it has noise; the reference never has."""
-    largest_micro_batch: int = 0
-    """In tokens, counted as `micro_batch_tokens`."""
-    poll: Callable[[], None] = do_nothing
-    """Called after every micro-batch."""
-    penalties: Penalties = NO_PENALTIES
-    """Sampling penalties, which are part of the policy."""
+    noise: EmbeddingNoise | None = None  # on the policy's embeddings, in training
+    noisy_model: SplitModel | None = None  # the policy, if it has noise
+    largest_micro_batch: int = 0  # tokens
+    poll: Callable[[], None] = do_nothing  # called after every micro-batch
+    penalties: Penalties = NO_PENALTIES  # of sampling, part of the policy
     ranks: Collectives = ALONE
-    speeds: Sequence[float] = ()
-    """Tokens per second of each rank, identical on all. Empty: equal shares."""
-    own_tokens: int = 0
-    """Tokens this rank has processed so far."""
+    speeds: Sequence[float] = ()  # tokens per second of each rank; empty: equal shares
+    own_tokens: int = 0  # that this rank has processed
 
     def micro_batches(self, split_model: SplitModel, batch: Batch, most_rows: int | None = None) -> list[MicroBatch]:
         """Split this rank's rows within `most_rows` and `micro_batch_tokens`."""
@@ -131,11 +118,7 @@ class PolicyForward:
         entropy_gradient: bool = False,
         prefilled: PrefilledPrompts | None = None,
     ) -> TokenScores:
-        """Log-probabilities and entropies [B, T] in nats at the sampling temperature, 0 where masked.
-
-        `prefilled`: prefilled prompts. Gradients flow only with `with_gradient`, through the entropy only with
-        `entropy_gradient`.
-        """
+        """Log-probabilities and entropies [B, T] in nats at the sampling temperature, 0 where masked."""
         noise = contextlib.nullcontext()
         if self.noise is not None and self.noise.rollout is not None and split_model is self.noisy_model:
             # Whole rows: a prompt has other noise for each of its completions.
@@ -182,7 +165,7 @@ class PolicyForward:
         return SharedPrefix(micro_batches, self.micro_batch_tokens) if pays else None
 
     def prompt_mode(self, split_model: SplitModel) -> PromptMode:
-        """Number of times prompts are read. Dropout allows one only: a second pass would drop other activations."""
+        """How often prompts are read. With dropout not once in all: a second pass would drop other activations."""
         if not split_model.prefix_layers or self.noise is not None:
             return "per_row"
         return "per_micro_batch" if self.has_dropout else "prefilled"
@@ -195,7 +178,7 @@ def _tokens(rows: SequenceRows, mode: PromptMode) -> int:
 
 
 def micro_batch_of(batch: Batch) -> MicroBatch:
-    """Wrap a batch as one micro-batch. Reads lengths and mask on the host."""
+    """Reads lengths and mask on the host."""
     rows = sequence_rows(batch.tokens_BL, batch.prompt_length_B, batch.group_B, batch.completion_BT, batch.mask_BT)
     groups: list[int] = batch.group_B.tolist()  # pyright: ignore[reportAssignmentType]: one axis, so a list
     return MicroBatch(batch, rows, list(dict.fromkeys(groups)))

@@ -1,7 +1,5 @@
-"""Learning-rate schedules as functions of the update number.
-
-To add one, write its shape here, add it to `SCHEDULES`, and list it in `backend.config.settings.training`.
-"""
+"""Learning-rate schedules as functions of the update number. To add one, write its shape here, add it to `SCHEDULES`,
+and list it in `backend.config.settings.training`."""
 
 from __future__ import annotations
 
@@ -12,8 +10,7 @@ from typing import Any
 
 from backend.config.updates import final_rate, warmup_updates
 
-NO_WARM_UP_TIMESCALE = 10_000
-"""Timescale of `inverse_sqrt` without warm-up, in updates, as in transformers."""
+NO_WARM_UP_TIMESCALE = 10_000  # of `inverse_sqrt`, in updates, as in transformers
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,32 +20,25 @@ class ScheduleCurve:
     peak: float
     final: float
     updates: int
-    start: int
-    """First update after the peak; 0 without warm-up."""
-    fall: int
-    """Updates over which the rate falls."""
+    start: int  # first update after the peak; 0 without warm-up
+    fall: int  # updates over which the rate falls
     cycles: int
     power: float
 
     def progress(self, n: int) -> float:
-        """Completed fraction of the fall, n updates after the peak."""
         return min(1.0, n / self.fall)
 
     def between(self, left: float) -> float:
-        """`final` where `left` is 0, `peak` where it is 1."""
         return self.final + (self.peak - self.final) * left
 
     def down_to(self, done: float) -> float:
-        """peak · (final / peak)^done."""
         return self.peak * (self.final / self.peak) ** done
 
 
-Shape = Callable[[ScheduleCurve, int], float]
-"""(curve, n) → the rate n updates after the peak."""
+Shape = Callable[[ScheduleCurve, int], float]  # (curve, n) → the rate n updates after the peak
 
 
 def constant(curve: ScheduleCurve, n: int) -> float:
-    """peak."""
     return curve.peak
 
 
@@ -98,6 +88,7 @@ def warmup_stable_decay(curve: ScheduleCurve, n: int) -> float:
     return cosine(curve, max(0, n - stable))
 
 
+# linear, cosine, exponential and step as mlx's, the others as transformers'
 SCHEDULES: dict[str, Shape] = {
     "constant": constant,
     "constant_with_warmup": constant,
@@ -110,8 +101,6 @@ SCHEDULES: dict[str, Shape] = {
     "inverse_sqrt": inverse_sqrt,
     "warmup_stable_decay": warmup_stable_decay,
 }
-"""Linear, cosine, exponential and step equal mlx's, joined to the warm-up as in mlx-lm; the others equal transformers'.
-"""
 
 
 def schedule(
@@ -126,11 +115,8 @@ def schedule(
     cycles: int = 1,
     power: float = 1.0,
 ) -> Callable[[int], float]:
-    """Return the learning rate of every update.
-
-    It rises linearly from `warmup_init` to `peak` at update `warmup_updates`, then falls to `final` over
-    `decay_fraction` of the run. The fall counts from the update after the peak, as in mlx-lm. Raises ValueError for
-    another kind.
+    """The learning rate of every update: linear from `warmup_init` to `peak` at update `warmup_updates`, then down to
+    `final` over `decay_fraction` of the run, counted from the update after the peak, as in mlx-lm. Raises ValueError.
     """
     if kind not in SCHEDULES:
         raise ValueError(f"lr_schedule is one of {', '.join(SCHEDULES)}, not {kind!r}.")
@@ -146,7 +132,6 @@ def schedule(
 
 
 def learning_rates(config: Any, steps: int) -> Callable[[int], float]:
-    """Learning rates of all updates of a run of `steps` steps."""
     updates = steps * config.updates_per_step
     return schedule(
         config.lr_schedule,

@@ -1,11 +1,9 @@
 """One prefill and one backward pass per prompt, however many micro-batches its completions span.
 
-1. Prefill every prompt without gradient: K, V per layer [P, heads, K, d] and the last hidden state [P, H]. 2. Each
-micro-batch treats these as constants; their gradients dL/dK, dL/dV and dL/dh accumulate. 3. One more forward and
-backward pass per prompt turns the accumulated gradients into parameter gradients.
-
-By the chain rule dL/dθ = Σ_micro-batch ∂L/∂θ|_{K,V} + Σ_prompt (dL/dK · ∂K/∂θ + dL/dV · ∂V/∂θ + dL/dh · ∂h/∂θ), as in
-gradient checkpointing (arXiv:1604.06174). Letters: P prompts, K prompt tokens, H hidden, d head size.
+Prompts are prefilled without gradient; each micro-batch treats K, V and the last state h as constants, whose gradients
+accumulate; one more pass per prompt turns those into parameter gradients. By the chain rule dL/dθ = Σ_micro-batch
+∂L/∂θ|_{K,V} + Σ_prompt (dL/dK · ∂K/∂θ + dL/dV · ∂V/∂θ + dL/dh · ∂h/∂θ). Letters: P prompts, K prompt tokens, H hidden,
+d head size.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ from backend.engine.output_layer import SplitModel
 
 
 class RowsAndGroups(Protocol):
-    """The part of a micro-batch read here: `groups` are the prompt indices in the step, in row order."""
+    """The part of a micro-batch that is read here."""
 
     @property
     def rows(self) -> SequenceRows: ...
@@ -68,7 +66,6 @@ class SharedPrefix:
         return spans[0] if len(spans) == 1 else _map_arrays(lambda *x: mx.concatenate(list(x)), *spans)
 
     def select(self, prefilled: PrefilledPrompts, micro_batch: RowsAndGroups) -> PrefilledPrompts:
-        """The prompts of a micro-batch, as `prefill_prompts` returns them."""
         # 4 axes: keys and values [P, J, K, d], cut to this micro-batch's padded width; 2 axes: the last states [P, H].
         index_P, K = self._indices(micro_batch), micro_batch.rows.prompt_PK.shape[1]
         return _map_arrays(lambda x: x[index_P, :, :K] if x.ndim == 4 else x[index_P], prefilled)

@@ -8,16 +8,12 @@ from collections.abc import Hashable, Iterable, Sequence
 
 from backend.types import Completion, Group
 
-NGRAM = 8
-"""Length of the n-grams whose repeats are counted; shorter ones recur in normal text."""
+NGRAM = 8  # shorter repeats are normal text
 
 
 def variety_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """Diversity metrics from 0 to 1: means over the groups, and `completions/repetition` over the completions.
-
-    `completions/distinct_fraction`: distinct completions over their number. `completions/identical_fraction`:
-    completions equal to another of their group. `completions/distinct_1` and `_2`: `distinct_ngrams` of a group.
-    """
+    """Diversity from 0 to 1, means over the groups: distinct completions (`distinct_fraction`), completions equal to
+    another (`identical_fraction`), `distinct_1` and `_2`; over the completions `repetition`."""
     ids = [[_ids(completion) for completion in group.completions] for group in groups]
     counts = [Counter(map(tuple, group)) for group in ids]
     sizes = [len(group) for group in ids]
@@ -51,10 +47,7 @@ def _ids(completion: Completion) -> Sequence[int]:
 
 
 def distinct_ngrams(group: Sequence[Sequence[Hashable]], n: int) -> float:
-    """distinct-n of a group (Li et al. 2016, arXiv:1510.03055, section 5.2): distinct n-grams over all n-grams.
-
-    0 to 1; falls with length. 0 without tokens.
-    """
+    """Distinct n-grams over all tokens of a group (arXiv:1510.03055, section 5.2); falls with length."""
     tokens = sum(map(len, group))
     if not tokens:
         return 0.0
