@@ -1,13 +1,8 @@
 """The event log of a run, events.jsonl: one JSON object per line, one writer, any number of readers.
 
-Every line has `v`, `seq`, `t` (unix seconds), `mono` (seconds on its process's monotonic clock; older logs lack it) and
-`kind`. A line is written in one piece and flushed, so a killed process leaves at most one line without its newline,
-which readers ignore. Readers skip kinds they do not know.
-
-Each checkpoint's state.json records how many bytes events.jsonl and completions.jsonl had when its step was done (both
-are fsynced first). A resume takes the newest complete checkpoint, truncates both files to those lengths, without a
-checkpoint to 0, and appends from there. Later steps are trained again, so each step appears once and `seq` has no gaps.
-A `Follower` that had read past that length starts over from byte 0 and sets `restarted`.
+Every line has `v`, `seq`, `t` (unix seconds), `mono` (seconds on the monotonic clock; older logs lack it) and `kind`.
+A resume truncates events.jsonl and completions.jsonl to the lengths in the checkpoint's state.json and appends, so each
+step appears once. A `Follower` that had read past that length starts over.
 """
 
 from __future__ import annotations
@@ -34,14 +29,9 @@ from backend.utils.text import quote
 
 VERSION = 1
 RUN_FORMAT = VERSION
-"""Version of the run folder's format: lines of the event log, changes.json and each state.json carry it as `v`.
-
-Within a version files may gain keys, which older programs ignore and newer ones fill with defaults. It goes up when an
-older program would misread a run; no program touches a run of a newer version.
-"""
+"""`v` of event log, changes.json and state.json; it goes up when an older program would misread a run."""
 
 ENDINGS = ("finished", "stopped", "failed")
-"""Kinds that end an event log; a resume truncates them away."""
 KINDS = ("started", "phase", "command", "step", "eval", "checkpoint", "change", "health", "note", *ENDINGS)
 PHASES = ("loading", "sampling", "scoring", "learning", "evaluating", "saving", "exporting", "paused")
 
@@ -63,27 +53,20 @@ METRICS = {
     **dict.fromkeys(("peak_memory_gb", "peak_memory_gb/rollout", "peak_memory_gb/train"), "GB"),
     "num_tokens": "tokens",
 }
-"""Metrics of every step → their unit. For each reward function there are also `rewards/<function>/mean` and `/std`."""
+"""Metric of every step → its unit. Each reward function adds `rewards/<function>/mean` and `/std`."""
 
 Event = dict[str, Any]
 
-LONGEST_LINE = 64 << 20
-"""Bytes. Longer lines are not ours, and are read in pieces that parse as nothing."""
-TAIL_BYTES = TAIL_BLOCK = 1 << 16
-LAST_TIME = 253_402_300_800
-"""Unix seconds of the year 10,000."""
-MOST_STEPS = 2**53
-"""Beyond it a float does not tell two steps apart."""
+TAIL_BYTES = 1 << 16
 _NUMBERS = {int, float, NoneType}
 
 
 def is_step(value: object) -> TypeGuard[int]:
-    """Whether a value counts steps."""
-    return type(value) is int and 0 <= value < MOST_STEPS
+    return type(value) is int and value >= 0
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Whether a value is a finite number within the range of a float; true and false are not."""
+    """True for a number that is finite as a float; not for booleans."""
     try:
         return type(value) in (int, float) and math.isfinite(cast("float", value))
     except OverflowError:
@@ -94,45 +77,37 @@ def _is_text(value: object) -> bool:
     return type(value) is str
 
 
-def _is_mapping(value: object) -> bool:
-    return isinstance(value, dict)
-
-
 _FIELDS: dict[str, Callable[[object], bool]] = {
     **dict.fromkeys(("step", "iterations", "seq", "resumed_from", "until", "since"), is_step),
     **dict.fromkeys(("mono", "progress", "value", "threshold", "seconds", "done", "total"), is_number),
     **dict.fromkeys(("sentence", "advice", "code", "level", "metric", "phase", "word", "source", "reason"), _is_text),
     **dict.fromkeys(("split", "path", "model", "command", "device"), _is_text),
-    **dict.fromkeys(("metrics", "versions", "reward_files", "settings"), _is_mapping),
-    "t": lambda value: is_number(value) and 0 <= value < LAST_TIME,
+    **dict.fromkeys(("metrics", "versions", "reward_files", "settings"), lambda value: isinstance(value, dict)),
+    "t": lambda value: is_number(value) and 0 <= value < 253_402_300_800,  # the year 10,000
 }
-"""Field → check of its type. None is allowed everywhere, and so is any value of an unknown field."""
+"""Field → check of its type; None is allowed everywhere."""
 
 
 def well_formed(event: Event) -> Event | None:
-    """The event without fields of another type than theirs, or None if it has no kind. May change `event`."""
+    """The event without fields of a wrong type, or None if it has no kind. May change `event`."""
     if type(event.get("kind")) is not str:
         return None
     for key in [key for key in event if key in _FIELDS and event[key] is not None and not _FIELDS[key](event[key])]:
         del event[key]
     metrics = event.get("metrics")
     if metrics is not None and event["kind"] in ("step", "eval"):
-        event["metrics"] = metrics = _finite(metrics)
+        try:  # one sum shows that all are finite
+            values = metrics.values()
+            is_clean = set(map(type, values)) <= _NUMBERS and math.isfinite(sum(filter(None, values)))
+        except OverflowError:
+            is_clean = False
+        if not is_clean:
+            metrics = {key: value for key, value in metrics.items() if value is None or is_number(value)}
         # Runs from before December 2026 have only TRL's name, the same number unless rewards are scaled over the batch.
         if "frac_reward_zero_std" in metrics:
             metrics.setdefault("frac_groups_without_signal", metrics["frac_reward_zero_std"])
+        event["metrics"] = metrics
     return event
-
-
-def _finite(metrics: dict[str, Any]) -> dict[str, Any]:
-    """Metrics without what is not a number. Most have only numbers, which one sum shows."""
-    values = metrics.values()
-    try:
-        if set(map(type, values)) <= _NUMBERS and math.isfinite(sum(filter(None, values))):
-            return metrics
-    except OverflowError:
-        pass
-    return {key: value for key, value in metrics.items() if value is None or is_number(value)}
 
 
 def json_safe(value: Any) -> Any:
@@ -151,8 +126,8 @@ def json_safe(value: Any) -> Any:
 class JsonLines:
     """Appends whole JSON lines to a file and counts its bytes in `size`. One writer at a time.
 
-    A line that cannot be written whole is cut off again, `size` stays, and DiskError is raised. The descriptor has no
-    buffer, since Python's keeps bytes that failed and writes them later.
+    A line that cannot be written whole is cut off again and raises DiskError. The descriptor has no buffer, since
+    Python's keeps bytes that failed and writes them later.
     """
 
     def __init__(self, path: Path) -> None:
@@ -160,57 +135,48 @@ class JsonLines:
         self.path = path
         with writing(path):
             self._file = path.open("ab+", buffering=0)
-            self.size = _whole_lines(self._file.fileno())
+            self.size = self._file.seek(0, 2) - len(after_last_newline(self._file))
             self._file.truncate(self.size)
-        self._is_torn = False
-        """A part of a line was written, and cutting it off failed."""
         self._lost: DiskError | None = None
-        """Why `sync` failed once."""
 
     def append(self, value: Mapping[str, Any]) -> None:
         """Append one line. It survives a kill of this process, but not a power cut (see `sync`). Raises DiskError."""
         # A lone surrogate, as broken text may hold, has no UTF-8 and is written as "?".
         line = json.dumps(json_safe(value), ensure_ascii=False, allow_nan=False).encode(errors="replace") + b"\n"
         with writing(self.path):
-            if self._is_torn:
-                self._file.truncate(self.size)
-                self._is_torn = False
             try:
                 write_all(self._file, line)
             except BaseException:
-                self._is_torn = True
-                with contextlib.suppress(OSError):  # then before the next line
-                    self._file.truncate(self.size)
-                    self._is_torn = False
+                self._file.truncate(self.size)
                 raise
         self.size += len(line)
 
     def sync(self) -> None:
         """fsync. Raises DiskError, and once it has failed always: the kernel forgets what it could not write."""
+        if self._lost is None:
+            try:
+                with writing(self.path):
+                    os.fsync(self._file.fileno())
+            except DiskError as error:
+                self._lost = error
         if self._lost is not None:
             raise self._lost
-        try:
-            with writing(self.path):
-                os.fsync(self._file.fileno())
-        except DiskError as error:
-            self._lost = error
-            raise
 
     def close(self) -> None:
         with contextlib.suppress(OSError):  # what fails here has failed in `append` or `sync` before
             self._file.close()
 
 
-def _whole_lines(handle: int) -> int:
-    """How many bytes of an open file are whole lines."""
-    end = os.fstat(handle).st_size
-    while end > 0:
-        start = max(0, end - TAIL_BLOCK)
-        newline = os.pread(handle, end - start, start).rfind(b"\n")
-        if newline >= 0:
-            return start + newline + 1
-        end = start
-    return 0
+def after_last_newline(file: Any) -> bytes:
+    """The unfinished line at the end of an open file."""
+    end = file.seek(0, 2)
+    reach = TAIL_BYTES
+    while True:
+        file.seek(max(0, end - reach))
+        tail = file.read(min(reach, end))
+        if b"\n" in tail or reach >= end:
+            return tail[tail.rfind(b"\n") + 1 :]
+        reach *= 4
 
 
 def write_all(file: RawIOBase, data: bytes) -> None:
@@ -221,18 +187,15 @@ def write_all(file: RawIOBase, data: bytes) -> None:
 
 
 class EventLog(JsonLines):
-    """Writes a run's events.jsonl. `echo` is called with each event (for `--stream` and the progress display)."""
+    """Writes a run's events.jsonl. `echo` and `followers` are called with each event."""
 
-    def __init__(self, path: Path, echo: Any = None) -> None:
+    def __init__(self, path: Path, echo: Callable[[Event], object] | None = None) -> None:
         super().__init__(path)
-        self.seq = 0
-        for event in read_events(path):
-            number = event.get("seq")
-            self.seq = number + 1 if isinstance(number, int) else self.seq + 1
+        last = [event["seq"] for event in first_and_last_events(path)[1] if is_step(event.get("seq"))]
+        self.seq = last[-1] + 1 if last else 0
         self._echo = echo
         self.followers: list[Callable[[Event], None]] = []
-        """Called with each event once it is written; they may write events of their own."""
-        self._echo_fault: DiskError | None = None
+        self._echo_error: DiskError | None = None
 
     def write(self, kind: str, **fields: Any) -> Event:
         """Append one event and return it. With a `t` among the fields it has no `mono`.
@@ -240,8 +203,8 @@ class EventLog(JsonLines):
         Raises DiskError with nothing written. An error of `echo` is raised by the next call, since this event is
         written.
         """
-        if (fault := self.take_echo_fault()) is not None:
-            raise fault
+        if (error := self.take_echo_error()) is not None:
+            raise error
         times = {} if "t" in fields else {"t": time.time(), "mono": round(time.monotonic(), 3)}
         event = cast("Event", json_safe({"v": VERSION, "seq": self.seq, **times, "kind": kind, **fields}))
         self.append(event)
@@ -250,48 +213,40 @@ class EventLog(JsonLines):
             try:
                 self._echo(event)
             except DiskError as error:
-                self._echo_fault = error
+                self._echo_error = error
         for follow in self.followers:
             follow(event)
         return event
 
-    def take_echo_fault(self) -> DiskError | None:
+    def take_echo_error(self) -> DiskError | None:
         """The error of the last echo that no `write` has raised yet; once."""
-        fault, self._echo_fault = self._echo_fault, None
-        return fault
+        error, self._echo_error = self._echo_error, None
+        return error
 
 
 class Follower:
     """Reads a growing file of JSON lines incrementally. Never raises for anything a writer may do.
 
-    After `read`, `restarted` says whether the file was truncated or replaced, so that earlier events are void. To
-    notice that, each `read` compares the last line read before with the bytes now at its offset: a resumed run may have
-    grown past the old length between two reads.
+    After `read`, `restarted` says that the file was truncated or replaced, so that earlier events are void. To notice
+    it, each `read` compares the last line read before with the bytes now at its offset.
     """
 
     def __init__(self, path: Path, *, limit: int = 4 << 20) -> None:
-        self.path = path
-        self.limit = limit
-        """Most bytes per `read`, except for a longer line."""
+        """`limit`: bytes per `read`, except for a longer line."""
+        self.path, self.limit = path, limit
         self.restarted = False
-        self._offset, self._last = 0, b""
-
-    @property
-    def offset(self) -> int:
-        """Bytes of complete lines read so far."""
-        return self._offset
+        self.offset, self._last = 0, b""
 
     def read(self) -> list[Event]:
         """The events since the last call, about `limit` bytes at most: call again until it returns none."""
         self.restarted = False
         lines = self._complete_lines()
         if lines is None:  # truncated or replaced: read again from the start
-            self._offset, self._last = 0, b""
+            self.offset, self._last = 0, b""
             self.restarted = True
             lines = self._complete_lines() or b""
-        self._offset += len(lines)
+        self.offset += len(lines)
         if lines:
-            # From after the last newline but one; rfind gives -1 where there is one line only.
             self._last = lines[lines.rfind(b"\n", 0, -1) + 1 :]
         return [event for event in map(parse_line, lines.split(b"\n")) if event is not None]
 
@@ -299,14 +254,14 @@ class Follower:
         """The bytes after the offset up to the last newline; None when the file was truncated or replaced."""
         try:
             with open_regular(self.path) as file:
-                file.seek(self._offset - len(self._last))
+                file.seek(self.offset - len(self._last))
                 if file.read(len(self._last)) != self._last:
                     return None
                 chunk = file.read(self.limit)
                 if b"\n" not in chunk:
-                    chunk += file.readline(LONGEST_LINE)
+                    chunk += file.readline()
         except OSError:  # not written yet, or deleted while it was followed
-            return None if self._offset else b""
+            return None if self.offset else b""
         # Without a newline rfind gives -1 and the slice is empty: half a line is read again once it is complete.
         return chunk[: chunk.rfind(b"\n") + 1]
 
@@ -320,10 +275,7 @@ def read_events(path: Path) -> Iterator[Event]:
     except OSError as error:
         raise UserError("run", f"{quote(path)} cannot be read: {reason(error)}.") from None
     with file:
-        while line := file.readline(LONGEST_LINE):
-            event = parse_line(line) if line.endswith(b"\n") else None
-            if event is not None:
-                yield event
+        yield from (event for line in file if line.endswith(b"\n") and (event := parse_line(line)) is not None)
 
 
 def parse_line(line: bytes) -> Event | None:
@@ -347,16 +299,20 @@ def truncate_file(path: Path, size: int) -> None:
         os.fsync(file.fileno())
 
 
+def last_event(run: RunFolder) -> Event:
+    """The newest event of a run; {} without any."""
+    last = first_and_last_events(run.events)[1]
+    return last[-1] if last else {}
+
+
 def has_finished(run: RunFolder) -> bool:
-    """Whether the run has done all of its steps."""
-    _, last = first_and_last_events(run.events)
-    return bool(last) and last[-1]["kind"] == "finished"
+    return last_event(run).get("kind") == "finished"
 
 
 def step_of_end(run: RunFolder) -> int | None:
     """The step whose weights a finished run has left, where that is not its last (`load_best_at_end`)."""
-    _, last = first_and_last_events(run.events)
-    step = last[-1].get("ends_with") if last and last[-1]["kind"] == "finished" else None
+    last = last_event(run)
+    step = last.get("ends_with") if last.get("kind") == "finished" else None
     return step if is_step(step) else None
 
 

@@ -17,36 +17,29 @@ from backend.runs.run_folder import RunFolder
 from backend.trainer.control import Control, Stopped
 from backend.trainer.memory.model_shape import ModelShape
 from backend.trainer.memory.phases import MemoryModel
-from backend.utils import file_lock
 from backend.utils.disk_faults import LONGEST_PLACE, gigabytes, room_on
 from backend.utils.text import quote
 
 LOOK_EVERY_S = 0.3
-_LONGEST_PATH = 1024
-"""Bytes that F_GETPATH writes (MAXPATHLEN of macOS)."""
 
 
 @dataclass(frozen=True, slots=True)
 class FolderPlace:
-    """Where a run's folder is now; `path` is the old place of one that is deleted, taken or out of reach."""
+    """Where a run's folder is now; `path` is the old place of one that is deleted or out of reach."""
 
-    state: Literal["here", "moved", "deleted", "out of reach", "taken"]
+    state: Literal["here", "moved", "deleted", "out of reach"]
     path: Path
 
 
 class RunFolderGuard:
-    """Notices that the folder of a training run was moved or deleted, or is trained by another process.
+    """Notices that the folder of a training run was moved or deleted.
 
-    The trainer's open files go with a folder that is moved, while everything it writes by name would miss it. An flock
-    is of a file and not of its name, so a deleted run.lock lets another process in.
+    The trainer's open files go with a folder that is moved, while everything it writes by name would miss it.
     """
 
-    def __init__(self, run: RunFolder, event_log: EventLog, warn: Callable[[str], None]) -> None:
-        """`run` is a folder whose lock this process holds."""
-        self._run, self._event_log, self._warn = run, event_log, warn
+    def __init__(self, run: RunFolder) -> None:
+        self._run = run
         self._folder = os.open(run.path, os.O_RDONLY)
-        self._lock = _identity(run.lock)
-        self._second_lock: int | None = None
         self._looked = time.monotonic()
 
     def look(self) -> None:
@@ -69,29 +62,11 @@ class RunFolderGuard:
             disk = _identity(self._run.path.parent)
             is_deleted = not about.st_nlink or (disk is not None and disk[0] == about.st_dev)
             return FolderPlace("deleted" if is_deleted else "out of reach", self._run.path)
-        if not self._run.config.exists() and not self._run.events.exists():
-            return FolderPlace("deleted", self._run.path)  # with everything in it
-        return FolderPlace("taken" if self._is_taken() else "here", self._run.path)
-
-    def _is_taken(self) -> bool:
-        if self._lock is None or _identity(self._run.lock) == self._lock:
-            return False
-        handle = file_lock.try_hold(self._run.lock)
-        if handle is None:
-            return True
-        if self._run.events.exists() and self._run.events.stat().st_size != self._event_log.size:
-            os.close(handle)  # another process came and has ended again
-            return True
-        if self._second_lock is not None:
-            os.close(self._second_lock)
-        self._second_lock, self._lock = handle, _identity(self._run.lock)
-        self._warn("run.lock was deleted while the run trains. It was made again.")
-        return False
+        is_emptied = not self._run.config.exists() and not self._run.events.exists()
+        return FolderPlace("deleted" if is_emptied else "here", self._run.path)
 
     def close(self) -> None:
         os.close(self._folder)
-        if self._second_lock is not None:
-            os.close(self._second_lock)
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
@@ -104,10 +79,10 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 
 def _path_of(folder: int) -> Path | None:
-    """Where an open folder is now; None where the system cannot say."""
+    """The present path of an open folder; None where the system cannot say."""
     try:
         if sys.platform == "darwin":
-            named = fcntl.fcntl(folder, fcntl.F_GETPATH, bytes(_LONGEST_PATH))
+            named = fcntl.fcntl(folder, fcntl.F_GETPATH, bytes(1024))  # MAXPATHLEN of macOS
             path = Path(os.fsdecode(named.rstrip(b"\0")))
         else:
             path = Path(os.readlink(f"/proc/self/fd/{folder}"))
@@ -116,12 +91,9 @@ def _path_of(folder: int) -> Path | None:
         return None
 
 
-RESERVE = 16 << 20
-"""Bytes that are kept free for the event log, the completions and the log."""
-RESERVED_FILES = 32
-"""Files that a save makes, and more."""
+RESERVE = 16 << 20  # bytes kept free for the event log, the completions and the log
+RESERVED_FILES = 32  # a save makes fewer
 CHECK_EVERY_S = 2.0
-"""Seconds between two checks of the disk while waiting."""
 
 
 class DiskSpaceGuard:
@@ -173,10 +145,7 @@ class DiskSpaceGuard:
 
 
 def run_bytes(config: Config, shape: ModelShape) -> int:
-    """Estimated bytes of a run's checkpoints, adapters and model at their most; logs apart.
-
-    The newest `keep_checkpoints`, the one being written, and the best.
-    """
+    """Estimated bytes of a run's checkpoints, adapters and model at their most, without logs."""
     memory = MemoryModel(config, shape, prompt=1, gpu=False)
     trainable = memory.trainable()
     checkpoint = trainable + (trainable if config.sync_ref_model else 0)
@@ -184,4 +153,5 @@ def run_bytes(config: Config, shape: ModelShape) -> int:
     saves = -(-config.iters // config.save_every)
     full = config.train_type == "full"
     model = shape.weights if full or config.fuse else 0
+    # The newest `keep_checkpoints`, the one being written, and the best.
     return min(saves, config.keep_checkpoints + 2) * checkpoint + (0 if full else trainable) + model

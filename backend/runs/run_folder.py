@@ -1,4 +1,4 @@
-"""One run's folder: its files, how it is found, and how a fresh one is made with a name of its own."""
+"""One run's folder: its files, how it is found, and how a new one is made."""
 
 from __future__ import annotations
 
@@ -39,31 +39,22 @@ class RunFolder:
     log = _Entry("log.txt")
     control = _Entry("control")
     control_taken = _Entry("control.taken")
-    change_request = _Entry("change.json")
-    """Settings that a running trainer is asked to change (`backend.runs.steering`); transient, as `control` is."""
-    changes = _Entry("changes.json")
-    """Every change of settings with the step it holds from. With config.yaml it determines the run."""
-    parent = _Entry("parent.json")
-    """Of a cloned run: the run and step that it began from, and what was changed."""
-    about = _Entry("about.json")
-    """The user's notes: title, note, tags. No trainer reads it."""
+    change_request = _Entry("change.json")  # transient, as `control` is
+    changes = _Entry("changes.json")  # with config.yaml it determines the run
+    parent = _Entry("parent.json")  # of a clone
+    about = _Entry("about.json")  # the user's title, note and tags
     lock = _Entry("run.lock")
-    launch_lock = _Entry("launch.lock")
-    """Held by the process that starts the ranks of a run on several machines."""
-    window_lock = _Entry("window.lock")
-    """Held by the window that controls the run, as long as the run trains and the window lives."""
-    window_request = _Entry("window.request")
-    """Asks the window that holds `window_lock` to release it; transient."""
+    launch_lock = _Entry("launch.lock")  # of the process that starts the ranks of a run on several machines
+    window_lock = _Entry("window.lock")  # of the window that controls the run
+    window_request = _Entry("window.request")  # asks that window to release it; transient
     gpu_errors = _Entry("gpu_errors.jsonl")
     checkpoints = _Entry("checkpoints")
     adapters = _Entry("adapters")
     model = _Entry("model")
     fused = _Entry("fused")
     evaluations = _Entry("evaluations")
-    inspection = _Entry("inspection")
-    """The batches of steps that were not applied, because a number in them was not finite."""
+    inspection = _Entry("inspection")  # batches of steps with a number that was not finite
     trackers = _Entry("trackers")
-    """What trackers keep; only their processes write there."""
     uploads = _Entry("uploads")
 
     @property
@@ -75,36 +66,31 @@ class RunFolder:
         return self.events.exists() and self.events.stat().st_size > 0
 
     def is_locked(self) -> bool:
-        """Whether a trainer is alive in this folder, or one is started again. No pid is trusted: a lock dies with its
-        process."""
+        """True while a trainer lives in this folder, or a launcher that starts one. A lock dies with its process."""
         return file_lock.is_held(self.lock) or file_lock.is_held(self.launch_lock)
 
     def say(self, word: str) -> None:
-        """Write a control word (pause, resume, save, stop, finish-step) for the trainer, atomically by rename. Raises
-        DiskError."""
+        """Write a control word (pause, resume, save, stop, finish-step) for the trainer. Raises DiskError."""
         replace_file(self.control, word)
 
 
 def all_runs(folder: Path | None = None) -> Iterator[RunFolder]:
-    """Every run in `folder` (the runs folder by default), newest first. A hidden folder is none: a clone is made in
-    one."""
-    folder = folder or runs_folder()
-    written = {RunFolder(path): _written(path / "config.yaml") for path in folder.glob("[!.]*")}
-    yield from sorted((run for run, t in written.items() if t), key=lambda run: written[run], reverse=True)
+    """Every run in `folder` (the runs folder by default), newest first, without hidden ones."""
+    written = {path: modified_at(path / "config.yaml") for path in (folder or runs_folder()).glob("[!.]*")}
+    yield from (RunFolder(path) for path in sorted(written, key=lambda path: -written[path]) if written[path])
 
 
-def _written(path: Path) -> float:
-    """When a file was last written, in unix seconds; 0 where there is none."""
+def modified_at(path: Path) -> float:
+    """Unix seconds of the last write; 0 where there is no file."""
     try:
         return path.stat().st_mtime
-    except OSError:  # never written, or deleted in the meantime
+    except OSError:
         return 0.0
 
 
 def find_run(name: str | Path, folder: Path | None = None) -> RunFolder:
     """A run by path, or by name inside the runs folder. Raises UserError when there is none."""
-    path = user_path(str(name), "run")
-    for candidate in (path, (folder or runs_folder()) / name):
+    for candidate in (user_path(str(name), "run"), (folder or runs_folder()) / name):
         if is_file(candidate / "config.yaml"):
             return RunFolder(candidate.resolve())
     where = f"neither a run folder at that path nor one in {quote(folder or runs_folder(), 80)}"
@@ -112,8 +98,7 @@ def find_run(name: str | Path, folder: Path | None = None) -> RunFolder:
 
 
 def default_run_name(model: str, train_type: str, train_mode: str, now: datetime | None = None) -> str:
-    """model-traintype-mode-date, in characters that are safe in a path, and not too many of them. A folder that is
-    called no more than `model` goes by its parent's name."""
+    """model-traintype-mode-date in characters that are safe in a path; model/ and fused/ go by their parent's name."""
     path = Path(model)
     called = path.parent.name if path.name in ("model", "fused") and path.parent.name else path.name
     stem = re.sub(r"[^A-Za-z0-9._-]+", "-", called)[:80].strip("-.") or "run"
@@ -121,9 +106,8 @@ def default_run_name(model: str, train_type: str, train_mode: str, now: datetime
 
 
 def make_run_folder(name: str, folder: Path | None = None, *, reuse: bool = False) -> RunFolder:
-    """Make a fresh folder for a run. Without `reuse`, a number is added where the name is taken; with it, an existing
-    folder is used unless it holds an event log. Raises UserError when that is so, for a name that leads elsewhere or
-    that no folder can have, and where nothing can be written."""
+    """Make a folder for a run. Without `reuse`, a number is added where the name is taken; with it, an existing folder
+    is used. Raises UserError for a bad name, a folder with an event log, and one that cannot be written."""
     parent = folder or runs_folder()
     if not is_folder_name(name):
         raise UserError("run_name", f"A run cannot be called {quote(name, 40)}: that is no name of a folder.")

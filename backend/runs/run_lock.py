@@ -1,8 +1,7 @@
-"""The locks of a run, by which one process at a time trains it: the trainer's own, and that of a launcher which starts
-trainers.
+"""The locks of a run, by which one process at a time trains it: the trainer's own, and that of a launcher of ranks.
 
-Both are flocks, which the kernel releases however their process ends. A lock may be handed on: over an exec, as a file
-descriptor, and from a launcher to the processes that it starts, by a variable of the environment.
+Both are flocks, which the kernel releases however their process ends. A lock is passed over an exec as a file
+descriptor, and from a launcher to its processes by an environment variable.
 """
 
 from __future__ import annotations
@@ -19,30 +18,19 @@ from backend.utils import file_lock
 from backend.utils.errors import UserError
 from backend.utils.files import require_plain_files
 
-LOCK_VARIABLE = "GRPO_STUDIO_LOCK"
-"""Environment variable with the file descriptor of a lock that a process has taken over from the program before it."""
-LAUNCH_VARIABLE = "GRPO_STUDIO_LAUNCHED"
-"""Environment variable with the folder of the run that this process, or the one that has started it, holds by
-`held_for_launch`."""
-
-
-LOCK_PATIENCE_S = 0.5
-"""How long a trainer waits for its run's lock: a window that tests whether a run is alive holds it for an instant."""
-
-
+LOCK_VARIABLE = "GRPO_STUDIO_LOCK"  # the file descriptor of a lock from the program before this one
+LAUNCH_VARIABLE = "GRPO_STUDIO_LAUNCHED"  # the folder of the run that this process or its launcher holds
+LOCK_PATIENCE_S = 0.5  # a window that tests whether a run is alive holds its lock for an instant
 NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
-"""What flock says on a file system that has no locks."""
 
 
 def hold_lock(run: RunFolder) -> int:
-    """Lock the run for this process, until the process ends or the returned handle is closed.
+    """Lock the run for this process, until it ends or the returned handle is closed.
 
-    Raises UserError when another process holds it or starts its ranks, the folder cannot be written, or there is a link
-    in it.
+    Raises UserError when another process holds it or starts its ranks, or the folder cannot be written.
     """
     handle = _held(run, run.lock)
-    # This lock first, then a look at the other; `held_for_launch` has them the other way round, so that one of
-    # two sees the other.
+    # `held_for_launch` takes the two locks in the other order, so that one of two processes sees the other.
     if os.environ.get(LAUNCH_VARIABLE) != str(run.path) and file_lock.is_held(run.launch_lock):
         os.close(handle)
         raise _is_trained(run)
@@ -51,8 +39,7 @@ def hold_lock(run: RunFolder) -> int:
 
 @contextmanager
 def held_for_launch(run: RunFolder) -> Generator[None]:
-    """Let no process train the run but this one and those that it starts, one after the other: between two of them
-    nobody holds the lock of the run. Raises UserError as `hold_lock`."""
+    """Let only this process and those that it starts train the run. Raises UserError as `hold_lock`."""
     handle = _held(run, run.launch_lock)
     try:
         if file_lock.is_held(run.lock):
@@ -76,11 +63,8 @@ def _held(run: RunFolder, lock: Path) -> int:
             time.sleep(0.01)
     except OSError as error:
         if error.errno in NO_LOCKS:
-            sentence = (
-                f"The run folder {run.path} is on a file system without locks ({error.strerror}), so two trainings "
-                f"could write to it at once; choose a folder on another disk."
-            )
-            raise UserError("runs_dir", sentence) from None
+            cause = f"The run folder {run.path} is on a file system without locks ({error.strerror})"
+            raise UserError("runs_dir", f"{cause}; choose a folder on another disk.") from None
         raise UserError("run", f"The run folder {run.path} cannot be written: {error.strerror}.") from None
     return handle
 
@@ -90,14 +74,13 @@ def _is_trained(run: RunFolder) -> UserError:
 
 
 def hand_on_lock(handle: int) -> None:
-    """Keep the run locked over an exec of this process: the next program takes the lock over with `inherited_lock`."""
+    """Keep the run locked over an exec of this process; see `inherited_lock`."""
     os.set_inheritable(handle, True)
     os.environ[LOCK_VARIABLE] = str(handle)
 
 
 def inherited_lock(run: RunFolder) -> int | None:
-    """The handle of this run's lock that the program before this one, in the same process, has handed on; None
-    otherwise."""
+    """The handle of this run's lock from the program before this one in the same process, else None."""
     try:
         handle = int(os.environ[LOCK_VARIABLE])
         # The number alone would prove nothing: the variable may have come from another process.

@@ -20,7 +20,7 @@ from backend.config.other_programs.translation import translate
 from backend.runs import archive
 from backend.runs.archive import Summary, first_and_last_means, raw_settings
 from backend.runs.disk_use import disk_use
-from backend.runs.events import LONGEST_LINE, TAIL_BYTES, Event, is_number, parse_line
+from backend.runs.events import TAIL_BYTES, Event, is_number, parse_line
 from backend.runs.run_folder import RunFolder
 from backend.runs.steering import read_changes
 from backend.utils.documents import read_json, whole_number
@@ -406,7 +406,7 @@ def evaluations(run: RunFolder) -> list[tuple[int, float]]:
     """(step, reward) of every evaluation on held-out prompts. Parses only the evaluations of the event log."""
     found: list[tuple[int, float]] = []
     with suppress(OSError), open_regular(run.events) as file:
-        while line := file.readline(LONGEST_LINE):
+        for line in file:
             event = (parse_line(line) or {}) if EVALUATION_KIND in line else {}
             step, metrics = event.get("step"), event.get("metrics")
             reward = cast("dict[str, Any]", metrics).get("reward") if isinstance(metrics, dict) else None

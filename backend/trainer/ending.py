@@ -108,7 +108,7 @@ def write_ending(event_log: EventLog, ending: Ending) -> Ending:
                 return after_fault(ending, fault)
             time.sleep(LAST_LINE_RETRY_S / 10)
         else:
-            fault = event_log.take_echo_fault()
+            fault = event_log.take_echo_error()
             return after_fault(ending, fault) if fault else ending
 
 

@@ -275,7 +275,7 @@ def end_run(trainer: Trainer, ending: Ending, gpu_retries: int = 0, *, goes_on: 
     rank becomes one.
     """
     place = trainer.held.place()
-    if place.state in ("deleted", "out of reach", "taken"):
+    if place.state in ("deleted", "out of reach"):
         return _without_folder(trainer, place)
     if place.state == "moved" and ending.kind != "finished":
         with contextlib.suppress(UserError):  # it was begun where the folder no longer is
@@ -311,20 +311,15 @@ def end_run(trainer: Trainer, ending: Ending, gpu_retries: int = 0, *, goes_on: 
 
 
 def _without_folder(trainer: Trainer, place: FolderPlace) -> Ending:
-    """The end of a run whose folder is gone, or belongs to another process: nothing is written there."""
+    """The end of a run whose folder is gone: nothing is written there."""
     trainer.close()
     name, step = place.path.name, trainer.state.step
     if place.state == "deleted":
         sentence = f"The folder of the run {name} was deleted while it trained, so step {step} could not be saved."
-    elif place.state == "out of reach":
-        sentence = (
-            f"The folder of the run {name} is out of reach, its disk unmounted perhaps, so step {step} could "
-            "not be saved; "
-            f"resume the run once it is back."
-        )
     else:
         sentence = (
-            f"Another process trains {name} since its run.lock was deleted; this one ended without writing to it."
+            f"The folder of the run {name} is out of reach, its disk unmounted perhaps, so step {step} could not be "
+            "saved; resume the run once it is back."
         )
     return Ending("failed", step, f"run: {sentence}", 2)
 

@@ -64,7 +64,7 @@ class Trainer:
         self.gpu_errors = GpuErrorLog(run)
         self.keep_awake = KeepAwake(self.warn)
         self.slowdowns = SlowdownWatch(self.note)
-        self.held = RunFolderGuard(run, event_log, self.warn)
+        self.held = RunFolderGuard(run)
         self.control = Control(
             run,
             event_log,

@@ -291,7 +291,7 @@ def test_a_event_log_that_is_being_read_says_so(
     show_run(made_up_runs.make_run(tmp_path / "run", steps=9))
     assert session.run.read_share is None
     monkeypatch.setattr(session.run, "_at_end", False)
-    session.run._follower._offset //= 2
+    session.run._follower.offset //= 2
     page._show_progress(session.run)
     assert page.header.doing.text() == "Step 9 of 60 · reading the event log, 50%"
 

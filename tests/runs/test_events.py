@@ -315,4 +315,4 @@ def test_a_fault_of_the_echo_is_raised_by_the_next_event_so_that_this_one_counts
     event_log.write("step", step=3)
     event_log.close()
     assert echoed == ["eval", "step"] == [event["kind"] for event in read_events(tmp_path / "events.jsonl")]
-    assert event_log.take_echo_fault() is None
+    assert event_log.take_echo_error() is None

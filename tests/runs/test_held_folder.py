@@ -24,7 +24,6 @@ from backend.runs.guards import FolderPlace, RunFolderGuard
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_lock import hold_lock
 from backend.trainer.run_process import train
-from backend.utils import file_lock
 from backend.utils.errors import UserError
 from tests.support import small_run
 
@@ -94,7 +93,7 @@ def test_a_folder_whose_disk_is_gone_is_not_said_to_be_deleted(
 ) -> None:
     run.path.mkdir(parents=True)
     event_log, completions = EventLog(run.events), JsonLines(run.completions)
-    held = RunFolderGuard(run, event_log, print)
+    held = RunFolderGuard(run)
     run.path.rename(run.path.with_name("elsewhere"))
     assert held.place().state == "moved"
     with monkeypatch.context() as unmounted:
@@ -111,66 +110,6 @@ def test_a_folder_whose_disk_is_gone_is_not_said_to_be_deleted(
     assert (ending.kind, ending.exit_code) == ("failed", 2)
     assert "is out of reach, its disk unmounted perhaps, so step 2 could not be saved" in ending.sentence
     assert len(ending.sentence) <= 200
-
-
-def test_a_lock_file_that_is_deleted_is_made_again(inputs: Path, run: RunFolder) -> None:
-    refused: list[str] = []
-
-    def delete_and_try() -> None:
-        run.lock.unlink()
-
-    def echo(event: dict[str, Any]) -> None:
-        if event["kind"] == "step" and event["step"] == 2:
-            delete_and_try()
-        if event["kind"] == "step" and event["step"] == 3:
-            with pytest.raises(UserError, match="is being trained by another process") as caught:
-                hold_lock(run)
-            refused.append(str(caught.value))
-
-    raw = small_run.settings_for(inputs, iters=4)
-    assert small_run.train_here(raw, run, echo).kind == "finished"
-    assert refused and not run.is_locked()
-    sentences = [event["sentence"] for event in read_events(run.events) if event["kind"] == "note"]
-    assert sum("run.lock was deleted while the run trains" in sentence for sentence in sentences) == 1
-
-
-@pytest.mark.parametrize("is_alive", [True, False], ids=["trains", "has ended again"])
-def test_a_run_that_another_process_has_taken_over_is_left_to_it(inputs: Path, run: RunFolder, is_alive: bool) -> None:
-    handles: list[int] = []
-
-    def take_over() -> None:
-        run.lock.unlink()
-        handles.append(hold_lock(run))
-        content = run.events.read_bytes()
-        run.events.write_bytes(content[: len(content) // 2])  # as a resume cuts it back
-        if not is_alive:
-            os.close(handles.pop())
-
-    ending = trained(inputs, run, take_over)
-    cut = run.events.read_bytes()
-    assert (ending.kind, ending.exit_code) == ("failed", 2) and "Another process trains mine" in ending.sentence
-    assert list(read_events(run.events))[-1]["kind"] != "failed" and not run.checkpoints.exists()
-    assert run.events.read_bytes() == cut
-    for handle in handles:
-        os.close(handle)
-
-
-def test_a_lock_on_a_file_that_was_deleted_meanwhile_does_not_count(
-    run: RunFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Between opening and locking: the lock would be on a file that nobody else can open."""
-    run.path.mkdir(parents=True)
-    take, deleted = file_lock.take, []
-
-    def slow(handle: int) -> bool:
-        if not deleted:
-            deleted.append(run.lock.unlink())
-        return take(handle)
-
-    monkeypatch.setattr(file_lock, "take", slow)
-    handle = hold_lock(run)
-    assert file_lock.leads_to(run.lock, handle) and run.is_locked()
-    os.close(handle)
 
 
 @pytest.mark.parametrize("code", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from backend.runs.events import TAIL_BLOCK, EventLog, JsonLines, read_events, write_all
+from backend.runs.events import TAIL_BYTES, EventLog, JsonLines, read_events, write_all
 from backend.utils import whole_file
 from backend.utils.disk_faults import DiskError, Room, fault_of, room_on
 from backend.utils.whole_file import remove_folder, replace_file, save_as, whole_folder
@@ -57,43 +57,6 @@ def test_a_failed_event_has_no_number_and_nobody_hears_of_it(tmp_path: Path, siz
     assert EventLog(event_log.path).seq == 2
 
 
-def test_what_could_not_be_cut_off_at_once_is_cut_off_before_the_next_line(tmp_path: Path) -> None:
-    class Failing:
-        """A file whose next write takes three bytes and fails, and cannot be truncated then."""
-
-        fails = 0
-
-        def __init__(self, file: object) -> None:
-            self._file = file
-
-        def write(self, data: memoryview) -> int:
-            if self.fails == 2:
-                self.fails = 1
-                return self._file.write(data[:3])  # pyright: ignore[reportAttributeAccessIssue]
-            if self.fails:
-                raise OSError(errno.EIO, "Input/output error")
-            return self._file.write(data)  # pyright: ignore[reportAttributeAccessIssue]
-
-        def truncate(self, size: int) -> int:
-            if self.fails:
-                raise OSError(errno.EIO, "Input/output error")
-            return self._file.truncate(size)  # pyright: ignore[reportAttributeAccessIssue]
-
-        def close(self) -> None:
-            self._file.close()  # pyright: ignore[reportAttributeAccessIssue]
-
-    rows = JsonLines(tmp_path / "rows.jsonl")
-    rows._file = failing = Failing(rows._file)  # pyright: ignore
-    rows.append({"n": 1})
-    failing.fails = 2
-    with pytest.raises(DiskError, match="the disk reported an input/output error"):
-        rows.append({"n": 2})
-    assert rows.path.read_bytes() == b'{"n": 1}\n{"n'
-    failing.fails = 0
-    rows.append({"n": 3})
-    assert rows.path.read_bytes() == b'{"n": 1}\n{"n": 3}\n' and rows.size == 18
-
-
 def test_a_disk_that_takes_a_part_at_a_time_gets_every_byte_once() -> None:
     class Slow(io.RawIOBase):
         """Takes three bytes, or none, or says that it would block."""
@@ -114,7 +77,7 @@ def test_half_a_line_of_a_killed_process_is_cut_off_when_the_file_is_opened(tmp_
     path = tmp_path / "rows.jsonl"
     for content, whole in (
         (b'{"n": 1}\n{"n', b'{"n": 1}\n'), (b'{"n"', b""), (b"a" * 200_000, b""), (b"", b""),
-        (b'{"n": 1}\n' + b"x" * (TAIL_BLOCK - 1), b'{"n": 1}\n'),  # the newline is the first byte of the last block
+        (b'{"n": 1}\n' + b"x" * (TAIL_BYTES - 1), b'{"n": 1}\n'),  # the newline is the first byte of the last block
     ):  # fmt: skip
         path.write_bytes(content)
         rows = JsonLines(path)

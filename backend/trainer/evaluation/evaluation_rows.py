@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from backend.config.config import Config, dump
 from backend.rewards.catalogue import canonical_entry, metric_name, nearest, read_call
 from backend.runs.completion_rows import CompletionRow
-from backend.runs.events import LONGEST_LINE, json_safe, parse_line
+from backend.runs.events import json_safe, parse_line
 from backend.runs.run_folder import RunFolder
 from backend.utils.disk_faults import DiskError, writing
 from backend.utils.errors import UserError
@@ -325,7 +325,7 @@ def read_rows(path: Path) -> Iterator[EvaluatedRow]:
     except OSError:
         return
     with file:
-        while line := file.readline(LONGEST_LINE):
+        for line in file:
             if (row := parse_row(line)) is not None:
                 yield row
 
