@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -143,7 +144,7 @@ def compare(
         raise UserError("run", "Name at least two runs to compare.")
     settings, results = run_record.compare([find_run(name, runs_dir) for name in names])
     if as_json:
-        tell_json({"settings": settings, "results": [one.to_dict() for one in results]})
+        tell_json({"settings": settings, "results": [asdict(one) for one in results]})
         return
     tables = [
         run_record.settings_table([one.title for one in results], settings),

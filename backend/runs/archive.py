@@ -1,6 +1,6 @@
 """Summary of a run for the list of runs, its working time, and forecasts from earlier runs.
 
-Reads both ends of the event log only, however long it is.
+Reads only both ends of the event log.
 """
 
 from __future__ import annotations
@@ -8,8 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal, cast
@@ -19,7 +18,7 @@ import yaml
 from backend.config.config import SETTINGS, keys_used_by
 from backend.runs.events import ENDINGS, Event, first_and_last_events, is_number
 from backend.runs.queue import is_waiting
-from backend.runs.run_folder import RunFolder, all_runs
+from backend.runs.run_folder import RunFolder, all_runs, modified_at
 from backend.runs.steering import changed_values, read_changes
 from backend.utils.documents import YAML_LIMIT, parse_yaml
 from backend.utils.errors import UserError
@@ -27,20 +26,18 @@ from backend.utils.files import read_text
 from backend.utils.text import quote
 
 State = Literal["queued", "starting", "running", "finished", "stopped", "failed", "crashed"]
-_SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""libyaml's where PyYAML has it: four times as fast, which a list of a thousand runs needs."""
+_SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # four times as fast, for a list of a thousand runs
 STARTUP_GRACE_S = 20.0
-"""How long a process may take from its start to taking the lock (it imports first) before it counts as crashed."""
+"""A process without a lock counts as crashed after this: it imports first."""
 IDLE_PHASES = ("loading", "paused")
-"""Phases in which no step is worked on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
     """One run in the list. Numbers are None before there are any.
 
-    `reward` is the newest step's, `reward_before` and `reward_after` are means over the first and the last few steps.
-    `began` is in unix seconds; `worked_s` excludes loading, pauses and the time between two processes.
+    `reward` and `metrics` are the newest step's, `reward_before` and `reward_after` means over the first and the last
+    few steps. `began` is in unix seconds; `worked_s` excludes loading and pauses.
     """
 
     name: str
@@ -56,14 +53,8 @@ class Summary:
     began: float | None = None
     worked_s: float | None = None
     metrics: dict[str, Any] = field(default_factory=dict[str, Any])
-    """Of the newest step."""
     ranks: int | None = None
-    """Processes that it trains on, by its newest start."""
     machines: list[str] = field(default_factory=list[str])
-    """The machine of each rank, where there are several."""
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def summary(run: RunFolder) -> Summary:
@@ -82,6 +73,10 @@ def summary(run: RunFolder) -> Summary:
     for event in events:
         clock.take(event)
     started = starts[-1] if starts else {}
+    iterations = settings.get("iters")
+    # A clone's event log begins with its parent's; a change of the length is newer than the start.
+    if started and (ending or {}).get("reason") != "cloned" and "iters" not in _changed(run):
+        iterations = started.get("iterations")
     machines = cast("list[Any]", m) if isinstance(m := started.get("machines"), list) else []
     names = [cast("dict[str, Any]", machine).get("machine") for machine in machines if isinstance(machine, dict)]
     return Summary(
@@ -97,28 +92,17 @@ def summary(run: RunFolder) -> Summary:
         ),
         model=str(settings.get("model", "")),
         step=newest.get("step"),
-        iterations=_iterations(run, started, ending, settings),
+        iterations=iterations if isinstance(iterations, int) and not isinstance(iterations, bool) else None,
         reward=_metrics(newest).get("reward"),
         sentence=str(ending.get("sentence", "")) if ending else "",
         reward_before=before,
         reward_after=after,
-        began=starts[0].get("t") if starts else _modified_at(run.config) or None,
+        began=starts[0].get("t") if starts else modified_at(run.config) or None,
         worked_s=clock.seconds if steps else None,
         metrics=_metrics(newest),
-        ranks=_int_or_none(started.get("ranks")),
+        ranks=started["ranks"] if isinstance(started.get("ranks"), int) else None,
         machines=[quote(name, 40) for name in names if name],
     )
-
-
-def _iterations(run: RunFolder, started: Event, ending: Event | None, settings: Mapping[str, Any]) -> int | None:
-    """The length of the run: by the newest change of it, else by its newest start."""
-    with suppress(UserError):  # a damaged list of changes is reported where the run is resumed
-        changed = [change.settings["iters"][1] for change in read_changes(run) if "iters" in change.settings]
-        if changed:
-            return _int_or_none(changed[-1])
-    if started and (ending or {}).get("reason") != "cloned":  # a clone's event log begins with its parent's
-        return started.get("iterations")
-    return _int_or_none(settings.get("iters"))
 
 
 def averaging_window(count: int) -> int:
@@ -139,19 +123,18 @@ def first_and_last_means(values: Iterable[Any], count: int | None = None) -> tup
 
 
 def may_be_starting(run: RunFolder) -> bool:
-    """Whether the folder was written so recently that a trainer may still be importing, before it takes the lock."""
-    # A clock that was set back leaves files of the future, which would be starting until it has caught up.
-    return abs(time.time() - max(_modified_at(run.config), _modified_at(run.log))) < STARTUP_GRACE_S
+    """True for a folder written so recently that a trainer may still be importing, before it takes the lock."""
+    # abs: a clock that was set back leaves files of the future.
+    return abs(time.time() - max(modified_at(run.config), modified_at(run.log))) < STARTUP_GRACE_S
 
 
 def state_of(
     ending: Event | None, *, is_locked: bool, has_started: bool, may_be_coming: bool, is_queued: bool = False
 ) -> State:
-    """The state of a run from its event log and its lock; no pid is trusted.
+    """The state of a run from its event log and its lock.
 
-    `ending`: the event that ended the run. `has_started`: the log has a `started` event of the present process.
-    `may_be_coming`: nothing holds the lock, but a process that was just launched may still be importing. `is_queued`:
-    it has never begun, and waits its turn (`backend.runs.queue`).
+    `ending`: the event that ended the run. `has_started`: the log has a `started` event. `may_be_coming`: a process
+    that was just launched may still be importing. `is_queued`: the run waits its turn (`backend.runs.queue`).
     """
     if ending is not None:
         return ending["kind"]
@@ -175,20 +158,8 @@ def _metrics(step: Event) -> dict[str, Any]:
     return cast("dict[str, Any]", metrics) if isinstance(metrics, dict) else {}
 
 
-def _modified_at(path: Path) -> float:
-    """Unix seconds of the last write; 0 where there is no file."""
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return 0.0
-
-
-def _int_or_none(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
 def raw_settings(run: RunFolder) -> dict[str, Any]:
-    """A run's settings at its end, not validated: config.yaml and later changes. {} if config.yaml cannot be read."""
+    """A run's settings at its end, not validated: config.yaml and later changes. {} for an unreadable config.yaml."""
     try:
         text = read_text(run.config, "config", YAML_LIMIT)
         # libyaml has no limits: it reads what is plainly flat, as we write it.
@@ -196,20 +167,20 @@ def raw_settings(run: RunFolder) -> dict[str, Any]:
         raw = yaml.load(text, Loader=_SafeLoader) if is_flat else parse_yaml(text, run.name, "config")
     except (UserError, ValueError, OverflowError, yaml.YAMLError):
         return {}
-    settings = cast("dict[str, Any]", raw) if isinstance(raw, dict) else {}
-    with suppress(UserError):  # a damaged list of changes is reported where the run is resumed
-        settings |= changed_values(read_changes(run))
-    return settings
+    return (cast("dict[str, Any]", raw) if isinstance(raw, dict) else {}) | _changed(run)
+
+
+def _changed(run: RunFolder) -> dict[str, Any]:
+    try:
+        return changed_values(read_changes(run))
+    except UserError:  # a damaged list of changes is reported where the run is resumed
+        return {}
 
 
 class WorkClock:
     """Working time of a run: loading, pauses, the time between two processes and the machine's sleep do not count.
 
-    `take` its events in order, all of them or those of both ends of the log.
-
-    Attributes:
-        seconds – of work up to the last event.
-        last_t – that event's unix time, None before the first.
+    `take` its events in order, all of them or those of both ends of the log. `seconds` is the time up to the last one.
     """
 
     def __init__(self) -> None:
@@ -250,11 +221,8 @@ class WorkClock:
 
 
 COST_SETTINGS = keys_used_by("duration")
-"""Settings that change the time of a completion, besides the model."""
-MOST_RUNS = 40
-"""The newest runs that forecasts read."""
-LEAST_STEPS = 3
-"""Shorter runs are left out: the first step includes compilation."""
+MOST_RUNS = 40  # that forecasts read, the newest
+LEAST_STEPS = 3  # the first step includes compilation
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,7 +249,7 @@ def seconds_per_completion(values: Mapping[str, Any], known: Iterable[Completion
 
 
 def completion_time_of(run: RunFolder) -> CompletionTime | None:
-    """The median over a run's steps; None for fewer than LEAST_STEPS."""
+    """The median over a run's first and last steps; None for fewer than LEAST_STEPS."""
     first, last = first_and_last_events(run.events)
     by_step = {event.get("step"): event for event in [*first, *last] if event.get("kind") == "step"}
     times = [_metrics(event).get("time/step") for event in by_step.values()]

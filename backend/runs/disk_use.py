@@ -1,4 +1,4 @@
-"""How much disk a run uses, part by part, and its checkpoints that can be deleted: all but the best and the newest."""
+"""The disk space of a run, part by part, and its checkpoints that can be deleted: all but the best and the newest."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from backend.runs.saved_weights import SavedWeights, best_of, saved_weights
 from backend.utils.errors import UserError
 from backend.utils.files import remove_tree, walk
 
-OTHER = "other"
 PARTS = {
     "checkpoints": "Checkpoints",
     "adapters": "Adapters",
@@ -25,22 +24,33 @@ PARTS = {
     "evaluations": "Evaluations",
     "uploads": "Uploads",
     "log.txt": "Log",
-    OTHER: "Other",
+    "other": "Other",
 }
 """File or folder of a run → its title."""
-_DELETED = ".deleted-"
-"""Prefix of the name of a checkpoint whose files are being deleted."""
+_DELETED = ".deleted-"  # prefix of a checkpoint whose files are being deleted
 
 
 def disk_use(run: RunFolder) -> dict[str, int]:
     """Part (a key of PARTS) → bytes, the largest first. Links are not followed."""
     sizes: Counter[str] = Counter()
     start = len(os.fspath(run.path)) + 1
-    for entry in walk(run.path):
-        if not entry.is_dir(follow_symlinks=False):
-            part = entry.path[start:].split(os.sep, 1)[0]
-            sizes[part if part in PARTS else OTHER] += _size(entry)
+    for path, size in _files(run.path):
+        part = path[start:].split(os.sep, 1)[0]
+        sizes[part if part in PARTS else "other"] += size
     return {part: size for part, size in sizes.most_common() if size}
+
+
+def _files(folder: Path) -> Iterable[tuple[str, int]]:
+    for entry in walk(folder):
+        try:
+            if not entry.is_dir(follow_symlinks=False):
+                yield entry.path, entry.stat(follow_symlinks=False).st_size
+        except OSError:  # deleted meanwhile
+            continue
+
+
+def _folder_size(folder: Path) -> int:
+    return sum(size for _, size in _files(folder))
 
 
 def spare_checkpoints(run: RunFolder) -> list[SavedWeights]:
@@ -52,7 +62,7 @@ def spare_checkpoints(run: RunFolder) -> list[SavedWeights]:
 
 @dataclass(frozen=True, slots=True)
 class FreeableSpace:
-    """What `free_space` would delete of a run."""
+    """The checkpoints that `free_space` would delete of a run."""
 
     run: RunFolder
     checkpoints: tuple[SavedWeights, ...]
@@ -72,8 +82,8 @@ def freeable_space(runs: Iterable[RunFolder]) -> list[FreeableSpace]:
 def free_space(run: RunFolder) -> int:
     """Delete a run's checkpoints but the best and the newest; returns the bytes freed.
 
-    The run is locked meanwhile. A checkpoint is renamed before its files are deleted, so none is ever half there.
-    Raises UserError for a run that is being trained or cannot be written.
+    A checkpoint is renamed before its files are deleted, so none is ever half there. Raises UserError for a run that is
+    being trained or cannot be written.
     """
     handle = hold_lock(run)
     freed = 0
@@ -89,14 +99,3 @@ def free_space(run: RunFolder) -> int:
     finally:
         os.close(handle)
     return freed
-
-
-def _folder_size(folder: Path) -> int:
-    return sum(_size(entry) for entry in walk(folder) if not entry.is_dir(follow_symlinks=False))
-
-
-def _size(entry: os.DirEntry[str]) -> int:
-    try:
-        return entry.stat(follow_symlinks=False).st_size
-    except OSError:
-        return 0

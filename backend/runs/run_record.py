@@ -1,4 +1,4 @@
-"""What a list of runs shows of one: summary, notes, parent, disk use, reward curve; and runs side by side."""
+"""What a list of runs shows of one: summary, notes, parent, disk use, reward curve; and the comparison of runs."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 from typing import Any, cast
+
+from pydantic import TypeAdapter, ValidationError
 
 from backend.config.config import SETTINGS
 from backend.config.other_programs.translation import translate
@@ -33,13 +35,16 @@ from backend.utils.whole_file import replace_file
 
 @dataclass(frozen=True, slots=True)
 class RunNotes:
-    """What the user has noted about a run, in its about.json. `archived` hides a run from the list."""
+    """The user's notes on a run, in its about.json. `archived` hides a run from the list."""
 
     title: str = ""
     note: str = ""
     tags: tuple[str, ...] = ()
     favourite: bool = False
     archived: bool = False
+
+
+_NOTES = TypeAdapter(RunNotes)
 
 
 def read_notes(run: RunFolder) -> RunNotes:
@@ -65,35 +70,27 @@ def tags_in(text: str) -> tuple[str, ...]:
 
 
 def _content(run: RunFolder) -> dict[str, Any]:
-    if not os.path.lexists(run.about):
-        return {}
-    content = read_json(run.about, "about", advice="fix or delete it")
+    content = read_json(run.about, "about", advice="fix or delete it") if os.path.lexists(run.about) else {}
     if not isinstance(content, dict):
         raise UserError("about", about_path(run.about, " does not hold the notes of a run; fix or delete it."))
     return cast("dict[str, Any]", content)
 
 
 def _notes(content: dict[str, Any], run: RunFolder) -> RunNotes:
-    known: dict[str, Any] = {}
-    for name, default in asdict(RunNotes()).items():
-        value = content.get(name, default)
-        if name == "tags" and isinstance(value, list) and all(isinstance(tag, str) for tag in cast("list[Any]", value)):
-            # Escape what cannot be seen: a title must not turn the letters of the row that it stands in.
-            value = tuple(visible(tag) for tag in cast("list[str]", value))
-        if type(value) is not type(default):
-            problem = f" has a value for {name} that is not one; fix or delete it."
-            raise UserError("about", about_path(run.about, problem))
-        known[name] = visible(value) if isinstance(value, str) else value
-    return RunNotes(**known)
+    try:
+        notes = _NOTES.validate_json(json.dumps(content), strict=True)
+    except ValidationError as error:
+        name = error.errors()[0]["loc"][0]
+        raise UserError("about", about_path(run.about, f" has a wrong value for {name}; fix or delete it.")) from None
+    # Escape what cannot be seen: a title must not turn the letters of the row that it stands in.
+    tags = tuple(map(visible, notes.tags))
+    return replace(notes, title=visible(notes.title), note=visible(notes.note), tags=tags)
 
 
-POINTS = 40
-"""Points of a reward curve."""
-WINDOW = 8 << 10
-"""Bytes read for one point of a long event log: a few steps, whose mean is the point."""
+POINTS = 40  # of a reward curve
+WINDOW = 8 << 10  # bytes read for one point of a long event log: a few steps, whose mean is the point
 EVALUATION_KIND = b'"kind": "eval"'
-REACH = 16 << 20
-"""How far from the end of the event log an evaluation is looked for: ten thousand steps."""
+REACH = 16 << 20  # bytes from the end in which the newest evaluation is searched: ten thousand steps
 
 
 def reward_curve(event_log: Path, points: int = POINTS) -> tuple[float, ...]:
@@ -126,7 +123,7 @@ def _reward(line: bytes) -> float | None:
         return None
     event = parse_line(line)
     metrics = event.get("metrics") if event is not None and event.get("kind") == "step" else None
-    reward = cast("dict[str, Any]", metrics).get("reward") if isinstance(metrics, dict) else None
+    reward = (metrics or {}).get("reward")
     return float(reward) if is_number(reward) else None
 
 
@@ -154,10 +151,8 @@ def newest_evaluation(event_log: Path) -> Event | None:
 class Parent:
     """The run that a clone began from, in its parent.json.
 
-    Attributes:
-        path – the parent's folder at that time.
-        warm – the clone continues from `step`; else it took only the weights, and counts from 0.
-        changed – key → (the parent's value at that step, the clone's).
+    `path`: its folder at that time. `warm`: the clone continues from `step`; else it took only the weights. `changed`:
+    key → (the parent's value at that step, the clone's).
     """
 
     run: str
@@ -165,15 +160,6 @@ class Parent:
     step: int
     warm: bool
     changed: dict[str, tuple[Any, Any]]
-
-    def to_dict(self) -> dict[str, Any]:
-        changed = {key: list(pair) for key, pair in self.changed.items()}
-        return {"run": self.run, "path": str(self.path), "step": self.step, "warm": self.warm, "changed": changed}
-
-    def folder_beside(self, clone: RunFolder) -> RunFolder | None:
-        """The parent's folder where it was, else beside the clone's, as after both were moved; None if it is gone."""
-        places = (self.path, clone.path.parent / self.run)
-        return next((RunFolder(path) for path in places if os.path.isfile(path / "config.yaml")), None)
 
 
 def read_parent(run: RunFolder) -> Parent | None:
@@ -193,44 +179,25 @@ def read_parent(run: RunFolder) -> Parent | None:
 
 def write_parent(run: RunFolder, parent: Parent) -> None:
     """Raises DiskError."""
-    replace_file(run.parent, json.dumps(parent.to_dict(), ensure_ascii=False, indent=1) + "\n")
-
-
-def children(run: RunFolder, runs: Iterable[RunFolder]) -> list[RunFolder]:
-    """Those of `runs` that were cloned from this one, in their order."""
-    found: list[RunFolder] = []
-    for candidate in runs:
-        with suppress(UserError):
-            parent = read_parent(candidate)
-            folder = parent.folder_beside(candidate) if parent else None
-            if folder is not None and folder.path == run.path:
-                found.append(candidate)
-    return found
-
-
-_NO_VALUES: dict[str, Any] = {}
+    replace_file(run.parent, json.dumps(asdict(parent), default=str, ensure_ascii=False, indent=1) + "\n")
 
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
     """Everything that a list of runs shows of one.
 
-    Attributes:
-        settings – those that differ from the defaults.
-        held_out – metrics of the newest evaluation.
-        notes_problem – why about.json cannot be read, or "".
-        parent – name of the run that it was cloned from, or "".
-        disk – part of the folder → bytes.
-        curve – the reward in a few points.
+    `settings`: those that differ from the defaults. `held_out`: metrics of the newest evaluation. `notes_problem`: why
+    about.json cannot be read. `parent`: name of the run that it was cloned from. `disk`: part of the folder → bytes.
+    `curve`: the reward in a few points.
     """
 
     summary: Summary
-    settings: Mapping[str, Any] = field(default_factory=lambda: _NO_VALUES)
-    held_out: Mapping[str, Any] = field(default_factory=lambda: _NO_VALUES)
+    settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    held_out: Mapping[str, Any] = field(default_factory=dict[str, Any])
     notes: RunNotes = field(default_factory=RunNotes)
     notes_problem: str = ""
     parent: str = ""
-    disk: Mapping[str, int] = field(default_factory=lambda: _NO_VALUES)
+    disk: Mapping[str, int] = field(default_factory=dict[str, int])
     curve: tuple[float, ...] = ()
 
     @property
@@ -242,14 +209,13 @@ class RunRecord:
         return sum(self.disk.values())
 
     def setting(self, key: str) -> Any:
-        """A setting's value, the default where the run does not set it. Raises KeyError for an unknown key."""
+        """A setting's value, the default where the run does not set it."""
         return self.settings[key] if key in self.settings else SETTINGS[key].default
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON has it, with the fields of the summary and the notes beside the others."""
-        names = ("settings", "held_out", "notes_problem", "parent", "disk", "curve")
-        other = {name: getattr(self, name) for name in names}
-        return {**self.summary.to_dict(), **asdict(self.notes), **other, "bytes": self.bytes}
+        values = asdict(self)
+        return {**values.pop("summary"), **values.pop("notes"), **values, "bytes": self.bytes}
 
 
 def read_record(run: RunFolder) -> RunRecord:
@@ -261,11 +227,10 @@ def read_record(run: RunFolder) -> RunRecord:
         problem = error.faults[0].sentence
     with suppress(UserError):
         parent = read_parent(run)
-    held_out = (newest_evaluation(run.events) or {}).get("metrics")
     return RunRecord(
         summary=archive.summary(run),
         settings=changed_settings(raw_settings(run)),
-        held_out=cast("dict[str, Any]", held_out) if isinstance(held_out, dict) else {},
+        held_out=(newest_evaluation(run.events) or {}).get("metrics") or {},
         notes=notes,
         notes_problem=problem,
         parent=parent.run if parent else "",
@@ -276,13 +241,9 @@ def read_record(run: RunFolder) -> RunRecord:
 
 def record_of(values: Mapping[str, Any]) -> RunRecord:
     """The record that `asdict` made these values of. Raises TypeError or KeyError for values of another version."""
-    parts: dict[str, Any] = dict(values)
-    notes: dict[str, Any] = dict(values["notes"])
-    notes["tags"] = tuple(notes["tags"])
-    parts["notes"] = RunNotes(**notes)
-    parts["summary"] = Summary(**values["summary"])
-    parts["curve"] = tuple(values["curve"])
-    return RunRecord(**parts)
+    notes = values["notes"] | {"tags": tuple(values["notes"]["tags"])}
+    parts = {"notes": RunNotes(**notes), "summary": Summary(**values["summary"]), "curve": tuple(values["curve"])}
+    return RunRecord(**{**values, **parts})
 
 
 def changed_settings(raw: Mapping[str, Any]) -> dict[str, Any]:
@@ -302,10 +263,8 @@ def as_number(key: str, value: Any) -> Any:
 def stamp(run: RunFolder) -> list[int]:
     """Numbers that change whenever a file that a record is read from does; much faster than reading it."""
     numbers: list[int] = []
-    for path in (
-        *(run.config, run.events, run.about, run.parent, run.changes, run.completions),
-        *(run.checkpoints, run.evaluations, run.path),
-    ):
+    files = run.config, run.events, run.about, run.parent, run.changes, run.completions
+    for path in (*files, run.checkpoints, run.evaluations, run.path):
         try:
             status = os.stat(path)
             numbers += [status.st_size, status.st_mtime_ns]
@@ -315,13 +274,11 @@ def stamp(run: RunFolder) -> list[int]:
 
 
 MISSING = "–"
-_OWN = ("run_name",)
-"""Settings that differ between any two runs and explain nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """What a run has reached, for a comparison; None where it has no such number.
+    """The results of a run for a comparison; None where it has no such number.
 
     `reward_first` and `reward_last` are means over the first and the last few steps (`archive.averaging_window`).
     `held_out_best` is the highest reward of an evaluation on held-out prompts, first reached at `best_step`.
@@ -340,9 +297,6 @@ class RunResult:
     tokens: float | None
     worked_s: float | None
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 RESULTS = {
     "state": "State",
@@ -356,13 +310,14 @@ RESULTS = {
     "tokens": "Tokens",
     "worked_s": "Worked",
 }
-"""Field of a RunResult → its title in a table."""
 
 
 def differing_settings(configs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """Setting → its value in each raw config, for settings that are not the same in all, in the order of the form."""
     changed = [changed_settings(raw) for raw in configs]
-    rows = {key: [one.get(key, about.default) for one in changed] for key, about in SETTINGS.items() if key not in _OWN}
+    rows = {
+        key: [one.get(key, about.default) for one in changed] for key, about in SETTINGS.items() if key != "run_name"
+    }
     return {key: values for key, values in rows.items() if any(value != values[0] for value in values)}
 
 
@@ -408,8 +363,7 @@ def evaluations(run: RunFolder) -> list[tuple[int, float]]:
     with suppress(OSError), open_regular(run.events) as file:
         for line in file:
             event = (parse_line(line) or {}) if EVALUATION_KIND in line else {}
-            step, metrics = event.get("step"), event.get("metrics")
-            reward = cast("dict[str, Any]", metrics).get("reward") if isinstance(metrics, dict) else None
+            step, reward = event.get("step"), (event.get("metrics") or {}).get("reward")
             if event.get("split") != "test" and isinstance(step, int) and isinstance(reward, int | float):
                 found.append((step, float(reward)))
     return found
@@ -435,7 +389,7 @@ def results_table(
 
 
 def value_text(value: Any) -> str:
-    """A value in one line, numbers with the digits that tell them apart, paths without the folder of this machine."""
+    """A value in one line, paths without the folder of this machine."""
     if value is None or value == "":
         return MISSING
     if isinstance(value, bool):

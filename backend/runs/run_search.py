@@ -1,9 +1,7 @@
-"""The search for runs: `lr>1e-5 tag:math loss:dapo -state:failed addition`, and the fields that it and the columns
-share.
+"""The search for runs, `lr>1e-5 tag:math loss:dapo -state:failed addition`, and the columns of the list.
 
-A query is words and conditions, all of which must hold; `-` negates one, and quotes keep spaces. A word is searched in
-title, folder, model, data, state, tags and note. A condition is a field, setting or metric, one of `: = > < >= <=`, and
-a value; `:` means "contains" for text and "equals" for numbers.
+All words and conditions of a query must hold; `-` negates one, and quotes keep spaces. A condition is a field, setting
+or metric, one of `: = > < >= <=`, and a value; `:` means "contains" for text and "equals" for numbers.
 """
 
 from __future__ import annotations
@@ -13,6 +11,7 @@ import operator
 import re
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -30,7 +29,7 @@ HELD_OUT = "held_out/"
 
 @dataclass(frozen=True, slots=True)
 class RunField:
-    """Something to show, sort and search of a run. `value(record)` is None where the run has none."""
+    """A column of the list of runs. `value(record)` is None where the run has none."""
 
     key: str
     title: str
@@ -42,11 +41,8 @@ class RunField:
 
 def _change(record: RunRecord) -> float | None:
     before, after = record.summary.reward_before, record.summary.reward_after
-    return None if before is None or after is None else after - before
-
-
-def _machines(record: RunRecord) -> str | None:
-    return ", ".join(dict.fromkeys(record.summary.machines)) or None
+    # Rounded: means of equal rewards differ by 1e-17.
+    return None if before is None or after is None else round(after - before, 9)
 
 
 _FIELDS: tuple[RunField, ...] = (
@@ -67,7 +63,13 @@ _FIELDS: tuple[RunField, ...] = (
     RunField("began", "Began", "time", lambda record: record.summary.began),
     RunField("worked", "Worked", "duration", lambda record: record.summary.worked_s, "Without loading and pauses."),
     RunField("ranks", "Ranks", "number", lambda record: record.summary.ranks, "Processes that it trains on."),
-    RunField("machines", "Machines", "text", _machines, "Of a run on several."),
+    RunField(
+        "machines",
+        "Machines",
+        "text",
+        lambda record: ", ".join(dict.fromkeys(record.summary.machines)) or None,
+        "Of a run on several.",
+    ),
     RunField(
         "tokens", "Tokens", "number", lambda record: record.summary.metrics.get("num_tokens"), "Since the run began."
     ),
@@ -107,8 +109,6 @@ def all_keys(records: Iterable[RunRecord]) -> list[str]:
     return [*FIELDS, *SETTINGS, *(name for name in metrics if name not in FIELDS and name not in SETTINGS), *held_out]
 
 
-Test = Callable[[RunRecord], bool]
-
 HINT = "Words, and conditions such as lr>1e-5  tag:math  loss:dapo  state:failed  is:favourite  reward>=2  -tag:old"
 SHORT_NAMES = {
     "lr": "learning_rate",
@@ -126,14 +126,13 @@ SHORT_NAMES = {
     "held-out": "held_out",
     **NAMES,
 }
-"""What may be typed for a field or setting → its key."""
+Test = Callable[[RunRecord], bool]
 FLAGS: dict[str, Test] = {
     "favourite": lambda record: record.notes.favourite,
     "archived": lambda record: record.notes.archived,
     "live": lambda record: record.summary.state in ("starting", "running"),
     "cloned": lambda record: bool(record.parent),
 }
-"""`is:FLAG`."""
 _SEARCHED: dict[str, Callable[[RunRecord], Any]] = {
     "name": lambda record: [record.notes.title, record.summary.name],
     "model": lambda record: record.summary.model,
@@ -142,7 +141,7 @@ _SEARCHED: dict[str, Callable[[RunRecord], Any]] = {
     "worked": lambda record: None if record.summary.worked_s is None else record.summary.worked_s / 3600,
     "disk": lambda record: record.bytes / 1e9,
 }
-"""Fields that are searched by another value than they show; hours and GB are typed."""
+"""Fields that are searched by another value than they show."""
 _COMPARISONS = {">": operator.gt, "<": operator.lt, ">=": operator.ge, "<=": operator.le}
 _PART = re.compile(r'-?(?:[^\s"]|"[^"]*"?)+')
 _CONDITION = re.compile(r"(-?)([A-Za-z_][\w./-]*)(>=|<=|[:=<>])(.*)", re.DOTALL)
@@ -153,31 +152,26 @@ def search(query: str, metrics: Collection[str] = tuple(METRICS)) -> Test:
 
     Raises UserError for an unknown name, with the nearest one, and for a value that cannot be compared.
     """
-    tests = [_test(part, metrics) for part in _PART.findall(query)]
-    return lambda record: all(test(record) for test in tests)
+    tests: list[tuple[bool, Test]] = []
+    for part in _PART.findall(query):
+        if condition := _CONDITION.fullmatch(part):
+            minus, name, sign, value = condition.groups()
+            tests.append((not minus, _condition(name, sign, value.replace('"', ""), metrics)))
+        else:
+            word = part.lstrip("-").replace('"', "").lower()
+            tests.append((not part.startswith("-") or len(part) == 1, partial(_has_word, word)))
+    return lambda record: all(test(record) == wanted for wanted, test in tests)
 
 
 def asks_for_archived(query: str) -> bool:
-    """Whether a query names archived runs, which are hidden otherwise."""
+    """True for a query that names archived runs, which are hidden otherwise."""
     return "is:archived" in query.lower()
 
 
-def _test(part: str, metrics: Collection[str]) -> Test:
-    condition = _CONDITION.fullmatch(part)
-    if condition is None:
-        negated, word = part.startswith("-") and len(part) > 1, part.lstrip("-").replace('"', "").lower()
-        test: Test = lambda record: word in _text(record)  # noqa: E731
-    else:
-        negated = bool(condition[1])
-        test = _condition(condition[2], condition[3], condition[4].replace('"', ""), metrics)
-    return (lambda record: not test(record)) if negated else test
-
-
-def _text(record: RunRecord) -> str:
-    """Everything that a plain word is searched in, in lower case."""
+def _has_word(word: str, record: RunRecord) -> bool:
     about, notes = record.summary, record.notes
     data = str(record.settings.get("data", ""))
-    return "\n".join((notes.title, about.name, about.model, data, about.state, *notes.tags, notes.note)).lower()
+    return word in "\n".join((notes.title, about.name, about.model, data, about.state, *notes.tags, notes.note)).lower()
 
 
 def _condition(name: str, sign: str, value: str, metrics: Collection[str]) -> Test:
@@ -201,7 +195,7 @@ def _condition(name: str, sign: str, value: str, metrics: Collection[str]) -> Te
 
 
 def _key(name: str, sign: str, metrics: Collection[str]) -> str:
-    """The key of a field, setting or metric as it was typed. `loss:dapo` is the kind of loss, `loss>0.1` the metric."""
+    """The key that was typed. `loss:dapo` is the kind of loss, `loss>0.1` the metric."""
     lower = name.lower()
     is_metric = lower in metrics and sign in _COMPARISONS
     ours = our_name(name)  # a metric may have TRL's name
@@ -214,7 +208,6 @@ def _key(name: str, sign: str, metrics: Collection[str]) -> str:
 
 
 def _matches(value: Any, wanted: str, *, whole: bool) -> bool:
-    """Whether a value equals, or for text contains, what was typed. Of a list one item suffices."""
     if value is None:
         return False
     if isinstance(value, list | tuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -241,6 +241,12 @@ def test_two_runs_are_compared_by_what_differs(run: RunFolder, tmp_path: Path) -
     table = run_record.settings_table(["a", "b|c"], settings)
     assert run_record.as_csv(table).splitlines()[1] == "Learning Rate,3e-05,0.0001"
     assert run_record.as_markdown(table).splitlines()[:2] == ["| Setting | a | b\\|c |", "|---|---|---|"]
+
+
+def test_the_change_of_equal_rewards_is_zero(record: RunRecord) -> None:
+    noisy = replace(record, summary=replace(record.summary, reward_before=0.1 + 0.2, reward_after=0.3))
+    change = field_of("change")
+    assert change is not None and change.value(noisy) == 0 and change.value(record) > 0.1
 
 
 def test_the_best_step_is_the_first_of_equal_ones(run: RunFolder) -> None:
