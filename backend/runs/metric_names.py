@@ -1,8 +1,7 @@
-"""Names of metrics: which there are here, and what TRL calls them, so that runs of both lie on one chart.
+"""Names of metrics, ours and TRL's.
 
 The event log and the window have our names. Trackers and tables that leave this program have TRL's (`trl_metrics`,
-`prefixed`), and wherever a user names a metric, TRL's name is taken for ours (`our_name`). A metric that no table lists
-has the same name in both, or TRL has none.
+`prefixed`), and where a user names a metric, both are accepted (`our_name`).
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import difflib
 import operator
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +18,6 @@ from backend.runs.events import METRICS
 from backend.utils.text import quote
 
 EVALUATION, TRAINING = "eval/", "train/"
-"""Before the name of a metric of held-out prompts, here and in TRL; and of one of a step, in TRL."""
 
 OCCASIONAL_METRICS = (
     *("epoch", "grad_clipped", "time/save", "dynamic_sampling/prompts", "waiting_share", "policy_loss", "entropy_coef"),
@@ -30,7 +28,7 @@ OCCASIONAL_METRICS = (
     *("sampling/sampling_logp_difference/mean", "sampling/sampling_logp_difference/max"),
     *(f"sampling/importance_sampling_ratio/{kind}" for kind in ("min", "mean", "max")),
 )
-"""Metrics that not every step of every run has, beside `METRICS`."""
+"""Metrics that only some steps have, besides `METRICS`."""
 
 TRL_NAMES = {
     "time/step": "step_time",
@@ -42,8 +40,7 @@ TRL_NAMES = {
 """Our name → TRL's, as `GRPOTrainer` logs it."""
 
 SPREAD = "reward_std", "reward_std_within_groups"
-"""Our standard deviations of the reward: over the step, and the mean of the groups' own. TRL has one name for both, and
-which it means depends on `scale_rewards`."""
+"""Over the step, and the mean of the groups' own. TRL has one name for both; `scale_rewards` decides its meaning."""
 OVER_THE_STEP = "reward_std_over_step"
 
 OTHER_NAMES = {
@@ -51,26 +48,21 @@ OTHER_NAMES = {
     "clip_ratio": "clip_ratio_total",
     OVER_THE_STEP: "reward_std",
 }
-"""What else a metric is called, in earlier versions of TRL and in our exports → our name."""
+"""Names in earlier versions of TRL and in our exports → our name."""
 _OUR_NAMES = {name: ours for ours, name in TRL_NAMES.items()} | OTHER_NAMES
 _OF_REWARD = re.compile(r"rewards?/(.+)/(mean|std)")
-_ONE_OF_REWARD = re.compile(r"rewards?/([^/]+)")
-"""Earlier versions of TRL logged the mean alone, without saying so."""
+_ONE_OF_REWARD = re.compile(r"rewards?/([^/]+)")  # the mean, in earlier versions of TRL
 
 
 def known_metrics(rewards: Iterable[str]) -> list[str]:
-    """The metrics of a run with these reward functions, its own logged ones left out."""
+    """The metrics of a run with these reward functions, without those that they log."""
     of_rewards = [f"rewards/{metric_name(name)}/{kind}" for name in rewards for kind in ("mean", "std")]
     return [*METRICS, *OCCASIONAL_METRICS, *of_rewards]
 
 
 def our_name(name: str) -> str:
-    """The name here of a metric that a user may have named as TRL does: `step_time` is time/step, `eval_reward` and
-    `eval/reward` are both eval/reward, `eval/hard_kl` is eval/hard/kl, of the evaluation set hard. Any other name is
-    returned as it is.
-
-    `reward_std` is ours, over the step: only an export can tell which of the two TRL would mean.
-    """
+    """Our name of a metric that may have TRL's: `step_time` is time/step, `eval_reward` is eval/reward, `eval/hard_kl`
+    is eval/hard/kl, of the evaluation set hard. Any other name is returned as it is."""
     if name.startswith(TRAINING):
         rest = _plain(name.removeprefix(TRAINING))
         return rest if _is_known(rest) else name
@@ -84,7 +76,6 @@ def our_name(name: str) -> str:
 
 
 def _plain(name: str) -> str:
-    """Our name of a metric that has no prefix."""
     if match := _OF_REWARD.fullmatch(name):
         return f"rewards/{match[1]}/{match[2]}"
     if match := _ONE_OF_REWARD.fullmatch(name):
@@ -93,7 +84,7 @@ def _plain(name: str) -> str:
 
 
 def _of_evaluation(name: str) -> str:
-    """Our name of a metric of an evaluation, `METRIC` or `SET_METRIC` in TRL and `SET/METRIC` here."""
+    """Our name, METRIC or SET/METRIC, of an evaluation's METRIC or SET_METRIC."""
     if _is_known(_plain(name)):
         return _plain(name)
     of_set, _, metric = name.partition("/")
@@ -108,14 +99,12 @@ def _of_evaluation(name: str) -> str:
 
 
 def _is_known(name: str) -> bool:
-    """Whether this is a name of ours, whatever the reward functions are."""
     return name in METRICS or name in OCCASIONAL_METRICS or bool(_OF_REWARD.fullmatch(name))
 
 
 def trl_name(name: str, scale_rewards: str, *, has_both: bool = True) -> str:
     """TRL's name of a metric. Its `reward_std` is the mean within groups, but with `scale_rewards: batch` that over the
-    step; the other one keeps a name of ours. `has_both`: whether there are both, as there are of groups of two and
-    more."""
+    step; the other one keeps a name of ours. `has_both`: the groups have two completions or more."""
     over_step, within = SPREAD
     if scale_rewards != "batch" and has_both:
         return {within: over_step, over_step: OVER_THE_STEP}.get(name) or TRL_NAMES.get(name, name)
@@ -123,14 +112,12 @@ def trl_name(name: str, scale_rewards: str, *, has_both: bool = True) -> str:
 
 
 def trl_metrics(metrics: Mapping[str, Any], scale_rewards: str) -> dict[str, Any]:
-    """`metrics` under TRL's names (`trl_name`)."""
     has_both = SPREAD[1] in metrics
     return {trl_name(name, scale_rewards, has_both=has_both): value for name, value in metrics.items()}
 
 
 def by_set(metrics: Mapping[str, Any], names: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """The metrics of one evaluation by what they are of: "valid", or one of the evaluation sets `names`, whose name is
-    taken off."""
+    """The metrics of one evaluation by split: "valid", or one of the evaluation sets `names`, without its prefix."""
     found: dict[str, dict[str, Any]] = {}
     sets = set(names)
     for metric, value in metrics.items():
@@ -141,29 +128,21 @@ def by_set(metrics: Mapping[str, Any], names: Iterable[str]) -> dict[str, dict[s
 
 
 def prefixed(split: str, metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Metrics with the prefix that transformers gives them for trackers: train/ for the split "train", eval/ for
-    "valid", test/ for "test", and eval/NAME_ for an evaluation set of its own name."""
+    """Metrics with transformers' prefix for trackers: train/, eval/ for "valid", test/, and eval/NAME_ for an evaluation
+    set."""
     prefix = {"train": TRAINING, "valid": EVALUATION, "test": "test/"}.get(split, f"{EVALUATION}{split}_")
     return {prefix + name: value for name, value in metrics.items()}
 
 
 def transformers_name(metric: str, sets: Iterable[str], scale_rewards: str) -> str:
-    """The name by which TRL's configuration knows a metric of evaluations, which is eval/… here: eval/hard/kl is
-    eval_hard_kl."""
+    """The name of an evaluation's metric in TRL's configuration: eval/hard/kl is eval_hard_kl."""
     ((split, metrics),) = by_set({metric.removeprefix(EVALUATION): None}, sets).items()
     (name,) = prefixed(split, {trl_name(each, scale_rewards): None for each in metrics})
     return f"eval_{name.removeprefix(EVALUATION)}"
 
 
-WINDOW = 5
-"""Steps whose mean is compared."""
-
-COMPARISONS: dict[str, Callable[[float, float], bool]] = {
-    ">": operator.gt,
-    ">=": operator.ge,
-    "<": operator.lt,
-    "<=": operator.le,
-}
+WINDOW = 5  # steps whose mean is compared
+COMPARISONS = {">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le}
 _CONDITION = re.compile(r"^\s*([^\s<>=]+)\s*(>=|<=|>|<)\s*(\S+)\s*$")
 
 
@@ -176,7 +155,6 @@ class StopCondition:
     limit: float
 
     def is_met(self, value: float) -> bool:
-        """False for NaN, as every comparison with it."""
         return COMPARISONS[self.sign](value, self.limit)
 
     def __str__(self) -> str:
@@ -184,7 +162,7 @@ class StopCondition:
 
 
 def parse_condition(text: str) -> StopCondition:
-    """Raises ValueError with a sentence for text that is no condition."""
+    """Raises ValueError with a message for text that is no condition."""
     match = _CONDITION.match(text)
     try:
         limit = float(match[3]) if match else float("nan")
@@ -196,7 +174,7 @@ def parse_condition(text: str) -> StopCondition:
 
 
 def with_our_name(text: str) -> str:
-    """A condition with its metric under the name that it has here; text that is none as it is."""
+    """A condition with our name of its metric; any other text as it is."""
     match = _CONDITION.match(text)
     if match is None or our_name(match[1]) == match[1]:
         return text
@@ -204,11 +182,10 @@ def with_our_name(text: str) -> str:
 
 
 def condition_fault(text: str, rewards: Sequence[str], may_log_metrics: bool, sets: Sequence[str] = ()) -> str:
-    """Why a condition cannot be used, or "". `rewards`: the run's reward functions as the settings name them; `sets`:
-    its named evaluation sets, whose metrics are eval/<name>/….
+    """The problem of a condition, or "". `rewards` and `sets`: the run's reward functions and evaluation sets.
 
-    `may_log_metrics`: reward functions of the user's own may log any metric, so that a name is only refused if it is
-    nearly a known one.
+    `may_log_metrics`: the user's reward functions may log any metric, so a name is only refused if it is nearly a known
+    one.
     """
     try:
         condition = parse_condition(text)
@@ -218,7 +195,7 @@ def condition_fault(text: str, rewards: Sequence[str], may_log_metrics: bool, se
 
 
 def metric_fault(metric: str, rewards: Sequence[str], may_log_metrics: bool, sets: Sequence[str] = ()) -> str:
-    """Why there is no such metric, or ""; arguments as of `condition_fault`."""
+    """The problem of a metric's name, or ""; arguments as of `condition_fault`."""
     known = known_metrics(rewards)
     bare = metric.removeprefix(EVALUATION)
     of_set, _, rest = bare.partition("/")

@@ -2,7 +2,7 @@
 
 An entry is the name of a run folder: a run that has never begun, or one to be resumed (stopped, failed, crashed, or a
 clone). It waits as long as its event log is as it was when it joined, so nothing has to be undone when a process dies.
-The file is changed under a lock and replaced by rename. The runner (`backend.runs.queue_runner`) has a lock of its own.
+The runner (`backend.runs.queue_runner`) has a lock of its own.
 """
 
 from __future__ import annotations
@@ -13,7 +13,10 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import NotRequired
+
+from pydantic import TypeAdapter, ValidationError
+from typing_extensions import TypedDict
 
 from backend.runs.events import has_finished
 from backend.runs.run_folder import RunFolder
@@ -25,21 +28,27 @@ from backend.utils.text import about_path, quote
 from backend.utils.whole_file import replace_file
 
 FILE, LOCK, RUNNER_LOCK, LOG = "queue.json", "queue.lock", "queue-runner.lock", "queue.log"
-"""Names in the folder of runs: the order, the lock on changing it, the lock of the runner, what a detached runner
-prints."""
 _ADVICE = "fix or delete it, the runs keep their folders"
+
+
+class _Content(TypedDict):
+    runs: list[str]
+    diaries: NotRequired[dict[str, int]]
+    starting: NotRequired[str | None]
+    paused: NotRequired[bool]
+    pause_after_failure: NotRequired[bool]
+
+
+_CONTENT = TypeAdapter(_Content)
 
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """What queue.json says.
+    """The content of queue.json.
 
-    Attributes:
-        waiting – the folders in their order.
-        starting – the run that the runner has started and that may have written nothing yet; it waits again if that
-          dies.
-        is_paused – no other run is started; one that trains continues.
-        diaries – of the runs that began before they joined, name → when their event log was last written, in ns.
+    `waiting`: the folders in their order. `starting`: the run that the runner has started and that may have written
+    nothing yet. `is_paused`: no other run is started. `diaries`: of the runs that began before they joined, name → time
+    of their event log's last write, in ns.
     """
 
     waiting: tuple[RunFolder, ...] = ()
@@ -52,36 +61,29 @@ class Queue:
         """The place of a run, from 0; None for one that does not wait."""
         return self.waiting.index(run) if run in self.waiting else None
 
-    def still_waits(self, run: RunFolder) -> bool:
-        """Whether a listed run has not been deleted, begun or resumed since it joined."""
-        return run.config.is_file() and _event_log_written(run) == self.diaries.get(run.name)
-
-    def moved(self, run: RunFolder, place: int | None) -> Queue:
-        """The queue with a run at a place; None is the end."""
-        others = tuple(other for other in self.waiting if other != run)
-        place = len(others) if place is None else place
-        return replace(self, waiting=(*others[:place], run, *others[place:]))
-
     def without(self, run: RunFolder) -> Queue:
         return replace(self, waiting=tuple(other for other in self.waiting if other != run))
 
+    def moved(self, run: RunFolder, place: int) -> Queue:
+        others = self.without(run).waiting
+        return replace(self, waiting=(*others[:place], run, *others[place:]))
+
 
 class QueueFile:
-    """The queue of one folder of runs. Changing it raises UserError for a file that cannot be read or written."""
+    """The queue of one folder of runs. Raises UserError for a file that cannot be read, which stays, or written."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = folder or places.runs_folder()
         self.path, self.log = self.folder / FILE, self.folder / LOG
 
     def read(self) -> Queue:
-        """The queue now. Raises UserError for a broken file, which stays as it is."""
-        listed = self._read_listed()
-        starting = listed.starting if listed.starting is not None and self.has_runner() else None
-        waiting = (run for run in listed.waiting if run != starting and listed.still_waits(run) and not run.is_locked())
-        return replace(listed, waiting=tuple(waiting), starting=starting)
+        queue = self._listed()
+        starting = queue.starting if self.has_runner() else None
+        waiting = tuple(run for run in queue.waiting if run != starting and not run.is_locked())
+        return replace(queue, waiting=waiting, starting=starting)
 
     def holds(self, run: RunFolder) -> bool:
-        """Whether this run waits. A broken file holds nothing."""
+        """True for a run that waits. A broken file holds nothing."""
         try:
             return run in self.read().waiting
         except UserError:
@@ -96,88 +98,76 @@ class QueueFile:
             raise UserError("queue", f"The run {quote(run.name)} is training; only a run that is not can wait.")
         if has_finished(run):
             raise UserError("queue", f"The run {quote(run.name)} has finished; clone it to go on from its end.")
-        with self._change() as change:
+        with self._locked():
+            queue = self._listed()
             written = _event_log_written(run)
-            joined = {} if written is None else {run.name: written}
-
-            def join(queue: Queue) -> Queue:
-                others = {name: t for name, t in queue.diaries.items() if name != run.name}
-                return replace(queue.moved(run, 0 if first else None), diaries=others | joined)
-
-            return change(join).waiting.index(run)
+            others = {name: t for name, t in queue.diaries.items() if name != run.name}
+            queue = replace(queue, diaries=others if written is None else others | {run.name: written})
+            queue = queue.moved(run, 0 if first else len(queue.waiting))
+            self._write(queue)
+            return queue.waiting.index(run)
 
     def remove(self, run: RunFolder) -> None:
         """Take a run out of the queue; its folder stays."""
-        self._waiting(run)  # before a folder is made for a queue that is not there
-        with self._change() as change:
+        with self._locked():
             entry = self._waiting(run)
-            change(lambda queue: queue.without(entry))
+            self._write(self._listed().without(entry))
 
     def move(self, run: RunFolder, place: int) -> None:
         """Put a waiting run at a place, from 0; beyond the end is the end."""
-        self._waiting(run)
-        with self._change() as change:
+        with self._locked():
             entry = self._waiting(run)
-            change(lambda queue: queue.moved(entry, max(0, place)))
+            self._write(self._listed().moved(entry, max(0, place)))
 
     def set_paused(self, paused: bool) -> None:
         """Start no other run, or start them again."""
-        with self._change() as change:
-            change(lambda queue: replace(queue, is_paused=paused))
+        with self._locked():
+            self._write(replace(self._listed(), is_paused=paused))
 
     def set_pauses_after_failure(self, pauses: bool) -> None:
-        """Whether a run that fails pauses the queue."""
-        with self._change() as change:
-            change(lambda queue: replace(queue, pauses_after_failure=pauses))
+        with self._locked():
+            self._write(replace(self._listed(), pauses_after_failure=pauses))
 
     def rewrite_settings(self, run: RunFolder, text: str) -> None:
         """Replace a waiting run's config.yaml; refused once the run has begun."""
-        with self._change():  # under the lock no runner starts it meanwhile
+        with self._locked():  # so no runner starts it meanwhile
             if not is_fresh(self._waiting(run)):
                 raise UserError("queue", f"The run {run.name} has begun with its settings; clone it to change them.")
             replace_file(run.config, text)
 
     def has_runner(self) -> bool:
-        """Whether a process starts the waiting runs one after the other."""
+        """True while a process starts the waiting runs one after the other."""
         return file_lock.is_held(self.folder / RUNNER_LOCK)
 
     def hold_runner_lock(self) -> int:
         """Be the runner until the returned handle is closed. Raises UserError where another process is."""
-        with self._change() as change:
+        with self._locked():
             handle = file_lock.try_hold(self.folder / RUNNER_LOCK)
             if handle is None:
                 raise UserError("queue", "The queue is being run by another process already.")
-            change(lambda queue: replace(queue, starting=None))  # the runner that wrote it is dead
+            self._write(replace(self._listed(), starting=None))  # the runner that wrote it is dead
         return handle
 
     def start_next(self, otherwise: Callable[[Queue], None]) -> RunFolder | None:
-        """Take the run whose turn it is out of the queue. Without one, or where the queue is paused, call `otherwise`.
-
-        That happens under the lock on changes: a runner that gives up its own lock there leaves no run behind that was
-        added a moment too late.
-        """
-        with self._change() as change:
+        """Take the next run out of the queue. Without one, or where the queue is paused, call `otherwise` under the
+        lock on changes, so that a runner that ends leaves no run behind that was added a moment too late."""
+        with self._locked():
             queue = self.read()
             if queue.waiting and not queue.is_paused:
-                run = queue.waiting[0]
-                change(lambda queue: replace(queue, starting=run))
-                return run
+                self._write(replace(self._listed(), starting=queue.waiting[0]))
+                return queue.waiting[0]
             otherwise(queue)
             return None
 
     def settle(self, run: RunFolder) -> None:
-        """Note that the process that was started for this run has ended.
-
-        A run that wrote nothing is dropped, lest it be started for ever; one that another process holds stays.
-        """
-        with self._change() as change:
-            listed = self._read_listed()
-            kept = listed.waiting if run.is_locked() else listed.without(run).waiting
-            change(lambda queue: replace(queue, waiting=tuple(filter(queue.still_waits, kept)), starting=None))
+        """Note that the process of this run has ended. A run that wrote nothing is dropped, lest it be started for
+        ever; one that another process holds stays."""
+        with self._locked():
+            queue = replace(self._listed(), starting=None)
+            self._write(queue if run.is_locked() else queue.without(run))
 
     @contextmanager
-    def _change(self) -> Generator[Callable[[Callable[[Queue], Queue]], Queue]]:
-        """Hold the lock; yields a function that replaces the queue by what its argument makes of it."""
+    def _locked(self) -> Generator[None]:
         try:
             make_private_folder(self.folder)
             writable = os.access(self.folder, os.W_OK)
@@ -186,13 +176,9 @@ class QueueFile:
         if not writable:
             raise UserError("queue", f"The queue cannot be written in {quote(self.folder)}.")
         with file_lock.held(self.folder / LOCK):
-            yield self._rewrite
+            yield
 
-    def _rewrite(self, change: Callable[[Queue], Queue]) -> Queue:
-        listed = self._read_listed()
-        # A run that is just being started stays: should its process die before the event log's first line, it
-        # waits again.
-        queue = change(replace(listed, waiting=tuple(filter(listed.still_waits, listed.waiting))))
+    def _write(self, queue: Queue) -> None:
         names = [run.name for run in queue.waiting]
         content = {
             "runs": names,
@@ -202,30 +188,28 @@ class QueueFile:
             "pause_after_failure": queue.pauses_after_failure,
         }
         replace_file(self.path, json.dumps(content, ensure_ascii=False, indent=1) + "\n")
-        return queue
 
-    def _read_listed(self) -> Queue:
-        """What the file lists, without a look at the folders."""
+    def _listed(self) -> Queue:
+        """The runs of the file that have not been deleted, begun or resumed since they joined. A run that is just being
+        started is one: it waits again should its process die before the event log's first line."""
         if not os.path.lexists(self.path):
             return Queue()
         raw = read_json(self.path, "queue", advice=_ADVICE)
-        content = cast("dict[str, Any]", raw) if isinstance(raw, dict) else {}
-        names, starting, diaries = content.get("runs"), content.get("starting"), content.get("diaries", {})
-        flags = [content.get(key, False) for key in ("paused", "pause_after_failure")]
-        problem = ""
-        if not isinstance(names, list) or not all(map(is_folder_name, cast("list[Any]", names))):
-            problem = "runs is no list of names of folders"
-        elif starting is not None and not is_folder_name(starting):
-            problem = "starting is no name of a folder"
-        elif not all(isinstance(flag, bool) for flag in flags):
-            problem = "paused and pause_after_failure are true or false"
-        elif not isinstance(diaries, dict) or not all(isinstance(t, int) for t in diaries.values()):  # pyright: ignore
-            problem = "event logs is no list of times"
-        if problem:
-            raise UserError("queue", about_path(self.path, f" is no queue ({problem}); {_ADVICE}."))
-        waiting = tuple(RunFolder(self.folder / name) for name in dict.fromkeys(cast("list[str]", names)))
-        started = RunFolder(self.folder / starting) if starting is not None else None
-        return Queue(waiting, started, *flags, diaries=cast("dict[str, int]", diaries))
+        try:
+            content = _CONTENT.validate_python(raw, strict=True)
+            starting, diaries = content.get("starting"), content.get("diaries", {})
+            if not all(map(is_folder_name, [*content["runs"], *([] if starting is None else [starting])])):
+                raise ValueError
+        except (ValidationError, ValueError):
+            raise UserError("queue", about_path(self.path, f" is no queue; {_ADVICE}.")) from None
+        runs = [RunFolder(self.folder / name) for name in dict.fromkeys(content["runs"])]
+        return Queue(
+            tuple(run for run in runs if run.config.is_file() and _event_log_written(run) == diaries.get(run.name)),
+            None if starting is None else RunFolder(self.folder / starting),
+            content.get("paused", False),
+            content.get("pause_after_failure", False),
+            diaries,
+        )
 
     def _own(self, run: RunFolder) -> RunFolder:
         """The same run as an entry of this queue. Raises UserError for a folder elsewhere."""
@@ -242,21 +226,16 @@ class QueueFile:
 
 
 def is_fresh(run: RunFolder) -> bool:
-    """Whether a run has settings and has never begun."""
+    """True for a run that has settings and has never begun."""
     return run.config.is_file() and not run.has_event_log
 
 
 def is_waiting(run: RunFolder) -> bool:
-    """Whether a run waits in the queue of its folder."""
     return QueueFile(run.path.parent).holds(run)
 
 
 def _event_log_written(run: RunFolder) -> int | None:
-    """When the event log was last written, in ns; None for a run that has never begun.
-
-    A resume cuts the event log before it writes, so the time changes with the first thing that a process does to the
-    run.
-    """
+    """Time of the event log's last write in ns, which a resume changes; None for a run that has never begun."""
     try:
         status = run.events.stat()
     except OSError:

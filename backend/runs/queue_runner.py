@@ -1,8 +1,7 @@
 """The process that trains the waiting runs, one after the other, without a window: `queue run`.
 
-It starts `train --run` for the first run of the queue, or `resume` if that has begun before, waits until it has ended,
-and takes the next; the queue itself is a file (`backend.runs.queue`). Killed, it leaves a training that goes on and a
-queue in which nothing is missing.
+It starts `train --run` for the first run of the queue, or `resume` if that has begun before, waits for its end, and
+takes the next. Killed, it leaves a training that continues and a queue in which nothing is missing.
 """
 
 from __future__ import annotations
@@ -21,19 +20,14 @@ from backend.runs.run_folder import RunFolder
 from backend.utils.command import backend_command, backend_environment
 
 POLL_S = 1.0
-"""Seconds between two looks at a run of another process that has to end first."""
-GOOD_ENDINGS = (0, 3)
-"""Exit codes of `train` and `resume` that are no failure: finished, stopped on request (`backend.cli.common`)."""
+GOOD_ENDINGS = (0, 3)  # finished, stopped on request (`backend.cli.common`)
 
 Reason = Literal["empty", "paused"]
 
 
 def train_in_process(run: RunFolder) -> int:
-    """Train a prepared run, or resume one that has begun, in a process of its own and wait for its end; returns its
-    exit code, below 0 for a signal.
-
-    It has a session of its own, so neither Ctrl-C in the runner's terminal nor the runner's death reaches it.
-    """
+    """Train a prepared run, or resume one that has begun, in a process of its own session; returns its exit code, below
+    0 for a signal. Neither Ctrl-C in the runner's terminal nor the runner's death reaches it."""
     verb = ("train", "--run") if is_fresh(run) else ("resume",)
     with run.log.open("ab") as log:
         trainer = subprocess.Popen(
@@ -49,14 +43,12 @@ def train_in_process(run: RunFolder) -> int:
 
 
 class QueueRunner:
-    """Trains what waits in `queue`, telling `say` in sentences. `train` returns the exit code of a run's process."""
+    """Trains the runs that wait in `queue` and passes messages to `say`."""
 
     def __init__(
         self, queue: QueueFile, say: Callable[[str], None], train: Callable[[RunFolder], int] = train_in_process
     ) -> None:
-        self.queue = queue
-        self._say = say
-        self._train = train
+        self.queue, self._say, self._train = queue, say, train
 
     def run(self) -> Reason:
         """Train until the queue is empty or paused; returns which. Raises UserError where another process runs the
@@ -73,7 +65,12 @@ class QueueRunner:
 
         try:
             while True:
-                self._wait_for_others()
+                waits_for: Path | None = None
+                while self.queue.read().waiting and (other := training_run(self.queue.folder)) is not None:
+                    if other.path != waits_for:
+                        waits_for = other.path
+                        self._say(f"Waits for {other.name}, which is training.")
+                    time.sleep(POLL_S)
                 run = self.queue.start_next(give_up)
                 if run is None:
                     return reason
@@ -83,15 +80,6 @@ class QueueRunner:
             if lock is not None:
                 os.close(lock)
 
-    def _wait_for_others(self) -> None:
-        """Wait until no run of this folder trains, whoever has started it."""
-        told: Path | None = None
-        while self.queue.read().waiting and (run := training_run(self.queue.folder)) is not None:
-            if run.path != told:
-                told = run.path
-                self._say(f"Waits for {run.name}, which is training.")
-            time.sleep(POLL_S)
-
     def _note_end(self, run: RunFolder, code: int) -> None:
         is_held = run.is_locked()  # another process trains it: this one was refused, and that is no failure
         self.queue.settle(run)
@@ -100,15 +88,11 @@ class QueueRunner:
         if code in GOOD_ENDINGS:
             self._say(f"{run.name} has {'finished' if code == 0 else 'stopped'}.")
             return
-        self._say(f"{run.name} {_how(code)}")
+        if code == -signal.SIGKILL:
+            hint = "a smaller Group or Completion helps. It goes on from its last checkpoint."
+            self._say(f"{run.name} was killed, as a system does that runs out of memory: {hint}")
+        else:
+            self._say(f"{run.name} failed{f' (signal {-code})' if code < 0 else ''}; its log tells why.")
         if self.queue.read().pauses_after_failure:
             self.queue.set_paused(True)
             self._say("The queue is paused, as after every failure.")
-
-
-def _how(code: int) -> str:
-    """What a failure's exit code says, after the run's name."""
-    if code == -signal.SIGKILL:
-        hint = "a smaller Group or Completion helps. It goes on from its last checkpoint."
-        return f"was killed, as a system does that runs out of memory: {hint}"
-    return f"failed{f' (signal {-code})' if code < 0 else ''}; its log tells why."

@@ -1,9 +1,7 @@
-"""How far the work before a run's first step has come: going through a large dataset, fetching one, reading a model's
-weights.
+"""Progress of the work before a run's first step: reading a dataset, fetching one, loading a model.
 
-Whoever works says it after some seconds, and again every few, as one line; whoever wants to hear it says so for the
-time of a `with`. A run's process prints the lines, so that they are in its log, and the window reads the newest there:
-before the run holds a model there is no event log.
+Working code reports lines; the run's process prints them, so that they are in its log, where the window reads the
+newest: before the run holds a model there is no event log.
 """
 
 from __future__ import annotations
@@ -21,24 +19,18 @@ from backend.utils.text import quote
 
 T = TypeVar("T")
 
-FIRST_S, EVERY_S = 2.0, 2.0
-"""Seconds before the first line, and between two."""
-LOOKED = 1024
-"""Rows between two looks at the clock."""
+FIRST_S, EVERY_S = 2.0, 2.0  # seconds before the first line, and between two
+LOOKED = 1024  # rows between two looks at the clock
 _LINE = re.compile(
     r"(?P<doing>.{1,200}?)(?:…|: (?P<percent>\d{1,3})%, (?P<figures>[\d.,]+ [A-Za-z]+, [\d.,]+ [A-Za-z]+/s)\.)"
 )
-
 _listener: ContextVar[Callable[[str], None] | None] = ContextVar("listener to the progress of a start", default=None)
 
 
 @dataclass(frozen=True, slots=True)
 class StartProgress:
-    """What a run does before its first step, and how far it has come.
-
-    `doing`: “Checking rows.jsonl”. `share`: how much of it is done, 0 to 1; None where nobody knows. `figures`: amount
-    and rate, such as “1,204,000 rows, 310,000 rows/s”; empty where the share is None.
-    """
+    """`doing`: “Checking rows.jsonl”. `share`: 0 to 1, or None if unknown. `figures`: amount and rate, such as
+    “1,204,000 rows, 310,000 rows/s”."""
 
     doing: str
     share: float | None = None
@@ -46,23 +38,21 @@ class StartProgress:
 
     @property
     def line(self) -> str:
-        """The line that says it: “Checking rows.jsonl: 35%, 1,204,000 rows, 310,000 rows/s.”, or “Fetching a/b…”."""
+        """“Checking rows.jsonl: 35%, 1,204,000 rows, 310,000 rows/s.”, or “Fetching a/b…”."""
         return f"{self.doing}…" if self.share is None else f"{self.doing}: {self.share:.0%}, {self.figures}."
 
     @classmethod
     def read(cls, line: str) -> StartProgress | None:
-        """What such a line says, its share in whole percent; None of any other line."""
+        """The progress in such a line; None of any other line."""
         found = _LINE.fullmatch(line)
-        if found is None:
-            return None
-        if found["percent"] is None:
-            return cls(found["doing"])
+        if found is None or found["percent"] is None:
+            return None if found is None else cls(found["doing"])
         return cls(found["doing"], min(100, int(found["percent"])) / 100, found["figures"])
 
 
 @contextmanager
 def progress_listener(listener: Callable[[str], None]) -> Generator[None]:
-    """Have the lines given to `listener`, in this thread."""
+    """Pass the lines of this thread to `listener`."""
     token = _listener.set(listener)
     try:
         yield
@@ -72,20 +62,14 @@ def progress_listener(listener: Callable[[str], None]) -> Generator[None]:
 
 @contextmanager
 def with_stop_check(look: Callable[[], None]) -> Generator[None]:
-    """Have `look` called in this thread after each line too, so that what it raises ends the work."""
-    listener = _listener.get()
-
-    def hear(line: str) -> None:
-        if listener is not None:
-            listener(line)
-        look()
-
-    with progress_listener(hear):
+    """Call `look` after each line too, so that an exception of it ends the work."""
+    listener = _listener.get() or (lambda line: None)
+    with progress_listener(lambda line: (listener(line), look())[0]):
         yield
 
 
 def tell(doing: str) -> None:
-    """Say that something begins which cannot tell how far it has come."""
+    """Report the beginning of work of unknown length."""
     if (listener := _listener.get()) is not None:
         listener(StartProgress(doing).line)
 
@@ -100,10 +84,10 @@ def telling(
     unit: str = "rows",
     looked: int | None = None,
 ) -> Iterator[T]:
-    """The items, with lines on the way: “Checking rows.jsonl: 35%, 1,204,000 rows, 310,000 rows/s.”
+    """The items, with reports such as “Checking rows.jsonl: 35%, 1,204,000 rows, 310,000 rows/s.”
 
-    `share` and `amount`: how much is done once so many items were taken, 0 to 1 and in `unit`. `looked`: items between
-    two looks at the clock, LOOKED by default.
+    `share` and `amount` of the number of items so far: 0 to 1, and in `unit`. `looked`: items between two looks at the
+    clock.
     """
     listener = _listener.get()
     if listener is None:
@@ -131,5 +115,4 @@ def telling(
 
 
 def _figure(value: float) -> str:
-    """A number with its thousands apart, or three significant digits of one below 100."""
     return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.3g}"
