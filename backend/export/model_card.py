@@ -192,10 +192,9 @@ def _changes(events: Iterable[Event], step: int | None) -> Iterator[Change]:
     for event in events:
         if event["kind"] != "change" or (step is not None and event["step"] > step):
             continue
-        change = Change.from_dict(event)
-        pairs = {key: pair for key, pair in change.settings.items() if key in SETTINGS}
+        pairs = {key: pair for key, pair in event["settings"].items() if key in SETTINGS}
         old, new = (public_settings({key: pair[i] for key, pair in pairs.items()}) for i in (0, 1))
-        yield Change(change.step, {key: (old[key], new[key]) for key in old})
+        yield Change(event["step"], {key: (old[key], new[key]) for key in old})
 
 
 def _evaluation(run: RunFolder, step: int | None) -> tuple[Evaluation | None, list[EvaluatedRow]]:

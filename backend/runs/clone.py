@@ -1,14 +1,11 @@
 """A new run from a checkpoint of another, with some settings changed.
 
-*Warm*: the clone goes on. It has the parent's weights, optimizer, place in the data, step counter, event log and
-completions up to that step, so that a clone without changes continues as the parent would have, bit for bit. *Cold*:
-the clone starts at step 0 from the parent's weights, with a fresh optimizer and the prompts from the beginning. In both
-the reference is the one that the settings name, the base model by default; a cold clone may stay near the weights it
-starts from instead.
+*Warm*: the clone has the parent's weights, optimizer, place in the data, event log and completions up to that step, so
+that without changes it continues as the parent would have, bit for bit. *Cold*: the clone starts at step 0 from the
+parent's weights, with a fresh optimizer and the prompts from the beginning.
 
-The folder appears complete or not at all, and starts nothing: a clone is a stopped run, which `resume` continues, a
-cold one from a checkpoint of step 0. Changes of settings that the parent had by that step are in the clone's
-config.yaml; those that it had later are not inherited.
+The folder appears complete or not at all, and starts nothing: a clone is a stopped run, which `resume` continues.
+Changes of settings that the parent had by that step are in the clone's config.yaml; later ones are not inherited.
 """
 
 from __future__ import annotations
@@ -49,21 +46,13 @@ OF_THE_WEIGHTS = (
     *("model", "train_mode", "train_type", "num_layers", "rank", "scale", "lora_alpha", "use_rslora", "lora_keys"),
     *("modules_to_save", "quantization", "dtype"),
 )
-"""Settings that the weights were trained for: with others they would be another model, or none."""
+"""Settings that the weights were trained for."""
 OF_THE_STATE = (
-    "optimizer",
-    "own_optimizer",
-    "optimizer_bits",
-    "data",
-    "dataset_config",
-    "train_split",
-    "validation_split",
+    *("optimizer", "own_optimizer", "optimizer_bits"),
+    *("data", "dataset_config", "train_split", "validation_split"),
 )
-"""Settings that moments and the place in the data belong to: a warm clone keeps them."""
+"""Settings of the optimizer's state and the place in the data, which a warm clone keeps."""
 OF_THE_PARENT: dict[str, Any] = {"run_name": "", "adapter": ""}
-"""Settings that a clone does not take over."""
-COPIED_AT_ONCE = 16 << 20
-"""Bytes."""
 
 
 def clone_settings(parent: RunFolder, which: str, changes: Mapping[str, Any], *, warm: bool) -> tuple[Config, Config]:
@@ -71,54 +60,39 @@ def clone_settings(parent: RunFolder, which: str, changes: Mapping[str, Any], *,
     settings of which None means the default. Raises UserError for changes that a clone cannot have."""
     step = find_checkpoint(parent, which).step
     before = own_config(load(parent.config), read_changes(parent), step)
-    values, faults = translate(changes)
+    values, problems = translate(changes)
+    if problems:
+        raise UserError(problems)
     emptied = {key: SETTINGS[key].default for key, value in changes.items() if value is None and key in SETTINGS}
-    if faults:
-        raise UserError(faults)
     # The clone's weights are the parent's, whatever the parent started from.
     after = parse(before.model_dump() | OF_THE_PARENT | emptied | values)
-    if faults := [
-        *_staged_faults(before, values),
-        *_kept_faults(before, after, warm=warm),
-        *_length_faults(before, after, step, warm=warm),
-    ]:
-        raise UserError(faults)
+    staged = {key for stage in before.stages for key in stage if key not in STAGE_OWN} if "stages" not in values else {}
+    changed = _changed(before, after)
+    sentences = {
+        **{key: "{} of this run is set by its stages; change the stages instead." for key in values if key in staged},
+        **{
+            key: "{} belongs to the weights that a clone starts from, and stays as it is."
+            for key in OF_THE_WEIGHTS
+            if key in changed
+        },
+        **{
+            key: "{} cannot change where a clone goes on (warm); a cold clone starts with another."
+            for key in OF_THE_STATE
+            if warm and key in changed
+        },
+    }
+    problems = [ConfigProblem(key, text.format(SETTINGS[key].label)) for key, text in sentences.items()]
+    if warm and not (after.epochs or after.stages or after.iters > step):
+        sentence = f"A clone that goes on after step {step} needs more than {after.iters} Iterations."
+        problems.append(ConfigProblem("iters", sentence))
+    if problems:
+        raise UserError(problems)
     return before, after
 
 
-def _kept_faults(before: Config, after: Config, *, warm: bool) -> list[ConfigProblem]:
-    faults = [
-        ConfigProblem(
-            key, f"{SETTINGS[key].label} belongs to the weights that a clone starts from, and stays as it is."
-        )
-        for key in OF_THE_WEIGHTS
-        if getattr(before, key) != getattr(after, key)
-    ]
-    return faults + [
-        ConfigProblem(
-            key, f"{SETTINGS[key].label} cannot change where a clone goes on (warm); a cold clone starts with another."
-        )
-        for key in OF_THE_STATE
-        if warm and getattr(before, key) != getattr(after, key)
-    ]
-
-
-def _staged_faults(before: Config, values: Mapping[str, Any]) -> list[ConfigProblem]:
-    """Faults of changes that the stages would hide."""
-    staged = {key for stage in before.stages for key in stage if key not in STAGE_OWN} if "stages" not in values else {}
-    return [
-        ConfigProblem(
-            key, f"The stages of this run have a {SETTINGS[key].label} of their own; change the stages instead."
-        )
-        for key in values
-        if key in staged
-    ]
-
-
-def _length_faults(before: Config, after: Config, step: int, *, warm: bool) -> list[ConfigProblem]:
-    if not warm or after.epochs or after.stages or after.iters > step:
-        return []
-    return [ConfigProblem("iters", f"A clone that goes on after step {step} needs more than {after.iters} Iterations.")]
+def _changed(before: Config, after: Config) -> dict[str, tuple[Any, Any]]:
+    keys = [key for key in SETTINGS if key not in OF_THE_PARENT and getattr(before, key) != getattr(after, key)]
+    return {key: (getattr(before, key), getattr(after, key)) for key in keys}
 
 
 def clone(
@@ -131,7 +105,8 @@ def clone(
     runs_dir: Path | None = None,
     reference: Reference = "base",
 ) -> RunFolder:
-    """Make the folder of a clone. `runs_dir`: where it goes, beside the parent by default. Raises UserError."""
+    """Make the folder of a clone in `runs_dir`, beside the parent by default. A cold clone with `reference` "clone"
+    stays near the weights it starts from. Raises UserError."""
     check_format(parent)
     require_plain_files(parent.path)  # a copy would take what they lead to
     before, after = clone_settings(parent, which, changes or {}, warm=warm)
@@ -147,9 +122,20 @@ def clone(
             draft = RunFolder(staging)  # itself, so that nothing is left of it once it has its name
             restrict_to_user(draft.path)
             if reference == "clone":
-                after = _with_own_reference(parent, saved, after, draft, folder)
+                (draft.path / "reference").mkdir()
+                shutil.copy2(saved.weights_file, draft.path / "reference")
+                shutil.copy2(parent.adapters / "adapter_config.json", draft.path / "reference")
+                after = parse(after.model_dump() | {"reference_model_path": str(folder.path / "reference")})
             changed = _changed(before, after)
-            (_copy_warm if warm else _copy_cold)(parent, saved, after, changed, draft)
+            if warm:
+                _copy_warm(parent, saved, changed, draft)
+            else:
+                _copy_cold(parent, saved, after, draft)
+            about = parent.adapters / "adapter_config.json"
+            if saved.weights_file.name == "adapters.safetensors" and about.is_file():  # for chat before it has begun
+                draft.adapters.mkdir()
+                shutil.copy2(saved.weights_file, draft.adapters)
+                shutil.copy2(about, draft.adapters)
             write_parent(draft, Parent(parent.name, parent.path, saved.state.step, warm, changed))
             replace_file(draft.config, dump(after))
             sync_tree(draft.path)
@@ -158,15 +144,13 @@ def clone(
     except (OSError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and not is_of_mlx(error):
             raise
-        raise UserError(
-            "run", f"The run {quote(parent.name, 40)} cannot be cloned to {quote(folder.path)}: {cause(error)}."
-        ) from None
+        sentence = f"The run {quote(parent.name, 40)} cannot be cloned to {quote(folder.path)}: {cause(error)}."
+        raise UserError("run", sentence) from None
     return folder
 
 
 def _free_folder(runs_dir: Path, name: str, is_given: bool) -> RunFolder:
-    """The folder that a clone will have: `name`, with a number where that is taken and was not `is_given`. An empty
-    folder is free, since a rename replaces it. Raises UserError."""
+    """The folder of a clone: `name`, with a number where that is taken and was not `is_given`. Raises UserError."""
     try:
         runs_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -180,48 +164,31 @@ def _free_folder(runs_dir: Path, name: str, is_given: bool) -> RunFolder:
     raise UserError("run_name", f"There are a thousand runs called {name}; choose another name.")
 
 
-def _changed(before: Config, after: Config) -> dict[str, tuple[Any, Any]]:
-    keys = [key for key in SETTINGS if key not in OF_THE_PARENT and getattr(before, key) != getattr(after, key)]
-    return {key: (getattr(before, key), getattr(after, key)) for key in keys}
-
-
-def _copy_warm(
-    parent: RunFolder, saved: Checkpoint, after: Config, changed: Mapping[str, tuple[Any, Any]], draft: RunFolder
-) -> None:
-    """The checkpoint, and event log and completions up to it; what was changed is the event log's next line."""
+def _copy_warm(parent: RunFolder, saved: Checkpoint, changed: Mapping[str, tuple[Any, Any]], draft: RunFolder) -> None:
+    """The checkpoint, and event log and completions up to it; the changes are the event log's next line."""
     state = saved.state
     target = draft.checkpoints / saved.path.name
-    _copy_files(saved.path, target)
+    target.mkdir(parents=True)
+    for file in saved.path.iterdir():
+        shutil.copy2(file, target)
     _copy_head(parent.events, draft.events, state.events_bytes)
     _copy_head(parent.completions, draft.completions, state.completions_bytes)
     if state.gpu_errors_told:  # they have left smaller micro-batches, which round differently
         lines = parent.gpu_errors.read_bytes().splitlines(keepends=True)
         draft.gpu_errors.write_bytes(b"".join(lines[: state.gpu_errors_told]))
-    _publish_adapters(parent, saved, draft)
     event_log = EventLog(draft.events)
     if changed:
         event_log.write("change", step=state.step + 1, settings=changed)
-    write_state(target, replace(_without_stale(state, changed), events_bytes=event_log.size))
-    _end_event_log(event_log, f"Cloned from {parent.name} after step {state.step}, and not begun yet.", state.step)
-
-
-def _copy_files(source: Path, target: Path) -> None:
-    """A folder of files. Not by `shutil.copytree`, whose error is a list that hides the system's."""
-    target.mkdir(parents=True)
-    for file in source.iterdir():
-        shutil.copy2(file, target)
-
-
-def _without_stale(state: TrainingState, changed: Mapping[str, Any]) -> TrainingState:
-    """The state without what belongs to settings that were changed."""
-    if changed.keys() & {"entropy_coef", "entropy_adaptive"}:
+    # The state without what belongs to settings that were changed.
+    keys = changed.keys()
+    if keys & {"entropy_coef", "entropy_adaptive"}:
         state = replace(state, bonus=[])
-    if changed.keys() & {"reward_functions", "reward_functions_file", "reward_weight_schedule"}:
+    if keys & {"reward_functions", "reward_functions_file", "reward_weight_schedule"}:
         state = replace(state, reward_weights=[])
-    of_scores = {*keys_used_by("rewards", "scoring"), "stages", "best_metric", "best_is_lowest"}
-    if changed.keys() & of_scores:  # other rewards are no higher or lower than these
+    if keys & {*keys_used_by("rewards", "scoring"), "stages", "best_metric", "best_is_lowest"}:
         state = replace(state, score=None, best_score=None, best_step=0, gain=None, scores_without_gain=0)
-    return state
+    write_state(target, replace(state, events_bytes=event_log.size))
+    _end_event_log(event_log, f"Cloned from {parent.name} after step {state.step}, and not begun yet.", state.step)
 
 
 def _copy_head(source: Path, target: Path, size: int) -> None:
@@ -229,16 +196,13 @@ def _copy_head(source: Path, target: Path, size: int) -> None:
     if not source.exists():
         return
     with source.open("rb") as read, target.open("wb") as write:
-        while size > 0 and (piece := read.read(min(size, COPIED_AT_ONCE))):
+        while size > 0 and (piece := read.read(min(size, 16 << 20))):
             write.write(piece)
             size -= len(piece)
 
 
-def _copy_cold(
-    parent: RunFolder, saved: Checkpoint, after: Config, changed: Mapping[str, tuple[Any, Any]], draft: RunFolder
-) -> None:
-    """A checkpoint of step 0: the weights, and the optimizer as it is before its first update; none of a program's,
-    which begins by itself."""
+def _copy_cold(parent: RunFolder, saved: Checkpoint, after: Config, draft: RunFolder) -> None:
+    """A checkpoint of step 0: the weights, and the optimizer as it is before its first update."""
     target = draft.checkpoints / "000000"
     target.mkdir(parents=True)
     shutil.copy2(saved.weights_file, target)
@@ -248,31 +212,11 @@ def _copy_cold(
         fresh.init(parameters)
         mx.save_safetensors(str(target / "optimizer.safetensors"), state_arrays(fresh))
     write_state(target, TrainingState())
-    _publish_adapters(parent, saved, draft)
     of_step = f"the weights of {parent.name} after step {saved.state.step}"
     _end_event_log(EventLog(draft.events), f"Cloned with {of_step}, and not begun yet.", 0)
 
 
-def _with_own_reference(
-    parent: RunFolder, saved: Checkpoint, after: Config, draft: RunFolder, folder: RunFolder
-) -> Config:
-    """The settings with the clone's first weights as the reference, which are kept in its folder."""
-    (draft.path / "reference").mkdir()
-    shutil.copy2(saved.weights_file, draft.path / "reference")
-    shutil.copy2(parent.adapters / "adapter_config.json", draft.path / "reference")
-    return parse(after.model_dump() | {"reference_model_path": str(folder.path / "reference")})
-
-
-def _publish_adapters(parent: RunFolder, saved: Checkpoint, draft: RunFolder) -> None:
-    """`adapters/` as the trainer leaves it at a save, for chat and export before the clone has begun."""
-    about = parent.adapters / "adapter_config.json"
-    if saved.weights_file.name == "adapters.safetensors" and about.is_file():
-        draft.adapters.mkdir()
-        shutil.copy2(saved.weights_file, draft.adapters)
-        shutil.copy2(about, draft.adapters)
-
-
 def _end_event_log(event_log: EventLog, sentence: str, step: int) -> None:
-    """Mark the clone as a run that waits to be resumed; the line is cut off then."""
+    """Mark the clone as a run that waits to be resumed, which cuts the line off."""
     event_log.write("stopped", step=step, reason="cloned", sentence=sentence)
     event_log.close()

@@ -128,8 +128,7 @@ def by_set(metrics: Mapping[str, Any], names: Iterable[str]) -> dict[str, dict[s
 
 
 def prefixed(split: str, metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Metrics with transformers' prefix for trackers: train/, eval/ for "valid", test/, and eval/NAME_ for an evaluation
-    set."""
+    """Metrics with transformers' prefix: train/, eval/ for "valid", test/, and eval/NAME_ for an evaluation set."""
     prefix = {"train": TRAINING, "valid": EVALUATION, "test": "test/"}.get(split, f"{EVALUATION}{split}_")
     return {prefix + name: value for name, value in metrics.items()}
 

@@ -1,7 +1,4 @@
-"""The weights that a run folder holds, what can be chosen of them, and the adapters that another run may start from.
-
-Reads state.json and adapter_config.json; opens no arrays.
-"""
+"""The weights in a run folder, and the adapters that another run may start from. Reads JSON files, no arrays."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from backend.config.other_programs.translation import translate
 from backend.runs.events import is_number, is_step, step_of_end
@@ -21,23 +18,21 @@ from backend.utils.hub_cache import hub_cache
 from backend.utils.places import runs_folder
 from backend.utils.text import quote, shown_path
 
-WEIGHT_FILES = ("adapters.safetensors", "model.safetensors")
-"""A checkpoint's trained arrays: those of adapters, or of full fine-tuning."""
+WEIGHT_FILES = ("adapters.safetensors", "model.safetensors")  # of adapters, or of full fine-tuning
 OPTIMIZER_FILE = "optimizer.safetensors"
 
 
 @dataclass(frozen=True, slots=True)
 class SavedWeights:
-    """A complete checkpoint. `score`: held-out reward at that step, else mean training reward, or `best_metric`."""
+    """A complete checkpoint. `score`: held-out reward at that step, else mean training reward, or `best_metric`. Only
+    scores of one `series` are comparable."""
 
     path: Path
     step: int
     score: float | None
-    metric: str = ""
-    """Which metric the score is; "" for the reward."""
+    metric: str = ""  # of the score; "" for the reward
     is_lowest_best: bool = False
     series: int = 0
-    """Only scores of one series are comparable."""
 
     @property
     def arrays(self) -> Path:
@@ -53,27 +48,28 @@ def saved_weights(run: RunFolder) -> list[SavedWeights]:
 
 def _read(folder: Path) -> SavedWeights | None:
     try:
-        state = read_json(folder / "state.json", "checkpoint")
+        state: Any = read_json(folder / "state.json", "checkpoint")
     except UserError:
         return None
-    has_arrays = any((folder / name).exists() for name in WEIGHT_FILES)
-    if not has_arrays or not isinstance(state, dict):
+    if not isinstance(state, dict) or not any((folder / name).exists() for name in WEIGHT_FILES):
         return None
-    state = cast("dict[str, Any]", state)
     if not (folder / OPTIMIZER_FILE).exists() and has_optimizer(state):
         return None
-    step, score = state.get("step", 0), state.get("score")
+    step, score, series = state.get("step", 0), state.get("score"), state.get("score_series", 0)
     if not is_step(step):
         return None
-    metric, series = str(state.get("score_metric", "")), state.get("score_series", 0)
-    known = float(score) if is_number(score) else None
     return SavedWeights(
-        folder, step, known, metric, state.get("best_is_lowest") is True, series if is_step(series) else 0
+        path=folder,
+        step=step,
+        score=float(score) if is_number(score) else None,
+        metric=str(state.get("score_metric", "")),
+        is_lowest_best=state.get("best_is_lowest") is True,
+        series=series if is_step(series) else 0,
     )
 
 
 def has_optimizer(state: Mapping[str, Any]) -> bool:
-    """Whether a checkpoint with this state.json has the optimizer's arrays (not so with `save_only_model`)."""
+    """False for the state.json of a checkpoint without the optimizer's arrays (`save_only_model`)."""
     files = state.get("files")  # absent in the checkpoints of earlier versions, which always wrote them
     return not isinstance(files, dict) or OPTIMIZER_FILE in files
 
@@ -83,18 +79,18 @@ def best_of(checkpoints: Iterable[SavedWeights]) -> SavedWeights | None:
 
     The score of an evaluation is repeated until the next one: the evaluated checkpoint is the first that has it.
     """
-    scored = [(saved, saved.score) for saved in checkpoints if saved.score is not None]
-    newest = max((saved.series for saved, _ in scored), default=0)
-    of_series = [
+    scored = [(saved.series, saved.score, saved) for saved in checkpoints if saved.score is not None]
+    newest = max((series for series, _, _ in scored), default=0)
+    ranked = [
         (-score if saved.is_lowest_best else score, -saved.step, saved)
-        for saved, score in scored
-        if saved.series == newest
+        for series, score, saved in scored
+        if series == newest
     ]
-    return max(of_series, key=lambda entry: entry[:2])[2] if of_series else None
+    return max(ranked, key=lambda entry: entry[:2])[2] if ranked else None
 
 
 def find_checkpoint(run: RunFolder, which: str) -> SavedWeights:
-    """The checkpoint that `which` names: "best", "last" or a step. Raises UserError, with the steps that there are."""
+    """The checkpoint `which`: "best", "last" or a step. Raises UserError, with the existing steps."""
     checkpoints = saved_weights(run)
     if not checkpoints:
         raise UserError("checkpoint", f"The run {run.name} has no checkpoint.")
@@ -113,7 +109,7 @@ def find_checkpoint(run: RunFolder, which: str) -> SavedWeights:
 
 
 def has_end(run: RunFolder) -> bool:
-    """Whether the run has weights to export without naming a checkpoint: adapters, or the model of full fine-tuning."""
+    """True for a run with adapters or a model to export without naming a checkpoint."""
     adapters = all((run.adapters / name).is_file() for name in ("adapters.safetensors", "adapter_config.json"))
     return adapters or (run.model / "config.json").is_file()
 
@@ -123,13 +119,8 @@ END, BEST = "end", "best"
 
 @dataclass(frozen=True, slots=True)
 class WeightChoice:
-    """Weights of one step.
-
-    Attributes:
-        key – selects them: end, best, or the step's number.
-        path – a file of trained arrays, or the folder of a whole model.
-        step – None where only what a run leaves beside its checkpoints is there.
-    """
+    """Weights of one step. `key`: end, best, or the step's number. `path`: a file of trained arrays, or the folder of a
+    whole model. `step`: None for the weights that a run leaves besides its checkpoints."""
 
     key: str
     path: Path
@@ -145,23 +136,25 @@ class WeightChoice:
 
     @property
     def bytes(self) -> int:
-        """Size of the weights on disk; 0 where they are gone."""
         files = self.path.glob("model*.safetensors") if self.path.is_dir() else [self.path]
         return sum(file.stat().st_size for file in files if file.exists())
 
 
 def choices(run: RunFolder) -> list[WeightChoice]:
-    """Everything that can be chosen: the end, the best checkpoint, then every checkpoint, newest first."""
-    saved = saved_weights(run)
-    of_steps = [WeightChoice(str(each.step), each.arrays, each.step) for each in reversed(saved)]
-    best = best_of(saved)
-    found = [WeightChoice(BEST, best.arrays, best.step)] if best is not None else []
-    end = _end(run, saved)
-    return [*([end] if end else []), *found, *of_steps]
+    """The end of the run, the best checkpoint, then every checkpoint, newest first."""
+    saved, found = saved_weights(run), list[WeightChoice]()
+    left, adapters = step_of_end(run), run.adapters / WEIGHT_FILES[0]
+    if at_end := [each for each in saved if left in (None, each.step)]:
+        found.append(WeightChoice(END, at_end[-1].arrays, at_end[-1].step))
+    elif adapters.is_file() or (run.model / "config.json").is_file():  # the checkpoint of the end was deleted
+        found.append(WeightChoice(END, adapters if adapters.is_file() else run.model))
+    if (best := best_of(saved)) is not None:
+        found.append(WeightChoice(BEST, best.arrays, best.step))
+    return found + [WeightChoice(str(each.step), each.arrays, each.step) for each in reversed(saved)]
 
 
 def find_choice(run: RunFolder, key: str = END) -> WeightChoice:
-    """The weights that `key` selects: end (also last), best, or a step. Raises UserError naming what there is."""
+    """The weights of `key`: end (also last), best, or a step. Raises UserError naming the choices."""
     offered = choices(run)
     if not offered:
         raise UserError("run", f"The run {run.name} has no trained weights yet.")
@@ -173,42 +166,23 @@ def find_choice(run: RunFolder, key: str = END) -> WeightChoice:
     return found
 
 
-def _end(run: RunFolder, saved: list[SavedWeights]) -> WeightChoice | None:
-    """The checkpoint of the run's end, usually the newest; if it was deleted, what the run has left beside them."""
-    left = step_of_end(run)
-    if found := [each for each in saved if left in (None, each.step)]:
-        return WeightChoice(END, found[-1].arrays, found[-1].step)
-    adapters = run.adapters / WEIGHT_FILES[0]
-    if adapters.is_file():
-        return WeightChoice(END, adapters)
-    return WeightChoice(END, run.model) if (run.model / "config.json").is_file() else None
-
-
 SETTING = "adapter"
 ARRAYS, ABOUT, PEFT = "adapters.safetensors", "adapter_config.json", "adapter_model.safetensors"
 RUNS_LISTED = 30
-PATH = 60
-"""Characters of a path in a message."""
+PATH = 60  # characters in a message
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterSource:
-    """Adapters to start from. `text` names them for good: a run with its step. `about`: their adapter_config.json."""
+    """Adapters to start from. `text` names them, of a run with its step. `about`: their adapter_config.json."""
 
     text: str
     weights: Path
     about: Path | None
 
-    def described(self) -> dict[str, Any]:
-        """The content of adapter_config.json, {} without one. Raises UserError."""
-        content: Any = read_json(self.about, SETTING) if self.about is not None else {}
-        if not isinstance(content, dict):
-            raise UserError(SETTING, f"{quote(self.about, PATH)} must hold a JSON object.")
-        return cast("dict[str, Any]", content)
-
 
 def find_adapter(text: str, runs_dir: Path | None = None) -> AdapterSource:
-    """The adapters that `text` names: a folder, a file, `RUN`, `RUN@best` or `RUN@step`. Raises UserError."""
+    """The adapters of `text`: a folder, a file, `RUN`, `RUN@best` or `RUN@step`. Raises UserError."""
     path = user_path(text, SETTING)
     if (peft := peft_folder(text)) is not None:
         advice = "import it first, below the field or with the verb import"
@@ -240,7 +214,7 @@ def find_adapter(text: str, runs_dir: Path | None = None) -> AdapterSource:
 
 
 def peft_folder(text: str) -> Path | None:
-    """The folder of a peft adapter that `text` names, by itself or by its file of arrays."""
+    """The folder of a PEFT adapter, named by itself or by its file of arrays; None for anything else."""
     try:
         path = user_path(text, SETTING)
     except UserError:
@@ -250,11 +224,8 @@ def peft_folder(text: str) -> Path | None:
 
 
 def imported_folder(folder: Path) -> Path:
-    """Where an imported peft adapter goes by default: beside it.
-
-    Raises UserError inside Hugging Face's cache, where a folder would be taken for a revision, and for the root of a
-    disk.
-    """
+    """The default place of an imported PEFT adapter: beside it. Raises UserError inside Hugging Face's cache and for
+    the root of a disk."""
     folder = resolved(folder)
     if not folder.name:
         sentence = f"{quote(folder, PATH)} is the root of a disk, with no place beside it; name one with --output."
@@ -267,9 +238,10 @@ def imported_folder(folder: Path) -> Path:
 
 def adapter_settings(source: AdapterSource) -> dict[str, Any]:
     """The settings that the adapters were trained with, by adapter_config.json. Raises UserError."""
-    about = source.described()
-    listed: Any = about.get("lora_parameters")
-    parameters = cast("dict[str, Any]", listed if isinstance(listed, dict) else {})
+    about: Any = read_json(source.about, SETTING) if source.about is not None else {}
+    if not isinstance(about, dict):
+        raise UserError(SETTING, f"{quote(source.about, PATH)} must hold a JSON object.")
+    parameters = listed if isinstance(listed := about.get("lora_parameters"), dict) else {}
     found: dict[str, Any] = {
         "train_type": about.get("fine_tune_type"),
         "num_layers": about.get("num_layers"),
@@ -283,10 +255,8 @@ def adapter_settings(source: AdapterSource) -> dict[str, Any]:
 
 
 def with_adapter(raw: Mapping[str, Any], runs_dir: Path | None = None) -> dict[str, Any]:
-    """Raw settings with the step of a run as the start, and what the adapter decides where the file leaves it out.
-
-    An adapter that cannot be found stays, and is reported by the check.
-    """
+    """Raw settings with the adapter's settings where they are missing. An adapter that cannot be found is left for the
+    check."""
     text = raw.get(SETTING)
     if not isinstance(text, str) or not text.strip():
         return dict(raw)

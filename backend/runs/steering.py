@@ -1,10 +1,8 @@
 """Changes of settings during a run: which settings may change, what a change must satisfy, and how changes are kept.
 
-A change holds from the beginning of a step on, and the step in flight ends with the settings it began with.
-`changes.json` in the run's folder lists every change with its step; config.yaml and this list together determine the
-run, so a resume from any checkpoint repeats it exactly (`backend.trainer.steering` applies them). A changed setting
-means from its step on what it would mean had the run begun with it: of a schedule only the part that is still to come
-is another one.
+A change holds from the beginning of a step on. `changes.json` lists every change with its step; config.yaml and this
+list determine the run, so a resume from any checkpoint repeats it exactly (`backend.trainer.steering`). A changed
+setting means from its step on what it would mean had the run begun with it.
 """
 
 from __future__ import annotations
@@ -15,6 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
+
+from pydantic import TypeAdapter, ValidationError
 
 from backend.config.changeable import AT_RESUME, STAGE_KEYS, STEERABLE
 from backend.config.config import SETTINGS, Config, load, parse, problems
@@ -39,17 +39,6 @@ class Change:
     step: int
     settings: dict[str, tuple[Any, Any]]
 
-    @classmethod
-    def from_dict(cls, entry: Mapping[str, Any]) -> Change:
-        """The change that an entry of changes.json, or an event of the event log, tells. Raises KeyError, TypeError,
-        ValueError or AttributeError for what tells none."""
-        pairs = {str(key): (old, new) for key, (old, new) in entry["settings"].items()}
-        try:
-            step = int(entry["step"])
-        except OverflowError:  # 1e999 is read as infinity
-            raise ValueError("the step is no number") from None
-        return cls(step, pairs)
-
     def to_dict(self) -> dict[str, Any]:
         return {"step": self.step, "settings": {key: list(pair) for key, pair in self.settings.items()}}
 
@@ -58,6 +47,9 @@ class Change:
         """“From step 13 on: Learning Rate 1e-05 → 5e-06, Beta (KL weight) 0.1 → 0.”"""
         parts = [f"{SETTINGS[key].label} {_shown(old)} → {_shown(new)}" for key, (old, new) in self.settings.items()]
         return f"From step {self.step:,} on: {', '.join(parts)}."
+
+
+_CHANGES = TypeAdapter(list[Change])
 
 
 def _shown(value: Any) -> str:
@@ -71,61 +63,50 @@ def _shown(value: Any) -> str:
 def changed(
     config: Config, asked: Mapping[str, Any], done: int = 0, *, at_resume: bool = False
 ) -> dict[str, tuple[Any, Any]]:
-    """What the raw settings `asked` change in `config`: key → (old, new), without those that keep their value.
+    """The changes that the raw settings `asked` make in `config`: key → (old, new), without unchanged keys.
 
     `done`: steps that will have been done when the change begins to hold. `at_resume`: no trainer runs, so `AT_RESUME`
-    may change too. A key with the value None goes back to its default. Raises UserError with every fault, in the words
-    of the form.
+    may change too. A key with the value None goes back to its default. Raises UserError with every problem.
     """
-    values, faults = translate(asked)
+    values, found = translate(asked)
     allowed = (*STEERABLE, *AT_RESUME) if at_resume else STEERABLE
-    faults = [*faults, *_fixed_setting_faults([*values, *asked], allowed)]
-    if faults:
-        raise UserError(faults)
+    for key in dict.fromkeys([*values, *asked]):
+        if key in SETTINGS and key not in allowed:
+            label = SETTINGS[key].label
+            fixed = f"{label} is fixed once a run has begun; clone the run to go on with another value."
+            if key in AT_RESUME:
+                fixed = f"{label} is fixed while a run trains; stop the run, and resume it with another value."
+            found = [*found, ConfigProblem(key, fixed)]
+        elif key not in SETTINGS and not translate({key: 1})[0].keys() & SETTINGS.keys():
+            found = [*found, *problems({key: 1, "model": "-", "data": "-"})]
+    if found:
+        raise UserError(found)
     emptied = {key: SETTINGS[key].default for key, value in asked.items() if value is None and key in SETTINGS}
     old = config.model_dump()
     raw = old | emptied | values
-    if faults := problems(raw):
-        raise UserError(faults)
+    if found := problems(raw):
+        raise UserError(found)
     new = parse(raw)
     pairs = {key: (old[key], getattr(new, key)) for key in allowed if getattr(new, key) != old[key]}
-    if faults := list(_faults_in_course(config, new, pairs, done)):
-        raise UserError(faults)
+    if found := list(_problems_in_course(config, new, pairs, done)):
+        raise UserError(found)
     return pairs
 
 
-def _fixed_setting_faults(keys: Sequence[str], allowed: Sequence[str]) -> Iterator[ConfigProblem]:
-    for key in dict.fromkeys(keys):
-        if key in AT_RESUME and key not in allowed:
-            yield ConfigProblem(
-                key,
-                f"{SETTINGS[key].label} is fixed while a run trains; stop the run, and resume it with another value.",
-            )
-        elif key in SETTINGS and key not in allowed:
-            sentence = (
-                f"{SETTINGS[key].label} is fixed once a run has begun; clone the run to go on with another value."
-            )
-            yield ConfigProblem(key, sentence)
-        elif key not in SETTINGS and not translate({key: 1})[0].keys() & SETTINGS.keys():
-            yield from problems({key: 1, "model": "-", "data": "-"})
-
-
-def _faults_in_course(config: Config, new: Config, changes: Mapping[str, Any], done: int) -> Iterator[ConfigProblem]:
-    """Faults of changes that would be sound settings of a new run."""
+def _problems_in_course(config: Config, new: Config, changes: Mapping[str, Any], done: int) -> Iterator[ConfigProblem]:
+    """Problems of changes that would be fine as settings of a new run."""
     if "iters" in changes and (config.epochs or config.stages):
         what = "Epochs decides" if config.epochs else "The stages decide"
         yield ConfigProblem("iters", f"{what} how long this run is, so Iterations cannot change it.")
     elif "iters" in changes and new.iters < done:
-        yield ConfigProblem(
-            "iters", f"Iterations must be at least {done}, which are done when the change holds, not {new.iters}."
-        )
+        least = f"Iterations must be at least {done}, which are done when the change holds, not {new.iters}."
+        yield ConfigProblem("iters", least)
     if config.lr_schedule == OWN and (of_rate := next((key for key in OF_THE_RATE if key in changes), None)):
         sentence = "The learning rate of this run is a program's schedule, which no setting changes."
         yield ConfigProblem(of_rate, sentence)
     if "reward_weights" in changes and config.stages:
-        yield ConfigProblem(
-            "reward_weights", "The stages of this run have their own weights; clone the run to change them."
-        )
+        sentence = "The stages of this run have their own weights; clone the run to change them."
+        yield ConfigProblem("reward_weights", sentence)
     yield from faults_in_course(config.model_dump(), new.model_dump())
 
 
@@ -136,17 +117,14 @@ def read_changes(run: RunFolder) -> list[Change]:
         return []
     kept = read_json(run.changes, "run", advice=_ADVICE)
     try:
-        changes = [Change.from_dict(entry) for entry in kept["changes"]]
-    except (ValueError, TypeError, KeyError, AttributeError):
+        changes = _CHANGES.validate_python(kept["changes"])
+    except (ValidationError, TypeError, KeyError):
         raise UserError("run", about_path(run.changes, f" does not hold a list of changes; {_ADVICE}.")) from None
-    # No trainer writes another key. One from somebody else could name other weights, rows or reward files than
-    # config.yaml does.
+    # A key that no trainer writes could name other weights, rows or reward files than config.yaml does.
     strange = next((key for change in changes for key in change.settings if key not in (*STEERABLE, *AT_RESUME)), None)
     if strange is not None:
-        raise UserError(
-            "run",
-            about_path(run.changes, f" has {quote(strange, 30)}, which never changes during a run; {_ADVICE}."),
-        )
+        problem = f" has {quote(strange, 30)}, which never changes during a run; {_ADVICE}."
+        raise UserError("run", about_path(run.changes, problem))
     return changes
 
 
@@ -157,8 +135,7 @@ def write_changes(run: RunFolder, changes: Sequence[Change]) -> None:
 
 
 def run_config(run: RunFolder, step: int | None = None) -> Config:
-    """The settings that a run had at a step, or has at its end: whoever means the settings of a trained run reads
-    these, and not config.yaml, which has those that it began with. Raises UserError."""
+    """The settings of a run at a step, or at its end; config.yaml has those that it began with. Raises UserError."""
     config, changes = load(run.config), read_changes(run)
     if step is None and config.stages:  # a run that ended before its last stage has never had its settings
         _, last = first_and_last_events(run.events)
@@ -167,22 +144,21 @@ def run_config(run: RunFolder, step: int | None = None) -> Config:
 
 
 def config_at(config: Config, changes: Sequence[Change], step: int | None = None) -> Config:
-    """The settings of a step: those of config.yaml, `config`, with every change that holds by then, and those of its
-    stage; without a step with every change, in the last stage. Raises UserError where they do not fit together, as
-    after an edit of config.yaml."""
+    """The settings of a step: those of config.yaml, `config`, with every change that holds by then, and of its stage;
+    without a step with every change, in the last stage. Raises UserError where they do not fit together."""
     new = changed_values(changes, step)
     if config.stages:
         values, index = config.model_dump() | new, stage_at(config.stages, step)
         since = first_step(config.stages, index)
         kept = changed_values([change for change in changes if change.step >= since], step)
-        # A change that was asked for in this stage replaces what the stage has planned.
+        # A change in this stage replaces what the stage has planned.
         new |= {key: value for key, value in stage_settings(values, index).items() if key not in kept}
     return parse(config.model_dump() | new) if new else config
 
 
 def own_config(config: Config, changes: Sequence[Change], step: int) -> Config:
-    """The settings with which a run that goes on after `step` has all that it had by then: as `config_at`, with the
-    stages apart. What was changed in the present stage is taken out of it, since the change replaced it."""
+    """`config_at` with the stages apart, for a run that continues after `step`. Keys that were changed in the present
+    stage are taken out of it."""
     values = config.model_dump() | changed_values(changes, step)
     if config.stages:
         index = stage_at(config.stages, step)
@@ -194,23 +170,17 @@ def own_config(config: Config, changes: Sequence[Change], step: int) -> Config:
 
 
 def stage_configs(config: Config) -> list[Config]:
-    """The settings of each stage of a run, its training rows and reward functions included; those of the run where it
-    has no stages."""
-    values = config.model_dump()
-    return [
-        parse(values | _of_stage(values, index) | {"stages": [], "reward_weights": []})
-        for index in range(len(config.stages))
-    ] or [config]
-
-
-def _of_stage(values: Mapping[str, Any], index: int) -> dict[str, Any]:
-    functions = {"reward_functions": scoring_of(values, index)["reward_functions"]}
-    return stage_settings(values, index) | stage_data(values, index) | functions
+    """The settings of each stage of a run, with its training rows and reward functions; [config] without stages."""
+    values, configs = config.model_dump(), list[Config]()
+    for index in range(len(config.stages)):
+        other = {"reward_functions": scoring_of(values, index)["reward_functions"], "stages": [], "reward_weights": []}
+        configs.append(parse(values | stage_settings(values, index) | stage_data(values, index) | other))
+    return configs or [config]
 
 
 def stage_change(config: Config, changes: Sequence[Change], step: int) -> Change | None:
-    """What changes where a stage begins at `step`; None where none does, or it is as the one before. `changes`: those
-    that were asked for."""
+    """The change of a stage that begins at `step`; None where none begins, or it is as the one before. `changes`: the
+    user's."""
     if not config.stages or step == 1 or first_step(config.stages, index := stage_at(config.stages, step)) != step:
         return None
     earlier = [change for change in changes if change.step < step]
@@ -223,21 +193,20 @@ def stage_change(config: Config, changes: Sequence[Change], step: int) -> Change
 
 
 def changed_values(changes: Sequence[Change], step: int | None = None) -> dict[str, Any]:
-    """Key → value, of the settings that are changed by a step, or ever."""
+    """Key → value of the settings that are changed by a step, or ever."""
     held = (change for change in changes if step is None or change.step <= step)
     return {key: pair[1] for change in held for key, pair in change.settings.items()}
 
 
 def request_change(run: RunFolder, asked: Mapping[str, Any]) -> None:
-    """Ask the trainer of a run to change settings. The file is the request: the trainer takes it between two bursts of
-    work, in a pause too. A request that was not taken yet is added to. Raises UserError where the folder cannot be
-    written."""
+    """Ask the trainer of a run to change settings, in addition to a request that it has not taken yet. Raises
+    UserError where the folder cannot be written."""
     waiting = read_request(run.change_request)
     replace_file(run.change_request, json.dumps({"settings": waiting | dict(asked)}, ensure_ascii=False))
 
 
 def take_request(run: RunFolder) -> dict[str, Any]:
-    """The settings that were asked for, taken out of the folder; {} where there are none."""
+    """The requested settings, taken out of the folder; {} where there are none."""
     taken = run.change_request.with_suffix(".taken")
     try:
         # A rename succeeds for one reader, and what the window writes meanwhile is a new file.
@@ -250,7 +219,7 @@ def take_request(run: RunFolder) -> dict[str, Any]:
 
 
 def read_request(path: Path) -> dict[str, Any]:
-    """The settings in a file of a request; {} where there is no such file, or it holds something else."""
+    """The settings in the file of a request; {} without a valid one."""
     try:
         settings = read_json(path, "run")["settings"]
     except (UserError, TypeError, KeyError):
