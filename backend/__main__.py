@@ -15,8 +15,7 @@ from backend.cli.common import USER_ERROR, force_utf8, print_problems
 from backend.distributed import PROBE, RECEIVE
 from backend.engine import cpu_setup
 from backend.models import transformers_scan
-from backend.rewards.registry import REWARD_PROCESSES
-from backend.trainer.trackers.targets import PROCESS_VERB
+from backend.utils.child_process import CHILD_VERB
 from backend.utils.command import BUNDLED_PROGRAM
 from backend.utils.errors import UserError
 
@@ -126,14 +125,8 @@ def complete() -> int:
 
 def main() -> int | None:
     force_utf8()
-    # The child processes of a bundled app (`backend.utils.child_process.module_command`); they prepare what they need
-    # themselves.
-    if module := REWARD_PROCESSES.get("".join(sys.argv[1:2])):
-        return importlib.import_module(module).main(sys.argv[2:])
-    if sys.argv[1:2] == [PROCESS_VERB]:
-        from backend.trainer.trackers import follow
-
-        return follow.main(sys.argv[2:])
+    if sys.argv[1:2] == [CHILD_VERB] and sys.argv[2].startswith("backend."):
+        return importlib.import_module(sys.argv[2]).main(sys.argv[3:])
     if sys.argv[1:] in ([PROBE], [RECEIVE]):
         from backend.distributed import machine_probe
 

@@ -13,6 +13,7 @@ import inspect
 import math
 import threading
 import time
+import types
 from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from typing import Any
@@ -35,28 +36,19 @@ _CANCEL_S = 0.1
 _POLL_S = 0.05
 _INTERRUPT_FOR_S = 1.0
 """Seconds to interrupt a thread before abandoning it."""
-_INTERRUPT_EVERY_S = 0.05
 
 
 def wait_on() -> None:
     """A poll that never cancels."""
 
 
-class CallTimeoutError(Exception):
-    """The function with this index timed out."""
+class CallError(Exception):
+    """The function with this index raised `error`, possibly SystemExit; None: it timed out."""
 
-    def __init__(self, index: int) -> None:
+    def __init__(self, index: int, error: BaseException | None) -> None:
         super().__init__()
         self.index = index
-
-
-class CallFailedError(Exception):
-    """The function with this index raised `__cause__`, possibly SystemExit."""
-
-    def __init__(self, index: int, cause: BaseException) -> None:
-        super().__init__()
-        self.index = index
-        self.__cause__ = cause
+        self.error = None if isinstance(error, _Interrupted) else error
 
 
 class InvalidScoresError(Exception):
@@ -72,6 +64,7 @@ class _Interrupted(BaseException):
 
 
 def timeout_words(seconds: float) -> str:
+    """Words after the name of a function that hangs."""
     return f"was still running after {seconds:g} s (reward_timeout)"
 
 
@@ -114,10 +107,12 @@ class Caller:
     def __init__(self, mark: Callable[[int, bool], None] = lambda index, is_async: None) -> None:
         self.poll: Poll = wait_on
         self._mark = mark
+        self._running = -1
+        """Index of the async function that ran last."""
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def call(self, index: int, seconds: float, work: Callable[[], Any], read: Callable[[Any], Any]) -> Any:
-        """`read(work())`, awaiting if needed, under one limit. Raises CallTimeoutError, CallFailedError."""
+        """`read(work())`, awaiting if needed, under one limit. Raises CallError."""
 
         def call_and_read() -> Any:
             returned = work()
@@ -126,35 +121,56 @@ class Caller:
         self._mark(index, False)
         try:
             value = self._limited(seconds, call_and_read)
-        except _Interrupted:
-            raise CallTimeoutError(index) from None
-        except CallFailedError as failed:
+        except CallError as failed:
             failed.index = index
             raise
         self._mark(-1, False)
         return value
 
     def gather(self, seconds: float, calls: Sequence[AsyncCall]) -> list[tuple[Any, float]]:
-        """(value, seconds) of concurrent calls; the first failure cancels all.
+        """(value, seconds) of concurrent calls; the first failure cancels all. Raises CallError.
 
-        The event loop persists between steps, since open connections belong to it. Raises as `call`.
+        The event loop persists between steps, since open connections belong to it.
         """
+        results: dict[int, tuple[Any, float]] = {}
+        failures: list[CallError] = []
+
+        async def run_one(index: int, work: Callable[[], Awaitable[Any]], read: Callable[[Any], Any]) -> None:
+            start = time.perf_counter()
+            try:
+                value = await _awaited(_marked(work(), functools.partial(self._mark_async, index)), seconds)
+                results[index] = read(value), time.perf_counter() - start
+            except GeneratorExit:
+                raise  # the loop was abandoned
+            except BaseException as error:
+                failures.append(CallError(index, error))
+
+        async def run_all() -> None:
+            tasks = {asyncio.ensure_future(run_one(*call)) for call in calls}
+            while tasks and not failures:
+                _, tasks = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in tasks:
+                task.cancel()
+            if tasks:  # those that ignore their cancellation are left behind
+                await asyncio.wait(tasks, timeout=_CANCEL_S)
+
         self._loop = loop = self._loop or asyncio.new_event_loop()
-        gathering = _Gathering(seconds, calls, self._mark)
+        self._mark_async(calls[0][0])
         try:
-            self._limited(seconds + ASYNC_GRACE_S, lambda: loop.run_until_complete(gathering.run()))
-        except _Interrupted:
+            self._limited(seconds + ASYNC_GRACE_S, lambda: loop.run_until_complete(run_all()))
+        except BaseException as error:
             self._loop = None
-            blocks = gathering.failure[0] if gathering.failure else gathering.running
-            raise CallTimeoutError(blocks) from None
-        except BaseException:
-            self._loop = None
-            raise
-        if gathering.failure is not None:
-            index, error = gathering.failure
-            raise CallTimeoutError(index) if isinstance(error, _Interrupted) else CallFailedError(index, error)
+            if not isinstance(error, CallError):
+                raise
+            failures.append(CallError(self._running, error.error))
+        if failures:
+            raise failures[0]
         self._mark(-1, False)
-        return [gathering.results[position] for position in range(len(calls))]
+        return [results[index] for index, _, _ in calls]
+
+    def _mark_async(self, index: int) -> None:
+        self._running = index
+        self._mark(index, True)
 
     def close(self) -> None:
         """Close the event loop as `asyncio.run` does."""
@@ -171,62 +187,46 @@ class Caller:
             loop.close()
 
     def _limited(self, seconds: float, work: Callable[[], Any]) -> Any:
-        """`work()`. Raises CallFailedError, or _Interrupted after the limit."""
+        """`work()`. Raises CallError."""
         try:
             return work()
-        except _Interrupted:
-            raise
         except BaseException as error:
-            raise CallFailedError(0, error) from error
+            raise CallError(-1, error) from error
 
 
 class ThreadCaller(Caller):
     """Calls user code in threads, interrupted at the limit or when `poll` raises."""
 
     def _limited(self, seconds: float, work: Callable[[], Any]) -> Any:
+        outcome: dict[str, Any] = {}
+
+        def run() -> None:
+            with suppress(_Interrupted):  # a second interrupt, while the handler stores the first
+                try:
+                    outcome["value"] = work()
+                except BaseException as error:
+                    outcome["error"] = error
+
         # A daemon thread: one that cannot be interrupted must not keep the process from ending.
-        thread = _CallThread(work)
+        thread = threading.Thread(target=run, name="reward function", daemon=True)
         deadline = time.monotonic() + seconds
         thread.start()
         try:
-            while (left := deadline - time.monotonic()) > 0:
+            while thread.is_alive() and (left := deadline - time.monotonic()) > 0:
                 thread.join(min(left, _POLL_S))
-                if not thread.is_alive():
-                    break
-                self.poll()
+                if thread.is_alive():
+                    self.poll()
         finally:
-            if thread.is_alive():
-                thread.interrupt()
-                thread.error = _Interrupted()
-        if isinstance(thread.error, _Interrupted):
-            raise _Interrupted
-        if thread.error is not None:
-            raise CallFailedError(0, thread.error) from thread.error
-        return thread.value
-
-
-class _CallThread(threading.Thread):
-    def __init__(self, work: Callable[[], Any]) -> None:
-        super().__init__(name="reward function", daemon=True)
-        self._work = work
-        self.value: Any = None
-        self.error: BaseException | None = None
-
-    def run(self) -> None:
-        with suppress(_Interrupted):  # a second interrupt, while the handler stores the first
-            try:
-                self.value = self._work()
-            except BaseException as error:
-                self.error = error
-
-    def interrupt(self) -> None:
-        """Raise _Interrupted in the thread until it ends, since a bare `except:` may swallow it."""
-        # The exception is only marked as pending; the thread raises it at its next bytecode. While it is in C that has
-        # released the GIL nothing happens, hence the deadline.
-        deadline = time.monotonic() + _INTERRUPT_FOR_S
-        while self.is_alive() and time.monotonic() < deadline:
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.ident or 0), ctypes.py_object(_Interrupted))
-            self.join(_INTERRUPT_EVERY_S)
+            # The exception is only pending until the thread's next bytecode, and a bare `except:` may swallow it.
+            until = time.monotonic() + _INTERRUPT_FOR_S
+            was_interrupted = thread.is_alive()
+            while thread.is_alive() and time.monotonic() < until:
+                interrupt = ctypes.py_object(_Interrupted)
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), interrupt)
+                thread.join(_POLL_S)
+        if was_interrupted or "error" in outcome:
+            raise CallError(-1, None if was_interrupted else outcome["error"])
+        return outcome["value"]
 
 
 async def _awaited(awaitable: Awaitable[Any], seconds: float) -> Any:
@@ -241,63 +241,19 @@ async def _awaited(awaitable: Awaitable[Any], seconds: float) -> Any:
         raise  # the user's own TimeoutError
 
 
-class _Gathering:
-    """Concurrent calls: results by position, and the first failure."""
-
-    def __init__(self, seconds: float, calls: Sequence[AsyncCall], mark: Callable[[int, bool], None]) -> None:
-        self._seconds, self._calls, self._mark = seconds, calls, mark
-        self._has_failed = asyncio.Event()
-        self.results: dict[int, tuple[Any, float]] = {}
-        self.failure: tuple[int, BaseException] | None = None
-        self.running = calls[0][0]
-        """Index of the function that ran last in the loop."""
-
-    async def run(self) -> None:
-        tasks = {asyncio.ensure_future(self._run_one(position)) for position in range(len(self._calls))}
-        failed = asyncio.ensure_future(self._has_failed.wait())
-        while tasks and self.failure is None:
-            done, _ = await asyncio.wait({*tasks, failed}, return_when=asyncio.FIRST_COMPLETED)
-            tasks -= done
-        for task in (failed, *tasks):
-            task.cancel()
-        if tasks:  # those that ignore their cancellation are left behind
-            await asyncio.wait(tasks, timeout=_CANCEL_S)
-
-    async def _run_one(self, position: int) -> None:
-        index, work, read = self._calls[position]
-        start = time.perf_counter()
+@types.coroutine
+def _marked(awaitable: Awaitable[Any], mark: Callable[[], None]) -> Generator[Any, Any, Any]:
+    """Await, calling `mark` at every resumption, to identify a function that blocks the loop."""
+    steps: Any = awaitable.__await__()
+    resume: Callable[[], Any] = functools.partial(next, steps)
+    while True:
+        mark()
         try:
-            self._set_running(index)
-            awaitable = _Marked(work(), functools.partial(self._set_running, index))
-            self.results[position] = read(await _awaited(awaitable, self._seconds)), time.perf_counter() - start
-        except GeneratorExit:
-            raise  # the loop was abandoned
-        except BaseException as error:
-            self.failure = self.failure or (index, error)
-            self._has_failed.set()
-
-    def _set_running(self, index: int) -> None:
-        self.running = index
-        self._mark(index, True)
-
-
-class _Marked(Awaitable[Any]):
-    """Calls `mark` when the awaitable resumes, to identify a blocking function."""
-
-    def __init__(self, awaitable: Awaitable[Any], mark: Callable[[], None]) -> None:
-        self._awaitable, self._mark = awaitable, mark
-
-    def __await__(self) -> Generator[Any, Any, Any]:
-        steps: Any = self._awaitable.__await__()
-        resume: Callable[[], Any] = functools.partial(next, steps)
-        while True:
-            self._mark()
-            try:
-                waits_for = resume()
-            except StopIteration as ended:
-                return ended.value
-            resume = functools.partial(next, steps)
-            try:
-                yield waits_for
-            except BaseException as thrown:  # a cancellation; user code decides on it
-                resume = functools.partial(steps.throw, thrown)
+            waits_for = resume()
+        except StopIteration as ended:
+            return ended.value
+        resume = functools.partial(next, steps)
+        try:
+            yield waits_for
+        except BaseException as thrown:  # a cancellation; user code decides on it
+            resume = functools.partial(steps.throw, thrown)

@@ -97,7 +97,7 @@ class ProgramRunner:
     def _start(self) -> None:
         self._received.clear()
         self._server = subprocess.Popen(
-            module_command("backend.rewards.program_runner", "programs"),
+            module_command("backend.rewards.program_runner"),
             bufsize=0,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

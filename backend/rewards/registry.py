@@ -20,13 +20,6 @@ MapCall = TypeVar("MapCall", bound=Callable[[dict[str, Any]], Any])
 REWARD_REGISTRY: dict[str, RewardCallable] = {}
 """Shipped functions in definition order."""
 
-REWARD_PROCESSES = {
-    "scorer": "backend.rewards.worker",
-    "programs": "backend.rewards.program_runner",
-    "equality": "backend.rewards.functions.math_equality",
-}
-"""Child process argument of the bundled executable → module with `main(arguments)`."""
-
 # The innermost table comes last. Only `user_files.stand_in_library`, which holds a lock, pushes here.
 _tables: list[MutableMapping[str, RewardCallable]] = [REWARD_REGISTRY]
 _map_tables: list[MutableMapping[str, Callable[..., Any]]] = [{}]

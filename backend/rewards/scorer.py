@@ -13,13 +13,22 @@ from backend.config.setting_groups import RewardSettings
 from backend.rewards.allowed_code import code_files
 from backend.rewards.calls import Poll, ThreadCaller, wait_on
 from backend.rewards.catalogue import locate_reward_file, nearest
-from backend.rewards.errors import Failure, RewardError, reward_error
+from backend.rewards.errors import Failure, LoadError, RewardError
 from backend.rewards.inputs import TrainerState
 from backend.rewards.registry import FunctionDescription
-from backend.rewards.scoring import FunctionHost, RewardSource, Scored, samples_of, total_reward
+from backend.rewards.scoring import (
+    FunctionHost,
+    LoadRequest,
+    MapRequest,
+    RewardSource,
+    Scored,
+    ScoreRequest,
+    samples_of,
+    total_reward,
+)
 from backend.rewards.worker_process import RewardWorker
 from backend.types import Completion, Group, Problem
-from backend.utils.errors import UserError
+from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.text import quote
 
 NOT_ISOLATED = (
@@ -63,7 +72,9 @@ class Scorer:
         """Functions of each stage. Raises LoadError."""
         self.host.start()
         if self._generation != self.host.generation:
-            loaded = self.host.load(self._key, self._source, self._timeout_s, poll)
+            loaded = self.host.ask(LoadRequest(self._key, self._source, self._timeout_s), poll)
+            if loaded.failure:
+                raise LoadError([ConfigProblem(*problem) for problem in loaded.problems], loaded.failure)
             self._stages, self._notes = loaded.stages, loaded.notes
             self._generation = self.host.generation
         return self._stages
@@ -108,7 +119,7 @@ class Scorer:
     ) -> Scored:
         """Call functions of a stage without changing completions. Raises LoadError."""
         self.load(poll)
-        return self.host.score(self._key, stage, indices, groups, timeout_s, state, captures, poll)
+        return self.host.ask(ScoreRequest(self._key, stage, indices, groups, timeout_s, state, captures), poll)
 
     def error(
         self, functions: Sequence[FunctionDescription], failure: Failure, samples: Sequence[tuple[Problem, Completion]]
@@ -116,14 +127,14 @@ class Scorer:
         """The error that stops a run."""
         if isinstance(self.host, RewardWorker) and not self.host.network and _NO_NETWORK.search(failure.what):
             failure = replace(failure, what=f"{failure.what} (reward_network is off)")
-        return reward_error(functions[failure.function], failure, samples[failure.completion])
+        return RewardError(functions[failure.function], failure, samples[failure.completion])
 
     def map_rows(
         self, function: str, rows: Sequence[dict[str, Any]], where: Callable[[int], str]
     ) -> list[dict[str, Any] | None]:
         """Rows mapped by a map function, None to drop one; `where` names rows. Raises UserError."""
         self.load()
-        mapped = self.host.map_rows(self._key, function, rows, self._timeout_s)
+        mapped = self.host.ask(MapRequest(self._key, function, list(rows), self._timeout_s))
         if mapped.known is not None:
             near = nearest(function, mapped.known)
             hint = f" Did you mean {quote(near, 40)}?" if near else ""

@@ -16,13 +16,12 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from backend.rewards.calls import (
     AsyncCall,
     Caller,
-    CallFailedError,
-    CallTimeoutError,
+    CallError,
     InvalidScoresError,
     Poll,
     Scores,
@@ -31,12 +30,12 @@ from backend.rewards.calls import (
     wait_on,
 )
 from backend.rewards.catalogue import locate_reward_file, nearest
-from backend.rewards.errors import Failure, LoadError, class_name, describe_error, failure_room
+from backend.rewards.errors import Failure, class_name, describe_error, failure_room
 from backend.rewards.inputs import ExtraLogs, Sample, TrainerState, inputs_for
 from backend.rewards.registry import FunctionDescription
 from backend.rewards.resolve import RewardFunction, resolve
 from backend.rewards.user_files import RewardFile, stand_in_library
-from backend.types import Group
+from backend.types import Completion, Group
 from backend.utils.errors import UserError
 
 LONGEST_PRINTED = 2000
@@ -57,10 +56,12 @@ class RewardSource:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """Functions by stage, and messages about missing confinement."""
+    """Functions by stage, and messages about missing confinement; or `problems` (setting, message) and a failure."""
 
-    stages: list[list[FunctionDescription]]
+    stages: list[list[FunctionDescription]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    problems: list[tuple[str, str]] = field(default_factory=list)
+    failure: Failure | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +86,91 @@ class Mapped:
     known: list[str] | None = None
 
 
-class _FunctionError(Exception):
-    def __init__(self, failure: Failure) -> None:
-        self.failure = failure
+# Requests to a host. `calls`: user calls, each with a limit of `timeout_s`; `lost`: the answer after the worker's end;
+# `fits`: checks an answer of the worker against the request.
+
+
+@dataclass(frozen=True, slots=True)
+class LoadRequest:
+    """Execute the files of `source` once each; its functions are used by `key`."""
+
+    key: int
+    source: RewardSource
+    timeout_s: float
+    answer: ClassVar[type[Loaded]] = Loaded
+
+    @property
+    def calls(self) -> int:
+        return max(1, len(self.source.files))
+
+    def lost(self, what: str, index: int) -> Loaded:
+        file = self.source.file or next(iter(self.source.files), None)
+        sentence = f"{file.name if file else 'The process that scores'} {what} while it was being loaded."
+        setting = "reward_functions_file" if self.source.file else "reward_functions"
+        return Loaded(problems=[(setting, sentence)], failure=Failure(sentence, file=str(file or "")))
+
+    def fits(self, loaded: Loaded) -> bool:
+        return bool(loaded.failure) or [len(s) for s in loaded.stages] == [len(s) for s in self.source.stages]
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreRequest:
+    """Score functions `indices` of a stage. `captures`: return printed output."""
+
+    key: int
+    stage: int
+    indices: Sequence[int]
+    groups: Sequence[Group]
+    timeout_s: float
+    state: TrainerState
+    captures: bool = False
+    answer: ClassVar[type[Scored]] = Scored
+
+    @property
+    def calls(self) -> int:
+        return len(self.indices)
+
+    def lost(self, what: str, index: int) -> Scored:
+        return Scored(failure=Failure(what, min(index, len(self.indices) - 1)))
+
+    def fits(self, scored: Scored) -> bool:
+        count = sum(len(group.completions) for group in self.groups)
+        if scored.failure is not None:
+            return scored.failure.function < len(self.indices) and scored.failure.completion < count
+        columns = (*scored.scores, *scored.columns.values())
+        return len(scored.scores) == len(self.indices) and all(len(column) == count for column in columns)
+
+    def slim(self) -> ScoreRequest:
+        """Without what reward functions do not get, such as log-probabilities."""
+        groups = [
+            Group(
+                replace(group.problem, tokens=[], row=dict(group.problem.row)),
+                [Completion(completion.tokens, [], completion.text, "eos") for completion in group.completions],
+            )
+            for group in self.groups
+        ]
+        return replace(self, groups=groups)
+
+
+@dataclass(frozen=True, slots=True)
+class MapRequest:
+    """Apply a map function to dataset rows."""
+
+    key: int
+    function: str
+    rows: Sequence[dict[str, Any]]
+    timeout_s: float
+    calls: ClassVar[int] = 1
+    answer: ClassVar[type[Mapped]] = Mapped
+
+    def lost(self, what: str, index: int) -> Mapped:
+        return Mapped(failure=what)
+
+    def fits(self, mapped: Mapped) -> bool:
+        return bool(mapped.failure) or len(mapped.rows) in (0, len(self.rows))
+
+
+Request = LoadRequest | ScoreRequest | MapRequest
 
 
 class FunctionHost:
@@ -97,168 +180,125 @@ class FunctionHost:
     """Process counter of a `RewardWorker`; constant here."""
 
     def __init__(self, caller: Caller, notes: Sequence[str] = ()) -> None:
-        self._caller, self._notes = caller, list(notes)
+        self.caller, self._notes = caller, list(notes)
         self._stages: dict[int, list[list[RewardFunction]]] = {}
         self._files: dict[int, RewardFile | None] = {}
 
     def start(self) -> None:
-        pass
+        """A `RewardWorker` starts its process here."""
 
     def release(self, key: int) -> None:
-        pass
+        """A `RewardWorker` ends its process here."""
 
-    def load(self, key: int, source: RewardSource, timeout_s: float, poll: Poll = wait_on) -> Loaded:
-        """Execute the files of `source` once each. Raises LoadError."""
+    def ask(self, request: Request, poll: Poll = wait_on) -> Any:
+        """The answer, of type `request.answer`."""
+        self.caller.poll = poll
+        if isinstance(request, LoadRequest):
+            return self._load(request)
+        if isinstance(request, MapRequest):
+            return self._map(request)
+        functions = [self._stages[request.key][request.stage][index] for index in request.indices]
+        printed = io.StringIO()  # Python's prints only; what C code writes to descriptor 1 goes to the log
+        with contextlib.ExitStack() as stack:
+            if request.captures:
+                stack.enter_context(contextlib.redirect_stdout(printed))
+                stack.enter_context(contextlib.redirect_stderr(printed))
+            scored = score_step(functions, samples_of(request.groups), request.timeout_s, request.state, self.caller)
+        return replace(scored, printed=printed.getvalue()[-LONGEST_PRINTED:])
+
+    def _load(self, request: LoadRequest) -> Loaded:
         linecache.checkcache()
-        executed: dict[Path, RewardFile] = {}
+        source, executed = request.source, dict[Path, RewardFile]()
         try:
             stages = self._resolved(source, executed)
         except UserError as error:
             named = source.file or (source.files[0] if len(source.files) == 1 else None)
-            raise LoadError(error.faults, Failure.of(error.faults[0].sentence, error.__cause__, named)) from error
-        self._stages[key] = stages
-        self._files[key] = executed.get(locate_reward_file(source.file).resolve()) if source.file else None
+            problems = [(problem.setting, problem.sentence) for problem in error.faults]
+            return Loaded(problems=problems, failure=Failure.of(problems[0][1], error.__cause__, named))
+        self._stages[request.key] = stages
+        file = locate_reward_file(source.file).resolve() if source.file else None
+        self._files[request.key] = executed.get(file) if file else None
         return Loaded([[function.description for function in stage] for stage in stages], self._notes)
 
     def _resolved(self, source: RewardSource, executed: dict[Path, RewardFile]) -> list[list[RewardFunction]]:
         return [resolve(names, source.file, source.base, executed) for names in source.stages]
 
-    def score(
-        self,
-        key: int,
-        stage: int,
-        indices: Sequence[int],
-        groups: Sequence[Group],
-        timeout_s: float,
-        state: TrainerState,
-        captures: bool = False,
-        poll: Poll = wait_on,
-    ) -> Scored:
-        """Score functions of a stage; errors become `failure`. `captures`: return printed output."""
-        functions = [self._stages[key][stage][index] for index in indices]
-        self._caller.poll = poll
-        printed = io.StringIO()  # Python's prints only; what C code writes to descriptor 1 goes to the log
-        with contextlib.ExitStack() as stack:
-            if captures:
-                stack.enter_context(contextlib.redirect_stdout(printed))
-                stack.enter_context(contextlib.redirect_stderr(printed))
-            step = _Step(
-                functions, samples_of(groups), timeout_s, replace(state, reward_timeout=timeout_s), self._caller
-            )
-            try:
-                outcomes = step.outcomes()
-            except _FunctionError as error:
-                return Scored(failure=error.failure, printed=printed.getvalue()[-LONGEST_PRINTED:])
-        return Scored(
-            [scores for scores, _ in outcomes],
-            [seconds for _, seconds in outcomes],
-            step.logs.columns,
-            step.logs.metrics,
-            printed=printed.getvalue()[-LONGEST_PRINTED:],
-        )
-
-    def map_rows(
-        self, key: int, function: str, rows: Sequence[dict[str, Any]], timeout_s: float, poll: Poll = wait_on
-    ) -> Mapped:
-        """Apply a map function to dataset rows."""
-        file = self._files.get(key)
-        call = file.map_functions.get(function) if file else None
+    def _map(self, request: MapRequest) -> Mapped:
+        file = self._files.get(request.key)
+        call = file.map_functions.get(request.function) if file else None
         if file is None or call is None:
             return Mapped(known=list(file.map_functions) if file else [])
-        self._caller.poll = poll
         try:
             with stand_in_library(file.functions):
-                return Mapped(
-                    self._caller.call(0, timeout_s, lambda: map_each(call, rows, file.path), lambda rows: rows)
-                )
-        except CallTimeoutError:
-            return Mapped(failure=timeout_words(timeout_s))
-        except CallFailedError as failed:
-            if isinstance(failed.__cause__, RowError):
-                return Mapped(failure=failed.__cause__.what, failed_row=failed.__cause__.index)
-            raise failed.__cause__ or failed from None
-
-    def close(self) -> None:
-        """Close the event loop."""
-        self._caller.close()
+                rows = self.caller.call(0, request.timeout_s, lambda: map_each(call, request.rows, file.path), list)
+        except CallError as failed:
+            if failed.error is None:
+                return Mapped(failure=timeout_words(request.timeout_s))
+            if isinstance(failed.error, RowError):
+                return Mapped(failure=failed.error.what, failed_row=failed.error.index)
+            raise failed.error from None
+        return Mapped(rows)
 
 
-class _Step:
-    """Functions over one step's samples."""
+def score_step(
+    functions: Sequence[RewardFunction], samples: list[Sample], timeout_s: float, state: TrainerState, caller: Caller
+) -> Scored:
+    """Call each function once with all samples, async ones last and concurrently."""
+    state, logs = replace(state, reward_timeout=timeout_s), ExtraLogs()
+    outcomes: dict[int, tuple[Scores, float]] = {}
+    waiting: list[AsyncCall] = []
 
-    def __init__(
-        self,
-        functions: Sequence[RewardFunction],
-        samples: list[Sample],
-        timeout_s: float,
-        state: TrainerState,
-        caller: Caller,
-    ) -> None:
-        self._functions, self._samples, self._timeout_s, self._state = functions, samples, timeout_s, state
-        self._caller = caller
-        self.logs = ExtraLogs()
+    def failed(index: int, what: str, error: BaseException | None = None, **fields: Any) -> Scored:
+        function = functions[index]
+        failure = Failure.of(what, error, function.file, function.line, function=index, **fields)
+        return Scored(failure=failure)
 
-    def outcomes(self) -> list[tuple[Scores, float]]:
-        """Scores and seconds by function, async ones last and concurrently. Raises _FunctionError."""
-        found: dict[int, tuple[Scores, float]] = {}
-        concurrent: list[AsyncCall] = []
-        try:
-            for index, function in enumerate(self._functions):
-                kwargs = self._kwargs(index)
-                work = functools.partial(function.call, **kwargs)
-                if function.is_async:
-                    concurrent.append((index, work, self._read))
-                    continue
-                start = time.perf_counter()
-                with _stand_in_libraries([function]):
-                    scores = self._caller.call(index, self._timeout_s, work, self._read)
-                found[index] = scores, time.perf_counter() - start
-            if concurrent:
-                with _stand_in_libraries(self._functions[index] for index, _, _ in concurrent):
-                    results = self._caller.gather(self._timeout_s, concurrent)
-                found |= {index: result for (index, _, _), result in zip(concurrent, results, strict=True)}
-        except CallTimeoutError as error:
-            raise _FunctionError(self._failure(error.index, timeout_words(self._timeout_s), is_timeout=True)) from None
-        except CallFailedError as failed:
-            assert failed.__cause__ is not None
-            raise _FunctionError(self._raised(failed.index, failed.__cause__)) from failed.__cause__
-        for index, function in enumerate(self._functions):
-            if wrong := self.logs.length_error(function.name, len(self._samples)):
-                raise _FunctionError(self._failure(index, wrong))
-        return [found[index] for index in range(len(self._functions))]
+    def read(returned: Any) -> Scores:
+        return read_scores(returned, len(samples))
 
-    def _read(self, returned: Any) -> Scores:
-        return read_scores(returned, len(self._samples))
-
-    def _kwargs(self, index: int) -> dict[str, Any]:
-        function = self._functions[index]
-        inputs = inputs_for(self._samples, self._state, function.dialect) | self.logs.loggers_for(function.name)
-        for name in function.arguments.missing(inputs):
-            close = nearest(name, inputs)
-            hint = f"; the nearest is {close}" if close else ""
-            what = f"asks for {name}, which is neither an input of reward functions nor a column of the dataset{hint}"
-            raise _FunctionError(self._failure(index, what))
-        return function.call_kwargs(inputs)
-
-    def _raised(self, index: int, error: BaseException) -> Failure:
+    try:
+        for index, function in enumerate(functions):
+            inputs = inputs_for(samples, state, function.dialect) | logs.loggers_for(function.name)
+            for name in function.arguments.missing(inputs):
+                near = nearest(name, inputs)
+                hint = f"; the nearest is {near}" if near else ""
+                where = "neither an input of reward functions nor a column of the dataset"
+                return failed(index, f"asks for {name}, which is {where}{hint}")
+            work = functools.partial(function.call, **function.call_kwargs(inputs))
+            if function.is_async:
+                waiting.append((index, work, read))
+                continue
+            start = time.perf_counter()
+            with _stand_in_libraries([function]):
+                scores = caller.call(index, timeout_s, work, read)
+            outcomes[index] = scores, time.perf_counter() - start
+        if waiting:
+            with _stand_in_libraries(functions[index] for index, _, _ in waiting):
+                results = caller.gather(timeout_s, waiting)
+            outcomes |= {index: result for (index, _, _), result in zip(waiting, results, strict=True)}
+    except CallError as call:
+        error = call.error
+        if error is None:
+            return failed(call.index, timeout_words(timeout_s), is_timeout=True)
         if isinstance(error, InvalidScoresError):
-            return self._failure(index, f"returned {error}", completion=error.index)
-        function = self._functions[index]
-        room = failure_room(function.description, self._samples[0], has_line=True) - len("raised ")
+            return failed(call.index, f"returned {error}", completion=error.index)
+        function = functions[call.index]
+        room = failure_room(function.description, samples[0]) - len("raised ")
         what = f"raised {describe_error(error, function.file, room)}"
-        return Failure.of(what, error, function.file, function.line, function=index, has_line=True)
-
-    def _failure(self, index: int, what: str, **fields: Any) -> Failure:
-        function = self._functions[index]
-        return Failure.of(what, None, function.file, function.line, function=index, **fields)
+        return failed(call.index, what, error, has_line=True)
+    for index, function in enumerate(functions):
+        if wrong := logs.length_error(function.name, len(samples)):
+            return failed(index, wrong)
+    scores, seconds = zip(*(outcomes[index] for index in range(len(functions))), strict=True)
+    return Scored(list(scores), list(seconds), logs.columns, logs.metrics)
 
 
 def _stand_in_libraries(functions: Iterable[RewardFunction]) -> ExitStack:
     """Stand-in mlx_lm_lora during calls, with the file's own functions."""
     stack = ExitStack()
-    files = {id(function.user_file): function.user_file for function in functions if function.user_file}
-    for user_file in files.values():
-        stack.enter_context(stand_in_library(user_file.functions))
+    for user_file in {id(function.user_file): function.user_file for function in functions}.values():
+        if user_file:
+            stack.enter_context(stand_in_library(user_file.functions))
     return stack
 
 

@@ -89,14 +89,17 @@ def describe_exit(code: int) -> str:
     return f"signal {-code}" if code < 0 else f"exit code {code}"
 
 
-def module_command(module: str, verb: str) -> list[str]:
-    """The command of a child that runs one of our modules, or `verb` in a bundled app, which has no Python to run a
-    module with.
+CHILD_VERB = "child"
+"""Hidden verb of a bundled app, which has no Python to run a module with."""
+
+
+def module_command(module: str) -> list[str]:
+    """Command that runs one of our modules, which has a `main(arguments)`.
 
     `-P` keeps a folder named `backend` in the working directory from being run in place of ours.
     """
     if is_bundled():
-        return backend_command(verb)
+        return backend_command(CHILD_VERB, module)
     return [sys.executable, "-P", "-m", module]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from backend.rewards.errors import Failure, describe_error, failure_room, reward_error
+from backend.rewards.errors import Failure, RewardError, describe_error
 from backend.rewards.registry import FunctionDescription
 from backend.types import Completion, Problem
 
@@ -25,24 +25,12 @@ def test_messages_fit_on_a_line(has_line: bool) -> None:
     files = [None, Path("mine.py"), Path("m" * 250 + ".py")]
     for what, prompt, text, name, file in itertools.product(whats, texts, texts, ["f", "f" * 10_000], files):
         function = FunctionDescription(name, file, 12_345)
-        (problem,) = reward_error(function, Failure(what, has_line=has_line), sample(prompt, text)).faults
+        (problem,) = RewardError(function, Failure(what, has_line=has_line), sample(prompt, text)).faults
         assert len(problem.sentence) <= 200 and problem.sentence.isprintable()
         assert "line 3), on the prompt “" in problem.sentence, "what is cut keeps its end"
         assert ("line 12345" in problem.sentence) != has_line
         if len(prompt) < 10 and len(text) < 10 and len(what) < 100:
             assert f"{what}, on the prompt “{prompt}” and the completion “{text}”." in problem.sentence
-
-
-def test_an_error_is_cut_to_the_room_that_its_message_has() -> None:
-    odd = type("Odd" * 3000, (Exception,), {})
-    try:
-        raise odd(HUGE)
-    except odd as error:
-        caught = error
-    for name, file in (("f", Path("mine.py")), ("f" * 99, Path("m" * 99 + ".py"))):
-        room = failure_room(FunctionDescription(name, file, 3), sample(HUGE, HUGE), True) - len("raised ")
-        words = describe_error(caught, Path("mine.py"), room)
-        assert words.startswith("OddO") and words.endswith("(mine.py)") and len(words) <= room and words.isprintable()
 
 
 def test_in_the_app_a_missing_module_comes_with_advice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -529,9 +529,9 @@ def test_a_tracker_changes_nothing_of_a_run(
 
     monkeypatch.setattr(launch, "LOOK_S", 0.0)
     if harm in HARM:
-        monkeypatch.setattr(launch, "module_command", lambda module, verb: [sys.executable, "-S", "-c", HARM[harm]])
+        monkeypatch.setattr(launch, "module_command", lambda module: [sys.executable, "-S", "-c", HARM[harm]])
     if harm == "cannot be started":
-        monkeypatch.setattr(launch, "module_command", lambda module, verb: [str(tmp_path / "nothing")])
+        monkeypatch.setattr(launch, "module_command", lambda module: [str(tmp_path / "nothing")])
     monkeypatch.setattr(launch.subprocess, "Popen", start)
     run = RunFolder(tmp_path / "run")
     began = time.monotonic()
@@ -567,7 +567,7 @@ def test_a_tracker_changes_nothing_of_a_run(
 def test_a_tracker_that_ends_before_its_run_is_told_once(
     made_up: MadeUpRun, monkeypatch: pytest.MonkeyPatch, harm: str, why: str
 ) -> None:
-    monkeypatch.setattr(launch, "module_command", lambda module, verb: [sys.executable, "-S", "-c", HARM[harm]])
+    monkeypatch.setattr(launch, "module_command", lambda module: [sys.executable, "-S", "-c", HARM[harm]])
     monkeypatch.setattr(launch, "LOOK_S", 0.0)
     told: list[str] = []
     trackers = launch.RunTrackers(made_up.folder)

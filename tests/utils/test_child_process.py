@@ -106,7 +106,7 @@ def test_non_json_values_raise_unless_a_fallback_is_passed() -> None:
 
 
 def test_a_bundled_app_starts_the_trainers_executable_as_its_child(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert module_command("backend.some.module", "verb") == [sys.executable, "-P", "-m", "backend.some.module"]
+    assert module_command("backend.some.module") == [sys.executable, "-P", "-m", "backend.some.module"]
     monkeypatch.setattr(sys, "frozen", True, raising=False)
     monkeypatch.setattr(sys, "executable", "/opt/grpo-studio")
-    assert module_command("backend.some.module", "verb") == ["/opt/grpo-studio-backend", "verb"]
+    assert module_command("backend.some.module") == ["/opt/grpo-studio-backend", "child", "backend.some.module"]

@@ -14,6 +14,7 @@ import resource
 import site
 import sys
 import sysconfig
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from pathlib import Path
 
 _INSIDE = "GRPO_STUDIO_CONFINED"
 """Set in the environment of confined processes."""
+LARGEST_FILE = 2 << 30
+"""Bytes of a file that reward functions may write."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,15 +57,14 @@ def confine(writable: Sequence[Path], network: bool, secrets: Sequence[Path]) ->
 
     Call once in a fresh single-threaded child. Unsupported parts are "". Raises RuntimeError with several threads.
     """
-    if _thread_count() > 1:
+    if (len(os.listdir("/proc/self/task")) if sys.platform == "linux" else threading.active_count()) > 1:
         raise RuntimeError("confine() was called in a process with several threads")
     if sys.platform == "linux":
         return _confine_linux(writable, network, secrets)
     if sys.platform == "darwin":
         from backend.rewards.confinement import seatbelt
 
-        with suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        set_limits({resource.RLIMIT_CORE: 0})
         error = _error_of(lambda: seatbelt.restrict(seatbelt.profile(writable, secrets, network)))
         holds = "" if error else "seatbelt"
         return Confinement(holds, holds, "" if network else holds, holds, network, error)
@@ -72,22 +74,23 @@ def confine(writable: Sequence[Path], network: bool, secrets: Sequence[Path]) ->
 def _confine_linux(writable: Sequence[Path], network: bool, secrets: Sequence[Path]) -> Confinement:
     from backend.rewards.confinement import landlock, seccomp
 
-    with suppress(OSError, ValueError):
-        landlock.limit_resources()
-    privileges_error = _error_of(landlock.give_up_privileges)
-    version = landlock.abi()
-    kernel = platform.release()
-    signals = False
-
-    def restrict_files() -> None:
-        nonlocal signals
-        signals = landlock.restrict(writable, secrets, version)
-
-    no_landlock = f"the kernel {kernel} offers no Landlock here"
-    landlock_error = privileges_error or (_error_of(restrict_files) if version else no_landlock)
-    filter_error = privileges_error or _error_of(lambda: seccomp.restrict(network))
-    if not filter_error:
-        seccomp.forgive_modes_of_copies()
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    # RLIMIT_DATA, not RLIMIT_AS: libraries reserve address space that they never use.
+    set_limits({resource.RLIMIT_CORE: 0, resource.RLIMIT_FSIZE: LARGEST_FILE, resource.RLIMIT_DATA: memory})
+    # The trainer is the larger process, and the kernel ends the largest first.
+    with suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
+        score.write("1000")
+    version, kernel, signals = landlock.abi(), platform.release(), False
+    landlock_error = filter_error = _error_of(landlock.give_up_privileges)
+    if not landlock_error:
+        try:
+            if version:
+                signals = landlock.restrict(writable, secrets, version)
+            else:
+                landlock_error = f"the kernel {kernel} offers no Landlock here"
+        except OSError as error:
+            landlock_error = error.strerror or str(error)
+        filter_error = _error_of(lambda: seccomp.restrict(network))
     files = f"Landlock (ABI {version})" if not landlock_error else ""
     call_filter = "a filter of system calls" if not filter_error else ""
     if not landlock_error and version < 3:
@@ -125,15 +128,24 @@ def confine_program(folder: Path) -> str:
         error = error or _error_of(lambda: landlock.restrict_to([folder], readable_by_programs(), version))
         no_filter = _error_of(lambda: seccomp.restrict(network=False, processes=False))
         if no_filter:
-            _start_nothing()
+            set_limits({resource.RLIMIT_NPROC: 0})  # weaker: exempts root, and counts threads
         return "; ".join(reason for reason in (error, no_filter) if reason)
-    _start_nothing()
+    set_limits({resource.RLIMIT_NPROC: 0})
     if sys.platform == "darwin":
         from backend.rewards.confinement import seatbelt
 
         error = _error_of(lambda: seatbelt.restrict(seatbelt.profile([folder], secret_places(), False)))
         return "" if _INSIDE in os.environ else error
     return "there is no sandbox on this system"
+
+
+def set_limits(limits: Mapping[int, int]) -> None:
+    """Set resource limits, hard ones too, as far as the system has them and allows it."""
+    for limit, value in limits.items():
+        with suppress(OSError, ValueError):
+            _, hard = resource.getrlimit(limit)
+            value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+            resource.setrlimit(limit, (value, value))
 
 
 def load_for_programs() -> None:
@@ -154,27 +166,12 @@ def readable_by_programs() -> tuple[str, ...]:
     return (*sorted(places - {"/"}), *libraries, "/usr/share/zoneinfo", "/etc/localtime")
 
 
-def _start_nothing() -> None:
-    """Weaker than seccomp: exempts root, and counts threads on Linux."""
-    with suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
-
-
 def _error_of(action: Callable[[], object]) -> str:
     try:
         action()
     except OSError as error:
         return error.strerror or str(error)
     return ""
-
-
-def _thread_count() -> int:
-    try:
-        return len(os.listdir("/proc/self/task"))
-    except OSError:  # a Mac: Python's own threads
-        import threading
-
-        return threading.active_count()
 
 
 _NEEDED = re.compile(
@@ -209,9 +206,7 @@ def confined_environment(
     for made in (home, temporary):
         made.mkdir(parents=True, exist_ok=True)
     cache_folder, link = Path(variables.get("HOME") or Path.home()) / ".cache", home / ".cache"
-    if (
-        cache_folder.is_dir() and not link.is_symlink()
-    ):  # it can only be read: the sandbox sees the place behind the link
+    if cache_folder.is_dir() and not link.is_symlink():  # the sandbox sees the place behind the link: only reading
         link.symlink_to(cache_folder.resolve(), target_is_directory=True)
     if "PYTHONUSERBASE" not in kept and (base := site.getuserbase()):
         kept["PYTHONUSERBASE"] = base

@@ -28,13 +28,8 @@ def guard(watched: int) -> None:
 
     `watched`: pipe that the parent keeps open.
     """
-    if sys.platform == "linux":
-        _guard_above(watched)
-    else:
-        guard_beside(watched)
-
-
-def _guard_above(watched: int) -> None:
+    if sys.platform != "linux":
+        return guard_beside(watched)
     from backend.rewards.confinement.landlock import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, prctl
 
     parent = os.getpid()
@@ -46,7 +41,7 @@ def _guard_above(watched: int) -> None:
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
-    os.setpgid(0, 0)  # a signal to its own group must not reach the guard
+    return os.setpgid(0, 0)  # a signal to its own group must not reach the guard
 
 
 def guard_beside(watched: int) -> None:
@@ -61,15 +56,22 @@ def guard_beside(watched: int) -> None:
     poll = select.poll()
     # POSIX reports the hang-up always, but macOS does not watch a descriptor for which nothing is asked.
     poll.register(watched, select.POLLHUP)
-    deadline: float | None = None
-    while os.getppid() == worker and (deadline is None or time.monotonic() < deadline):
-        if deadline is not None:
+    deadline = float("inf")
+    while os.getppid() == worker and time.monotonic() < deadline:
+        if deadline < float("inf"):
             time.sleep(_BESIDE_POLL_S)
         elif poll.poll(1000 * _BESIDE_POLL_S):
             deadline = time.monotonic() + GRACE_S
     with suppress(OSError):
         os.killpg(worker, signal.SIGKILL)
     os._exit(0)
+
+
+def _close_all_but(watched: int) -> None:
+    """Close pipes that must end with the worker."""
+    if watched:  # closerange(0, 0) closes all there are
+        os.closerange(0, watched)
+    os.closerange(watched + 1, 1 << 16)
 
 
 def _watch(worker: int, watched: int) -> NoReturn:
@@ -88,7 +90,17 @@ def _watch(worker: int, watched: int) -> NoReturn:
         with suppress(ProcessLookupError):
             os.kill(worker, signal.SIGKILL)
         _, status = os.waitpid(worker, 0)
-    _end_all(worker)
+    # Kill all descendants, orphans included: they are children of this subreaper.
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(worker, signal.SIGKILL)
+    deadline = time.monotonic() + _ENDING_S
+    with suppress(ChildProcessError):
+        while time.monotonic() < deadline:
+            for pid in _children():
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            if os.waitpid(-1, os.WNOHANG) == (0, 0):
+                time.sleep(0.001)
     if os.WIFSIGNALED(status):  # end of the worker's signal, without a core file of our own
         import resource
 
@@ -97,13 +109,6 @@ def _watch(worker: int, watched: int) -> NoReturn:
             signal.signal(os.WTERMSIG(status), signal.SIG_DFL)
         os.kill(os.getpid(), os.WTERMSIG(status))
     os._exit(os.waitstatus_to_exitcode(status) if os.WIFEXITED(status) else 1)
-
-
-def _close_all_but(watched: int) -> None:
-    """Close pipes that must end with the worker."""
-    if watched:  # closerange(0, 0) closes all there are
-        os.closerange(0, watched)
-    os.closerange(watched + 1, 1 << 16)
 
 
 def _wait(worker: int, watched: int, woken: int) -> int | None:
@@ -124,22 +129,6 @@ def _wait(worker: int, watched: int, woken: int) -> int | None:
                 if ended[0] == worker:
                     return ended[1]
     return None
-
-
-def _end_all(worker: int) -> None:
-    """Kill all descendants, orphans included."""
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(worker, signal.SIGKILL)
-    deadline = time.monotonic() + _ENDING_S
-    while time.monotonic() < deadline:
-        for pid in _children():
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        try:
-            if os.waitpid(-1, os.WNOHANG) == (0, 0):
-                time.sleep(0.001)
-        except ChildProcessError:
-            return
 
 
 def _children() -> list[int]:

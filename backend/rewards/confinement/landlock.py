@@ -10,8 +10,7 @@ each rule grants some of them below one folder. By ABI version:
     5 (6.10)        control calls on devices
     6 (6.12)        signals, and abstract unix sockets
 
-`backend.rewards.confinement.seccomp` covers permissions, owners and times. This module also wraps missing system calls
-and drops privileges.
+This module also wraps missing system calls and drops privileges.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
-import resource
 import stat
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -37,19 +35,14 @@ _libc.syscall.restype = ctypes.c_long
 
 def syscall(number: int, *arguments: int | ctypes.c_void_p | None) -> int:
     """Result of the call, with integers as 64 bits. Raises OSError."""
-    return _checked(
-        _libc.syscall(
-            ctypes.c_long(number),
-            *(ctypes.c_long(value) if isinstance(value, int) else value for value in arguments),
-        )
-    )
+    values = [ctypes.c_long(value) if isinstance(value, int) else value for value in arguments]
+    return _checked(_libc.syscall(ctypes.c_long(number), *values))
 
 
 def prctl(option: int, *values: int | ctypes.c_void_p) -> int:
     """prctl with unused arguments 0. Raises OSError."""
     arguments = [ctypes.c_ulong(value) if isinstance(value, int) else value for value in values]
-    arguments += [ctypes.c_ulong(0)] * (4 - len(arguments))
-    return _checked(_libc.prctl(ctypes.c_int(option), *arguments))
+    return _checked(_libc.prctl(ctypes.c_int(option), *arguments, *[ctypes.c_ulong(0)] * (4 - len(arguments))))
 
 
 def pointer(structure: ctypes.Structure) -> ctypes.c_void_p:
@@ -64,8 +57,6 @@ def _checked(result: int) -> int:
     return result
 
 
-LARGEST_FILE = 2 << 30
-"""Maximum bytes per file."""
 _KEPT_CAPABILITIES = 1 << 1 | 1 << 2
 """In a container root needs these to read files of the user."""
 _CAPABILITY_VERSION = 0x20080522
@@ -93,36 +84,14 @@ def give_up_privileges() -> None:
         syscall(call, pointer(header), pointer(sets))
 
 
-def limit_resources() -> None:
-    """Limit core files, file size and memory; prefer this process for the OOM killer."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-    # RLIMIT_DATA, not RLIMIT_AS: libraries reserve address space that they never use.
-    for limit, value in (
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_FSIZE, LARGEST_FILE),
-        (resource.RLIMIT_DATA, memory),
-    ):
-        _, hard = resource.getrlimit(limit)
-        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        resource.setrlimit(limit, (value, value))
-    # The trainer is the larger process, and the kernel ends the largest first.
-    with suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
-        score.write("1000")
-
-
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 """The same on every processor."""
-_VERSION = 1
-_PATH_BENEATH = 1
-
+_VERSION = _PATH_BENEATH = 1
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR, _REMOVE_DIR, _REMOVE_FILE = (1 << bit for bit in range(6))
-_MAKE_CHAR, _MAKE_DIR, _MAKE_REG, _MAKE_SOCK, _MAKE_FIFO, _MAKE_BLOCK, _MAKE_SYM = (1 << bit for bit in range(6, 13))
+_MAKE = sum(1 << bit for bit in range(6, 13))
+"""Making devices, folders, files, sockets, pipes and links."""
 _REFER, _TRUNCATE, _IOCTL_DEV = 1 << 13, 1 << 14, 1 << 15
 _ABSTRACT_SOCKETS, _SIGNALS = 1, 2
-
-_CHANGES = (_WRITE_FILE | _REMOVE_DIR | _REMOVE_FILE | _MAKE_CHAR | _MAKE_DIR | _MAKE_REG | _MAKE_SOCK | _MAKE_FIFO) | (
-    _MAKE_BLOCK | _MAKE_SYM
-)
 _ON_A_FILE = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEV
 """Rights that apply to single files."""
 
@@ -154,32 +123,50 @@ def restrict(writable: Sequence[Path], unreadable: Sequence[Path], version: int)
 
     Needs PR_SET_NO_NEW_PRIVS. Returns True if outside signals are blocked too. Raises OSError.
     """
-    handled = _changes(version) | (_READ_FILE if unreadable else 0)
-    ruleset, scoped = _create(handled, version)
-    try:
-        for path in [*map(str, writable), SHARED_MEMORY, *DEVICES]:
-            _allow(ruleset, path, handled)
-        for path in readable_places(unreadable) if unreadable else ():
-            _allow(ruleset, path, _READ_FILE, follow_symlinks=False)
-        syscall(_RESTRICT_SELF, ruleset, 0)
-    finally:
-        os.close(ruleset)
-    return scoped
+    readable = readable_places(unreadable) if unreadable else ()
+    return _restrict([*map(str, writable), SHARED_MEMORY], readable, _READ_FILE if unreadable else 0, version)
 
 
 def restrict_to(writable: Sequence[Path], readable: Iterable[str], version: int) -> bool:
     """Allow writing below `writable` and reading only there and in `readable`. Otherwise as `restrict`."""
-    handled = _changes(version) | _READ_FILE | _READ_DIR
-    ruleset, scoped = _create(handled, version)
+    return _restrict([*map(str, writable)], readable, _READ_FILE | _READ_DIR, version)
+
+
+def _restrict(writable: list[str], readable: Iterable[str], reading: int, version: int) -> bool:
+    handled = _WRITE_FILE | _REMOVE_DIR | _REMOVE_FILE | _MAKE | (_REFER if version >= 2 else 0) | reading
+    handled |= (_TRUNCATE if version >= 3 else 0) | (_IOCTL_DEV if version >= 5 else 0)
+    ruleset, blocks_signals = -1, False
+    if version >= 6:
+        attributes = _Ruleset(handled, 0, _ABSTRACT_SOCKETS | _SIGNALS)
+        with suppress(OSError):  # Red Hat's 5.14 says 6 and knows no scope of signals: EINVAL
+            ruleset = syscall(_CREATE_RULESET, pointer(attributes), ctypes.sizeof(attributes), 0)
+            blocks_signals = True
+    if ruleset < 0:
+        attributes = _Ruleset(handled)
+        ruleset = syscall(_CREATE_RULESET, pointer(attributes), 8, 0)
     try:
-        for path in [*map(str, writable), *DEVICES]:
+        for path in (*writable, *DEVICES):
             _allow(ruleset, path, handled)
         for path in readable:
-            _allow(ruleset, path, _READ_FILE | _READ_DIR)
+            _allow(ruleset, path, reading)
         syscall(_RESTRICT_SELF, ruleset, 0)
     finally:
         os.close(ruleset)
-    return scoped
+    return blocks_signals
+
+
+def _allow(ruleset: int, path: str, rights: int) -> None:
+    """Grant applicable `rights` below `path`, if it exists."""
+    try:
+        handle = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except OSError:
+        return
+    try:
+        applicable = rights if stat.S_ISDIR(os.fstat(handle).st_mode) else rights & _ON_A_FILE
+        rule = _PathBeneath(applicable, handle)
+        syscall(_ADD_RULE, ruleset, _PATH_BENEATH, pointer(rule), 0)
+    finally:
+        os.close(handle)
 
 
 def readable_places(unreadable: Iterable[Path]) -> Iterator[str]:
@@ -204,33 +191,3 @@ def readable_places(unreadable: Iterable[Path]) -> Iterator[str]:
                 # A symlink's target is listed where it lies.
                 if path not in hidden and path not in open_folders and not entry.is_symlink():
                     yield entry.path
-
-
-def _changes(version: int) -> int:
-    refer, truncate = _REFER if version >= 2 else 0, _TRUNCATE if version >= 3 else 0
-    return _CHANGES | refer | truncate | (_IOCTL_DEV if version >= 5 else 0)
-
-
-def _create(handled: int, version: int) -> tuple[int, bool]:
-    """(ruleset descriptor, True if it blocks signals)."""
-    if version >= 6:
-        attempt = _Ruleset(handled, 0, _ABSTRACT_SOCKETS | _SIGNALS)
-        # Red Hat's 5.14 says 6 and knows no scope of signals: EINVAL.
-        with suppress(OSError):
-            return syscall(_CREATE_RULESET, pointer(attempt), ctypes.sizeof(attempt), 0), True
-    ruleset = _Ruleset(handled)
-    return syscall(_CREATE_RULESET, pointer(ruleset), 8, 0), False
-
-
-def _allow(ruleset: int, path: str, rights: int, follow_symlinks: bool = True) -> None:
-    """Grant applicable `rights` below `path`, if it exists."""
-    try:
-        handle = os.open(path, os.O_PATH | os.O_CLOEXEC | (0 if follow_symlinks else os.O_NOFOLLOW))
-    except OSError:
-        return
-    try:
-        applicable = rights if stat.S_ISDIR(os.fstat(handle).st_mode) else rights & _ON_A_FILE
-        rule = _PathBeneath(applicable, handle)
-        syscall(_ADD_RULE, ruleset, _PATH_BENEATH, pointer(rule), 0)
-    finally:
-        os.close(handle)

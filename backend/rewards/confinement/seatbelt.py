@@ -11,7 +11,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 _LIBRARY = "/usr/lib/libsandbox.1.dylib"
-
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom", "/dev/dtracehelper")
 _SERVICES = (
     # the keychain
@@ -25,14 +24,15 @@ _SERVICES = (
 
 def profile(writable: Sequence[Path], unreadable: Iterable[Path], network: bool) -> str:
     """Text of the profile, with resolved paths."""
-    own = " ".join(f"(subpath {quoted(path.resolve())})" for path in writable)
+    own = " ".join(f"(subpath {_quoted(path.resolve())})" for path in writable)
+    sockets = ("(deny network* (local unix-socket))", "(deny network* (remote unix-socket))")
     lines = [
         "(version 1)",
         "(allow default)",
         "(deny file-write*)",
         f"(allow file-write* {own})",
-        f"(allow file-write-data {' '.join(f'(literal {quoted(Path(device))})' for device in _DEVICES)})",
-        *(f"(deny file-read-data (subpath {quoted(path.resolve())}))" for path in unreadable),
+        f"(allow file-write-data {' '.join(f'(literal {_quoted(device)})' for device in _DEVICES)})",
+        *(f"(deny file-read-data (subpath {_quoted(path.resolve())}))" for path in unreadable),
         "(deny signal)",
         "(allow signal (target same-sandbox))",
         "(deny process-info*)",
@@ -42,28 +42,23 @@ def profile(writable: Sequence[Path], unreadable: Iterable[Path], network: bool)
         "(deny lsopen)",
         "(deny job-creation)",
         "(deny ipc-sysv*)",
-        f"(deny mach-lookup {' '.join(f'(global-name {quoted(Path(name))})' for name in _SERVICES)})",
+        f"(deny mach-lookup {' '.join(f'(global-name {_quoted(name)})' for name in _SERVICES)})",
+        # Unix sockets of others lead to their services, with or without the internet.
+        *(sockets if network else ("(deny network*)",)),
+        f"(allow network* (local unix-socket {own}))",
+        f"(allow network* (remote unix-socket {own}))",
     ]
-    # Unix sockets of others lead to their services, with or without the internet; those in its own folder are its own.
-    lines += (
-        ["(deny network*)"]
-        if not network
-        else ["(deny network* (local unix-socket))", "(deny network* (remote unix-socket))"]
-    )
-    lines += [f"(allow network* (local unix-socket {own}))", f"(allow network* (remote unix-socket {own}))"]
     return "\n".join(lines) + "\n"
 
 
-def quoted(path: Path) -> str:
-    """Quote a path for the profile's Scheme syntax."""
-    return '"' + str(path).replace("\\", "\\\\").replace('"', '\\"') + '"'
+def _quoted(text: Path | str) -> str:
+    return '"' + str(text).replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def restrict(text: str) -> None:
     """Apply a profile to this process and its children. Raises OSError, also inside another sandbox."""
     library = ctypes.CDLL(_LIBRARY)
     library.sandbox_init.argtypes = [ctypes.c_char_p, ctypes.c_uint64, ctypes.POINTER(ctypes.c_char_p)]
-    library.sandbox_free_error.argtypes = [ctypes.c_char_p]
     error = ctypes.c_char_p()
     if library.sandbox_init(text.encode(), 0, ctypes.byref(error)) != 0:
         sentence = (error.value or b"no reason given").decode(errors="replace").strip()

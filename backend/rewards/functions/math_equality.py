@@ -118,7 +118,7 @@ class _MathVerify:
     """The child process, started for the first comparison and again after one that ended it."""
 
     def __init__(self, command: Sequence[str] = ()) -> None:
-        command = command or module_command("backend.rewards.functions.math_equality", "equality")
+        command = command or module_command("backend.rewards.functions.math_equality")
         self.child = ChildProcess(command, grace_s=1.0)
         self._lock = threading.Lock()
 

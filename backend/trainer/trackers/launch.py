@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from backend.runs.run_folder import RunFolder
-from backend.trainer.trackers.targets import PROCESS_VERB, TRACKERS, chosen, missing_fault
+from backend.trainer.trackers.targets import TRACKERS, chosen, missing_fault
 from backend.utils.child_process import module_command
 from backend.utils.command import backend_environment
 from backend.utils.disk_faults import DiskError, writing
@@ -87,7 +87,7 @@ def _last_line(log: Path) -> str:
 
 def _started(run: RunFolder, name: str) -> subprocess.Popen[bytes]:
     """Raises DiskError."""
-    command = [*module_command("backend.trainer.trackers.follow", PROCESS_VERB), name, str(run.path)]
+    command = [*module_command("backend.trainer.trackers.follow"), name, str(run.path)]
     with writing(run.trackers):
         make_private_folder(run.trackers)
         with (run.trackers / f"{name}.log").open("ab") as log:

@@ -14,8 +14,6 @@ from backend.utils.command import is_bundled
 from backend.utils.errors import ConfigProblem
 from backend.utils.text import quote
 
-PROCESS_VERB = "follow-a-run"
-"""A bundled program called with it becomes a tracker's process (`backend.utils.child_process.module_command`)."""
 NONE, ALL = "none", "all"
 """Words for no tracker, and for every one that is installed."""
 DEFAULT_PROJECT = "grpo-studio"
