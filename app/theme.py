@@ -6,7 +6,7 @@ import re
 import sys
 from dataclasses import dataclass, fields
 
-from PySide6.QtCore import QObject, QSize, Qt, Signal
+from PySide6.QtCore import QLocale, QObject, QSize, Qt, Signal
 from PySide6.QtGui import QColor, QFont, QFontDatabase, QGuiApplication, QPalette, QPen
 from PySide6.QtWidgets import QApplication
 
@@ -190,6 +190,9 @@ def apply(app: QApplication, mode: str = "system") -> None:
     """Apply a theme to the application: system (follow the desktop), light or dark."""
     if mode not in MODES:
         raise ValueError(f"mode must be one of {MODES}, not {mode!r}")
+    numbers = QLocale.c()  # typed as in a config, also on a German desktop: 1200, 0.5
+    numbers.setNumberOptions(QLocale.NumberOption.RejectGroupSeparator | QLocale.NumberOption.OmitGroupSeparator)
+    QLocale.setDefault(numbers)
     first = not _current["is_connected"]
     _current.update(mode=mode, is_connected=True, is_applying=True)
     if first:

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from PySide6.QtCore import QObject, Qt, Signal
-from PySide6.QtGui import QGuiApplication
+from PySide6.QtCore import QLocale, QObject, Qt, Signal
+from PySide6.QtGui import QGuiApplication, QIntValidator
+from PySide6.QtTest import QTest
 
 from app import theme
 from app.pages.evaluate.evaluate_page import EvaluatePage
@@ -19,6 +20,7 @@ from app.pages.evaluate.tables import figure_lines
 from app.state.evaluations import Evaluations
 from app.state.processes import ProcessOutcome
 from app.state.session import Session
+from app.widgets.basic.controls import NumberEdit
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_lock import hold_lock
 from backend.trainer.evaluation.evaluation_rows import Figures
@@ -174,6 +176,15 @@ def test_stop_and_failure(qtbot, page: EvaluatePage) -> None:
     assert page.form.problem.isVisible() and page.form.problem.text() == "demo/data has no test split: put one there."
     page.start()
     assert not page.form.problem.isVisible() and len(Process.made) == 3
+
+
+def test_numbers_are_typed_as_in_a_config(qapp) -> None:
+    QLocale.setDefault(QLocale("en_US"))  # whose validators accept "1,000"
+    theme.apply(qapp, "light")
+    field = NumberEdit()
+    field.setValidator(QIntValidator(1, 1_000_000, field))
+    QTest.keyClicks(field, "1,000")
+    assert field.text() == "1000"
 
 
 def test_a_run_that_trains_is_not_evaluated(page: EvaluatePage, run: RunFolder, qtbot) -> None:

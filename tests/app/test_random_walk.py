@@ -1,8 +1,7 @@
-"""A random walk over the window and real runs: whatever is visible and enabled is clicked, typed into, chosen or
+"""A random walk over the window and real runs: whatever is visible and enabled is clicked, typed into, chosen,
 scrolled.
 
-An exception that reaches `sys.excepthook` fails the walk. A proof: in one of six walks Qt crashed while the walk listed
-widgets, and the cause is not known.
+An exception that reaches `sys.excepthook` fails the walk.
 """
 
 from __future__ import annotations
@@ -181,8 +180,7 @@ def tame(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(QDialog, "exec", lambda *_: int(QDialog.DialogCode.Rejected))
 
 
-@pytest.mark.proof
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.proof) for seed in range(1, 5))])
 @pytest.mark.usefixtures("tame")
 def test_a_random_walk(
     seed: int, qapp: QApplication, real_runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
