@@ -4,9 +4,8 @@ batches, each used for μ = `num_iterations` updates; the first update's pass al
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import astuple, dataclass, field, fields, replace
-from functools import partial
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import astuple, dataclass, fields, replace
 from typing import Any
 
 import mlx.core as mx
@@ -19,15 +18,7 @@ from backend.training.batch import Batch
 from backend.training.collectives import Collectives, merged, total
 from backend.training.importance_sampling import UNCLIPPED, ImportanceCorrection, logp_gap
 from backend.training.learner import Algorithm, Learner, OptimizerBatch, TokenRecord, build_learner, mean_of_updates
-from backend.training.losses import (
-    LossConfig,
-    Tally,
-    TokenValues,
-    entropy_quantile,
-    policy_terms,
-    token_values,
-    token_weights,
-)
+from backend.training.losses import LossConfig, Tally, TokenValues, entropy_quantile, policy_terms, token_weights
 from backend.training.policy_forward import MicroBatch, PolicyForward, do_nothing
 
 BONUS_STEP, BONUS_MINIMUM, BONUS_MAXIMUM = 0.005, 0.0, 1.0  # of the adaptive entropy coefficient, as in TRL
@@ -63,40 +54,35 @@ class EntropyBonus:
             self.value = min(BONUS_MAXIMUM, max(BONUS_MINIMUM, adapted))
 
 
-@dataclass(slots=True)
 class Grpo(Algorithm):
-    policy: Policy
-    loss: LossConfig
-    bonus: EntropyBonus
-    rows_per_micro_batch: int
-    num_iterations: int
-    steps_per_generation: int
-    skip_zero_signal: bool
-    ratio_against: str  # denominator of the ratio: "old" policy or "reference"
-    correction: ImportanceCorrection | None
-    sync_reference_every: int = 0  # updates between moves of the reference (TR-DPO, arXiv:2404.09656); 0: never
-    sync_reference_by: float = 0.0
-    has_dropout: bool = False
-    has_noise: bool = False  # on embeddings
-    records_tokens: bool = False
-    notes: Sequence[str] = ()
-    token_records: Mapping[int, TokenRecord] = field(default_factory=dict[int, TokenRecord])
+    def __init__(self, policy: Policy, config: Config) -> None:
+        self.policy, self.config = policy, config
+        self.loss = loss_settings(config)
+        self.bonus = EntropyBonus(config.entropy_coef, config.entropy_adaptive, config.entropy_target)
+        self.against_reference = config.ratio_against == "reference"  # the ratio's denominator
+        self.has_dropout = config.train_type != "full" and config.dropout > 0
+        mode, note = correction_mode(config, policy.split_model.dtype)
+        self.notes = [note] if note else []
+        self.correction = None
+        if mode != "none":
+            is_automatic = config.sampling_correction == "auto" and config.holds_output
+            bounds = config.sampling_correction_min, config.sampling_correction_max
+            self.correction = ImportanceCorrection(mode, *bounds, grammar_alone=is_automatic)
 
     def learn(self, batch: Batch, learner: Learner) -> dict[str, float]:
         forward = learner.forward
         self.token_records = {}
-        rows = len(batch) // self.steps_per_generation
-        parts = [batch.take(range(i * rows, (i + 1) * rows)) for i in range(self.steps_per_generation)]
-        if len(parts) == 1:
-            parts = [batch]  # the same rows without a gather, whose result would be a second copy
+        count = self.config.steps_per_generation
+        rows = len(batch) // count
+        parts = [batch.take(range(i * rows, (i + 1) * rows)) for i in range(count)] if count > 1 else [batch]
         # The same objects in all μ iterations: what the first one records (`_after_backward`), the others read.
         optimizer_batches = [self.optimizer_batch(part, forward) for part in parts]
         updates = [
             self._update(micro_batches, learner)
-            for _ in range(self.num_iterations)
+            for _ in range(self.config.num_iterations)
             for micro_batches in optimizer_batches
         ]
-        if self.records_tokens and forward.ranks.size > 1:
+        if self.config.record_tokens and forward.ranks.size > 1:
             own = {row: astuple(record) for row, record in self.token_records.items()}
             self.token_records = {row: TokenRecord(*columns) for row, columns in merged(forward.ranks, own).items()}
         names = ["entropy", "clip_ratio_low", "clip_ratio_high", "clip_ratio_total", "sampling/logp_gap/mean"]
@@ -114,12 +100,12 @@ class Grpo(Algorithm):
         # Without KL, entropy bonus and entropy quantile, a completion with advantage 0 adds nothing at all. Only now:
         # rows without signal count among the rows and tokens that weights divide by.
         policy_term_alone = self.policy.reference is None and not self.bonus.on and self.loss.top_entropy_quantile >= 1
-        if self.skip_zero_signal and policy_term_alone:
+        if self.config.skip_zero_signal and policy_term_alone:
             batch = batch.with_signal()
         if not len(batch):
             return []
         split_model = self.policy.split_model
-        micro_batches = forward.micro_batches(split_model, batch, self.rows_per_micro_batch)
+        micro_batches = forward.micro_batches(split_model, batch, self.config.batch_size * self.config.group_size)
         # Fixed for all μ iterations, so computed once and kept: [B, T] is small.
         if self.policy.reference is not None:
             logps = forward.logps_without_gradient(self.policy.reference, micro_batches)
@@ -133,27 +119,25 @@ class Grpo(Algorithm):
         return micro_batches
 
     def _needs_old_pass(self) -> bool:
-        is_other = self.steps_per_generation > 1 or (self.has_dropout and self.correction is not None)
-        return is_other and self.ratio_against == "old"
+        # The first update's pass yields the old log-probabilities, except after an earlier update or with dropout.
+        is_other = self.config.steps_per_generation > 1 or (self.has_dropout and self.correction is not None)
+        return is_other and not self.against_reference
 
     def _set_old_policy(self, micro_batch: MicroBatch, logp_BT: mx.array) -> None:
-        weight = self._importance_weight(micro_batch.batch, logp_BT)
+        weight = None if self.correction is None else self.correction.measure(micro_batch.batch, logp_BT)[0]
         micro_batch.set_arrays(old_logp_BT=logp_BT, importance_weight_BT=weight)
 
-    def _importance_weight(self, batch: Batch, old_logp_BT: mx.array) -> mx.array | None:
-        return None if self.correction is None else self.correction.measure(batch, old_logp_BT)[0]
-
     def _update(self, micro_batches: OptimizerBatch, learner: Learner) -> dict[str, float]:
-        coefficient = self.bonus.coefficient
         metrics = learner.update(
             micro_batches,
             self._objective,
-            totals=partial(self.batch_totals, micro_batches, learner.forward),
+            totals=lambda: self.batch_totals(micro_batches, learner.forward),
             after_backward=self._after_backward,
-            entropy_gradient=coefficient > 0,
+            entropy_gradient=self.bonus.coefficient > 0,
         )
-        if self.sync_reference_every and learner.updates % self.sync_reference_every == 0:
-            self.policy.move_reference(self.sync_reference_by)
+        every = self.config.ref_model_sync_steps if self.config.sync_ref_model else 0
+        if every and learner.updates % every == 0:
+            self.policy.move_reference(self.config.ref_model_mixup_alpha)  # TR-DPO, arXiv:2404.09656
         if self.bonus.on and "entropy" in metrics:
             self.bonus.observe(metrics["entropy"])
         return metrics
@@ -180,45 +164,36 @@ class Grpo(Algorithm):
 
     def _objective(
         self, micro_batch: MicroBatch, scores: TokenScores, totals: dict[str, Any]
-    ) -> tuple[mx.array, Tally]:
+    ) -> tuple[mx.array, Tally, TokenValues]:
         batch = micro_batch.batch
+        weight = batch.importance_weight_BT
+        if batch.old_logp_BT is None and self.correction is not None:
+            # In the first update the policy is its own old policy; `_after_backward` records it for the others.
+            weight = self.correction.measure(batch, mx.stop_gradient(scores.logp_N))[0]
         return policy_terms(
             scores.logp_N,
-            self._denominator(batch),
+            batch.ref_logp_BT if self.against_reference else batch.old_logp_BT,
             batch.ref_logp_BT,
             batch.advantage_B,
             batch.mask_BT,
             replace(self.loss, entropy_coef=self.bonus.coefficient),
             weights=batch.weight_BT,
             entropies=scores.entropy_N,
-            importance_weight=self._present_importance_weight(batch, scores),
+            importance_weight=weight,
             sampling_logps=batch.sampling_logp_BT,
             **totals,
         )
 
-    def _denominator(self, batch: Batch) -> mx.array | None:
-        return batch.ref_logp_BT if self.ratio_against == "reference" else batch.old_logp_BT
-
-    def _present_importance_weight(self, batch: Batch, scores: TokenScores) -> mx.array | None:
-        if batch.old_logp_BT is not None:
-            return batch.importance_weight_BT
-        return self._importance_weight(batch, mx.stop_gradient(scores.logp_N))
-
-    def _after_backward(self, micro_batch: MicroBatch, scores: TokenScores, totals: dict[str, Any]) -> None:
+    def _after_backward(self, micro_batch: MicroBatch, scores: TokenScores, values: TokenValues) -> None:
         batch = micro_batch.batch
-        if self.records_tokens:
-            values = token_values(
-                scores.logp_N,
-                self._denominator(batch),
-                batch.advantage_B,
-                batch.mask_BT,
-                self.loss,
-                entropies=scores.entropy_N,
-                entropy_threshold=totals.get("entropy_threshold"),
-                sampling_logps=batch.sampling_logp_BT,
-                importance_weight=self._present_importance_weight(batch, scores),
-            )
-            self.token_records = {**self.token_records, **recorded_tokens(batch, scores.logp_N, values)}
+        if self.config.record_tokens:
+            columns: Any = [x.tolist() for x in (scores.logp_N, *values)]
+            lengths: Any = batch.length_B.tolist()
+            rows: Any = batch.row_B.tolist()
+            self.token_records = {
+                **self.token_records,
+                **{row: TokenRecord(*(column[i][: lengths[i]] for column in columns)) for i, row in enumerate(rows)},
+            }
         if batch.old_logp_BT is None:
             self._set_old_policy(micro_batch, scores.logp_N)
 
@@ -226,25 +201,30 @@ class Grpo(Algorithm):
         """Differences between sampler and policy: means over tokens or rows, and extremes."""
         # Against the reference no pass before the updates is made, and later batches meet a policy that has moved: the
         # first alone is measured.
-        once = optimizer_batches if self.ratio_against == "old" else optimizer_batches[:1]
-        batches = [part.batch for micro_batches in once for part in micro_batches]
-        own = [(self._sampler_metrics_of(batch), float(batch.mask_BT.sum()), float(len(batch))) for batch in batches]
-        of_batches = [each for of_rank in forward.ranks.gather(own) for each in of_rank]
-        measured = [metrics for metrics, _, _ in of_batches]
-        tokens, rows = ([each[i] for each in of_batches] for i in (1, 2))
-        by_row = self.correction is not None and self.correction.mode.startswith("sequence")
-        return {
-            name: _combined(name, [values[name] for values in measured], rows if by_row and "ratio" in name else tokens)
-            for name in (measured[0] if measured else ())
-        }
-
-    def _sampler_metrics_of(self, batch: Batch) -> dict[str, float]:
-        assert batch.old_logp_BT is not None  # recorded in the first update at the latest
-        metrics = (self.correction or UNCLIPPED).measure(batch, batch.old_logp_BT)[1]
+        once = optimizer_batches[:1] if self.against_reference else optimizer_batches
         # A pass with dropout or noise is another policy than the one that sampled: the distance would be theirs.
-        if not self.has_noise and (not self.has_dropout or self._needs_old_pass()):
-            metrics |= logp_gap(batch.old_logp_BT, batch.sampling_logp_BT, batch.log_kept_BT, batch.mask_BT)
-        return {name: float(x) for name, x in metrics.items()}
+        has_gap = self.config.neftune_noise_alpha == 0 and (not self.has_dropout or self._needs_old_pass())
+        own: list[tuple[dict[str, float], float, float]] = []
+        for batch in (part.batch for micro_batches in once for part in micro_batches):
+            assert batch.old_logp_BT is not None  # recorded in the first update at the latest
+            metrics = (self.correction or UNCLIPPED).measure(batch, batch.old_logp_BT)[1]
+            if has_gap:
+                metrics |= logp_gap(batch.old_logp_BT, batch.sampling_logp_BT, batch.log_kept_BT, batch.mask_BT)
+            values = {name: float(x) for name, x in metrics.items()}
+            own.append((values, float(batch.mask_BT.sum()), float(len(batch))))
+        of_batches = [each for of_rank in forward.ranks.gather(own) for each in of_rank]
+        by_row = self.correction is not None and self.correction.mode.startswith("sequence")
+        combined: dict[str, float] = {}
+        for name in of_batches[0][0] if of_batches else ():
+            place = 2 if by_row and "ratio" in name else 1
+            counted = [(each[0][name], each[place]) for each in of_batches if each[place]]
+            if not counted:
+                combined[name] = math.nan
+            elif name.endswith(("/min", "/max")):
+                combined[name] = (min if name.endswith("/min") else max)(value for value, _ in counted)
+            else:
+                combined[name] = sum(value * n for value, n in counted) / sum(n for _, n in counted)
+        return combined
 
     def held_out_metrics(
         self, batch: Batch, forward: PolicyForward, poll: Callable[[], None] = do_nothing
@@ -255,7 +235,8 @@ class Grpo(Algorithm):
         # What is measured needs neither a bonus nor the quantile of an optimizer batch.
         loss = replace(self.loss, beta=0.0, entropy_coef=0.0, top_entropy_quantile=1.0, off_policy_mask_threshold=None)
         rows: list[RowSums] = []
-        for part in forward.micro_batches(policy.split_model, batch, self.rows_per_micro_batch):
+        most_rows = self.config.batch_size * self.config.group_size
+        for part in forward.micro_batches(policy.split_model, batch, most_rows):
             scores = forward.scores(policy.split_model, part, with_gradient=False)
             ref_logp_BT = forward.scores(reference, part, with_gradient=False).logp_N if reference is not None else None
             rows += row_sums(part.batch, scores.logp_N, scores.entropy_N, ref_logp_BT, loss)
@@ -263,8 +244,7 @@ class Grpo(Algorithm):
         return means([row for of_rank in forward.ranks.gather(rows) for row in of_rank])
 
     def change(self, config: Config, keys: Collection[str]) -> None:
-        self.loss = loss_settings(config)
-        self.rows_per_micro_batch = config.batch_size * config.group_size
+        self.config, self.loss = config, loss_settings(config)
         if "entropy_coef" in keys:  # otherwise an adaptive bonus continues from where it is
             self.bonus.value = config.entropy_coef
 
@@ -288,7 +268,7 @@ def row_sums(
         at = slice(row, row + 1)
         mask_1T, ref_logp_1T = batch.mask_BT[at], None if ref_logp_BT is None else ref_logp_BT[at]
         arrays = (logp_BT[at], None, ref_logp_1T, batch.advantage_B[at], mask_1T, loss)
-        _, tally = policy_terms(*arrays, weights=mask_1T, entropies=entropy_BT[at])
+        tally = policy_terms(*arrays, weights=mask_1T, entropies=entropy_BT[at])[1]
         tallies.append({name: tally["mean"][name] for name in ("entropy", "kl") if name in tally["mean"]})
     mx.eval(tallies)
     return [{name: (float(pair[0]), float(pair[1])) for name, pair in tally.items()} for tally in tallies]
@@ -310,17 +290,6 @@ def means(rows: Sequence[RowSums]) -> dict[str, float]:
     return found
 
 
-def recorded_tokens(batch: Batch, logp_BT: mx.array, values: TokenValues) -> dict[int, TokenRecord]:
-    """Token records of an update, by row of the step's batch."""
-    columns: list[list[list[Any]]] = [
-        x.tolist()  # pyright: ignore[reportAssignmentType]: two axes, so lists of lists
-        for x in (logp_BT, values.ratio_BT, values.clipped_BT, values.advantage_BT)
-    ]
-    lengths: Any = batch.length_B.tolist()
-    rows: Any = batch.row_B.tolist()
-    return {row: TokenRecord(*(column[i][: lengths[i]] for column in columns)) for i, row in enumerate(rows)}
-
-
 def entropies_of_all(
     ranks: Collectives, entropies: Sequence[mx.array], masks: Sequence[mx.array]
 ) -> tuple[mx.array, mx.array]:
@@ -334,42 +303,9 @@ def entropies_of_all(
     return mx.pad(of_all, (0, 1))[None], mx.pad(mx.ones_like(of_all), (0, 1))[None]
 
 
-def _combined(name: str, values: Sequence[float], counts: Sequence[float]) -> float:
-    counted = [(value, count) for value, count in zip(values, counts, strict=True) if count]
-    if not counted:
-        return math.nan
-    if name.endswith(("/min", "/max")):
-        return (min if name.endswith("/min") else max)(value for value, _ in counted)
-    return sum(value * count for value, count in counted) / sum(count for _, count in counted)
-
-
 def loss_settings(config: Config) -> LossConfig:
     names = {field.name for field in fields(LossConfig)} - {"loss_type"}
     return LossConfig(loss_type=config.grpo_loss_type, **{name: getattr(config, name) for name in names})
-
-
-def grpo(policy: Policy, config: Config) -> Grpo:
-    """Build the algorithm from `config`."""
-    mode, sentence = correction_mode(config, policy.split_model.dtype)
-    is_automatic = config.sampling_correction == "auto" and config.holds_output
-    bounds = config.sampling_correction_min, config.sampling_correction_max
-    return Grpo(
-        policy=policy,
-        loss=loss_settings(config),
-        bonus=EntropyBonus(config.entropy_coef, config.entropy_adaptive, config.entropy_target),
-        rows_per_micro_batch=config.batch_size * config.group_size,
-        num_iterations=config.num_iterations,
-        steps_per_generation=config.steps_per_generation,
-        skip_zero_signal=config.skip_zero_signal,
-        ratio_against=config.ratio_against,
-        correction=None if mode == "none" else ImportanceCorrection(mode, *bounds, grammar_alone=is_automatic),
-        sync_reference_every=config.ref_model_sync_steps if config.sync_ref_model else 0,
-        sync_reference_by=config.ref_model_mixup_alpha,
-        has_dropout=config.train_type != "full" and config.dropout > 0,
-        has_noise=config.neftune_noise_alpha > 0,
-        records_tokens=config.record_tokens,
-        notes=[sentence] if sentence else [],
-    )
 
 
 def correction_mode(config: Config, dtype: mx.Dtype) -> tuple[str, str]:
@@ -380,19 +316,17 @@ def correction_mode(config: Config, dtype: mx.Dtype) -> tuple[str, str]:
     if config.holds_output:
         return "sequence_truncate", (
             "Output is held to a grammar: each completion's term is multiplied by the policy's own probability "
-            "of keeping to it "
-            "(Sampling correction: Automatic)."
+            "of keeping to it (Sampling correction: Automatic)."
         )
     if dtype == mx.float32 or config.ratio_against == "reference":
         return "none", ""
     kind = str(dtype).removeprefix("mlx.core.")
     return "token_truncate", (
         f"The model computes in {kind}, where sampler and learner round differently: each token's term is "
-        "multiplied by the "
-        f"ratio of their probabilities, within the limits (Sampling correction: Automatic)."
+        "multiplied by the ratio of their probabilities, within the limits (Sampling correction: Automatic)."
     )
 
 
 def grpo_learner(policy: Policy, config: Config, steps: int, **memory: Any) -> Learner:
     """The learner of a run of `steps` steps; `memory` as in `build_learner`."""
-    return build_learner(policy, grpo(policy, config), config, steps, **memory)
+    return build_learner(policy, Grpo(policy, config), config, steps, **memory)

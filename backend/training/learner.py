@@ -29,7 +29,7 @@ from backend.engine.penalties import Penalties
 from backend.models.policy import Policy
 from backend.training.batch import Batch
 from backend.training.collectives import merged, total_gradient, total_loss
-from backend.training.losses import Tally, merge
+from backend.training.losses import merge
 from backend.training.not_finite import NotFiniteError, gradient_norms, token_numbers
 from backend.training.optimizers import (
     SETTINGS_DECIDE,
@@ -47,8 +47,8 @@ from backend.utils.errors import UserError
 
 OptimizerBatch = list[MicroBatch]  # the micro-batches of one update; may be empty
 
-# (micro-batch, scores [B, T], totals of the optimizer batch) → (its share of the loss, metrics)
-Objective = Callable[[MicroBatch, TokenScores, Any], tuple[mx.array, Tally]]
+# (micro-batch, scores [B, T], totals of the optimizer batch) → its share of the loss, tally, arrays for after_backward
+Objective = Callable[[MicroBatch, TokenScores, Any], tuple[Any, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,15 +151,13 @@ class Learner:
         NotFiniteError before the weights change."""
         self.forward.poll = poll
         noise = self.forward.noise
-        if noise is None:
-            return self.algorithm.learn(batch, self)
-        noise.rollout = (
-            self.updates
-        )  # embeddings have the same noise in all updates of the step, and other noise in the next
+        if noise is not None:  # the same for all updates of the step
+            noise.rollout = self.updates
         try:
             return self.algorithm.learn(batch, self)
         finally:
-            noise.rollout = None
+            if noise is not None:
+                noise.rollout = None
 
     @on_one_core()
     def held_out_metrics(self, batch: Batch, poll: Callable[[], None] = do_nothing) -> dict[str, float]:
@@ -171,12 +169,12 @@ class Learner:
         objective: Objective,
         *,
         totals: Callable[[], Any] = do_nothing,
-        after_backward: Callable[[MicroBatch, TokenScores, Any], None] = lambda micro_batch, scores, totals: None,
+        after_backward: Callable[..., None] = lambda micro_batch, scores: None,
         entropy_gradient: bool = False,
     ) -> dict[str, float]:
         """One optimizer update: θ ← θ − optimizer(Σ over micro-batches and ranks of ∇ objective). `totals` computes
-        values of the whole optimizer batch; `after_backward` gets the objective's evaluated arguments. Returns loss,
-        grad_norm, learning_rate, grad_clipped and the objective's metrics."""
+        values of the whole optimizer batch; `after_backward` gets micro-batch, scores and the objective's arrays.
+        Returns loss, grad_norm, learning_rate, grad_clipped and the objective's metrics."""
         forward, model, split_model = self.forward, self.policy.model, self.policy.split_model
         ranks = forward.ranks
         model.train()
@@ -192,12 +190,12 @@ class Learner:
 
             def part_of_loss(
                 prompted: PrefilledPrompts | None, micro_batch: MicroBatch = micro_batch
-            ) -> tuple[mx.array, TokenScores, Tally]:
+            ) -> tuple[Any, ...]:
                 scores = forward.scores(split_model, micro_batch, entropy_gradient=entropy_gradient, prefilled=prompted)
-                part_loss, tally = objective(micro_batch, scores, of_batch)
-                return part_loss, scores, tally
+                part_loss, tally, *arrays = objective(micro_batch, scores, of_batch)
+                return part_loss, scores, tally, arrays
 
-            (part_loss, scores, tally), part_gradient, cotangents = self._backward(part_of_loss, prompted)
+            (part_loss, scores, tally, arrays), part_gradient, cotangents = self._backward(part_of_loss, prompted)
             if prefix and cotangents:  # dL/dK and dL/dV of its prompts
                 prefix.accumulate(micro_batch, cotangents)
             # Summed in float32: weights that are copies in 16 bits have gradients in 16 bits.
@@ -209,7 +207,7 @@ class Learner:
             # all that is kept; the loss is already weighted by token, so no division by the number of micro-batches
             # follows.
             mx.eval(gradient, loss, scores, tally)
-            after_backward(micro_batch, scores, of_batch)
+            after_backward(micro_batch, scores, *arrays)
             forward.poll()
         if prefix:
             with gradient_checkpointing(model, self.recompute):
@@ -230,9 +228,9 @@ class Learner:
 
     def _backward(
         self,
-        part_of_loss: Callable[[PrefilledPrompts | None], tuple[mx.array, TokenScores, Tally]],
+        part_of_loss: Callable[[PrefilledPrompts | None], tuple[Any, ...]],
         prompted: PrefilledPrompts | None,
-    ) -> tuple[tuple[mx.array, TokenScores, Tally], Any, PrefilledPrompts | None]:
+    ) -> tuple[Any, Any, PrefilledPrompts | None]:
         model = self.policy.model
         parameters = model.trainable_parameters()
 

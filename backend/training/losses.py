@@ -4,15 +4,17 @@
 
 The ratio compares the policy with the one that sampled, per token or completion (`LEVELS`). Weights are computed once
 per optimizer batch (`token_weights`), so micro-batches add up. Axes: B rows, T completion tokens.
+
+To add a loss: write its term and its weight here, add a row to `LOSSES`. The menu and the command line list it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import reduce
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 
@@ -25,10 +27,6 @@ Tally = dict[str, dict[str, mx.array]]
 def token_mean(x_BT: mx.array, mask_BT: mx.array) -> mx.array:
     """[numerator, denominator] of the mean over unmasked tokens, without gradient."""
     return mx.stop_gradient(mx.stack([(x_BT * mask_BT).sum(), mask_BT.sum()]))
-
-
-def row_mean(x_B1: mx.array) -> mx.array:
-    return mx.stop_gradient(mx.stack([x_B1.sum().astype(mx.float32), mx.array(float(x_B1.shape[0]))]))
 
 
 def combine(tallies: Iterable[Tally]) -> Tally:
@@ -53,36 +51,35 @@ def merge(tallies: Iterable[Tally]) -> dict[str, mx.array]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossConfig:
-    """Loss settings under TRL's names, with TRL's defaults. A run sets every field from its `Config`."""
+    """Loss settings under TRL's names. Without defaults: a run sets each from its `Config`."""
 
-    loss_type: str = "grpo"  # a key of `LOSSES`
-    importance_sampling_level: str = "token"  # a key of `LEVELS`
-    epsilon: float = 0.2  # clip range below 1
-    epsilon_high: float | None = None  # clip range above 1; None: `epsilon`. For cispo the largest ratio
-    delta: float | None = None  # largest unclipped ratio (INTELLECT-2, arXiv:2505.07291)
-    beta: float = 0.0  # weight of the KL term
-    kl_estimator: str = "k3"  # a key of `KL_ESTIMATORS`
-    use_bias_correction_kl: bool = True  # k3 times the ratio (DeepSeek-V3.2, arXiv:2512.02556)
-    max_completion_length: int | None = None  # tokens; divisor of dr_grpo
-    sapo_temperature_pos: float = 1.0  # τ of sapo's gate where A > 0; `_neg`: A ≤ 0
-    sapo_temperature_neg: float = 1.05
-    vespo_k_pos: float = 2.0  # k and λ of vespo's φ where A ≥ 0; `_neg`: A < 0
-    vespo_lambda_pos: float = 3.0
-    vespo_k_neg: float = 3.0
-    vespo_lambda_neg: float = 2.0
-    top_entropy_quantile: float = 1.0  # share of the most uncertain tokens that carries the term (arXiv:2506.01939)
-    entropy_coef: float = 0.0  # weight of the entropy bonus (arXiv:1602.01783)
-    # nats per token; drops completions with A < 0 beyond it (arXiv:2512.02556)
-    off_policy_mask_threshold: float | None = None
+    loss_type: str  # a key of `LOSSES`
+    importance_sampling_level: str  # a key of `LEVELS`
+    epsilon: float  # clip range below 1
+    epsilon_high: float | None  # clip range above 1; None: `epsilon`. For cispo the largest ratio
+    delta: float | None  # largest unclipped ratio (INTELLECT-2, arXiv:2505.07291)
+    beta: float  # weight of the KL term
+    kl_estimator: str  # a key of `KL_ESTIMATORS`
+    use_bias_correction_kl: bool  # k3 times the ratio (DeepSeek-V3.2, arXiv:2512.02556)
+    max_completion_length: int | None  # tokens; divisor of dr_grpo
+    sapo_temperature_pos: float  # τ of sapo's gate where A > 0; `_neg`: A ≤ 0
+    sapo_temperature_neg: float
+    vespo_k_pos: float  # k and λ of vespo's φ where A ≥ 0; `_neg`: A < 0
+    vespo_lambda_pos: float
+    vespo_k_neg: float
+    vespo_lambda_neg: float
+    top_entropy_quantile: float  # share of the most uncertain tokens that carries the term (arXiv:2506.01939)
+    entropy_coef: float  # weight of the entropy bonus (arXiv:1602.01783)
+    off_policy_mask_threshold: float | None  # nats per token; drops completions with A < 0 beyond it (arXiv:2512.02556)
 
     def __post_init__(self) -> None:
-        if self.loss_type not in LOSSES:
-            raise ValueError(f"loss_type is one of {', '.join(LOSSES)}, not {self.loss_type!r}.")
-        if self.importance_sampling_level not in LEVELS:
-            known = ", ".join(LEVELS)
-            raise ValueError(f"importance_sampling_level is one of {known}, not {self.importance_sampling_level!r}.")
-        if self.kl_estimator not in KL_ESTIMATORS:
-            raise ValueError(f"kl_estimator is one of {', '.join(KL_ESTIMATORS)}, not {self.kl_estimator!r}.")
+        for name, table in (
+            ("loss_type", LOSSES),
+            ("importance_sampling_level", LEVELS),
+            ("kl_estimator", KL_ESTIMATORS),
+        ):
+            if getattr(self, name) not in table:
+                raise ValueError(f"{name} is one of {', '.join(table)}, not {getattr(self, name)!r}.")
 
     @property
     def upper(self) -> float:
@@ -112,19 +109,18 @@ class BatchTotals:
     max_length: int | None
 
 
-# inputs → (term [B, T] or [B, 1], metric → values to average)
 Term = Callable[[LossInputs], tuple[mx.array, dict[str, mx.array]]]
+# inputs → (term [B, T] or [B, 1], metric → values to average)
 Weight = Callable[[mx.array, BatchTotals], mx.array]  # (mask [B, T], totals) → weight of every token [B, T]
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A row of the table. `ratio`: the levels that its paper defines; others run too."""
+    """A row of the table; the menu shows `name` and `sentence`."""
 
     name: str
     sentence: str
     paper: str
-    ratio: tuple[str, ...]
     term: Term
     weight: Weight
 
@@ -152,10 +148,6 @@ class KlEstimator:
 def lengths(mask_BT: mx.array) -> mx.array:
     """Active tokens per row, [B, 1], at least 1."""
     return mx.maximum(mask_BT.sum(axis=1, keepdims=True), 1.0)
-
-
-def token_ratio(log_ratio_BT: mx.array, mask_BT: mx.array) -> mx.array:
-    return mx.exp(log_ratio_BT)
 
 
 def sequence_ratio(log_ratio_BT: mx.array, mask_BT: mx.array) -> mx.array:
@@ -203,24 +195,20 @@ def sapo_term(t: LossInputs) -> tuple[mx.array, dict[str, mx.array]]:
 def vespo_term(t: LossInputs) -> tuple[mx.array, dict[str, mx.array]]:
     """−sg(φ(w))·A·log π with φ(w) = e^λ·w^k·e^(−λw), w the ratio of whole completions; k, λ by the sign of A."""
     s = t.settings
-    log_w_B1 = _log_sequence_weight(t)
-    k = mx.where(t.advantage >= 0, s.vespo_k_pos, s.vespo_k_neg)
-    lam = mx.where(t.advantage >= 0, s.vespo_lambda_pos, s.vespo_lambda_neg)
-    # In one exponent: as separate factors w^k may overflow (w goes up to e^20) where e^(−λw) underflows, and inf · 0 is
-    # NaN. φ(1) = 1, so on-policy this is REINFORCE.
-    phi = mx.stop_gradient(mx.exp(lam + k * log_w_B1 - lam * mx.exp(log_w_B1)))
-    return -phi * t.advantage * t.logp_BT, {"vespo/phi_seq_mean": phi}
-
-
-def _log_sequence_weight(t: LossInputs) -> mx.array:
-    # A sum, not GSPO's mean: φ itself damps long completions. The bounds are TRL's.
+    # log w: a sum, not GSPO's mean, since φ itself damps long completions; TRL's bounds keep it finite in float32.
     least = math.log(1e-8)
     log_w_B1 = (mx.clip(t.log_ratio_BT, -20.0, 20.0) * t.mask_BT).sum(axis=1, keepdims=True)
     if t.importance_weight is not None:
         log_weight = mx.clip(mx.log(t.importance_weight), least, 20.0)
         by_row = t.importance_weight.shape[1] == 1
         log_w_B1 = log_w_B1 + (log_weight if by_row else (log_weight * t.mask_BT).sum(axis=1, keepdims=True))
-    return mx.clip(log_w_B1, least, 20.0)
+    log_w_B1 = mx.clip(log_w_B1, least, 20.0)
+    k = mx.where(t.advantage >= 0, s.vespo_k_pos, s.vespo_k_neg)
+    lam = mx.where(t.advantage >= 0, s.vespo_lambda_pos, s.vespo_lambda_neg)
+    # In one exponent: as separate factors w^k may overflow (w goes up to e^20) where e^(−λw) underflows, and inf · 0 is
+    # NaN. φ(1) = 1, so on-policy this is REINFORCE.
+    phi = mx.stop_gradient(mx.exp(lam + k * log_w_B1 - lam * mx.exp(log_w_B1)))
+    return -phi * t.advantage * t.logp_BT, {"vespo/phi_seq_mean": phi}
 
 
 def k3(distance_BT: mx.array, ratio: mx.array, corrected: bool) -> mx.array:
@@ -236,30 +224,18 @@ def documented_kl(distance_BT: mx.array, ratio: mx.array, _corrected: bool) -> m
     return ratio * mx.exp(distance_BT) - distance_BT - 1
 
 
-# Each divides by totals of the optimizer batch, so a token's weight is the same in whatever micro-batch it is.
-# Divisors are at least 1: a batch without active tokens has weights 0, not 0/0.
+def sum_over_max_length(mask_BT: mx.array, totals: BatchTotals) -> mx.array:
+    if totals.max_length is None:
+        raise ValueError("max_completion_length is needed for dr_grpo, which divides by it.")
+    return mask_BT / (totals.rows * totals.max_length)
 
 
 def mean_of_row_means(mask_BT: mx.array, totals: BatchTotals) -> mx.array:
     return mask_BT / lengths(mask_BT) / totals.rows
 
 
-def mean_of_row_sums(mask_BT: mx.array, totals: BatchTotals) -> mx.array:
-    return mask_BT / totals.rows
-
-
-def mean_of_tokens(mask_BT: mx.array, totals: BatchTotals) -> mx.array:
-    return mask_BT / totals.tokens
-
-
 def mean_of_items(mask_BT: mx.array, totals: BatchTotals) -> mx.array:
     return mask_BT / totals.items
-
-
-def sum_over_max_length(mask_BT: mx.array, totals: BatchTotals) -> mx.array:
-    if totals.max_length is None:
-        raise ValueError("max_completion_length is needed for dr_grpo, which divides by it.")
-    return mask_BT / (totals.rows * totals.max_length)
 
 
 LEVELS: dict[str, ImportanceLevel] = {
@@ -267,7 +243,7 @@ LEVELS: dict[str, ImportanceLevel] = {
         name="Token",
         sentence="One ratio for each token.",
         paper="arXiv:2402.03300",
-        ratio=token_ratio,
+        ratio=lambda log_ratio_BT, mask_BT: mx.exp(log_ratio_BT),
     ),
     "sequence": ImportanceLevel(
         name="Sequence",
@@ -294,8 +270,7 @@ KL_ESTIMATORS: dict[str, KlEstimator] = {
     "documented": KlEstimator(
         name="As documented",
         sentence="It is ratio · exp(d) − d − 1, as the guide of MLX LoRA Studio writes it. Over the policy's own "
-        "completions its gradient is "
-        "0 on average, so it hardly holds the model.",
+        "completions its gradient is 0 on average, so it hardly holds the model.",
         paper="MLX LoRA Studio's guide to GRPO",
         term=documented_kl,
     ),
@@ -306,25 +281,21 @@ LOSSES: dict[str, Loss] = {
         name="GRPO",
         sentence="Mean over completions of each completion's mean over its tokens.",
         paper="arXiv:2402.03300",
-        ratio=("token", "sequence", "sequence_token"),
         term=clipped,
         weight=mean_of_row_means,
     ),
     "bnpo": Loss(
         name="BNPO",
         sentence="Mean over all tokens of the update, so a long completion counts for more. Equal to DAPO here: TRL's "
-        "BNPO "
-        "averages each micro-batch alone.",
+        "BNPO averages each micro-batch alone.",
         paper="TRL's GRPOTrainer",
-        ratio=("token",),
         term=clipped,
-        weight=mean_of_tokens,
+        weight=lambda mask_BT, totals: mask_BT / totals.tokens,
     ),
     "dr_grpo": Loss(
         name="Dr. GRPO",
         sentence="Sum divided by the number of completions times the longest length: no length bias.",
         paper="arXiv:2503.20783",
-        ratio=("token",),
         term=clipped,
         weight=sum_over_max_length,
     ),
@@ -332,7 +303,6 @@ LOSSES: dict[str, Loss] = {
         name="DAPO",
         sentence="Mean over all tokens of the update, equal to BNPO here. Meant with a larger epsilon high.",
         paper="arXiv:2503.14476",
-        ratio=("token",),
         term=clipped,
         weight=mean_of_items,
     ),
@@ -340,15 +310,13 @@ LOSSES: dict[str, Loss] = {
         name="LUSPO",
         sentence="Each completion's loss times its length, with one ratio for the whole completion.",
         paper="arXiv:2602.05261",
-        ratio=("sequence",),
         term=clipped,
-        weight=mean_of_row_sums,
+        weight=lambda mask_BT, totals: mask_BT / totals.rows,
     ),
     "cispo": Loss(
         name="CISPO",
         sentence="The ratio is cut off at epsilon high (try 5) and only scales the gradient: no token loses it.",
         paper="arXiv:2506.13585",
-        ratio=("token",),
         term=cispo_term,
         weight=mean_of_items,
     ),
@@ -356,7 +324,6 @@ LOSSES: dict[str, Loss] = {
         name="SAPO",
         sentence="A soft gate in place of the hard clip, gentler on better answers than on worse ones.",
         paper="arXiv:2511.20347",
-        ratio=("token", "sequence", "sequence_token"),
         term=sapo_term,
         weight=mean_of_row_means,
     ),
@@ -364,11 +331,32 @@ LOSSES: dict[str, Loss] = {
         name="VESPO",
         sentence="Weighs each completion by a smooth curve over its ratio, in place of the hard clip.",
         paper="arXiv:2602.10693",
-        ratio=("token",),
         term=vespo_term,
         weight=mean_of_items,
     ),
 }
+
+# The settings that a call of `policy_loss` leaves out. A run never uses them.
+TRL_DEFAULTS = LossConfig(
+    loss_type="grpo",
+    importance_sampling_level="token",
+    epsilon=0.2,
+    epsilon_high=None,
+    delta=None,
+    beta=0.0,
+    kl_estimator="k3",
+    use_bias_correction_kl=True,
+    max_completion_length=None,
+    sapo_temperature_pos=1.0,
+    sapo_temperature_neg=1.05,
+    vespo_k_pos=2.0,
+    vespo_lambda_pos=3.0,
+    vespo_k_neg=3.0,
+    vespo_lambda_neg=2.0,
+    top_entropy_quantile=1.0,
+    entropy_coef=0.0,
+    off_policy_mask_threshold=None,
+)
 
 
 def token_weights(
@@ -380,7 +368,7 @@ def token_weights(
 ) -> mx.array:
     """Weight of every token, [B, T] float32, from the whole optimizer batch's mask. `num_items` (dapo, cispo, vespo):
     the step's active tokens. Raises ValueError for dr_grpo without `max_completion_length`."""
-    # float32, because bfloat16 has no exact counts above 256.
+    # float32, because bfloat16 has no exact counts above 256. A batch without active tokens has weights 0, not 0/0.
     mask_BT = mask_BT.astype(mx.float32)
     tokens = mask_BT.sum()
     totals = BatchTotals(
@@ -404,18 +392,27 @@ def policy_loss(
     **settings: Any,
 ) -> tuple[mx.array, dict[str, mx.array]]:
     """Loss of a batch, differentiable in `logps` (and `entropies`), and its metrics by name. Takes the arrays of
-    `policy_terms` and the fields of `LossConfig` by name; `is_ratio` is its `importance_weight`. `num_items`: active
-    tokens of the whole step, the divisor of dapo, cispo and vespo."""
+    `policy_terms` and the fields of `LossConfig` (default: TRL's) by name; `is_ratio` is its `importance_weight`.
+    `num_items`: active tokens of the whole step, the divisor of dapo, cispo and vespo."""
     names = {field.name for field in fields(LossConfig)}
-    own = LossConfig(**{name: value for name, value in settings.items() if name in names})
+    own = replace(TRL_DEFAULTS, **{name: value for name, value in settings.items() if name in names})
     arrays = {name: value for name, value in settings.items() if name not in names}
     if num_items is not None and arrays.get("weights") is None:
         arrays["weights"] = token_weights(
             mask, loss_type=own.loss_type, max_completion_length=own.max_completion_length, num_items=num_items
         )
-    arrays["importance_weight"] = is_ratio
-    loss, tally = policy_terms(logps, old_logps, ref_logps, advantages, mask, own, **arrays)
+    loss, tally, _ = policy_terms(
+        logps, old_logps, ref_logps, advantages, mask, own, importance_weight=is_ratio, **arrays
+    )
     return loss, merge([tally])
+
+
+class TokenValues(NamedTuple):
+    """Per-token values of a loss, [B, T], for display; undefined where masked."""
+
+    ratio_BT: mx.array  # π_θ / π_old
+    clipped_BT: mx.array
+    advantage_BT: mx.array  # times importance correction; 0 without a policy term
 
 
 def policy_terms(
@@ -432,8 +429,8 @@ def policy_terms(
     entropy_tokens: Scalar | None = None,
     sampling_logps: mx.array | None = None,
     importance_weight: mx.array | None = None,
-) -> tuple[mx.array, Tally]:
-    """One micro-batch's share of the loss, and its tally.
+) -> tuple[mx.array, Tally, TokenValues]:
+    """One micro-batch's share of the loss, its tally, and values of its tokens.
 
     `logps`, `old_logps`, `ref_logps`, `sampling_logps`, `entropies`: [B, T] in nats at the sampling temperature;
     `advantages`: [B] or [B, T]; `mask`: [B, T]. `old_logps` defaults to the current policy, `sampling_logps` to the old
@@ -441,113 +438,68 @@ def policy_terms(
     arrays: `weights`, `entropy_threshold`, `entropy_tokens` (divisor of the bonus). Raises ValueError for a setting
     whose arrays are missing.
     """
-    mask_BT = mask.astype(mx.float32)
-    _require_arrays(settings, ref_logps, entropies)
-    t = _token_arrays(settings, logps, old_logps, advantages, mask_BT, importance_weight)
-    if weights is None:
-        weights = token_weights(
-            mask_BT, loss_type=settings.loss_type, max_completion_length=settings.max_completion_length
-        )
-    entropy_BT = None if entropies is None else _masked(entropies, mask_BT)
-    uncertain_BT = _entropy_mask(settings, entropy_BT, mask_BT, entropy_threshold)
-
-    term, marks = LOSSES[settings.loss_type].term(t)
-    term = term * _term_factor(t, sampling_logps, uncertain_BT)
-    kl_BT = None if ref_logps is None else _kl(t, _masked(ref_logps, mask_BT))
-    # After the masks: a token without policy term is still held to the reference (as TRL does). Not 0 · KL where beta
-    # is 0: a KL that overflows would make that NaN.
-    if settings.beta != 0 and kl_BT is not None:
-        term = term + settings.beta * kl_BT
-    loss = (term * weights).sum()  # weights are 0 where the mask is
-    tally = _tally(t, marks, kl_BT, entropy_BT)
-    if settings.entropy_coef == 0 or entropy_BT is None:
-        return loss, tally
-    tally["sum"]["policy_loss"] = loss
-    tally["mean"]["entropy_coef"] = mx.array([settings.entropy_coef, 1.0])
-    return loss - settings.entropy_coef * _mean_entropy(entropy_BT, mask_BT * uncertain_BT, entropy_tokens), tally
-
-
-@dataclass(frozen=True, slots=True)
-class TokenValues:
-    """Per-token values of a loss, [B, T], for display; undefined where masked."""
-
-    ratio_BT: mx.array  # π_θ / π_old
-    clipped_BT: mx.array
-    advantage_BT: mx.array  # times importance correction; 0 without a policy term
-
-
-def token_values(
-    logps: mx.array,
-    old_logps: mx.array | None,
-    advantages: mx.array,
-    mask: mx.array,
-    settings: LossConfig,
-    *,
-    entropies: mx.array,
-    entropy_threshold: Scalar | None = None,
-    sampling_logps: mx.array | None = None,
-    importance_weight: mx.array | None = None,
-) -> TokenValues:
-    mask_BT = mask.astype(mx.float32)
-    t = _token_arrays(settings, logps, old_logps, advantages, mask_BT, importance_weight)
-    _, marks = LOSSES[settings.loss_type].term(t)
-    clipped = marks.get("clip_ratio_total", marks.get("cispo_clip_ratio", mx.array(False)))
-    uncertain_BT = _entropy_mask(settings, _masked(entropies, mask_BT), mask_BT, entropy_threshold)
-    factor = _term_factor(t, sampling_logps, uncertain_BT)
-    return TokenValues(*(mx.broadcast_to(x, mask_BT.shape) for x in (t.ratio, clipped, t.advantage * factor)))
-
-
-def _require_arrays(s: LossConfig, ref_logps: mx.array | None, entropies: mx.array | None) -> None:
+    s = settings
     if s.beta != 0 and ref_logps is None:
         raise ValueError("beta is above 0, so the loss needs the reference policy's log-probabilities (ref_logps).")
     if entropies is None and (s.entropy_coef != 0 or s.top_entropy_quantile < 1):
         raise ValueError("entropy_coef and top_entropy_quantile need each token's entropy (entropies).")
+    mask_BT = mask.astype(mx.float32)
+    if weights is None:
+        weights = token_weights(mask_BT, loss_type=s.loss_type, max_completion_length=s.max_completion_length)
 
+    def masked(x_BT: mx.array) -> mx.array:
+        return mx.where(mask_BT > 0, x_BT.astype(mx.float32), 0.0)  # because NaN · 0 is NaN
 
-def _masked(x_BT: mx.array, mask_BT: mx.array) -> mx.array:
-    return mx.where(mask_BT > 0, x_BT.astype(mx.float32), 0.0)
+    def per_row_or_token(x: mx.array) -> mx.array:
+        return x.astype(mx.float32) if x.shape[1] == 1 else masked(x)
 
-
-def _token_arrays(
-    s: LossConfig,
-    logps: mx.array,
-    old_logps: mx.array | None,
-    advantages: mx.array,
-    mask_BT: mx.array,
-    importance_weight: mx.array | None,
-) -> LossInputs:
-    logp_BT = _masked(logps, mask_BT)
-    # Without old log-probabilities the ratio is 1 in value and ∇ log π in gradient: exactly on-policy, no second pass
-    # needed.
-    old_logp_BT = mx.stop_gradient(logp_BT) if old_logps is None else _masked(old_logps, mask_BT)
-    log_ratio_BT = logp_BT - old_logp_BT
-    return LossInputs(
+    logp_BT = masked(logps)
+    # Without old log-probabilities the ratio is 1 in value and ∇ log π in gradient: exactly on-policy, no second pass.
+    log_ratio_BT = logp_BT - (mx.stop_gradient(logp_BT) if old_logps is None else masked(old_logps))
+    t = LossInputs(
         settings=s,
         logp_BT=logp_BT,
         log_ratio_BT=log_ratio_BT,
         ratio=LEVELS[s.importance_sampling_level].ratio(log_ratio_BT, mask_BT),
-        advantage=_per_row_or_token(advantages[:, None] if advantages.ndim == 1 else advantages, mask_BT),
+        advantage=per_row_or_token(advantages[:, None] if advantages.ndim == 1 else advantages),
         mask_BT=mask_BT,
-        importance_weight=None if importance_weight is None else _per_row_or_token(importance_weight, mask_BT),
+        importance_weight=None if importance_weight is None else per_row_or_token(importance_weight),
     )
+    term, marks = LOSSES[s.loss_type].term(t)
 
-
-def _per_row_or_token(x: mx.array, mask_BT: mx.array) -> mx.array:
-    return x.astype(mx.float32) if x.shape[1] == 1 else _masked(x, mask_BT)
-
-
-def _kl(t: LossInputs, ref_logp_BT: mx.array) -> mx.array:
-    s = t.settings
-    distance_BT = ref_logp_BT - t.logp_BT
-    if s.kl_estimator == "documented" and s.beta == 0:
-        return k3(distance_BT, t.ratio, False)
-    return KL_ESTIMATORS[s.kl_estimator].term(distance_BT, t.ratio, s.use_bias_correction_kl)
-
-
-def _term_factor(t: LossInputs, sampling_logps: mx.array | None, uncertain_BT: Scalar) -> Scalar:
+    # Constant factors of the term: rows on policy, uncertain tokens, importance correction (vespo has it inside φ).
+    entropy_BT = None if entropies is None else masked(entropies)
+    uncertain_BT: Scalar = 1.0
+    if s.top_entropy_quantile < 1 and entropy_BT is not None:
+        if entropy_threshold is None:
+            entropy_threshold = entropy_quantile(entropy_BT, mask_BT, s.top_entropy_quantile)
+        uncertain_BT = (entropy_BT >= entropy_threshold).astype(mx.float32) * mask_BT
     factor = _on_policy_rows(t, sampling_logps) * uncertain_BT
-    in_phi = t.settings.loss_type == "vespo"  # which has the correction inside φ
-    return factor if t.importance_weight is None or in_phi else factor * t.importance_weight
+    if t.importance_weight is not None and s.loss_type != "vespo":
+        factor = factor * t.importance_weight
+    term = term * factor
+
+    kl_BT = None
+    if ref_logps is not None:
+        distance_BT = masked(ref_logps) - logp_BT
+        if s.kl_estimator == "documented" and s.beta == 0:  # logged alone: Schulman's
+            kl_BT = k3(distance_BT, t.ratio, False)
+        else:
+            kl_BT = KL_ESTIMATORS[s.kl_estimator].term(distance_BT, t.ratio, s.use_bias_correction_kl)
+        # A token without policy term still has its KL (as in TRL). Not 0 · KL where beta is 0: it may overflow.
+        term = term + s.beta * kl_BT if s.beta != 0 else term
+    loss = (term * weights).sum()  # weights are 0 where the mask is
+
+    tally = _tally(t, marks, kl_BT, entropy_BT)
+    clipped_BT = marks.get("clip_ratio_total", marks.get("cispo_clip_ratio", mx.array(False)))
+    values = (mx.stop_gradient(mx.broadcast_to(x, mask_BT.shape)) for x in (t.ratio, clipped_BT, t.advantage * factor))
+    if s.entropy_coef != 0 and entropy_BT is not None:
+        tally["sum"]["policy_loss"] = loss
+        tally["mean"]["entropy_coef"] = mx.array([s.entropy_coef, 1.0])
+        counted_BT = mask_BT * uncertain_BT
+        tokens = counted_BT.sum() if entropy_tokens is None else entropy_tokens
+        loss = loss - s.entropy_coef * ((entropy_BT * counted_BT).sum() / mx.maximum(tokens, 1))
+    return loss, tally, TokenValues(*values)
 
 
 def _on_policy_rows(t: LossInputs, sampling_logps: mx.array | None) -> Scalar:
@@ -558,12 +510,35 @@ def _on_policy_rows(t: LossInputs, sampling_logps: mx.array | None) -> Scalar:
     # writes.
     drift_BT = -t.log_ratio_BT
     if sampling_logps is not None:
-        drift_BT = _masked(sampling_logps, t.mask_BT) - t.logp_BT
+        drift_BT = mx.where(t.mask_BT > 0, sampling_logps.astype(mx.float32), 0.0) - t.logp_BT
         # NaN: a token that the sampler could not score counts as on-policy.
         drift_BT = mx.where(mx.isnan(drift_BT), 0.0, drift_BT)
     drift_B1 = (drift_BT * t.mask_BT).sum(axis=1, keepdims=True) / lengths(t.mask_BT)
     # A comparison: no gradient flows back through the drift.
     return ((t.advantage >= 0) | (drift_B1 <= t.settings.off_policy_mask_threshold)).astype(mx.float32)
+
+
+def _tally(t: LossInputs, marks: dict[str, mx.array], kl_BT: mx.array | None, entropy_BT: mx.array | None) -> Tally:
+    by_row = t.settings.loss_type == "vespo" or t.settings.importance_sampling_level == "sequence"
+    by_row = by_row and t.advantage.shape[1] == 1
+    means: dict[str, mx.array] = {}
+    # A sequence ratio and vespo's φ are one number a row, so their means are over rows, as TRL's are.
+    for name, mark in marks.items():
+        row_mean = [mark.sum().astype(mx.float32), mx.array(float(mark.shape[0]))]
+        means[name] = mx.stop_gradient(mx.stack(row_mean)) if by_row else token_mean(mark, t.mask_BT)
+    for name, x_BT in (("kl", kl_BT), ("entropy", entropy_BT)):
+        if x_BT is not None:
+            means[name] = token_mean(x_BT, t.mask_BT)
+    tally: Tally = {"mean": means, "sum": {}, "min": {}, "max": {}}
+    if "clip_ratio_low" in marks:
+        # The share of each row [B], NaN without active tokens; `merge` makes infinity NaN where no row has any.
+        low, high = (
+            mark[:, 0].astype(mx.float32) if by_row else (mark * t.mask_BT).sum(axis=1) / t.mask_BT.sum(axis=1)
+            for mark in (marks["clip_ratio_low"], marks["clip_ratio_high"])
+        )
+        tally["min"]["clip_ratio/low_min"] = mx.where(mx.isnan(low), mx.inf, low).min()
+        tally["max"]["clip_ratio/high_max"] = mx.where(mx.isnan(high), -mx.inf, high).max()
+    return tally
 
 
 def entropy_quantile(entropies_BT: mx.array, mask_BT: mx.array, top: float) -> mx.array:
@@ -578,38 +553,3 @@ def entropy_quantile(entropies_BT: mx.array, mask_BT: mx.array, top: float) -> m
     low, high = (mx.take(ordered, x.astype(mx.int32)) for x in (below, above))
     # Without active tokens both neighbours are infinite, and interpolating would give inf − inf = NaN.
     return mx.where(below == above, low, low + (position - below) * (high - low))
-
-
-def _entropy_mask(s: LossConfig, entropy_BT: mx.array | None, mask_BT: mx.array, threshold: Scalar | None) -> Scalar:
-    if s.top_entropy_quantile >= 1 or entropy_BT is None:
-        return 1.0
-    if threshold is None:
-        threshold = entropy_quantile(entropy_BT, mask_BT, s.top_entropy_quantile)
-    return (entropy_BT >= threshold).astype(mx.float32) * mask_BT
-
-
-def _mean_entropy(entropy_BT: mx.array, mask_BT: mx.array, tokens: Scalar | None) -> mx.array:
-    return (entropy_BT * mask_BT).sum() / mx.maximum(mask_BT.sum() if tokens is None else tokens, 1)
-
-
-def _tally(t: LossInputs, marks: dict[str, mx.array], kl_BT: mx.array | None, entropy_BT: mx.array | None) -> Tally:
-    by_row = t.settings.loss_type == "vespo" or t.settings.importance_sampling_level == "sequence"
-    by_row = by_row and t.advantage.shape[1] == 1
-    tally: Tally = {"mean": {}, "sum": {}, "min": {}, "max": {}}
-    # A sequence ratio and vespo's φ are one number a row, so their means are over rows, as TRL's are.
-    for name, mark in marks.items():
-        tally["mean"][name] = row_mean(mark) if by_row else token_mean(mark, t.mask_BT)
-    if "clip_ratio_low" in marks:
-        low, high = (_row_shares(marks[name], t.mask_BT, by_row) for name in ("clip_ratio_low", "clip_ratio_high"))
-        # Infinity lets the minimum pass over a row without active tokens; where nothing else comes, `merge` makes it
-        # NaN.
-        tally["min"]["clip_ratio/low_min"] = mx.where(mx.isnan(low), mx.inf, low).min()
-        tally["max"]["clip_ratio/high_max"] = mx.where(mx.isnan(high), -mx.inf, high).max()
-    for name, x_BT in (("kl", kl_BT), ("entropy", entropy_BT)):
-        if x_BT is not None:
-            tally["mean"][name] = token_mean(x_BT, t.mask_BT)
-    return tally
-
-
-def _row_shares(mark: mx.array, mask_BT: mx.array, by_row: bool) -> mx.array:
-    return mark[:, 0].astype(mx.float32) if by_row else (mark * mask_BT).sum(axis=1) / mask_BT.sum(axis=1)

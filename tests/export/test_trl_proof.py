@@ -198,7 +198,7 @@ def loss_of(config: Config, theirs: dict[str, Any]) -> float:
         for name in ("logps", "old", "ref", "mask", "entropies")
     }
     assert arrays["logps"] is not None and arrays["mask"] is not None
-    loss, _ = policy_terms(
+    loss, *_ = policy_terms(
         arrays["logps"], arrays["old"], arrays["ref"], mx.array(theirs["advantages"]), arrays["mask"], loss_settings(config),
         entropies=arrays["entropies"],
     )  # fmt: skip

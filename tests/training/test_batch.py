@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from backend.runs.completion_rows import Stop
 from backend.training.batch import Batch, completion_metrics, pack
 from backend.training.importance_sampling import importance_ratio, logp_gap
-from backend.training.losses import LossConfig, merge, policy_terms, token_weights
+from backend.training.losses import TRL_DEFAULTS, merge, policy_terms, token_weights
 from backend.types import Completion, Group, Problem
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -105,12 +105,8 @@ def test_any_split_gives_the_same_loss_gradient_and_metrics(
     def learn(parts: list[Batch], beta: float = 0.1) -> tuple[float, np.ndarray, dict[str, float]]:
         def terms(w: mx.array, part: Batch) -> Any:
             arrays = (part.old_logp_BT, part.ref_logp_BT, part.advantage_B, part.mask_BT)
-            return policy_terms(
-                toy_policy(w, part),
-                *arrays,
-                LossConfig(beta=beta, loss_type=loss_type, epsilon=0.05),
-                weights=part.weight_BT,
-            )
+            settings = replace(TRL_DEFAULTS, beta=beta, loss_type=loss_type, epsilon=0.05)
+            return policy_terms(toy_policy(w, part), *arrays, settings, weights=part.weight_BT)[:2]
 
         shares = [mx.value_and_grad(terms)(w, part) for part in parts]
         metrics = {name: float(x) for name, x in merge([tally for (_, tally), _ in shares]).items()}

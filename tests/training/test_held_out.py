@@ -10,7 +10,7 @@ import pytest
 
 from backend.training.batch import pack
 from backend.training.grpo import RowSums, means, row_sums
-from backend.training.losses import LossConfig
+from backend.training.losses import TRL_DEFAULTS
 from backend.types import Completion, Group, Problem
 
 
@@ -47,6 +47,6 @@ def test_each_row_has_the_sums_of_its_own_tokens() -> None:
         mx.array([[-1.0, -2.0, -3.0], [-4.0, 9.0, 9.0]]),
         mx.array([[0.5, 0.25, 0.25], [2.0, 9.0, 9.0]]),
     )
-    long, short = row_sums(batch, logp_BT, entropy_BT, logp_BT, LossConfig(beta=0.0))
+    long, short = row_sums(batch, logp_BT, entropy_BT, logp_BT, TRL_DEFAULTS)
     assert (long, short) == ({"entropy": (1.0, 3.0), "kl": (0.0, 3.0)}, {"entropy": (2.0, 1.0), "kl": (0.0, 1.0)})
-    assert "kl" not in row_sums(batch, logp_BT, entropy_BT, None, LossConfig(beta=0.0))[0]
+    assert "kl" not in row_sums(batch, logp_BT, entropy_BT, None, TRL_DEFAULTS)[0]

@@ -22,7 +22,7 @@ from backend.models.policy import Policy, load_policy
 from backend.training import learner as learner_module
 from backend.training.batch import pack
 from backend.training.grpo import grpo_learner, loss_settings
-from backend.training.losses import LEVELS, LOSSES, LossConfig, entropy_quantile, policy_loss
+from backend.training.losses import LEVELS, LOSSES, TRL_DEFAULTS, entropy_quantile, policy_loss
 from backend.types import Group
 from tests.support import random_models
 from tests.support.reference_forward import (
@@ -387,4 +387,4 @@ def test_a_run_uses_no_default_of_the_loss() -> None:
     of_run = asdict(loss_settings(config))
     assert of_run.pop("loss_type") == config.grpo_loss_type
     assert of_run == {name: getattr(config, name) for name in of_run}
-    assert (of_run["epsilon"], LossConfig().epsilon) == (1e-4, 0.2)
+    assert (of_run["epsilon"], TRL_DEFAULTS.epsilon) == (1e-4, 0.2)

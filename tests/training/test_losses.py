@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,12 @@ from hypothesis import strategies as st
 from backend.training.losses import (
     LEVELS,
     LOSSES,
-    LossConfig,
+    TRL_DEFAULTS,
     Tally,
     entropy_quantile,
     merge,
     policy_loss,
     policy_terms,
-    token_values,
     token_weights,
 )
 
@@ -248,18 +248,19 @@ def run(batch: dict[str, np.ndarray], **settings: Any) -> tuple[float, Tally, np
     totals = {name: settings.pop(name) for name in ("entropy_threshold", "entropy_tokens") if name in settings}
 
     def terms(logps: mx.array) -> tuple[mx.array, Tally]:
-        return policy_terms(
+        loss, tally, _ = policy_terms(
             logps,
             a["old"],
             a["ref"],
             a["advantages"],
             a["mask"],
-            LossConfig(**settings),
+            replace(TRL_DEFAULTS, **settings),
             entropies=a["entropies"],
             sampling_logps=a["sampler"],
             weights=None if weights is None else mx.array(weights),
             **totals,
         )
+        return loss, tally
 
     (loss, tally), gradient = mx.value_and_grad(terms)(a["logps"])
     return float(loss), tally, np.array(gradient)
@@ -339,12 +340,13 @@ def test_what_is_recorded_of_a_token_is_what_the_loss_made_of_it(
     settings: dict[str, Any], clipped: list[list[int]]
 ) -> None:
     # The least certain three quarters carry the policy term, all tokens but the second.
-    values = token_values(
+    _, _, values = policy_terms(
         mx.log(RATIOS),
         mx.zeros((2, 2)),
+        None,
         ADVANTAGES,
         rows([1, 1], [1, 1]),
-        LossConfig(top_entropy_quantile=0.75, **settings),
+        replace(TRL_DEFAULTS, top_entropy_quantile=0.75, **settings),
         entropies=rows([0.9, 0.1], [0.8, 0.7]),
         importance_weight=rows([0.25], [2.0]),
     )

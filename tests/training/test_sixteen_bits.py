@@ -18,7 +18,7 @@ from backend.models.policy import Policy, load_policy
 from backend.sampling import fused_model
 from backend.sampling.sampler import Sampling
 from backend.training.batch import pack
-from backend.training.grpo import correction_mode, grpo, grpo_learner
+from backend.training.grpo import Grpo, correction_mode, grpo_learner
 from backend.training.policy_forward import PolicyForward
 from backend.types import Group
 from tests.support.random_models import tiny_model
@@ -161,10 +161,9 @@ def test_the_first_pass_corrects_as_a_pass_of_its_own(
         return without_gradient(forward, model, *rest)
 
     monkeypatch.setattr(PolicyForward, "logps_without_gradient", counted)
-    algorithm = type(grpo(filtered.policy, parse({"model": "none", "data": "none"} | raw)))
     for own_pass in (True, False):
         with monkeypatch.context() as patch:
-            patch.setattr(algorithm, "_needs_old_pass", lambda self, own_pass=own_pass: own_pass)
+            patch.setattr(Grpo, "_needs_old_pass", lambda self, own_pass=own_pass: own_pass)
             metrics = filtered.learn(raw, 0.8)
         results.append((metrics, {name: np.array(x) for name, x in filtered.policy.trainable().items()}))
     assert passes == [0]
