@@ -31,6 +31,7 @@ from backend.rewards.bench import BenchSettings, RewardBench
 from backend.rewards.functions import math_equality
 from backend.runs.checkpoints import checkpoint
 from backend.runs.checkpoints.checkpoint_writer import CheckpointWriter, snapshot
+from backend.runs.events import EventLog
 from backend.runs.run_folder import RunFolder
 from backend.trainer.run_context import RunContext, load_context
 from backend.trainer.telemetry import versions
@@ -200,12 +201,14 @@ def write_checkpoint(bench: Workbench) -> str:
     """Weights and optimizer, written, read back and compared bit by bit."""
     parts, config = bench.loaded, bench.config
     taken = snapshot(checkpoint.TrainingState(step=1, updates=1), parts.policy, parts.learner, config)
-    writer = CheckpointWriter(bench.run, config.keep_checkpoints)
+    event_log = EventLog(bench.run.events)
+    writer = CheckpointWriter(bench.run, event_log, event_log, config.keep_checkpoints)
     try:
-        writer.begin(taken, ())
+        writer.begin(lambda: taken)
         writer.wait()
     finally:
         writer.close()
+        event_log.close()
     saved = checkpoint.newest(bench.run)
     if saved is None:
         raise CheckFailed("The checkpoint that was written is not found again.")

@@ -18,7 +18,13 @@ from backend.models.policy import load_start
 from backend.models.saving import adapter_config, model_bytes, save_model
 from backend.runs.checkpoints.checkpoint import Checkpoint, TrainingState, first_start, read_checkpoint
 from backend.runs.checkpoints.checkpoint_score import CheckpointScore
-from backend.runs.checkpoints.checkpoint_writer import RunSaver, Snapshot, publish_adapters, refresh_adapters, snapshot
+from backend.runs.checkpoints.checkpoint_writer import (
+    CheckpointWriter,
+    Snapshot,
+    publish_adapters,
+    refresh_adapters,
+    snapshot,
+)
 from backend.runs.events import Event, EventLog, JsonLines, read_events
 from backend.runs.guards import DiskSpaceGuard, RunFolderGuard
 from backend.runs.run_folder import RunFolder
@@ -76,7 +82,7 @@ class Trainer:
         )
         self.room = DiskSpaceGuard(run, event_log, self.control)
         self.state = TrainingState()
-        self.saver = RunSaver(run, event_log, self.completions, config.keep_checkpoints, self.clock)
+        self.saver = CheckpointWriter(run, event_log, self.completions, config.keep_checkpoints, self.clock)
         self.timer = StepTimer(self.clock)
         self.phases = PhaseReporter(event_log)
         self.score = CheckpointScore()
@@ -395,7 +401,7 @@ class Trainer:
     def move_to(self, folder: RunFolder) -> None:
         """Continue in another place, to which the run's folder was moved with the open files."""
         self.folder = self.control.run = folder
-        self.saver.move_to(folder)
+        self.saver.run = folder
 
     def close(self) -> None:
         """Let the machine sleep, close threads and files, and free the model."""

@@ -25,7 +25,7 @@ from backend.runs.checkpoints.checkpoint_writer import (
     refresh_adapters,
     snapshot,
 )
-from backend.runs.events import JsonLines, read_events
+from backend.runs.events import EventLog, JsonLines, read_events
 from backend.runs.run_folder import RunFolder
 from backend.sampling.rollout import Sampler
 from backend.training.learner import Learner
@@ -41,6 +41,10 @@ def run(tmp_path: Path) -> RunFolder:
     folder = RunFolder(tmp_path / "run")
     folder.path.mkdir()
     return folder
+
+
+def writer_of(run: RunFolder) -> CheckpointWriter:
+    return CheckpointWriter(run, EventLog(run.events), JsonLines(run.completions), keep=3)
 
 
 def snapshot_of(step: int, weights: dict[str, mx.array]) -> Snapshot:
@@ -65,21 +69,21 @@ def test_a_checkpoint_has_the_arrays_of_its_snapshot_whatever_the_updates_meanwh
     run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go, threads = slowed(monkeypatch)
-    checkpoint_writer, lines = CheckpointWriter(run, keep=3), JsonLines(run.events)
+    checkpoint_writer = writer_of(run)
     assert not checkpoint_writer.is_done
     weights = {"layer.lora_a": mx.arange(6.0).reshape(2, 3).T, "layer.lora_b": mx.ones((2, 2)) * 3}
     held = dict(weights)
     for step in (1, 2):
-        checkpoint_writer.begin(snapshot_of(step, dict(weights)), [lines])
+        taken = snapshot_of(step, dict(weights))
+        checkpoint_writer.begin(lambda taken=taken: taken)
         weights = {name: x + 1 for name, x in weights.items()}  # an update, while it is being written
         mx.eval(weights)
         assert not checkpoint_writer.is_done or go.is_set()
         go.set()
-        saved = checkpoint_writer.wait()
-        assert saved and saved.step == step and saved.path == run.checkpoints / f"00000{step}"
-        assert checkpoint_writer.wait() is None
+        checkpoint_writer.wait()
+        assert checkpoint_writer.saved_step == step and (run.checkpoints / f"00000{step}").is_dir()
     checkpoint_writer.close()
-    lines.close()
+    assert kinds_and_steps(run) == [("checkpoint", 1), ("checkpoint", 2)]
     first, second = checkpoint.all_checkpoints(run)
     for name, x in held.items():
         assert mx.array_equal(first.weights()[name], x) and mx.array_equal(second.weights()[name], x + 1)
@@ -125,15 +129,16 @@ def test_a_snapshot_with_an_array_that_is_not_finite_is_refused(which: int) -> N
 def test_a_failed_write_is_raised_by_wait_and_the_next_one_may_succeed(
     run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    checkpoint_writer = CheckpointWriter(run, keep=3)
+    checkpoint_writer = writer_of(run)
     with monkeypatch.context() as patch:
         patch.setattr(whole_file, "sync", lambda path: (_ for _ in ()).throw(OSError(28, "No space left on device")))
-        checkpoint_writer.begin(snapshot_of(1, {"x": mx.ones(2)}), [])
+        checkpoint_writer.begin(lambda: snapshot_of(1, {"x": mx.ones(2)}))
         with pytest.raises(UserError, match=r"disk: .*/000001 cannot be written: the disk is full\."):
             checkpoint_writer.wait()
-    assert checkpoint_writer.wait() is None and checkpoint.newest(run) is None
-    checkpoint_writer.begin(snapshot_of(1, {"x": mx.ones(2)}), [])
-    assert checkpoint_writer.wait()
+    assert checkpoint_writer.saved_step is None and checkpoint.newest(run) is None
+    checkpoint_writer.begin(lambda: snapshot_of(1, {"x": mx.ones(2)}))
+    checkpoint_writer.wait()
+    assert checkpoint_writer.saved_step == 1
     checkpoint_writer.close()
 
 

@@ -4,11 +4,9 @@ A checkpoint is a folder `checkpoints/000100/`. It is written as `.000100`, sync
 name before its files when it is deleted, so a folder with a number for a name is complete. There is no random state to
 save: each random number is a function of the seed and of its position in the run.
 
-After a kill, events.jsonl and completions.jsonl are ahead of the newest checkpoint. Its state.json holds their byte
-lengths at that moment, to which a resume truncates them; both are synced before the checkpoint gets its name. The
-`checkpoint` event is written after the folder exists, beyond the recorded length, and again after a resume.
-
-A checkpoint that is not as it was written is set aside under another name, and the run continues from the one before.
+After a kill, events.jsonl and completions.jsonl are ahead of the newest checkpoint; a resume truncates them to the byte
+lengths in its state.json. Both are synced before the checkpoint gets its name. A damaged checkpoint is set aside under
+another name, and the run continues from the one before.
 """
 
 from __future__ import annotations
@@ -29,7 +27,14 @@ from backend.models.saving import Arrays, HostArrays, save_arrays
 from backend.runs.events import RUN_FORMAT, first_and_last_events, read_events
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_lock import hold_lock
-from backend.runs.saved_weights import OPTIMIZER_FILE, best_of, find_checkpoint, has_optimizer, saved_weights
+from backend.runs.saved_weights import (
+    OPTIMIZER_FILE,
+    WEIGHT_FILES,
+    best_of,
+    find_checkpoint,
+    has_optimizer,
+    saved_weights,
+)
 from backend.trainer.machine import gpu_error
 from backend.utils.disk_faults import writing
 from backend.utils.errors import UserError
@@ -41,65 +46,50 @@ from backend.utils.whole_file import clear_drafts, remove_folder, whole_folder
 class TrainingState:
     """The state of a run between two steps besides its arrays. Saved as state.json, with these names as keys."""
 
-    step: int = 0
-    """Steps done."""
-    updates: int = 0
-    """Optimizer updates done."""
-    cursor: int = 0
-    """Rows of the prompt stream consumed, including skipped ones."""
-    stream_first: int = 0
-    """The cursor at which the present stage's rows began, where earlier stages had others."""
-    num_tokens: int = 0
-    """Prompt and completion tokens so far."""
-    began: float | None = None
-    """Unix seconds of the run's first start, by its event log: a checkpoint of another run has another."""
-    elapsed_s: float = 0.0
-    """Seconds of training, without loading and pauses."""
-    score: float | None = None
-    """Held-out reward at the last evaluation, else mean training reward since the last checkpoint, or `best_metric`."""
-    score_metric: str = ""
-    """Which metric the score is; "" for the reward."""
+    step: int = 0  # steps done
+    updates: int = 0  # optimizer updates done
+    cursor: int = 0  # rows of the prompt stream consumed, including skipped ones
+    stream_first: int = 0  # the cursor at which the present stage's rows began
+    num_tokens: int = 0  # of prompts and completions
+    began: float | None = None  # unix seconds of the run's first start; a checkpoint of another run has another
+    elapsed_s: float = 0.0  # of training, without loading and pauses
+    score: float | None = None  # held-out reward at the last evaluation, else mean training reward, or `best_metric`
+    score_metric: str = ""  # "" for the reward
     best_is_lowest: bool = False
-    score_series: int = 0
-    """Only scores of one series are comparable; another begins where a stage has other rewards."""
-    evaluated: int = -1
-    """The step of the last evaluation."""
+    score_series: int = 0  # only scores of one series are comparable; other rewards begin another
+    evaluated: int = -1  # the step of the last evaluation
     best_score: float | None = None
     best_step: int = 0
-    gain: float | None = None
-    """The last score that counted as a gain for early stopping."""
+    gain: float | None = None  # the last score that counted as a gain for early stopping
     scores_without_gain: int = 0
-    bonus: list[float | None] = field(default_factory=list)
-    """State of the entropy bonus."""
-    reward_weights: list[dict[str, Any]] = field(default_factory=list)
-    """State of adaptive reward weights, one entry per stage."""
-    gpu_errors_told: int = 0
-    """How many lines of gpu_errors.jsonl have their note in the event log, up to `events_bytes`."""
+    bonus: list[float | None] = field(default_factory=list)  # of the entropy
+    reward_weights: list[dict[str, Any]] = field(default_factory=list)  # adaptive ones, one entry per stage
+    gpu_errors_told: int = 0  # lines of gpu_errors.jsonl with a note in the event log up to `events_bytes`
     events_bytes: int = 0
     completions_bytes: int = 0
-    """Lengths of events.jsonl and completions.jsonl when this was saved: a resume truncates them to these."""
 
 
 _STATE = TypeAdapter(TrainingState)
 NEUTRAL = ("began", "score_metric", "best_is_lowest", "score_series", "stream_first")
-"""Fields that a state of an earlier version lacks, and whose defaults are what it had."""
+"""Fields that earlier versions lack, where the default is their value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A complete checkpoint on disk."""
+    """A complete checkpoint on disk. `filled_in`: fields of the state that an earlier version has not written. `sums`:
+    file → length and checksum; earlier versions have none."""
 
     path: Path
     state: TrainingState
     filled_in: tuple[str, ...] = ()
-    """Fields of the state that an earlier version has not written; they have their defaults."""
+    sums: Any = None
 
     @property
     def weights_file(self) -> Path:
-        return next(file for file in _weight_files(self.path) if file.exists())
+        return next(file for name in WEIGHT_FILES if (file := self.path / name).exists())
 
     def weights(self) -> Arrays:
-        return _load(self.weights_file)
+        return self._load(self.weights_file.name)
 
     @property
     def has_reference(self) -> bool:
@@ -107,30 +97,25 @@ class Checkpoint:
 
     def reference(self) -> Arrays:
         """The reference policy's arrays, of a run whose reference moves (`sync_ref_model`)."""
-        return _load(self.path / "reference.safetensors")
+        return self._load("reference.safetensors")
 
     @property
     def has_optimizer(self) -> bool:
-        """Whether it has the optimizer's state (not so with `save_only_model`)."""
+        """False with `save_only_model`."""
         return (self.path / OPTIMIZER_FILE).exists()
 
     def optimizer(self) -> Arrays:
-        return _load(self.path / OPTIMIZER_FILE)
+        return self._load(OPTIMIZER_FILE)
 
-
-def _weight_files(folder: Path) -> tuple[Path, Path]:
-    return folder / "adapters.safetensors", folder / "model.safetensors"
-
-
-def _load(path: Path) -> Arrays:
-    try:
-        arrays = mx.load(str(path))
-    except RuntimeError as error:
-        if gpu_error(error) is not None:
-            raise
-        raise UserError("checkpoint", f"{path} is damaged: {error}.") from error
-    assert isinstance(arrays, dict)
-    return arrays
+    def _load(self, name: str) -> Arrays:
+        try:
+            arrays = mx.load(str(self.path / name))
+        except RuntimeError as error:
+            if gpu_error(error) is not None:
+                raise
+            raise DamagedCheckpoint(self, f"{name} is damaged") from error
+        assert isinstance(arrays, dict)
+        return arrays
 
 
 def save(
@@ -143,16 +128,13 @@ def save(
     is_full_model: bool,
     keep: int,
 ) -> Path:
-    """Write a checkpoint of `state`, and delete those that are neither among the newest `keep` nor the best.
-
-    Raises DiskError when it cannot be written; the run's other checkpoints are untouched then.
-    """
+    """Write a checkpoint of `state`, and delete those that are neither among the newest `keep` nor the best. Raises
+    DiskError when it cannot be written; the run's other checkpoints are untouched then."""
     final = run.checkpoints / f"{state.step:06d}"
     with writing(final):
         run.path.stat()  # a run folder that is gone must not come back half
     with whole_folder(final) as draft:
-        adapters, model = _weight_files(draft)
-        save_arrays(model if is_full_model else adapters, weights)
+        save_arrays(draft / WEIGHT_FILES[is_full_model], weights)
         if optimizer is not None:
             save_arrays(draft / OPTIMIZER_FILE, optimizer)
         if reference is not None:
@@ -163,7 +145,7 @@ def save(
 
 
 def write_state(folder: Path, state: TrainingState) -> None:
-    """Write state.json beside a checkpoint's arrays, with the checksums by which damage is noticed."""
+    """Write state.json beside a checkpoint's arrays, with their checksums."""
     arrays = (file for file in folder.iterdir() if file.name != "state.json")
     content = {"v": RUN_FORMAT} | asdict(state) | {"files": file_sums(arrays)}
     (folder / "state.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
@@ -194,10 +176,10 @@ def read_checkpoint(folder: Path) -> Checkpoint | None:
         return None
     if not isinstance(saved, dict) or (has_optimizer(saved) and not (folder / OPTIMIZER_FILE).exists()):
         return None
-    if not any(file.exists() for file in _weight_files(folder)):
-        return None
     state, filled_in = state_of(saved)
-    return None if state is None else Checkpoint(folder, state, filled_in)
+    if state is None or not any((folder / name).exists() for name in WEIGHT_FILES):
+        return None
+    return Checkpoint(folder, state, filled_in, saved.get("files"))
 
 
 def state_of(saved: dict[str, Any]) -> tuple[TrainingState | None, tuple[str, ...]]:
@@ -230,14 +212,10 @@ def clear_leftovers(run: RunFolder) -> None:
         remove_tree(leftover)
 
 
-PART = 4 * 2**20
-"""Bytes that are read at a time: a run that has just run out of memory is saved too."""
-
-
 def file_sums(files: Iterable[Path]) -> dict[str, dict[str, Any]]:
     """File name → length and XXH3 (64 bits), which finds damage. Raises OSError."""
     found: dict[str, dict[str, Any]] = {}
-    part = memoryview(bytearray(PART))
+    part = memoryview(bytearray(4 << 20))  # a run that has just run out of memory is saved too
     for path in sorted(files):
         sums = xxhash.xxh3_64()
         with path.open("rb", buffering=0) as file:
@@ -247,20 +225,16 @@ def file_sums(files: Iterable[Path]) -> dict[str, dict[str, Any]]:
     return found
 
 
-ASIDE = "damaged-"
-"""Prefix of the folder of a checkpoint that is set aside."""
-
-
 @dataclass(frozen=True, slots=True)
 class Damaged:
-    """A folder that is no valid checkpoint any more, and why, in words that follow its name."""
+    """A folder that is no valid checkpoint any more, and the reason, in words that follow its name."""
 
     path: Path
     why: str
 
 
 class DamagedCheckpoint(UserError):
-    """A checkpoint whose arrays are not those of the run's model, which shows once that is loaded."""
+    """A checkpoint whose arrays cannot be read or are not those of the run's model."""
 
     def __init__(self, saved: Checkpoint, why: str) -> None:
         super().__init__("run", f"The checkpoint of step {saved.state.step} cannot be used: {why}.")
@@ -281,8 +255,8 @@ def newest_whole(run: RunFolder) -> tuple[Checkpoint | None, list[Damaged]]:
         damaged.append(Damaged(folder, why))
     begin_again = f"They are left as they are; to begin again, train {run.config} as a new run."
     if damaged:
-        said = "; ".join(f"{each.path.name}: {each.why}" for each in damaged[:2])
-        raise UserError("run", f"No checkpoint of the run {run.name} is whole ({said}). {begin_again}")
+        which = "; ".join(f"{each.path.name}: {each.why}" for each in damaged[:2])
+        raise UserError("run", f"No checkpoint of the run {run.name} is whole ({which}). {begin_again}")
     if any(event.get("kind") == "checkpoint" and event.get("step") for event in read_events(run.events)):
         raise UserError("run", f"The run {run.name} had saved checkpoints, and they are gone. {begin_again}")
     return None, []
@@ -290,7 +264,7 @@ def newest_whole(run: RunFolder) -> tuple[Checkpoint | None, list[Damaged]]:
 
 def set_aside(damaged: Damaged) -> str:
     """Rename a damaged checkpoint's folder, so that nobody reads it; returns a message. Raises UserError."""
-    names = (f"{ASIDE}{damaged.path.name}{suffix}" for suffix in ("", *(f"-{number}" for number in range(2, 1000))))
+    names = (f"damaged-{damaged.path.name}{suffix}" for suffix in ("", *(f"-{number}" for number in range(2, 1000))))
     aside = next(path for path in map(damaged.path.with_name, names) if not path.exists())
     try:
         damaged.path.rename(aside)
@@ -304,52 +278,20 @@ def set_aside(damaged: Damaged) -> str:
 
 def examine(run: RunFolder, folder: Path) -> str:
     """Why the checkpoint in a folder cannot be used, in words that follow its name; "" for a valid one."""
-    try:
-        content = json.loads(read_regular(folder / "state.json"))
-    except OSError as error:
-        return f"state.json cannot be read ({error.strerror})"
-    except (ValueError, RecursionError):
-        return "state.json is not readable JSON"
     saved = read_checkpoint(folder)
-    if saved is None or not isinstance(content, dict):
-        if not (folder / OPTIMIZER_FILE).exists() and not (isinstance(content, dict) and not has_optimizer(content)):
-            return "optimizer.safetensors is missing"
-        if isinstance(content, dict) and not any(file.exists() for file in _weight_files(folder)):
-            return "its weights are missing"
-        return "state.json does not hold the state of a run"
-    if why := _changed_file(folder, content.get("files")):
-        return why
+    if saved is None:
+        return "its state.json or one of its files of arrays is missing or not valid"
+    try:
+        if isinstance(saved.sums, Mapping):
+            for name, sums in file_sums(folder / name for name in saved.sums).items():
+                if sums != saved.sums[name]:
+                    return f"{name} is not as it was written"
+    except OSError as error:
+        return f"its files cannot be read ({error})"
     began = first_start(run)
     if saved.state.began is not None and began is not None and began != saved.state.began:
         return "it was saved by another run than the one in events.jsonl"
     return ""
-
-
-def _changed_file(folder: Path, recorded: Any) -> str:
-    """What is wrong with a checkpoint's arrays, or ""."""
-    try:
-        if not isinstance(recorded, Mapping):  # before checksums were recorded
-            return next((why for file in sorted(folder.glob("*.safetensors")) if (why := _broken_header(file))), "")
-        for name, sums in file_sums(folder / name for name in recorded).items():
-            if sums != recorded[name]:
-                what = "bytes" if sums["bytes"] == recorded[name].get("bytes") else "length"
-                return f"{name} has not the {what} that it was written with"
-    except (OSError, AttributeError) as error:
-        return f"its files cannot be read ({error})"
-    return ""
-
-
-def _broken_header(path: Path) -> str:
-    """What is wrong with the header of a safetensors file: 8 bytes with its length, JSON, then the arrays."""
-    size = path.stat().st_size
-    try:
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(min(length, size)))
-        ends = [int(about["data_offsets"][1]) for name, about in header.items() if name != "__metadata__"]
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
-        return f"the header of {path.name} is damaged"
-    return "" if size == 8 + length + max(ends, default=0) else f"{path.name} is cut off"
 
 
 def last_step(run: RunFolder) -> int:
@@ -360,11 +302,8 @@ def last_step(run: RunFolder) -> int:
 
 
 def go_back(run: RunFolder, which: str) -> str:
-    """Delete the checkpoints after `which` ("best", "last" or a step), so that the next resume begins there.
-
-    Returns a message for the event log. Raises UserError where there is no such checkpoint, it is damaged, or another
-    process trains the run.
-    """
+    """Delete the checkpoints after `which` ("best", "last" or a step), so that the next resume begins there. Returns a
+    message for the event log. Raises UserError without a whole checkpoint of that name, or while the run trains."""
     lock = hold_lock(run)
     try:
         chosen, last = find_checkpoint(run, which), last_step(run)

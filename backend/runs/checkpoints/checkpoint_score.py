@@ -1,8 +1,7 @@
-"""The score of a checkpoint: which metric makes one the best, and the scores that count for early stopping.
+"""The score of a checkpoint, which decides the best one and early stopping.
 
 A score is a metric of held-out prompts (`eval/…`) at the newest evaluation, or a metric of the steps, averaged since
-the checkpoint before. Reads metrics, and neither saves nor ends anything (`backend.trainer.steering`,
-`backend.trainer.trainer`).
+the checkpoint before.
 """
 
 from __future__ import annotations
@@ -28,28 +27,23 @@ def metric_of(config: Config, *, has_evaluations: bool) -> str:
 
 
 def check_metric(config: Config, *, has_held_out: bool) -> None:
-    """Raises UserError where scores are of held-out prompts, and there are none. `has_held_out`: whether rows were held
-    out."""
+    """Raises UserError where scores are of held-out prompts, and there are none."""
     if config.best_metric.startswith(EVALUATION) and not has_held_out:
-        sentence = (
-            f"{quote(config.best_metric, 50)} is of held-out prompts, and {quote(Path(config.data), 50)} has none."
-        )
-        raise UserError("best_metric", f"{sentence} Name a Valid split, or set Validation share.")
+        needs = f"{quote(config.best_metric, 50)} is of held-out prompts, and {quote(Path(config.data), 50)} has none."
+        raise UserError("best_metric", f"{needs} Name a Valid split, or set Validation share.")
 
 
 class CheckpointScore:
-    """Follows the metric of a run's scores. What a resumed run needs of it is in the TrainingState: at a checkpoint no
-    step is open."""
+    """Follows the metric of a run's scores, which are in the TrainingState."""
 
     def __init__(self) -> None:
         self._since_save: list[float] = []
 
     def take_step(self, metrics: Mapping[str, Any], config: Config, *, has_evaluations: bool) -> None:
-        """Take a finished step's metrics."""
         self._since_save.append(_number(metrics.get(metric_of(config, has_evaluations=has_evaluations))))
 
     def take_evaluation(self, state: TrainingState, metrics: Mapping[str, Any], config: Config) -> None:
-        """Take the metrics of an evaluation after `state.step`, and count the score if it is of held-out prompts."""
+        """Take the metrics of an evaluation after `state.step`."""
         state.evaluated = state.step
         metric = metric_of(config, has_evaluations=True)
         if metric.startswith(EVALUATION):
@@ -59,8 +53,7 @@ class CheckpointScore:
     def begin_stage(
         self, state: TrainingState, changed: Collection[str], config: Config, *, has_evaluations: bool
     ) -> None:
-        """Where a stage begins with other rewards, or other rows where scores are of the steps, begin another series of
-        scores: those so far are no higher or lower than those to come."""
+        """Begin another series of scores where a stage has other rewards, or other rows for scores of the steps."""
         of_steps = not metric_of(config, has_evaluations=has_evaluations).startswith(EVALUATION)
         others = ("reward_functions", "reward_weights", *(STAGE_DATA if of_steps else ()))
         if config.stages and set(changed) & set(others):
@@ -70,12 +63,12 @@ class CheckpointScore:
             self._since_save = []
 
     def observe_save(self, state: TrainingState, config: Config, *, has_evaluations: bool) -> None:
-        """Count the score of a checkpoint that is due, where scores are of the steps."""
+        """Count the score of the steps at a checkpoint that is due."""
         if not metric_of(config, has_evaluations=has_evaluations).startswith(EVALUATION):
             observe_score(state, mean_score(self._since_save), state.step, config)
 
     def close_interval(self, state: TrainingState, config: Config, *, has_evaluations: bool) -> None:
-        """At a checkpoint, due or not: put its score into the state, and begin anew."""
+        """Put the score of a checkpoint, due or not, into the state."""
         metric = metric_of(config, has_evaluations=has_evaluations)
         # None of them after a save that failed and is tried again: the score stands.
         if self._since_save and not metric.startswith(EVALUATION):
@@ -85,17 +78,13 @@ class CheckpointScore:
 
 
 def mean_score(values: Sequence[float]) -> float | None:
-    """The mean of those that are known; None where none is, as where no function had an opinion."""
     known = [value for value in values if not math.isnan(value)]
     return sum(known) / len(known) if known else None
 
 
 def observe_score(state: TrainingState, score: float | None, step: int, config: Config) -> None:
-    """Count a score of `step` in the state.
-
-    A score counts as a gain if it is better than the last gain by more than `early_stopping_min_delta`: a slow rise is
-    one as soon as it adds up.
-    """
+    """Count a score of `step` in the state. A gain is better than the last gain by more than
+    `early_stopping_min_delta`."""
     if score is None:
         return
     sign = -1.0 if config.best_is_lowest else 1.0
