@@ -1,10 +1,7 @@
 """One run of a sweep: an ordinary run folder and an ordinary trainer, which take a few steps at a time.
 
-Nothing of a run changes between its turns: its adapters, optimizer, place in the data and compiled steps are its own,
-and only frozen arrays are shared. So it computes what it would compute alone, bit for bit, and a turn costs nothing to
-begin.
-
-When runs take their turns, and which are given up, is decided in `backend.runs.sweeps.run_sweep`.
+Nothing of a run changes between its turns, and runs share only frozen arrays. So each computes what it would compute
+alone, bit for bit.
 """
 
 from __future__ import annotations
@@ -33,16 +30,14 @@ from backend.trainer.trackers.launch import RunTrackers
 from backend.trainer.trainer import Trainer
 from backend.utils.errors import ConfigProblem, UserError
 
-TURN_OVER = "turn over"
-"""The kind of an ending that ends no run: it goes on at its next turn."""
+TURN_OVER = "turn over"  # the kind of an ending after which the run continues at its next turn
 
 
 class MemberRun:
-    """`result` is this run's line of the sweep's results, kept up to date. `ending` is set once the run has ended in
-    this process.
+    """One run of a sweep. `result` is its line of the sweep's results, `ending` its end in this process.
 
     `read_inputs` is called when the run is loaded. `gpu_retries`: how often a GPU error may be answered by a RESTART.
-    `stop_reason`: why the sweep is to stop, "" while it goes on.
+    `stop_reason`: why the sweep is to stop, "" while it continues.
     """
 
     def __init__(
@@ -60,57 +55,49 @@ class MemberRun:
         self.ending: Ending | None = None
         self._read_inputs, self._command, self._gpu_retries = read_inputs, command, gpu_retries
         self._stop_reason = stop_reason
-        self._trainer: Trainer | None = None
+        self.trainer: Trainer | None = None
         self._lock: int | None = None
         self._completions_before = result.completions
 
     @property
     def is_open(self) -> bool:
-        return self._trainer is not None
+        return self.trainer is not None
 
     @property
     def is_loaded(self) -> bool:
-        return self._trainer is not None and self._trainer.has_parts
-
-    @property
-    def steps(self) -> int:
-        """The length of the run; known once it is loaded."""
-        assert self._trainer is not None
-        return self._trainer.parts.steps
+        return self.trainer is not None and self.trainer.has_parts
 
     def load(self, shared: SharedResources) -> None:
         """Take the run's lock and load it, from its newest checkpoint if it has one; after `park`, where it was."""
-        if self._trainer is not None:
-            return self._unpark(self._trainer, shared)
+        if self.trainer is not None:
+            return self._unpark(shared)
         # The lock stays with the sweep until the run has ended: a run that waits for its turn is not crashed.
         self._lock = hold_lock(self.folder)
         trainer, saved = open_run(self.config, self.folder, shared=shared)
-        self._trainer = trainer
+        self.trainer = trainer
         self.result.state = "training"
 
         def load() -> Ending | None:
             trainer.load(saved, self._command, self._read_inputs())
-            return self._train(trainer, trainer.state.step)  # an evaluation that is due before the next step
+            return self._train(trainer.state.step)  # an evaluation that is due before the next step
 
         self._guarded(load)
 
     def train(self, until: int) -> None:
         """Train up to step `until`, and to the run's end if that is its last one."""
-        trainer = self._trainer
-        assert trainer is not None
-        self._guarded(lambda: self._train(trainer, until))
+        self._guarded(lambda: self._train(until))
 
-    def _train(self, trainer: Trainer, until: int) -> Ending | None:
-        """Train up to step `until`. → the ending of a run that has come to its end."""
+    def _train(self, until: int) -> Ending | None:
+        trainer = self.trainer
+        assert trainer is not None
         if trainer.train_until(until if until < trainer.parts.steps else None):
             return trainer.complete()
-        # What stands on disk is whole when another run has its turn, and no thread writes beside it.
-        trainer.saver.wait()
+        trainer.saver.wait()  # no thread writes while another run has its turn
         return None
 
     def park(self) -> None:
-        """Save the run and give its memory back, until the next `load`."""
-        trainer = self._trainer
+        """Save the run and free its memory, until the next `load`."""
+        trainer = self.trainer
         assert trainer is not None
 
         def save() -> None:
@@ -123,7 +110,10 @@ class MemberRun:
         self._guarded(save)
         self._completions_before = self.result.completions
 
-    def _unpark(self, trainer: Trainer, shared: SharedResources) -> None:
+    def _unpark(self, shared: SharedResources) -> None:
+        trainer = self.trainer
+        assert trainer is not None
+
         def load() -> None:
             # Its notes are in the event log since the first time.
             parts = load_context(
@@ -143,13 +133,16 @@ class MemberRun:
         self._guarded(load)
 
     def _guarded(self, work: Callable[[], Ending | None]) -> None:
-        """Do a part of the run's work, which may return its ending; end the run then, or where the work fails or is
-        stopped."""
-        trainer = self._trainer
+        """Do a part of the run's work; end the run where `work` returns its ending, fails or is stopped."""
+        trainer = self.trainer
         assert trainer is not None
 
+        def obey_signal() -> None:  # the sweep has the signals of its process
+            if reason := self._stop_reason():
+                raise Stopped(reason)
+
         def part() -> Ending:
-            with stops_as_exceptions(trainer, self._obey_signal):
+            with stops_as_exceptions(trainer, obey_signal):
                 return work() or Ending(TURN_OVER, trainer.state.step, "", 0)
 
         rollout = trainer.parts.rollout if trainer.has_parts else None  # the end of a run drops its parts
@@ -160,42 +153,35 @@ class MemberRun:
         if ending.kind != TURN_OVER:
             self._end(ending)
 
-    def _obey_signal(self) -> None:
-        """The sweep has the signals of its process."""
-        if reason := self._stop_reason():
-            raise Stopped(reason)
-
     def stop(self, sentence: str, *, is_given_up: bool = False) -> None:
         """End the run between two turns, saved, as stopped. One that is given up will not be resumed, so it keeps its
         whole model; a parked one is loaded for that."""
-        trainer = self._trainer
-        if is_given_up and trainer is not None and self.config.train_type == "full" and not trainer.has_parts:
-            self._unpark(trainer, SharedResources(None))
+        if is_given_up and self.is_open and self.config.train_type == "full" and not self.is_loaded:
+            self._unpark(SharedResources(None))
         if self.is_open:
             self._end(Ending("stopped", self.result.step, sentence, 3))
             self.result.state = "given up" if is_given_up else self.result.state
 
     def _end(self, ending: Ending) -> None:
-        """Write the run's ending and close it. After a GPU error it may be left open for the process that comes next
-        (RESTART)."""
-        trainer, self._trainer = self._trainer, None
+        """Write the run's ending and close it. After a GPU error it may be left open for the next process (RESTART)."""
+        trainer, self.trainer = self.trainer, None
         assert trainer is not None
         self.ending = end_run(trainer, ending, self._gpu_retries)
         self._release(trainer)
         if self.ending.kind in ("finished", "stopped", "failed"):
             self.result.state, self.result.sentence = self.ending.kind, self.ending.sentence
-            # Only now: as many processes as a sweep has runs would wait for their turns beside it.
+            # Only now: as many processes as a sweep has runs would wait for their turns.
             if self.folder.config.exists():
                 RunTrackers(self.folder).start(self.config.report_to, lambda sentence: None)
 
     def save_without_gpu(self) -> None:
-        """After a GPU error of another run, which may have made the GPU useless to this process."""
-        if self._trainer is not None:
-            save_without_gpu(self._trainer)
+        """Save after a GPU error of another run, which may have made the GPU useless to this process."""
+        if self.trainer is not None:
+            save_without_gpu(self.trainer)
 
     def leave(self) -> None:
-        """Close the run without an ending, for the process that comes next."""
-        trainer, self._trainer = self._trainer, None
+        """Close the run without an ending, for the next process."""
+        trainer, self.trainer = self.trainer, None
         if trainer is not None:
             trainer.close()
             self._release(trainer)
@@ -210,26 +196,25 @@ class MemberRun:
 
 
 class SweepInputs:
-    """What the runs of a sweep read before their model."""
+    """The inputs of a sweep's runs besides their model."""
 
     def __init__(self) -> None:
         self._read: dict[str, RunInputs] = {}
         self._rows: list[Rows] = []
+        # One process for all reward functions that may use the network, one for the others.
         self._processes: SharedProcesses = {network: RewardWorker(network) for network in (False, True)}
-        """Where the runs' reward functions are scored: one for all that may use the network, one for the others."""
 
     def check(self, plan: SweepPlan) -> None:
-        """Check everything that every configuration points to, once for all seeds. Raises UserError with all faults."""
-        faults: dict[ConfigProblem, None] = {}
+        """Check the inputs of every configuration, once for all seeds. Raises UserError with all problems."""
+        found: dict[ConfigProblem, None] = {}
         for member in plan.members():
-            if member.seed != plan.seeds[0]:
-                continue
-            try:
-                self._read[member.run] = self._shared(preflight(plan.raw_settings(member), self._processes))
-            except UserError as mistake:
-                faults |= dict.fromkeys(mistake.faults)
-        if faults:
-            raise UserError(list(faults))
+            if member.seed == plan.seeds[0]:
+                try:
+                    self._read[member.run] = self._shared(preflight(plan.raw_settings(member), self._processes))
+                except UserError as error:
+                    found |= dict.fromkeys(error.faults)
+        if found:
+            raise UserError(list(found))
 
     def of(self, member: Member, config: Config) -> RunInputs:
         """The inputs of one run, read now if `check` has not read them. Raises UserError."""
@@ -238,18 +223,16 @@ class SweepInputs:
         return self._read[member.run]
 
     def _shared(self, inputs: RunInputs) -> RunInputs:
-        """The same inputs with lists of rows that another run has already, where they are equal."""
+        """The same inputs with equal lists of rows of another run."""
         rows: dict[str, Any] = {split: self._known(inputs.splits.rows(split)) for split in SPLITS}
         stages = {id(stage): replace(stage, rows=self._known(stage.rows)) for stage in inputs.stages}
-        return RunInputs(
-            replace(inputs.splits, **rows), inputs.scorer, tuple(stages[id(stage)] for stage in inputs.stages)
-        )
+        of_stages = tuple(stages[id(stage)] for stage in inputs.stages)  # two stages may have the same object
+        return RunInputs(replace(inputs.splits, **rows), inputs.scorer, of_stages)
 
     def _known(self, rows: Rows) -> Rows:
         if isinstance(rows, LazyRows):  # on the disk, and to compare them would mean to read them
             return rows
-        for known in self._rows:
-            if known == rows:
-                return known
-        self._rows.append(rows)
-        return rows
+        known = next((known for known in self._rows if known == rows), None)
+        if known is None:
+            self._rows.append(rows)
+        return rows if known is None else known

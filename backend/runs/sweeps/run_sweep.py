@@ -1,8 +1,7 @@
-"""The course of a sweep: its runs in turns, rung by rung, and what is written about them.
+"""The course of a sweep: its runs in turns, rung by rung.
 
 Runs on one base take turns of `round_steps` steps. Where a sweep has several bases, or runs of full fine-tuning, which
-change every weight, they are loaded one after the other at each rung. Nothing here computes; a run's turn is
-`backend.runs.sweeps.member`'s.
+change every weight, they are loaded one after the other at each rung.
 """
 
 from __future__ import annotations
@@ -13,16 +12,15 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
-from types import FrameType
 
 import mlx.core as mx
 
 from backend.config.config import load
 from backend.engine.cpu import left_nothing
 from backend.models.policy import load_base
-from backend.runs.events import first_and_last_events
+from backend.runs.events import last_event
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_lock import hand_on_lock, hold_lock, inherited_lock
 from backend.runs.sweeps.member import MemberRun, SweepInputs
@@ -43,27 +41,26 @@ from backend.trainer.ending import RESTART, Ending, ending_of
 from backend.trainer.run_context import SharedResources
 from backend.utils.disk_faults import DiskError
 
-# Commands to a whole sweep: the words pause, resume and stop in its folder, and the signals that mean stop.
-
 POLL_S = 0.3
+END = Rung(1 << 62, 0)  # the end of every run, however long it is
 
 
 class SweepCommands:
-    """`current` is the run whose turn it is, None between turns. `stop_reason` is set for good once a stop has come."""
+    """The words pause, resume and stop in the folder of a sweep, and stop signals, passed to the run whose turn it is.
+    `stop_reason` is set for good once a stop has come."""
 
     def __init__(self, process: RunFolder) -> None:
         self.current: RunFolder | None = None
-        self._word = ""
-        """Told to a run that may not have read it yet."""
         self.stop_reason = ""
+        self._word = ""  # passed to a run that may not have read it yet
         self._process = process
         self._ended = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="sweep commands", daemon=True)
         remove_word(process.control)  # for a process that is no more
 
     def listen(self) -> None:
-        """To be called in the main thread, as `signal.signal` requires."""
-        control.on_stop_signals(self._on_signal)
+        """Call in the main thread, as `signal.signal` requires."""
+        control.on_stop_signals(lambda number, _: self._stop(f"{signal.Signals(number).name} was received"))
         control.unblock_stop_signals()  # a program before this one may have blocked them (`Control`)
         self._watcher.start()
 
@@ -83,9 +80,6 @@ class SweepCommands:
         elif self._word != "stop":
             self._word = ""
 
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self._stop(f"{signal.Signals(number).name} was received")
-
     def _watch(self) -> None:
         while not self._ended.wait(POLL_S):
             word = read_word(self._process.control)
@@ -102,14 +96,9 @@ class SweepCommands:
 
     def _tell(self, word: str) -> None:
         self._word = word
-        run = self.current
-        if run is not None:
+        if (run := self.current) is not None:
             with contextlib.suppress(DiskError):  # a disk without room for a word: the next run's turn begins with it
                 run.say(word)
-
-
-END = Rung(1 << 62, 0)
-"""The end of every run, however long it is."""
 
 
 def run_sweep(
@@ -121,8 +110,7 @@ def run_sweep(
     echo: Callable[[SweepResults], None] = lambda results: None,
     may_restart: bool = False,
 ) -> Ending:
-    """Train a sweep, from where it was if it has been begun. Its folder and its runs' folders exist, with their
-    settings inside.
+    """Train a sweep from where it was, in folders that exist, with their settings inside.
 
     Errors of single runs end those runs; errors of the sweep are returned in the Ending. With `may_restart` that may be
     a RESTART, as in `backend.trainer.run_process.train`. Raises UserError when another process trains the sweep. `echo`
@@ -157,30 +145,35 @@ class Sweep:
         echo: Callable[[SweepResults], None],
         may_restart: bool,
     ) -> None:
-        self.plan, self.folder, self.inputs, self._command, self._echo = plan, folder, inputs, command, echo
-        self._may_restart = may_restart
+        self.plan, self.folder, self._echo = plan, folder, echo
         self.results = read_results(folder) or fresh_results(plan)
         self.results.began = self.results.began or time.time()
         self.commands = SweepCommands(folder.process)
-        self.members = {member.run: self._member(member) for member in plan.members()}
-
-    def _member(self, member: Member) -> MemberRun:
-        run = self.folder.run(member.run)
-        config = load(run.config)
-        return MemberRun(
-            config,
-            run,
-            self.results.run(member.run),
-            lambda: self.inputs.of(member, config),
-            command=self._command,
-            gpu_retries=config.retry_on_gpu_error if self._may_restart else 0,
-            stop_reason=lambda: self.commands.stop_reason,
-        )
+        self.members: dict[str, MemberRun] = {}
+        for member in plan.members():
+            run = folder.run(member.run)
+            config = load(run.config)
+            self.members[member.run] = MemberRun(
+                config,
+                run,
+                self.results.run(member.run),
+                partial(inputs.of, member, config),
+                command=command,
+                gpu_retries=config.retry_on_gpu_error if may_restart else 0,
+                stop_reason=lambda: self.commands.stop_reason,
+            )
 
     def run(self) -> Ending:
         self.commands.listen()
         self.results.state, self.results.sentence = "running", ""
-        self.results.notes = self._notes()
+        groups = self.plan.groups()
+        self.results.notes = [
+            f"{len(group)} runs share one base model in memory." for group in groups if len(group) > 1
+        ]
+        alone = sum(self.members[group[0].run].config.train_type == "full" for group in groups)
+        if alone > 1:
+            full = f"{alone} runs fine-tune every weight, so they share no base and are loaded one after the other."
+            self.results.notes.append(full)
         self.report()
         try:
             ending = ending_of(self._train, lambda: 0)
@@ -198,7 +191,10 @@ class Sweep:
         try:
             for rung in [*self.plan.rungs(), END]:
                 if rung.step not in [judged.step for judged in self.results.rungs]:
-                    self._train_to(rung)
+                    # Every run that is still in the sweep, base by base.
+                    groups = [group for group in map(self._unfinished, self.plan.groups()) if group]
+                    for group in groups:
+                        self._train_group(group, rung, parks=len(groups) > 1)
                     if rung is not END:
                         self._judge(rung)
         except Stop:
@@ -207,13 +203,12 @@ class Sweep:
             if left_nothing(error) and self.commands.stop_reason:  # as in `MemberRun`, while the base was loaded
                 return self._after_stop()
             raise
-        return Ending("finished", 0, self._result(), 0)
-
-    def _train_to(self, rung: Rung) -> None:
-        """Bring every run that is still in the sweep to this rung, base by base."""
-        groups = [group for group in map(self._unfinished, self.plan.groups()) if group]
-        for group in groups:
-            self._train_group(group, rung, parks=len(groups) > 1)
+        best, metric = self.results.ranked[0], self.plan.metric
+        sentence = f"No configuration has a held-out {metric} for every seed."
+        if best.value is not None:
+            label = self.plan.configurations[best.number - 1].label
+            sentence = f"The best configuration is {best.number} ({label}): held-out {metric} {best.value:.3g}."
+        return Ending("finished", 0, sentence, 0)
 
     def _train_group(self, group: list[MemberRun], rung: Rung, *, parks: bool) -> None:
         """Train the runs of one base to a rung, in turns. Those of several bases are parked then, to make room for the
@@ -223,10 +218,16 @@ class Sweep:
             shared = SharedResources(None if first.train_type == "full" else load_base(first))
             for run in group:
                 self._turn(run, partial(run.load, shared))
-        for step in self._rounds(group, rung):
+
+        def behind() -> list[int]:
+            open_runs = [(run.result.step, run.trainer.parts.steps) for run in group if run.trainer is not None]
+            return [step for step, steps in open_runs if step < min(rung.step, steps)]
+
+        while steps := behind():
+            until = min((min(steps) // self.plan.round_steps + 1) * self.plan.round_steps, rung.step)
             for run in group:
-                if run.is_open and run.result.step < step:
-                    self._turn(run, partial(run.train, step))
+                if run.is_open and run.result.step < until:
+                    self._turn(run, partial(run.train, until))
         if parks:
             for run in group:
                 if run.is_open:
@@ -241,22 +242,15 @@ class Sweep:
         return [run for run in runs if run.ending is None and not self._has_finished(run)]
 
     def _has_finished(self, run: MemberRun) -> bool:
-        last = [] if run.is_open else first_and_last_events(run.folder.events)[1]
-        if not last or last[-1]["kind"] != "finished":
+        last = {} if run.is_open else last_event(run.folder)
+        if last.get("kind") != "finished":
             return False
-        run.result.state, run.result.step = "finished", last[-1]["step"]
-        run.result.sentence = str(last[-1].get("sentence", ""))
+        run.result.state, run.result.step, run.result.sentence = "finished", last["step"], str(last.get("sentence", ""))
         self._read_value(run)
         return True
 
-    def _rounds(self, group: list[MemberRun], rung: Rung) -> Iterator[int]:
-        """The steps up to which the runs of a group train in turn, as long as any is not there."""
-        while behind := [run for run in group if run.is_open and run.result.step < min(rung.step, run.steps)]:
-            slowest = min(run.result.step for run in behind)
-            yield min((slowest // self.plan.round_steps + 1) * self.plan.round_steps, rung.step)
-
     def _turn(self, run: MemberRun, work: Callable[[], None]) -> None:
-        """Let a run work, and write what came of it. Raises Stop."""
+        """Let a run work, and write its result. Raises Stop."""
         self.commands.begin_turn(run.folder)
         try:
             work()
@@ -273,20 +267,16 @@ class Sweep:
         kept = keep_best(alive, rung.keep)
         for each in alive:
             if each.number not in kept:
-                sentence = self._given_up(rung, len(alive), each.value)
+                reached = "it has none" if each.value is None else f"its mean is {each.value:.4g}"
+                sentence = (
+                    f"Stopped at step {rung.step}: by held-out {self.plan.metric} its configuration is not among the "
+                    f"best {rung.keep} of {len(alive)} in the sweep {self.plan.name} ({reached}); everything is saved."
+                )
                 for result in each.runs:
                     self.members[result.run].stop(sentence, is_given_up=True)
-        # After the runs have ended: if this process dies in between, the next one comes to the same rung and
-        # judges it alike.
+        # After the runs have ended: if this process dies in between, the next one judges the same rung alike.
         self.results.rungs.append(RungResult(rung.step, kept))
         self.report()
-
-    def _given_up(self, rung: Rung, count: int, value: float | None) -> str:
-        reached = "it has none" if value is None else f"its mean is {value:.4g}"
-        return (
-            f"Stopped at step {rung.step}: by held-out {self.plan.metric} its configuration is not among the best "
-            f"{rung.keep} of {count} in the sweep {self.plan.name} ({reached}); everything is saved."
-        )
 
     def _read_value(self, run: MemberRun) -> None:
         """The run's metric at its last held-out evaluation, from its event log."""
@@ -296,7 +286,6 @@ class Sweep:
             run.result.value = values[run.result.evaluated]
 
     def _after_stop(self) -> Ending:
-        """Every other run is saved and ends as the one that stopped did."""
         failed = [run.ending for run in self.members.values() if run.ending is not None and run.ending.gpu_error]
         if not failed:
             reason = self.commands.stop_reason
@@ -313,20 +302,6 @@ class Sweep:
     def _stop_all(self, reason: str) -> None:
         for run in self.members.values():
             run.stop(f"Stopped at step {run.result.step} because {reason}; everything is saved.")
-
-    def _result(self) -> str:
-        best = self.results.ranked[0]
-        if best.value is None:
-            return f"No configuration has a held-out {self.plan.metric} for every seed."
-        label = self.plan.configurations[best.number - 1].label
-        return f"The best configuration is {best.number} ({label}): held-out {self.plan.metric} {best.value:.3g}."
-
-    def _notes(self) -> list[str]:
-        groups = self.plan.groups()
-        shared = [f"{len(group)} runs share one base model in memory." for group in groups if len(group) > 1]
-        alone = sum(self.members[group[0].run].config.train_type == "full" for group in groups)
-        full = f"{alone} runs fine-tune every weight, so they share no base and are loaded one after the other."
-        return [*shared, *([full] if alone > 1 else [])]
 
     def report(self) -> None:
         write_results(self.folder, self.results)

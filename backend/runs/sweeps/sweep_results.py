@@ -1,5 +1,4 @@
-"""A sweep's folder, `<runs>/sweeps/<name>/`, and its results as far as they have come: results.json, replaced by
-rename.
+"""A sweep's folder, `<runs>/sweeps/<name>/`, and its results so far.
 
     sweep.yaml      the sweep, its base and values resolved; loading it again gives the same runs
     results.json    a line for each configuration; written by the process that trains, read by anyone
@@ -26,7 +25,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from backend.config.config import dump, parse, read
 from backend.runs.events import read_events
-from backend.runs.run_folder import RunFolder, make_run_folder
+from backend.runs.run_folder import RunFolder, make_run_folder, modified_at
 from backend.runs.sweeps.sweep import SweepPlan, dump_sweep, load_sweep
 from backend.utils.disk_faults import writing
 from backend.utils.documents import read_json
@@ -38,8 +37,8 @@ from backend.utils.whole_file import replace_file
 
 RunState = Literal["waiting", "training", "given up", "finished", "stopped", "failed"]
 SweepState = Literal["waiting", "running", "finished", "stopped", "failed"]
-INTERRUPTED = "interrupted"
-"""What a sweep is called whose process has died."""
+INTERRUPTED = "interrupted"  # the state of a sweep whose process has died
+_ADVICE = "fix or delete it, and resume the sweep"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +62,8 @@ class SweepFolder:
         """The lock, control word and log of the process that trains, which are those of a run."""
         return RunFolder(self.path)
 
-    @property
-    def runs(self) -> Path:
-        """The folder with its runs."""
-        return self.path.parent.parent
-
     def run(self, name: str) -> RunFolder:
-        return RunFolder(self.runs / name)
+        return RunFolder(self.path.parent.parent / name)
 
 
 def sweep_folder(name: str, runs: Path | None = None) -> SweepFolder:
@@ -79,14 +73,7 @@ def sweep_folder(name: str, runs: Path | None = None) -> SweepFolder:
 def all_sweeps(runs: Path | None = None) -> Iterator[SweepFolder]:
     """Every sweep, newest first."""
     plans = ((runs or runs_folder()) / "sweeps").glob("*/sweep.yaml")
-    yield from (SweepFolder(plan.parent) for plan in sorted(plans, key=_modified_at, reverse=True))
-
-
-def _modified_at(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except OSError:  # deleted meanwhile
-        return 0.0
+    yield from (SweepFolder(plan.parent) for plan in sorted(plans, key=modified_at, reverse=True))
 
 
 def find_sweep(name: str | Path, runs: Path | None = None) -> SweepFolder | None:
@@ -112,16 +99,15 @@ def make_sweep(plan: SweepPlan, runs: Path | None = None) -> SweepFolder:
 
 
 def make_runs(plan: SweepPlan, folder: SweepFolder) -> None:
-    """A folder with config.yaml for every run that has none yet. Raises UserError."""
+    """Make a folder with config.yaml for every run that has none yet. Raises UserError."""
     for member in plan.members():
         if not folder.run(member.run).config.exists():
-            run = make_run_folder(member.run, folder.runs, reuse=True)
+            run = make_run_folder(member.run, folder.path.parent.parent, reuse=True)
             replace_file(run.config, dump(parse(plan.raw_settings(member))))
 
 
 def settings_of_runs(folder: SweepFolder) -> list[dict[str, Any]]:
-    """The raw settings of every run: those of the plan, and of the folders that there are, which count where the two
-    differ. Raises UserError for a config.yaml that cannot be read."""
+    """The raw settings of every run, by the plan and by the existing config.yaml files. Raises UserError."""
     plan = load_sweep(folder.plan)
     made = [folder.run(member.run).config for member in plan.members()]
     return [*plan.every_settings(), *(read(config) for config in made if config.is_file())]
@@ -134,7 +120,8 @@ def live_sweep() -> SweepFolder | None:
 
 @dataclass(slots=True)
 class MemberResult:
-    """One run. `value` is the metric at its last held-out evaluation, at step `evaluated`."""
+    """One run. `value` is the metric at its last held-out evaluation, at step `evaluated`. `completions` includes those
+    of evaluations."""
 
     run: str
     seed: int
@@ -143,13 +130,12 @@ class MemberResult:
     value: float | None = None
     evaluated: int | None = None
     completions: int = 0
-    """Completions that were sampled, those of evaluations included."""
     sentence: str = ""
 
 
 @dataclass(slots=True)
 class ConfigurationResult:
-    """One configuration: its runs, and the mean over their seeds."""
+    """One configuration: its runs, one for each seed."""
 
     number: int
     settings: dict[str, Any]
@@ -158,9 +144,8 @@ class ConfigurationResult:
     @property
     def value(self) -> float | None:
         """The mean over seeds; None before every seed has been evaluated, or where one failed."""
-        values = [run.value for run in self.runs if run.state != "failed"]
-        known = [value for value in values if value is not None]
-        return statistics.fmean(known) if len(known) == len(self.runs) else None
+        values = [run.value for run in self.runs if run.state != "failed" and run.value is not None]
+        return statistics.fmean(values) if len(values) == len(self.runs) else None
 
     @property
     def sd(self) -> float | None:
@@ -170,7 +155,6 @@ class ConfigurationResult:
 
     @property
     def step(self) -> int:
-        """The step that all of its runs have reached."""
         return min(run.step for run in self.runs)
 
     @property
@@ -179,7 +163,6 @@ class ConfigurationResult:
 
     @property
     def state(self) -> RunState:
-        """What most needs saying of its runs."""
         states = {run.state for run in self.runs}
         order: tuple[RunState, ...] = ("failed", "training", "stopped", "given up", "waiting", "finished")
         if states == {"waiting", "finished"}:
@@ -189,7 +172,7 @@ class ConfigurationResult:
 
 @dataclass(slots=True)
 class RungResult:
-    """A rung that has been judged: the numbers of the configurations that went on."""
+    """A past rung, and the numbers of the configurations that went on."""
 
     step: int
     kept: list[int]
@@ -204,13 +187,12 @@ class SweepResults:
     sentence: str = ""
     rungs: list[RungResult] = field(default_factory=list[RungResult])
     began: float = 0.0
-    """Unix seconds."""
     updated: float = 0.0
     notes: list[str] = field(default_factory=list[str])
 
     @property
     def alive(self) -> list[ConfigurationResult]:
-        """The configurations that no rung has given up."""
+        """The configurations that no rung has stopped."""
         kept = self.rungs[-1].kept if self.rungs else [each.number for each in self.configurations]
         return [each for each in self.configurations if each.number in kept]
 
@@ -222,7 +204,7 @@ class SweepResults:
 
     @property
     def ranked(self) -> list[ConfigurationResult]:
-        """Best first: those that got further before the others, then by value."""
+        """Best first: by the last rung, then by value."""
         last = {number: index for index, rung in enumerate(self.rungs, 1) for number in rung.kept}
         return sorted(self.configurations, key=lambda each: (-last.get(each.number, 0), *rank(each)))
 
@@ -239,22 +221,20 @@ class SweepResults:
         return max(runs, key=lambda run: cast("float", run.value), default=None)
 
     def to_dict(self) -> dict[str, Any]:
-        winner = self.winner
         rows = [
             asdict(each) | {"mean": each.value, "sd": each.sd, "state": each.state, "completions": each.completions}
             for each in self.configurations
         ]
-        whole = asdict(self) | {"configurations": rows, "completions": self.completions}
-        return whole | {"winner": winner.number if winner else None}
+        winner = self.winner.number if self.winner else None
+        return asdict(self) | {"configurations": rows, "completions": self.completions, "winner": winner}
 
 
 def rank(each: ConfigurationResult) -> tuple[float, int]:
-    """Sorts the highest value first; without one last; the first listed of equals first."""
+    """A key that sorts the highest value first, and none last."""
     return -(each.value if each.value is not None else -math.inf), each.number
 
 
 def fresh_results(plan: SweepPlan) -> SweepResults:
-    """Nothing trained yet."""
     rows = {each.number: ConfigurationResult(each.number, each.settings, []) for each in plan.configurations}
     for member in plan.members():
         rows[member.configuration.number].runs.append(MemberResult(member.run, member.seed))
@@ -265,9 +245,6 @@ def write_results(folder: SweepFolder, results: SweepResults) -> None:
     """Raises DiskError."""
     results.updated = time.time()
     replace_file(folder.results, json.dumps(results.to_dict(), ensure_ascii=False, indent=1) + "\n")
-
-
-_ADVICE = "fix or delete it, and resume the sweep"
 
 
 def read_results(folder: SweepFolder) -> SweepResults | None:
@@ -289,25 +266,22 @@ _RESULTS = TypeAdapter(SweepResults)
 
 
 def shown_state(folder: SweepFolder, results: SweepResults) -> str:
-    """The sweep's state; `interrupted` where it should be running and no process holds its lock."""
+    """The sweep's state; INTERRUPTED where it should be running and no process holds its lock."""
     is_live = results.state in ("waiting", "running")
     return INTERRUPTED if is_live and not folder.process.is_locked() else results.state
 
 
 def held_out_values(run: RunFolder, metric: str) -> dict[int, float]:
-    """Step → the metric at the held-out evaluation after it, of one run. Raises UserError where evaluations have no
-    such metric."""
-    evaluations = [event for event in read_events(run.events) if event.get("kind") == "eval"]
+    """Step → the metric of each held-out evaluation of a run. Raises UserError for evaluations without the metric."""
     found: dict[int, float] = {}
-    for event in evaluations:
-        metrics = cast("dict[str, Any]", event.get("metrics") or {})
-        if event.get("split") != "valid":
-            continue
-        if metric not in metrics:
-            known = ", ".join(sorted(metrics))
-            raise UserError("metric", f"A held-out evaluation has no metric {metric}; there are {known}.")
-        if isinstance(value := metrics[metric], int | float):
-            found[event["step"]] = float(value)
+    for event in read_events(run.events):
+        if event.get("kind") == "eval" and event.get("split") == "valid":
+            metrics = event.get("metrics") or {}
+            if metric not in metrics:
+                known = ", ".join(sorted(metrics))
+                raise UserError("metric", f"A held-out evaluation has no metric {metric}; there are {known}.")
+            if isinstance(value := metrics[metric], int | float):
+                found[event["step"]] = float(value)
     return found
 
 
