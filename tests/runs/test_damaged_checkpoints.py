@@ -216,7 +216,8 @@ def test_without_a_whole_one_nothing_starts_over(raw: dict[str, Any], run: RunFo
         flip(folder / "adapters.safetensors")
     before = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
     with pytest.raises(
-        UserError, match=r"No checkpoint of the run run is whole \(000004: adapters.safetensors is not as .* as a new run"
+        UserError,
+        match=r"No checkpoint of the run run is whole \(000004: adapters.safetensors is not as .* as a new run",
     ):
         small_run.train_here(raw, run)
     assert {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file() and path != run.config} == {
