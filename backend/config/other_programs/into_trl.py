@@ -10,110 +10,80 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import yaml
 
 from backend.config.config import SETTINGS, Config
 from backend.config.other_programs.keys import Translated, plain
-from backend.config.other_programs.trl import OPTIMIZERS, TRL
+from backend.config.other_programs.trl import TRL
 from backend.config.setting import NEVER
 from backend.config.updates import OWN, final_rate, warmup_updates
 from backend.models.adapter_types import adapter_scale
 from backend.runs.metric_names import EVALUATION, transformers_name
 
-
-def _by(keys: str, how: str) -> dict[str, str]:
-    return dict.fromkeys(keys.split(), how)
-
-
+_ROWS = (
+    "prompt_feature answer_feature type_feature system_feature system_prompt prompt_template answer_pattern "
+    "map_function valid_data test_data eval_data validation_split train_split valid_split test_split dataset_config "
+    "streaming"
+)
 BY_FILES: dict[str, str] = {
-    **_by(
-        "prompt_feature answer_feature type_feature system_feature system_prompt prompt_template answer_pattern "
-        "map_function valid_data test_data eval_data validation_split train_split valid_split test_split "
-        "dataset_config streaming",
-        "dataset.py makes the rows with it",
-    ),
-    **_by("data_seed", "train.py takes prompts in the order of this seed; trl grpo alone shuffles by seed"),
-    **_by("reward_functions", "rewards.py has one function for each"),
-    **_by("reward_functions_file", "a copy lies in user_code/, and rewards.py loads it"),
-    **_by("max_seq_length", "train.py leaves out prompts with no room for a completion; vLLM gets it as its limit"),
-    **_by("max_prompt_length long_prompts", "train.py applies it"),
-    **_by("num_layers", "train.py puts adapters on the last layers only; trl grpo alone on all"),
-    **_by("tokenizer", "train.py loads it"),
-    **_by("val_batches", "train.py evaluates on so many prompts; trl grpo alone on all"),
-    **_by("test", "train.py answers the test prompts at the end"),
-    **_by("test_batches", "train.py takes so many test prompts"),
-    **_by("early_stopping_patience early_stopping_min_delta", "train.py adds transformers' EarlyStoppingCallback"),
+    **dict.fromkeys(_ROWS.split(), "dataset.py makes the rows with it"),
+    "data_seed": "train.py takes prompts in the order of this seed; trl grpo alone shuffles by seed",
+    "reward_functions": "rewards.py has one function for each",
+    "reward_functions_file": "a copy lies in user_code/, and rewards.py loads it",
+    "max_seq_length": "train.py leaves out prompts with no room for a completion; vLLM gets it as its limit",
+    "max_prompt_length": "train.py applies it",
+    "long_prompts": "train.py applies it",
+    "num_layers": "train.py puts adapters on the last layers only; trl grpo alone on all",
+    "tokenizer": "train.py loads it",
+    "val_batches": "train.py evaluates on so many prompts; trl grpo alone on all",
+    "test": "train.py answers the test prompts at the end",
+    "test_batches": "train.py takes so many test prompts",
+    "early_stopping_patience": "train.py adds transformers' EarlyStoppingCallback",
+    "early_stopping_min_delta": "train.py adds transformers' EarlyStoppingCallback",
 }
 """Setting → which file of the folder carries it, where TRL has no argument or `trl grpo` alone would ignore it."""
-
 AS_TRL_DOES = {"num_layers": -1, "val_batches": -1}
 """Settings whose default is not what TRL does by itself → the value that is."""
-
-NOTHING_STANDS_IN: dict[str, str] = {
-    **_by(
-        "adapter",
-        "the run begins with new adapters; export their run with --format original, and name that folder as the model",
-    ),
-    **_by("reference_model_path", "the reference is the model itself as it was before training"),
-    **_by("log_kl", "TRL computes no KL without a KL weight"),
-    **_by("kl_estimator", "TRL has Schulman's k3"),
-    **_by("ratio_against", "the ratio is against the policy that sampled"),
-    **_by("advantage_baseline", "TRL's GRPO takes the mean of the group; its RLOOTrainer leaves one out"),
-    **_by("dynamic_sampling dynamic_sampling_rounds", "TRL takes every group as it comes"),
-    **_by("reward_weight_schedule reward_weights_final", "the weights stay as they begin"),
-    **_by("stages", "the settings outside of the stages hold for the whole run, whose length is iters"),
-    **_by("own_optimizer", "AdamW; an object of a program is in no file"),
-    **_by("own_schedule", "the learning rate as it is set; an object of a program is in no file"),
-    **_by("stop_when", "the run goes on to its end"),
-    **_by("reward_timeout", "TRL waits for a reward function as long as it takes"),
+INSTEAD = {
+    "adapter": "the run begins with new adapters; export their run with --format original, and name it as the model",
+    "reference_model_path": "the reference is the model itself as it was before training",
+    "log_kl": "TRL computes no KL without a KL weight",
+    "kl_estimator": "TRL has Schulman's k3",
+    "ratio_against": "the ratio is against the policy that sampled",
+    "advantage_baseline": "TRL's GRPO takes the mean of the group; its RLOOTrainer leaves one out",
+    "reward_weight_schedule": "the weights stay as they begin",
+    "stages": "the settings outside of the stages hold for the whole run, whose length is iters",
+    "own_optimizer": "AdamW; an object of a program is in no file",
+    "own_schedule": "the learning rate as it is set; an object of a program is in no file",
+    "stop_when": "the run goes on to its end",
+    "memory_limit": "memory is PyTorch's there; lower per_device_train_batch_size",
+    "fuse": "the adapter is saved by itself; PEFT's merge_and_unload merges it",
 }
-"""Setting → what happens instead."""
-
-NO_MEANING_THERE: dict[str, str] = {
-    **_by("train_mode", "TRL's GRPOTrainer is GRPO"),
-    **_by("mask_prompt", "TRL never trains on the prompt"),
-    **_by("skip_zero_signal", "it saves time and changes no gradient"),
-    **_by("reward_isolation", "TRL calls reward functions in the trainer's own process"),
-    **_by("reward_network", "nothing keeps reward functions from the network there"),
-    **_by("record_tokens", "TRL logs texts, not tokens"),
-    **_by("lm_studio_name", "LM Studio is on this machine"),
-    **_by("fuse", "the adapter is saved by itself; PEFT's merge_and_unload merges it"),
-    **_by(
-        "memory_limit",
-        "memory is PyTorch's there; lower per_device_train_batch_size and raise gradient_accumulation_steps",
-    ),
-    **_by("retry_on_gpu_error", "it is for GPU errors of MLX"),
-    **_by("relax_gpu_timeout", "it is for macOS"),
-    **_by("efficient_long_context seq_step_size", "TRL computes log-probabilities in pieces by itself"),
-    **_by("hosts distributed_backend on_lost_rank parallelism", "accelerate starts the processes there"),
+"""Setting without a counterpart in TRL → what happens instead, where that is worth saying."""
+_CARRIED = {key for fate in TRL.words.values() if isinstance(fate, Translated) for key in fate.settings} | {
+    *("scale", "tracker_run_name", "output_schema")
 }
-"""Setting → why it has none. Listed where it is not at its default."""
-
 _UNLESS_DEFAULT = (
     *("min_p", "neftune_noise_alpha", "chat_template_kwargs", "num_generations_eval", "reward_weights", "delta"),
-    *("epsilon_high", "off_policy_mask_threshold", "repetition_penalty", "save_only_model"),
-    *("mask_truncated_completions", "dataset_config"),
+    *("epsilon_high", "off_policy_mask_threshold", "repetition_penalty", "save_only_model", "use_rslora"),
+    *("mask_truncated_completions", "dataset_config", "modules_to_save", "sync_ref_model", "load_best_at_end"),
+    *("tracker_project", "run_name"),
 )
 """Settings that are off in TRL too at their default, and then not written."""
-
 NO_LIMIT = 1_000_000
 """For a correction without an upper limit: as large as the setting may be."""
 WHOLE_RUN = 0.999999
 """A warm-up over all updates, as a share below 1."""
-WRITTEN_AS = {
+_OPTIM = {
     ("adamw", ""): "adamw_torch",
     ("adamw", "8"): "adamw_bnb_8bit",
     ("lion", ""): "lion_32bit",
     ("lion", "8"): "lion_8bit",
-    ("adafactor", ""): "adafactor",
-    ("sgd", ""): "sgd",
-    ("adagrad", ""): "adagrad",
-    ("rmsprop", ""): "rmsprop",
+    **{(name, ""): name for name in ("adafactor", "sgd", "adagrad", "rmsprop")},
 }
-"""(our optimizer, bits of its state) → transformers' usual name in `OPTIMIZERS`."""
+"""(our optimizer, bits of its state) → transformers' usual name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +101,12 @@ class LeftOut:
     @property
     def shown(self) -> str:
         """The value, nearly as a file has it."""
-        return as_yaml(self.value)
+        if isinstance(self.value, bool):
+            return str(self.value).lower()
+        if self.value is None:
+            return "empty"
+        text = f"{self.value:g}" if isinstance(self.value, float) else " ".join(str(self.value).split())
+        return text if len(text) <= 60 else f"{text[:59]}…"
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,34 +133,26 @@ def trl_yaml(words: Mapping[str, Any], heading: str) -> str:
 def into_trl(config: Config) -> TrlSettings:
     """Every setting as TRL has it. Reads no files and refuses nothing: what TRL lacks is listed."""
     to = _Writing(config)
-    for key, word in renamed().items():
+    renamed: dict[str, str] = {}
+    for word, fate in TRL.words.items():
+        if isinstance(fate, Translated) and len(fate.settings) == 1 and not fate.is_converted and not fate.is_switch:
+            renamed.setdefault(fate.settings[0], word)
+    for key, word in renamed.items():
         value = getattr(config, key)
         if to.applies(key) and not (key in _UNLESS_DEFAULT and value == SETTINGS[key].default):
             to.put(**{word: value})
     to.put(output_dir="output")
-    for regroup in REGROUPS:
+    for regroup in (_batches, _rhythm, _precision, _adapters, _importance, _sampling, _trackers, _optimizer, _schedule):
         regroup(to)
-    for key, instead in (NOTHING_STANDS_IN | NO_MEANING_THERE).items():
-        if to.applies(key) and getattr(config, key) != SETTINGS[key].default:
-            to.leave(key, instead)
+    files: dict[str, str] = {}
+    for key, about in SETTINGS.items():
+        is_changed = to.applies(key) and getattr(config, key) != AS_TRL_DOES.get(key, about.default)
+        if is_changed and key in BY_FILES:
+            files[key] = BY_FILES[key]
+        elif is_changed and key not in _CARRIED and key != "train_mode":
+            to.leave(key, INSTEAD.get(key, "TRL has no such setting"))
     words = {word: to.words[word] for word in TRL.words if to.words.get(word) is not None}
-    files = {
-        key: how
-        for key, how in BY_FILES.items()
-        if to.applies(key) and getattr(config, key) != AS_TRL_DOES.get(key, SETTINGS[key].default)
-    }
     return TrlSettings(words, to.left_out, files | to.by_files)
-
-
-@cache
-def renamed() -> dict[str, str]:
-    """Our setting → TRL's word, for every row of its table that only renames one setting; of two words the first."""
-    grouped = {key for keys in REGROUPS.values() for key in keys.split()}
-    words: dict[str, str] = {}
-    for word, fate in TRL.words.items():
-        if isinstance(fate, Translated) and len(fate.settings) == 1 and not fate.how and not fate.is_switch:
-            words.setdefault(fate.settings[0], word)
-    return {key: word for key, word in words.items() if key not in grouped} | {"group_size": words["group_size"]}
 
 
 class _Writing:
@@ -215,20 +182,9 @@ class _Writing:
         return when is None or getattr(self.config, when[0]) in when[1]
 
 
-def as_yaml(value: Any) -> str:
-    """A value in a sentence, nearly as a file has it."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if value is None:
-        return "empty"
-    text = f"{value:g}" if isinstance(value, float) else " ".join(str(value).split())
-    return text if len(text) <= 60 else f"{text[:59]}…"
-
-
 def _batches(to: _Writing) -> None:
     """Prompts of a batch → completions; batches of an update; batches that are sampled at once."""
-    config = to.config
-    accumulated = config.gradient_accumulation_steps
+    config, accumulated = to.config, to.config.gradient_accumulation_steps
     to.put(per_device_train_batch_size=config.batch_size * config.group_size, gradient_accumulation_steps=accumulated)
     to.put(steps_per_generation=accumulated * config.steps_per_generation)
     if config.grpo_loss_type == "bnpo" and accumulated > 1:
@@ -242,14 +198,12 @@ def _batches(to: _Writing) -> None:
 def _rhythm(to: _Writing) -> None:
     """When to evaluate, save and report, in updates; then which checkpoint is the best."""
     config, updates = to.config, to.config.updates_per_step
-    to.put(logging_steps=config.steps_per_report * updates)
+    to.put(logging_steps=config.steps_per_report * updates, save_total_limit=config.keep_checkpoints)
     if config.save_every >= NEVER:
         to.put(save_strategy="no")
     else:
         to.put(save_strategy="steps", save_steps=config.save_every * updates)
-    to.put(save_total_limit=config.keep_checkpoints)
-    if config.eval_delay:
-        to.put(eval_delay=config.eval_delay * updates)
+    to.put(eval_delay=config.eval_delay * updates or None)
     group = config.num_generations_eval or config.group_size
     to.put(per_device_eval_batch_size=config.prompts_per_evaluation_batch * group)
     if config.steps_per_eval:
@@ -270,13 +224,13 @@ def _rhythm(to: _Writing) -> None:
             if getattr(config, key):
                 last = "and this run has none: the last one counts"
                 to.leave(key, f"TRL knows the best checkpoint from evaluations, {last}")
+        to.put(load_best_model_at_end=None)
         return
     to.words.setdefault("metric_for_best_model", "eval_reward")
     to.words.setdefault("greater_is_better", True)
-    if config.load_best_at_end and config.save_every % config.steps_per_eval == 0 and config.save_every < NEVER:
-        to.put(load_best_model_at_end=True)
-    elif config.load_best_at_end:
+    if config.load_best_at_end and (config.save_every % config.steps_per_eval or config.save_every >= NEVER):
         to.leave("load_best_at_end", "TRL needs Save to be a multiple of Eval for it: the last checkpoint counts")
+        to.put(load_best_model_at_end=None)
 
 
 def _precision(to: _Writing) -> None:
@@ -297,24 +251,19 @@ def _precision(to: _Writing) -> None:
 
 def _adapters(to: _Writing) -> None:
     """Adapters and a reference that follows. PEFT's alpha is ours times the rank, or times its root."""
-    config = to.config
-    to.put(use_peft=config.train_type != "full")
-    if config.train_type != "full":
-        if config.train_type == "dora":
-            to.put(use_dora=True)
+    config, adapts = to.config, to.config.train_type != "full"
+    to.put(use_peft=adapts)
+    if adapts:
         alpha = config.lora_alpha if config.lora_alpha is not None else adapter_scale(config) * config.rank
-        to.put(lora_r=config.rank, lora_alpha=alpha, lora_dropout=config.dropout)
-        to.put(lora_target_modules=list(config.lora_keys) or ["all-linear"])
-        if config.use_rslora:
-            to.put(use_rslora=True)
-        if config.modules_to_save:
-            to.put(lora_modules_to_save=list(config.modules_to_save))
-    if config.sync_ref_model and config.train_type != "full":
-        to.leave("sync_ref_model", "TRL moves no reference under adapters: the reference stays the base model")
-    elif config.sync_ref_model and config.beta == 0:
-        to.leave("sync_ref_model", "without a KL weight TRL has no reference")
-    elif config.sync_ref_model:
-        to.put(sync_ref_model=True)
+        to.put(lora_alpha=alpha, lora_target_modules=list(config.lora_keys) or ["all-linear"])
+    if config.train_type == "dora":
+        to.put(use_dora=True)
+    if config.sync_ref_model and (adapts or config.beta == 0):
+        why = "without a KL weight TRL has no reference"
+        if adapts:
+            why = "TRL moves no reference under adapters: the reference stays the base model"
+        to.leave("sync_ref_model", why)
+        to.put(sync_ref_model=None)
 
 
 def _importance(to: _Writing) -> None:
@@ -334,31 +283,25 @@ def _importance(to: _Writing) -> None:
     mode = config.sampling_correction
     if mode == "auto":
         mode = "sequence_truncate" if config.holds_output else "none" if config.dtype == "float32" else "token_truncate"
-    if mode == "none":
-        to.put(vllm_importance_sampling_correction=False)
-        return
     if config.grpo_loss_type == "vespo" and mode.startswith("sequence"):
         mode = mode.replace("sequence", "token")
         to.leave("sampling_correction", f"TRL's vespo takes a correction by token alone: {mode}")
-    to.put(vllm_importance_sampling_correction=True, vllm_importance_sampling_mode=mode)
+    to.put(vllm_importance_sampling_correction=mode != "none")
+    if mode != "none":
+        to.put(vllm_importance_sampling_mode=mode)
 
 
 def _sampling(to: _Writing) -> None:
     """Options that TRL hands to vLLM under `generation_kwargs`, and constrained output."""
     config = to.config
     to.put(use_vllm=config.device != "cpu", vllm_mode="colocate", vllm_max_model_length=config.max_seq_length)
-    own = {
-        "presence_penalty": config.presence_penalty,
-        "frequency_penalty": config.frequency_penalty,
-        "stop": list(config.stop),
-    }
-    if given := {name: value for name, value in own.items() if value}:
-        to.put(generation_kwargs=given)
+    own = {"presence_penalty": config.presence_penalty, "frequency_penalty": config.frequency_penalty}
+    own |= {"stop": list(config.stop)}
+    to.put(generation_kwargs={name: value for name, value in own.items() if value} or None)
     for key, off in (("repetition_penalty", 1.0), ("presence_penalty", 0.0), ("frequency_penalty", 0.0)):
         if getattr(config, key) != off:
             to.leave(key, "TRL samples with it and learns without it; here it is part of the policy")
-    if config.output_regex:
-        to.put(vllm_structured_outputs_regex=config.output_regex)
+    to.put(vllm_structured_outputs_regex=config.output_regex or None)
     if config.output_schema:
         free = "they are free, and only rewards see their form"
         to.leave("output_schema", f"TRL constrains completions by a regular expression alone: {free}")
@@ -369,35 +312,25 @@ def _trackers(to: _Writing) -> None:
     to.put(report_to=[name for name in config.report_to if name != "csv"] or "none", log_completions=True)
     if "csv" in config.report_to:
         to.leave("report_to", "TRL writes no csv: trainer_state.json in the output folder has every logged metric")
-    if config.tracker_project:
-        to.put(project=config.tracker_project)
-    if name := config.tracker_run_name or config.run_name:
-        to.put(run_name=name)
+    to.put(run_name=config.tracker_run_name or config.run_name or None)
 
 
 def _optimizer(to: _Writing) -> None:
     """`optim`, with the nearest where transformers has none of that name."""
     config = to.config
     bits = "8" if config.optimizer_bits == "8" and to.applies("optimizer_bits") else ""
-    name = WRITTEN_AS.get((config.optimizer, bits))
-    if name is not None:
-        assert OPTIMIZERS[name] == (config.optimizer, bits)
-        to.put(optim=name)
-        return
-    to.put(optim=WRITTEN_AS["adamw", bits])
+    to.put(optim=_OPTIM.get((config.optimizer, bits), _OPTIM["adamw", bits]))
     if config.optimizer == "adam":
         to.leave("optimizer", "AdamW without weight decay is the same update")
         to.put(weight_decay=0.0)
-    else:
+    elif (config.optimizer, bits) not in _OPTIM:
         to.leave("optimizer", "transformers has no such optimizer: AdamW, which wants a learning rate of its own")
 
 
 def _schedule(to: _Writing) -> None:
     """`lr_scheduler_type`, its options and the warm-up."""
     kind, options = _curve(to)
-    to.put(lr_scheduler_type=kind)
-    if options:
-        to.put(lr_scheduler_kwargs=options)
+    to.put(lr_scheduler_type=kind, lr_scheduler_kwargs=options or None)
     config, ratio = to.config, to.config.lr_warmup_ratio
     if kind != "constant":
         if ratio is not None and ratio >= 1:  # transformers would read 1 as one update
@@ -410,14 +343,10 @@ def _schedule(to: _Writing) -> None:
     if kind in ("constant", "constant_with_warmup", "inverse_sqrt", "warmup_stable_decay"):
         return
     # transformers' rate falls from the end of the warm-up to the end of the run.
-    after, is_known = 1.0, True
-    if config.lr_warmup_ratio is not None:
-        after = 1.0 - config.lr_warmup_ratio
-    elif to.updates is not None:
-        after = 1.0 - config.lr_warmup_steps / to.updates
-    else:
-        is_known = not config.lr_warmup_steps
-    if not is_known or config.lr_decay_fraction != after:
+    warmup: float | None = config.lr_warmup_ratio
+    if warmup is None:
+        warmup = config.lr_warmup_steps / to.updates if to.updates else None if config.lr_warmup_steps else 0.0
+    if warmup is None or config.lr_decay_fraction != 1.0 - warmup:
         to.curve("lr_decay_fraction", "the rate falls until the end of the run")
 
 
@@ -454,19 +383,3 @@ def _curve(to: _Writing) -> tuple[str, dict[str, Any]]:
     if name != "polynomial":
         to.curve("lr_schedule", f"polynomial with power 1, a line to {final:g}")
     return "polynomial", {"lr_end": final, "power": config.lr_power if name == "polynomial" else 1.0}
-
-
-REGROUPS = {
-    _batches: "batch_size gradient_accumulation_steps steps_per_generation group_size iters epochs",
-    _rhythm: "steps_per_report steps_per_eval save_every keep_checkpoints eval_delay eval_batch_size best_metric "
-    "best_is_lowest load_best_at_end",
-    _precision: "dtype quantization device",
-    _adapters: "train_type rank scale lora_alpha use_rslora dropout lora_keys modules_to_save sync_ref_model",
-    _importance: "sampling_correction sampling_correction_max sampling_correction_min",
-    _sampling: "presence_penalty frequency_penalty stop output_regex output_schema",
-    _trackers: "report_to tracker_project tracker_run_name run_name",
-    _optimizer: "optimizer optimizer_bits",
-    _schedule: "lr_schedule lr_warmup_steps lr_warmup_ratio lr_warmup_init lr_decay_fraction lr_final lr_cycles "
-    "lr_power",
-}
-"""Function → the settings that it writes."""

@@ -17,17 +17,36 @@ from backend.utils.text import quote
 
 ASKS_FOR_NOTHING = ("", "none", "no", "false", "off", "null")
 """Values, as lower-case text, with which a refused key is accepted."""
+CHOICE_ALIASES: dict[str, dict[str, str]] = {
+    "lr_schedule": {
+        **dict.fromkeys(("cosine_decay", "cosine decay", "cosine_with_min_lr"), "cosine"),
+        **dict.fromkeys(("linear_decay", "linear_schedule"), "linear"),
+        "exponential_decay": "exponential",
+        "step_decay": "step",
+    },
+    "quantization": {"": "none", "4-bit": "4", "6-bit": "6", "8-bit": "8", "4bit": "4", "6bit": "6", "8bit": "8"},
+    "dtype": {
+        **dict.fromkeys(("", "none"), "auto"),
+        **dict.fromkeys(("fp32", "float", "torch.float32"), "float32"),
+        **dict.fromkeys(("bf16", "torch.bfloat16"), "bfloat16"),
+        **dict.fromkeys(("fp16", "half", "torch.float16"), "float16"),
+    },
+    "scale_rewards": {"true": "group", "false": "none"},
+    "grpo_loss_type": {"dr-grpo": "dr_grpo", "dr grpo": "dr_grpo"},
+    "importance_sampling_level": dict.fromkeys(("", "default", "none"), "token"),
+}
+"""Other spellings of a menu's values, lower case."""
 
 
 @dataclass(frozen=True, slots=True)
 class Translated:
-    """A key that becomes one or several of our settings. `how`: a sentence where more than the name differs.
+    """A key that becomes one or several of our settings.
 
-    `is_switch`: only true has an effect; with `value`, true sets the setting to it.
+    `is_converted`: its value or unit differs too. `is_switch`: only true has an effect; with `value`, it sets that.
     """
 
     settings: tuple[str, ...]
-    how: str = ""
+    is_converted: bool = False
     is_switch: bool = False
     value: Any = None
 
@@ -47,7 +66,7 @@ class Refused:
     off: tuple[Any, ...] = ()
 
     def asks(self, value: Any) -> bool:
-        """Whether a value asks for what does not exist here."""
+        """True for a value that asks for what does not exist here."""
         if value is None or value in ([], {}):
             return False
         text = str(value).strip().lower()
@@ -70,11 +89,14 @@ def renamed(**ours: str) -> dict[str, Word]:
     return {theirs: Translated((key,)) for theirs, key in ours.items()}
 
 
-def translated(
-    names: str, settings: str, how: str = "", *, is_switch: bool = False, value: Any = None
-) -> dict[str, Word]:
-    fate = Translated(tuple(settings.split()), how, is_switch or value is not None, value)
-    return dict.fromkeys(names.split(), fate)
+def converted(**ours: str) -> dict[str, Word]:
+    """their_key="our_keys", which a function of the program converts."""
+    return {theirs: Translated(tuple(keys.split()), is_converted=True) for theirs, keys in ours.items()}
+
+
+def switch(names: str, setting: str, value: Any = None) -> dict[str, Word]:
+    """Keys of which true sets `setting` to `value`, or is read by a function."""
+    return dict.fromkeys(names.split(), Translated((setting,), is_switch=True, value=value))
 
 
 def ignored(reason: str, names: str) -> dict[str, Word]:
@@ -106,28 +128,25 @@ class Translator:
     def has(self, *words: str) -> bool:
         return any(word in self.values for word in words)
 
+    def first(self, *words: str) -> str:
+        """The first of these keys that the file has, else the first."""
+        return next((word for word in words if word in self.values), words[0])
+
     def take(self, *words: str) -> Any:
         """Remove these keys and return the first one's value."""
         found = [self.values.pop(word) for word in words if word in self.values]
         return found[0] if found else None
 
-    def number(self, *words: str) -> float | None:
-        """As `take`, as a number; otherwise a problem and None."""
-        word = next((word for word in words if word in self.values), words[0])
-        value = self.take(*words)
+    def number(self, *words: str, whole: bool = False) -> float | None:
+        """As `take`, as a number (with `whole`, a count above 0); otherwise a problem and None."""
+        word, value = self.first(*words), self.take(*words)
         number = as_number(value)
         if value is not None and number is None:
             self.refuse(word, f"{word} must be a number, not {quote(value, 60)}.")
-        return number
-
-    def count(self, *words: str) -> int | None:
-        """As `number`, a whole number above 0."""
-        word = next((word for word in words if word in self.values), words[0])
-        number = self.number(*words)
-        if number is not None and (number != int(number) or number < 1):
+        elif whole and number is not None and (number != int(number) or number < 1):
             self.refuse(word, f"{word} must be a whole number above 0, not {quote(number, 60)}.")
             return None
-        return None if number is None else int(number)
+        return number
 
     def flag(self, word: str) -> bool | None:
         """As `take`, as true or false; otherwise a problem and None."""
@@ -157,13 +176,12 @@ class Translator:
 
     def peek(self, *words: str, default: float) -> float:
         """The first number that these keys have, left in place."""
-        number = as_number(next((self.values[word] for word in words if word in self.values), default))
-        return default if number is None else number
+        return as_number(next((self.values[word] for word in words if word in self.values), None), default)
 
     def fill(self, ours: str, value: Any, word: str) -> None:
         """Set one of our settings to what `word` amounts to; a problem if the file contradicts it."""
         written = self.values.setdefault(ours, value)
-        if written != value and as_number(written) != as_number(value, default=math.nan):
+        if written != value and as_number(written) != as_number(value, math.nan):
             both = f"{quote(ours, 30)} is {quote(written, 40)}, and {quote(word, 30)} makes it {quote(value, 40)}"
             self.refuse(ours, f"{both}; give one of them.")
 
@@ -177,9 +195,6 @@ class Translator:
     def no_place(self, word: str, option: object, what: str = "") -> None:
         """Refuse an option of a key."""
         self.refuse(word, f"{what or word} has {quote(option, 40)}, which has no place here; take it out.")
-
-    def remark(self, word: str, sentence: str) -> None:
-        self.remarks[word] = sentence
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,13 +220,8 @@ class OtherProgram:
         for section in self.sections.values():
             self.words.update(section)
 
-    def shares_meaning(self, word: str) -> bool:
-        """Whether a key is also ours, with the same meaning."""
-        fate = self.words.get(word)
-        return isinstance(fate, Translated) and fate.settings == (word,) and not fate.how
 
-
-def as_number(value: Any, default: float | None = None) -> float | None:
+def as_number(value: Any, default: Any = None) -> Any:
     """A finite number, also as text such as 1e-6, which YAML reads as text; else `default`."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return default
@@ -228,6 +238,16 @@ def as_bool(value: Any) -> bool | None:
     if text in ("true", "yes", "on", "1"):
         return True
     return False if text in ("false", "no", "off", "0", "none") else None
+
+
+def choice(value: Any, aliases: Mapping[str, str]) -> Any:
+    """A menu's value in our spelling; None for none."""
+    if value is None and "" not in aliases:
+        return None
+    if isinstance(value, (list, Mapping)):
+        return cast("Any", value)  # no menu has it: validation reports it
+    text = "" if value is None else str(value).strip().lower()
+    return aliases.get(text, text)
 
 
 def plain(number: float) -> float | int:

@@ -9,11 +9,12 @@ from backend.config.other_programs.keys import (
     OtherProgram,
     Translator,
     as_number,
+    converted,
     ignored,
     refused,
     renamed,
     same,
-    translated,
+    switch,
 )
 from backend.utils.text import quote
 
@@ -24,13 +25,12 @@ FORMAT_REWARD = "r1_soft_format_reward_func"
 _README = {
     **ignored("a run has a folder of its own; --runs-dir and --name choose it", "output_dir"),
     **renamed(model_path="model", train_dataset_path="data", val_dataset_path="valid_data", num_training_steps="iters"),
-    **translated("dataset_name", "data", "train_dataset_path comes first, as there."),
+    **converted(dataset_name="data"),
     **same("dataset_config"),
-    **translated(
-        "reward_content_type reward_format_weight reward_content_weight",
-        "reward_functions reward_weights",
-        "The format reward r1_soft_format_reward_func (0 or 0.5, −0.5 or 0.5 there) and the content reward, with "
-        "these weights.",
+    **converted(
+        reward_content_type="reward_functions reward_weights",
+        reward_format_weight="reward_functions reward_weights",
+        reward_content_weight="reward_functions reward_weights",
     ),
 }
 _FIELDS = {
@@ -58,9 +58,11 @@ _FIELDS = {
         wandb_run_name="tracker_run_name",
     ),
     **same("system_prompt learning_rate seed save_every"),
-    **translated("max_prompt_len", "max_prompt_length long_prompts", "Longer prompts are cut on the left, as there."),
-    **translated("lr_schedule_config", "lr_schedule learning_rate lr_final lr_warmup_steps", "mlx-lm's mapping."),
-    **translated("use_wandb", "report_to", "true is wandb.", is_switch=True),
+    **converted(
+        max_prompt_len="max_prompt_length long_prompts",
+        lr_schedule_config="lr_schedule learning_rate lr_final lr_warmup_steps",
+    ),
+    **switch("use_wandb", "report_to"),
     **refused(
         "To continue a run: python -m backend resume RUN; for a new run from its weights: adapter: RUN@step.",
         "resume_from_checkpoint",
@@ -68,9 +70,9 @@ _FIELDS = {
     **refused(
         "The shipped format rewards read <think> and <answer>; a function of your own may read other tags.",
         "think_start_tag think_end_tag answer_start_tag answer_end_tag",
-        off=("<think>", "</think>", "<thinking>", "</thinking>", "<answer>", "</answer>"),
+        ("<think>", "</think>", "<thinking>", "</thinking>", "<answer>", "</answer>"),
     ),
-    **refused("Prompts are always shuffled, by data_seed.", "shuffle_data", off=(True,)),
+    **refused("Prompts are always shuffled, by data_seed.", "shuffle_data", (True,)),
     **refused("Speculative decoding is not built yet.", "use_speculative_decoding"),
     **ignored("speculative decoding is not built", "draft_model_path num_draft_tokens"),
     **ignored(
@@ -123,7 +125,7 @@ def _rewards(to: Translator) -> None:
 def _data_and_schedule(to: Translator) -> None:
     if to.has("train_dataset_path") and to.has("dataset_name"):
         to.take("dataset_name")
-        to.remark("dataset_name", "train_dataset_path is given, which comes first")
+        to.remarks["dataset_name"] = "train_dataset_path is given, which comes first"
     if to.program == "mlx_grpo" and to.has("max_prompt_len"):
         to.suggest("long_prompts", "cut_left")
     if isinstance(mapping := to.values.get("lr_schedule_config"), Mapping) and not to.has("lr_schedule"):
@@ -131,7 +133,7 @@ def _data_and_schedule(to: Translator) -> None:
     elif mapping is not None:
         sentence = "lr_schedule_config must be a mapping, as mlx-lm's lr_schedule, and stand alone."
         to.refuse("lr_schedule_config", sentence)
-    if (as_number(to.values.get("grad_clip_norm"), 1.0) or 0.0) < 0:
+    if as_number(to.values.get("grad_clip_norm"), 1.0) < 0:
         to.values["grad_clip_norm"] = 0
     if to.flag("use_wandb"):
         to.suggest("report_to", ["wandb"])

@@ -7,16 +7,18 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from backend.config.other_programs.keys import (
+    CHOICE_ALIASES,
     OtherProgram,
     Translator,
     as_bool,
     as_number,
+    choice,
+    converted,
     ignored,
     renamed,
     same,
-    translated,
+    switch,
 )
-from backend.config.other_programs.spellings import CHOICE_ALIASES, choice
 from backend.utils.text import quote
 
 QUANTIZATION_FLAGS = {"load_in_4bits": "4", "load_in_6bits": "6", "load_in_8bits": "8", "load_in_mxfp4": "mxfp4"}
@@ -24,7 +26,6 @@ PRECISION_FLAGS = {"bf16": "bfloat16", "fp16": "float16"}
 _ITERS = 1000
 """Default of `iters`, here and in mlx-lm."""
 
-_BATCHES = "Counted in batches there, in steps here: divided by gradient_accumulation_steps."
 _SETTINGS = {
     **same(
         "model data train_type train_mode optimizer num_layers batch_size epochs seed learning_rate max_seq_length "
@@ -34,43 +35,26 @@ _SETTINGS = {
         "reward_functions_file prompt_feature answer_feature type_feature system_feature"
     ),
     **renamed(fine_tune_type="train_type", resume_adapter_file="adapter", lora_layers="num_layers"),
-    **translated(
-        "gradient_accumulation_steps",
-        "gradient_accumulation_steps",
-        "There an iteration is one batch, and every k-th updates; a step here is k batches and an update.",
+    # An iteration is one batch there, and every k-th updates; a step here is k batches and an update.
+    **converted(
+        gradient_accumulation_steps="gradient_accumulation_steps",
+        grad_accumulation_steps="gradient_accumulation_steps",
+        iters="iters",
+        steps_per_report="steps_per_report",
+        steps_per_eval="steps_per_eval",
+        save_every="save_every",
+        lora_parameters="rank scale dropout lora_keys lora_alpha",
+        optimizer_config="weight_decay adam_beta1 adam_beta2 adam_epsilon",
+        lr_schedule="lr_schedule learning_rate lr_final lr_decay_fraction lr_warmup_steps lr_warmup_init lr_cycles",
     ),
-    **translated(
-        "grad_accumulation_steps", "gradient_accumulation_steps", "mlx-lm's name of gradient_accumulation_steps."
+    **switch(" ".join(QUANTIZATION_FLAGS), "quantization"),
+    **converted(
+        hf_dataset="data dataset_config train_split valid_split test_split prompt_feature answer_feature",
+        wandb="report_to tracker_project",
+        wand="report_to tracker_project",
     ),
-    **translated("iters", "iters", f"{_BATCHES} It comes before epochs there, and so in a file for mlx-lm-lora."),
-    **translated("steps_per_report", "steps_per_report", _BATCHES),
-    **translated("steps_per_eval", "steps_per_eval", _BATCHES),
-    **translated("save_every", "save_every", _BATCHES),
-    **translated(
-        "lora_parameters", "rank scale dropout lora_keys lora_alpha", "rank, scale, dropout, keys and alpha in it."
-    ),
-    **translated(
-        "optimizer_config",
-        "weight_decay adam_beta1 adam_beta2 adam_epsilon",
-        "The mapping of the optimizer in use; others are skipped.",
-    ),
-    **translated(
-        "lr_schedule",
-        "lr_schedule learning_rate lr_final lr_decay_fraction lr_warmup_steps lr_warmup_init lr_cycles",
-        "A mapping with name and arguments; its first argument is the learning rate, and what it leaves out is 0, "
-        "as there.",
-    ),
-    **translated(" ".join(QUANTIZATION_FLAGS), "quantization", is_switch=True),
-    **translated(
-        "hf_dataset",
-        "data dataset_config train_split valid_split test_split prompt_feature answer_feature",
-        "One dataset: its path, config name, splits and columns.",
-    ),
-    **translated("wandb wand", "report_to tracker_project", "Its project, reported to with wandb."),
     **renamed(project_name="tracker_project"),
-    **translated(
-        "report_to", "report_to", "mlx-lm's: wandb, or several with commas; other trackers than ours are refused."
-    ),
+    **converted(report_to="report_to"),
 }
 _IGNORED = {
     **ignored("every run here trains", "train"),
@@ -79,24 +63,20 @@ _IGNORED = {
     **ignored("adapters are written into the run folder", "adapter_path"),
     **ignored("long texts are read in pieces of the sequence step size", "recurrence_chunk_size"),
     **ignored("memory_limit splits a step to fit", "micro_batch_size clear_cache_threshold"),
-    **ignored("what is fused keeps the model's own precision", "fuse_dequantize"),
-    **ignored("adapters are kept beside the fused model", "fuse_remove_adapters"),
+    **ignored("the fused model has the model's precision, and adapters stay", "fuse_dequantize fuse_remove_adapters"),
     **ignored("the tokenizer's chat template is always applied to prompts", "use_chat_template use_prompt"),
     **ignored("completions end at the model's own end token and at stop", "end_answer_token"),
     **ignored("python -m backend rewards list lists them", "list_reward_functions"),
     **ignored("the code of models is mlx-lm's; none from a model's repository is run", "trust_remote_code"),
-    **ignored(
-        "quantisation-aware training does not apply to GRPO",
-        "qat_enable qat_bits qat_group_size qat_mode qat_start_step qat_interval",
-    ),
     **ignored("GRPO asks reward functions, and no judge", "judge judge_config judge_system alpha"),
     **ignored(
         "it belongs to another way of training",
+        "qat_enable qat_bits qat_group_size qat_mode qat_start_step qat_interval "
         "sft_loss_type dpo_cpo_loss_type reward_scaling dsla_loss latent_weight latent_margin latent_gamma "
         "latent_variant latent_pooling latent_layer klpo_route klpo_kl_estimator klpo_mc_samples klpo_top_k "
         "klpo_tail_floor lambda_mse_target tau_mse_target lambda_mse clip_epsilon_logits",
     ),
-    **translated("delta", "delta", "Beside dpo_cpo_loss_type it is DPO's, and without effect."),
+    **converted(delta="delta"),
     **ignored(
         "GRPO reads prompt, answer, type and system",
         "completion_feature chosen_feature rejected_feature chat_feature text_feature preference_score_feature",
@@ -118,19 +98,14 @@ def _defaults(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 def _delta_of_dpo(to: Translator) -> None:
     """`delta` belongs to DPO in a file that names the DPO loss too."""
-    if to.has("delta") and "dpo_cpo_loss_type" in to.written:
-        to.take("delta")
-        to.remark("delta", "without effect: beside dpo_cpo_loss_type it belongs to another way of training")
+    if "dpo_cpo_loss_type" in to.written and to.take("delta") is not None:
+        to.remarks["delta"] = "beside dpo_cpo_loss_type it belongs to another way of training"
 
 
 _DATASET_PARTS = {
+    **{name: name for name in ("train_split", "valid_split", "test_split", "prompt_feature", "answer_feature")},
     "path": "data",
-    "train_split": "train_split",
-    "valid_split": "valid_split",
-    "test_split": "test_split",
-    "prompt_feature": "prompt_feature",
     "completion_feature": "answer_feature",
-    "answer_feature": "answer_feature",
 }
 
 
@@ -139,13 +114,11 @@ def _hugging_face_dataset(to: Translator) -> None:
     entry: Any = to.take("hf_dataset")
     if isinstance(entry, list) and len(cast("list[Any]", entry)) == 1:
         entry = cast("list[Any]", entry)[0]
-    if entry is None:
-        return
-    if not isinstance(entry, Mapping):
+    if not isinstance(entry, Mapping | None):
         sentence = "hf_dataset must be one mapping with a path; mix several datasets into one file first."
         to.refuse("hf_dataset", sentence)
         return
-    for name, value in cast("Mapping[str, Any]", entry).items():
+    for name, value in cast("Mapping[str, Any]", entry or {}).items():
         if name == "config" and isinstance(value, Mapping):
             to.suggest("dataset_config", cast("Mapping[str, Any]", value).get("name", ""))
         elif name in _DATASET_PARTS and value is not None:
@@ -157,12 +130,10 @@ def _hugging_face_dataset(to: Translator) -> None:
 def _lora_parameters(to: Translator) -> None:
     """mlx-lm groups rank, scale, dropout (and keys) under `lora_parameters`."""
     parameters = to.take("lora_parameters")
-    if parameters is None:
-        return
-    if not isinstance(parameters, Mapping):
+    if not isinstance(parameters, Mapping | None):
         to.refuse("lora_parameters", "lora_parameters must be a mapping with rank, scale and dropout.")
         return
-    for name, value in cast("Mapping[Any, Any]", parameters).items():
+    for name, value in cast("Mapping[Any, Any]", parameters or {}).items():
         ours = {"keys": "lora_keys", "alpha": "lora_alpha"}.get(name, str(name))
         if value is not None and to.values.setdefault(ours, value) != value:
             both = f"{quote(ours, 30)} is {quote(to.values[ours], 40)}, and {quote(value, 40)} in lora_parameters"
@@ -173,9 +144,8 @@ def _flags(to: Translator) -> None:
     """`load_in_4bits: true` and its variants are one value of `quantization`, `bf16: true` one of `dtype`."""
     for ours, choices, default in (("quantization", QUANTIZATION_FLAGS, "none"), ("dtype", PRECISION_FLAGS, "auto")):
         flags = {flag: to.take(flag) for flag in choices if to.has(flag)}
-        odd = [flag for flag, value in flags.items() if as_bool(value) is None]
         chosen = [flag for flag, value in flags.items() if as_bool(value)]
-        if odd:
+        if odd := [flag for flag, value in flags.items() if as_bool(value) is None]:
             to.refuse(ours, f"{odd[0]} must be true or false, not {quote(flags[odd[0]])}.")
         elif len(chosen) > 1:
             to.refuse(ours, f"{' and '.join(chosen)} are both on; choose one.")
@@ -208,7 +178,7 @@ def _optimizer_config(to: Translator) -> None:
         return
     if to.program == "mlx_lm_lora" and optimizer in ("adam", "adamw") and "bias_correction" not in (own or {}):
         places = ("optimizer_config", "optimizer", "learning_rate", "model", *to.written)
-        to.remark(next(word for word in places if word in to.written), _BIAS_CORRECTION)
+        to.remarks[next(word for word in places if word in to.written)] = _BIAS_CORRECTION
     for name, value in cast("Mapping[str, Any]", own or {}).items():
         if name == "bias_correction" and as_bool(value) is not None:
             if not as_bool(value):
@@ -226,11 +196,10 @@ def _optimizer_config(to: Translator) -> None:
 def _wandb(to: Translator) -> None:
     """`wandb: project`, or `wand`, as the example files have it."""
     project = to.take("wandb", "wand")
-    if project is None or str(project).strip() in ("", "False", "None"):
-        return
-    to.suggest("report_to", ["wandb"])
-    if not isinstance(project, bool):
-        to.suggest("tracker_project", str(project))
+    if project is not None and str(project).strip() not in ("", "False", "None"):
+        to.suggest("report_to", ["wandb"])
+        if not isinstance(project, bool):
+            to.suggest("tracker_project", str(project))
 
 
 def _accumulation(to: Translator) -> None:
@@ -243,23 +212,20 @@ def _accumulation(to: Translator) -> None:
         to.fill("gradient_accumulation_steps", k, "grad_accumulation_steps")
     if to.program != "mlx_lm_lora":
         return
-    if to.has("iters") and to.has("epochs"):
-        to.take("epochs")
-        to.remark("epochs", "iters is given, which comes first in mlx-lm-lora")
+    if to.has("iters") and to.take("epochs") is not None:
+        to.remarks["epochs"] = "iters is given, which comes first in mlx-lm-lora"
     k = as_number(to.values.get("gradient_accumulation_steps"), 1.0)
-    if k is None or k <= 1 or k != int(k):
+    if k <= 1 or k != int(k):
         return
-    iters = as_number(to.values.get("iters"))
-    if iters is not None and iters >= 1:
-        steps = math.ceil(iters / k)
-        rest = "" if iters % k == 0 else f"; its last update has {iters % k:g} batches there and {k:g} here"
-        to.values["iters"] = steps
-        sentence = f"its {iters:g} iterations are {steps} updates of {k:g} batches each{rest}"
-        to.remark("gradient_accumulation_steps", sentence)
-    for word in ("steps_per_report", "steps_per_eval", "save_every"):
-        every = as_number(to.values.get(word))
-        if every is not None and every >= 1:
-            to.values[word] = max(1, math.ceil(every / k))
+    for word in ("iters", "steps_per_report", "steps_per_eval", "save_every"):
+        count = as_number(to.values.get(word), 0)
+        if count < 1:
+            continue
+        to.values[word] = steps = math.ceil(count / k)
+        if word == "iters":
+            rest = "" if count % k == 0 else f"; its last update has {count % k:g} batches there and {k:g} here"
+            sentence = f"its {count:g} iterations are {steps} updates of {k:g} batches each{rest}"
+            to.remarks["gradient_accumulation_steps"] = sentence
 
 
 _SCHEDULES = {
@@ -282,46 +248,41 @@ def _lr_schedule(to: Translator) -> None:
     mapping = cast("Mapping[str, Any]", to.values["lr_schedule"])
     kind, arguments = choice(mapping.get("name"), CHOICE_ALIASES["lr_schedule"]), mapping.get("arguments")
     if kind is None or not isinstance(arguments, list) or not 1 <= len(cast("list[Any]", arguments)) <= 3:
-        sentence = (
-            "lr_schedule must be a word, or a mapping with a name and arguments, a list of at most three numbers."
-        )
-        to.refuse("lr_schedule", sentence)
+        shape = "a mapping with a name and arguments, a list of at most three numbers"
+        to.refuse("lr_schedule", f"lr_schedule must be a word, or {shape}.")
         return
     by_name = dict(zip(_SCHEDULES.get(kind, ()), cast("list[Any]", arguments), strict=False))
     to.values["lr_schedule"] = kind
     if not by_name:
         return
-    counted = "lr_schedule counts the fall in steps, but the run is counted in epochs; give"
-    if kind in ("exponential", "step") and to.values.get("epochs"):
-        to.refuse("lr_schedule", f"{counted} its name and lr_final in place of arguments.")
-        return
-    if "steps" in by_name and to.values.get("epochs") and not to.has("lr_decay_fraction"):
-        to.refuse("lr_decay_fraction", f"{counted} lr_decay_fraction too.")
+    by_factor = kind in ("exponential", "step")  # a factor per update, or every few of them
+    if to.values.get("epochs") and (by_factor or ("steps" in by_name and not to.has("lr_decay_fraction"))):
+        key, advice = ("lr_schedule", "its name and lr_final in place of arguments")
+        if not by_factor:
+            key, advice = "lr_decay_fraction", "lr_decay_fraction too"
+        counted = "lr_schedule counts the fall in steps, but the run is counted in epochs"
+        to.refuse(key, f"{counted}; give {advice}.")
         return
     to.values["learning_rate"] = by_name["peak"]
     iters = to.values.get("iters") or _ITERS
-    if kind in ("exponential", "step"):  # a factor per update, or every few of them
-        try:
+    try:
+        if by_factor:
             peak, factor, every = (float(by_name.get(name, 1)) for name in ("peak", "factor", "every"))
             falls = math.ceil(int(iters) / every)
-            final = peak * factor**falls
-        except (TypeError, ValueError, ArithmeticError):
-            sentence = (
-                "lr_schedule must have its arguments as numbers: the rate, the factor, and for steps their length."
-            )
-            to.refuse("lr_schedule", sentence)
-        else:
-            to.suggest("lr_final", final)
+            to.suggest("lr_final", peak * factor**falls)
             to.suggest("lr_decay_fraction", falls * every / int(iters))
             if "every" in by_name:
                 to.suggest("lr_cycles", falls)
-    else:
-        to.suggest("lr_final", by_name.get("end", 0.0))
-        if "steps" in by_name:
-            try:
+        else:
+            to.suggest("lr_final", by_name.get("end", 0.0))
+            if "steps" in by_name:
                 to.suggest("lr_decay_fraction", float(by_name["steps"]) / float(iters))
-            except (TypeError, ValueError, ArithmeticError):
-                to.suggest("lr_decay_fraction", by_name["steps"])  # no number: validation reports it
+    except (TypeError, ValueError, ArithmeticError):
+        if by_factor:
+            numbers = "the rate, the factor, and for steps their length"
+            to.refuse("lr_schedule", f"lr_schedule must have its arguments as numbers: {numbers}.")
+        else:
+            to.suggest("lr_decay_fraction", by_name["steps"])  # no number: validation reports it
     to.suggest("lr_warmup_steps", mapping.get("warmup", 0))
     to.suggest("lr_warmup_init", mapping.get("warmup_init", 0.0))
 
@@ -332,14 +293,8 @@ MLX_LM_LORA = OtherProgram(
     source="mlx-lm-lora 5.10.2, its example files, and mlx-lm 0.32",
     sections={"Settings": _SETTINGS, "Accepted for its other trainings and its window": _IGNORED},
     regroups=(
-        _delta_of_dpo,
-        _hugging_face_dataset,
-        _lora_parameters,
-        _flags,
-        _optimizer_config,
-        _wandb,
-        _accumulation,
-        _lr_schedule,
+        *(_delta_of_dpo, _hugging_face_dataset, _lora_parameters, _flags),
+        *(_optimizer_config, _wandb, _accumulation, _lr_schedule),
     ),
     defaults=_defaults,
 )

@@ -13,11 +13,12 @@ from backend.config.other_programs.keys import (
     Translator,
     Words,
     as_bool,
+    converted,
     ignored,
     refused,
     renamed,
     same,
-    translated,
+    switch,
 )
 from backend.models.adapter_types import ALL_LINEAR
 from backend.utils.text import quote
@@ -38,11 +39,10 @@ OTHER_KINDS: dict[str, str] = {kind: nearest for nearest, kinds in _NEAREST.item
 """peft_type → what is nearest here, for every kind but LORA."""
 
 LORA_WORDS: Words = {
-    **translated("peft_type", "train_type", "LORA; another kind is refused with the nearest that exists."),
+    **converted(peft_type="train_type", target_modules="lora_keys"),
     **renamed(r="rank", lora_dropout="dropout"),
     **same("lora_alpha use_rslora modules_to_save"),
-    **translated("use_dora", "train_type", "true is dora.", is_switch=True),
-    **translated("target_modules", "lora_keys", "Names or all-linear; a pattern is refused."),
+    **switch("use_dora", "train_type"),
     **ignored("it is a mark of the file", "auto_mapping peft_version inference_mode"),
     **ignored("the model is named beside it", "base_model_name_or_path revision"),
     **ignored("MLX stores the weights of a layer in one way", "fan_in_fan_out"),
@@ -55,14 +55,14 @@ LORA_WORDS: Words = {
     ),
     **ignored("layers are found in the model's own code", "layers_pattern"),
     **ignored("an embedding that is the output layer too is one array here", "ensure_weight_tying"),
-    **refused("Every model here is a causal language model.", "task_type", off=("CAUSAL_LM",)),
+    **refused("Every model here is a causal language model.", "task_type", ("CAUSAL_LM",)),
     **refused(
         "Adapters begin as peft's do by default, A random and B 0; leave it out.", "init_lora_weights", ("true",)
     ),
     **refused("Name the layers that get adapters in lora_keys, and leave these out.", "exclude_modules"),
     **refused("Adapters are on the last layers, as many as num_layers says, or on all.", "layers_to_transform"),
     **refused("mlx-lm has one rank and one scale for all layers: rank and lora_alpha.", "rank_pattern alpha_pattern"),
-    **refused("modules_to_save trains a module whole, with its bias.", "bias lora_bias", off=("none",)),
+    **refused("modules_to_save trains a module whole, with its bias.", "bias lora_bias", ("none",)),
     **refused("modules_to_save: [embed_tokens] trains all rows of the embedding.", "trainable_token_indices"),
     **refused("Adapters are put on linear layers and experts, by lora_keys.", "target_parameters"),
     **refused("A model keeps its layers; name one that has more.", "layer_replication"),

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, cast
 
-from backend.config.other_programs import spellings
 from backend.config.other_programs.keys import (
+    CHOICE_ALIASES,
     IgnoredKey,
     OtherProgram,
     Refused,
@@ -20,16 +20,27 @@ from backend.config.other_programs.keys import (
     Translator,
     Word,
     as_bool,
+    choice,
 )
 from backend.config.other_programs.mlx_grpo import MLX_GRPO
 from backend.config.other_programs.mlx_lm import MLX_LM_LORA, PRECISION_FLAGS, QUANTIZATION_FLAGS
-from backend.config.other_programs.spellings import KEY_ALIASES
 from backend.config.other_programs.trl import TRL
+from backend.rewards.catalogue import split_names
 from backend.utils.errors import ConfigProblem
 from backend.utils.text import about_value, quote
 
 PROGRAMS: tuple[OtherProgram, ...] = (TRL, MLX_LM_LORA, MLX_GRPO)
-_AS_HERE = "already the default here"
+KEY_ALIASES = {
+    "max_grad_norm_clip": "max_grad_norm",
+    "ref_model": "reference_model_path",
+    "torch_dtype": "dtype",
+    "early_stopping_threshold": "early_stopping_min_delta",
+}
+"""Another key → ours, where no table has it."""
+EMPTY_MEANS_DEFAULT = (
+    *("prompt_feature", "answer_feature", "type_feature", "system_feature"),
+    *("train_split", "valid_split", "test_split"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,34 +75,26 @@ class Translation:
 
 
 def is_ours(word: str) -> bool:
-    """Whether a key of a table is a setting of ours too."""
+    """True for a key of a table that is a setting of ours too."""
     fates = (program.words.get(word) for program in PROGRAMS)
     return any(isinstance(fate, Translated) and word in fate.settings for fate in fates)
 
 
 def fate_of(word: str, program: OtherProgram | None) -> Word | None:
     """The table row of a key in a file for `program`; None for an unknown one."""
-    for reader in _readers(program):
-        if word in reader.words:
+    for reader in (program, *PROGRAMS):
+        if reader is not None and word in reader.words:
             return reader.words[word]
     return Translated((KEY_ALIASES[word],)) if word in KEY_ALIASES else None
 
 
-def _readers(program: OtherProgram | None) -> tuple[OtherProgram, ...]:
-    """All programs, the file's own first."""
-    return PROGRAMS if program is None else (program, *(other for other in PROGRAMS if other is not program))
-
-
-def _marks() -> dict[str, OtherProgram]:
-    """Keys that identify a file: those of one program only that are not ours."""
-    owners: dict[str, list[OtherProgram]] = {}
-    for program in PROGRAMS:
-        for word in program.words:
-            owners.setdefault(word, []).append(program)
-    return {word: owner[0] for word, owner in owners.items() if len(owner) == 1 and not is_ours(word)}
-
-
-MARKS = _marks()
+MARKS: dict[str, OtherProgram] = {
+    word: program
+    for program in PROGRAMS
+    for word in program.words
+    if not is_ours(word) and sum(word in other.words for other in PROGRAMS) == 1
+}
+"""Keys that identify a file: those of one program only that are not ours."""
 FOREIGN_WORDS: tuple[str, ...] = tuple(
     dict.fromkeys(
         [*KEY_ALIASES, "dataset", *(word for program in PROGRAMS for word in program.words if not is_ours(word))]
@@ -106,15 +109,16 @@ NAMES: dict[str, str] = {
 """Another program's key → the one setting of ours that it names."""
 
 
+def _programs_in(raw: Mapping[str, Any]) -> list[OtherProgram]:
+    return list(
+        {MARKS[word].key: MARKS[word] for word, value in raw.items() if value is not None and word in MARKS}.values()
+    )
+
+
 def program_of(raw: Mapping[str, Any]) -> OtherProgram | None:
     """The program whose own keys stand in a file; None for a file of ours, or one that mixes several programs."""
     found = _programs_in(raw)
     return found[0] if len(found) == 1 else None
-
-
-def _programs_in(raw: Mapping[str, Any]) -> list[OtherProgram]:
-    found = {MARKS[word].key: MARKS[word] for word, value in raw.items() if value is not None and word in MARKS}
-    return list(found.values())
 
 
 def translate(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[ConfigProblem]]:
@@ -141,14 +145,18 @@ def read_words(raw: Mapping[str, Any]) -> Translation:
         if isinstance(fate, Refused) and fate.asks(value):
             rest = f") has no counterpart here. {fate.nearest}"
             to.refuse(word, about_value(f"{quote(word, 40)} (", _as_yaml(value), rest))
-    for reader in _readers(program):
-        for regroup in reader.regroups if reader is not MLX_LM_LORA else ():
-            regroup(to)
+    readers = PROGRAMS if program is None else (program, *(other for other in PROGRAMS if other is not program))
     # mlx-lm's come last: the others leave flags and a schedule mapping in its keys.
-    for regroup in (spellings.one_dataset, spellings.split_lists, *MLX_LM_LORA.regroups):
+    regroups = [regroup for reader in readers if reader is not MLX_LM_LORA for regroup in reader.regroups]
+    for regroup in (*regroups, _one_dataset, _split_lists, *MLX_LM_LORA.regroups):
         regroup(to)
     _rename(to, program)
-    spellings.menus_and_empty_names(to)
+    for key in EMPTY_MEANS_DEFAULT:
+        if to.values.get(key) == "":
+            del to.values[key]
+    for key, aliases in CHOICE_ALIASES.items():
+        if key in to.values:
+            to.values[key] = choice(to.values[key], aliases)
     faulty = {fault.setting for fault in to.faults}
     values = {key: value for key, value in to.values.items() if value is not None and key not in faulty}
     told = [word for word in fates if word in foreign or word in to.remarks]
@@ -168,9 +176,9 @@ def with_changes(raw: Mapping[str, Any], changes: Mapping[str, Any]) -> Translat
         for word, value in changes.items()
         if program and word in program.words and not _is_plain(word, program)
     }
-    alone = {word: lines[word] for word in lines if len(settings_of(word, program)) == 1}
-    same_line = {word for word in raw if any(settings_of(word, program) == settings_of(new, program) for new in alone)}
-    file = read_words({word: value for word, value in raw.items() if word not in same_line} | lines)
+    alone = [own for word in lines if len(own := settings_of(word, program)) == 1]
+    kept = {word: value for word, value in raw.items() if settings_of(word, program) not in alone}
+    file = read_words(kept | lines)
     over = read_words({word: value for word, value in changes.items() if word not in lines})
     emptied = {word for word, value in changes.items() if value is None}
     values = {key: value for key, value in file.values.items() if key not in emptied} | over.values
@@ -184,8 +192,11 @@ def settings_of(word: str, program: OtherProgram | None = None) -> tuple[str, ..
 
 
 def _is_plain(word: str, program: OtherProgram | None) -> bool:
-    """Whether a key is ours and has our meaning in this file."""
-    return is_ours(word) and (program is None or word not in program.words or program.shares_meaning(word))
+    """True for a key of ours that has our meaning in this file."""
+    fate = program and program.words.get(word)
+    return is_ours(word) and (
+        fate is None or (isinstance(fate, Translated) and fate.settings == (word,) and not fate.is_converted)
+    )
 
 
 def _as_yaml(value: Any) -> str:
@@ -193,6 +204,46 @@ def _as_yaml(value: Any) -> str:
     if isinstance(value, list):
         return f"[{quote(', '.join(quote(part, 60) for part in cast('list[Any]', value[:20])), 80)}]"
     return str(value).lower() if isinstance(value, bool) else quote(value, 40)
+
+
+def _one_dataset(to: Translator) -> None:
+    """`dataset:` holds one id or path, or a list with one."""
+    names = {key: to.take(key) for key in ("dataset", "data") if to.values.get(key) not in (None, "")}
+    for key, value in names.items():
+        if isinstance(value, list):
+            listed = cast("list[Any]", value)
+            if len(listed) != 1:
+                to.refuse("data", f"{key} lists {len(listed)} datasets; give exactly one.")
+                return
+            names[key] = listed[0]
+    if len(names) == 2 and names["data"] != names["dataset"]:
+        both = f"data is {quote(names['data'], 60)} and dataset is {quote(names['dataset'], 60)}"
+        to.refuse("data", f"{both}; give one of them.")
+        return
+    to.take("dataset")
+    if names:
+        to.values["data"] = next(iter(names.values()))
+
+
+def _split_lists(to: Translator) -> None:
+    """Names and weights may be comma-separated text, with or without brackets, and a single weight a number.
+
+    Empty text means the defaults. A stop string may stand alone.
+    """
+    values = to.values
+    for key in ("reward_functions", "reward_weights"):
+        value = values.get(key)
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            values[key] = [value]
+        parts: list[Any] = cast("list[Any]", value) if isinstance(value, list) else [value]
+        if key == "reward_functions" and all(isinstance(part, str) for part in parts):
+            names = split_names(cast("str | list[Any]", value))
+            values[key] = names or (None if isinstance(value, str) else [])
+        elif isinstance(value, str):
+            parts = [part.strip().strip("'\"") for part in value.strip().strip("[]").split(",")]
+            values[key] = [part for part in parts if part] or None
+    if isinstance(values.get("stop"), str):
+        values["stop"] = [values["stop"]] if values["stop"] else []
 
 
 def _rename(to: Translator, program: OtherProgram | None) -> None:
@@ -217,13 +268,11 @@ def _report(
     faulty = {fault.setting for fault in to.faults}
     if word in faulty or (isinstance(fate, Translated) and faulty.issuperset(fate.settings)):
         return None
-    remark = to.remarks.get(word, "")
+    as_here, remark = TranslatedKey(word, "as here", "already the default here"), to.remarks.get(word, "")
     if isinstance(fate, IgnoredKey):
         return TranslatedKey(word, "without effect", fate.reason)
-    if remark.startswith("without effect: "):
-        return TranslatedKey(word, "without effect", remark.removeprefix("without effect: "))
     if isinstance(fate, Refused) or (fate.is_switch and not as_bool(raw[word])):
-        return TranslatedKey(word, "as here", _AS_HERE)
+        return as_here
     made = [
         f"{key}: {_as_yaml(values[key])}"
         for key in fate.settings
@@ -231,14 +280,7 @@ def _report(
     ]
     if made:
         return TranslatedKey(word, "translated", "; ".join([", ".join(made), *([remark] if remark else [])]))
-    return TranslatedKey(word, "without effect", remark) if remark else TranslatedKey(word, "as here", _AS_HERE)
-
-
-def other_names(key: str) -> list[str]:
-    """Names of one of our settings in other programs."""
-    flags = {"quantization": [*QUANTIZATION_FLAGS], "dtype": [*PRECISION_FLAGS], "data": ["dataset"]}
-    grouped = {"lora_keys": ["keys"]} | {name: [f"lora_parameters {name}"] for name in ("rank", "scale", "dropout")}
-    return list(dict.fromkeys([*flags.get(key, []), *_words_by_setting().get(key, []), *grouped.get(key, [])]))
+    return TranslatedKey(word, "without effect", remark) if remark else as_here
 
 
 @cache
@@ -252,19 +294,22 @@ def _words_by_setting() -> dict[str, list[str]]:
     return words
 
 
-OURS_FOR_THE_REST = (
-    "What the file leaves out has GRPO Studio's defaults; python -m backend import FILE writes those of {name} instead."
-)
-_MIXED = "Words of several programs stand in this file; gradient_accumulation_steps and iters mean what they mean here."
+def other_names(key: str) -> list[str]:
+    """Names of one of our settings in other programs."""
+    flags = {"quantization": [*QUANTIZATION_FLAGS], "dtype": [*PRECISION_FLAGS], "data": ["dataset"]}
+    grouped = {"lora_keys": ["keys"]} | {name: [f"lora_parameters {name}"] for name in ("rank", "scale", "dropout")}
+    return list(dict.fromkeys([*flags.get(key, []), *_words_by_setting().get(key, []), *grouped.get(key, [])]))
 
 
 def account(translation: Translation) -> list[str]:
     """A line for the program and a line per key; [] for a file that has no key of another program."""
     said = {"translated": "read as ", "without effect": "without effect here: ", "as here": ""}
     lines = [f"{word.word}: {said[word.fate]}{word.sentence}." for word in translation.words]
-    if not lines:
-        return []
-    if translation.program is None:
-        return [*([_MIXED] if translation.is_mixed else []), *lines]
-    name = translation.program.name
-    return [f"This is a file for {name}. {OURS_FOR_THE_REST.format(name=name)}", *lines]
+    if lines and translation.program is not None:
+        name = translation.program.name
+        rest = f"What it leaves out has GRPO Studio's defaults; python -m backend import FILE writes those of {name}."
+        return [f"This is a file for {name}. {rest}", *lines]
+    if lines and translation.is_mixed:
+        units = "gradient_accumulation_steps and iters mean what they mean here"
+        return [f"Words of several programs stand in this file; {units}.", *lines]
+    return lines

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from backend.config.other_programs import peft
 from backend.config.other_programs.keys import OtherProgram, Translator, as_bool, as_number, plain
-from backend.config.other_programs.trl_keys import REGEX_WORDS, SECTIONS
+from backend.config.other_programs.trl_keys import REGEX_WORDS, SAMPLING, SECTIONS
 from backend.config.setting import MOST_COMPLETIONS, NEVER
 from backend.utils.text import about_value, quote
 
@@ -26,23 +26,15 @@ _MOST = MOST_COMPLETIONS**2
 """Completions of an update: as many as Batch and Gradient accumulation allow together."""
 _TRL_PROMPT, _OUR_MAX_SEQ = 512, 2048
 """Tokens of a prompt in TRL's former default; our default of max_seq_length."""
-
 SCHEDULES = {
-    "linear": "linear",
-    "cosine": "cosine",
-    "cosine_with_restarts": "cosine_with_restarts",
-    "polynomial": "polynomial",
-    "constant": "constant",
-    "constant_with_warmup": "constant_with_warmup",
+    **{name: name for name in ("linear", "cosine", "cosine_with_restarts", "polynomial", "constant")},
+    **{name: name for name in ("constant_with_warmup", "inverse_sqrt", "warmup_stable_decay")},
     "cosine_with_min_lr": "cosine",
     "cosine_warmup_with_min_lr": "cosine",
-    "inverse_sqrt": "inverse_sqrt",
-    "warmup_stable_decay": "warmup_stable_decay",
 }
 """transformers' name of a schedule → ours."""
 _POLYNOMIAL_END = 1e-7
 """Of `get_polynomial_decay_schedule_with_warmup`; the others end at 0."""
-
 _ADAMW = (
     "adamw adamw_torch adamw_torch_fused adamw_torch_xla adamw_torch_npu_fused adamw_apex_fused adamw_hf "
     "adamw_anyprecision paged_adamw paged_adamw_32bit"
@@ -57,7 +49,6 @@ OPTIMIZERS: dict[str, tuple[str, str]] = {
 }
 """transformers' name of an optimizer → (ours, bits of its state)."""
 _OPTIM_ARGS = {"weight_decay": "weight_decay", "eps": "adam_epsilon", "beta1": "adam_beta1", "beta2": "adam_beta2"}
-
 REWARDS = {
     "get_soft_overlong_punishment": "soft_overlong_punishment_reward(max_completion_length=1280, cache=256)",
     "get_repetition_penalty_reward": "repetition_penalty_reward",
@@ -66,7 +57,6 @@ REWARDS = {
 """TRL's name of a reward function → ours, where it differs. The numbers are those of TRL's script."""
 _LOADED_ELSEWHERE = ("attn_implementation", "device_map", "low_cpu_mem_usage", "use_cache", "trust_remote_code")
 """Options of `from_pretrained` that say how PyTorch loads a model."""
-_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 
 
 def _batches(to: Translator) -> None:
@@ -74,13 +64,14 @@ def _batches(to: Translator) -> None:
     counts_batches = to.has("steps_per_generation") and to.program == "trl" and not to.has("batch_size")
     if not to.has(*_BATCH, "generation_batch_size") and not counts_batches:
         return
-    word = next((word for word in (*_BATCH, "generation_batch_size") if to.has(word)), "steps_per_generation")
+    word = next((name for name in (*_BATCH, "generation_batch_size") if to.has(name)), "steps_per_generation")
     group = int(to.peek("num_generations", "group_size", default=_OUR_GROUP))
-    size, sampled = to.count(*_BATCH), to.count("generation_batch_size")
-    accumulated, rollout = to.count("gradient_accumulation_steps"), to.count("steps_per_generation")
+    names = ((*_BATCH,), ("generation_batch_size",), ("gradient_accumulation_steps",), ("steps_per_generation",))
+    size, sampled, accumulated, rollout = (int(to.number(*name, whole=True) or 0) for name in names)
     if to.faults or group < 1:
         return
     size, accumulated = size or _TRL_BATCH, accumulated or 1
+    completions, product = size * accumulated, f"{quote(f'{size:,}', 24)} × {quote(f'{accumulated:,}', 24)}"
     if sampled and rollout:
         to.refuse(word, "generation_batch_size and steps_per_generation say the same; give one of them.")
         return
@@ -94,33 +85,21 @@ def _batches(to: Translator) -> None:
     if rollout % accumulated:
         multiple = f"gradient_accumulation_steps ({accumulated:,})"
         to.refuse("steps_per_generation", f"steps_per_generation ({rollout:,}) must be a multiple of {multiple} here.")
-        return
-    completions = size * accumulated
-    if completions > _MOST:
-        product = f"{quote(size, 24)} × {quote(accumulated, 24)}"
+    elif completions > _MOST:
         to.refuse(word, f"An update of {product} completions is more than the {_MOST:,} that one may have here.")
-        return
-    prompts, rest = divmod(completions, group)
-    if rest:
-        product = f"{size:,} × {accumulated:,}"
-        sentence = (
-            f"An update of {product} completions is not whole groups of {group:,}; make it a multiple of {group:,}."
-        )
-        to.refuse(word, sentence)
-        return
-    piece = _largest_divisor(prompts, max(1, size // group))
-    to.fill("batch_size", piece, word)
-    to.fill("gradient_accumulation_steps", prompts // piece, word)
-    if rollout > accumulated:
-        to.fill("steps_per_generation", rollout // accumulated, word)
-    noun = "prompt" if prompts == 1 else "prompts"
-    to.remark(word, f"{size:,} × {accumulated:,} completions an update are {prompts:,} {noun} of {group:,}")
-
-
-def _largest_divisor(number: int, most: int) -> int:
-    """The largest divisor of a number that is at most `most`."""
-    roots = range(1, math.isqrt(number) + 1)
-    return max(part for root in roots if number % root == 0 for part in (root, number // root) if part <= most)
+    elif completions % group:
+        groups = f"whole groups of {group:,}; make it a multiple of {group:,}."
+        to.refuse(word, f"An update of {product} completions is not {groups}")
+    else:
+        prompts, most = completions // group, max(1, size // group)
+        divisors = (d for d in range(1, math.isqrt(prompts) + 1) if prompts % d == 0)
+        piece = max(part for d in divisors for part in (d, prompts // d) if part <= most)
+        to.fill("batch_size", piece, word)
+        to.fill("gradient_accumulation_steps", prompts // piece, word)
+        if rollout > accumulated:
+            to.fill("steps_per_generation", rollout // accumulated, word)
+        noun = "prompt" if prompts == 1 else "prompts"
+        to.remarks[word] = f"{product} completions an update are {prompts:,} {noun} of {group:,}"
 
 
 def _updates_a_step(to: Translator) -> int:
@@ -134,38 +113,56 @@ def _length(to: Translator) -> None:
     if steps is not None and steps > 0:
         to.fill("iters", math.ceil(steps / updates), "max_steps")
         if updates > 1:
-            to.remark("max_steps", f"{plain(steps):,} updates, {updates:,} a step")
-        if to.has("num_train_epochs"):
-            to.take("num_train_epochs")
-            to.remark("num_train_epochs", "max_steps is given, which counts")
-        return
-    passes = to.number("num_train_epochs")
-    if passes is None:
-        return
-    if passes < 0 or passes != int(passes):
-        whole = f"num_train_epochs must be a whole number of passes here, not {quote(passes, 40)}"
-        to.refuse("num_train_epochs", f"{whole}; or give max_steps.")
-    else:
-        to.fill("epochs", int(passes), "num_train_epochs")
+            to.remarks["max_steps"] = f"{plain(steps):,} updates, {updates:,} a step"
+        if to.take("num_train_epochs") is not None:
+            to.remarks["num_train_epochs"] = "max_steps is given, which counts"
+    elif (passes := to.number("num_train_epochs")) is not None:
+        if passes < 0 or passes != int(passes):
+            whole = f"num_train_epochs must be a whole number of passes here, not {quote(passes, 40)}"
+            to.refuse("num_train_epochs", f"{whole}; or give max_steps.")
+        else:
+            to.fill("epochs", int(passes), "num_train_epochs")
 
 
 def _rhythm(to: Translator) -> None:
     """When to evaluate, save and report, after `_length`."""
-    logging = _steps(to, "logging_steps")
-    if logging is not None:
+
+    def strategy_of(*words: str) -> str:
+        """`no`, `steps` or nothing; a problem for epochs, whose length in steps is not known here."""
+        word, value = to.first(*words), to.take(*words)
+        strategy = "no" if value is False else "" if value is None else str(value).strip().lower()
+        if strategy == "best":
+            to.remarks[word] = "the best checkpoint is kept in any case"
+        elif strategy not in ("", "no", "steps"):
+            nearest = "save_steps" if word == "save_strategy" else "eval_steps"
+            to.refuse(word, f"{word} cannot be {quote(value, 40)}: runs count steps; write steps, with {nearest}.")
+        return strategy if strategy in ("no", "steps") else ""
+
+    def steps_of(word: str) -> int | None:
+        """Updates, or below 1 a share of the run, in steps of ours, rounded up."""
+        number = to.number(word)
+        if number is None or number >= 1:
+            return None if number is None else math.ceil(number / _updates_a_step(to))
+        iters = as_number(to.values.get("iters"))
+        if number <= 0 or iters is None or to.values.get("epochs"):
+            share = "give a number of steps, or with a share of the run its max_steps too"
+            to.refuse(word, f"{word} is {number:g}: {share}.")
+            return None
+        return max(1, math.ceil(number * iters))
+
+    if (logging := steps_of("logging_steps")) is not None:
         to.fill("steps_per_report", logging, "logging_steps")
-    word = "eval_strategy" if to.has("eval_strategy") else "evaluation_strategy"
-    strategy, steps = _strategy(to, "eval_strategy", "evaluation_strategy"), _steps(to, "eval_steps")
+    word = to.first("eval_strategy", "evaluation_strategy")
+    strategy, steps = strategy_of("eval_strategy", "evaluation_strategy"), steps_of("eval_steps")
     if strategy == "no":
         to.fill("steps_per_eval", 0, word)
     elif strategy == "steps" or steps is not None:
         to.fill("steps_per_eval", steps or logging or _TRL_LOGGING, word if strategy else "eval_steps")
         to.suggest("val_batches", -1)
-    prompts = to.count("per_device_eval_batch_size", "per_gpu_eval_batch_size")
-    if prompts is not None:
+    if (prompts := to.number("per_device_eval_batch_size", "per_gpu_eval_batch_size", whole=True)) is not None:
         group = to.peek("num_generations_eval", "num_generations", "group_size", default=_OUR_GROUP)
         to.fill("eval_batch_size", math.ceil(prompts / max(1, group)), "per_device_eval_batch_size")
-    strategy, steps = _strategy(to, "save_strategy"), _steps(to, "save_steps")
+    strategy, steps = strategy_of("save_strategy"), steps_of("save_steps")
     if strategy == "no":
         to.fill("save_every", NEVER, "save_strategy")
     elif steps is not None:
@@ -176,44 +173,16 @@ def _rhythm(to: Translator) -> None:
         to.fill("keep_checkpoints", limit, "save_total_limit")
 
 
-def _strategy(to: Translator, *words: str) -> str:
-    """`no`, `steps`, or nothing; a problem for epochs, whose length in steps is not known here."""
-    word = next((word for word in words if to.has(word)), words[0])
-    value = to.take(*words)
-    strategy = "no" if value is False else "" if value is None else str(value).strip().lower()
-    if strategy == "best":
-        to.remark(word, "the best checkpoint is kept in any case")
-        return ""
-    if strategy not in ("", "no", "steps"):
-        nearest = "save_steps" if word == "save_strategy" else "eval_steps"
-        to.refuse(word, f"{word} cannot be {quote(value, 40)}: runs count steps; write steps, with {nearest}.")
-        return ""
-    return strategy
-
-
-def _steps(to: Translator, word: str) -> int | None:
-    """Updates, or below 1 a share of the run, in steps of ours, rounded up."""
-    number = to.number(word)
-    if number is None:
-        return None
-    if number >= 1:
-        return math.ceil(number / _updates_a_step(to))
-    iters = as_number(to.values.get("iters"))
-    if number <= 0 or iters is None or to.values.get("epochs"):
-        to.refuse(word, f"{word} is {number:g}: give a number of steps, or with a share of the run its max_steps too.")
-        return None
-    return max(1, math.ceil(number * iters))
-
-
 def _optimizer(to: Translator) -> None:
     if (name := to.take("optim")) is not None:
-        if (known := OPTIMIZERS.get(str(name).strip().lower())) is None:
+        ours, bits = OPTIMIZERS.get(str(name).strip().lower(), ("", ""))
+        if ours:
+            to.fill("optimizer", ours, "optim")
+        else:
             nearest = "adamw is nearest, with optimizer_bits: 8 for a small state"
             to.refuse("optim", f"There is no optimizer {quote(name, 40)} here; {nearest}.")
-        else:
-            to.fill("optimizer", known[0], "optim")
-            if known[1]:
-                to.fill("optimizer_bits", known[1], "optim")
+        if bits:
+            to.fill("optimizer_bits", bits, "optim")
     for pair in str(to.take("optim_args") or "").replace(" ", "").split(","):
         name, _, value = pair.partition("=")
         if name in _OPTIM_ARGS:
@@ -224,35 +193,11 @@ def _optimizer(to: Translator) -> None:
 
 def _schedule(to: Translator) -> None:
     """`lr_scheduler_type`, its kwargs and the warm-up, with transformers' own ends. After `_length`."""
-    named, has_warmup = to.take("lr_scheduler_type"), to.has("warmup_ratio", "warmup_steps")
-    if named is None and has_warmup and to.program == "trl" and not to.has("lr_schedule"):
+    named, word = to.take("lr_scheduler_type"), "lr_scheduler_type"
+    if named is None and to.has("warmup_ratio", "warmup_steps") and to.program == "trl" and not to.has("lr_schedule"):
         named = "linear"
-        to.remark("warmup_ratio" if to.has("warmup_ratio") else "warmup_steps", "with TRL's linear schedule")
+        to.remarks[to.first("warmup_ratio", "warmup_steps")] = "with TRL's linear schedule"
     options = to.options("lr_scheduler_kwargs")
-    _warmup(to)
-    if named is None:
-        return
-    word, kind = "lr_scheduler_type", str(named).strip().lower().removeprefix("schedulertype.")
-    if (ours := SCHEDULES.get(kind)) is None:
-        built = ", ".join(sorted(set(SCHEDULES.values())))
-        rest = f" of transformers is not built; one of {built} is."
-        to.refuse(word, about_value("The schedule ", kind, rest, 40))
-        return
-    to.fill("lr_schedule", ours, word)
-    if ours == "constant":
-        return
-    if not to.has("lr_warmup_steps", "lr_warmup_ratio"):
-        to.suggest("lr_warmup_steps", 0)
-    to.suggest("lr_warmup_init", 0.0)
-    if ours in ("linear", "cosine", "cosine_with_restarts", "polynomial"):
-        _fall(to, ours, options)
-    elif ours == "warmup_stable_decay":
-        _late_fall(to, options)
-    for name in options:
-        to.refuse("lr_scheduler_kwargs", f"{kind} has no {quote(name, 40)} here; take it out of lr_scheduler_kwargs.")
-
-
-def _warmup(to: Translator) -> None:
     ratio, steps = to.number("warmup_ratio"), to.number("warmup_steps")
     if steps is not None and 0 < steps < 1:  # transformers 5: a share of the run
         ratio, steps = steps, None
@@ -262,24 +207,48 @@ def _warmup(to: Translator) -> None:
         to.fill("lr_warmup_ratio", ratio, "warmup_ratio")
     elif steps == 0 or ratio == 0:
         to.suggest("lr_warmup_steps", 0)
-
-
-def _updates(to: Translator) -> float | None:
-    """Updates of the run, where its length is known in steps."""
-    iters = None if to.values.get("epochs") else as_number(to.values.get("iters"))
-    return iters and iters * to.peek("num_iterations", default=1) * to.peek("steps_per_generation", default=1)
+    if named is None:
+        return
+    kind = str(named).strip().lower().removeprefix("schedulertype.")
+    if (ours := SCHEDULES.get(kind)) is None:
+        built = ", ".join(sorted(set(SCHEDULES.values())))
+        to.refuse(word, about_value("The schedule ", kind, f" of transformers is not built; one of {built} is.", 40))
+        return
+    to.fill("lr_schedule", ours, word)
+    if ours == "constant":
+        return
+    if not to.has("lr_warmup_steps", "lr_warmup_ratio"):
+        to.suggest("lr_warmup_steps", 0)
+    to.suggest("lr_warmup_init", 0.0)
+    if ours in ("linear", "cosine", "cosine_with_restarts", "polynomial", "warmup_stable_decay"):
+        _fall(to, ours, options)
+    for name in options:
+        to.refuse("lr_scheduler_kwargs", f"{kind} has no {quote(name, 40)} here; take it out of lr_scheduler_kwargs.")
 
 
 def _fall(to: Translator, ours: str, options: dict[str, Any]) -> None:
-    """What a schedule falls to, from the end of the warm-up to the end of the run."""
+    """What a schedule falls to, and over which part of the run; takes the options that it reads."""
+    iters = None if to.values.get("epochs") else as_number(to.values.get("iters"))
+    updates = iters and iters * to.peek("num_iterations", default=1) * to.peek("steps_per_generation", default=1)
+    peak = as_number(to.values.get("learning_rate"))
+    if ours == "warmup_stable_decay":  # falls over its last num_decay_steps updates to min_lr_ratio of the peak
+        decay = as_number(options.pop("num_decay_steps", None))
+        options.pop("num_stable_steps", None)  # the rest of the run
+        if not decay or not updates:
+            needed = "num_decay_steps in lr_scheduler_kwargs, and max_steps"
+            to.refuse("lr_scheduler_kwargs", f"warmup_stable_decay needs {needed}; or set lr_decay_fraction.")
+            return
+        to.suggest("lr_final", as_number(options.pop("min_lr_ratio", 0.0), 0.0) * (peak or 0.0))
+        to.suggest("lr_decay_fraction", decay / updates)
+        return
     end: Any = options.pop("lr_end", _POLYNOMIAL_END) if ours == "polynomial" else options.pop("min_lr", None)
-    share, peak = as_number(options.pop("min_lr_rate", None)), as_number(to.values.get("learning_rate"))
+    share = as_number(options.pop("min_lr_rate", None))
     if end is None and share is not None and peak is not None:
         end = share * peak
     to.suggest("lr_final", 0.0 if end is None else end)
     ratio = as_number(to.values.get("lr_warmup_ratio"))
     if ratio is None:
-        steps, updates = as_number(to.values.get("lr_warmup_steps")), _updates(to)
+        steps = as_number(to.values.get("lr_warmup_steps"))
         ratio = steps / updates if steps and updates else 0.0
     to.suggest("lr_decay_fraction", 1.0 - ratio if 0 <= ratio < 1 else 1.0)
     if ours == "cosine_with_restarts":
@@ -288,19 +257,6 @@ def _fall(to: Translator, ours: str, options: dict[str, Any]) -> None:
         to.suggest("lr_power", options.pop("power", 1.0))
     if ours == "cosine" and as_number(options.get("num_cycles")) == 0.5:
         options.pop("num_cycles")  # half a wave is the plain cosine
-
-
-def _late_fall(to: Translator, options: dict[str, Any]) -> None:
-    """`get_wsd_schedule`: falls over its last num_decay_steps updates to min_lr_ratio of the peak."""
-    decay, updates = as_number(options.pop("num_decay_steps", None)), _updates(to)
-    options.pop("num_stable_steps", None)  # the rest of the run
-    if not decay or not updates:
-        needed = "num_decay_steps in lr_scheduler_kwargs, and max_steps"
-        to.refuse("lr_scheduler_kwargs", f"warmup_stable_decay needs {needed}; or set lr_decay_fraction.")
-        return
-    share, peak = as_number(options.pop("min_lr_ratio", 0.0), 0.0), as_number(to.values.get("learning_rate"), 0.0)
-    to.suggest("lr_final", (share or 0.0) * (peak or 0.0))
-    to.suggest("lr_decay_fraction", decay / updates)
 
 
 def _model(to: Translator) -> None:
@@ -314,9 +270,8 @@ def _model(to: Translator) -> None:
         elif name not in (*_LOADED_ELSEWHERE, "revision"):
             to.no_place("model_init_kwargs", name)
     flags = [flag for flag in ("bf16", "fp16") if as_bool(to.values.get(flag))]
-    if to.program == "trl" and flags and to.has("dtype", "torch_dtype"):
-        to.take("dtype", "torch_dtype")
-        to.remark("dtype", f"{flags[0]} is on, and is what TRL computes in")
+    if to.program == "trl" and flags and to.take("dtype", "torch_dtype") is not None:
+        to.remarks["dtype"] = f"{flags[0]} is on, and is what TRL computes in"
     for flag in ("bf16", "fp16"):
         if as_bool(to.values.get(flag)) is False:
             to.take(flag)
@@ -338,16 +293,12 @@ def _adapters(to: Translator) -> None:
 
 def _dataset(to: Translator) -> None:
     """`datasets`, TRL's mixture, where it has one entry; prompts that are too long."""
-    listed = to.take("datasets") or None
-    if listed is not None and not (isinstance(listed, list) and len(cast("list[Any]", listed)) == 1):
-        sentence = "datasets must list one dataset here: mix several into one file first, and give it as data."
+    entries: Any = to.take("datasets") or [{}]
+    if not (isinstance(entries, list) and len(cast("list[Any]", entries)) == 1 and isinstance(entries[0], Mapping)):
+        sentence = "datasets must list one dataset here, with its path: mix several into one file, and give it as data."
         to.refuse("datasets", sentence)
         return
-    entry: Any = cast("list[Any]", listed)[0] if listed else {}
-    if not isinstance(entry, Mapping):
-        to.refuse("datasets", "An entry of datasets must be a mapping with a path.")
-        return
-    for name, value in cast("Mapping[str, Any]", entry).items():
+    for name, value in cast("Mapping[str, Any]", entries[0]).items():
         ours = {"path": "data", "name": "dataset_config", "split": "train_split"}.get(name)
         if ours and value is not None:
             to.fill(ours, value, "datasets")
@@ -366,13 +317,12 @@ def _dataset(to: Translator) -> None:
     needed = int(to.peek("max_completion_length", default=0) + to.peek("max_prompt_length", default=_TRL_PROMPT))
     if needed > _OUR_MAX_SEQ and not to.has("max_seq_length"):
         to.values["max_seq_length"] = needed
-        to.remark("max_completion_length", f"max_seq_length is {needed:,}, so that a prompt fits beside it")
+        to.remarks["max_completion_length"] = f"max_seq_length is {needed:,}, so that a prompt fits beside it"
 
 
 def _rewards(to: Translator) -> None:
     """`reward_funcs`: TRL's own names, and functions by their import path."""
-    listed = to.take("reward_funcs")
-    if listed is None:
+    if (listed := to.take("reward_funcs")) is None:
         return
     entries = reward_entries(listed)
     if (model_id := next((entry for entry in entries if "/" in entry and "::" not in entry), None)) is not None:
@@ -391,23 +341,19 @@ def reward_entries(listed: Any) -> list[str]:
     entries: list[str] = []
     for name in filter(None, map(str.strip, names)):
         module, dot, function = name.rpartition(".")
-        if name in REWARDS:
-            entries.append(REWARDS[name])
-        elif dot and "/" not in name and "(" not in name and "::" not in name:
-            entries.append(f"{module.replace('.', '/')}.py::{function}")
-        else:
-            entries.append(name)
+        is_path = dot and "/" not in name and "(" not in name and "::" not in name
+        entries.append(REWARDS.get(name) or (f"{module.replace('.', '/')}.py::{function}" if is_path else name))
     return entries
 
 
 def _generation(to: Translator) -> None:
     """`generation_kwargs`, and vLLM's correction of what it sampled with."""
     for name, value in to.options("generation_kwargs").items():
-        if name in (*_SAMPLING, "stop", "stop_strings"):
+        if name in (*SAMPLING.split(), "stop", "stop_strings"):
             to.fill("stop" if name == "stop_strings" else name, value, "generation_kwargs")
         else:
             to.no_place("generation_kwargs", name)
-    for word in REGEX_WORDS.split():
+    for word in REGEX_WORDS:
         if (regex := to.take(word)) is not None:
             to.fill("output_regex", regex, word)
     mode, is_on = to.take("vllm_importance_sampling_mode"), to.flag("vllm_importance_sampling_correction")
@@ -475,18 +421,8 @@ TRL = OtherProgram(
     source="document 003 (TRL 0.16 with transformers 4.49), and TRL 1.16 with transformers 5.23",
     sections=SECTIONS,
     regroups=(
-        _batches,
-        _length,
-        _rhythm,
-        _optimizer,
-        _schedule,
-        _model,
-        peft.peft_config,
-        _adapters,
-        _dataset,
-        _rewards,
-        _generation,
-        _best_and_trackers,
+        *(_batches, _length, _rhythm, _optimizer, _schedule, _model, peft.peft_config),
+        *(_adapters, _dataset, _rewards, _generation, _best_and_trackers),
     ),
     defaults=_defaults,
 )
