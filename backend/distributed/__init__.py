@@ -1,4 +1,4 @@
 """Training on several machines."""
 
-PROBE, RECEIVE = "machine-probe", "machine-receive"
-"""Verbs of the processes that a check starts on other machines."""
+PROBE = "machine-probe"
+"""Verb of the process that a check starts on other machines."""

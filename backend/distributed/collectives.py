@@ -1,9 +1,8 @@
 """`Collectives` over mlx's own engine (`mlx.core.distributed`: ring, MPI, JACCL, NCCL), in a thread of its own.
 
-A collective of mlx cannot be given up: with a lost peer it raises at best, and hangs at worst. So one communication
-thread of the process makes the calls, and the thread that asked waits in short turns, between which `check` may raise
-what is known of the ranks by another way. The process must end with `os._exit` then: its communication thread may never
-return.
+With a lost peer a collective of mlx raises at best, and hangs at worst. So a communication thread makes the calls, and
+the caller waits in short turns, between which `check` may raise. The process must end with `os._exit` then: its
+communication thread may never return.
 
 The calls run on the CPU's stream, on evaluated arrays: Metal ends a command buffer that waits 5 s for another rank
 (mlx#4475). NCCL alone has no sums on a CPU.
@@ -28,8 +27,8 @@ from backend.utils.errors import UserError
 
 POLL_S = 0.1
 """Seconds between two calls of `check` while a collective is under way."""
-TOLD_WITHIN_S = 30.0
-"""How long a failed collective waits for `check` to say which machine it was."""
+REASON_WITHIN_S = 30.0
+"""Seconds in which `check` may find the machine to blame for a failed collective."""
 FIRST_BYTES = 1016
 """Bytes of a gathered value that travel with its length; a longer one takes a second round."""
 
@@ -40,21 +39,17 @@ def do_nothing(*_: object) -> None: ...
 class FlatCollectives(Collectives):
     """Collectives of any shape on top of two of flat vectors, which a subclass makes.
 
-    The heartbeats report `entered` and `left`, the collectives that this rank has begun and ended, and `failure`, mlx's
-    words for one that broke. `pending_bytes` is the size of the one under way, `bandwidth` the most bytes a second that
-    one has moved.
+    The heartbeats report `entered` and `left`, the collectives that this rank has begun and ended.
     """
 
-    entered = left = pending_bytes = 0
-    failure, bandwidth = "", 0.0
+    entered = left = 0
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
         self.waiting: Callable[[float], None] = do_nothing
         """Called during a collective with the seconds that it has taken; may raise to give the run up."""
         self.waited_s = 0.0
-        """Seconds in `gather`, `concatenate` and `barrier`: what they carry is small, so it is the wait for slower
-        ranks."""
+        """Seconds in `gather`, `concatenate` and `barrier`: little data, so the wait for slower ranks."""
         self.summed_s = 0.0
         """Seconds in `sum` and `broadcast`. A `gather` comes before each, so it is the time of the transfer."""
 
@@ -66,9 +61,9 @@ class FlatCollectives(Collectives):
         """Every rank's vector of the same length, one behind the other, evaluated."""
         raise NotImplementedError
 
-    def pulse(self) -> dict[str, Any]:
+    def pulse(self) -> dict[str, int]:
         """This rank's part of a heartbeat."""
-        return {"entered": self.entered, "left": self.left, "failure": self.failure}
+        return {"entered": self.entered, "left": self.left}
 
     def sum(self, arrays: Sequence[mx.array]) -> list[mx.array]:
         began = time.perf_counter()
@@ -150,7 +145,6 @@ class MlxCollectives(FlatCollectives):
 
     def _call(self, x_N: mx.array, operation: Callable[[], mx.array]) -> mx.array:
         mx.eval(x_N)
-        self.pending_bytes = x_N.nbytes
         result: Future[mx.array] = Future()
         self._calls.put((operation, result))
         began = time.monotonic()
@@ -163,22 +157,19 @@ class MlxCollectives(FlatCollectives):
                 continue
             if error is None:
                 return result.result()
-            wait_for_reason(self.check, TOLD_WITHIN_S)  # a worker is told nothing: its leader ends its process
+            wait_for_reason(self.check, REASON_WITHIN_S)
             raise UserError("hosts", f"The ranks' link has failed: {error}") from error
 
     def _communicate(self) -> None:
         while True:
             operation, result = self._calls.get()
             self.entered += 1
-            began = time.perf_counter()
             try:
                 value = operation()
                 mx.eval(value)
             except BaseException as error:
-                self.failure = str(error) or type(error).__name__
                 result.set_exception(error)
                 continue  # `left` stays behind: this collective has not returned on every rank
-            self.bandwidth = max(self.bandwidth, self.pending_bytes / max(time.perf_counter() - began, 1e-9))
             self.left += 1
             result.set_result(value)
 

@@ -26,11 +26,9 @@ MPI_OPTIONS = shlex.split(
     "--enable-recovery --mca mpi_yield_when_idle 1 --mca plm_rsh_args '-o BatchMode=yes' "
     "--mca coll_tuned_use_dynamic_rules 1 --mca coll_tuned_allreduce_algorithm 4"
 )
-"""Of mpirun: rank 0 outlives another rank, to save; a rank that waits leaves its core to others; and large sums go
-round a ring, which over a wire takes half the time of Open MPI's own choice (3 ranks, 4 MB, 100 Mb/s: 0.50 s and 1.14
-s)."""
+"""Of mpirun: rank 0 outlives another rank, to save; a rank that waits leaves its core to others; large sums go round a
+ring, which over a wire takes half the time of Open MPI's own choice."""
 LIBRARY_VARIABLE = "MLX_MPI_LIBNAME"
-"""Environment variable with the name or path of the MPI library, which MLX reads."""
 _USUAL_FOLDERS = ("/opt/homebrew/bin", "/usr/local/bin", "/opt/local/bin")
 """Homebrew's and MacPorts': a Mac starts an app with a PATH that has none of them."""
 
@@ -91,9 +89,8 @@ def _is_checkout() -> bool:
 
 
 def mlx_environment(hosts: HostsFile, backend: str, rank: int, port: int) -> tuple[dict[str, str], dict[str, str]]:
-    """The environment in which MLX's backend finds the other ranks, as `mlx.launch` sets it: (variables, files). Of a
-    file, the variable that names it → its content; the caller makes it on the rank's machine. `port`: the first of the
-    ports to listen on."""
+    """The environment in which MLX's backend finds the other ranks, as `mlx.launch` sets it: (variables, files).
+    `files`: a variable that names a file → its content. `port`: the first of the ports to listen on."""
     variables = {name: value for name, _, value in (entry.partition("=") for entry in hosts.envs)}
     if backend != "mpi":
         variables["MLX_RANK"] = str(rank)
@@ -123,11 +120,8 @@ def mpirun() -> str | None:
 
 
 def mpi_variables() -> dict[str, str]:
-    """The variable with which MLX finds the library of that mpirun.
-
-    On a Mac by its path: macOS searches no folder of Homebrew's, and takes DYLD_LIBRARY_PATH out of the environment of
-    every program that /bin/sh starts. Elsewhere by the name that the system's loader knows.
-    """
+    """The variable with which MLX finds the library of that mpirun: on a Mac by its path, since macOS searches no
+    folder of Homebrew's; elsewhere by the name that the system's loader knows."""
     if os.environ.get(LIBRARY_VARIABLE):
         return {LIBRARY_VARIABLE: os.environ[LIBRARY_VARIABLE]}
     program = mpirun()

@@ -2,11 +2,10 @@
 
 Rank 0 is the trainer: it writes the folder, obeys the window, and ends the run. The launcher passes stop signals on to
 it, ends the other processes after it, writes the event log's last line where rank 0 was killed, and starts all ranks
-again where rank 0 asks for that: after an error of a GPU, or without a machine that was lost (`on_lost_rank: go_on`).
+again where rank 0 asks for that: after an error of a GPU, or without a lost machine (`on_lost_rank: go_on`).
 
-`mlx.launch` cannot do this: it ends every rank as soon as one fails, before rank 0 has saved. Ctrl-C reaches the
-launcher alone, since every process has a session of its own. Workers end themselves when their stdin ends, however the
-launcher has ended.
+`mlx.launch` cannot do this: it ends every rank as soon as one fails, before rank 0 has saved. Every process has a
+session of its own, so Ctrl-C reaches the launcher alone. Workers end themselves when their stdin ends.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-import shutil
 import signal
 import socket
 import subprocess
@@ -67,14 +65,11 @@ ENDING_S = 25.0
 EXITING_S = 10.0
 """Seconds for the process of rank 0 to end once it has reported its exit code."""
 LEAVING_S = {True: 8.0, False: 1.0}
-"""Seconds for workers to end by themselves after rank 0: after a run that went well, and after one that did not."""
+"""Seconds for workers to end by themselves after rank 0, by success."""
 MPI_PATIENCE_S = 3.0
 """Seconds for mpirun to end its ranks."""
 FIRST_PORT, PORTS = 20_000, 10_000
-"""The ports that a run chooses from: below those that systems hand out by themselves (from 32768 on Linux, 49152 on
-macOS)."""
-TAIL_BYTES = 4_096
-
+"""Ports that a run chooses from: below those that systems hand out by themselves."""
 RESUMED = "The run goes on from its last checkpoint when it is resumed."
 
 _REMOTE = """
@@ -113,7 +108,7 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class LaunchEnd:
-    """How one start of the ranks has ended. `sentence` says why, where rank 0 has not said it itself."""
+    """The end of one start of the ranks. `sentence` gives the reason where rank 0 has not logged it itself."""
 
     kind: Literal["finished", "stopped", "failed", "restart"]
     exit_code: int
@@ -124,32 +119,25 @@ class LaunchEnd:
 def run_ranks(launch: Launch) -> LaunchEnd:
     """Start the ranks, as often as it takes, until the run has ended. A stop signal makes rank 0 save and stop. Raises
     DiskError."""
-    folder = Path(tempfile.mkdtemp(prefix="grpo-studio-launch-"))
     requests: list[int] = []
-    try:
-        with control.handlers_restored() as afterwards:
-            control.on_stop_signals(lambda number, frame: requests.append(number))
-            control.unblock_stop_signals()
-            while True:
-                end = _Start(launch, folder, requests).run()
-                if end.kind != "restart":
-                    break
-                if requests:
-                    name = signal.Signals(requests[0]).name
-                    end = LaunchEnd("stopped", 3, f"Stopped at its last checkpoint because {name} was received.")
-                    break
-                # The run has begun: its event log needs nothing but the reason of the new start.
-                orders, hosts = replace(launch.orders, is_checked=True, notes=[], warnings=[]), launch.hosts
-                if end.lost_rank is not None:
-                    hosts = without(hosts, end.lost_rank)
-                    orders = replace(orders, warnings=[f"{end.sentence} The run goes on without it."])
-                launch = replace(launch, hosts=hosts, orders=orders)
-            afterwards.process_ends = True
-            if end.sentence:
-                write_late_ending(launch.run, end.kind, end.sentence)
-            return end
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix="grpo-studio-launch-") as folder, control.handlers_restored() as afterwards:
+        control.on_stop_signals(lambda number, frame: requests.append(number))
+        control.unblock_stop_signals()
+        while (end := _Start(launch, Path(folder), requests).run()).kind == "restart":
+            if requests:
+                name = signal.Signals(requests[0]).name
+                end = LaunchEnd("stopped", 3, f"Stopped at its last checkpoint because {name} was received.")
+                break
+            # The run has begun: its event log needs nothing but the reason of the new start.
+            orders, hosts = replace(launch.orders, is_checked=True, notes=[], warnings=[]), launch.hosts
+            if end.lost_rank is not None:
+                hosts = without(hosts, end.lost_rank)
+                orders = replace(orders, warnings=[f"{end.sentence} The run goes on without it."])
+            launch = replace(launch, hosts=hosts, orders=orders)
+        afterwards.process_ends = True
+        if end.sentence:
+            write_late_ending(launch.run, end.kind, end.sentence)
+        return end
 
 
 def without(hosts: HostsFile, rank: int) -> HostsFile:
@@ -189,9 +177,7 @@ class _Start:
         self._by_mpi = launch.backend == "mpi" and self._size > 1
         self._port = free_port(self._hosts)
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
-        """Of each rank the process, or its ssh; under mpirun only mpirun's, as rank 0's."""
-        self._ended: set[int] = set()
-        self._passed_on = 0
+        """The process of each rank, or its ssh; under mpirun only mpirun's, as rank 0's."""
         self._deadline: float | None = None
         """When rank 0 is killed (monotonic): a machine is lost, and it has not ended."""
         self._why = ""
@@ -208,7 +194,7 @@ class _Start:
                     self._start_mpi()
                 else:
                     for rank in range(self._size):
-                        (self._start_here if self._hosts.is_here(rank) else self._start_there)(rank)
+                        self._start(rank)
             except OSError as error:
                 return LaunchEnd("failed", 2, f"The ranks could not be started: {error.strerror or error}.")
             self._wait()
@@ -218,45 +204,43 @@ class _Start:
         finally:
             self._end_processes(LEAVING_S[went_well])
 
-    def _log(self, rank: int) -> Path:
-        return self._logs / f"rank-{rank}.log"
-
     def _program(self, rank: int) -> list[str]:
-        run = str(self._launch.run.path)
-        return rank_program(self._hosts.hosts[rank], "rank", "--run", run, *self._launch.options)
+        return rank_program(self._hosts.hosts[rank], "rank", "--run", str(self._launch.run.path), *self._launch.options)
 
     def _variables(self, rank: int) -> tuple[dict[str, str], dict[str, str]]:
         """Variables and files of a rank, as `mlx_environment` has them; a single process meets nobody."""
-        backend = self._launch.backend if self._size > 1 else "mpi"
+        host, backend = self._hosts.hosts[rank], self._launch.backend if self._size > 1 else "mpi"
         variables, files = mlx_environment(self._hosts, backend, rank, self._port)
-        variables = program_environment(self._hosts.hosts[rank]) | variables
+        variables = program_environment(host) | variables
         if self._size > 1:
             variables[BACKEND_VARIABLE] = self._launch.backend
-        if rank == 0:
-            variables[ORDERS_VARIABLE] = str(self._orders.path)
-            if self._hosts.hosts[0].ips:
-                variables[ADDRESSES_VARIABLE] = ",".join(self._hosts.hosts[0].ips)
-        else:
+        if rank:
             variables |= {WATCH_VARIABLE: "1", LOG_VARIABLE: f"ranks/rank-{rank}.log in the run folder"}
+        else:
+            variables |= {ORDERS_VARIABLE: str(self._orders.path), ADDRESSES_VARIABLE: ",".join(host.ips)}
         return variables, files
 
-    def _start_here(self, rank: int) -> None:
-        variables, files = self._variables(rank)
-        for name, content in files.items():
-            file = self._orders.path / f"{name.lower()}.json"
-            file.write_text(content, encoding="utf-8")
-            variables[name] = str(file)
-        self._start(rank, self._program(rank), backend_environment() | variables)
-
-    def _start_there(self, rank: int) -> None:
-        host, (variables, files) = self._hosts.hosts[rank], self._variables(rank)
-        variables |= {MACHINE_VARIABLE: host.ssh} | _python_variables()
-        pairs = [part for pair in files.items() for part in pair]
-        words = ["/bin/sh", "-c", _REMOTE, "rank", *pairs, "--", *self._program(rank)]
-        self._start(rank, ssh_command(host, words, variables), dict(os.environ))
+    def _start(self, rank: int) -> None:
+        host, program, (variables, files) = self._hosts.hosts[rank], self._program(rank), self._variables(rank)
+        if self._hosts.is_here(rank):
+            for name, content in files.items():
+                file = self._orders.path / f"{name.lower()}.json"
+                file.write_text(content, encoding="utf-8")
+                variables[name] = str(file)
+            environment = backend_environment() | variables
+        else:
+            pairs = [part for pair in files.items() for part in pair]
+            words = ["/bin/sh", "-c", _REMOTE, "rank", *pairs, "--", *program]
+            program = ssh_command(host, words, variables | {MACHINE_VARIABLE: host.ssh} | _python_variables())
+            environment = dict(os.environ)
+        if rank == 0:
+            self._processes[0] = _popen(program, environment, subprocess.DEVNULL, None, None)
+            return
+        with self._log(rank).open("wb") as log:
+            self._processes[rank] = _popen(program, environment, subprocess.PIPE, log, subprocess.STDOUT)
 
     def _start_mpi(self) -> None:
-        """All ranks at once; what mpirun itself says goes to a file. Every rank has rank 0's variables."""
+        """All ranks at once, with rank 0's variables; what mpirun itself says goes to a file."""
         variables = self._variables(0)[0] | _python_variables() | mpi_variables()
         slots = Counter(
             "localhost" if self._hosts.is_here(rank) else host.ssh for rank, host in enumerate(self._hosts.hosts)
@@ -266,37 +250,30 @@ class _Start:
         shell = ["/bin/sh", "-c", _UNDER_MPI, "rank", str(self._logs), self._launch.run.name, *self._program(0)]
         command = [mpirun() or "mpirun", "-np", str(self._size), "--host", machines, "--quiet", *MPI_OPTIONS]
         with (self._logs / "mpirun.log").open("wb") as log:
-            self._processes[0] = _popen(
-                [*command, *exported, *shell], backend_environment(), subprocess.DEVNULL, None, log
-            )
-
-    def _start(self, rank: int, command: list[str], environment: dict[str, str]) -> None:
-        if rank == 0:
-            self._processes[0] = _popen(command, environment, subprocess.DEVNULL, None, None)
-            return
-        with self._log(rank).open("wb") as log:
-            self._processes[rank] = _popen(command, environment, subprocess.PIPE, log, subprocess.STDOUT)
+            command += [*exported, *shell]
+            self._processes[0] = _popen(command, backend_environment(), subprocess.DEVNULL, None, log)
 
     def _wait(self) -> None:
-        """Until rank 0 has ended, or can be waited for no longer."""
+        """Until rank 0 has ended, or is past its time limit."""
         meets_until = time.monotonic() + MEETING_S
+        ended: set[int] = set()
+        passed_on = 0
         while self._processes[0].poll() is None:
             report = self._orders.reported()
             has_met = report.get("met", False)
             for rank, process in self._processes.items():
-                if rank not in self._ended and process.poll() is not None:
-                    self._ended.add(rank)
+                if rank not in ended and process.poll() is not None:
+                    ended.add(rank)
                     if process.returncode:
                         self._on_ended_worker(rank, process.returncode, has_met)
-            new, self._passed_on = self._requests[self._passed_on :], len(self._requests)
+            new, passed_on = self._requests[passed_on:], len(self._requests)
             if new and not has_met:
                 return
             for number in new:
                 self._signal_leader(number)
-            if not has_met and (self._why or time.monotonic() > meets_until):
-                self._why = (
-                    self._why or f"The ranks did not connect within {MEETING_S:.0f} seconds{self._last_words()}."
-                )
+            if not has_met and time.monotonic() > meets_until:
+                self._why = f"The ranks did not connect within {MEETING_S:.0f} seconds{self._last_words()}."
+            if not has_met and self._why:
                 return
             if "exit_code" in report:  # all is written: nothing is lost if it hangs now
                 self._expect_end("", EXITING_S)
@@ -314,12 +291,8 @@ class _Start:
             how = f": {quote(words, 120)}" if words else f" (exit code {code})."
             self._why = f"{name} ended before the run began{how}"
             return
-        lost_leader = code == LEADER_LOST
-        self._expect_end(
-            "Rank 0 did not answer the other machines, and was ended."
-            if lost_leader
-            else f"The process on {name} ended (exit code {code})."
-        )
+        why = f"The process on {name} ended (exit code {code})."
+        self._expect_end("Rank 0 did not answer the other machines, and was ended." if code == LEADER_LOST else why)
         self._signal_leader(signal.SIGCONT)  # a stopped process can then save and end by itself
 
     def _expect_end(self, why: str, within_s: float | None = None) -> None:
@@ -333,6 +306,9 @@ class _Start:
         if (pid := self._leader_pid()) is not None and self._processes[0].poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
+
+    def _log(self, rank: int) -> Path:
+        return self._logs / f"rank-{rank}.log"
 
     def _last_words(self) -> str:
         logs = [(self._hosts.label(rank), self._log(rank)) for rank in range(1, self._size)]
@@ -382,7 +358,7 @@ class _Start:
 
 
 def _python_variables() -> dict[str, str]:
-    """What a rank on another machine gets of this process's environment."""
+    """The part of this process's environment that a rank on another machine gets."""
     relaxed = os.environ.get(TIMEOUT_VARIABLE)
     return {"PYTHONUNBUFFERED": "1", "PYTHONIOENCODING": "utf-8"} | ({TIMEOUT_VARIABLE: relaxed} if relaxed else {})
 
@@ -403,30 +379,20 @@ def _kill_group(pid: int) -> None:
 
 def last_line(log: Path) -> str:
     """The last line that is not empty; "" where there is none."""
-    try:
-        with log.open("rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
-            lines = file.read().decode(errors="replace").splitlines()
-    except OSError:
+    if not log.exists():
         return ""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
 
 def free_port(hosts: HostsFile) -> int:
-    """The first of a row of ports that are free on this machine, one for each address in the hosts file; on the others
-    nothing else is expected in this range. Raises OSError."""
+    """The first of a row of ports, one for each address in the hosts file, that are free on this machine. Raises
+    OSError."""
     count = max(1, sum(len(host.ips) for host in hosts.hosts))
     for _ in range(100):
-        port = random.randrange(FIRST_PORT, FIRST_PORT + PORTS - count)
-        if all(_is_free(port + index) for index in range(count)):
-            return port
+        first = random.randrange(FIRST_PORT, FIRST_PORT + PORTS - count)
+        with contextlib.suppress(OSError), contextlib.ExitStack() as probes:
+            for port in range(first, first + count):
+                probes.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM)).bind(("", port))
+            return first
     raise OSError("no ports are free on this machine")
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        try:
-            probe.bind(("", port))
-        except OSError:
-            return False
-    return True

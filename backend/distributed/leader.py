@@ -1,9 +1,8 @@
 """Rank 0 of a run on several ranks: the ordinary trainer, with a context that shares its work with the workers
 (`worker`).
 
-It alone has the dataset, the run's folder and the event log. Every decision is made here, between two polls, as in a
-run of one process. The workers do what messages say, in their order, so all ranks are at the same step with the same
-settings.
+It alone has the dataset, the run's folder and the event log. Every decision is made here, between two polls. The
+workers do what messages say, in their order, so all ranks are at the same step with the same settings.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import time
 from collections.abc import Callable, Collection, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import mlx.core as mx
@@ -42,20 +41,17 @@ from backend.training.not_finite import check_sampled, check_scores
 from backend.types import Group, Problem
 
 LEAST_S = 120.0
-"""The least time that a rank which answers may take for any work, such as kernels that are compiled first, before it
-counts as hung."""
+"""The least time that a rank which answers may take for any work before it counts as hung."""
 TIMES = 10.0
 """How many times as long as usual work may take besides."""
-UNSEEN_TIMES = 30.0
-"""The same of a rank that has done none yet: what is usual is then that of the others."""
+FIRST_S = 3600.0
+"""The time limit of the first step, which compiles kernels."""
 SERVING_S = 0.02
 """Seconds that the leader waits for a message before it looks at its own work again."""
-WAIT_S = 1.0
-"""Seconds between two checks of how long the others have been waiting for a rank."""
 
 
 class HangDetector:
-    """Time limit for the updates of a step, or for a measurement without them. Before the first there is no limit."""
+    """Time limit for the updates of a step, or for a measurement without them."""
 
     def __init__(self) -> None:
         self._longest_s = 0.0
@@ -64,17 +60,17 @@ class HangDetector:
         self._longest_s = max(self._longest_s, seconds)
 
     def overdue(self, waited_s: float) -> str:
-        """Why a rank that the others have waited for so long counts as hung, to follow its name; "" as long as it does
-        not."""
-        if not self._longest_s or waited_s <= LEAST_S + TIMES * self._longest_s:
+        """The reason, to follow its name, why a rank that the others wait for counts as hung; "" while it does not."""
+        if waited_s <= (LEAST_S + TIMES * self._longest_s if self._longest_s else FIRST_S):
             return ""
-        usual = f"a step took {self._longest_s:.1f} s"
-        return f"answers, but the others have waited {waited_s:.0f} s for it to compute; {usual}"
+        usual = f"; a step took {self._longest_s:.1f} s" if self._longest_s else ""
+        return f"answers, but the others have waited {waited_s:.0f} s for it to compute{usual}"
 
 
 class SharedSampling:
     """The prompts of a step, or of an evaluation, sampled and scored by all ranks. After `run`: every round, and
-    `took_s`."""
+    `took_s`. `notes` takes the workers' messages for the user. `scoring_limit_s`: the time limit of a round's reward
+    functions."""
 
     def __init__(
         self,
@@ -87,8 +83,6 @@ class SharedSampling:
         scoring_limit_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`notes` takes the workers' messages for the user. `scoring_limit_s`: how long the reward functions of a round
-        may take."""
         self._parts, self._workers, self._paces, self._problems, self._order = parts, workers, paces, problems, order
         self._notes, self._scoring_limit_s, self._clock = notes, scoring_limit_s, clock
         size = len(workers.machines)
@@ -117,32 +111,29 @@ class SharedSampling:
     def run(self, poll: Callable[[float], None]) -> None:
         """`poll` is called with the share that is done, and may raise to stop."""
         began = self._clock()
-        done = 0
+
+        def done() -> int:
+            return sum(len(each.groups) for each in self.rounds)
 
         def serve_and_poll(wait_s: float = 0.0) -> None:
-            nonlocal done
             self._serve(wait_s)
-            done = sum(len(each.groups) for each in self.rounds)
-            poll(done / len(self._problems))
+            poll(done() / len(self._problems))
 
         self._give()
-        while done < len(self._problems):
-            if own := self._scheduler.take(0, self._clock()):
-                self._sample_here(own, serve_and_poll)
-                done = sum(len(each.groups) for each in self.rounds)
-            else:
+        while done() < len(self._problems):
+            own = self._scheduler.take(0, self._clock())
+            if not own:
                 serve_and_poll(SERVING_S)
+                continue
+            problems = self._problems[own.start : own.stop]
+            sampled = sample_round(self._parts, self._order, 0, own.start, problems, lambda tokens: serve_and_poll())
+            with ThreadPoolExecutor(1, "rewards") as pool:  # leaving it waits for the call that is running
+                scoring = pool.submit(score_round, self._parts, self._order, sampled)
+                while not scoring.done():
+                    self._serve(SERVING_S)
+                scoring.result()
+            self._take(sampled)
         self.took_s = self._clock() - began
-
-    def _sample_here(self, places: range, serve_and_poll: Callable[[], None]) -> None:
-        problems = self._problems[places.start : places.stop]
-        own = sample_round(self._parts, self._order, 0, places.start, problems, lambda tokens: serve_and_poll())
-        with ThreadPoolExecutor(1, "rewards") as pool:  # leaving it waits for the call that is running
-            scoring = pool.submit(score_round, self._parts, self._order, own)
-            while not scoring.done():
-                self._serve(SERVING_S)
-            scoring.result()
-        self._take(own)
 
     def _serve(self, wait_s: float) -> None:
         """Take what workers have done, and give them more. Waits up to `wait_s` for a first message. Raises
@@ -157,8 +148,7 @@ class SharedSampling:
             self._give()
         for rank, (count, since) in self._given.items():
             took_s, usual_s = self._clock() - since, self._paces.usual_s(rank, count)
-            times = TIMES if self._paces.is_known(rank) else UNSEEN_TIMES
-            if usual_s is not None and took_s > LEAST_S + times * usual_s + self._scoring_limit_s:
+            if usual_s is not None and took_s > LEAST_S + TIMES * usual_s + self._scoring_limit_s:
                 why = f"answers, but has worked on {count:,} completions for {took_s:.0f} s; {usual_s:.1f} s are usual"
                 self._workers.give_up(rank, why)
 
@@ -178,20 +168,13 @@ class SharedSampling:
                 self._given[rank] = (len(places) * self._order.group_size, self._clock())
 
 
-@dataclass(slots=True)
 class Leader:
-    """Rank 0's end of the run. `backend`: over what the ranks add up, for the event log."""
+    """Rank 0's end of the run. `backend`: the link that the ranks sum over, for the event log."""
 
-    workers: LeaderChannel
-    ranks: FlatCollectives
-    backend: str
-    paces: RankPaces = field(init=False)
-    shares: StepShares = field(init=False)
-    learning: HangDetector = field(default_factory=HangDetector)
-    measuring: HangDetector = field(default_factory=HangDetector)
-
-    def __post_init__(self) -> None:
-        self.paces, self.shares = RankPaces(self.ranks.size), StepShares(self.ranks.size)
+    def __init__(self, workers: LeaderChannel, ranks: FlatCollectives, backend: str) -> None:
+        self.workers, self.ranks, self.backend = workers, ranks, backend
+        self.paces, self.shares = RankPaces(ranks.size), StepShares(ranks.size)
+        self.learning, self.measuring = HangDetector(), HangDetector()
 
     def load_context(
         self,
@@ -209,19 +192,26 @@ class Leader:
         if config.parallelism == "tensor":
             assert isinstance(self.ranks, MlxCollectives)
             engine = LeadingEngine(self.workers, self.ranks, self.backend)
-            own = load_context(config, note, inputs, most, None, stages, engine)
-            return ShardedContext(**_fields(own), engine=engine, config=config)
+
+            def make_sharded(**of_run: Any) -> ShardedContext:
+                return ShardedContext(**of_run, engine=engine, config=config)
+
+            return load_context(config, note, inputs, most, None, stages, engine, make_sharded)
         configs = {
             "config": config.model_dump(mode="json"),
             "stages": [each.model_dump(mode="json") for each in stages],
         }
         self.workers.send_to_all("load", configs | {"code": reward_code(config)})
-        own = load_context(config, note, inputs, most, None, stages)
+
+        def make(**of_run: Any) -> LeaderContext:
+            return LeaderContext(**of_run, leader=self, config=config)
+
+        own = load_context(config, note, inputs, most, None, stages, make=make)
         own.learner.forward.ranks = self.ranks
         built = {"steps": own.steps, "longest_prompts": own.longest_prompts, "most": asdict(most)}
         self.workers.send_to_all("build", built)
         check_same_base(own, config, self.ranks, self.workers.machines)
-        return LeaderContext(**_fields(own), leader=self, config=config)
+        return own
 
     @contextmanager
     def detect_hangs(self, limit: HangDetector) -> Generator[None]:
@@ -229,8 +219,8 @@ class Leader:
         long as usual."""
 
         def look(waited_s: float) -> None:
-            if (why := limit.overdue(waited_s)) and (behind := self.workers.behind()):
-                self.workers.give_up(behind[0], why)
+            if why := limit.overdue(waited_s):
+                self.workers.give_up(self.workers.slowest(), why)
 
         self.ranks.waiting = look
         try:
@@ -238,25 +228,8 @@ class Leader:
         finally:
             self.ranks.waiting = do_nothing
 
-    def learned_by_workers(self) -> list[LearningReport]:
-        """Every worker's report on the step, which comes after its last update."""
-        since, missing, reports = time.monotonic(), set(range(1, self.ranks.size)), list[LearningReport]()
-        while missing:
-            message = self.workers.receive(WAIT_S)
-            if message is not None:
-                reports.append(LearningReport(**message.body))
-                self.shares.add_learning(message.rank, reports[-1])
-                missing.remove(message.rank)
-            elif why := self.learning.overdue(time.monotonic() - since):
-                self.workers.give_up(min(missing), why)
-        return reports
 
-
-def _fields(context: RunContext) -> dict[str, Any]:
-    return {each.name: getattr(context, each.name) for each in fields(context)}
-
-
-@dataclass(slots=True)
+@dataclass
 class LeaderContext(RunContext):
     """The context of a run whose work the workers share."""
 
@@ -277,27 +250,27 @@ class LeaderContext(RunContext):
     def change(self, config: Config, keys: Collection[str], step: int) -> None:
         about = {"config": config.model_dump(mode="json"), "keys": [*keys], "step": step}
         self.leader.workers.send_to_all("change", about)
-        super(LeaderContext, self).change(config, keys, step)
+        super().change(config, keys, step)
         self.config = config
 
     def rest(self) -> None:
         self.leader.workers.send_to_all("rest")
-        super(LeaderContext, self).rest()
+        super().rest()
 
     def of_ranks(self) -> dict[str, Any]:
-        machines = [machine.to_dict() for machine in self.leader.workers.machines]
+        machines = [asdict(machine) for machine in self.leader.workers.machines]
         return {"ranks": self.leader.ranks.size, "machines": machines, "distributed_backend": self.leader.backend}
 
     def new_notes(self) -> list[str]:
         own, self.notes[:] = [*self.notes], []
-        return super(LeaderContext, self).new_notes() + own
+        return super().new_notes() + own
 
     def sample_and_score(
         self, problems: list[Problem], position: int, step: int, config: Config, work: SamplingContext
     ) -> dict[str, float]:
-        leader, order = self.leader, self._order(step, config.seed, position, config.group_size)
+        leader = self.leader
         with work.timer.phase("rollout"):
-            sampling = self._sampling(problems, order, work.timer.elapsed)
+            sampling = self._sampling(problems, step, config.seed, position, config.group_size, work.timer.elapsed)
             sampling.run(lambda share: work.poll("sampling", share))
             leader.shares.add_sampling(sampling.rounds, sampling.took_s, mx.get_peak_memory() / 1e9)
         for rank in set(range(leader.ranks.size)) - {each.rank for each in sampling.rounds}:
@@ -312,17 +285,23 @@ class LeaderContext(RunContext):
         self, problems: list[Problem], step: int, config: Config, poll: Callable[[float], None]
     ) -> list[Group]:
         size = config.num_generations_eval or config.group_size
-        sampling = self._sampling(problems, self._order(step, EVAL_SEED, 0, size))
+        sampling = self._sampling(problems, step, EVAL_SEED, 0, size)
         sampling.run(poll)
         return sampling.groups
 
-    def _order(self, step: int, seed: int, position: int, group_size: int) -> SamplingOrder:
-        return SamplingOrder(step, self.prompt_stream.epoch, seed, position, group_size, self.scoring.state())
-
-    def _sampling(self, problems: list[Problem], order: SamplingOrder, *clock: Callable[[], float]) -> SharedSampling:
+    def _sampling(
+        self,
+        problems: list[Problem],
+        step: int,
+        seed: int,
+        position: int,
+        group_size: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> SharedSampling:
+        order = SamplingOrder(step, self.prompt_stream.epoch, seed, position, group_size, self.scoring.state())
         limit_s = self.config.reward_timeout * len(self.config.reward_functions)
         workers, paces = self.leader.workers, self.leader.paces
-        return SharedSampling(self, workers, paces, problems, order, self.notes, limit_s, *clock)
+        return SharedSampling(self, workers, paces, problems, order, self.notes, limit_s, clock)
 
     def learn(self, groups: list[Group], config: Config, poll: Callable[[], None]) -> dict[str, float]:
         leader, forward = self.leader, self.learner.forward
@@ -343,9 +322,12 @@ class LeaderContext(RunContext):
 
         with leader.detect_hangs(leader.learning):
             metrics, own = timed_learning(self, leader.ranks, learn)
-            leader.shares.add_learning(0, own)
-            reports = leader.learned_by_workers()
-        leader.learning.observe(max(own.busy_s - paused_s, *(report.busy_s for report in reports)))
+            # Every worker's report, after its last update.
+            reports = [LearningReport(**each) for each in leader.ranks.gather(asdict(own))]
+        for rank, report in enumerate(reports):
+            leader.shares.add_learning(rank, report)
+        busy = [own.busy_s - paused_s, *(report.busy_s for report in reports[1:])]
+        leader.learning.observe(max(busy))
         self.kept = None
         return metrics | leader.shares.metrics()
 
@@ -358,13 +340,13 @@ class LeaderContext(RunContext):
         self._send_groups("measure", groups)
         began = time.perf_counter()
         with self.leader.detect_hangs(self.leader.measuring):
-            metrics = super(LeaderContext, self).held_out_metrics(groups, config, poll)
+            metrics = super().held_out_metrics(groups, config, poll)
         self.leader.measuring.observe(time.perf_counter() - began)
         return metrics
 
     def test_metrics(self, step: int, config: Config, poll: Callable[[float], None]) -> dict[str, float]:
         self.begin()  # the weights may be those of the best checkpoint now
-        return super(LeaderContext, self).test_metrics(step, config, poll)
+        return super().test_metrics(step, config, poll)
 
     def _send_groups(self, kind: str, groups: list[Group]) -> None:
         """To learn from, without texts."""

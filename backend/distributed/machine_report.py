@@ -4,8 +4,10 @@ findings."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
+
+from pydantic import TypeAdapter
 
 from backend.trainer.memory.estimate import format_bytes
 from backend.utils.disk_faults import gigabytes
@@ -16,8 +18,7 @@ LEVELS: tuple[Level, ...] = ("refuse", "warn", "info")
 """refuse: a run would not start, or would end; warn: it would be slow or a little different."""
 
 COPY_LIMIT = 8_000_000_000
-"""Bytes of the largest model that is copied: a minute and a half over gigabit Ethernet. A larger one is better
-downloaded there."""
+"""Bytes of the largest model that is copied: a minute and a half over gigabit Ethernet."""
 RESERVE = 2_000_000_000
 """Bytes that must stay free on a machine's disk."""
 GRADIENT_BYTES = 20_000_000
@@ -53,18 +54,10 @@ class MachineFacts:
     has_mpi: bool = False
     rdma_devices: tuple[str, ...] = ()
     model: str = ""
-    """A digest of the model's files; "" where it is not there, or none was asked for."""
+    """A digest of the model's files; "" without them."""
     model_bytes: int = 0
     has_reward_file: bool | None = None
-    """None where none was asked for."""
-
-    @classmethod
-    def from_dict(cls, raw: dict[str, Any]) -> MachineFacts:
-        """From a machine with another version, which may say more, or less."""
-        names = {about.name for about in fields(cls)}
-        values: dict[str, Any] = {name: value for name, value in raw.items() if name in names}
-        values["rdma_devices"] = tuple(values.get("rdma_devices", ()))
-        return cls(**values)
+    """None without a reward file in the settings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,95 +127,81 @@ class MachineReport:
     @classmethod
     def from_dict(cls, raw: dict[str, Any]) -> MachineReport:
         """The inverse of `to_dict`, after a passage through JSON."""
-        machines = [
-            CheckedMachine(**machine | {"facts": facts and MachineFacts.from_dict(facts)})
-            for machine in raw["machines"]
-            for facts in [machine["facts"]]
-        ]
-        link = raw["link"] and LinkSpeed(**raw["link"])
-        return cls(raw["backend"], machines, link, [MachineFinding(**finding) for finding in raw["findings"]])
+        return TypeAdapter(cls).validate_python(raw)
 
     def link_sentence(self) -> str:
         """The speed of the connection in words; "" where it was not measured."""
         if (link := self.link) is None:
             return ""
         return (
-            f"A sum of one number takes {_short(1000 * link.latency_s)} ms; large sums run at "
+            f"A sum of one number takes {1000 * link.latency_s:.2g} ms; large sums run at "
             f"{gigabytes(link.bytes_per_second)}/s; the gradient of a LoRA adapter ({gigabytes(GRADIENT_BYTES)}) takes "
-            f"{_short(link.gradient_s)} s."
+            f"{link.gradient_s:.2g} s."
         )
 
 
-def _short(value: float) -> str:
-    """Two digits; whole numbers from ten on."""
-    return f"{value:.0f}" if value >= 10 else f"{value:.2g}"
-
-
 def findings_of(report: MachineReport, model: str = "", model_is_hub_id: bool = False) -> list[MachineFinding]:
-    """Everything that the facts of a report say, the gravest first; `model`: the setting, where one was asked about."""
+    """Everything that the facts of a report say, the gravest first. `model`: the setting, if any."""
     found = [MachineFinding("refuse", machine.rank, machine.problem) for machine in report.machines if machine.problem]
     here = report.machines[0].facts
-    others = [machine for machine in report.machines[1:] if not machine.is_here]
-    for machine in {
-        machine.ssh: machine for machine in reversed(others)
-    }.values():  # the ranks of one machine count once
-        if here is not None and (there := machine.facts) is not None:
+    others = {machine.ssh: machine for machine in reversed(report.machines[1:]) if not machine.is_here}
+    for machine in others.values():
+        if here is not None and machine.facts is not None:
             about = [
-                *_version_findings(machine.label, here, there),
-                *_model_findings(machine.label, here, there, model, model_is_hub_id),
-                *_hardware_findings(machine.label, here, there, report.backend),
+                *_differences(machine.label, here, machine.facts, report.backend),
+                *_model_findings(machine.label, here, machine.facts, model, model_is_hub_id),
             ]
             found += [MachineFinding(level, machine.rank, sentence) for level, sentence in about]
     names = [report.machines[0].ssh if machine.is_here else machine.ssh for machine in report.machines]
     for name in dict.fromkeys(names):
         if (count := names.count(name)) > 1:
-            rank = names.index(name)
-            label = "This machine" if report.machines[rank].is_here else quote(name, 40)
-            sentence = (
-                f"{label} is listed {count} times: its ranks share its processor, and each holds a model in its memory."
-            )
-            found.append(MachineFinding("info", rank, sentence))
-    if (link := report.link) is not None and link.gradient_s > SLOW_SUM_S:
-        sentence = (
-            f"The connection is slow: the gradient of a LoRA adapter, {gigabytes(GRADIENT_BYTES)}, takes "
-            f"{link.gradient_s:.3g} s to sum. A cable is faster than Wi-Fi."
-        )
-        found.append(MachineFinding("warn", None, sentence))
-    if link is not None and link.latency_s > SLOW_LATENCY_S:
-        latency = f"{1000 * link.latency_s:.3g} ms"
-        sentence = f"Even a sum of one number takes {latency} over this connection. A cable takes less than one."
-        found.append(MachineFinding("warn", None, sentence))
+            label = "This machine" if report.machines[names.index(name)].is_here else quote(name, 40)
+            shared = "its ranks share its processor, and each holds a model in its memory"
+            found.append(MachineFinding("info", names.index(name), f"{label} is listed {count} times: {shared}."))
+    if report.link is not None and (report.link.gradient_s > SLOW_SUM_S or report.link.latency_s > SLOW_LATENCY_S):
+        sums = f"a sum of one number takes {1000 * report.link.latency_s:.2g} ms, the gradient of a LoRA adapter, "
+        sums += f"{gigabytes(GRADIENT_BYTES)}, {report.link.gradient_s:.3g} s"
+        found.append(MachineFinding("warn", None, f"The connection is slow: {sums}. A cable is faster than Wi-Fi."))
     return sorted(found, key=lambda finding: LEVELS.index(finding.level))
 
 
 Found = Iterator[tuple[Level, str]]
 
 
-def _version_findings(name: str, here: MachineFacts, there: MachineFacts) -> Found:
-    if there.grpo_studio != here.grpo_studio:
+def _differences(name: str, here: MachineFacts, there: MachineFacts, backend: str) -> Found:
+    if here.grpo_studio != there.grpo_studio:
         versions = f"{quote(there.grpo_studio, 20)}, here is {here.grpo_studio}"
         yield "refuse", f"{name} has GRPO Studio {versions}. Install the same version on both."
     elif there.code and here.code and there.code != here.code:
-        yield (
-            "warn",
-            f"{name} has the same version of GRPO Studio, but other source files. Update both from one place.",
-        )
+        yield "warn", f"{name} has other source files of the same GRPO Studio. Update both from one place."
     for title, ours, theirs in (("mlx", here.mlx, there.mlx), ("mlx-lm", here.mlx_lm, there.mlx_lm)):
         if ours != theirs:
             versions = f"{title} {quote(theirs, 20)}, here is {ours}"
             yield "warn", f"{name} has {versions}: results of the two may differ in their last digits."
-    if here.python.split(".")[:2] != there.python.split(".")[:2]:
-        yield "info", f"{name} has Python {quote(there.python, 20)}, here is {here.python}."
-    if here.system != there.system:
-        yield "info", f"{name} runs {quote(there.system, 40)}, this machine {here.system}."
+    if here.device != there.device:
+        devices = f"computes on the {quote(there.device.upper(), 10)}, this machine on the {here.device.upper()}"
+        yield "warn", f"{name} {devices}: it will get a small share of the work."
+    elif here.chip != there.chip:
+        chips = f"({quote(there.chip, 40)}, here {quote(here.chip, 40)})"
+        yield "info", f"{name} has another chip {chips}; each gets work by its measured speed."
+    if abs(here.memory - there.memory) > 0.05 * here.memory:
+        smaller, larger = sorted((here.memory, there.memory))
+        label = name if there.memory < here.memory else "this machine"
+        yield (
+            "warn" if smaller < 0.5 * larger else "info",
+            f"{name} has {format_bytes(there.memory)} of memory, this machine {format_bytes(here.memory)}; every "
+            f"machine holds the whole model, so {label} sets the limit.",
+        )
+    if backend == "mpi" and not there.has_mpi:
+        yield "refuse", f"{name} has no mpirun. Install Open MPI there, the same version as here."
+    if backend.startswith("jaccl") and not there.rdma_devices:
+        needs = "It needs Thunderbolt 5, macOS 26.2 or later, and rdma_ctl enable in Recovery."
+        yield "refuse", f"{name} shows no RDMA devices. {needs}"
 
 
 def _model_findings(name: str, here: MachineFacts, there: MachineFacts, model: str, is_hub_id: bool) -> Found:
     if there.has_reward_file is False:
-        yield (
-            "info",
-            f"{name} has no reward file, and needs none: its text is sent. Modules beside it are not, so copy those.",
-        )
+        yield "info", f"{name} has no reward file: its text is sent. Modules beside it are not, so copy those."
     if not model or not here.model or there.model == here.model:
         return
     title, size = quote(model, 60), gigabytes(here.model_bytes)
@@ -239,24 +218,3 @@ def _model_findings(name: str, here: MachineFacts, there: MachineFacts, model: s
         yield "warn", f"{name} has no copy of {title} and will download it ({size}) when the run starts. {copying}"
     else:
         yield "refuse", f"{name} has no folder {title}. {copying}"
-
-
-def _hardware_findings(name: str, here: MachineFacts, there: MachineFacts, backend: str) -> Found:
-    if here.device != there.device:
-        devices = f"computes on the {quote(there.device.upper(), 10)}, this machine on the {here.device.upper()}"
-        yield "warn", f"{name} {devices}: it will get a small share of the work."
-    elif here.chip != there.chip:
-        chips = f"({quote(there.chip, 40)}, here {quote(here.chip, 40)})"
-        yield "info", f"{name} has another chip {chips}; each gets work by its measured speed."
-    if abs(here.memory - there.memory) > 0.05 * here.memory:
-        smaller, label = (there, name) if there.memory < here.memory else (here, "this machine")
-        yield (
-            "warn" if smaller.memory < 0.5 * max(here.memory, there.memory) else "info",
-            f"{name} has {format_bytes(there.memory)} of memory, this machine {format_bytes(here.memory)}; every "
-            f"machine holds the whole model, so {label} sets the limit.",
-        )
-    if backend == "mpi" and not there.has_mpi:
-        yield "refuse", f"{name} has no mpirun. Install Open MPI there, the same version as here."
-    if backend.startswith("jaccl") and not there.rdma_devices:
-        needs = "It needs Thunderbolt 5, macOS 26.2 or later, and rdma_ctl enable in Recovery."
-        yield "refuse", f"{name} shows no RDMA devices. {needs}"

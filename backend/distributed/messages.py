@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from backend.config.config import Config
-from backend.distributed.wire import to_json
+from backend.distributed.wire import Arrays, to_json
 from backend.rewards.catalogue import locate_reward_file, read_call
 from backend.trainer.run_context import StepContext
 from backend.types import Completion, Group, Problem
@@ -31,8 +31,7 @@ COLUMNS: dict[str, Any] = {
     "log_held": np.float32,
     "mask": np.uint8,
 }
-"""The lists of a completion, one value a token. Log-probabilities were float32 when they were sampled, so nothing is
-lost."""
+"""The lists of a completion, one value a token. Log-probabilities were sampled in float32, so nothing is lost."""
 
 
 def pack_groups(groups: Sequence[Group], *, is_scored: bool = False) -> Packed:
@@ -57,9 +56,7 @@ def pack_groups(groups: Sequence[Group], *, is_scored: bool = False) -> Packed:
     return body, arrays
 
 
-def unpack_groups(
-    body: dict[str, Any], arrays: dict[str, np.ndarray], problems: Sequence[Problem] | None = None
-) -> list[Group]:
+def unpack_groups(body: dict[str, Any], arrays: Arrays, problems: Sequence[Problem] | None = None) -> list[Group]:
     """The groups of `problems`, or of problems that have nothing but their sent prompts."""
     lists = {name: _split(arrays[name], lengths) for name, lengths in body["lengths"].items()}
     if problems is None:
@@ -107,7 +104,7 @@ class SamplingOrder:
     """The first problem's number in the run: with the seed, it fixes the random numbers."""
     group_size: int
     scoring: list[dict[str, Any]]
-    """The state of adaptive reward weights."""
+    """State of adaptive reward weights."""
 
 
 @dataclass(slots=True)
@@ -192,7 +189,7 @@ def reward_code(config: Config) -> dict[str, tuple[str, str]]:
 
 
 def write_reward_code(code: dict[str, tuple[str, str]], folder: Path) -> dict[str, Path]:
-    """Write each file, under its own name, to a folder of its own. → its path by its name in the settings."""
+    """Write each file, under its own name, to a separate folder. → its path by its name in the settings."""
     written: dict[str, Path] = {}
     for name, (path, text) in code.items():
         file = folder / sha256(path.encode(errors="surrogateescape")).hexdigest()[:16] / Path(path).name
@@ -209,13 +206,11 @@ def with_reward_files(config: Config, files: dict[str, Path]) -> Config:
         name = read_call(entry).file
         return f"{files[name]}{entry[entry.index('::') :]}" if name else entry
 
-    values: dict[str, Any] = {"reward_functions": [moved(entry) for entry in config.reward_functions]}
-    if config.reward_functions_file:
-        values["reward_functions_file"] = str(files[config.reward_functions_file])
-    values["stages"] = [
-        stage | {"reward_functions": [moved(entry) for entry in stage["reward_functions"]]}
-        if stage.get("reward_functions")
-        else stage
-        for stage in config.stages
-    ]
-    return config.model_copy(update=values)
+    stages = [dict(stage) for stage in config.stages]
+    for stage in stages:
+        if stage.get("reward_functions"):
+            stage["reward_functions"] = [moved(entry) for entry in stage["reward_functions"]]
+    file = config.reward_functions_file
+    moved_file = {"reward_functions_file": str(files[file])} if file else {}
+    entries = [moved(entry) for entry in config.reward_functions]
+    return config.model_copy(update={"reward_functions": entries, "stages": stages} | moved_file)

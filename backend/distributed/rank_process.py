@@ -98,7 +98,7 @@ def given_orders() -> OrdersFolder | None:
     return OrdersFolder(Path(named)) if named and Path(named, "orders.json").is_file() else None
 
 
-_BACKENDS = {
+BACKEND_MARKS = {
     "MLX_JACCL_COORDINATOR": "jaccl",
     "NCCL_HOST_IP": "nccl",
     "MLX_HOSTFILE": "ring",
@@ -114,16 +114,12 @@ def backend_of(environment: Mapping[str, str] = os.environ) -> str:
     is alone."""
     if named := environment.get(BACKEND_VARIABLE):
         return named
-    return next((backend for name, backend in _BACKENDS.items() if environment.get(name)), "")
+    return next((backend for name, backend in BACKEND_MARKS.items() if environment.get(name)), "")
 
 
 def own_addresses(environment: Mapping[str, str] = os.environ) -> list[str]:
-    """Addresses of this machine at which the other ranks may reach rank 0, the likeliest first.
-
-    Those of the hosts file, from our launcher or `mlx.launch`. Where neither names any, as under `mpirun`, every
-    address of an interface that is up, the local ones last; link-local IPv6 needs the other machine's name of the
-    interface and is left out.
-    """
+    """Addresses of this machine at which the other ranks may reach rank 0: those of the hosts file, or else of every
+    interface that is up, the local ones last. Link-local IPv6 is left out: it needs the other machine's interface."""
     named = environment.get(ADDRESSES_VARIABLE, "").split(",")
     if not any(named):
         with suppress(OSError, ValueError, KeyError, IndexError, TypeError):

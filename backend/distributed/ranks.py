@@ -1,4 +1,4 @@
-"""The ranks of a run: what is known of each, and the errors of other machines."""
+"""The ranks of a run: the description of each, and the errors of other machines."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import platform
 import socket
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from importlib.metadata import version
 from typing import Any
 
@@ -19,7 +19,7 @@ from backend.utils.text import quote
 MACHINE_VARIABLE = "GRPO_STUDIO_MACHINE"
 """Environment variable with the name of this machine in the hosts file."""
 LOG_VARIABLE = "GRPO_STUDIO_RANK_LOG"
-"""Environment variable that says where this process's output goes, for a person."""
+"""Environment variable with the place of this process's output, for a person."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class RankInfo:
 
     rank: int
     machine: str
-    """Its name in messages: as in the hosts file, or its host name."""
+    """As in the hosts file, or its host name."""
     address: str = ""
     """Where rank 0 sees it; "" for rank 0 itself."""
     pid: int = 0
@@ -37,7 +37,7 @@ class RankInfo:
     mlx: str = ""
     python: str = ""
     log: str = ""
-    """Where its output is, for a person."""
+    """Place of its output, for a person."""
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> RankInfo:
@@ -59,17 +59,12 @@ class RankInfo:
             log=os.environ.get(LOG_VARIABLE, ""),
         )
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
     def __str__(self) -> str:
-        """mac-b (rank 1)"""
         return f"{quote(self.machine, 40)} (rank {self.rank})"
 
 
 class LostRankError(UserError):
-    """A rank is gone: its process has ended, its machine is silent, or its cable is out. `why` follows its name in the
-    message."""
+    """A rank is gone: its process has ended, its machine is silent, or its cable is out. `why` follows its name."""
 
     def __init__(self, info: RankInfo, why: str) -> None:
         self.rank, self.machine, self.why = info.rank, info.machine, why
@@ -78,12 +73,11 @@ class LostRankError(UserError):
 
 
 class WorkerError(UserError):
-    """An error on another machine: the user's, a bug, or one of its GPU."""
+    """An error on another machine: the user's, a bug (with `traceback`), or a GPU error (`gpu_text`: mlx's words)."""
 
     def __init__(
         self, info: RankInfo, sentence: str, *, exit_code: int = 2, traceback: str = "", gpu_text: str = ""
     ) -> None:
-        """`traceback` of a bug; `gpu_text`: mlx's own words, of an error of its GPU."""
         self.rank, self.machine, self.exit_code = info.rank, info.machine, exit_code
         self.traceback, self.gpu_text = traceback, gpu_text
         self.place = f"On {info}"

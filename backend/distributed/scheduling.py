@@ -62,9 +62,6 @@ class RankPaces:
         """It got nothing to do."""
         self._rounds[rank] = deque([(n, IDLE_GAIN * s) for n, s in self._rounds[rank]], ROUNDS)
 
-    def is_known(self, rank: int) -> bool:
-        return bool(self._rounds[rank])
-
     @property
     def are_known(self) -> bool:
         return all(self._rounds)
@@ -103,20 +100,16 @@ class PromptScheduler:
 
     def __init__(self, prompts: int, completions_each: int, paces: RankPaces, size: int) -> None:
         self.prompts, self._each, self._paces, self._size = prompts, completions_each, paces, size
-        self._next = 0
+        self.left = prompts
         self._free_at = [0.0] * size
         """When each rank should be done with its round, in seconds on the caller's clock."""
-
-    @property
-    def left(self) -> int:
-        return self.prompts - self._next
 
     def take(self, rank: int, now: float) -> range:
         """The next prompts for a rank that is free now; empty where it should have none."""
         count = self._count(rank, now)
-        taken = range(self._next, self._next + count)
+        taken = range(self.prompts - self.left, self.prompts - self.left + count)
         if count:
-            self._next += count
+            self.left -= count
             self._free_at[rank] = now + self._seconds(rank, count)
         return taken
 
@@ -165,8 +158,7 @@ class PromptScheduler:
 
 @dataclass(frozen=True, slots=True)
 class LearningReport:
-    """A rank's part of a step's updates. `tokens` of its own rows; `seconds` in all, of which it waited for others, and
-    summed."""
+    """A rank's part of a step's updates: `tokens` of its rows; `seconds` in all, with waiting and sums."""
 
     tokens: int
     seconds: float

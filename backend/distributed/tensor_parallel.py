@@ -1,13 +1,12 @@
 """A run whose model is sharded among its ranks: all of them compute every pass together.
 
-Rank 0 is the ordinary trainer, with prompts, rewards, event log and files. It announces each call of the model to the
-others, which make the same call: the same passes in the same order. A rank that waits inside a pass waits in a sum, and
-Metal kills the GPU's work after 5 s of that (mlx#4475). So all ranks meet on the control channel before a call begins,
-and wherever the trainer looks up from its work, between two chunks of decoding steps or two micro-batches: a pause or a
-slow disk costs time there.
+Rank 0 is the ordinary trainer. It announces each call of the model to the others, which make the same passes in the
+same order. A rank that waits inside a pass waits in a sum, and Metal kills the GPU's work after 5 s of that (mlx#4475).
+So all ranks meet on the control channel before a call begins, and wherever the trainer polls, between two chunks of
+decoding steps or two micro-batches.
 
-Arrays that every rank computes alike are rank 0's by right: sampled tokens by `Policy.broadcast_from_rank0`, gradients
-by one sum, adapters by a broadcast when they differ in a bit.
+Rank 0's arrays count: sampled tokens by `Policy.broadcast_from_rank0`, gradients by one sum, adapters by a broadcast
+when they differ in a bit.
 """
 
 from __future__ import annotations
@@ -53,8 +52,8 @@ HERE, GO, GIVE_UP = "sharded: here", "sharded: go", "sharded: give up"
 """Messages of a meeting."""
 POLL_S = 0.1
 """Seconds between two checks of the other ranks."""
-TOLD_WITHIN_S = 20.0
-"""How long a pass whose link failed waits for the channel to say which machine it was."""
+REASON_WITHIN_S = 20.0
+"""Seconds in which the channel may find the machine to blame for a failed pass."""
 _OF_LINK = re.compile(r"\[(ring|mpi|jaccl|nccl|distributed)\]|peer|communicat", re.IGNORECASE)
 """mlx's words for a link that has failed."""
 
@@ -102,19 +101,17 @@ def unpack_batch(body: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> B
 
 class ComputeThread:
     """A thread in which rank 0 computes with the model, while its main thread watches the other ranks: the sums of a
-    pass hang for ever when a rank is lost. The main thread then ends the run and saves; the process must end with
-    `os._exit`, since this thread may never return. All of the model's work is this thread's, because mlx ties graphs to
-    threads."""
+    pass hang for ever when a rank is lost. The process must end with `os._exit`, since this thread may never return.
+    All of the model's work is this thread's, because mlx ties graphs to threads."""
 
     def __init__(self, check: Callable[[], None]) -> None:
-        """`check` raises what is known of a lost rank."""
         self._check = check
         self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="sharded model", daemon=True)
         self._thread.start()
 
     def run(self, call: Callable[[], T]) -> T:
-        """What `call` returns or raises, made in the thread. Raises what `check` raises as soon as it does."""
+        """The result of `call`, made in the thread. Raises what `check` raises as soon as it does."""
         if threading.current_thread() is self._thread:
             return call()
         result: Future[T] = Future()
@@ -126,7 +123,7 @@ class ComputeThread:
             except TimeoutError:
                 self._check()
         if isinstance(error, RuntimeError) and _OF_LINK.search(str(error)):
-            wait_for_reason(self._check, TOLD_WITHIN_S)
+            wait_for_reason(self._check, REASON_WITHIN_S)
         return result.result()
 
     def _work(self) -> None:
@@ -146,13 +143,13 @@ class LeadingEngine(Engine):
     """Computes with the other ranks. Its methods announce a call, and make it once all ranks have begun it."""
 
     def __init__(self, workers: LeaderChannel, ranks: MlxCollectives, backend: str) -> None:
-        """`backend`: over what the ranks add up, for the event log."""
+        """`backend`: the link that the ranks sum over, for the event log."""
         self.workers, self.ranks, self.backend = workers, ranks, backend
         self.thread = ComputeThread(workers.check)
         self.parts: ModelParts
 
     def together(self, kind: str, body: Mapping[str, Any], call: Callable[[], T], arrays: Arrays | None = None) -> T:
-        """What `call` returns or raises, made in the thread that computes while the other ranks make the same call."""
+        """The result of `call`, made in the thread that computes while the other ranks make the same call."""
 
         def met() -> T:
             mx.synchronize()  # nothing of an earlier call may be under way: the ranks' sums have one order
@@ -163,8 +160,7 @@ class LeadingEngine(Engine):
         return self.thread.run(met)
 
     def meet(self, own: Callable[[], None] = lambda: None) -> None:
-        """Within a call, do what the trainer does when it looks up, and wait for the others. What `own` raises gives
-        the call up."""
+        """Within a call, poll as the trainer does, and wait for the others. An error of `own` gives the call up."""
         try:
             own()
         except BaseException:
@@ -243,7 +239,7 @@ class LeadingSampler(Sampler):
         return engine.together(SAMPLE, body, sample)
 
 
-@dataclass(slots=True)
+@dataclass
 class ShardedContext(RunContext):
     """The context of a run whose model is sharded among the ranks of `engine`."""
 
@@ -251,17 +247,16 @@ class ShardedContext(RunContext):
     config: Config
     """The settings of the present step."""
     kept: StepSnapshot | None = None
-    """The state that the present step's updates began with."""
+    """The state before the present step's updates."""
 
     def begin(self) -> None:
-        """The other ranks take over the adapters and the optimizer's state, from a checkpoint or another adapter."""
         mx.eval(self.learner.optimizer.state)  # this thread's, from a checkpoint
         body = {"updates": self.learner.updates, "algorithm": self.learner.algorithm.state()}
         self.engine.together(BEGIN, body, lambda: follow_leader(self.engine.parts, self.config, self.engine.ranks))
 
     def of_ranks(self) -> dict[str, Any]:
         engine = self.engine
-        machines = [machine.to_dict() for machine in engine.workers.machines]
+        machines = [asdict(machine) for machine in engine.workers.machines]
         about = {"ranks": engine.ranks.size, "machines": machines, "distributed_backend": engine.backend}
         return about | {"parallelism": "tensor"}
 
@@ -284,8 +279,7 @@ class ShardedContext(RunContext):
         return metrics
 
     def take_back(self) -> None:
-        """As it was kept, without asking mlx for anything: a pass may be hanging. Good for saving; the model's own
-        layers stay as they are."""
+        """Good for saving: asks mlx for nothing, since a pass may be hanging."""
         if self.kept is not None:
             self.policy.masters = tree_unflatten([*self.kept.trained.items()])
             self.learner.restore(self.kept.moments, self.kept.updates, self.kept.algorithm)
@@ -303,7 +297,7 @@ class ShardedContext(RunContext):
 
     def close(self) -> None:
         self.engine.workers.send_to_all(END)
-        super(ShardedContext, self).close()
+        super().close()
 
 
 def follow(leader: WorkerChannel, ranks: MlxCollectives, first: ChannelMessage) -> ChannelMessage:
@@ -324,16 +318,17 @@ def follow(leader: WorkerChannel, ranks: MlxCollectives, first: ChannelMessage) 
 
 
 class _Follower:
-    """Makes the calls that rank 0 announces, and keeps nothing of its own."""
+    """Makes the calls that rank 0 announces."""
+
+    config: Config
+    policy: Policy
+    parts: ModelParts
 
     def __init__(self, leader: WorkerChannel, ranks: MlxCollectives) -> None:
         self.leader, self.ranks = leader, ranks
-        self.config: Config
-        self.policy: Policy
-        self.parts: ModelParts
 
     def take(self, message: ChannelMessage) -> ChannelMessage | None:
-        """Make one call. → what rank 0 announced instead of ending it, where it gave the call up."""
+        """Make one call. → the next announcement, where rank 0 gave the call up."""
         mx.synchronize()
         try:
             self._meet()

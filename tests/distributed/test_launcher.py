@@ -6,11 +6,11 @@ import json
 import os
 import shutil
 import signal
+import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,6 @@ from backend.distributed.launcher import Launch, LaunchEnd, free_port, run_ranks
 from backend.distributed.rank_process import Orders
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
-from backend.utils.file_lock import is_alive
 
 ROOT = Path(__file__).parents[3]
 
@@ -226,11 +225,9 @@ def test_a_machine_is_left_out_with_the_devices_that_lead_to_it() -> None:
     assert without(HostsFile((Host("a"), Host("b"))), 1).hosts == (Host("a"),)
 
 
-def test_ports_that_are_taken_are_not_chosen() -> None:
-    import socket
-
+def test_ports_that_are_taken_are_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     hosts = HostsFile((Host("a", ("10.0.0.1", "10.0.0.2")), Host("b", ("10.0.0.3",))))
-    port = free_port(hosts)
-    with socket.create_server(("", port + 1)):
-        assert not launcher._is_free(port + 1) and launcher._is_free(port)
-    assert replace(hosts).hosts and is_alive(os.getpid())
+    monkeypatch.setattr(launcher, "PORTS", 7)
+    monkeypatch.setattr(launcher, "FIRST_PORT", 23_450)
+    with socket.create_server(("", 23_452)):
+        assert free_port(hosts) == 23_453

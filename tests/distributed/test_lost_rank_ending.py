@@ -4,7 +4,6 @@ sentence with a name."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -42,14 +41,14 @@ class LosingParts:
         self.kept: list[StepSnapshot] = []
 
     def load(self, *about: Any) -> RunContext:
-        parts = load_context(*about)
-        learner, own = parts.learner, self
+        own = self
 
         class Parts(RunContext):
             def take_back(self) -> None:
                 own.kept[-1].restore(self)
 
             def learn(self, groups: Any, config: Any, poll: Callable[[], None]) -> dict[str, float]:
+                learner = self.learner
                 own.kept.append(StepSnapshot.of(self, config))
                 begun, update = learner.updates, learner.update
 
@@ -64,7 +63,7 @@ class LosingParts:
                 finally:
                     learner.update = update
 
-        return Parts(**{each.name: getattr(parts, each.name) for each in fields(parts)})
+        return load_context(*about, make=Parts)
 
 
 @pytest.fixture(scope="module")

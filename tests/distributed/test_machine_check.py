@@ -3,10 +3,8 @@ model's copy, and nothing left running."""
 
 from __future__ import annotations
 
-import io
 import json
 import shutil
-import tarfile
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +17,6 @@ from backend.__main__ import app
 from backend.distributed import machine_check, machine_probe
 from backend.distributed.hosts_file import HostsFile, parse_hosts
 from backend.distributed.machine_check import CheckProgress, Wanted, check_machines, require_machines
-from backend.distributed.machine_probe import digest_of
 from backend.distributed.machine_report import (
     COPY_LIMIT,
     CheckedMachine,
@@ -77,9 +74,8 @@ def test_two_machines_are_compared_a_model_is_copied_and_their_sums_are_measured
             {},
             "refuses your key. Put it there with: ssh-copy-id mac-b",
         ),
-        ({"refusal": "Host key verification failed.\n"}, {}, "Connect once by hand and answer its question: ssh mac-b"),
+        ({"refusal": "Host key verification failed.\n"}, {}, "Connect once by hand: ssh mac-b"),
         ({"refusal": "ssh: connect to host mac-b port 22: Connection refused\n"}, {}, "Turn on Remote Login there"),
-        ({"refusal": "connect to host mac-b port 22: Operation timed out\n"}, {}, "does not answer. It may be asleep"),
         ({"refusal": "something\x1b[31m else\n"}, {}, r"was not reached within 8 s: something\x1b[31m else."),
         ({}, {"program": "/no/such/python"}, "has no /no/such/python. Install GRPO Studio there"),
         (
@@ -95,9 +91,8 @@ def test_two_machines_are_compared_a_model_is_copied_and_their_sums_are_measured
         (
             {"tool": '#!/bin/sh\necho \'grpo-studio {"error": "OSError: disk"}\'; cat\n'},
             {"program": "~/tool"},
-            "reports: OSError: disk.",
+            "reports: OSError: disk",
         ),
-        ({"tool": "#!/bin/sh\necho 'grpo-studio {'; cat\n"}, {"program": "~/tool"}, "could not be asked"),
     ],
 )
 def test_a_machine_that_cannot_be_asked_is_one_sentence_that_says_what_to_do(
@@ -147,74 +142,34 @@ def test_a_check_that_is_given_up_ends_at_once_and_leaves_nothing(hosts: FakeHos
     assert not hosts.processes()
 
 
-# ── the receiver of a copy ───────────────────────────────────────────────────────────────────────────────────────────
-
-
-def _stream(model: str, files: dict[str, bytes], revision: str = "", cut: int = 0) -> io.BytesIO:
-    header = {"model": model, "revision": revision, "names": [*files], "bytes": sum(map(len, files.values()))}
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w|") as archive:
-        for name, content in files.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            archive.addfile(member, io.BytesIO(content))
-    whole = json.dumps(header).encode() + b"\n" + out.getvalue().rstrip(b"\0")
-    return io.BytesIO(whole[: len(whole) - cut])
-
-
-MODEL = {"model.safetensors": b"w" * 5000, "tokenizer.json": b"{}", "config.json": b'{"a": 1}'}
-
-
-def test_a_folder_arrives_under_its_path(tmp_path: Path):
-    machine_probe.receive(_stream(str(tmp_path / "m"), MODEL))
-    assert {path.name: path.read_bytes() for path in (tmp_path / "m").iterdir()} == MODEL
-    assert digest_of(str(tmp_path / "m"))
-
-
-@pytest.mark.parametrize("cut", [1, 33, 40, 3000])
-def test_a_copy_that_was_cut_off_or_damaged_leaves_nothing_that_looks_like_a_model(tmp_path: Path, cut: int):
-    folder = str(tmp_path / "m")
-    with pytest.raises(UserError):
-        machine_probe.receive(_stream(folder, MODEL, cut=cut))
-    assert not digest_of(folder) and not (tmp_path / "m" / "config.json").exists()
-    machine_probe.receive(_stream(folder, MODEL))  # and the next attempt takes its place
-    assert digest_of(folder)
-
-
-@pytest.mark.parametrize("name", ["../evil", "/evil", "a/../../evil", "", "a//b"])
-def test_no_file_leaves_the_folder(tmp_path: Path, name: str):
-    with pytest.raises(UserError, match="cannot be a file of a model"):
-        machine_probe.receive(_stream(str(tmp_path / "in" / "m"), {name: b"x", **MODEL}))
-    assert not list(tmp_path.rglob("*evil*"))
-
-
-def test_a_folder_of_the_users_is_never_overwritten(tmp_path: Path):
-    folder = tmp_path / "thesis"
-    folder.mkdir()
-    (folder / "chapter.txt").write_text("precious")
+def test_a_copy_overwrites_nothing_of_the_users(tmp_path: Path, hosts: FakeHosts):
+    home = hosts.add("mac-b")
+    two = _file({"ssh": "mac-b"})
+    model = tmp_path / "model"
+    shutil.copytree(demo_folder("model"), model)
+    target = home / "model"
+    target.mkdir()
+    (target / "chapter.txt").write_text("precious")
     with pytest.raises(UserError, match="There is another folder"):
-        machine_probe.receive(_stream(str(folder), MODEL))
-    assert [path.name for path in folder.iterdir()] == ["chapter.txt"]
+        machine_probe.place(str(target), "", ["config.json"], 10)
+    assert machine_probe.place(str(home / "new"), "", ["config.json"], 10) == home / "new"
+    with pytest.raises(UserError, match="mac-b could not take the model"):
+        machine_check.copy_model(str(model), two, 1)  # both homes are on one disk: the folder is there already
 
 
 def test_a_model_that_is_not_here_or_too_large_is_not_copied(monkeypatch: pytest.MonkeyPatch, hosts: FakeHosts):
-    host = _file({"ssh": "mac-b"}).hosts[1]
+    two = _file({"ssh": "mac-b"})
     with pytest.raises(UserError, match="is not on this machine"):
-        machine_check.copy_model("no/such", host, "mac-b", lambda share: None, lambda: None)
+        machine_check.copy_model("no/such", two, 1)
     monkeypatch.setattr(machine_check, "COPY_LIMIT", 1000)
     with pytest.raises(UserError, match="larger than the 1,000 bytes"):
-        machine_check.copy_model(str(demo_folder("model")), host, "mac-b", lambda share: None, lambda: None)
+        machine_check.copy_model(str(demo_folder("model")), two, 1)
 
 
-def test_a_receiver_that_fails_or_stalls_is_told(hosts: FakeHosts, monkeypatch: pytest.MonkeyPatch):
+def test_a_machine_that_refuses_a_copy_is_named(hosts: FakeHosts):
     hosts.add("mac-b", refusal="Permission denied\n")
-    hosts.add("mac-c", hang="")
-    monkeypatch.setattr(machine_check, "STALLED_S", 0.5)
-    _, second, third = _file({"ssh": "mac-b"}, {"ssh": "mac-c"}).hosts
-    with pytest.raises(UserError, match="mac-b could not take the model: Permission denied"):
-        machine_check.copy_model(str(demo_folder("model")), second, "mac-b", lambda share: None, lambda: None)
-    with pytest.raises(UserError, match="stalled"):
-        machine_check.copy_model(str(demo_folder("model")), third, "mac-c", lambda share: None, lambda: None)
+    with pytest.raises(UserError, match="mac-b could not take the model: mac-b refuses your key"):
+        machine_check.copy_model(str(demo_folder("model")), _file({"ssh": "mac-b"}), 1)
     assert not hosts.processes()
 
 
@@ -255,12 +210,9 @@ def test_equal_machines_on_a_fast_connection_have_no_findings():
     ("changes", "level", "says"),
     [
         ({"grpo_studio": "0.0.9"}, "refuse", "has GRPO Studio 0.0.9, here is 0.1.0. Install the same version on both."),
-        ({"code": "xyz"}, "warn", "the same version of GRPO Studio, but other source files"),
+        ({"code": "xyz"}, "warn", "other source files of the same GRPO Studio"),
         ({"mlx": "0.31.0"}, "warn", "has mlx 0.31.0, here is 0.32.4"),
         ({"mlx_lm": "0.31.0"}, "warn", "has mlx-lm 0.31.0"),
-        ({"python": "3.11.2"}, "info", "has Python 3.11.2"),
-        ({"python": "3.12.9"}, None, ""),
-        ({"system": "macOS 15.1"}, "info", "runs macOS 15.1, this machine macOS 26.2"),
         ({"chip": "Apple M1"}, "info", "another chip (Apple M1, here Apple M4 Max)"),
         ({"device": "cpu"}, "warn", "computes on the CPU, this machine on the GPU"),
         ({"memory": 48 << 30}, "info", "so mac-1 sets the limit"),
@@ -273,7 +225,7 @@ def test_equal_machines_on_a_fast_connection_have_no_findings():
             "refuse",
             "lacks the model and the room for it: 1 GB are free, 3 GB needed",
         ),
-        ({"has_reward_file": False}, "info", "has no reward file, and needs none"),
+        ({"has_reward_file": False}, "info", "has no reward file: its text is sent"),
     ],
 )
 def test_a_difference_is_one_sentence_with_its_level(changes: dict[str, Any], level: str | None, says: str):
@@ -295,13 +247,12 @@ def test_a_large_model_is_not_copied_and_a_missing_folder_refused():
 
 
 def test_a_slow_connection_is_a_warning_with_its_seconds():
-    wifi = findings_of(report_of(MAC, link=LinkSpeed(0.03, 8e6)))
-    assert [finding.level for finding in wifi] == ["warn", "warn"]
-    assert "20 MB, takes 2.53 s to sum" in wifi[0].sentence and "30 ms" in wifi[1].sentence
+    (wifi,) = findings_of(report_of(MAC, link=LinkSpeed(0.03, 8e6)))
+    assert wifi.level == "warn" and "takes 30 ms" in wifi.sentence and "20 MB, 2.53 s" in wifi.sentence
 
 
 def test_the_gravest_come_first_and_a_report_survives_json():
-    report = report_of(replace(MAC, python="3.9", mlx="0.1", grpo_studio="0"), link=LinkSpeed(0.001, 1e8))
+    report = report_of(replace(MAC, chip="Apple M1", mlx="0.1", grpo_studio="0"), link=LinkSpeed(0.001, 1e8))
     report.findings = findings_of(report)
     assert [finding.level for finding in report.findings] == ["refuse", "warn", "info"]
     assert MachineReport.from_dict(report.to_dict()) == report

@@ -13,7 +13,7 @@ import pytest
 
 from backend.config.config import parse
 from backend.config.other_programs.into_trl import LeftOut
-from backend.distributed.hosts_file import Host
+from backend.distributed.hosts_file import Host, HostsFile
 from backend.distributed.machine_check import copy_model
 from backend.export.trl_folder import Requirements, export_trl, readme
 from backend.export.writer import kept_files
@@ -129,7 +129,7 @@ def test_no_link_of_a_model_is_followed_into_an_export(
 def test_no_link_of_a_model_is_followed_to_another_machine(linked_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")  # no ssh: nothing could be sent
     with pytest.raises(UserError, match=r"vocab\.txt is a link"):
-        copy_model(str(linked_model), Host("mac-b"), "mac-b", lambda _: None, lambda: None)
+        copy_model(str(linked_model), HostsFile((Host("127.0.0.1"), Host("mac-b"))), 1)
 
 
 def test_links_of_the_hubs_cache_are_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
