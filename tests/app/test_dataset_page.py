@@ -327,7 +327,7 @@ def test_line_on_train(qtbot, session: Session, tmp_path: Path, model: Path) -> 
     qtbot.waitUntil(lambda: "too long" in line.text())
     assert line.text() == "12 rows · question → prompt, solution → answer · 12 too long"
     assert session.service.of("preview_counts")[0]["most"] == datasets.SAMPLE_SIZE
-    with qtbot.waitSignal(line.page_requested):
+    with qtbot.waitSignal(line.clicked):
         line.click()
     session.draft.update({"prompt_feature": "prompt"})
     qtbot.waitUntil(lambda: line.text().startswith("There is no column prompt"))

@@ -64,7 +64,7 @@ def fill(field: fields.Field, value: object) -> None:
         if control.isChecked() != value:
             control.click()
     elif isinstance(control, controls.ProseEdit):
-        control.setPlainText(field.text_of(value))
+        control.setPlainText(field.write(value))
     else:
         control.selectAll()
         QTest.keyClicks(control, field.text_of(value))

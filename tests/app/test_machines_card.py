@@ -188,13 +188,13 @@ def test_card(qtbot: QtBot, file: Path, service: AskedService, monkeypatch: pyte
     session.consent.ask_hosts = lambda _: True
     session.service = service  # pyright: ignore[reportAttributeAccessIssue]
     holder = MachinesHolder(session)
-    part, panel = holder.part, holder.part.panel
+    part = panel = holder.part
     qtbot.addWidget(part.card)
     part.card.show()
     assert panel.summary.text() == ALONE and not panel.table.isVisible()
     session.draft.set("hosts", str(file))
     assert panel.table.isVisible() and panel.check.isEnabled()
-    model = panel.table.machines
+    model = panel.model
     texts = [model.index(1, column).data() for column in range(len(COLUMNS))]
     assert texts[:4] == ["1", "mac-b", "10.0.0.2", "–"]
     assert not model.flags(model.index(0, NAME)) & Qt.ItemFlag.ItemIsEditable
@@ -208,7 +208,7 @@ def test_card(qtbot: QtBot, file: Path, service: AskedService, monkeypatch: pyte
     texts = [model.index(1, column).data() for column in range(len(COLUMNS))]
     assert texts[3:] == ["Answered", "Apple M4 Max", "40.0 of 64.0\u00a0GB", "1000\u00a0GB", "No"]
     assert free_memory(replace(FACTS, memory_free=640 * 10**6)) == "640\u00a0MB of 64.0\u00a0GB"
-    shown = [child.text() for child in panel.findChildren(type(panel.summary))]
+    shown = [child.text() for child in panel.panel.findChildren(type(panel.summary))]
     assert "Warning: mac-b has no copy of the model." in shown and any("A sum of one number" in text for text in shown)
     assert panel.copy_model.isVisible() and not panel.copy_command.isVisible()
     panel.save.click()

@@ -112,7 +112,7 @@ class ColumnMapping(QFrame):
         column(grid, self.problem, self.offer, self.verdict, None, into=self, margins=(12, 8, 12, 12))
 
     def tab_stops(self) -> list[QWidget]:
-        return [*(stop for field in self.fields.values() for stop in field.tab_stops()), self.use]
+        return [*(stop for field in self.fields.values() for stop in field.tab_stops), self.use]
 
     def show_values(self, values: Mapping[str, Any]) -> None:
         for key, field in self.fields.items():

@@ -102,7 +102,7 @@ class DatasetPage(QWidget):
         top = row(title, (self.path, 1), spacing=3 * theme.SPACE)
         column(top, (self._stack, 1), into=self, spacing=12, margins=theme.GUTTER)
         tab_stops = [
-            *self.path.tab_stops(),
+            *self.path.tab_stops,
             *self.mapping.tab_stops(),
             self.counts.other,
             self.which,

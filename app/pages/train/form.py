@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Set
 from functools import partial
 from typing import Any
 
@@ -16,6 +16,7 @@ from app.widgets.basic.controls import LinkButton
 from app.widgets.basic.icons import IconButton
 from app.widgets.basic.labels import PlainLabel
 from app.widgets.basic.layout import FlowLayout, TabArea, card, column, reserve_gutter, set_shown
+from app.widgets.basic.number_format import counted
 from app.widgets.form.field import Field, field_of
 from app.widgets.form.fields import make_field
 from backend.config.setting import Setting
@@ -52,7 +53,7 @@ class Form(TabArea):
         self.adopt(card.fields.values())
 
     def adopt(self, fields: Iterable[Field]) -> None:
-        """Treat fields inside another widget as the form's own."""
+        """Add fields inside another widget."""
         for field in fields:
             self.fields[field.setting.key] = field
             field.edited.connect(self.edited)
@@ -68,16 +69,13 @@ class Form(TabArea):
 
     def show_problems(self, problems: Iterable[ConfigProblem]) -> None:
         """Show the first problem of each field below it, and open the card that hides it."""
-        sentences: dict[str, str] = {}
-        for problem in problems:
-            sentences.setdefault(problem.setting, problem.sentence)
+        sentences = {problem.setting: problem.sentence for problem in reversed(list(problems))}
         for key, field in self.fields.items():
             field.show_problem(sentences.get(key, ""))
-        for key in sentences:
-            self._uncover(key)
+        for each in self._cards:
+            each.uncover(sentences.keys())
 
     def show_warnings(self, warnings: Iterable[ConfigProblem]) -> None:
-        """Show warnings below their fields, and remove older ones."""
         sentences = {warning.setting: warning.sentence for warning in warnings}
         for key, field in self.fields.items():
             field.show_warning(sentences.get(key, ""))
@@ -96,7 +94,8 @@ class Form(TabArea):
         field = self.fields.get(key)
         if field is None:
             return False
-        self._uncover(key)
+        for each in self._cards:
+            each.uncover({key})
         if field.isHidden():
             return False
         if not field.control.isEnabled():
@@ -104,10 +103,6 @@ class Form(TabArea):
             return False
         self._focus(field)
         return True
-
-    def _uncover(self, key: str) -> None:
-        for each in self._cards:
-            each.uncover(key)
 
     def focus_group(self, direction: int) -> None:
         """Focus the first field of the next group of settings (`direction` 1), or of this or the last (−1)."""
@@ -142,7 +137,7 @@ class Form(TabArea):
 class SettingsCard(QFrame):
     """A card with a title, its basic fields, and a button that shows the others."""
 
-    opened = Signal(bool)  # bool
+    opened = Signal(bool)
     group_requested = Signal(QWidget)  # field
 
     def __init__(
@@ -176,9 +171,10 @@ class SettingsCard(QFrame):
         self._link_line.setContentsMargins(icons.SIZE + theme.SPACE, 0, 0, 0)  # below the text of the button
         flow = FlowLayout(self._link_line, 2 * theme.SPACE, 0)
         self.links: dict[str, LinkButton] = {}
-        for group in dict.fromkeys(field.setting.group for field in self.fields.values() if field.setting.group):
+        for group in filter(None, dict.fromkeys(field.setting.group for field in self.fields.values())):
+            open_group = partial(self._open_at, group)
             link = self.links[group] = LinkButton(
-                group, self._link_line, on_click=partial(self._open_at, group), name=f"{group} of {title}"
+                group, self._link_line, on_click=open_group, name=f"{group} of {title}"
             )
             link.setProperty("role", "group")
             link.setFont(theme.caption_font())
@@ -197,9 +193,9 @@ class SettingsCard(QFrame):
         """Show all fields, or only the basic ones and those that differ from their default."""
         self.more.setChecked(opened)
 
-    def uncover(self, key: str) -> None:
-        """Open the card if it hides this field."""
-        if key in self.fields.keys() - self._basic - self._changed:
+    def uncover(self, keys: Set[str]) -> None:
+        """Open the card if it hides one of these fields."""
+        if keys & (self.fields.keys() - self._basic - self._changed):
             self.set_open(True)
 
     def _open_at(self, group: str) -> None:
@@ -218,7 +214,7 @@ class SettingsCard(QFrame):
 
     def tab_order(self, middle: Iterable[QWidget] = ()) -> list[QWidget]:
         """The widgets that Tab visits, from top to bottom; `middle` are those that the page has added."""
-        above, below = ([widget for field in grid.fields for widget in field.tab_stops()] for grid in self._grids)
+        above, below = ([widget for field in grid.fields for widget in field.tab_stops] for grid in self._grids)
         return [*above, *middle, *below, self.more, *self.links.values()]
 
     def show_only(self, applying: set[str]) -> None:
@@ -241,10 +237,8 @@ class SettingsCard(QFrame):
             grid.show_only(shown, headings=self.is_open)
             set_shown(grid, bool(grid.shown))
         hidden = len(self._applying - always)
-        more = "more " if self._applying & always else ""
-        self.more.setText(
-            "Fewer settings" if self.is_open else f"Show {hidden} {more}setting{'' if hidden == 1 else 's'}"
-        )
+        noun = "more setting" if self._applying & always else "setting"
+        self.more.setText("Fewer settings" if self.is_open else f"Show {counted(hidden, noun)}")
         self.more.setAccessibleName(f"{self.more.text()} of {self.title.text()}")
         self.more.set_icon("chevron-down" if self.is_open else "chevron-right")
         set_shown(self.more, bool(hidden))
@@ -266,7 +260,13 @@ class FieldGrid(QWidget):
         self._has_headings = True
         self._fillers = [QWidget(self) for _ in range(MAX_COLUMNS)]
         groups = dict.fromkeys(field.setting.group for field in self.fields if field.setting.group)
-        self._headings = {group: _heading(group, self) for group in groups}
+        self._headings: dict[str, QWidget] = {}
+        for group in groups:
+            heading, rule, name = QWidget(self), card(role="rule"), PlainLabel(group)
+            rule.setObjectName("rule")
+            name.setFont(theme.heading_font())
+            column(rule, name, into=heading)
+            self._headings[group] = heading
         self._grid = QGridLayout(self)
         self._grid.setContentsMargins(0, 0, 0, 0)
         self._grid.setHorizontalSpacing(2 * theme.SPACE)
@@ -317,11 +317,3 @@ class FieldGrid(QWidget):
             # QGridLayout drops the spacing of an empty column, and the columns of two cards would not line up.
             if i < columns and grid.itemAtPosition(0, i) is None:
                 grid.addWidget(self._fillers[i], 0, i)
-
-
-def _heading(text: str, parent: QWidget) -> QWidget:
-    heading, rule, name = QWidget(parent), card(role="rule"), PlainLabel(text)
-    rule.setObjectName("rule")
-    name.setFont(theme.heading_font())
-    column(rule, name, into=heading)
-    return heading

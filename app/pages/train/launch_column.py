@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import html
 from collections.abc import Sequence
+from functools import partial
 
 from PySide6.QtCore import QRectF, QSize, Qt, Signal
 from PySide6.QtGui import QColor, QPainter, QPaintEvent
-from PySide6.QtWidgets import QGridLayout, QPushButton, QSizePolicy, QWidget
+from PySide6.QtWidgets import QSizePolicy, QWidget
 
 from app import theme
 from app.state.memory import MemoryParts, amount
-from app.widgets.basic.controls import CopyLink, ElidedLabel, LinkButton
-from app.widgets.basic.labels import label
-from app.widgets.basic.layout import TabArea, card, clear_layout, column, holder, row, set_style_property
+from app.widgets.basic.controls import CopyLink, Dot, ElidedLabel, LinkButton
+from app.widgets.basic.labels import button, label, show_text
+from app.widgets.basic.layout import TabArea, card, clear_layout, column, grid, holder, row, set_style_property
+from app.widgets.basic.number_format import counted
 from app.widgets.form.value_text import limits_text
 from backend.config.config import SETTINGS
 from backend.config.other_programs.translation import other_names
@@ -32,66 +34,56 @@ ROW_MIN_BYTES = 0.5e6
 class LaunchColumn(TabArea):
     """The column: plan and Run button, problems, memory, help, command."""
 
-    run_pressed = Signal()
     problem_pressed = Signal(str)  # setting
-    editing_cancelled = Signal()
     guide_pressed = Signal(str)  # setting
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.setFixedWidth(theme.scaled(WIDTH))
-        left = Qt.AlignmentFlag.AlignLeft
+        left, indent = Qt.AlignmentFlag.AlignLeft, (theme.SPACE, 0, 0, 0)
 
         self._edited_name = label(role="problem", wrap=True)
-        keep = LinkButton("Keep its settings", on_click=self.editing_cancelled.emit)
-        self._edited = holder(column(self._edited_name, (keep, 0, left), spacing=4))
+        self.keep = LinkButton("Keep its settings")
+        self._edited = holder(column(self._edited_name, (self.keep, 0, left), spacing=4))
         self._edited.hide()
         self.summary = label(font=theme.heading_font(), wrap=True)
         self.details = label(role="muted", wrap=True)
         self.details.setTextFormat(Qt.TextFormat.RichText)  # paragraphs; show_plan escapes their text
-        self.run = QPushButton("Run")
-        self.run.setToolTip("Trains in its own process; closing the window does not stop it.")
-        self.run.clicked.connect(self.run_pressed)
+        self.run = button("Run", tip="Trains in its own process; closing the window does not stop it.")
         margins = (2 * theme.SPACE, 12, 2 * theme.SPACE, 2 * theme.SPACE)
         plan = card(column(self._edited, self.summary, self.details, self.run, spacing=12, margins=margins))
 
-        indent = (theme.SPACE, 0, 0, 0)
         self._problem_title = label(font=theme.heading_font())
         self._problem_rows, self._warning_rows = column(), column()
         self._problems = holder(column(self._problem_title, self._problem_rows, margins=indent))
         title = label("Worth a second look", theme.heading_font())
         self._warnings = holder(column(title, self._warning_rows, margins=indent))
+        self._problems.hide()
+        self._warnings.hide()
         self.memory = MemoryBar()
-        self._memory_holder = holder(column(self.memory, margins=indent))
-        for part in (self._problems, self._warnings, self._memory_holder):
-            part.hide()
 
-        self._help_title, self._help = label(font=theme.heading_font()), label(role="muted", wrap=True)
+        self._help_title = label("About a setting", theme.heading_font())
+        self._help = label("Select a setting to see its help.", role="muted", wrap=True)
         self._help_key = label(font=theme.mono_font(theme.CAPTION), role="muted", wrap=True, selectable=True)
-        self._explained = ""
-        self.more = LinkButton(
-            "More in the guide",
-            on_click=lambda: self.guide_pressed.emit(self._explained),
-            tip="Effect and advice on values (F1)",
-        )
+        tip = "Effect and advice on values (F1)"
+        self.more = LinkButton("More in the guide", on_click=self._open_guide, tip=tip)
         self.more.hide()
-        about = holder(
-            column(self._help_title, self._help, self._help_key, (self.more, 0, left), spacing=4, margins=indent)
-        )
+        texts = (self._help_title, self._help, self._help_key, (self.more, 0, left))
+        about = holder(column(*texts, spacing=4, margins=indent))
 
         self.copy = CopyLink("Copy the command", "Copy the whole command")
         self.command = ElidedLabel(Qt.TextElideMode.ElideMiddle, font=theme.mono_font(theme.CAPTION))
-        command = column(
-            row((label("From a terminal", role="muted"), 1), self.copy), self.command, spacing=4, margins=indent
-        )
+        head = row((label("From a terminal", role="muted"), 1), self.copy)
+        command = column(head, self.command, spacing=4, margins=indent)
 
-        parts = (plan, self._problems, self._warnings, self._memory_holder, about, None, command)
+        parts = (plan, self._problems, self._warnings, self.memory, about, None, command)
         page = holder(column(*parts, spacing=2 * theme.SPACE, margins=(0, 0, 0, 2 * theme.SPACE)))
         page.setObjectName("page")
         self.setWidget(page)
-        self.set_run("Run", primary=True)
-        self.show_help(None)
+
+    def _open_guide(self) -> None:
+        self.guide_pressed.emit(self._help_key.text())
 
     def show_plan(self, summary: str, details: Sequence[str]) -> None:
         """Show the run in one sentence and, below it, a paragraph for each of `details`."""
@@ -109,51 +101,32 @@ class LaunchColumn(TabArea):
         self._edited.setVisible(bool(name))
         self._edited_name.setText(f"The settings of {name}, which waits in the queue")
 
-    def show_problems(self, problems: Sequence[ConfigProblem]) -> None:
-        """List up to SHOWN_PROBLEMS problems, each below a link to its field."""
-        count = len(problems)
-        clear_layout(self._problem_rows)
-        self._problems.setVisible(bool(count))
-        self._problem_title.setText("1 problem" if count == 1 else f"{count} problems")
-        for problem in problems[:SHOWN_PROBLEMS]:
-            self._problem_rows.addWidget(self._problem_row(problem, "problem"))
-        if count > SHOWN_PROBLEMS:
-            self._problem_rows.addWidget(label(f"and {count - SHOWN_PROBLEMS} more", role="muted"))
+    def show_problems(self, problems: Sequence[ConfigProblem], warnings: Sequence[ConfigProblem]) -> None:
+        """List up to SHOWN_PROBLEMS of each, below a link to its field."""
+        self._problem_title.setText(counted(len(problems), "problem"))
+        for whole, rows, listed, role in (
+            (self._problems, self._problem_rows, problems, "problem"),
+            (self._warnings, self._warning_rows, warnings, "muted"),
+        ):
+            clear_layout(rows)
+            whole.setVisible(bool(listed))
+            for problem in listed[:SHOWN_PROBLEMS]:
+                setting = SETTINGS.get(problem.setting)
+                press, name = partial(self.problem_pressed.emit, problem.setting), setting.label if setting else ""
+                link = LinkButton(name or problem.setting, on_click=press, tip="Go to the field")
+                sentence = label(problem.sentence, role=role, wrap=True)
+                rows.addWidget(holder(column((link, 0, Qt.AlignmentFlag.AlignLeft), sentence, spacing=0)))
+            if len(listed) > SHOWN_PROBLEMS:
+                rows.addWidget(label(f"and {len(listed) - SHOWN_PROBLEMS} more", role="muted"))
 
-    def show_warnings(self, warnings: Sequence[ConfigProblem]) -> None:
-        clear_layout(self._warning_rows)
-        self._warnings.setVisible(bool(warnings))
-        for warning in warnings[:SHOWN_PROBLEMS]:
-            self._warning_rows.addWidget(self._problem_row(warning, "muted"))
-
-    def _problem_row(self, problem: ConfigProblem, role: str) -> QWidget:
-        setting = SETTINGS.get(problem.setting)
-        link = LinkButton(
-            setting.label if setting else problem.setting,
-            on_click=lambda: self.problem_pressed.emit(problem.setting),
-            tip="Go to the field",
-        )
-        sentence = label(problem.sentence, role=role, wrap=True)
-        return holder(column((link, 0, Qt.AlignmentFlag.AlignLeft), sentence, spacing=0))
-
-    def show_memory(self, memory_parts: MemoryParts | None) -> None:
-        """Show the estimated memory of the run; None (no estimate) hides it."""
-        self.memory.show_memory(memory_parts)
-        self._memory_holder.setVisible(memory_parts is not None)
-
-    def show_help(self, setting: Setting | None) -> None:
+    def show_help(self, setting: Setting) -> None:
         """Explain a setting: its help, limits, names in other programs and choices."""
-        if setting is None:
-            self._help_title.setText("About a setting")
-            self._help.setText("Select a setting to see its help.")
-            return
         names = other_names(setting.key)
         elsewhere = f"Elsewhere called {', '.join(names)}." if names else ""
         choices = [f"{choice.label}: {choice.sentence}" for choice in setting.choices if choice.sentence]
         self._help_title.setText(setting.label)
         self._help.setText("\n".join(filter(None, [setting.help, limits_text(setting), elsewhere, *choices])))
         self._help_key.setText(setting.key)
-        self._explained = setting.key
         self.more.show()
 
     def show_command(self, command: str, short: str) -> None:
@@ -166,17 +139,14 @@ class LaunchColumn(TabArea):
 class MemoryBar(QWidget):
     """The estimated memory of a run by part, against the memory of this machine. Hidden without an estimate."""
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self.memory_parts: MemoryParts | None = None
         self._bar = _StackedBar()
         self.sentence, self.advice = label(wrap=True), label(wrap=True, role="muted")
-        self._rows = QGridLayout()
-        self._rows.setHorizontalSpacing(theme.SPACE)
-        self._rows.setVerticalSpacing(2)
-        self._rows.setColumnStretch(1, 1)
-        title = label("Memory", theme.heading_font())
-        column(title, self._bar, self._rows, self.sentence, self.advice, into=self, spacing=6)
+        self._rows = grid((), stretch=1, spacing=(theme.SPACE, 2))
+        title, margins = label("Memory", theme.heading_font()), (theme.SPACE, 0, 0, 0)
+        column(title, self._bar, self._rows, self.sentence, self.advice, into=self, spacing=6, margins=margins)
         self.setAccessibleName("Memory")
         theme.signals.changed.connect(self.update)
         self.hide()
@@ -190,19 +160,23 @@ class MemoryBar(QWidget):
         clear_layout(self._rows)
         if memory_parts is None:
             return
-        parts = _listed_parts(memory_parts)
+        min_bytes = max(memory_parts.total * LISTED_MIN_SHARE, ROW_MIN_BYTES)
+        parts = [(part.name, part.bytes, part.about) for part in memory_parts.parts if part.bytes >= min_bytes]
+        rest = [part for part in memory_parts.parts if 0 < part.bytes < min_bytes]
+        if (size := sum(part.bytes for part in rest)) >= ROW_MIN_BYTES:
+            parts.append(("Other", size, ", ".join(f"{part.name} {amount(part.bytes)}" for part in rest)))
         for i, (name, size, about) in enumerate(parts):
             figure = label(amount(size), theme.figures_font(), align=Qt.AlignmentFlag.AlignRight)
-            for place, widget in enumerate((_Swatch(i), label(name, role="muted"), figure)):
+            swatch = Dot(partial(part_colour, i), square=True)
+            for place, widget in enumerate((swatch, label(name, role="muted"), figure)):
                 widget.setToolTip(f"<p>{about}</p>" if about else "")
                 self._rows.addWidget(widget, i, place)
         fits = memory_parts.verdict == "fits"
-        advice = memory_parts.row_tip if fits else memory_parts.advice
         self.sentence.setText(memory_parts.sentence)
         set_style_property(self.sentence, "role", "muted" if fits else "problem")
-        self.advice.setText(advice)
-        self.advice.setVisible(bool(advice))
-        self._bar.show_parts([size for _, size, _ in parts], memory_parts.limit)
+        show_text(self.advice, memory_parts.row_tip if fits else memory_parts.advice)
+        self._bar.sizes, self._bar.limit = [size for _, size, _ in parts], memory_parts.limit
+        self._bar.update()
         listed = ", ".join(f"{name} {amount(size)}" for name, size, _ in parts)
         self.setAccessibleDescription(f"{memory_parts.sentence} {listed}.")
 
@@ -210,20 +184,15 @@ class MemoryBar(QWidget):
 class _StackedBar(QWidget):
     def __init__(self) -> None:
         super().__init__()
-        self._sizes: list[float] = []
-        self._limit = 0.0
+        self.sizes: list[float] = []
+        self.limit = 0.0
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
 
     def sizeHint(self) -> QSize:
         return QSize(120, 14)
 
-    def show_parts(self, sizes: list[float], limit: float) -> None:
-        """Show parts of these sizes against the machine's memory `limit`."""
-        self._sizes, self._limit = sizes, limit
-        self.update()
-
     def paintEvent(self, event: QPaintEvent) -> None:
-        full_width_bytes = max(sum(self._sizes), self._limit)
+        full_width_bytes = max(sum(self.sizes), self.limit)
         if full_width_bytes <= 0:
             return
         colours, painter = theme.palette(), QPainter(self)
@@ -232,28 +201,14 @@ class _StackedBar(QWidget):
         painter.setBrush(colours.hover)
         painter.drawRoundedRect(QRectF(self.rect()), 4, 4)
         left = 0.0
-        for index, size in enumerate(self._sizes):
+        for index, size in enumerate(self.sizes):
             width = self.width() * size / full_width_bytes
             painter.fillRect(QRectF(left, 0, max(width - 1, 1), self.height()), part_colour(index))
             left += width
-        if self._limit < full_width_bytes:  # a line where the machine's memory ends
-            x = self.width() * self._limit / full_width_bytes
+        if self.limit < full_width_bytes:  # a line where the machine's memory ends
+            x = self.width() * self.limit / full_width_bytes
             painter.fillRect(QRectF(x - 2, 0, 4, self.height()), colours.window)
             painter.fillRect(QRectF(x - 1, 0, 2, self.height()), colours.text)
-
-
-class _Swatch(QWidget):
-    def __init__(self, index: int) -> None:
-        super().__init__()
-        self._index = index
-        self.setFixedSize(theme.scaled_size(QSize(10, 10)))
-
-    def paintEvent(self, event: QPaintEvent) -> None:
-        painter = QPainter(self)
-        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
-        painter.setPen(Qt.PenStyle.NoPen)
-        painter.setBrush(part_colour(self._index))
-        painter.drawRoundedRect(self.rect(), 3, 3)
 
 
 def part_colour(index: int) -> QColor:
@@ -263,13 +218,3 @@ def part_colour(index: int) -> QColor:
     colour = QColor(hues[index % len(hues)])
     colour.setAlphaF(1.0 if index < len(hues) else 0.5)
     return colour
-
-
-def _listed_parts(memory_parts: MemoryParts) -> list[tuple[str, float, str]]:
-    min_bytes = max(memory_parts.total * LISTED_MIN_SHARE, ROW_MIN_BYTES)
-    rows = [(part.name, part.bytes, part.about) for part in memory_parts.parts if part.bytes >= min_bytes]
-    rest = [part for part in memory_parts.parts if 0 < part.bytes < min_bytes]
-    if sum(part.bytes for part in rest) >= ROW_MIN_BYTES:
-        names = ", ".join(f"{part.name} {amount(part.bytes)}" for part in rest)
-        rows.append(("Other", sum(part.bytes for part in rest), names))
-    return rows

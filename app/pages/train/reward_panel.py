@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import Any
 
-from PySide6.QtCore import QModelIndex, QRect, QSize, Qt, Signal
-from PySide6.QtGui import QColor, QFont, QKeyEvent, QPainter, QPixmap, QResizeEvent
-from PySide6.QtWidgets import QAbstractItemView, QApplication, QGridLayout, QHeaderView, QLineEdit, QWidget
+from PySide6.QtCore import QModelIndex, Qt, Signal
+from PySide6.QtGui import QColor, QFont, QKeyEvent, QResizeEvent
+from PySide6.QtWidgets import QAbstractItemView, QApplication, QGridLayout, QLineEdit, QWidget
 
 from app import theme
+from app.widgets.basic import icons
 from app.widgets.basic.controls import ComboBox, ElidedLabel, LinkButton
 from app.widgets.basic.labels import button, label, plain_tip
 from app.widgets.basic.layout import card, clear_layout, column, row
@@ -36,6 +37,8 @@ ROW = 38
 """Height of a row in pixels: two lines of text."""
 MIN_SCORES_WIDTH = 184
 """Least width of the column “What it scores”."""
+COLUMNS = 3
+"""Arguments beside each other."""
 NOT_FOUND = "No function of this name was found."
 NONE_TICKED = (
     "No function is ticked, so the five defaults score: "
@@ -43,7 +46,7 @@ NONE_TICKED = (
 )
 _STEPS = {Qt.Key.Key_Up: -1, Qt.Key.Key_Down: 1}
 _YES_NO = {"true": "Yes", "false": "No"}
-_KIND_WORDS = (("bool", "yes or no"), ("int", "whole number"), ("float", "number"), ("list", "list"), ("str", "text"))
+_KIND_WORDS = {"bool": "yes or no", "int": "whole number", "float": "number", "list": "list", "str": "text"}
 
 
 @dataclass
@@ -79,10 +82,17 @@ class RewardModel(DraggedRowsModel):
     def show_rewards(self, entries: Sequence[RewardEntry], names: Any, weights: Any) -> None:
         """Show the functions with the config's ticks and weights."""
         listed = [str(name) for name in names] if isinstance(names, list) else []
-        rows = _rows(entries, listed, {row.entry.name: row.weight for row in self.rows})
-        by_name = {row.entry.name: row for row in rows}
-        for name, weight in zip(listed, _aligned(weights, len(listed)), strict=True):
-            by_name[name].weight = weight
+        if not isinstance(weights, list) or not weights:
+            weights = [1.0 if weights in ([], None, "") else None] * len(listed)
+        numbers = [float(weight) if isinstance(weight, int | float) else None for weight in weights]
+        before = {row.entry.name: row.weight for row in self.rows}  # the weight of an unticked row is kept
+        before |= dict(zip(listed, numbers + [None] * len(listed), strict=False))
+        rows = [RewardRow(each, each.name in listed, before.get(each.name, 1.0)) for each in entries]
+        for name in dict.fromkeys(listed):
+            if all(row.entry.name != name for row in rows):
+                rows.append(RewardRow(RewardEntry(name, name, NOT_FOUND, "", 0), True, before[name], known=False))
+        in_order = iter(sorted((row for row in rows if row.ticked), key=lambda row: listed.index(row.entry.name)))
+        rows = [next(in_order) if row.ticked else row for row in rows]
         if [row.entry for row in rows] == [row.entry for row in self.rows]:
             self.rows = rows
             self.repaint()
@@ -159,22 +169,10 @@ class RewardModel(DraggedRowsModel):
             case Qt.ItemDataRole.AccessibleTextRole, 0:
                 return f"{row.entry.label}, {'used' if row.ticked else 'not used'}"
             case Qt.ItemDataRole.DecorationRole, 1:
-                return self._swatch(row)
+                index = next((i for i, other in enumerate(self.ticked) if other is row), None)
+                colour = theme.palette().hairline if index is None else theme.reward_colour(index)
+                return icons.dot(colour.name(), 10, 3)
         return None
-
-    def _swatch(self, row: RewardRow) -> QPixmap:
-        ratio = 2
-        pixmap = QPixmap(QSize(10, 10) * ratio)
-        pixmap.fill(Qt.GlobalColor.transparent)
-        painter = QPainter(pixmap)
-        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
-        painter.setPen(Qt.PenStyle.NoPen)
-        index = next((i for i, other in enumerate(self.ticked) if other is row), None)
-        painter.setBrush(theme.palette().hairline if index is None else theme.reward_colour(index))
-        painter.drawRoundedRect(QRect(0, 0, 10 * ratio, 10 * ratio), 3 * ratio, 3 * ratio)
-        painter.end()
-        pixmap.setDevicePixelRatio(ratio)
-        return pixmap
 
     def colour(self, row: RewardRow, column: int) -> QColor:
         colours = theme.palette()
@@ -202,33 +200,15 @@ def names_and_weights(weights: Mapping[str, float | None]) -> tuple[list[str], l
     return list(weights), [] if all(value == 1 for value in values) else values
 
 
-def _rows(entries: Iterable[RewardEntry], listed: list[str], weights: dict[str, float | None]) -> list[RewardRow]:
-    rows = [RewardRow(entry, entry.name in listed, weights.get(entry.name, 1.0)) for entry in entries]
-    unknown = [name for name in dict.fromkeys(listed) if name not in {row.entry.name for row in rows}]
-    rows += [RewardRow(RewardEntry(name, name, NOT_FOUND, "", 0), True, 1.0, known=False) for name in unknown]
-    in_order = iter(sorted((row for row in rows if row.ticked), key=lambda row: listed.index(row.entry.name)))
-    return [next(in_order) if row.ticked else row for row in rows]
-
-
-def _aligned(weights: Any, count: int) -> list[float | None]:
-    if not isinstance(weights, list) or not weights:
-        return [1.0 if weights in ([], None, "") else None] * count
-    numbers = [float(weight) if isinstance(weight, int | float) else None for weight in weights]
-    return (numbers + [None] * count)[:count]
-
-
 class RewardTable(BaseTable):
     """The table, as high as its rows. Space toggles the current row, a click or a digit edits its weight."""
 
     def __init__(self, model: RewardModel, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+        super().__init__(parent, model=model, name="Reward functions", single=True)
         self._model = model
-        self.setModel(model)
         self.setItemDelegateForColumn(USE, TickDelegate(self))
         self.setItemDelegateForColumn(WEIGHT, WeightDelegate(self))
-        self.setAccessibleName("Reward functions")
         self.setAccessibleDescription("Space ticks a row; a digit changes its weight; Alt with the arrows moves it.")
-        self.setSelectionMode(QAbstractItemView.SelectionMode.SingleSelection)
         edit = QAbstractItemView.EditTrigger
         self.setEditTriggers(edit.SelectedClicked | edit.DoubleClicked | edit.EditKeyPressed | edit.AnyKeyPressed)
         self.setDragDropMode(QAbstractItemView.DragDropMode.InternalMove)
@@ -237,17 +217,8 @@ class RewardTable(BaseTable):
         self.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.verticalHeader().setDefaultSectionSize(theme.scaled(ROW))
-        header = self.horizontalHeader()
-        for number, each in enumerate(model.columns):
-            header.setSectionResizeMode(number, QHeaderView.ResizeMode.Fixed)
-            self.setColumnWidth(number, theme.scaled(each.width))  # pyright: ignore[reportAttributeAccessIssue]
-        header.setSectionResizeMode(SCORES, QHeaderView.ResizeMode.Stretch)
-        model.modelReset.connect(self._fit)
-        self._fit()
-
-    def _fit(self) -> None:
-        header = self.horizontalHeader().sizeHint().height()
-        self.setFixedHeight(header + len(self._model.rows) * theme.scaled(ROW) + 2)
+        model.modelReset.connect(lambda: self.fit_rows(len(model.rows)))
+        self.fit_rows(0)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
@@ -260,7 +231,7 @@ class RewardTable(BaseTable):
         self._hide_columns()
 
     def _hide_columns(self) -> None:
-        width = [each.width for each in self._model.columns]  # pyright: ignore[reportAttributeAccessIssue]
+        width = [each.width for each in self._model.columns]
         has_means = bool(self._model.means)
         space = self.width() / theme.text_scale() - width[USE] - width[LABEL] - width[WEIGHT] - has_means * width[MEAN]
         self.setColumnHidden(MEAN, not has_means)
@@ -292,7 +263,6 @@ class RewardPanel(QWidget):
     """The reward table with its heading and buttons."""
 
     picked = Signal(list, list)  # names, weights
-    file_requested = Signal()
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -306,11 +276,13 @@ class RewardPanel(QWidget):
         self.none_ticked = label(NONE_TICKED, role="muted", wrap=True)
         self.problem = label(font=theme.caption_font(), role="problem", wrap=True)
         self.use_defaults = button("Use All Defaults", lambda: self.model.use_only(DEFAULT_REWARDS))
-        file_tip = "Your own Python file. Its functions are read from the text; nothing is run."
-        self.add_file = button("Add File…", self.file_requested.emit, tip=file_tip)
+        self.add_file = button(
+            "Add File…", tip="Your own Python file. Its functions are read from the text; nothing is run."
+        )
         self.more = LinkButton("", on_click=self.show_all)
-        for part in (self.none_ticked, self.problem):
-            part.hide()
+        self.tab_stops: list[QWidget] = [self.table, self.use_defaults, self.add_file, self.more]
+        self.none_ticked.hide()
+        self.problem.hide()
         self.model.picked.connect(self.picked)
         self.arguments.changed.connect(self._take_arguments)
         self.table.selectionModel().currentRowChanged.connect(self._show_current)
@@ -333,7 +305,11 @@ class RewardPanel(QWidget):
         rows = [entry for entry in entries if entry.name in visible or entry.source != BUILT_IN]
         self._visible_names = {entry.name for entry in rows}  # a row that is unticked stays in the table
         self.model.show_rewards(rows, names, weights)
-        self._restore_current()
+        place = next((i for i, row in enumerate(self.model.rows) if row.entry.name == self._current), None)
+        if place is not None and self.table.currentIndex().row() != place:
+            self.table.setCurrentIndex(self.model.index(place, LABEL))
+        else:
+            self.arguments.show_entry(None if place is None else self.model.rows[place].entry)
         ticked = len(self.model.ticked)
         self.count.setText(f"{ticked} used" if ticked else f"the {len(DEFAULT_REWARDS)} defaults used")
         self.none_ticked.setVisible(not ticked)
@@ -344,33 +320,17 @@ class RewardPanel(QWidget):
         self._visible_names = {entry.name for entry in self._last_shown[0]}
         self.show_rewards(*self._last_shown)
 
-    def show_problem(self, sentence: str) -> None:
-        self.problem.setText(sentence)
-        self.problem.setVisible(bool(sentence))
-
     def _show_current(self, index: QModelIndex) -> None:
         if index.isValid():
             entry = self.model.rows[index.row()].entry
             self._current = entry.name
             self.arguments.show_entry(entry)
 
-    def _restore_current(self) -> None:
-        place = next((i for i, row in enumerate(self.model.rows) if row.entry.name == self._current), None)
-        if place is None:
-            self.arguments.show_entry(None)
-        elif self.table.currentIndex().row() != place:
-            self.table.setCurrentIndex(self.model.index(place, LABEL))
-        else:
-            self.arguments.show_entry(self.model.rows[place].entry)
-
     def _take_arguments(self, old: str, new: str) -> None:
         weights = {new if row.entry.name == old else row.entry.name: row.weight for row in self.model.ticked}
         weights.setdefault(new, 1.0)
         self._current = new
         self.picked.emit(*names_and_weights(weights))
-
-    def tab_stops(self) -> list[QWidget]:
-        return [self.table, self.use_defaults, self.add_file, self.more]
 
     def focusNextPrevChild(self, forward: bool) -> bool:
         """Tab goes from the table to the fields of the arguments, which come and go and so are in no fixed order."""
@@ -389,17 +349,17 @@ class RewardArguments(QWidget):
     """The description of a function, and its arguments as typed fields."""
 
     changed = Signal(str, str)  # old entry, new entry
-    COLUMNS = 3
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self._entry: RewardEntry | None = None
+        self._signature: tuple[str, Sequence[Parameter]] = ("", ())
         self.fields: dict[str, QLineEdit | ComboBox] = {}
         self.about = label(font=theme.caption_font(), role="muted", wrap=True, selectable=True)
         self._grid = QGridLayout()
         self._grid.setHorizontalSpacing(2 * theme.SPACE)
         self._grid.setVerticalSpacing(4)
-        for i in range(self.COLUMNS):
+        for i in range(COLUMNS):
             self._grid.setColumnStretch(i, 1)
         column(self.about, self._grid, into=self, margins=(theme.SPACE, 0, theme.SPACE, theme.SPACE))
         self.hide()
@@ -408,28 +368,29 @@ class RewardArguments(QWidget):
         """Show this function; None hides the widget."""
         if entry == self._entry:
             return
-        # Rebuilt only for another function: after a change the next field has the focus already, and must keep it.
-        is_same = entry is not None and self._entry is not None and _signature(entry) == _signature(self._entry)
         self._entry = entry
         self.setVisible(entry is not None)
         if entry is None:
             return
+        call = _call(entry)
         self.about.setText(f"{entry.label}: {entry.scores.replace('`', '') or 'no docstring'}")
-        if not is_same:
+        # Rebuilt only for another function: after a change the next field has the focus already, and must keep it.
+        if (signature := (f"{call.file}::{call.function}", entry.parameters)) != self._signature:
+            self._signature = signature
             clear_layout(self._grid)
-            self.fields = {parameter.name: self._editor(entry, parameter) for parameter in entry.parameters}
-            for i, (parameter, field) in enumerate(zip(entry.parameters, self.fields.values(), strict=True)):
-                kind = next((words for name, words in _KIND_WORDS if name in parameter.kind), "")
+            self.fields = {}
+            for i, parameter in enumerate(entry.parameters):
+                field = self.fields[parameter.name] = self._editor(entry, parameter)
+                kind = next((words for name, words in _KIND_WORDS.items() if name in parameter.kind), "")
                 title = ElidedLabel()
                 title.setText(" · ".join(filter(None, [parameter.name.replace("_", " "), kind])))
                 title.setToolTip(plain_tip(title.text()))
                 title.setBuddy(field)
-                line, place = divmod(i, self.COLUMNS)
+                line, place = divmod(i, COLUMNS)
                 self._grid.addWidget(title, 2 * line, place)
                 self._grid.addWidget(field, 2 * line + 1, place)
-        given = _call(entry).arguments
         for name, field in self.fields.items():
-            value = given.get(name)
+            value = call.arguments.get(name)
             if isinstance(field, ComboBox):
                 field.setCurrentIndex(max(0, field.findData("" if value is None else str(value).lower())))
             else:
@@ -437,12 +398,8 @@ class RewardArguments(QWidget):
 
     def _editor(self, entry: RewardEntry, parameter: Parameter) -> QLineEdit | ComboBox:
         if parameter.kind == "bool":
-            field = ComboBox()
-            is_known = (parameter.default or "").lower() in _YES_NO
-            default = _YES_NO[str(parameter.default).lower()].lower() if is_known else ""
-            field.addItem(f"Default ({default})" if default else "Choose", "")
-            for key, word in _YES_NO.items():
-                field.addItem(word, key)
+            default = _YES_NO.get((parameter.default or "").lower(), "").lower()
+            field = ComboBox(items={"": f"Default ({default})" if default else "Choose", **_YES_NO})
             field.activated.connect(self._emit_changed)
         else:
             field = QLineEdit()
@@ -469,11 +426,6 @@ class RewardArguments(QWidget):
             self.changed.emit(self._entry.name, text)
 
 
-def _signature(entry: RewardEntry) -> tuple[str, tuple[Parameter, ...]]:
-    call = _call(entry)
-    return f"{call.file}::{call.function}", entry.parameters
-
-
 def _call(entry: RewardEntry) -> RewardCall:
     try:
         return read_call(entry.name)
@@ -486,10 +438,7 @@ def _value(typed: str, kind: str) -> Any:
         return typed == "true"
     if "list" in kind:
         return value_text.list_value(typed)
-    if "int" not in kind and "float" not in kind:
-        return typed
-    value = value_text.number_value(typed, "float" not in kind)
-    try:
-        return value if isinstance(value, int | float) else float(value)
-    except ValueError:
-        return value
+    if "int" in kind or "float" in kind:
+        value = value_text.number_value(typed, "float" not in kind)
+        return value if isinstance(value, int | float) else value_text.float_value(value)
+    return typed

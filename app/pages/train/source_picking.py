@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,9 +52,8 @@ def suggested_models() -> list[PickerEntry]:
     return entries
 
 
-def suggested_dataset() -> PickerEntry:
-    name, about = first_choices.DATASET, f"{first_choices.DATASET_ABOUT.capitalize()}."
-    return PickerEntry(id=name, name=name, where="hub", kind="2,000 rows", remarks=(about,))
+def is_path(name: str) -> bool:
+    return name.startswith(("/", "~", ".")) or exists(Path(name))
 
 
 class Picking(QObject):
@@ -64,45 +64,45 @@ class Picking(QObject):
         self.session, self.prefs, self._page = session, session.prefs, page
         self._pickers: dict[str, Picker] = {}
         self._field: PathField | None = None
-        self._fields = {
-            field.setting.key: field
-            for field in fields
-            if isinstance(field, PathField) and field.setting.kind in QUESTIONS
-        }
+        self._fields: dict[str, PathField] = {}
         self._rest_timers: dict[str, QTimer] = {}
-        for key, field in self._fields.items():
+        for field in fields:
+            if not isinstance(field, PathField) or field.setting.kind not in QUESTIONS:
+                continue
+            self._fields[field.setting.key] = field
             field.offer_list()
-            field.pick_requested.connect(lambda field=field: self.open(field))
+            field.pick_requested.connect(partial(self.open, field))
             if field.setting.kind == "model":
-                timer = self._rest_timers[key] = QTimer(self, singleShot=True, interval=SETTLE_MS)
-                timer.timeout.connect(lambda field=field: self._look_up(field))
+                timer = self._rest_timers[field.setting.key] = QTimer(self, singleShot=True, interval=SETTLE_MS)
+                timer.timeout.connect(partial(self._look_up, field))
         session.draft.changed.connect(self._on_changed)
         session.field_requested.connect(self._on_changed)  # Run was refused: the problem may have been fixed on disk
         session.run_changed.connect(self._remember_run)
+        session.downloads.changed.connect(self._show_download)
+        session.downloads.finished.connect(self._on_finished)
         self._on_changed("")
 
     def open(self, field: PathField) -> None:
         """Show the picker for this field, and request the models or datasets on this machine."""
         self._field = field
         kind = field.setting.kind
-        picker = self._pickers.get(kind) or self._create_picker(kind)
-        suggestions = suggested_models() if kind == "model" else [suggested_dataset()]
-        picker.open_with_recent(self.prefs.used(kind), suggestions)
+        if kind not in self._pickers:
+            picker = self._pickers[kind] = Picker(kind, self._page.window())
+            picker.chosen.connect(self._take)
+            picker.search_requested.connect(partial(self._search, picker))
+            picker.star_changed.connect(partial(self.prefs.set_favourite, kind))
+            picker.download_requested.connect(partial(self._download, kind))
+            picker.folder.clicked.connect(lambda: self._browse(picker, folder=True))
+            picker.file.clicked.connect(lambda: self._browse(picker, folder=False))
+        if kind == "model":
+            suggestions = suggested_models()
+        else:
+            name, about = first_choices.DATASET, f"{first_choices.DATASET_ABOUT.capitalize()}."
+            suggestions = [PickerEntry(id=name, name=name, where="hub", kind="2,000 rows", remarks=(about,))]
+        self._pickers[kind].open_with_recent(self.prefs.used(kind), suggestions)
         for download in self.session.downloads.of(kind):
             self._show_download(download)
         self._refresh(kind)
-
-    def _create_picker(self, kind: str) -> Picker:
-        picker = self._pickers[kind] = Picker(kind, self._page.window())
-        picker.chosen.connect(self._take)
-        picker.search_requested.connect(lambda words: self._search(kind, words))
-        picker.star_changed.connect(lambda id_, starred: self.prefs.set_favourite(kind, id_, starred))
-        picker.download_requested.connect(lambda id_: self._download(kind, id_))
-        picker.folder_requested.connect(lambda: self._browse(picker, folder=True))
-        picker.file_requested.connect(lambda: self._browse(picker, folder=False))
-        self.session.downloads.changed.connect(self._show_download)
-        self.session.downloads.finished.connect(self._on_finished)
-        return picker
 
     def _refresh(self, kind: str) -> None:
         picker = self._pickers[kind]
@@ -113,11 +113,11 @@ class Picking(QObject):
             lambda answer: picker.show_local(answer["found"], self.prefs.favourites(kind)),
             on_refused=lambda faults: picker.show_trouble("", faults[0].sentence),
             owner=picker,
-            paths=[name for name in dict.fromkeys(names) if name and _is_path(name)],
+            paths=[name for name in dict.fromkeys(names) if name and is_path(name)],
         )
 
-    def _search(self, kind: str, words: str) -> None:
-        picker = self._pickers[kind]
+    def _search(self, picker: Picker, words: str) -> None:
+        kind = picker.repo_type
         self.session.service.ask(
             "hub_search",
             lambda answer: picker.show_hub(words, answer["found"], self.prefs.favourites(kind)),
@@ -146,33 +146,15 @@ class Picking(QObject):
         self.session.downloads.start(kind, id_)
 
     def _show_download(self, download: Download) -> None:
-        picker, downloads = self._pickers.get(download.repo_type), self.session.downloads
-        if picker is None:
-            return
-        if download.state == "done":
-            picker.drop_download(download.id)
-            return
-        is_new = not picker.has_download(download.id)
-        row = picker.download_row(download.id)
-        if is_new:
-            row.paused.connect(lambda: downloads.pause(download))
-            row.resumed.connect(lambda: downloads.start(download.repo_type, download.id))
-            row.discarded.connect(lambda: downloads.discard(download))
-        row.show_progress(
-            download.state,
-            download.phase,
-            download.done,
-            download.total,
-            download.speed,
-            download.remaining_s,
-            download.sentence,
-        )
+        if download.repo_type in self._pickers:
+            self._pickers[download.repo_type].show_download(download, self.session.downloads)
 
     def _on_finished(self, download: Download) -> None:
-        self.session.message.emit(f"{download.id} is on this machine now.")
         picker = self._pickers.get(download.repo_type)
-        if picker is not None and picker.isVisible():
-            self._refresh(download.repo_type)
+        if picker is not None:
+            self.session.message.emit(f"{download.id} is on this machine now.")
+            if picker.isVisible():
+                self._refresh(download.repo_type)
         for key, timer in self._rest_timers.items():
             if self._fields[key].value() == download.id:
                 timer.start()
@@ -182,18 +164,18 @@ class Picking(QObject):
             self._fields[changed].show_note("")
             self._rest_timers[changed].start()
 
+    def _name_in(self, field: PathField) -> str:
+        return str(self.session.draft.value(field.setting.key) or "").strip()
+
     def _look_up(self, field: PathField) -> None:
         if name := self._name_in(field):
             self.session.service.ask(
                 "model_facts",
-                lambda facts: self._show_facts(field, name, facts),
+                partial(self._show_facts, field, name),
                 on_refused=lambda faults: field.show_note(faults[0].sentence, wrong=True),
                 owner=field,
                 name=name,
             )
-
-    def _name_in(self, field: PathField) -> str:
-        return str(self.session.draft.value(field.setting.key) or "").strip()
 
     def _show_facts(self, field: PathField, name: str, facts: dict[str, Any] | None) -> None:
         is_base = field.setting.key == "model"
@@ -203,10 +185,8 @@ class Picking(QObject):
             self.session.draft.refuse_model(name, facts["refusal"] if facts else "")
         if facts is None:
             known = suggested(name)
-            size = f"{size_text(known.download_bytes)} " if known is not None else "it "
-            field.show_note(
-                f"Not on this machine: {'about ' if known else ''}{size}will be downloaded when the run starts."
-            )
+            what = f"about {size_text(known.download_bytes)}" if known is not None else "it"
+            field.show_note(f"Not on this machine: {what} will be downloaded when the run starts.")
         elif facts["refusal"] and not is_base and is_file(Path(name).expanduser() / "adapter_config.json"):
             field.show_note("An adapter of the base model.")
         elif facts["refusal"]:  # the base model's refusal is among the form's problems already
@@ -220,7 +200,3 @@ class Picking(QObject):
             for field in self._fields.values():
                 if field.value():
                     self.prefs.remember_used(field.setting.kind, str(field.value()))
-
-
-def _is_path(name: str) -> bool:
-    return name.startswith(("/", "~", ".")) or exists(Path(name))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from PySide6.QtCore import QEvent, QObject, QSize, Qt, QTimer, Signal
+from PySide6.QtCore import QEvent, QSize, Qt, QTimer
 from PySide6.QtGui import QEnterEvent, QHideEvent, QPainter, QPaintEvent, QResizeEvent, QShowEvent
 from PySide6.QtWidgets import QFrame, QSizePolicy, QWidget
 
@@ -25,8 +26,9 @@ from app.state.guide import place_of_setting
 from app.state.memory import amount
 from app.state.session import Session
 from app.widgets.basic.controls import LinkButton
-from app.widgets.basic.labels import button, label, plain_tip
+from app.widgets.basic.labels import button, label, plain_tip, show_text
 from app.widgets.basic.layout import card, column, holder, row, set_shown
+from app.widgets.basic.number_format import counted
 from app.widgets.form.fields import AdapterField, PathField
 from app.widgets.form.setting_search import SettingSearch
 from backend.config import first_choices
@@ -64,107 +66,58 @@ class TrainPage(QWidget):
         self.session, self.draft, self.dataset = session, session.draft, session.dataset
         # Widgets are created with their final parent: reparented later, Qt would restyle all of them again.
         content = QWidget(self)
-        self.form, self.launch = Form(content), LaunchColumn(content)
-        self.rewards = RewardPanel(self.form.page)
+        form, launch = self.form, self.launch = Form(content), LaunchColumn(content)
+        self.rewards = RewardPanel(form.page)
         self._rest_timer = QTimer(self, singleShot=True, interval=SETTLE_MS)
         self._memory = ""
-        self._build_form()
-        self.all_settings = button(
-            "All settings", self._show_all_settings, tip="Show all settings, or only the basic and changed ones"
-        )
+        self.run_demo = button("Run the demo", session.starter.start, primary=True)
+        margins = (2 * theme.SPACE, 12, 12, 12)
+        demo = row((label(DEMO, wrap=True), 1), self.run_demo, spacing=2 * theme.SPACE, margins=margins)
+        self.banner = card(demo, "banner")
+        self.translated_file = banner = TranslatedFileBanner()
+        form.column.addWidget(self.banner)
+        form.column.addWidget(banner)
+        tabs = self._build_cards()
+        form.column.addStretch()
+        form.open_cards(session.prefs.open_cards)
+        data, adapter, reward_file = (form.fields[key] for key in ("data", "adapter", "reward_functions_file"))
+        assert isinstance(data, PathField) and isinstance(adapter, AdapterField) and isinstance(reward_file, PathField)
+        self.default_dataset = DefaultDatasetOffer(session, data)
+        self.dataset_line = DatasetLine(self.dataset, data)
+        below_data = tabs.index(data.tab_stops[-1]) + 1
+        tabs[below_data:below_data] = [self.default_dataset, self.dataset_line]
+        for part in (self.default_dataset, self.dataset_line):
+            data.layout().addWidget(part)  # pyright: ignore[reportOptionalMemberAccess]
+        tip = "Show all settings, or only the basic and changed ones"
+        self.all_settings = button("All settings", self._show_all_settings, tip=tip)
         self.all_settings.setCheckable(True)
         self.presets = button("Presets…", session.presets_requested.emit, tip="Ways to train, each with its changes")
         self.search = SettingSearch(list(SETTINGS.values()))
         title = label("Train", theme.title_font())
         head = row(title, None, self.all_settings, self.presets, (self.search, 1), margins=(0, 0, theme.GUTTER, 0))
-        left = column(head, self.form, spacing=12)
-        row((left, 1), self.launch, into=content, spacing=0, margins=(theme.GUTTER, theme.GUTTER, theme.GUTTER, 0))
+        left = column(head, form, spacing=12)
+        row((left, 1), launch, into=content, spacing=0, margins=(theme.GUTTER, theme.GUTTER, theme.GUTTER, 0))
         row(content, into=self)
-        self._order_tabs()
-        session.time_forecast.refresh()
-        self._connect()
-        self.picking = Picking(session, self.form.fields.values(), self)
-        self._show_values()
-        self._rest_timer.start(0)  # validating all settings can wait until the page is built
-
-    def _build_form(self) -> None:
-        self.run_demo = button("Run the demo", self.session.starter.start, primary=True)
-        self.banner = card(
-            row(
-                (label(DEMO, wrap=True), 1),
-                self.run_demo,
-                spacing=2 * theme.SPACE,
-                margins=(2 * theme.SPACE, 12, 12, 12),
-            ),
-            "banner",
-        )
-        self.translated_file = TranslatedFileBanner()
-        self.form.column.addWidget(self.banner)
-        self.form.column.addWidget(self.translated_file)
-        tabs = self._tabs = list[QWidget]()
-        for section, settings in sections().items():
-            if section == "preference":
-                text = (label("Not applicable to GRPO.", role="muted"), 1)
-                margins = (2 * theme.SPACE, 0, 2 * theme.SPACE, 0)
-                self.form.column.addWidget(holder(row(label("QAT", theme.heading_font()), text, margins=margins)))
-            listed = [setting for setting in settings if setting.key not in (*REWARD_FIELDS, *machines.FIELDS)]
-            # The reward table stands between the documented settings of its section and ours.
-            first = documented_part(section, listed) if section == "generation" else listed
-            others = [setting for setting in listed if setting not in first]
-            settings_card = SettingsCard(section, SECTIONS[section], first, others, BASIC_FIELDS, self.form.page)
-            self.form.add_card(settings_card)
-            middle: list[QWidget] = []
-            if section == "generation":
-                below = FieldGrid((SETTINGS[key] for key in REWARD_FIELDS), settings_card)
-                settings_card.middle.addWidget(self.rewards)
-                settings_card.middle.addWidget(below)
-                self.form.adopt(below.fields)
-                middle = [*self.rewards.tab_stops(), *(stop for field in below.fields for stop in field.tab_stops())]
-            tabs += settings_card.tab_order(middle)
-            if section == "training":
-                self.machines = MachinesPart(self.session, self.form.page)
-                self.form.add_card(self.machines.card)
-                tabs += self.machines.card.tab_order(self.machines.panel.tab_stops())
-        self.form.column.addStretch()
-        self.form.open_cards(self.session.prefs.open_cards)
-        data = self._path_field("data")
-        self.default_dataset = DefaultDatasetOffer(self.session, data, data)
-        self.dataset_line = DatasetLine(self.dataset, data)
-        below_data = tabs.index(data.tab_stops()[-1]) + 1
-        tabs[below_data:below_data] = [self.default_dataset, self.dataset_line]
-        for part in (self.default_dataset, self.dataset_line):
-            data.layout().addWidget(part)  # pyright: ignore[reportOptionalMemberAccess]
-
-    def _path_field(self, key: str) -> PathField:
-        field = self.form.fields[key]
-        assert isinstance(field, PathField)
-        return field
-
-    def _order_tabs(self) -> None:
-        banner = self.translated_file
         first = (self.all_settings, self.presets, self.search, self.run_demo, banner.show_button, banner.close_button)
-        for widget, following in pairwise((*first, *self._tabs, self.launch.run, self.launch.more, self.launch.copy)):
+        for widget, following in pairwise((*first, *tabs, launch.run, launch.more, launch.copy)):
             QWidget.setTabOrder(widget, following)
 
-    def _connect(self) -> None:
-        session, draft, form, launch = self.session, self.draft, self.form, self.launch
+        session.time_forecast.refresh()
+        draft = self.draft
         form.edited.connect(draft.set)
         form.opened.connect(session.prefs.set_card_open)
         form.focused.connect(lambda key: launch.show_help(SETTINGS[key]))
-        self._path_field("data").hand_over = session.use_data
-        self._path_field("reward_functions_file").hand_over = draft.use_reward_file
-        adapter = self._path_field("adapter")
-        assert isinstance(adapter, AdapterField)
+        data.hand_over, reward_file.hand_over = session.use_data, draft.use_reward_file
         adapter.hand_over = draft.use_adapter
-        AdapterImport(session, adapter)
-        self.translated_file.closed.connect(self._close_translated_file)
+        adapter.import_requested.connect(partial(self._import_adapter, adapter))
+        banner.close_button.clicked.connect(self._close_translated_file)
         self.rewards.picked.connect(
             lambda names, weights: draft.update({"reward_functions": names, "reward_weights": weights})
         )
-        self.rewards.file_requested.connect(self._path_field("reward_functions_file").choose_file)
+        self.rewards.add_file.clicked.connect(lambda: reward_file.choose_file())
         self.search.chosen.connect(self.reveal)
-        launch.run_pressed.connect(self._run_or_queue)
-        launch.editing_cancelled.connect(session.queue.stop_editing)
+        launch.run.clicked.connect(self._run_or_queue)
+        launch.keep.clicked.connect(session.queue.stop_editing)
         launch.problem_pressed.connect(self.reveal)
         launch.guide_pressed.connect(lambda key: session.guide_requested.emit(place_of_setting(key)))
         session.time_forecast.changed.connect(self._show_plan)
@@ -173,20 +126,49 @@ class TrainPage(QWidget):
         session.field_requested.connect(self.reveal)
         session.run_changed.connect(self._show_run_button)
         session.run_state_changed.connect(self._show_run_button)
-        self.dataset_line.page_requested.connect(lambda: session.page_requested.emit("dataset"))
+        self.dataset_line.clicked.connect(lambda: session.page_requested.emit("dataset"))
         self.dataset.counts_changed.connect(self._rest_timer.start)  # the longest prompt decides about the memory
         draft.changed.connect(self._on_changed)
         draft.saved.connect(self._show_plan)
         draft.problems_changed.connect(self._rest_timer.start)
         self._rest_timer.timeout.connect(self._show_problems)
         theme.signals.changed.connect(self._show_rewards)
+        self.picking = Picking(session, form.fields.values(), self)
+        self._show_values()
+        self._rest_timer.start(0)  # validating all settings can wait until the page is built
+
+    def _build_cards(self) -> list[QWidget]:
+        """Add a card for each section; returns the widgets that Tab visits."""
+        form, tabs = self.form, list[QWidget]()
+        for section, settings in sections().items():
+            if section == "preference":
+                text = (label("Not applicable to GRPO.", role="muted"), 1)
+                margins = (2 * theme.SPACE, 0, 2 * theme.SPACE, 0)
+                form.column.addWidget(holder(row(label("QAT", theme.heading_font()), text, margins=margins)))
+            listed = [setting for setting in settings if setting.key not in (*REWARD_FIELDS, *machines.FIELDS)]
+            # The reward table stands between the documented settings of its section and ours.
+            first = documented_part(section, listed) if section == "generation" else listed
+            others = [setting for setting in listed if setting not in first]
+            settings_card = SettingsCard(section, SECTIONS[section], first, others, BASIC_FIELDS, form.page)
+            form.add_card(settings_card)
+            middle: list[QWidget] = []
+            if section == "generation":
+                below = FieldGrid((SETTINGS[key] for key in REWARD_FIELDS), settings_card)
+                settings_card.middle.addWidget(self.rewards)
+                settings_card.middle.addWidget(below)
+                form.adopt(below.fields)
+                middle = [*self.rewards.tab_stops, *(stop for field in below.fields for stop in field.tab_stops)]
+            tabs += settings_card.tab_order(middle)
+            if section == "training":
+                self.machines = MachinesPart(self.session, form.page)
+                form.add_card(self.machines.card)
+                tabs += self.machines.card.tab_order(self.machines.tab_stops)
+        return tabs
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
         is_narrow = self.width() < theme.scaled(ROOMY)
         self.launch.setFixedWidth(theme.scaled(launch_column.NARROW_WIDTH if is_narrow else launch_column.WIDTH))
-
-    # Showing the draft
 
     def _on_changed(self, key: str) -> None:
         if not key:  # all settings may have changed
@@ -204,7 +186,9 @@ class TrainPage(QWidget):
 
     def _show_values(self) -> None:
         self.form.show_values(self.draft.values())
-        self._show_translated_file()
+        translation = self.draft.translation
+        program = translation.program.name if translation and translation.program else ""
+        self.translated_file.show_words(self.draft.path, program, translation.words if translation else [])
         self._show_applying()
         self.form.show_changed(self._changed_settings(), afresh=True)
         self._show_rewards()
@@ -230,16 +214,11 @@ class TrainPage(QWidget):
         self.launch.show_command(self.draft.command_text(), self.draft.short_command())
         self._show_run_button()
 
-    def _show_translated_file(self) -> None:
-        translation = self.draft.translation
-        program = translation.program.name if translation and translation.program else ""
-        self.translated_file.show_words(self.draft.path, program, translation.words if translation else [])
-
     def _close_translated_file(self) -> None:
         self.draft.translation = None
-        self._show_translated_file()
+        self.translated_file.hide()
 
-    def _show_run_button(self, _state: str = "") -> None:
+    def _show_run_button(self) -> None:
         training, edited = self.session.is_training, self.session.queue.edited
         self.banner.setVisible(self.draft.is_demo and not training)
         text = "Save to queue" if edited is not None else "Add to queue" if training else "Run"
@@ -256,26 +235,46 @@ class TrainPage(QWidget):
         # The reward table shows problems with the names, so the field below it need not.
         self.form.show_problems(problem for problem in problems if problem.setting != "reward_functions")
         of_names = (problem.sentence for problem in problems if problem.setting == "reward_functions")
-        self.rewards.show_problem(next(of_names, ""))
+        show_text(self.rewards.problem, next(of_names, ""))
         try:
             warnings = unusual(self.draft.config()) if not problems else []
         except UserError:  # found only while parsing; the problems say it
             warnings = []
         self.form.show_warnings(warnings)
-        self.launch.show_problems(problems)
-        self.launch.show_warnings(warnings)
+        self.launch.show_problems(problems, warnings)
         memory_parts = self.session.starter.memory_parts()
         self._memory = amount(memory_parts.total) if memory_parts is not None else ""
-        self.launch.show_memory(memory_parts)
+        self.launch.memory.show_memory(memory_parts)
         self._show_plan()
+
+    def _import_adapter(self, field: AdapterField, folder: str) -> None:
+        """Import an adapter of peft through the service, and choose the result."""
+
+        def on_imported(imported: dict[str, Any]) -> None:
+            field.show_importing("")
+            self.draft.use_adapter(imported["path"])
+            field.show_note(" ".join(imported["sentences"]))
+
+        def on_refused(problems: list[ConfigProblem]) -> None:
+            field.show_importing("")
+            field.show_note(" ".join(problem.sentence for problem in problems), wrong=True)
+
+        field.show_importing("Importing…")
+        self.session.service.ask(
+            "import_adapter",
+            on_imported,
+            on_refused=on_refused,
+            on_progress=lambda progress: field.show_importing(progress["sentence"]),
+            owner=field,
+            folder=folder,
+            model=str(self.draft.value("model")),
+        )
 
     def _show_all_settings(self) -> None:
         cards, is_open = (*SECTIONS, machines.KEY), self.all_settings.isChecked()
         self.form.open_cards(cards if is_open else ())
         for key in cards:
             self.session.prefs.set_card_open(key, is_open)
-
-    # Finding a setting
 
     def find_setting(self) -> None:
         self.search.take_focus()
@@ -306,9 +305,9 @@ class TrainPage(QWidget):
 class DefaultDatasetOffer(LinkButton):
     """A link below an empty Dataset field that chooses the dataset of MLX LoRA Studio's guide and shows its size."""
 
-    def __init__(self, session: Session, field: PathField, parent: QWidget | None = None) -> None:
+    def __init__(self, session: Session, field: PathField) -> None:
         text = f"Use {first_choices.DATASET}: {first_choices.DATASET_ABOUT}"
-        super().__init__(text, parent, on_click=self._take)
+        super().__init__(text, field, on_click=self._take)
         self._session, self._field = session, field
         session.draft.changed.connect(self._on_changed)
         self._on_changed("")
@@ -340,10 +339,8 @@ class DefaultDatasetOffer(LinkButton):
 class DatasetLine(LinkButton):
     """The dataset's summary in one line below the Dataset field: rows, mapped columns, prompts that are too long."""
 
-    page_requested = Signal()
-
     def __init__(self, dataset: Dataset, parent: QWidget | None = None) -> None:
-        super().__init__("", parent, on_click=lambda: self.page_requested.emit())
+        super().__init__("", parent)
         self._dataset = dataset
         self.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Fixed)
         self._delay = QTimer(self, singleShot=True, interval=WAIT_MS)
@@ -354,7 +351,6 @@ class DatasetLine(LinkButton):
         self.refresh()
 
     def refresh(self) -> None:
-        """Show the current summary."""
         summary, self._is_wrong = self._dataset.summary_line()
         self.setText(summary)
         self.setToolTip(plain_tip(summary))
@@ -396,53 +392,16 @@ class DatasetLine(LinkButton):
         painter.drawText(self.rect(), Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter, text)
 
 
-class AdapterImport(QObject):
-    """Imports an adapter of peft through the service, shows its progress below the field, and chooses the result."""
-
-    def __init__(self, session: Session, field: AdapterField) -> None:
-        super().__init__(field)
-        self._session, self._field = session, field
-        field.import_requested.connect(self._start)
-
-    def _start(self, folder: str) -> None:
-        self._field.show_importing("Importing…")
-        self._session.service.ask(
-            "import_adapter",
-            self._on_imported,
-            on_refused=self._on_refused,
-            on_progress=lambda progress: self._field.show_importing(progress["sentence"]),
-            owner=self._field,
-            folder=folder,
-            model=str(self._session.draft.value("model")),
-        )
-
-    def _on_imported(self, imported: dict[str, Any]) -> None:
-        self._field.show_importing("")
-        self._session.draft.use_adapter(imported["path"])
-        self._field.show_note(" ".join(imported["sentences"]))
-
-    def _on_refused(self, faults: list[ConfigProblem]) -> None:
-        self._field.show_importing("")
-        self._field.show_note(" ".join(fault.sentence for fault in faults), wrong=True)
-
-
 class TranslatedFileBanner(QFrame):
     """Tells which settings of another program's file were converted, and which were ignored and why."""
 
-    closed = Signal()
-
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self.setProperty("role", "banner")
         self.sentence, self.translated = label(wrap=True, selectable=True), label(wrap=True, selectable=True)
-        self.show_button = LinkButton(
-            "Show them",
-            on_click=lambda: self._show_list(not self.translated.isVisibleTo(self)),
-            name="Show how each setting of the file was converted",
-        )
-        self.close_button = LinkButton(
-            "Close", on_click=self.closed.emit, name="Close the note on the settings of the file"
-        )
+        show_name = "Show how each setting of the file was converted"
+        self.show_button = LinkButton("Show them", on_click=self._toggle_list, name=show_name)
+        self.close_button = LinkButton("Close", name="Close the note on the settings of the file")
         top = Qt.AlignmentFlag.AlignTop
         texts = column(self.sentence, self.translated, spacing=6)
         margins = (2 * theme.SPACE, theme.SPACE, 2 * theme.SPACE, theme.SPACE)
@@ -452,39 +411,34 @@ class TranslatedFileBanner(QFrame):
 
     def show_words(self, file: Path | None, program: str, words: Sequence[TranslatedKey]) -> None:
         """Describe a file's settings; none hide the banner. `program` is whose file it is, empty if unknown."""
-        ignored = _ignored(words)
+        by_reason: dict[str, list[str]] = {}
+        for word in words:
+            if word.fate == "without effect":
+                by_reason.setdefault(word.sentence, []).append(word.word)
+        ignored = [f"{', '.join(named)} ({why})" for why, named in by_reason.items()]
         converted = [f"{word.word} → {word.sentence}" for word in words if word.fate == "translated"]
-        is_long = sum(word.fate == "without effect" for word in words) > FEW
-        self.sentence.setText(summary(file, program, words))
-        self.translated.setText("\n".join([*converted, *(["", "Ignored:", *ignored] if is_long else [])]))
-        self.show_button.setVisible(bool(self.translated.text()))
-        self._show_list(False)
+        count = sum(map(len, by_reason.values()))
+        name = file.name if file is not None else "The file"
+        sentences = []
+        if program:
+            sentences.append(
+                f"{name} is a file for {program}; settings that it leaves out have GRPO Studio's defaults."
+            )
+        if converted:
+            sentences.append(f"{counted(len(converted), 'setting')} converted.")
+        if count > FEW:
+            sentences.append(f"{count} ignored.")
+            converted += ["", "Ignored:", *ignored]
+        elif count:
+            sentences.append(f"Ignored{'' if program else f' in {name}'}: {'; '.join(ignored)}.")
+        self.sentence.setText(" ".join(sentences))
+        self.translated.setText("\n".join(converted))
+        self.translated.show()
+        self._toggle_list()
+        self.show_button.setVisible(bool(converted))
         self.setVisible(any(word.fate != "as here" for word in words))
 
-    def _show_list(self, is_shown: bool) -> None:
+    def _toggle_list(self) -> None:
+        is_shown = self.translated.isHidden()
         self.translated.setVisible(is_shown)
         self.show_button.setText("Hide them" if is_shown else "Show them")
-
-
-def summary(file: Path | None, program: str, words: Sequence[TranslatedKey]) -> str:
-    """Whose file it is, how many settings were converted, and the ignored ones with their reasons if they are few."""
-    name = file.name if file is not None else "The file"
-    translated, ignored = (sum(word.fate == fate for word in words) for fate in ("translated", "without effect"))
-    sentences = (
-        [f"{name} is a file for {program}; settings that it leaves out have GRPO Studio's defaults."] if program else []
-    )
-    if translated:
-        sentences.append(f"{translated} setting{'' if translated == 1 else 's'} converted.")
-    if ignored > FEW:
-        sentences.append(f"{ignored} ignored.")
-    elif ignored:
-        sentences.append(f"Ignored{'' if program else f' in {name}'}: {'; '.join(_ignored(words))}.")
-    return " ".join(sentences)
-
-
-def _ignored(words: Sequence[TranslatedKey]) -> list[str]:
-    by_reason: dict[str, list[str]] = {}
-    for word in words:
-        if word.fate == "without effect":
-            by_reason.setdefault(word.sentence, []).append(word.word)
-    return [f"{', '.join(named)} ({why})" for why, named in by_reason.items()]

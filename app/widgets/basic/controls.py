@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from PySide6.QtCore import QPoint, QPointF, QRect, QRectF, QSize, Qt, QTimer, Signal
 from PySide6.QtGui import (
+    QColor,
     QDragEnterEvent,
     QDropEvent,
     QFont,
     QFontMetrics,
     QGuiApplication,
     QIcon,
+    QIntValidator,
     QPainter,
     QPaintEvent,
     QPen,
@@ -39,13 +42,29 @@ from app.widgets.basic.layout import row
 class NumberEdit(QLineEdit):
     """A line edit for a number, with its unit painted in grey at the right edge."""
 
-    def __init__(self, unit: str = "", parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(
+        self,
+        unit: str = "",
+        parent: QWidget | None = None,
+        *,
+        name: str = "",
+        text: str = "",
+        width: int = 0,
+        integers: tuple[int, int] | None = None,
+    ) -> None:
+        """`width` in pixels before scaling; `integers`: only whole numbers from the first to the second."""
+        super().__init__(text, parent)
         self._unit = unit
-        font = theme.figures_font()
-        self.setFont(font)
-        self.setTextMargins(0, 0, QFontMetrics(font).horizontalAdvance(unit) + 8 if unit else 0, 0)
+        self.setFont(theme.figures_font())
+        self.setTextMargins(0, 0, QFontMetrics(self.font()).horizontalAdvance(unit) + 8 if unit else 0, 0)
         self.setMinimumWidth(theme.scaled(72))
+        if name:
+            self.setAccessibleName(name)
+        if width:
+            self.setFixedWidth(theme.scaled(width))
+            self.setAlignment(Qt.AlignmentFlag.AlignRight)
+        if integers:
+            self.setValidator(QIntValidator(*integers, self))
 
     def paintEvent(self, event: QPaintEvent) -> None:
         super().paintEvent(event)
@@ -65,25 +84,37 @@ class SearchEdit(QLineEdit):
         self.setAccessibleName(name or placeholder)
         self.setClearButtonEnabled(True)
         self.setProperty("role", "search")
-        self._glass = self.addAction(QIcon(), QLineEdit.ActionPosition.LeadingPosition)
-        self._recolour()
-        theme.signals.changed.connect(self._recolour)
-
-    def _recolour(self) -> None:
-        self._glass.setIcon(icons.icon("search", theme.palette().muted, 16))
+        icons.Tint(self.addAction(QIcon(), QLineEdit.ActionPosition.LeadingPosition), "search")
 
 
 class ComboBox(QComboBox):
     """A combo box. The wheel scrolls the page below the pointer and never changes the value."""
 
-    def __init__(self, parent: QWidget | None = None, *, name: str = "", length: int = 6) -> None:
-        """`length`: the minimum width, in characters."""
+    def __init__(
+        self,
+        parent: QWidget | None = None,
+        *,
+        name: str = "",
+        length: int = 6,
+        items: Mapping[Any, str] | None = None,
+    ) -> None:
+        """`length`: the minimum width, in characters; `items`: value → text."""
         super().__init__(parent)
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)  # not WheelFocus, which takes the focus while scrolling
         self.setSizeAdjustPolicy(QComboBox.SizeAdjustPolicy.AdjustToMinimumContentsLengthWithIcon)
         self.setMinimumContentsLength(length)
         if name:
             self.setAccessibleName(name)
+        for value, text in (items or {}).items():
+            self.addItem(text, value)
+
+    def fill(self, items: Mapping[Any, str], chosen: Any = None) -> None:
+        """Replace the items (value → text), unless they are the same, and select `chosen`, else the first."""
+        if [(self.itemData(i), self.itemText(i)) for i in range(self.count())] != list(items.items()):
+            self.clear()
+            for value, text in items.items():
+                self.addItem(text, value)
+        self.setCurrentIndex(max(0, self.findData(chosen)))
 
     def wheelEvent(self, event: QWheelEvent) -> None:
         event.ignore()  # Qt then offers the event to the scroll area of the page
@@ -244,6 +275,30 @@ class CopyLink(LinkButton):
         QGuiApplication.clipboard().setText(self.content)
         self.setText("Copied")
         QTimer.singleShot(1500, self, lambda: self.setText("Copy"))
+
+
+class Dot(QWidget):
+    """A dot, or a square with round corners, in a palette colour or that of `colour()`."""
+
+    def __init__(self, colour: str | Callable[[], QColor], height: int = 10, *, square: bool = False) -> None:
+        super().__init__()
+        self.colour = colour
+        self._square = square
+        self.setFixedSize(theme.scaled_size(QSize(10, height)))
+
+    def show_colour(self, role: str) -> None:
+        self.colour = role
+        self.update()
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        painter = QPainter(self)
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        painter.setPen(Qt.PenStyle.NoPen)
+        painter.setBrush(getattr(theme.palette(), self.colour) if isinstance(self.colour, str) else self.colour())
+        if self._square:
+            painter.drawRoundedRect(self.rect(), 3, 3)
+        else:
+            painter.drawEllipse(QRectF(self.rect()).center(), 0.4 * self.width(), 0.4 * self.width())
 
 
 class ElidedLabel(QLabel):

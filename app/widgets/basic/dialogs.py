@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Protocol
 
 from PySide6.QtCore import QStandardPaths, QUrl
 from PySide6.QtGui import QDesktopServices
 from PySide6.QtWidgets import QFileDialog, QWidget
 
+from app.state.prefs import Prefs
 
-class FolderMemory(Protocol):
-    """Keeps folders between launches; `app.state.prefs.Prefs` is one."""
-
-    def folder_of(self, kind: str) -> Path | None: ...
-    def remember_folder(self, kind: str, folder: Path) -> None: ...
+_memory: list[Prefs] = []
 
 
-_memory: list[FolderMemory] = []
-
-
-def keep_folders_in(memory: FolderMemory) -> None:
-    _memory[:] = [memory]
+def keep_folders_in(prefs: Prefs) -> None:
+    """Remember the folders of file dialogs between launches."""
+    _memory[:] = [prefs]
 
 
 def first_folder(kind: str) -> Path:

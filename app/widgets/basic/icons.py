@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache, lru_cache
 
-from PySide6.QtCore import QByteArray, QRectF, Qt
-from PySide6.QtGui import QColor, QIcon, QPainter, QPixmap
+from PySide6.QtCore import QByteArray, QObject, QRectF, Qt
+from PySide6.QtGui import QAction, QColor, QIcon, QPainter, QPixmap
 from PySide6.QtSvg import QSvgRenderer
 from PySide6.QtWidgets import QToolButton, QWidget
 
@@ -41,6 +41,34 @@ def _render(name: str, tint: str, size: int, ratio: float) -> QPixmap:
     QSvgRenderer(QByteArray(svg.encode())).render(painter, QRectF(0, 0, size * ratio, size * ratio))
     painter.end()
     made.setDevicePixelRatio(ratio)  # after painting, which was in device pixels
+    return made
+
+
+class Tint(QObject):
+    """Keeps a grey icon on an action of a line edit."""
+
+    def __init__(self, action: QAction, name: str) -> None:
+        super().__init__(action)
+        self._action, self._name = action, name
+        theme.signals.changed.connect(self._draw)
+        self._draw()
+
+    def _draw(self) -> None:
+        self._action.setIcon(icon(self._name, theme.palette().muted, 16))
+
+
+@cache
+def dot(colour: str, side: int = 8, corner: float = 4) -> QPixmap:
+    """A dot, or a square with round corners, of `side` logical pixels; `colour` is a name such as #4453d0."""
+    made = QPixmap(2 * side, 2 * side)
+    made.fill(Qt.GlobalColor.transparent)
+    painter = QPainter(made)
+    painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+    painter.setPen(Qt.PenStyle.NoPen)
+    painter.setBrush(QColor(colour))
+    painter.drawRoundedRect(QRectF(0, 0, 2 * side, 2 * side), 2 * corner, 2 * corner)
+    painter.end()
+    made.setDevicePixelRatio(2)  # sharp on a high-DPI screen too
     return made
 
 

@@ -6,14 +6,15 @@ import re
 import sys
 from collections.abc import Callable
 from html import escape
+from pathlib import Path
 from typing import Any
 
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QCursor, QFont, QKeySequence
-from PySide6.QtWidgets import QLabel, QMenu, QPushButton, QWidget
+from PySide6.QtWidgets import QLabel, QMenu, QProgressBar, QPushButton, QWidget
 
 from app import theme
-from app.widgets.basic.layout import column
+from app.widgets.basic.layout import column, holder, row, set_shown
 
 REMOVE_KEYS = "Ctrl+Backspace" if sys.platform == "darwin" else "Delete"
 """Removes the selection."""
@@ -66,13 +67,28 @@ def label(
     return widget
 
 
-def button(text: str, on_click: Callable[[], object], *, primary: bool = False, tip: str = "") -> QPushButton:
+def show_text(label: QLabel, text: str) -> None:
+    """Show a text; "" hides the label."""
+    label.setText(text)
+    label.setVisible(bool(text))
+
+
+def from_home(path: str) -> str:
+    """A path as people write it: in their home folder it begins with ~."""
+    home = f"{Path.home()}/"
+    return f"~/{path.removeprefix(home)}" if path.startswith(home) else path
+
+
+def button(
+    text: str, on_click: Callable[[], object] | None = None, *, primary: bool = False, tip: str = ""
+) -> QPushButton:
     """A button that calls `on_click()`; keys in `tip` are portable (“Ctrl+G”)."""
     widget = QPushButton(text)
     widget.setToolTip(with_key_names(tip))
     if primary:
         widget.setProperty("role", "primary")
-    widget.clicked.connect(lambda _checked=False: on_click())
+    if on_click is not None:
+        widget.clicked.connect(lambda _checked=False: on_click())
     return widget
 
 
@@ -89,24 +105,44 @@ def give_menu(button: QPushButton, menu: QMenu) -> None:
     menu.aboutToHide.connect(follow_pointer)
 
 
+def progress_bar(name: str, steps: int = 1000) -> QProgressBar:
+    """A bar without text from 0 to `steps`; with 0 steps it only moves."""
+    bar = QProgressBar(textVisible=False, minimum=0, maximum=steps)
+    bar.setAccessibleName(name)
+    return bar
+
+
 class EmptyState(QWidget):
-    """A title, a sentence and a button in the middle of an empty page."""
+    """A title, a sentence, a bar while something is loading, and buttons in the middle of an empty page."""
 
     button_clicked = Signal()
 
-    def __init__(self, title: str, sentence: str, button_text: str) -> None:
+    def __init__(
+        self, title: str = "", sentence: str = "", button_text: str = "", font: QFont | None = None, *more: QPushButton
+    ) -> None:
+        """`font` is the title's; `more` are further buttons."""
         super().__init__()
         centre = Qt.AlignmentFlag.AlignCenter
-        column(
-            (None, 2),
-            label(title, theme.title_font(), align=centre),
-            label(sentence, role="muted", align=centre, wrap=True),
-            (button(button_text, self.button_clicked.emit, primary=True), 0, centre),
-            (None, 3),
-            into=self,
-            spacing=2 * theme.SPACE,
-            margins=theme.SPACE,
-        )
+        self.title = label(font=font or theme.title_font(), align=centre, wrap=True)
+        self.sentence = label(role="muted", align=centre, wrap=True, selectable=True)
+        self.bar = progress_bar("Loading", 0)
+        self.bar.setFixedWidth(theme.scaled(240))
+        self.button = button("", self.button_clicked.emit, primary=True)
+        # A widget of fixed width: an aligned label does not get the height that its wrapped lines need.
+        buttons = row(None, self.button, *more, None)
+        parts = ((None, 2), self.title, self.sentence, (self.bar, 0, centre), buttons, (None, 3))
+        middle = holder(column(*parts, spacing=2 * theme.SPACE, margins=theme.SPACE))
+        middle.setMaximumWidth(theme.scaled(520))
+        row(middle, into=self)
+        self.show_notice(title, sentence, button_text)
+
+    def show_notice(self, title: str, sentence: str, button_text: str = "", *, busy: bool = False) -> None:
+        """`busy` shows a bar that moves; without `button_text` there is no button."""
+        self.title.setText(title)
+        self.sentence.setText(sentence)
+        set_shown(self.bar, busy)
+        self.button.setText(button_text)
+        set_shown(self.button, bool(button_text))
 
 
 def explain_at(widget: QWidget, place: str) -> None:

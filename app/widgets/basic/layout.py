@@ -11,10 +11,12 @@ from PySide6.QtWidgets import (
     QApplication,
     QBoxLayout,
     QFrame,
+    QGridLayout,
     QHBoxLayout,
     QLayout,
     QLayoutItem,
     QScrollArea,
+    QSplitter,
     QStackedLayout,
     QVBoxLayout,
     QWidget,
@@ -62,6 +64,49 @@ def _fill_box(layout: QBoxLayout, parts: Sequence[Placed], spacing: int, margins
             layout.addLayout(part, stretch)
         else:
             layout.addWidget(part, stretch, *alignment)
+
+
+def grid(
+    rows: Sequence[Sequence[QWidget | QLayout]],
+    into: QWidget | None = None,
+    *,
+    stretch: int = -1,
+    spacing: tuple[int, int] = (2 * theme.SPACE, theme.SPACE),
+    margins: Margins = 0,
+) -> QGridLayout:
+    """Rows of parts; column `stretch` gets the spare width. `spacing`: between columns, between rows."""
+    layout = QGridLayout(into) if into is not None else QGridLayout()
+    layout.setContentsMargins(*(margins if isinstance(margins, tuple) else (margins,) * 4))
+    layout.setHorizontalSpacing(spacing[0])
+    layout.setVerticalSpacing(spacing[1])
+    if stretch >= 0:
+        layout.setColumnStretch(stretch, 1)
+    for place, parts in enumerate(rows):
+        for across, part in enumerate(parts):
+            if isinstance(part, QLayout):
+                layout.addLayout(part, place, across)
+            else:
+                layout.addWidget(part, place, across)
+    return layout
+
+
+def splitter(
+    *parts: QWidget,
+    gap: int = theme.SPACE,
+    stretch: Sequence[int] = (),
+    upright: bool = False,
+    sizes: Sequence[int] = (),
+) -> QSplitter:
+    """Parts that the user can resize, beside each other or, if `upright`, one above the other."""
+    made = QSplitter(childrenCollapsible=False, handleWidth=gap)
+    made.setOrientation(Qt.Orientation.Vertical if upright else Qt.Orientation.Horizontal)
+    for part in parts:
+        made.addWidget(part)
+    for place, share in enumerate(stretch):
+        made.setStretchFactor(place, share)
+    if sizes:
+        made.setSizes(sizes)
+    return made
 
 
 def holder(layout: QLayout) -> QWidget:

@@ -25,6 +25,11 @@ def figure(x: object, unit: str = "") -> str:
     return f"{text}{THIN}{shown_unit}" if shown_unit else text
 
 
+def counted(number: int, noun: str) -> str:
+    """“1 prompt”, “2 prompts”."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def display_unit(unit: str, number: float) -> tuple[int, str]:
     """(factor, unit shown) for a number of this size: multiply a value in `unit` by `factor` to get the unit shown."""
     if unit == "share":

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from PySide6.QtCore import QAbstractTableModel, QItemSelectionModel, QMimeData, QModelIndex, QPersistentModelIndex, Qt
 from PySide6.QtGui import QFont, QGuiApplication, QKeyEvent, QKeySequence
-from PySide6.QtWidgets import QAbstractItemView, QFrame, QTableView, QWidget
+from PySide6.QtWidgets import QAbstractItemView, QFrame, QHeaderView, QTableView, QWidget
 
 from app import theme
+from app.widgets.basic.labels import plain_tip
 from app.widgets.basic.layout import wrap_in_card
 
 Index = QModelIndex | QPersistentModelIndex
@@ -19,38 +20,14 @@ RIGHT = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
 LEFT = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
 
 
-class TableColumn(Protocol):
-    """A column: its header, the tool tip of the header, and if it holds right-aligned numbers."""
-
-    @property
-    def title(self) -> str: ...
-    @property
-    def tip(self) -> str: ...
-    @property
-    def is_figure(self) -> bool: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A TableColumn; `width` in pixels before scaling, 0 to stretch."""
+    """A column of a table; `width` in pixels before scaling, 0 to stretch; `is_figure`: right-aligned numbers."""
 
     title: str
     width: int = 0
     is_figure: bool = False
     tip: str = ""
-
-
-def alignment_of(column: TableColumn) -> Qt.AlignmentFlag:
-    return RIGHT if column.is_figure else LEFT
-
-
-def header_data(column: TableColumn, role: int) -> Any:
-    """The answer of a model's `headerData` for a column."""
-    if role == Qt.ItemDataRole.TextAlignmentRole:
-        return alignment_of(column)
-    if role == Qt.ItemDataRole.ToolTipRole:
-        return column.tip or None
-    return column.title if role == Qt.ItemDataRole.DisplayRole else None
 
 
 class RowsModel(QAbstractTableModel):
@@ -94,7 +71,17 @@ class RowsModel(QAbstractTableModel):
         return 0 if parent.isValid() else len(self.columns)
 
     def headerData(self, section: int, orientation: Qt.Orientation, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
-        return header_data(self.columns[section], role) if orientation == Qt.Orientation.Horizontal else None
+        if orientation != Qt.Orientation.Horizontal:
+            return None
+        column = self.columns[section]
+        match role:
+            case Qt.ItemDataRole.DisplayRole:
+                return column.title
+            case Qt.ItemDataRole.TextAlignmentRole:
+                return RIGHT if column.is_figure else LEFT
+            case Qt.ItemDataRole.ToolTipRole:
+                return plain_tip(column.tip) or None
+        return None
 
     def data(self, index: Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
         row, column = self.rows[index.row()], index.column()
@@ -106,7 +93,7 @@ class RowsModel(QAbstractTableModel):
             case Qt.ItemDataRole.FontRole:
                 return self.font(row, column)
             case Qt.ItemDataRole.TextAlignmentRole:
-                return alignment_of(self.columns[column])
+                return RIGHT if self.columns[column].is_figure else LEFT
             case Qt.ItemDataRole.ToolTipRole:
                 return self.tip(row, column)
         return self.extra(row, index, role)
@@ -142,20 +129,38 @@ class DraggedRowsModel(RowsModel):
 class BaseTable(QTableView):
     """A table view whose selected rows are copied as tab-separated text, headers first."""
 
-    def __init__(self, parent: QWidget | None = None) -> None:
+    def __init__(
+        self, parent: QWidget | None = None, *, model: RowsModel | None = None, name: str = "", single: bool = False
+    ) -> None:
+        """`single`: one row can be selected. The columns get their widths, and share the rest where it is 0."""
         super().__init__(parent)
         self.setShowGrid(False)
         self.setWordWrap(False)
         self.setSelectionBehavior(QAbstractItemView.SelectionBehavior.SelectRows)
+        modes = QAbstractItemView.SelectionMode
+        self.setSelectionMode(modes.SingleSelection if single else modes.ExtendedSelection)
         self.setEditTriggers(QAbstractItemView.EditTrigger.NoEditTriggers)
         self.setHorizontalScrollMode(QAbstractItemView.ScrollMode.ScrollPerPixel)
         self.setTabKeyNavigation(False)
         self.setProperty("role", "table")
+        self.setAccessibleName(name)
         self.verticalHeader().hide()
         self.verticalHeader().setDefaultSectionSize(theme.scaled(ROW_HEIGHT))
-        self.horizontalHeader().setHighlightSections(False)
-        self.horizontalHeader().setMinimumSectionSize(theme.scaled(28))
-        self.horizontalHeader().setFont(theme.caption_font())
+        header = self.horizontalHeader()
+        header.setHighlightSections(False)
+        header.setMinimumSectionSize(theme.scaled(28))
+        header.setFont(theme.caption_font())
+        if model is not None:
+            self.setModel(model)
+            for place, column in enumerate(model.columns):
+                mode = QHeaderView.ResizeMode.Fixed if column.width else QHeaderView.ResizeMode.Stretch
+                header.setSectionResizeMode(place, mode)
+                self.setColumnWidth(place, theme.scaled(column.width))
+
+    def fit_rows(self, most: int, extra: int = 2) -> None:
+        """Make the table as high as its rows, `most` of them at most, and `extra` pixels."""
+        rows, height = max(1, min(self.model().rowCount(), most)), self.verticalHeader().defaultSectionSize()
+        self.setFixedHeight(self.horizontalHeader().sizeHint().height() + rows * height + extra)
 
     def in_card(self) -> QFrame:
         return wrap_in_card(self)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from typing import Any
 
 from PySide6.QtCore import QEvent, QKeyCombination, QObject, Qt, Signal
@@ -15,100 +16,11 @@ from app.widgets.basic.layout import row, set_style_property
 from app.widgets.form.value_text import limits_text
 from backend.config.config import SETTINGS
 from backend.config.setting import Setting
+from backend.utils import places
 
-HINTS: dict[str, str] = {
-    "num_layers": "counted from the last",
-    "rank": "of the adapter",
-    "scale": "factor on the adapter",
-    "dropout": "of the adapter",
-    "dtype": "of the weights",
-    "iters": "training steps",
-    "epochs": "instead of iterations",
-    "batch_size": "prompts per step",
-    "gradient_accumulation_steps": "batches per update",
-    "max_seq_length": "prompt and completion",
-    "seed": "for all random numbers",
-    "learning_rate": "step size",
-    "lr_schedule": "learning rate over time",
-    "steps_per_report": "lines in the terminal",
-    "steps_per_eval": "steps per evaluation",
-    "save_every": "steps per checkpoint",
-    "val_batches": "batches per evaluation",
-    "test_batches": "after the run",
-    "fuse": "save a merged model",
-    "prompt_feature": "column of prompts",
-    "answer_feature": "column of answers",
-    "type_feature": "column of problem types",
-    "system_feature": "column of system prompts",
-    "beta": "0 is off",
-    "group_size": "completions per prompt",
-    "max_completion_length": "tokens, at most",
-    "temperature": "randomness of sampling",
-    "top_p": "probability mass kept",
-    "top_k": "tokens kept, 0 = all",
-    "min_p": "relative to the best",
-    "epsilon": "clip range",
-    "epsilon_high": "upper clip range",
-    "importance_sampling_level": "ratio per token/sequence",
-    "advantage_baseline": "subtracted from rewards",
-    "adam_epsilon": "added to the denominator",
-    "eval_batch_size": "prompts at a time",
-    "eval_delay": "steps before the first",
-    "lora_alpha": "scale × rank",
-    "lr_warmup_ratio": "share of updates",
-    "map_function": "in the Python file",
-    "max_prompt_length": "tokens, at most",
-    "neftune_noise_alpha": "0 is off",
-    "optimizer_bits": "of its state",
-    "repetition_penalty": "1 is off",
-    "presence_penalty": "0 is off",
-    "frequency_penalty": "0 is off",
-    "streaming": "read rows as needed",
-    "validation_split": "of the train rows",
-}
-"""Setting → a few words beside its label."""
-
-WHEN_EMPTY: dict[str, str] = {
-    "answer_pattern": "such as #### (.*)",
-    "best_metric": "reward",
-    "chat_template_kwargs": "such as enable_thinking: false",
-    "data_seed": "same as Seed",
-    "dataset_config": "the default one",
-    "delta": "off",
-    "epsilon_high": "same as Epsilon",
-    "eval_batch_size": "same as Batch",
-    "eval_data": "one dataset per line, such as gsm8k: openai/gsm8k",
-    "lm_studio_name": "not exported",
-    "lora_alpha": "from Scale",
-    "lora_keys": "all that can have adapters; or names such as q_proj, v_proj",
-    "lr_final": "a fifth of the rate",
-    "lr_warmup_ratio": "from Warm-up",
-    "map_function": "none",
-    "max_prompt_length": "no limit",
-    "modules_to_save": "none; or names such as lm_head, embed_tokens",
-    "num_generations_eval": "same as Group",
-    "off_policy_mask_threshold": "off",
-    "output_regex": "free; or a regular expression such as <answer>[0-9]+</answer>",
-    "output_schema": "free; or a JSON schema, or the path of a file with one",
-    "prompt_template": "the prompt column as it is; or text such as Solve: {question}",
-    "reference_model_path": "the base model as it was before training",
-    "report_to": "none; or csv, tensorboard, trackio, wandb",
-    "reward_weights_final": "the weights at the last step, such as 1, 0.5",
-    "run_name": "from model and date",
-    "sampling_correction_min": "none",
-    "stop": "none; or texts such as </answer>",
-    "stop_when": "never; or conditions such as kl > 0.8, reward >= 2.5",
-    "system_prompt": "none",
-    "test_data": "the dataset's own test split",
-    "own_optimizer": "set by the calling program",
-    "own_schedule": "set by the calling program",
-    "tokenizer": "the model's own",
-    "hosts": "this machine alone",
-    "tracker_project": "grpo-studio",
-    "tracker_run_name": "same as the run folder",
-    "valid_data": "the dataset's own valid split",
-}
-"""Setting → the placeholder of an empty editor."""
+_TEXTS = tomllib.loads((places.resources() / "field_hints.toml").read_text("utf-8"))
+HINTS: dict[str, str] = _TEXTS["hints"]
+WHEN_EMPTY: dict[str, str] = _TEXTS["when_empty"]
 
 
 class Field(QWidget):
@@ -135,7 +47,9 @@ class Field(QWidget):
         self.hint.setVisible(bool(self.hint.text()))  # an empty one would widen its column
         stretch = [None] if self.hint.isHidden() else []
         self._column.addLayout(row(self.label, (self.hint, 1), *stretch, spacing=6))
+        self.tab_stops: list[QWidget] = []
         self._column.addWidget(self.build())
+        self.tab_stops.insert(0, self.control)
         if setting.key in WHEN_EMPTY and isinstance(self.control, QLineEdit | QPlainTextEdit):
             self.control.setPlaceholderText(WHEN_EMPTY[setting.key])
         self.label.setBuddy(self.control)
@@ -159,14 +73,12 @@ class Field(QWidget):
             )
             self._remedy.setFont(theme.caption_font())
             self._remedy.hide()
+            self.tab_stops.append(self._remedy)
             self._column.addWidget(self._remedy, 0, Qt.AlignmentFlag.AlignLeft)
 
     def build(self) -> QWidget:
-        """Create `control`; returns the control or a widget that contains it."""
+        """Create `control`, add other widgets to `tab_stops`, and return the widget to show."""
         raise NotImplementedError
-
-    def tab_stops(self) -> list[QWidget]:
-        return [self.control] if self._remedy is None else [self.control, self._remedy]
 
     def value(self) -> Any:
         raise NotImplementedError
@@ -181,16 +93,14 @@ class Field(QWidget):
             self.set_control_value(raw)
 
     def show_note(self, sentence: str, *, wrong: bool = False) -> None:
-        """Show a caption below the field; `wrong` gives it the colour of problems, "" hides it."""
+        """Show a caption below the field; "" hides it."""
         self._note = self._show_caption(self._note, sentence, "problem" if wrong else "muted")
 
     def show_problem(self, sentence: str) -> None:
-        """Show a problem below the control and mark the control; "" removes both."""
         self._problem = self._show_caption(self._problem, sentence, "problem")
         set_style_property(self.control, "problem", bool(sentence))
 
     def show_warning(self, sentence: str) -> None:
-        """Show a remark on a valid value below the control, unless there is a problem."""
         if not self.control.property("problem"):
             self._problem = self._show_caption(self._problem, sentence, "muted")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,6 @@ from backend.utils.files import possible_path
 
 
 class TextField(LineField):
-    """Text as it is typed."""
-
     def line(self) -> QLineEdit:
         line = QLineEdit(self)
         line.setPlaceholderText(str(self.setting.default or ""))
@@ -57,46 +56,30 @@ class NumberField(LineField):
 
 
 class ListField(LineField):
-    """A list of texts, separated by commas."""
-
-    wide = True
-
-    def value(self) -> Any:
-        return value_text.list_value(self.control.text())
-
-    def text_of(self, raw: Any) -> str:
-        return value_text.list_text(raw)
-
-
-class RewardsField(ListField):
-    """A list of reward functions."""
-
-    def value(self) -> Any:
-        return split_names(self.control.text())
-
-    def text_of(self, raw: Any) -> str:
-        return ", ".join(map(str, raw)) if isinstance(raw, list) else str(raw or "")
-
-
-class NumbersField(LineField):
-    """A list of numbers, separated by commas."""
+    """A list of texts, names of reward functions or numbers, separated by commas."""
 
     wide = True
 
     def line(self) -> QLineEdit:
+        if self.setting.kind != "numbers":
+            return QLineEdit(self)
         line = NumberEdit(parent=self)
         line.setPlaceholderText("1 for each")
         return line
 
     def value(self) -> Any:
-        return value_text.numbers_value(self.control.text())
+        parse = {"list": value_text.list_value, "numbers": value_text.numbers_value, "rewards": split_names}
+        return parse[self.setting.kind](self.control.text())
 
     def text_of(self, raw: Any) -> str:
-        return value_text.numbers_text(raw)
+        if self.setting.kind == "list":
+            return value_text.list_text(raw)
+        write = value_text.number_text if self.setting.kind == "numbers" else str
+        return ", ".join(map(write, raw)) if isinstance(raw, list) else str(raw or "")
 
 
 class MenuField(Field):
-    """A choice from a combo box."""
+    """A choice from a combo box; one that decides which other settings apply has its help beside it."""
 
     control: ComboBox
 
@@ -106,7 +89,12 @@ class MenuField(Field):
             if not choice.is_written:
                 self._add(choice)
         self.control.activated.connect(self.emit_edited)
-        return self.control
+        if self.setting.section != "algorithm":
+            return self.control
+        self.wide = True
+        explanation = label(self.setting.help, role="muted", wrap=True)
+        top = (self.control, 1, Qt.AlignmentFlag.AlignTop)
+        return holder(row(top, (explanation, 3), spacing=2 * theme.SPACE))
 
     def _add(self, choice: Choice) -> None:
         self.control.addItem(choice.label, choice.value)
@@ -129,19 +117,7 @@ class MenuField(Field):
         self.control.choose(str(raw))
 
 
-class ExplainedMenuField(MenuField):
-    """A combo box with its help beside it, for a choice that decides which other settings apply."""
-
-    wide = True
-
-    def build(self) -> QWidget:
-        explanation = label(self.setting.help, role="muted", wrap=True)
-        return holder(row((super().build(), 1, Qt.AlignmentFlag.AlignTop), (explanation, 3), spacing=2 * theme.SPACE))
-
-
 class SwitchField(Field):
-    """A bool as a switch."""
-
     control: Switch
 
     def build(self) -> QWidget:
@@ -157,37 +133,32 @@ class SwitchField(Field):
 
 
 class ProseField(Field):
-    """Text of several lines."""
+    """Text of several lines; `write` and `read` convert the raw value."""
 
     control: ProseEdit
     wide = True
     lines = 4
+    placeholder = ""
+    write: Callable[[Any], str] = staticmethod(lambda raw: str(raw or ""))
+    read: Callable[[str], Any] = staticmethod(str)
 
     def build(self) -> QWidget:
         self._is_setting_text = False
         self.control = ProseEdit(self.lines, self)
         self.control.setUndoRedoEnabled(False)  # undo is the form's
-        self.suggestion = LinkButton(
-            "Use the suggested text",
-            self,
-            on_click=self._take_suggestion,
-            name=f"Use the suggested text for {self.setting.label}",
-        )
+        self.control.setPlaceholderText(self.placeholder)
+        name = f"Use the suggested text for {self.setting.label}"
+        self.suggestion = LinkButton("Use the suggested text", self, on_click=self._take_suggestion, name=name)
+        self.tab_stops.append(self.suggestion)
         self.control.textChanged.connect(self._on_text)
-        self._offer_suggestion()
+        self._on_text()
         return holder(column(self.control, (self.suggestion, 0, Qt.AlignmentFlag.AlignLeft), spacing=0))
 
-    def tab_stops(self) -> list[QWidget]:
-        return [self.control, self.suggestion]
-
     def _on_text(self) -> None:
-        self._offer_suggestion()
-        if not self._is_setting_text:
-            self.emit_edited()
-
-    def _offer_suggestion(self) -> None:
         is_empty = not self.control.toPlainText().strip()
         self.suggestion.setVisible(self.setting.key == "system_prompt" and is_empty)
+        if not self._is_setting_text:
+            self.emit_edited()
 
     def _take_suggestion(self) -> None:
         self.set_control_value(first_choices.SYSTEM_PROMPT)
@@ -195,47 +166,32 @@ class ProseField(Field):
         self.control.setFocus()
 
     def value(self) -> Any:
-        return self.control.toPlainText()
+        return self.read(self.control.toPlainText())
 
     def set_control_value(self, raw: Any) -> None:
         self._is_setting_text = True  # QPlainTextEdit has no signal for the user's changes alone
-        self.control.setPlainText(self.text_of(raw))
+        self.control.setPlainText(self.write(raw))
         self._is_setting_text = False
-
-    def text_of(self, raw: Any) -> str:
-        return str(raw or "")
 
 
 class MappingField(ProseField):
     """A mapping, one `key: value` per line."""
 
     lines = 2
-
-    def value(self) -> Any:
-        return value_text.mapping_value(self.control.toPlainText())
-
-    def text_of(self, raw: Any) -> str:
-        return value_text.mapping_text(raw)
+    write = staticmethod(value_text.mapping_text)
+    read = staticmethod(value_text.mapping_value)
 
 
 class StagesField(ProseField):
     """Stages, one JSON object per line."""
 
     lines = 3
-
-    def build(self) -> QWidget:
-        built = super().build()
-        self.control.setPlaceholderText(
-            'One stage per line, such as {"iters": 100, "max_completion_length": 256}\n'
-            '{"iters": 300, "max_completion_length": 1024, "learning_rate": 5e-6}'
-        )
-        return built
-
-    def value(self) -> Any:
-        return value_text.stages_value(self.control.toPlainText())
-
-    def text_of(self, raw: Any) -> str:
-        return value_text.stages_text(raw)
+    placeholder = (
+        'One stage per line, such as {"iters": 100, "max_completion_length": 256}\n'
+        '{"iters": 300, "max_completion_length": 1024, "learning_rate": 5e-6}'
+    )
+    write = staticmethod(value_text.stages_text)
+    read = staticmethod(value_text.stages_value)
 
 
 _ACCEPTS: dict[str, Callable[[Path], bool]] = {
@@ -282,11 +238,20 @@ class PathField(LineField):
         self.browse = QPushButton("Import…" if self.setting.key == "reward_functions_file" else "Browse…")
         self.browse.setMinimumWidth(theme.scaled(116))  # with and without a menu's arrow, so that the fields align
         self.browse.setAccessibleName(f"Browse for {self.setting.label}")
-        self.connect_browse()
+        self.tab_stops.append(self.browse)
+        if self.setting.kind in ("dataset", "adapter"):
+            menu = QMenu(self.browse)
+            menu.aboutToShow.connect(lambda: self.fill_menu(menu))
+            give_menu(self.browse, menu)
+        else:
+            choose = self.choose_folder if self.setting.kind == "model" else self.choose_file
+            self.browse.clicked.connect(lambda _checked=False: choose())
         return holder(row((super().build(), 1), self.browse))
 
-    def tab_stops(self) -> list[QWidget]:
-        return [self.control, self.browse]
+    def fill_menu(self, menu: QMenu) -> None:
+        menu.clear()
+        menu.addAction("File…", self.choose_file)
+        menu.addAction("Folder…", self.choose_folder)
 
     def take(self, path: Path | str | None) -> None:
         """Set the path as if it had been typed; an empty one (a cancelled dialog) changes nothing."""
@@ -298,26 +263,12 @@ class PathField(LineField):
 
     def offer_list(self) -> None:
         """Add an arrow to the line that emits `pick_requested`, as the Down key does."""
-        self._arrow = self.control.addAction(QIcon(), QLineEdit.ActionPosition.TrailingPosition)
-        self._arrow.setToolTip(f"Choose from a list ({key_name(QKeySequence(Qt.Key.Key_Down))})")
-        self._arrow.triggered.connect(self.pick_requested)
+        arrow = self.control.addAction(QIcon(), QLineEdit.ActionPosition.TrailingPosition)
+        arrow.setToolTip(f"Choose from a list ({key_name(QKeySequence(Qt.Key.Key_Down))})")
+        arrow.triggered.connect(self.pick_requested)
         shortcut = QShortcut(QKeySequence(Qt.Key.Key_Down), self.control, self.pick_requested.emit)
         shortcut.setContext(Qt.ShortcutContext.WidgetShortcut)
-        theme.signals.changed.connect(self._draw_arrow)
-        self._draw_arrow()
-
-    def _draw_arrow(self) -> None:
-        self._arrow.setIcon(icons.icon("chevron-down", theme.palette().muted, 16))
-
-    def connect_browse(self) -> None:
-        if self.setting.kind == "dataset":
-            menu = QMenu(self.browse)
-            menu.addAction("File…", self.choose_file)
-            menu.addAction("Folder…", self.choose_folder)
-            give_menu(self.browse, menu)
-        else:
-            choose = self.choose_folder if self.setting.kind == "model" else self.choose_file
-            self.browse.clicked.connect(lambda _checked=False: choose())
+        icons.Tint(arrow, "chevron-down")
 
     def choose_file(self) -> None:
         pattern = _FILE_PATTERNS[self.setting.kind]
@@ -345,11 +296,9 @@ class AdapterField(PathField):
         self.import_button.clicked.connect(lambda: self.import_requested.emit(str(peft_folder(str(self.value())))))
         self.import_button.hide()
         built = holder(column(super().build(), (self.import_button, 0, Qt.AlignmentFlag.AlignLeft)))
+        self.tab_stops.append(self.import_button)
         self.control.textChanged.connect(self._offer_import)
         return built
-
-    def tab_stops(self) -> list[QWidget]:
-        return [*super().tab_stops(), self.import_button]
 
     def show_importing(self, sentence: str) -> None:
         """Show the progress of the import; "" when it has ended."""
@@ -361,20 +310,13 @@ class AdapterField(PathField):
         self.import_button.setVisible(is_peft)
         self.show_note("An adapter of peft, as TRL and others train them." if is_peft else "")
 
-    def connect_browse(self) -> None:
-        menu = QMenu(self.browse)
-        menu.aboutToShow.connect(lambda: self._fill(menu))
-        give_menu(self.browse, menu)
-
-    def _fill(self, menu: QMenu) -> None:
-        menu.clear()
-        menu.addAction("Folder…", self.choose_folder)
-        menu.addAction("File…", self.choose_file)
+    def fill_menu(self, menu: QMenu) -> None:
+        super().fill_menu(menu)
         menu.addSection("Your runs")
         names = runs_with_adapters()
         for name in names:
             of_run = menu.addMenu(name.replace("&", "&&"))
-            of_run.aboutToShow.connect(lambda of_run=of_run, name=name: self._fill_checkpoints(of_run, name))
+            of_run.aboutToShow.connect(partial(self._fill_checkpoints, of_run, name))
         if not names:
             menu.addAction("None has adapters yet").setEnabled(False)
 
@@ -386,24 +328,18 @@ class AdapterField(PathField):
             found = []
         for choice in found:
             text = name if choice.key == saved_weights.END else f"{name}@{choice.key}"
-            menu.addAction(choice.label, lambda text=text: self.take(text))
+            menu.addAction(choice.label, partial(self.take, text))
 
 
 _KINDS: dict[str, type[Field]] = {
-    "int": NumberField,
-    "float": NumberField,
+    **dict.fromkeys(("int", "float"), NumberField),
     "bool": SwitchField,
     "text": TextField,
     "prose": ProseField,
     "choice": MenuField,
-    "file": PathField,
-    "hosts": PathField,
-    "model": PathField,
+    **dict.fromkeys(("file", "hosts", "model", "dataset"), PathField),
     "adapter": AdapterField,
-    "dataset": PathField,
-    "list": ListField,
-    "numbers": NumbersField,
-    "rewards": RewardsField,
+    **dict.fromkeys(("list", "numbers", "rewards"), ListField),
     "mapping": MappingField,
     "stages": StagesField,
 }
@@ -411,6 +347,4 @@ _KINDS: dict[str, type[Field]] = {
 
 def make_field(setting: Setting, parent: QWidget | None = None) -> Field:
     """The field for a setting's kind."""
-    if setting.section == "algorithm" and setting.kind == "choice":
-        return ExplainedMenuField(setting, parent)
     return _KINDS[setting.kind](setting, parent)

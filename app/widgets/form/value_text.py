@@ -59,7 +59,6 @@ def _limit_text(limit: float) -> str:
 
 
 def path_text(value: Any) -> str:
-    """A path or an id."""
     return places.path_text(str(value or ""))
 
 
@@ -87,17 +86,12 @@ def list_value(text: str) -> list[str]:
     return [re.sub(r"\\[\\nt]", lambda found: _PLAIN[found[0]], item) for item in items if item]
 
 
-def numbers_text(value: Any) -> str:
-    return ", ".join(map(number_text, value)) if isinstance(value, list) else str(value or "")
-
-
 def numbers_value(text: str) -> list[Any]:
-    """Floats."""
     parts = [part.strip().replace("−", "-") for part in text.strip().strip("[]").split(",")]
-    return [_float(part) for part in parts if part]
+    return [float_value(part) for part in parts if part]
 
 
-def _float(text: str) -> float | str:
+def float_value(text: str) -> float | str:
     try:
         return float(text)
     except ValueError:
