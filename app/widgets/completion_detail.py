@@ -9,12 +9,12 @@ from typing import Any
 
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QSyntaxHighlighter
-from PySide6.QtWidgets import QFrame, QLabel, QPlainTextEdit, QSplitter, QTextEdit, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QFrame, QLabel, QPlainTextEdit, QTextEdit, QVBoxLayout, QWidget
 
 from app import theme
 from app.state.completion_facts import logged_of, scores_of
 from app.widgets.basic.labels import label
-from app.widgets.basic.layout import column, row
+from app.widgets.basic.layout import column, holder, row, splitter
 from app.widgets.basic.number_format import figure, signed
 from app.widgets.completion_table import STOP_LABELS, advantage_colour, logged_text
 from backend.runs.completion_rows import token_count
@@ -45,9 +45,8 @@ class TextPane(QPlainTextEdit):
         theme.signals.changed.connect(highlighter.rehighlight)
 
     def show_text(self, text: Any) -> None:
-        """Show `text`, unless it is there already: setting it again would scroll to the top and drop the selection."""
         shown = visible("" if text is None else str(text))
-        if self.toPlainText() != shown:
+        if self.toPlainText() != shown:  # setting it again would scroll to the top and drop the selection
             self.setPlainText(shown)
 
 
@@ -102,33 +101,20 @@ class CompletionDetail(QFrame):
     def __init__(
         self, parent: QWidget | None = None, *, upright: bool = False, pane: CompletionPane | None = None
     ) -> None:
-        """`pane` shows the completion."""
         super().__init__(parent)
         self.setProperty("role", "card")
         self.prompt = TextPane("Prompt")
         self._answer = _rich_label()
         self.completion = pane or CompletionPane("Completion")
         self.text = self.completion.text
-        side = QWidget()
         title = label("Prompt", theme.heading_font())
-        self._head = row((title, 0, Qt.AlignmentFlag.AlignTop), (self._answer, 1), spacing=2 * theme.SPACE)
-        column(self._head, (self.prompt, 1), into=side, spacing=6)
-        self._splitter = QSplitter(childrenCollapsible=False, handleWidth=2 * theme.SPACE)
-        self.set_upright(upright)
-        for place, part in enumerate((side, self.completion)):
-            self._splitter.addWidget(part)
-            self._splitter.setStretchFactor(place, 2 + place)
+        self.head = row((title, 0, Qt.AlignmentFlag.AlignTop), (self._answer, 1), spacing=2 * theme.SPACE)
+        side = holder(column(self.head, (self.prompt, 1), spacing=6))
+        self._splitter = splitter(side, self.completion, gap=2 * theme.SPACE, stretch=(2, 3), upright=upright)
         row(self._splitter, into=self, margins=(12, 10, 12, 12))
-
-    def add_link(self, link: QWidget) -> None:
-        """Add a control at the right of the prompt's head."""
-        self._head.addWidget(link, 0, Qt.AlignmentFlag.AlignTop)
 
     def set_upright(self, upright: bool) -> None:
         self._splitter.setOrientation(Qt.Orientation.Vertical if upright else Qt.Orientation.Horizontal)
-
-    def set_rewards(self, names: Sequence[str], labels: Sequence[str], weights: Sequence[float] = ()) -> None:
-        self.completion.set_rewards(names, labels, weights)
 
     def show_completion(self, row: Mapping[str, Any], completion: Mapping[str, Any] | None) -> None:
         """Show a completion of `row` (one line of completions.jsonl); None shows the prompt alone."""

@@ -4,28 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, Literal
 
-from PySide6.QtCore import QAbstractTableModel, QModelIndex, QObject, QPersistentModelIndex, QRect, QRectF, Qt, Signal
-from PySide6.QtGui import QColor, QKeyEvent, QMouseEvent, QPainter, QPixmap, QResizeEvent
-from PySide6.QtWidgets import QAbstractItemView, QHeaderView, QStyledItemDelegate, QStyleOptionViewItem
+from PySide6.QtCore import QModelIndex, QObject, QRect, Qt, Signal
+from PySide6.QtGui import QFont, QKeyEvent, QMouseEvent, QPainter, QPixmap, QResizeEvent
+from PySide6.QtWidgets import QHeaderView, QStyledItemDelegate, QStyleOptionViewItem
 
 from app import theme
 from app.state.completion_facts import listed_completions, logged_of, scores_of
 from app.theme import CELL_PADDING
+from app.widgets.basic import icons
 from app.widgets.basic.labels import plain_tip
 from app.widgets.basic.number_format import DASH, figure, finite, signed
-from app.widgets.basic.tables import BaseTable
+from app.widgets.basic.tables import BaseTable, Index, RowsModel
 from backend.runs.completion_rows import token_count
 from backend.utils.text import visible
 
-Index = QModelIndex | QPersistentModelIndex
 ROLE = Qt.ItemDataRole
 BAR_ROLE = ROLE.UserRole
 """Item role: (length −1 to 1, colour) of the bar under a score."""
-RIGHT = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
-LEFT = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
 STOP_LABELS = {"eos": "ended", "string": "stop text", "length": "cut off"}
 """Stop reason of a completion → its label."""
 PREVIEW_CHARS, HEADER_CHARS = 400, 14
@@ -38,20 +35,16 @@ def one_line(text: Any) -> str:
     return visible(" ".join(text[:PREVIEW_CHARS].split())) if isinstance(text, str) else DASH
 
 
+def shorten(word: str) -> str:
+    half = HEADER_CHARS // 2
+    return word if len(word) <= HEADER_CHARS else f"{word[:half]}…{word[-half:]}"
+
+
 def logged_text(value: Any) -> str:
     """A value that a reward function logged, on one line."""
-    if isinstance(value, str):
-        return one_line(value)
     if finite(value) is not None:
         return figure(value)
     return DASH if value is None else one_line(str(value))
-
-
-def prompt_line(row: Mapping[str, Any]) -> str:
-    """A row's prompt on one line, with its answer where it has one."""
-    answer = row.get("answer")
-    suffix = f"   answer {one_line(str(answer))}" if answer not in (None, "") else ""
-    return f"{one_line(row.get('prompt'))}{suffix}"
 
 
 def advantage_colour(value: Any) -> Any:
@@ -64,21 +57,7 @@ def advantage_colour(value: Any) -> Any:
 
 def reward_dot(index: int) -> QPixmap:
     """A dot in the colour of reward function `index`."""
-    return _dot(theme.reward_colour(index).name())
-
-
-@cache
-def _dot(colour: str) -> QPixmap:
-    pixmap = QPixmap(16, 16)
-    pixmap.fill(Qt.GlobalColor.transparent)
-    painter = QPainter(pixmap)
-    painter.setRenderHint(QPainter.RenderHint.Antialiasing)
-    painter.setPen(Qt.PenStyle.NoPen)
-    painter.setBrush(QColor(colour))
-    painter.drawEllipse(QRectF(2, 2, 12, 12))
-    painter.end()
-    pixmap.setDevicePixelRatio(2)  # 8 logical pixels, sharp on a high-DPI screen too
-    return pixmap
+    return icons.dot(theme.reward_colour(index).name())
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,49 +82,44 @@ def lines_of_row(group: int, row: Mapping[str, Any], offset: int = -1) -> list[C
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
-    """A column: `name` is the metric of a score or the name of a logged value; `sort_key` a column of the facts."""
+class CompletionColumn:
+    """`name` is the metric of a score or the name of a logged value; `sort_key` a column of the facts."""
 
     kind: Literal["text", "score", "step", "reward", "advantage", "logged", "tokens", "end"]
-    header: str
+    title: str
     sort_key: str = ""
     tip: str = ""
     name: str = ""
-    is_text: bool = False
+    is_figure: bool = True
 
 
-REWARD = Column(
-    "reward", "Reward", "reward", "The weighted sum of the scores; beside a prompt, the mean of its completions."
-)
+REWARD_TIP = "The weighted sum of the scores; beside a prompt, the mean of its completions."
 ADVANTAGE_TIP = "How much better than its group: above zero it becomes more likely, below zero less."
-ADVANTAGE = Column("advantage", "Advantage", "advantage", ADVANTAGE_TIP)
-AFTER = (Column("tokens", "Tokens", "tokens"), Column("end", "End", is_text=True))
+AFTER = (CompletionColumn("tokens", "Tokens", "tokens"), CompletionColumn("end", "End", is_figure=False))
 """Columns at the end that a narrow table hides: the detail has them too."""
 
 
-class CompletionModel(QAbstractTableModel):
-    """Columns: the text, a score for each reward function, the step where there are several, reward, advantage, what
+class CompletionModel(RowsModel):
+    """CompletionLines as rows.
+
+    Columns: the text, a score for each reward function, the step where there are several, reward, advantage, what
     functions logged, tokens, stop reason.
 
     Attributes:
-        lines – the table's lines, in order.
         rewards – metric names of the reward functions, in the order of their columns.
         logged – names of what functions logged, and if it is numbers.
         is_flat – completions stand without their prompts.
+        is_brief – the headers of scores are dots, with their text in the tool tip.
     """
 
-    def __init__(self, parent: QObject | None = None) -> None:
+    rows: Sequence[CompletionLine]
+    columns: list[CompletionColumn]
+
+    def __init__(self, parent: QObject | None = None, *, is_brief: bool = False) -> None:
         super().__init__(parent)
-        self.lines: Sequence[CompletionLine] = []
-        self.rewards: list[str] = []
-        self.logged: dict[str, bool] = {}
-        self.is_flat = False
-        self.columns: list[Column] = []
-        self._count = 0
+        self.is_brief = is_brief
         self._max_scores: Mapping[str, float] = {}
-        self._fonts = theme.mono_font(), theme.figures_font()  # making them for every cell is slow
         self.set_columns([], [])
-        theme.signals.changed.connect(self._recolour)
 
     def set_columns(
         self,
@@ -158,43 +132,42 @@ class CompletionModel(QAbstractTableModel):
     ) -> None:
         """Set the functions' metric names, their headers and weights, and what they `logged` (name → is a number)."""
         self.beginResetModel()
-        self.rewards, self.logged, self.is_flat = list(rewards), dict(logged or {}), has_steps
-        self.lines, self._count = [], 0
-        shown_weights = [f" × {weight:g}" for weight in weights] or [""] * len(labels)
-        self.columns = [
-            Column("text", "Completion", is_text=True),
-            *(
-                Column("score", _two_lines(label, weight), f"score:{name}", name, name)
-                for name, label, weight in zip(rewards, labels, shown_weights, strict=True)
-            ),
-            *([Column("step", "Step", "step")] if has_steps else []),
-            REWARD,
-            ADVANTAGE,
-            *(
-                Column("logged", name, f"logged:{name}" if number else "", f"{name}, as logged.", name, not number)
-                for name, number in self.logged.items()
-            ),
-            *AFTER,
-        ]
+        self.rows, self.rewards, self.logged, self.is_flat = [], list(rewards), dict(logged or {}), has_steps
+        self._fonts = theme.mono_font(), theme.figures_font()  # making them for every cell is slow
+        self.columns = [CompletionColumn("text", "Completion", is_figure=False)]
+        for i, (name, label) in enumerate(zip(rewards, labels, strict=True)):
+            half, weight = HEADER_CHARS // 2, f" × {weights[i]:g}" if weights else ""
+            lines = [
+                text if len(text) <= HEADER_CHARS else f"{text[:half]}…{text[-half:]}" for text in label.split(" ", 1)
+            ]
+            lines = [lines[0], f"{lines[1] if len(lines) > 1 else ''}{weight}".strip()]
+            self.columns.append(CompletionColumn("score", "\n".join(filter(None, lines)), f"score:{name}", name, name))
+        self.columns += [CompletionColumn("step", "Step", "step")] if has_steps else []
+        self.columns.append(CompletionColumn("reward", "Reward", "reward", REWARD_TIP))
+        self.columns.append(CompletionColumn("advantage", "Advantage", "advantage", ADVANTAGE_TIP))
+        for name, is_number in self.logged.items():
+            key, tip = f"logged:{name}" if is_number else "", f"{name}, as logged."
+            self.columns.append(CompletionColumn("logged", name, key, tip, name, is_number))
+        self.columns += AFTER
         self.endResetModel()
 
     def show_lines(self, lines: Sequence[CompletionLine], max_scores: Mapping[str, float] | None = None) -> None:
         """Show these lines. `max_scores`: each function's largest score by magnitude, for the bars."""
         self.beginResetModel()
-        self.lines, self._count = lines, len(lines)
+        self.rows = lines
         if max_scores is None:
-            scored = [line for line in lines if line.completion is not None]
+            scores = [scores_of(line.completion) for line in lines if line.completion is not None]
             max_scores = {
-                name: max((abs(score_of(line, name) or 0.0) for line in scored), default=0.0) for name in self.rewards
+                name: max((abs(finite(each.get(name)) or 0.0) for each in scores), default=0.0) for name in self.rewards
             }
         self._max_scores = max_scores
         self.endResetModel()
 
     def extend(self, lines: Sequence[CompletionLine]) -> None:
         """Show these lines, which begin with those that are shown."""
-        if len(lines) > self._count:
-            self.beginInsertRows(QModelIndex(), self._count, len(lines) - 1)
-            self.lines, self._count = lines, len(lines)
+        if len(lines) > len(self.rows):
+            self.beginInsertRows(QModelIndex(), len(self.rows), len(lines) - 1)
+            self.rows = lines
             self.endInsertRows()
 
     def show_groups(self, rows: Sequence[Mapping[str, Any]], rewards: Sequence[str], labels: Sequence[str]) -> None:
@@ -202,57 +175,35 @@ class CompletionModel(QAbstractTableModel):
         self.set_columns(rewards, labels)
         self.show_lines([line for group, row in enumerate(rows) for line in lines_of_row(group, row)])
 
-    def _recolour(self) -> None:
+    def repaint(self) -> None:
         self._fonts = theme.mono_font(), theme.figures_font()
-        if self._count:
-            self.dataChanged.emit(self.index(0, 0), self.index(self._count - 1, len(self.columns) - 1))
-
-    def rowCount(self, parent: Index = QModelIndex()) -> int:
-        return 0 if parent.isValid() else self._count
-
-    def columnCount(self, parent: Index = QModelIndex()) -> int:
-        return 0 if parent.isValid() else len(self.columns)
+        super().repaint()
 
     def headerData(self, section: int, orientation: Qt.Orientation, role: int = ROLE.DisplayRole) -> Any:
-        if orientation != Qt.Orientation.Horizontal:
-            return None
-        column = self.columns[section]
-        if role == ROLE.DisplayRole:
-            return column.header
-        if role == ROLE.ToolTipRole:
-            return plain_tip(column.tip)
-        if role == ROLE.DecorationRole and column.kind == "score":
-            return reward_dot(section - 1)
-        return (LEFT if column.is_text else RIGHT) if role == ROLE.TextAlignmentRole else None
+        if orientation == Qt.Orientation.Horizontal and self.columns[section].kind == "score":
+            if role == ROLE.DecorationRole:
+                return reward_dot(section - 1)
+            if self.is_brief and role in (ROLE.DisplayRole, ROLE.ToolTipRole, ROLE.AccessibleTextRole):
+                return "" if role == ROLE.DisplayRole else " ".join(self.columns[section].title.split())
+        return super().headerData(section, orientation, role)
 
-    def data(self, index: Index, role: int = ROLE.DisplayRole) -> Any:
-        line, column = self.lines[index.row()], self.columns[index.column()]
-        is_prompt = line.completion is None
-        if role == ROLE.DisplayRole:
-            return self._prompt_text(line, column) if is_prompt else self._text(line, column)
-        if role == ROLE.ToolTipRole:  # where a cell may have too little room
-            is_cut = column.kind == "text" if is_prompt else column.kind == "logged" and column.is_text
-            return plain_tip(str(self.data(index))) if is_cut else None
-        if role == ROLE.ForegroundRole:
-            return self._colour(line, column)
-        if role == ROLE.BackgroundRole:
-            return theme.palette().window if is_prompt else None
-        if role == ROLE.FontRole:
-            return self._fonts[min(index.column(), 1)]
-        if role == BAR_ROLE and column.kind == "score" and not is_prompt:
-            largest, score = self._max_scores.get(column.name, 0.0), score_of(line, column.name)
-            return (score / largest, theme.reward_colour(index.column() - 1)) if largest and score else None
-        return (LEFT if column.is_text else RIGHT) if role == ROLE.TextAlignmentRole else None
-
-    def _text(self, line: CompletionLine, column: Column) -> str:
-        completion = line.completion or {}
-        match column.kind:
+    def text(self, row: CompletionLine, column: int) -> str:
+        about, completion = self.columns[column], row.completion
+        if completion is None:
+            if about.kind == "text":
+                answer = row.row.get("answer")
+                suffix = f"   answer {one_line(str(answer))}" if answer not in (None, "") else ""
+                return f"{one_line(row.row.get('prompt'))}{suffix}"
+            rewards = [finite(each.get("reward")) for each in listed_completions(row.row)]
+            numbers = [reward for reward in rewards if reward is not None]
+            return figure(sum(numbers) / len(numbers) if numbers else None) if about.kind == "reward" else ""
+        match about.kind:
             case "text":
                 return one_line(completion.get("text"))
             case "score":
-                return figure(scores_of(completion).get(column.name))
+                return figure(scores_of(completion).get(about.name))
             case "logged":
-                return logged_text(logged_of(completion).get(column.name))
+                return logged_text(logged_of(completion).get(about.name))
             case "advantage":
                 return signed(completion.get("advantage"))
             case "tokens":
@@ -260,41 +211,38 @@ class CompletionModel(QAbstractTableModel):
             case "end":
                 return STOP_LABELS.get(str(completion.get("stop")), str(completion.get("stop") or DASH))
             case "step":
-                return figure(line.row.get("step"))
+                return figure(row.row.get("step"))
         return figure(completion.get("reward"))
 
-    def _prompt_text(self, line: CompletionLine, column: Column) -> str:
-        if column.kind == "text":
-            return prompt_line(line.row)
-        if column.kind != "reward":
-            return ""
-        rewards = [finite(completion.get("reward")) for completion in listed_completions(line.row)]
-        numbers = [reward for reward in rewards if reward is not None]
-        return figure(sum(numbers) / len(numbers) if numbers else None)
-
-    def _colour(self, line: CompletionLine, column: Column) -> Any:
-        colours = theme.palette()
-        if line.completion is None:
-            return colours.text if column.kind == "text" else colours.muted
-        if column.kind == "score":
-            return colours.text if score_of(line, column.name) else colours.muted
-        if column.kind == "advantage":
-            return advantage_colour(line.completion.get("advantage"))
-        if column.kind == "end" and line.completion.get("stop") == "length":
+    def colour(self, row: CompletionLine, column: int) -> Any:
+        colours, about, completion = theme.palette(), self.columns[column], row.completion
+        if completion is None:
+            return colours.text if about.kind == "text" else colours.muted
+        if about.kind == "score":
+            return colours.text if finite(scores_of(completion).get(about.name)) else colours.muted
+        if about.kind == "advantage":
+            return advantage_colour(completion.get("advantage"))
+        if about.kind == "end" and completion.get("stop") == "length":
             return colours.warning
-        return colours.text if column.kind in ("text", "reward", "logged") else colours.muted
+        return colours.text if about.kind in ("text", "reward", "logged") else colours.muted
 
+    def font(self, row: CompletionLine, column: int) -> QFont:
+        return self._fonts[min(column, 1)]
 
-def score_of(line: CompletionLine, name: str) -> float | None:
-    """A function's score of the line's completion; None where it has none."""
-    return finite(scores_of(line.completion or {}).get(name))
+    def tip(self, row: CompletionLine, column: int) -> str | None:
+        """The text of a cell that may have too little room."""
+        about = self.columns[column]
+        is_cut = about.kind == "text" if row.completion is None else about.kind == "logged" and not about.is_figure
+        return plain_tip(self.text(row, column)) if is_cut else None
 
-
-def _two_lines(label: str, weight: str) -> str:
-    first, _, second = label.partition(" ")
-    half = HEADER_CHARS // 2
-    short = [text if len(text) <= HEADER_CHARS else f"{text[:half]}…{text[-half:]}" for text in (first, second)]
-    return "\n".join(line for line in (short[0], f"{short[1]}{weight}".strip()) if line)
+    def extra(self, row: CompletionLine, index: Index, role: int) -> Any:
+        column = self.columns[index.column()]
+        if role == ROLE.BackgroundRole and row.completion is None:
+            return theme.palette().window
+        if role == BAR_ROLE and column.kind == "score" and row.completion is not None:
+            largest, score = self._max_scores.get(column.name), finite(scores_of(row.completion).get(column.name))
+            return (score / largest, theme.reward_colour(index.column() - 1)) if largest and score else None
+        return None
 
 
 class ScoreBarDelegate(QStyledItemDelegate):
@@ -329,20 +277,17 @@ class CompletionTable(BaseTable):
         self, model: CompletionModel, max_score_width: int = MAX_FIGURE_WIDTH, min_text_width: int = MIN_TEXT_WIDTH
     ) -> None:
         """Widths in pixels before scaling: a limit for columns of scores, and what the text gets at least."""
-        super().__init__()
+        super().__init__(name="Completions")
         self._completions = model
         self._max_score_width, self._min_text_width = theme.scaled(max_score_width), theme.scaled(min_text_width)
         self._sorted = ("", True)
         self.setModel(model)
         self.setItemDelegate(ScoreBarDelegate(self))
-        self.setSelectionMode(QAbstractItemView.SelectionMode.ExtendedSelection)
-        self.setAccessibleName("Completions")
         header = self.horizontalHeader()
         header.setSectionResizeMode(QHeaderView.ResizeMode.Interactive)
         header.setMinimumSectionSize(48)
-        header.setStretchLastSection(False)
         self.selectionModel().currentRowChanged.connect(self._emit_chosen)
-        self.selectionModel().selectionChanged.connect(lambda *_: self.picked.emit())
+        self.selectionModel().selectionChanged.connect(lambda: self.picked.emit())
 
     def allow_sorting(self) -> None:
         """A click on a header asks for sorting: descending, ascending, and as in the file again."""
@@ -370,11 +315,11 @@ class CompletionTable(BaseTable):
     @property
     def current_line(self) -> CompletionLine | None:
         row = self.currentIndex().row()
-        return self._completions.lines[row] if 0 <= row < self._completions.rowCount() else None
+        return self._completions.rows[row] if 0 <= row < self._completions.rowCount() else None
 
     @property
     def selected_lines(self) -> list[CompletionLine]:
-        lines = [self._completions.lines[row] for row in self.selected_rows()]
+        lines = [self._completions.rows[row] for row in self.selected_rows()]
         return [line for line in lines if line.completion is not None]
 
     def reset_view(self) -> None:
@@ -382,11 +327,11 @@ class CompletionTable(BaseTable):
         self.clearSpans()  # Qt keeps spans by row number, also through a model reset
         model = self._completions
         # A flat list has no prompts, and reads a line from the file only to be shown.
-        for row, line in enumerate([] if model.is_flat else model.lines):
+        for row, line in enumerate([] if model.is_flat else model.rows):
             if line.completion is None and model.rewards:
                 self.setSpan(row, 0, 1, 1 + len(model.rewards))
         self._resize_columns()
-        first = next((row for row, line in enumerate(model.lines) if line.completion is not None), None)
+        first = next((row for row, line in enumerate(model.rows) if line.completion is not None), None)
         if first is not None:
             self.selectRow(first)
         self.scrollToTop()  # selecting scrolled to the completion, and hid its prompt in the line above
@@ -395,11 +340,9 @@ class CompletionTable(BaseTable):
         super().resizeEvent(event)
         self._resize_columns()
 
-    # `touched` is emitted after the view has handled the event, when the current line is the new one already.
-
     def mousePressEvent(self, event: QMouseEvent) -> None:
         super().mousePressEvent(event)
-        self.touched.emit()
+        self.touched.emit()  # after the view has handled the event: the current line is the new one already
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
         super().keyPressEvent(event)
@@ -413,7 +356,7 @@ class CompletionTable(BaseTable):
             dot = theme.scaled(DOT_WIDTH) if column.kind == "score" else 0
             needed = max(map(metrics.horizontalAdvance, header.split("\n"))) + dot + 2 * CELL_PADDING + 2
             widest = self._max_score_width if dot else theme.scaled(MAX_FIGURE_WIDTH)
-            is_text = column.kind == "logged" and column.is_text
+            is_text = column.kind == "logged" and not column.is_figure
             least = min(theme.scaled(LOGGED_TEXT_WIDTH if is_text else MIN_FIGURE_WIDTH), widest)
             widths[at] = max(least, min(widest, needed))
         available = self.viewport().width()

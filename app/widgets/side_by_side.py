@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from PySide6.QtWidgets import QFrame, QSplitter, QWidget
+from PySide6.QtWidgets import QFrame, QWidget
 
 from app import theme
 from app.widgets.basic.controls import ElidedLabel
 from app.widgets.basic.labels import button, label, plain_tip
-from app.widgets.basic.layout import column, row
+from app.widgets.basic.layout import column, row, splitter
 from app.widgets.basic.number_format import finite
 from app.widgets.completion_detail import CompletionPane
 from app.widgets.completion_table import one_line
@@ -33,12 +33,8 @@ class SideBySide(QFrame):
         self.later.setAccessibleName("The next completion")
         self.which = label(font=theme.figures_font(), role="muted")
         self.panes = (CompletionPane("Base"), CompletionPane("Tuned"))
-        splitter = QSplitter(childrenCollapsible=False, handleWidth=2 * theme.SPACE)
-        for pane in self.panes:
-            splitter.addWidget(pane)
-        splitter.setSizes([1, 1])
         head = row((self.prompt, 1), self.answer, self.earlier, self.which, self.later)
-        column(head, (splitter, 1), into=self, margins=(12, 10, 12, 12))
+        column(head, (splitter(*self.panes, gap=2 * theme.SPACE, sizes=(1, 1)), 1), into=self, margins=(12, 10, 12, 12))
 
     def set_rewards(self, names: Sequence[str], labels: Sequence[str]) -> None:
         for pane in self.panes:
@@ -54,19 +50,16 @@ class SideBySide(QFrame):
         self._show()
 
     def go(self, by: int) -> None:
-        self._number = min(max(self._number + by, 0), self._count - 1)
+        self._number += by
         self._show()
 
-    @property
-    def _count(self) -> int:
-        return max(map(len, self._sides.values()), default=0)
-
     def _show(self) -> None:
+        count = max(map(len, self._sides.values()), default=0)
         for part in (self.earlier, self.which, self.later):
-            part.setVisible(self._count > 1)
-        self.which.setText(f"{self._number + 1} of {self._count}")
+            part.setVisible(count > 1)
+        self.which.setText(f"{self._number + 1} of {count}")
         self.earlier.setEnabled(self._number > 0)
-        self.later.setEnabled(self._number < self._count - 1)
+        self.later.setEnabled(self._number < count - 1)
         shown = list(self._sides.items())
         for pane, (side, completions) in zip(self.panes, shown, strict=False):
             pane.set_title(TITLES.get(side, side))

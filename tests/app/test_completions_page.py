@@ -165,7 +165,7 @@ def run(tmp_path: Path):
 
 
 def texts_shown(page: CompletionsPage) -> list[str]:
-    return [line.completion["text"] for line in page.model.lines if line.completion is not None]
+    return [line.completion["text"] for line in page.model.rows if line.completion is not None]
 
 
 def test_a_filter_leaves_its_completions_and_next_goes_on_in_later_steps(qtbot, page: CompletionsPage, run) -> None:
@@ -355,7 +355,7 @@ def test_what_functions_logged_is_sorted_filtered_found_and_read(
     assert page.bar.query.measure == "logged:digits", "the condition stays where a step has nothing of it"
     page.bar.reset()
 
-    page.bar.searched.emit("K<1>")
+    page.bar.search.searched.emit("K<1>")
     qtbot.waitUntil(lambda: texts_shown(page) == ["text 2", "text 2"])
     assert page.model.logged == {"digits": True, "kind": False, "Reward": True}
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
 from PySide6.QtCore import Qt, QTimer
 from PySide6.QtGui import QHideEvent, QResizeEvent, QShowEvent
-from PySide6.QtWidgets import QFileDialog, QMenu, QSplitter, QStackedLayout, QWidget
+from PySide6.QtWidgets import QFileDialog, QMenu, QStackedLayout, QWidget
 
 from app import theme
 from app.pages.completions.filter_bar import RUN, STEP, FilterBar, StepHead
@@ -22,7 +23,6 @@ from app.state.completion_facts import (
     SUFFIXES,
     CompletionExport,
     CompletionFacts,
-    Place,
     Query,
     listed_completions,
     scores_of,
@@ -35,7 +35,8 @@ from app.state.run_completions import RunCompletions
 from app.state.session import Session
 from app.widgets.basic.controls import LinkButton
 from app.widgets.basic.labels import EmptyState, button
-from app.widgets.basic.layout import column, set_shown
+from app.widgets.basic.layout import column, set_shown, splitter
+from app.widgets.basic.number_format import counted
 from app.widgets.completion_detail import CompletionDetail
 from app.widgets.completion_table import CompletionLine, CompletionModel, CompletionTable, lines_of_row
 from backend.utils.errors import UserError
@@ -119,30 +120,28 @@ def step_lines(
 
 
 def weights_at(run: Run, step: int, rows: Sequence[Mapping[str, Any]]) -> list[float]:
-    """The weight of each of `run.reward_names` at a step."""
-    names = run.reward_names
-    logged = []
+    """The weight of each of `run.reward_names` at a step: those that explain the rewards of the rows, or none."""
+    names, logged = run.reward_names, []
     for name in names:
         steps, values = run.series(f"reward_weights/{name}")
         at = int(np.searchsorted(steps, step))
         if at < len(steps) and steps[at] == step:
             logged.append(float(values[at]))
-    listed = run.config.get("reward_weights") or [1.0] * len(names)
-    configured = listed if isinstance(listed, list) and all(isinstance(x, int | float) for x in listed) else []
-    for weights in (logged, [float(x) for x in configured]):
-        if names and len(weights) == len(names) and _explains(names, weights, rows):
+    configured = run.config.get("reward_weights") or [1.0] * len(names)
+    is_list = isinstance(configured, list) and all(isinstance(x, int | float) for x in configured)
+    completions = [completion for row in rows for completion in listed_completions(row)]
+    for weights in (logged, [float(x) for x in configured] if is_list else []):
+        if not names or len(weights) != len(names):
+            continue
+        for completion in completions:
+            scores, reward = scores_of(completion), completion.get("reward")
+            known = [(weight, scores.get(name)) for name, weight in zip(names, weights, strict=True)]
+            total = sum(weight * score for weight, score in known if isinstance(score, int | float))
+            if isinstance(reward, int | float) and abs(total - reward) > 1e-6 * max(1.0, abs(reward)):
+                break
+        else:
             return weights
     return []
-
-
-def _explains(names: Sequence[str], weights: Sequence[float], rows: Sequence[Mapping[str, Any]]) -> bool:
-    for completion in (completion for row in rows for completion in listed_completions(row)):
-        scores, reward = scores_of(completion), completion.get("reward")
-        known = [(weight, scores.get(name)) for name, weight in zip(names, weights, strict=True)]
-        total = sum(weight * score for weight, score in known if isinstance(score, int | float))
-        if isinstance(reward, int | float) and abs(total - reward) > 1e-6 * max(1.0, abs(reward)):
-            return False
-    return True
 
 
 class CompletionsPage(QWidget):
@@ -163,53 +162,42 @@ class CompletionsPage(QWidget):
         self.model = CompletionModel(self)
         self.table = CompletionTable(self.model)
         self.table.allow_sorting()
-        self.bar = FilterBar()
         self.pane = ReadingPane("Completion")
         self.detail = CompletionDetail(pane=self.pane)
-        self.follow_prompt = LinkButton("Follow this prompt")
-        self.follow_prompt.setToolTip("Every time that this prompt was sampled in the run")
-        self.show_its_step = LinkButton("Show its step")
+        tip = "Every time that this prompt was sampled in the run"
+        self.follow_prompt = LinkButton("Follow this prompt", on_click=self._follow_prompt, tip=tip)
+        self.show_its_step = LinkButton("Show its step", on_click=self.go_to_step)
         for link in (self.follow_prompt, self.show_its_step):
-            self.detail.add_link(link)
+            self.detail.head.addWidget(link, 0, Qt.AlignmentFlag.AlignTop)
         self.save = button("Save", self.cancel_saving, tip="Save completions as JSON lines or Markdown")
         self._save_menu = QMenu(self.save)
         self._save_menu.addAction("Selected completions…", lambda: self._ask_where(self.table.selected_rows()))
         self._save_menu.addAction("Everything shown…", lambda: self._ask_where(range(self.model.rowCount())))
         self._show_saving()
-        self.head = StepHead(self.save)
-        self._connect()
-
-        self.parts = QSplitter(Qt.Orientation.Vertical, childrenCollapsible=False, handleWidth=theme.SPACE)
-        self.parts.addWidget(self.table.in_card())
-        self.parts.addWidget(self.detail)
-        for part, share in enumerate((3, 1)):  # a low window takes from both
-            self.parts.setStretchFactor(part, share)
+        self.head, self.bar = StepHead(self.save), FilterBar()
+        self.parts = splitter(self.table.in_card(), self.detail, stretch=(3, 1), upright=True)
         self.parts.setSizes([1000, theme.scaled(DETAIL)])
         content = QWidget()
         column(self.head, self.bar, (self.parts, 1), into=content, margins=2 * theme.SPACE)
         self._stack = QStackedLayout(self)
         self._stack.addWidget(self.nothing)
         self._stack.addWidget(content)
-        self._on_run_changed()
 
-    def _connect(self) -> None:
         # Both, as Qt changes the selection before the current line.
         self.table.picked.connect(self._show_picked)
-        self.table.chosen.connect(lambda _row, _completion: self._show_picked())
+        self.table.chosen.connect(self._show_picked)
         self.table.touched.connect(self._stop_following)
-        self.table.activated.connect(lambda _index: self.go_to_step())
+        self.table.activated.connect(self.go_to_step)
         self.table.sort_requested.connect(self.sort)
         self.head.moved.connect(self.go)
         self.head.typed.connect(self._pick_or_explain)
-        self.head.followed.connect(self._set_following)
-        self.bar.query_changed.connect(self._show_again)
-        self.bar.scope_changed.connect(self._show_again)
-        self.bar.searched.connect(self.find)
+        self.head.newest.toggled.connect(self._set_following)
+        self.bar.changed.connect(self._show_again)
+        self.bar.search.searched.connect(self.find)
         self.bar.moved.connect(self.move)
-        self.pane.setting_requested.connect(self._go_to_setting)
-        self.follow_prompt.clicked.connect(lambda _checked=False: self._follow_prompt())
-        self.show_its_step.clicked.connect(lambda _checked=False: self.go_to_step())
-        self.session.run_changed.connect(self._on_run_changed)
+        self.pane.setting.clicked.connect(self._go_to_setting)
+        session.run_changed.connect(self._on_run_changed)
+        self._on_run_changed()
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         """In a wide page the completion is beside the table, so that its lines are not too long to read."""
@@ -220,8 +208,6 @@ class CompletionsPage(QWidget):
             self.parts.setOrientation(orientation)
             self.detail.set_upright(wide)
             self.parts.setSizes([self.width(), theme.scaled(BESIDE)] if wide else [self.height(), theme.scaled(DETAIL)])
-
-    # The run and its step
 
     def _on_run_changed(self) -> None:
         self._run, self._shown, self.completions = self.session.run, None, None
@@ -294,10 +280,10 @@ class CompletionsPage(QWidget):
         self.model.show_lines(step_lines(placed, facts, self.bar.query, self.order, largest))
         self._reset_view()
         count = sum(len(row.get("completions") or ()) for row in rows)
-        shown = sum(line.completion is not None for line in self.model.lines)
-        self.head.about.setText(f"{_counted(len(rows), 'prompt')}, {_counted(count, 'completion')}")
-        found = f"{shown:,} of {_counted(count, 'completion')} of this step" if self.bar.is_filtering else ""
-        self._report_found(run, found, is_empty=shown == 0)
+        shown = sum(line.completion is not None for line in self.model.rows)
+        self.head.about.setText(f"{counted(len(rows), 'prompt')}, {counted(count, 'completion')}")
+        found = f"{shown:,} of {counted(count, 'completion')} of this step" if self.bar.is_filtering else ""
+        self.bar.report(found if shown else why_empty(self.bar.query, names) or found)
 
     def _show_run(self, run: Run, completions: RunCompletions) -> None:
         names, labels, logged = run.reward_names, labels_of(run), completions.found.logged
@@ -316,7 +302,7 @@ class CompletionsPage(QWidget):
         is_full = not self.order[0] and model.is_flat and model.rowCount() == MOST_LINES
         if (not self.order[0] or completions.is_complete) and not is_full:
             lines = self._run_lines(completions)
-            continues = model.is_flat and model.rowCount() and lines.begins_with(model.lines)
+            continues = model.is_flat and model.rowCount() and lines.begins_with(model.rows)
             if not continues or model.logged != completions.found.logged:
                 self._show_run(run, completions)
                 return
@@ -336,15 +322,12 @@ class CompletionsPage(QWidget):
     def _report_run(self, run: Run, completions: RunCompletions) -> None:
         count = self.model.rowCount()
         is_cut = count == MOST_LINES or (completions.search is not None and completions.search.is_cut_short)
-        parts = [f"The first {count:,} completions" if is_cut else _counted(count, "completion")]
+        parts = [f"The first {count:,} completions" if is_cut else counted(count, "completion")]
         if not completions.is_complete:
             parts.append(f"{completions.share:.0%} of the file read")
         self.head.about.setText("Whole run")
-        self._report_found(run, ", ".join(parts), is_empty=not count and completions.is_complete)
-
-    def _report_found(self, run: Run, sentence: str, *, is_empty: bool) -> None:
-        reason = why_empty(self.bar.query, run.reward_names) if is_empty else ""
-        self.bar.report(reason or sentence)
+        is_empty = not count and completions.is_complete
+        self.bar.report((is_empty and why_empty(self.bar.query, run.reward_names)) or ", ".join(parts))
 
     def find(self, text: str) -> None:
         if self.completions is not None:
@@ -355,8 +338,6 @@ class CompletionsPage(QWidget):
         self.order = (key, descending)
         self._show_again()
 
-    # The completion that is read
-
     def _show_picked(self) -> None:
         line, completions, run = self.table.current_line, self.completions, self._run
         set_shown(self.follow_prompt, line is not None)
@@ -366,8 +347,8 @@ class CompletionsPage(QWidget):
         if completions is not None and run is not None:
             step = line.row.get("step")
             weights = weights_at(run, step, [line.row]) if isinstance(step, int) else []
-            self.detail.set_rewards(run.reward_names, labels_of(run), weights)
-            self.pane.set_token_loader(lambda: completions.token_data(line.offset, line.place))
+            self.pane.set_rewards(run.reward_names, labels_of(run), weights)
+            self.pane.load_tokens = partial(completions.token_data, line.offset, line.place)
         pair = self.table.selected_lines if len(self.table.selected_rows()) == 2 else []
         first, second = (pair[0].completion, pair[1].completion) if len(pair) == 2 else (None, None)
         if first is not None and second is not None:
@@ -382,14 +363,12 @@ class CompletionsPage(QWidget):
         if line is not None:
             self.bar.follow_prompt(hash(str(line.row.get("prompt"))))
 
-    def _go_to_setting(self, key: str) -> None:
+    def _go_to_setting(self) -> None:
         self.session.page_requested.emit("train")
-        self.session.field_requested.emit(key)
-
-    # Saving
+        self.session.field_requested.emit("record_tokens")
 
     def _ask_where(self, rows: Sequence[int]) -> None:
-        lines = self.model.lines
+        lines = self.model.rows
         if isinstance(lines, RunLines):  # without reading what is not shown
             places = [lines.place(row) for row in rows]
         else:
@@ -404,17 +383,13 @@ class CompletionsPage(QWidget):
             if target.suffix not in SUFFIXES:
                 suffix = next((suffix for suffix, text in SUFFIXES.items() if name.startswith(text)), ".jsonl")
                 target = target.with_name(target.name + suffix)
-            self._start_saving(places, target)
-
-    def _start_saving(self, places: Sequence[Place], target: Path) -> None:
-        assert self.completions is not None
-        try:
-            self._export = CompletionExport(self.completions.path, places, target)
-        except UserError as error:
-            self.session.message.emit(error.faults[0].sentence)
-            return
-        self._saving.start()
-        self._show_saving()
+            try:
+                self._export = CompletionExport(self.completions.path, places, target)
+            except UserError as error:
+                self.session.message.emit(error.faults[0].sentence)
+                return
+            self._saving.start()
+            self._show_saving()
 
     def _save_slice(self) -> None:
         export = self._export
@@ -445,8 +420,6 @@ class CompletionsPage(QWidget):
         self.save.setText("Cancel" if is_busy else "Save")
         self.save.setProperty("menu", not is_busy)
         self.save.setMenu(None if is_busy else self._save_menu)  # pyright: ignore[reportArgumentType]: None removes it
-
-    # Moving
 
     def find_text(self) -> None:
         self.bar.search.setFocus(Qt.FocusReason.ShortcutFocusReason)
@@ -502,7 +475,7 @@ class CompletionsPage(QWidget):
 
     def _go_to(self, step: int, offset: int, place: int) -> None:
         self.pick(step)
-        lines = self.model.lines
+        lines = self.model.rows
         row = next((at for at, line in enumerate(lines) if (line.offset, line.place) == (offset, place)), None)
         if row is not None:
             self.table.selectRow(row)
@@ -541,10 +514,6 @@ class CompletionsPage(QWidget):
 
 def labels_of(run: Run) -> list[str]:
     return [charts.label_of(name) for name in run.reward_names]
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _nearest(steps: list[int], step: int) -> int:

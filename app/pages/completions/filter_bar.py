@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from PySide6.QtCore import QSignalBlocker, Qt, QTimer, Signal
-from PySide6.QtGui import QDoubleValidator, QIntValidator
-from PySide6.QtWidgets import QLineEdit, QPushButton, QSizePolicy, QWidget
+from PySide6.QtGui import QDoubleValidator
+from PySide6.QtWidgets import QPushButton, QSizePolicy, QWidget
 
 from app import theme
 from app.state.completion_facts import ALL, FILTERS, SCORE, Query
-from app.widgets.basic import icons
-from app.widgets.basic.controls import CheckBox, ComboBox, ElidedLabel, LinkButton, NumberEdit, Segments
+from app.widgets.basic.controls import CheckBox, ComboBox, ElidedLabel, LinkButton, NumberEdit, SearchEdit, Segments
 from app.widgets.basic.labels import button, label
-from app.widgets.basic.layout import column, row, set_shown
+from app.widgets.basic.layout import column, holder, row, set_shown
 
 STEP, RUN = "step", "run"
 TYPING_MS = 300
@@ -25,23 +24,16 @@ class StepHead(QWidget):
 
     moved = Signal(int)
     typed = Signal(int)
-    followed = Signal(bool)
 
     def __init__(self, save: QPushButton) -> None:
         super().__init__()
         self.earlier = button("Earlier", lambda: self.moved.emit(-1), tip="The step before (Ctrl+[)")
         self.later = button("Later", lambda: self.moved.emit(1), tip="The step after (Ctrl+])")
-        self.step = NumberEdit()
-        self.step.setValidator(QIntValidator(0, 2**31 - 1, self.step))
-        self.step.setFixedWidth(theme.scaled(72))
-        self.step.setAlignment(Qt.AlignmentFlag.AlignRight)
-        self.step.setAccessibleName("Step")
+        self.step = NumberEdit(name="Step", width=72, integers=(0, 2**31 - 1))
         self.step.editingFinished.connect(self._type)
         self.newest = CheckBox("Follow newest")
         self.newest.setChecked(True)
-        self.newest.toggled.connect(self.followed)
-        self.about = ElidedLabel()
-        self.about.setFont(theme.figures_font())
+        self.about = ElidedLabel(font=theme.figures_font())
         title, steps = label("Completions", theme.title_font()), (label("Step"), self.step, self.earlier, self.later)
         row(title, 2 * theme.SPACE, (self.about, 1), self.newest, theme.SPACE, *steps, save, into=self)
 
@@ -65,51 +57,35 @@ class StepHead(QWidget):
 class FilterBar(QWidget):
     """Search, scope, filter, and moving to the next completion that the filter leaves."""
 
-    query_changed = Signal()
-    scope_changed = Signal()
-    searched = Signal(str)
+    changed = Signal()  # query or scope
     moved = Signal(int)
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self._prompt: int | None = None
         self.search = SearchLine()
-        self.search.searched.connect(self.searched)
         self.scope = Segments({STEP: "This step", RUN: "Whole run"}, "Completions of")
-        self.scope.chosen.connect(lambda _key: self.scope_changed.emit())
-        self.filter = ComboBox()
-        self.filter.setAccessibleName("Filter")
+        self.filter = ComboBox(name="Filter", length=20, items={name: about.label for name, about in FILTERS.items()})
         self.filter.setSizePolicy(QSizePolicy.Policy.Maximum, QSizePolicy.Policy.Fixed)
-        for place, (name, about) in enumerate(FILTERS.items()):
-            self.filter.addItem(about.label, name)
+        for place, about in enumerate(FILTERS.values()):
             self.filter.setItemData(place, about.sentence, Qt.ItemDataRole.ToolTipRole)
-        self.filter.setMinimumContentsLength(20)
         before, after = "Previous match, in earlier steps too (Ctrl+Shift+G)", "Next match, in later steps too (Ctrl+G)"
         self.previous = button("Previous", lambda: self.moved.emit(-1), tip=before)
         self.next = button("Next", lambda: self.moved.emit(1), tip=after)
-        self.measure, self.side, self.limit = ComboBox(), ComboBox(), NumberEdit()
-        self.measure.setAccessibleName("Score")
-        self.measure.setMinimumContentsLength(14)
-        self.side.setAccessibleName("Above or below")
-        self.side.setMinimumContentsLength(5)
-        self.side.addItem("above", True)
-        self.side.addItem("below", False)
-        self.limit.setAccessibleName("Value")
+        self.measure = ComboBox(name="Score", length=14)
+        self.side = ComboBox(name="Above or below", length=5, items={True: "above", False: "below"})
+        self.limit = NumberEdit(name="Value", text="0", width=72)
+        self.limit.setAlignment(Qt.AlignmentFlag.AlignLeft)
         self.limit.setValidator(QDoubleValidator(self.limit))
-        self.limit.setText("0")
-        self.limit.setFixedWidth(theme.scaled(72))
-        self.limit.editingFinished.connect(self._changed)
-        self.prompt = LinkButton("All prompts again")
-        self.prompt.clicked.connect(lambda _checked=False: self.follow_prompt(None))
-        self.found = ElidedLabel(Qt.TextElideMode.ElideRight)
-        self.found.setFont(theme.figures_font(theme.CAPTION))
-        self._second = QWidget()
-        row(self.measure, self.side, self.limit, self.prompt, (self.found, 1), into=self._second)
-        first = row((self.search, 1), self.scope, self.filter, self.previous, self.next)
-        column(first, self._second, into=self)
+        self.prompt = LinkButton("All prompts again", on_click=lambda: self.follow_prompt(None))
+        self.found = ElidedLabel(font=theme.figures_font(theme.CAPTION))
+        self._second = holder(row(self.measure, self.side, self.limit, self.prompt, (self.found, 1)))
+        column(row((self.search, 1), self.scope, self.filter, self.previous, self.next), self._second, into=self)
         self.set_measures([], [])
+        self.scope.chosen.connect(lambda: self.changed.emit())
+        self.limit.editingFinished.connect(self._change)
         for box in (self.filter, self.measure, self.side):
-            box.currentIndexChanged.connect(lambda _index: self._changed())
+            box.currentIndexChanged.connect(self._change)
         self._show_condition()
 
     def report(self, sentence: str) -> None:
@@ -141,32 +117,24 @@ class FilterBar(QWidget):
     def follow_prompt(self, prompt: int | None) -> None:
         self._prompt = prompt
         self.scope.choose(RUN if prompt is not None else self.scope.key)
-        self._changed()
+        self._change()
 
     def set_measures(
         self, names: Sequence[str], labels: Sequence[str], logged: Mapping[str, bool] | None = None
     ) -> None:
         """The numbers that a condition may be about: scores of functions, and what they `logged` if it is numbers."""
-        plain = [("reward", "Reward"), ("advantage", "Advantage"), ("tokens", "Tokens")]
-        scores = ((f"score:{name}", text) for name, text in zip(names, labels, strict=True))
-        numbers = ((f"logged:{name}", name) for name, is_number in (logged or {}).items() if is_number)
-        listed = [*plain, *scores, *numbers]
+        listed = {"reward": "Reward", "advantage": "Advantage", "tokens": "Tokens"}
+        listed |= {f"score:{name}": text for name, text in zip(names, labels, strict=True)}
+        listed |= {f"logged:{name}": name for name, is_number in (logged or {}).items() if is_number}
         chosen = str(self.measure.currentData())
-        if chosen.startswith("logged:") and chosen not in dict(
-            listed
-        ):  # the condition stays where a step has none of it
-            listed.append((chosen, self.measure.currentText()))
-        if [self.measure.itemData(at) for at in range(self.measure.count())] == [key for key, _ in listed]:
-            return
+        if chosen.startswith("logged:"):
+            listed.setdefault(chosen, self.measure.currentText())  # the condition stays where a step has none of it
         with QSignalBlocker(self.measure):
-            self.measure.clear()
-            for key, text in listed:
-                self.measure.addItem(text, key)
-            self.measure.setCurrentIndex(max(0, self.measure.findData(chosen)))
+            self.measure.fill(listed, chosen)
 
-    def _changed(self) -> None:
+    def _change(self) -> None:
         self._show_condition()
-        self.query_changed.emit()
+        self.changed.emit()
 
     def _show_condition(self) -> None:
         is_score = self.filter.currentData() == SCORE
@@ -177,35 +145,25 @@ class FilterBar(QWidget):
         self.filter.setToolTip(FILTERS[self.filter.currentData()].sentence)
 
 
-class SearchLine(QLineEdit):
+class SearchLine(SearchEdit):
     """The search, a moment after the last key, and at once on Return."""
 
     searched = Signal(str)
 
     def __init__(self) -> None:
-        super().__init__()
-        self.setPlaceholderText("Find text in prompts and completions")
-        self.setAccessibleName("Find text in prompts and completions")
+        super().__init__("Find text in prompts and completions")
         self.setToolTip("Searches prompts, completions and texts that reward functions logged, over the whole run")
-        self.setClearButtonEnabled(True)
-        self.setProperty("role", "search")
         self.setMinimumWidth(theme.scaled(140))
-        self._icon = self.addAction(icons.icon("search"), QLineEdit.ActionPosition.LeadingPosition)
         self._last = ""
         self._timer = QTimer(self, singleShot=True, interval=TYPING_MS)
         self._timer.timeout.connect(self._search)
-        self.textChanged.connect(lambda _text: self._timer.start())
+        self.textChanged.connect(lambda: self._timer.start())
         self.returnPressed.connect(self._search)
-        theme.signals.changed.connect(self._recolour)
-        self._recolour()
 
     def forget(self) -> None:
         self._last = ""
         self.clear()
         self._timer.stop()
-
-    def _recolour(self) -> None:
-        self._icon.setIcon(icons.icon("search", theme.palette().muted))
 
     def _search(self) -> None:
         self._timer.stop()

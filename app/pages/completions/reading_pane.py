@@ -10,7 +10,7 @@ from difflib import SequenceMatcher
 from itertools import accumulate, groupby, takewhile
 from typing import Any, Literal
 
-from PySide6.QtCore import QEvent, QObject, QRectF, QSize, Qt, Signal
+from PySide6.QtCore import QEvent, QObject, QRectF, QSize, Qt
 from PySide6.QtGui import (
     QColor,
     QFont,
@@ -46,13 +46,12 @@ SAME_TEXT = "The two texts are the same."
 
 _WORDS = re.compile(r"\s+|\w+|[^\w\s]")
 
-TokenLoader = Callable[[], Mapping[str, Any] | None]
 Part = tuple[Literal["same", "removed", "added"], str]
 
 
 @dataclass(frozen=True, slots=True)
 class TokenMeasure:
-    """One way to colour tokens: `key` of the token data, and roles for values below and above `middle`."""
+    """One way to colour tokens: `key` of the token data, and roles for values below and above 0 (of a ratio 1)."""
 
     key: str
     label: str
@@ -61,14 +60,6 @@ class TokenMeasure:
     above: str
     sentence: str
     is_ratio: bool = False
-
-    @property
-    def middle(self) -> float:
-        return 1.0 if self.is_ratio else 0.0
-
-    def distance(self, value: float) -> float:
-        """How far a value is from the middle, on the scale of strengths."""
-        return math.log(max(value, 1e-12)) if self.is_ratio else value
 
 
 BLUE_ORANGE = ("advantage_below", "advantage_above")
@@ -135,7 +126,7 @@ def coloured(measure: TokenMeasure, data: Mapping[str, Any], advantage: Any) -> 
     mask = data.get("mask")
     trained = [bool(x) for x in mask] if isinstance(mask, list) else [True] * len(texts)
     values = [finite(value) for value in listed]
-    distances = [None if x is None else measure.distance(x) for x in values]
+    distances = [x if x is None or not measure.is_ratio else math.log(max(x, 1e-12)) for x in values]
     known = [abs(x) for x, counts in zip(distances, trained, strict=False) if x is not None and counts]
     extreme = max(known, default=0.0)
     strengths = [None if x is None else max(-1.0, min(1.0, x / extreme)) if extreme else 0.0 for x in distances]
@@ -151,17 +142,6 @@ def blend(over: QColor, share: float) -> QColor:
     under = theme.palette().field
     parts = ((under.redF(), over.redF()), (under.greenF(), over.greenF()), (under.blueF(), over.blueF()))
     return QColor.fromRgbF(*(a + (b - a) * share for a, b in parts))
-
-
-def change_format(kind: str) -> QTextCharFormat | None:
-    """The look of a part of a difference, not by its colour alone."""
-    if kind == "same":
-        return None
-    form, is_added = QTextCharFormat(), kind == "added"
-    form.setBackground(blend(theme.palette().good if is_added else theme.palette().bad, CHANGED))
-    form.setFontStrikeOut(not is_added)
-    form.setFontWeight(QFont.Weight.DemiBold if is_added else QFont.Weight.Normal)
-    return form
 
 
 def diff(old: str, new: str) -> list[Part]:
@@ -213,14 +193,35 @@ class MarkedText(QObject):
 
     def show_tokens(self, tokens: ColouredTokens) -> None:
         """Mark the tokens that make up the pane's text."""
+
+        def format_of(kind: tuple[int | None, bool]) -> QTextCharFormat | None:
+            shade, is_trained = kind
+            form = QTextCharFormat()
+            if not is_trained:
+                form.setForeground(theme.palette().muted)
+                form.setUnderlineStyle(QTextCharFormat.UnderlineStyle.DotLine)
+            elif shade:
+                form.setBackground(background(tokens.measure, shade / SHADES))
+            else:
+                return None
+            return form
+
         strengths = (None if x is None else round(x * SHADES) for x in tokens.strengths)
-        kinds = list(zip(strengths, tokens.trained, strict=False))
-        self._mark(tokens.texts, kinds, lambda kind: _token_format(tokens.measure, *kind))
+        self._mark(tokens.texts, list(zip(strengths, tokens.trained, strict=False)), format_of)
         self._tokens = tokens
 
     def show_difference(self, parts: Sequence[Part]) -> None:
+        def format_of(kind: str) -> QTextCharFormat | None:
+            if kind == "same":
+                return None
+            form, is_added = QTextCharFormat(), kind == "added"  # not by the colour alone
+            form.setBackground(blend(theme.palette().good if is_added else theme.palette().bad, CHANGED))
+            form.setFontStrikeOut(not is_added)
+            form.setFontWeight(QFont.Weight.DemiBold if is_added else QFont.Weight.Normal)
+            return form
+
         self._tokens = None
-        self._mark([text for _, text in parts], [kind for kind, _ in parts], change_format)
+        self._mark([text for _, text in parts], [kind for kind, _ in parts], format_of)
 
     def _mark(
         self, texts: Sequence[str], kinds: Sequence[Any], format_of: Callable[[Any], QTextCharFormat | None]
@@ -249,53 +250,32 @@ class MarkedText(QObject):
         return True
 
 
-def _token_format(measure: TokenMeasure, shade: int | None, is_trained: bool) -> QTextCharFormat | None:
-    form = QTextCharFormat()
-    if not is_trained:
-        form.setForeground(theme.palette().muted)
-        form.setUnderlineStyle(QTextCharFormat.UnderlineStyle.DotLine)
-        return form
-    if not shade:
-        return None
-    form.setBackground(background(measure, shade / SHADES))
-    return form
-
-
 class ReadingPane(CompletionPane):
     """A completion whose parts can be folded and whose tokens can be coloured."""
 
-    setting_requested = Signal(str)
-
-    def __init__(self, title: str, parent: QWidget | None = None) -> None:
-        super().__init__(title, parent)
+    def __init__(self, title: str) -> None:
+        super().__init__(title)
         self._own_title = title
-        self._load_tokens: TokenLoader = lambda: None
+        self.load_tokens: Callable[[], Mapping[str, Any] | None] = lambda: None
+        """Reads the tokens of the completion that is shown next."""
         self._pair: tuple[Mapping[str, Any], Mapping[str, Any]] | None = None
         self.marks = MarkedText(self.text)
         self.folds = {tag: CheckBox(f"Fold {name.lower()}") for tag, name in FOLDABLE.items()}
         for box in self.folds.values():
-            box.toggled.connect(lambda _checked: self._show_text())
-        self.measure = ComboBox()
-        self.measure.setAccessibleName("Colour tokens by")
-        self.measure.addItem("Tokens not coloured", None)
+            box.toggled.connect(self._show_text)
+        names = {measure.key: measure.label for measure in MEASURES}
+        self.measure = ComboBox(name="Colour tokens by", length=22, items={None: "Tokens not coloured", **names})
         for place, measure in enumerate(MEASURES, 1):
-            self.measure.addItem(measure.label, measure.key)
             self.measure.setItemData(place, measure.sentence, Qt.ItemDataRole.ToolTipRole)
-        self.measure.setMinimumContentsLength(22)
-        self.measure.currentIndexChanged.connect(lambda _index: self._show_text())
+        self.measure.currentIndexChanged.connect(self._show_text)
         self.legend = TokenLegend()
         self.explanation = label(font=theme.caption_font(), role="caption", wrap=True)
         self.setting = LinkButton("Go to the setting")
-        self.setting.clicked.connect(lambda _checked=False: self.setting_requested.emit("record_tokens"))
         for part in (self.legend, self.explanation, self.setting):
             part.hide()
         bar = row(*self.folds.values(), None, self.legend, self.measure, spacing=2 * theme.SPACE)
         self.body.insertLayout(2, bar)
         self.body.insertLayout(3, row((self.explanation, 1), self.setting, spacing=2 * theme.SPACE))
-
-    def set_token_loader(self, load_tokens: TokenLoader) -> None:
-        """Reads the tokens of the completion that is shown next."""
-        self._load_tokens = load_tokens
 
     def show_completion(self, completion: Mapping[str, Any] | None) -> None:
         self._pair = None
@@ -341,7 +321,7 @@ class ReadingPane(CompletionPane):
 
     def _tokens(self) -> ColouredTokens | None:
         measure = next((measure for measure in MEASURES if measure.key == self.measure.currentData()), None)
-        data = self._load_tokens() if measure else None
+        data = self.load_tokens() if measure else None
         found = coloured(measure, data, (self._completion or {}).get("advantage")) if measure and data else None
         self._explain("" if found or not measure else NOT_LEARNED if data else NOT_RECORDED)
         self.measure.setToolTip(measure.sentence if measure else "")

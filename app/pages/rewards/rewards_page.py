@@ -182,7 +182,7 @@ class RewardsPage(QWidget):
         self._show_size()
         self._show_views()
         names, labels = ([function[key] for function in bench.functions] for key in ("name", "label"))
-        self.detail.set_rewards(names, labels)
+        self.detail.completion.set_rewards(names, labels)
         self.results.show_bench(bench)
         errors = (function["error"] for function in bench.functions if function["error"])
         self._show_error(bench.failed or next(errors, None))

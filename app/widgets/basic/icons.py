@@ -59,7 +59,7 @@ class Tint(QObject):
 
 @cache
 def dot(colour: str, side: int = 8, corner: float = 4) -> QPixmap:
-    """A dot, or a square with round corners, of `side` logical pixels; `colour` is a name such as #4453d0."""
+    """A dot, or a square with round corners, of `side` logical pixels; `colour` is its name."""
     made = QPixmap(2 * side, 2 * side)
     made.fill(Qt.GlobalColor.transparent)
     painter = QPainter(made)

@@ -178,9 +178,10 @@ class BaseTable(QTableView):
     def as_text(self, rows: list[int]) -> str:
         """These rows as tab-separated text with a header line."""
         model, columns = self.model(), range(self.model().columnCount())
-        header = [_single_line(model.headerData(column, Qt.Orientation.Horizontal)) for column in columns]
+        roles, across = Qt.ItemDataRole, Qt.Orientation.Horizontal
+        heads = [model.headerData(i, across, roles.AccessibleTextRole) or model.headerData(i, across) for i in columns]
         lines = [[_cell_text(model.index(row, column)) for column in columns] for row in rows]
-        return "\n".join("\t".join(cells) for cells in [header, *lines])
+        return "\n".join("\t".join(cells) for cells in [map(_single_line, heads), *lines])
 
     def copy(self) -> None:
         QGuiApplication.clipboard().setText(self.as_text(self.selected_rows()))
