@@ -55,6 +55,8 @@ def case_of(settings: Mapping[str, Any], scores: Mapping[str, float | None]) -> 
     return RewardCase(file, expected, calls) if expected else None
 
 
+MAX_ROWS = 1000
+"""Most rows that can be sampled in one request."""
 SETTLE_MS = 300
 """How long settings must rest before completions are scored again automatically."""
 SCORING_SETTINGS = keys_used_by("scoring")

@@ -12,12 +12,13 @@ from PySide6.QtGui import QDropEvent, QGuiApplication
 from PySide6.QtTest import QTest
 
 from app import theme
+from app.pages.rewards import reward_file
+from app.pages.rewards.completion_source import row_numbers
 from app.pages.rewards.rewards_page import RewardsPage
 from app.state import reward_bench
 from app.state.prefs import Prefs
 from app.state.processes import Service
 from app.state.session import Session
-from app.widgets.completion_source import row_numbers
 from tests.support import small_run
 
 MINE = '''from backend.rewards import register_reward_function
@@ -96,7 +97,7 @@ def test_sample_and_score(qtbot, page: RewardsPage, tmp_path: Path) -> None:
     assert page.about.text().startswith("2 prompts, 6 completions sampled from the model; scored in ")
     assert emitted[-1][1] == 2 * 3 * 6 and emitted[-1][0] > 0
     assert page.results.functions.rows[0]["name"] == "low_half" and page.results.completions.rowCount() == 8
-    assert page.results.verdict.sentences() and page.results.table.currentIndex().row() == 1
+    assert page.results.verdict.findings and page.results.table.currentIndex().row() == 1
     assert page.detail.text.toPlainText() == page.bench.groups[0]["completions"][0]["text"]
     first = [item["text"] for item in page.bench.groups[0]["completions"]]
     page.source.how.setCurrentIndex(page.source.how.findData("numbers"))
@@ -174,7 +175,7 @@ def test_save_marks_the_error(qtbot, page: RewardsPage, user_file: Path, tmp_pat
         "line 6, in long" in page.panel.frames.text()
         and "failed on line 6" in page.results.functions.index(0, 1).data()
     )
-    assert page.results.verdict.sentences()[0] == page.panel.trouble.text()
+    assert page.results.verdict.findings[0]["sentence"] == page.panel.trouble.text()
     page.views.choose("completion")
     page.results.board.clicked.emit(page.results.functions.index(0, 0))
     assert page.views.key == "file" and page.panel.editor.textCursor().blockNumber() == 5, "a click leads there"
@@ -196,7 +197,7 @@ def test_consent_to_edited_code(qtbot, page: RewardsPage, user_file: Path, tmp_p
     user_file.write_text(MINE.replace("/ 10", "/ 2"))
     qtbot.waitUntil(lambda: "/ 2" in page.panel.editor.toPlainText())
     assert page.bench.stale and asked == ["mine.py"] and rewards(page)[0] == 0.2, "shown, and not run unasked"
-    assert page.results.verdict.sentences()[0] == "Settings or files have changed since these scores."
+    assert page.results.verdict.findings[0]["sentence"] == "Settings or files have changed since these scores."
     page.again.click()
     qtbot.waitUntil(lambda: rewards(page)[0] == 0.5)
     assert asked == ["mine.py", "mine.py"]
@@ -212,9 +213,9 @@ def test_changes_elsewhere_are_kept(qtbot, page: RewardsPage, user_file: Path) -
     assert user_file.read_text().endswith("# mine\n"), "the second time it is meant"
 
 
-def test_new_reward_file(qtbot, page: RewardsPage, tmp_path: Path) -> None:
+def test_new_reward_file(qtbot, page: RewardsPage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page.session.consent.ask = lambda requests: pytest.fail("it was asked about what we wrote")
-    page.editing.choose_new_file = lambda: tmp_path / "fresh.py"
+    monkeypatch.setattr(reward_file, "save_file", lambda *_: tmp_path / "fresh.py")
     page.panel.new.click()
     assert [entry.name for entry in page.draft.rewards()[:2]] == ["concise", "mentions_answer"]
     page.draft.set("reward_functions", ["concise", "mentions_answer"])

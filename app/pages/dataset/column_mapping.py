@@ -11,7 +11,7 @@ from PySide6.QtWidgets import QFrame, QGridLayout, QWidget
 
 from app import theme
 from app.widgets.basic.controls import ComboBox
-from app.widgets.basic.labels import button, label
+from app.widgets.basic.labels import button, label, show_text
 from app.widgets.basic.layout import card, column, row, set_style_property
 from app.widgets.form.field import Field
 from backend.config.config import SETTINGS
@@ -38,7 +38,7 @@ class NameMenuField(Field):
 
     def set_control_value(self, raw: Any) -> None:
         index = self.control.findData(raw)
-        if index < 0:  # the dataset has no such name: `mark` colours the field, and a sentence below the menus says it
+        if index < 0:  # the dataset has no such name: the field is coloured, and a sentence below the menus says it
             self.control.addItem(str(raw) if raw else NONE, raw)
             index = self.control.count() - 1
         self.control.setCurrentIndex(index)
@@ -49,14 +49,10 @@ class NameMenuField(Field):
         `default` labels the setting's default value where that is not a name itself; None leaves it out.
         """
         current, default_value = self.value(), self.setting.default
-        items = [] if default is None or default_value in names else [(default, default_value)]
-        items += [(name, name) for name in names]
-        # Rebuilt only when different: clearing closes the list if it is open.
-        if items != [(self.control.itemText(i), self.control.itemData(i)) for i in range(self.control.count())]:
-            self.control.clear()
-            for text, value in items:
-                self.control.addItem(text, value)
-        for i, (_, value) in enumerate(items):
+        items = {} if default is None or default_value in names else {default_value: default}
+        items |= {name: name for name in names}
+        self.control.fill(items)
+        for i, value in enumerate(items):
             self.control.setItemData(i, (tips or {}).get(value, ""), Qt.ItemDataRole.ToolTipRole)
         self.set_control_value(default_value if current is None else current)
 
@@ -76,16 +72,11 @@ class NameMenuField(Field):
         self.offer([split for split in names if split != name or raw == split], default)
         self.control.setEnabled(form != "file")
 
-    def mark(self, wrong: bool) -> None:
-        """Colour the field as wrong or right."""
-        set_style_property(self.control, "problem", wrong)
-
 
 class ColumnMapping(QFrame):
     """A card of combo boxes: configuration and splits in the first row, columns in the second."""
 
     edited = Signal(str, object)  # key, raw value
-    accepted = Signal()
 
     def __init__(self, uses: Mapping[str, str], parent: QWidget | None = None) -> None:
         """`uses` maps each setting that names a column to the use of that column."""
@@ -100,7 +91,7 @@ class ColumnMapping(QFrame):
         self.problem = label(font=caption, role="problem", wrap=True, selectable=True)
         self.verdict = label(font=caption, wrap=True, selectable=True)
         self.offered = label(wrap=True)
-        self.use = button("Use them", self.accepted.emit, primary=True)
+        self.use = button("Use them", primary=True)
         self.offer = card(row((self.offered, 1), self.use, margins=(12, 6, 6, 6)), "banner")
         grid = QGridLayout()
         grid.setHorizontalSpacing(theme.SPACE)
@@ -110,9 +101,7 @@ class ColumnMapping(QFrame):
             grid.addWidget(field, i // COLUMNS, i % COLUMNS, Qt.AlignmentFlag.AlignTop)
             grid.setColumnStretch(i % COLUMNS, 1)
         column(grid, self.problem, self.offer, self.verdict, None, into=self, margins=(12, 8, 12, 12))
-
-    def tab_stops(self) -> list[QWidget]:
-        return [*(stop for field in self.fields.values() for stop in field.tab_stops), self.use]
+        self.tab_stops = [*(stop for field in self.fields.values() for stop in field.tab_stops), self.use]
 
     def show_values(self, values: Mapping[str, Any]) -> None:
         for key, field in self.fields.items():
@@ -136,11 +125,10 @@ class ColumnMapping(QFrame):
     def show_problems(self, problems: Sequence[ConfigProblem]) -> None:
         """Show the problems of its fields below them, in full width, each after its setting's label."""
         own = [problem for problem in problems if problem.setting in self.fields]
-        self.problem.setText("\n".join(f"{SETTINGS[each.setting].label}: {each.sentence}" for each in own))
-        self.problem.setVisible(bool(own))
+        show_text(self.problem, "\n".join(f"{SETTINGS[each.setting].label}: {each.sentence}" for each in own))
         wrong = {problem.setting for problem in own}
         for key, field in self.fields.items():
-            field.mark(key in wrong)
+            set_style_property(field.control, "problem", key in wrong)
 
     def show_likely(self, likely: Mapping[str, str]) -> None:
         """Suggest columns (setting → name) for settings whose own column does not exist."""
@@ -150,9 +138,3 @@ class ColumnMapping(QFrame):
         self.offered.setText(f"{', '.join(clauses)}.")
         self.offer.setVisible(bool(likely))
         self.use.setText("Use them" if len(likely) > 1 else "Use it")
-
-    def show_verdict(self, sentence: str, *, is_poor: bool) -> None:
-        """Say how varied the prompts are; "" says nothing."""
-        self.verdict.setText(sentence)
-        self.verdict.setVisible(bool(sentence))
-        set_style_property(self.verdict, "role", "problem" if is_poor else "muted")

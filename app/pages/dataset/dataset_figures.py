@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from PySide6.QtCore import QEvent, QRectF, QSize, Qt, Signal
+from PySide6.QtCore import QEvent, QRectF, QSize, Qt
 from PySide6.QtGui import QHelpEvent, QPainter, QPaintEvent, QPen
-from PySide6.QtWidgets import QFrame, QGridLayout, QLabel, QProgressBar, QSizePolicy, QToolTip, QWidget
+from PySide6.QtWidgets import QFrame, QGridLayout, QLabel, QSizePolicy, QToolTip, QWidget
 
 from app import theme
 from app.widgets.basic.controls import ElidedLabel, LinkButton
-from app.widgets.basic.labels import label, plain_tip
+from app.widgets.basic.labels import label, plain_tip, progress_bar
 from app.widgets.basic.layout import NestedStack, column, holder, row, set_style_property
 from app.widgets.basic.number_format import DASH, ticks
 from app.widgets.basic.tables import LEFT, RIGHT
@@ -34,35 +34,27 @@ LENGTHS, VARIETY = "Lengths", "Variety"
 class DatasetFigures(QFrame):
     """Counts above a histogram or the figures on variety. An unknown count is a dash."""
 
-    turned = Signal()
-
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.setProperty("role", "card")
-        self.other = LinkButton(
-            VARIETY,
-            on_click=lambda: self.show_variety(not self.shows_variety),
-            tip="Repetitions, wording and balance of the answers; or the lengths of the prompts.",
-        )
+        tip = "Repetitions, wording and balance of the answers; or the lengths of the prompts."
+        self.other = LinkButton(VARIETY, on_click=lambda: self.show_variety(not self.shows_variety), tip=tip)
         self.histogram, self.variety = Histogram(), VarietyFigures()
         self._shown = NestedStack(self)
         self._shown.addWidget(self.histogram)
         self._shown.addWidget(self.variety)
         self.about = ElidedLabel(font=theme.figures_font(theme.CAPTION))
-        self.progress = QProgressBar(textVisible=False)
-        self.progress.setAccessibleName("Prompts counted")
+        self.progress = progress_bar("Prompts counted")
         self.progress.setFixedWidth(64)
         self._numbers = {key: label(DASH, theme.figures_font(15)) for key in FIGURES}
-        self._figures = {key: self._figure(key) for key in FIGURES}
+        self._figures: dict[str, QWidget] = {}
+        for key, (word, tip) in FIGURES.items():
+            title = label(word, theme.caption_font(), "caption")
+            self._figures[key] = holder(column(title, self._numbers[key], spacing=0))
+            self._figures[key].setToolTip(plain_tip(tip))
         figures = row(*self._figures.values(), None, spacing=12)
         foot = row((self.about, 1), (self.progress, 0, Qt.AlignmentFlag.AlignVCenter), self.other, spacing=6)
         column(figures, (self._shown, 1), foot, into=self, spacing=4, margins=(12, 8, 12, 8))
-
-    def _figure(self, key: str) -> QWidget:
-        word, tip = FIGURES[key]
-        figure = holder(column(label(word, theme.caption_font(), "caption"), self._numbers[key], spacing=0))
-        figure.setToolTip(plain_tip(tip))
-        return figure
 
     @property
     def shows_variety(self) -> bool:
@@ -71,7 +63,6 @@ class DatasetFigures(QFrame):
     def show_variety(self, shown: bool) -> None:
         self._shown.setCurrentWidget(self.variety if shown else self.histogram)
         self.other.setText(LENGTHS if shown else VARIETY)
-        self.turned.emit()
 
     def show_figure(self, key: str, number: int | None, *, sample: bool = False) -> None:
         """Show one of FIGURES; None is unknown."""

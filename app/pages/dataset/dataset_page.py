@@ -13,14 +13,14 @@ from PySide6.QtWidgets import QSizePolicy, QSplitter, QWidget
 from app import theme
 from app.pages.dataset.column_mapping import ColumnMapping
 from app.pages.dataset.dataset_figures import DatasetFigures
-from app.pages.dataset.rows import CHUNK, ColumnHeading, RowDetail, RowModel, RowTable
+from app.pages.dataset.rows import CHUNK, DataColumn, RowDetail, RowModel, RowTable
 from app.state.dataset import SPLITS, USES, Dataset
+from app.state.reward_bench import MAX_ROWS
 from app.state.session import Session
 from app.widgets.basic.controls import ComboBox
-from app.widgets.basic.labels import EmptyState, button, label, plain_tip, with_key_names
-from app.widgets.basic.layout import NestedStack, card, column, row
+from app.widgets.basic.labels import EmptyState, button, label, plain_tip, show_text, with_key_names
+from app.widgets.basic.layout import NestedStack, card, column, row, set_style_property
 from app.widgets.basic.number_format import file_size
-from app.widgets.completion_source import MAX_ROWS
 from app.widgets.form.fields import PathField
 from backend.config.config import SETTINGS
 
@@ -64,12 +64,6 @@ class DatasetPage(QWidget):
         self._had_tokens = False
         self._rest_timer = QTimer(self, singleShot=True, interval=MOVED_MS)
         self._rest_timer.timeout.connect(self._request_row)
-        self._build()
-        self._connect()
-        self._show_all()
-        self._show_rows()  # for the line on Train they may have been read before this page was built
-
-    def _build(self) -> None:
         # Widgets are created with their final parent: reparented later, Qt would restyle all of them again.
         self.path = PathField(SETTINGS["data"], self)
         self.path.label.hide()
@@ -102,37 +96,32 @@ class DatasetPage(QWidget):
         top = row(title, (self.path, 1), spacing=3 * theme.SPACE)
         column(top, (self._stack, 1), into=self, spacing=12, margins=theme.GUTTER)
         tab_stops = [
-            *self.path.tab_stops,
-            *self.mapping.tab_stops(),
-            self.counts.other,
-            self.which,
-            self.table,
-            self.allow_button,
-            self.try_button,
-            *self.detail.views.buttons.values(),
-            self.detail.pane,
+            *(*self.path.tab_stops, *self.mapping.tab_stops, self.counts.other, self.which, self.table),
+            *(self.allow_button, self.try_button, *self.detail.views.buttons.values(), self.detail.pane),
         ]
         for widget, following in pairwise(tab_stops):
             QWidget.setTabOrder(widget, following)
 
-    def _connect(self) -> None:
-        for source in (self.path, self.mapping):
-            source.edited.connect(self.draft.set)
-        self.mapping.accepted.connect(self.dataset.accept_suggestions)
+        dataset = self.dataset
+        self.path.edited.connect(self.draft.set)
+        self.mapping.edited.connect(self.draft.set)
+        self.mapping.use.clicked.connect(dataset.accept_suggestions)
         self.draft.changed.connect(self._on_changed)
-        self.dataset.changed.connect(self._show_all)
-        self.dataset.counts_changed.connect(self._show_counts)
-        self.dataset.variety_changed.connect(self._show_variety)
-        self.dataset.rows_replaced.connect(self._show_rows)
-        self.counts.turned.connect(self._show_about)
-        self.which.activated.connect(lambda _: self.dataset.set_split(self.which.currentData()))
+        dataset.changed.connect(self._show_all)
+        dataset.counts_changed.connect(self._show_counts)
+        dataset.variety_changed.connect(self._show_variety)
+        dataset.rows_replaced.connect(self._show_rows)
+        self.counts.other.clicked.connect(self._show_about)
+        self.which.activated.connect(lambda: dataset.set_split(self.which.currentData()))
         self.model.chunk_requested.connect(self._request_chunk)
-        self.table.chosen.connect(lambda _: self._rest_timer.start())
+        self.table.chosen.connect(lambda: self._rest_timer.start())
         self.table.selected.connect(self._show_enabled)
         self.nothing.button_clicked.connect(lambda: self.path.choose_file())
-        self.absent.button_clicked.connect(self.dataset.download)
-        self.failed.button_clicked.connect(self.dataset.try_again)
-        QShortcut(QKeySequence.StandardKey.Refresh, self, self.dataset.reload)
+        self.absent.button_clicked.connect(dataset.download)
+        self.failed.button_clicked.connect(dataset.try_again)
+        QShortcut(QKeySequence.StandardKey.Refresh, self, dataset.reload)
+        self._show_all()
+        self._show_rows()  # for the line on Train they may have been read before this page was built
 
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)
@@ -141,8 +130,6 @@ class DatasetPage(QWidget):
     def hideEvent(self, event: QHideEvent) -> None:
         super().hideEvent(event)
         self.dataset.unwatch(self)
-
-    # Showing the draft and the dataset
 
     def _on_changed(self, key: str) -> None:
         if not key or key == "data" or key in self.mapping.fields:
@@ -167,10 +154,7 @@ class DatasetPage(QWidget):
         self.mapping.show_likely(dataset.suggested_columns)
         self._show_problems()
         splits = dataset.splits
-        self.which.clear()
-        for split, about in splits.items():
-            self.which.addItem(f"{SPLITS[split]} · {about['rows']:,}", split)
-        self.which.setCurrentIndex(self.which.findData(dataset.split))
+        self.which.fill({split: f"{SPLITS[split]} · {each['rows']:,}" for split, each in splits.items()}, dataset.split)
         self.which.setVisible(len(splits) > 1)
         self.shown.setText("Rows of" if len(splits) > 1 else "Rows")
         self._show_counts()
@@ -210,7 +194,8 @@ class DatasetPage(QWidget):
 
     def _show_variety(self) -> None:
         variety = self.dataset.variety
-        self.mapping.show_verdict(variety.get("verdict", ""), is_poor=variety.get("level") == "poor")
+        show_text(self.mapping.verdict, variety.get("verdict", ""))
+        set_style_property(self.mapping.verdict, "role", "problem" if variety.get("level") == "poor" else "muted")
         awaited = COMPARING if self.dataset.can_count else UNCOUNTED if self.dataset.splits else ""
         self.counts.variety.show_figures(variety.get("figures", ()), "" if variety else awaited)
         self._show_about()
@@ -220,8 +205,6 @@ class DatasetPage(QWidget):
         text = variety_caption(self.dataset) if shows_variety else lengths_caption(self.dataset)
         self.counts.about.setText(text)
         self.counts.about.setToolTip(plain_tip(text))
-
-    # Rows to try rewards on
 
     def enabled_actions(self) -> dict[str, bool]:
         """Action of the Rewards menu → is enabled."""
@@ -251,29 +234,28 @@ class DatasetPage(QWidget):
         self.try_button.setToolTip(with_key_names(TRY) if actions["try_rows"] else TRY_NOT)
         self.enabled_actions_changed.emit(actions)
 
-    # Rows
-
     def _show_rows(self) -> None:
         dataset = self.dataset
         self._generation += 1
         self._had_tokens = False
         rows = dataset.splits.get(dataset.split, {}).get("rows", 0)
-        self.model.show_rows(rows, self._headings() if rows else [], dataset.prompt_limit)
+        self.model.show_rows(rows, self._columns() if rows else [], dataset.prompt_limit)
         self.table.reset_view(self._placeholder())
         if not rows:
-            self.detail.show_nothing()
+            self.detail.show_row(0, None, dataset.prompt_limit)
         self._show_enabled()  # a model reset drops the selection without a signal
 
-    def _headings(self) -> list[ColumnHeading]:
+    def _columns(self) -> list[DataColumn]:
         valid_values = self.draft.valid_values()
         uses = {valid_values[key]: use for key, use in reversed(USES.items())}
         wide = self.dataset.suggested_columns.get("prompt_feature", valid_values["prompt_feature"])
-        headings = [
-            ColumnHeading(each["name"], uses.get(each["name"], ""), each["kind"] == "number", each["name"] == wide)
-            for each in self.dataset.preview["columns"]
-        ]
-        order = [*USES.values(), ""]
-        return sorted(headings, key=lambda heading: (not heading.wide, order.index(heading.use)))
+        columns, order = [], [*USES.values(), ""]
+        for each in self.dataset.preview["columns"]:
+            name, is_number = each["name"], each["kind"] == "number"
+            use = uses.get(name, "")
+            title = name if use in ("", name) else f"{name} → {use}"
+            columns.append(DataColumn(title, is_figure=is_number, name=name, use=use, wide=name == wide))
+        return sorted(columns, key=lambda column: (not column.wide, order.index(column.use)))
 
     def _placeholder(self) -> str:
         data, state = self.draft.value("data"), self.dataset.state

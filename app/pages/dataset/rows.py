@@ -7,16 +7,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from PySide6.QtCore import QAbstractTableModel, QModelIndex, QObject, Qt, QTimer, Signal
-from PySide6.QtGui import QColor, QPainter, QPaintEvent, QResizeEvent, QTextCharFormat, QTextCursor
-from PySide6.QtWidgets import QAbstractItemView, QFrame, QHeaderView, QTextEdit, QWidget
+from PySide6.QtCore import QObject, Qt, QTimer, Signal
+from PySide6.QtGui import QColor, QFont, QPainter, QPaintEvent, QResizeEvent, QTextCharFormat, QTextCursor
+from PySide6.QtWidgets import QFrame, QHeaderView, QTextEdit, QWidget
 
 from app import theme
 from app.theme import CELL_PADDING
 from app.widgets.basic.controls import ElidedLabel, Segments
-from app.widgets.basic.labels import label, plain_tip
+from app.widgets.basic.labels import label, plain_tip, show_text
 from app.widgets.basic.layout import column, row
-from app.widgets.basic.tables import LEFT, RIGHT, BaseTable, Index
+from app.widgets.basic.number_format import counted
+from app.widgets.basic.tables import BaseTable, Column, RowsModel
 
 CHUNK = 100
 """Rows of a chunk: more than a screen of them."""
@@ -33,48 +34,49 @@ ROW, TOKENS, FIRST = 0, 1, 2
 """Columns: the row's number, the tokens of its prompt, then the dataset's own."""
 VIEWS = {"prompt": "Prompt", "ids": "Ids", "columns": "Columns"}
 LOADING = "The tokenizer is being loaded; until then these are the messages."
+TOO_LONG = "Too long by {over:,}: training leaves this row out."
+CUT = "Too long: the beginning of its last user message is cut off, leaving {kept:,} of {tokens:,} tokens."
 NO_TEMPLATE = "This model has no chat template: the messages are joined as plain text."
 
 
 @dataclass(frozen=True, slots=True)
-class ColumnHeading:
-    """A column of the dataset; `right` for numbers, `wide` if it gets the spare width."""
+class DataColumn(Column):
+    """A column of the dataset: `name` in the dataset, its `use`, and `wide` if it gets the spare width."""
 
-    name: str
+    name: str = ""
     use: str = ""
-    right: bool = False
     wide: bool = False
 
 
-class RowModel(QAbstractTableModel):
-    """Holds the chunks of rows that were last visible."""
+class RowModel(RowsModel):
+    """The rows' numbers as rows; it holds the chunks that were last visible, and requests others."""
 
     chunk_requested = Signal(int)  # first row
+    columns: list[Column]
 
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
-        self.headings: list[ColumnHeading] = []
-        self._count = self._prompt_limit = 0
+        self.columns, self._prompt_limit = [], 0
         self._chunks: OrderedDict[int, tuple[Sequence[Mapping[str, str]], Sequence[int | None]]] = OrderedDict()
         self._missing: list[int] = []
         self._requested: set[int] = set()
         # Requested after a pause: while the scroll bar is dragged, only the chunk where it comes to rest is needed.
         self._request_timer = QTimer(self, singleShot=True, interval=20)
         self._request_timer.timeout.connect(self._request)
-        theme.signals.changed.connect(self._repaint)
 
-    def show_rows(self, count: int, headings: Sequence[ColumnHeading], prompt_limit: int) -> None:
+    def show_rows(self, count: int, columns: Sequence[DataColumn], prompt_limit: int) -> None:
         """Show another dataset of `count` rows, none of them fetched yet. `prompt_limit`: most tokens of a prompt."""
         self.beginResetModel()
-        self.headings, self._count, self._prompt_limit = list(headings), count, prompt_limit
-        self._chunks.clear()
-        self._requested.clear()
-        self._missing.clear()
+        figures = [Column("Row", is_figure=True), Column("Tokens", is_figure=True)]
+        self.columns, self._prompt_limit = [*figures, *columns] if columns else [], prompt_limit
+        self.rows = range(count)
+        for held in (self._chunks, self._requested, self._missing):
+            held.clear()
         self.endResetModel()
 
     def set_prompt_limit(self, prompt_limit: int) -> None:
         self._prompt_limit = prompt_limit
-        self._repaint()
+        self.repaint()
 
     def forget(self) -> None:
         """Request the visible chunks again, to get their tokens."""
@@ -85,18 +87,17 @@ class RowModel(QAbstractTableModel):
 
     def add_chunk(self, start: int, rows: Sequence[Mapping[str, str]], tokens: Sequence[int | None]) -> None:
         """Add a requested chunk: cells by column name, and the tokens of each prompt (None if unknown)."""
-        self._requested.discard(start)
         self._chunks[start] = (rows, tokens)
         self._chunks.move_to_end(start)
         while len(self._chunks) > MAX_CHUNKS:
             self._chunks.popitem(last=False)
-        if self._count:
-            last = min(start + CHUNK, self._count) - 1
+        if self.rows:
+            last = min(start + CHUNK, len(self.rows)) - 1
             self.dataChanged.emit(self.index(start, 0), self.index(last, self.columnCount() - 1))
-        self._request()
+        self.release(start)
 
     def release(self, start: int) -> None:
-        """A requested chunk will not come."""
+        """A requested chunk has come, or will not come."""
         self._requested.discard(start)
         self._request()
 
@@ -112,76 +113,37 @@ class RowModel(QAbstractTableModel):
                 self._requested.add(start)
                 self.chunk_requested.emit(start)
 
-    def _repaint(self) -> None:
-        if self._count:
-            self.dataChanged.emit(self.index(0, 0), self.index(self._count - 1, self.columnCount() - 1))
-
-    def _held(self, row: int) -> tuple[Mapping[str, str], int | None] | None:
+    def held(self, row: int) -> tuple[Mapping[str, str], int | None] | None:
+        """The cells of a row by column name and the tokens of its prompt; None while they are not here."""
         start = row - row % CHUNK
         if start not in self._chunks:
             return None
         rows, tokens = self._chunks[start]
         return (rows[row - start], tokens[row - start]) if row - start < len(rows) else ({}, None)
 
-    def text_of(self, row: int, column: int) -> str:
-        """The text of a cell of the dataset's own columns, "" if the model does not have it."""
-        held = self._held(row)
-        return held[0].get(self.headings[column - FIRST].name, "") if held else ""
-
-    def _text(self, row: int, column: int) -> str:
+    def text(self, row: int, column: int) -> str:
         if column == ROW:
             return f"{row + 1:,}"
-        start, held = row - row % CHUNK, self._held(row)
+        start, held, about = row - row % CHUNK, self.held(row), self.columns[column]
         if held is None:
             if start not in self._requested:
                 self._schedule(start)
             return PLACEHOLDER
         self._chunks.move_to_end(start)
-        if column == TOKENS:
-            return f"{held[1]:,}" if held[1] is not None else ""
-        return " ".join(held[0].get(self.headings[column - FIRST].name, "").split())
+        if isinstance(about, DataColumn):
+            return " ".join(held[0].get(about.name, "").split())
+        return f"{held[1]:,}" if held[1] is not None else ""
 
-    def _colour(self, row: int, column: int) -> QColor:
-        colours = theme.palette()
+    def colour(self, row: int, column: int) -> QColor:
+        colours, about = theme.palette(), self.columns[column]
         if column == TOKENS:
-            held = self._held(row)
+            held = self.held(row)
             is_long = held is not None and held[1] is not None and held[1] > self._prompt_limit
             return colours.warning if is_long else colours.muted
-        return colours.text if column >= FIRST and self.headings[column - FIRST].use else colours.muted
+        return colours.text if isinstance(about, DataColumn) and about.use else colours.muted
 
-    def _is_figure(self, column: int) -> bool:
-        return column < FIRST or self.headings[column - FIRST].right
-
-    def rowCount(self, parent: Index = QModelIndex()) -> int:
-        return 0 if parent.isValid() else self._count
-
-    def columnCount(self, parent: Index = QModelIndex()) -> int:
-        return 0 if parent.isValid() or not self.headings else FIRST + len(self.headings)
-
-    def headerData(self, section: int, orientation: Qt.Orientation, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
-        if orientation != Qt.Orientation.Horizontal or section >= self.columnCount():
-            return None
-        if role == Qt.ItemDataRole.TextAlignmentRole:
-            return RIGHT if self._is_figure(section) else LEFT
-        if role != Qt.ItemDataRole.DisplayRole:
-            return None
-        if section < FIRST:
-            return ("Row", "Tokens")[section]
-        heading = self.headings[section - FIRST]
-        return f"{heading.name} → {heading.use}" if heading.use not in ("", heading.name) else heading.name
-
-    def data(self, index: Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
-        row, column = index.row(), index.column()
-        match role:
-            case Qt.ItemDataRole.DisplayRole:
-                return self._text(row, column)
-            case Qt.ItemDataRole.ForegroundRole:
-                return self._colour(row, column)
-            case Qt.ItemDataRole.TextAlignmentRole:
-                return RIGHT if self._is_figure(column) else LEFT
-            case Qt.ItemDataRole.FontRole if self._is_figure(column):
-                return theme.figures_font()
-        return None
+    def font(self, row: int, column: int) -> QFont | None:
+        return theme.figures_font() if self.columns[column].is_figure else None
 
 
 class RowTable(BaseTable):
@@ -191,22 +153,20 @@ class RowTable(BaseTable):
     selected = Signal()
 
     def __init__(self, model: RowModel) -> None:
-        super().__init__()
+        super().__init__(name="Rows of the dataset")
         self._rows, self._placeholder = model, ""
         self.setModel(model)
-        self.setSelectionMode(QAbstractItemView.SelectionMode.ExtendedSelection)
-        self.setAccessibleName("Rows of the dataset")
         self.setTextElideMode(Qt.TextElideMode.ElideRight)
         self.setCornerWidget(QWidget())  # else there is a square of another colour between the scroll bars
         # Not ResizeToContents, which would read up to 1,000 rows and so request chunks that are not visible.
         self.horizontalHeader().setSectionResizeMode(QHeaderView.ResizeMode.Interactive)
         self.horizontalHeader().setMinimumSectionSize(48)
         self.selectionModel().currentRowChanged.connect(lambda now, _: now.isValid() and self.chosen.emit(now.row()))
-        self.selectionModel().selectionChanged.connect(lambda *_: self.selected.emit())
+        self.selectionModel().selectionChanged.connect(lambda: self.selected.emit())
         model.dataChanged.connect(lambda first, _: first.row() == 0 and self._resize_columns())
 
     def reset_view(self, placeholder: str = "") -> None:
-        """After `show_rows`: size the columns, select the first row; `placeholder` is the text without rows."""
+        """After `show_rows`: size the columns, select the first row."""
         self.set_placeholder(placeholder)
         self._resize_columns()
         if self._rows.rowCount():
@@ -238,26 +198,24 @@ class RowTable(BaseTable):
             painter.drawText(self.viewport().rect().adjusted(24, 8, -24, -8), flags, self._placeholder)
 
     def _resize_columns(self) -> None:
-        headings = self._rows.headings
-        if not headings:
+        columns, advance = self._rows.columns, self.fontMetrics().horizontalAdvance
+        if not columns:
             return
-        digits = self.fontMetrics().horizontalAdvance(f"{self._rows.rowCount():,}") + 2 * CELL_PADDING + 6
-        widths = {ROW: max(theme.scaled(52), digits), TOKENS: theme.scaled(68)}
-        widths |= {place: self._text_width(place) for place in range(FIRST, FIRST + len(headings))}
-        wide = next((place for place in widths if place >= FIRST and headings[place - FIRST].wide), FIRST)
+        digits = advance(f"{self._rows.rowCount():,}") + 2 * CELL_PADDING + 6
+        widths, wide = {ROW: max(theme.scaled(52), digits), TOKENS: theme.scaled(68)}, FIRST
+        least, most = theme.scaled(MIN_WIDTH), max(theme.scaled(MAX_WIDTH), self.viewport().width() // 4)
+        measured = [held[0] for held in map(self._rows.held, range(MEASURED_ROWS)) if held is not None]
+        for place, each in enumerate(columns):
+            if isinstance(each, DataColumn):
+                texts = [self.horizontalHeader().fontMetrics().horizontalAdvance(each.title)]
+                texts += [advance(cells.get(each.name, "")[:MEASURED_CHARS]) for cells in measured]
+                widths[place] = max(least, min(most, max(texts) + 2 * CELL_PADDING + 10))
+                wide = place if each.wide else wide
         others = sum(width for place, width in widths.items() if place != wide)
         least = min(theme.scaled(MIN_WIDE_WIDTH), widths[wide])
         widths[wide] = max(least, self.viewport().width() - others)
         for place, width in widths.items():
             self.setColumnWidth(place, width)
-
-    def _text_width(self, column: int) -> int:
-        heading = str(self._rows.headerData(column, Qt.Orientation.Horizontal))
-        heading_width = self.horizontalHeader().fontMetrics().horizontalAdvance(heading)
-        texts = (self._rows.text_of(row, column)[:MEASURED_CHARS] for row in range(MEASURED_ROWS))
-        cell_width = max(map(self.fontMetrics().horizontalAdvance, texts))
-        least, most = theme.scaled(MIN_WIDTH), max(theme.scaled(MAX_WIDTH), self.viewport().width() // 4)
-        return max(least, min(most, max(heading_width, cell_width) + 2 * CELL_PADDING + 10))
 
 
 class RowDetail(QFrame):
@@ -276,21 +234,16 @@ class RowDetail(QFrame):
         self.pane.setAccessibleName("The prompt as the model sees it")
         self.pane.setTabChangesFocus(True)
         self.views = Segments(VIEWS, "Show the row as")
-        self.views.chosen.connect(lambda _: self._draw())
+        self.views.chosen.connect(self._draw)
         head = row(self.title, None, self.views, spacing=2)
         column(head, self.about, self.note, (self.pane, 1), into=self, spacing=6, margins=(12, 8, 12, 12))
         self._draw()
         theme.signals.changed.connect(self._draw)
 
-    def show_nothing(self) -> None:
-        self._preview = None
-        self.title.setText("")
-        self._draw()
-
-    def show_row(self, index: int, preview: Mapping[str, Any], prompt_limit: int) -> None:
-        """Show row `index` (from 0); `prompt_limit`: most tokens of a prompt."""
+    def show_row(self, index: int, preview: Mapping[str, Any] | None, prompt_limit: int) -> None:
+        """Show row `index` (from 0), None for nothing; `prompt_limit`: most tokens of a prompt."""
         self._preview, self._prompt_limit = preview, prompt_limit
-        self.title.setText(f"Row {index + 1:,}")
+        self.title.setText(f"Row {index + 1:,}" if preview is not None else "")
         self._draw()
 
     def set_prompt_limit(self, prompt_limit: int) -> None:
@@ -300,20 +253,20 @@ class RowDetail(QFrame):
     def _show_facts(self) -> None:
         preview, limit = self._preview or {}, self._prompt_limit
         tokens = preview.get("tokens")
-        parts = [] if tokens is None else [f"{tokens:,} {'token' if tokens == 1 else 'tokens'} of {max(0, limit):,}"]
+        parts = [] if tokens is None else [f"{counted(tokens, 'token')} of {max(0, limit):,}"]
         parts += [f"{key.capitalize()}: {preview[key]}" for key in ("answer", "type") if preview.get(key)]
-        self.about.setText("   ".join(parts))
+        show_text(self.about, "   ".join(parts))
         self.about.setToolTip(plain_tip(self.about.text()[:400]))
-        self.about.setVisible(bool(parts))
         self.views.setEnabled(bool(preview))
         notes = [fault["sentence"] for fault in preview.get("faults", ())]
         if tokens is not None and tokens > limit:
-            kept = preview.get("kept")
-            notes.append(cut(tokens, kept) if kept else too_long(tokens, limit))
+            if kept := preview.get("kept"):
+                notes.append(CUT.format(kept=kept, tokens=tokens))
+            else:
+                notes.append(TOO_LONG.format(over=tokens - limit))
         notes += [LOADING] if preview.get("loading") and not notes else []
         notes += [] if preview.get("has_template", True) else [NO_TEMPLATE]
-        self.note.setText("\n".join(notes))
-        self.note.setVisible(bool(notes))
+        show_text(self.note, "\n".join(notes))
 
     def _draw(self) -> None:
         self._show_facts()
@@ -321,13 +274,22 @@ class RowDetail(QFrame):
         if (preview := self._preview) is None:
             return
         colours = theme.palette()
-        plain, muted, special = _format(colours.text), _format(colours.muted), _format(colours.accent)
+        plain, muted, special = QTextCharFormat(), QTextCharFormat(), QTextCharFormat()
+        plain.setForeground(colours.text)
+        muted.setForeground(colours.muted)
+        special.setForeground(colours.accent)
         special.setBackground(colours.selection)
         cursor = QTextCursor(self.pane.document())
+
+        def write_sections(sections: Sequence[tuple[str, str]]) -> None:
+            for i, (title, text) in enumerate(sections):
+                cursor.insertText("\n\n" * bool(i) + title, muted)
+                cursor.insertText(f"\n{text}", plain)
+
         cursor.beginEditBlock()
         view = self.views.key if preview["messages"] else "columns"  # a row that cannot be used shows its columns
         if view == "columns":
-            _write_sections(cursor, [(cell["name"], cell["text"]) for cell in preview["cells"]], muted, plain)
+            write_sections([(cell["name"], cell["text"]) for cell in preview["cells"]])
         else:
             for i, piece in enumerate(preview["pieces"]):
                 if view == "ids":
@@ -335,33 +297,10 @@ class RowDetail(QFrame):
                 text = piece["text"] if view == "prompt" else " ".join(map(str, piece["ids"]))
                 cursor.insertText(text, special if piece["special"] else plain)
             if view == "prompt" and preview["tokens"] is None:  # no tokenizer, or it is still being loaded
-                messages = [(message["role"], message["content"]) for message in preview["messages"]]
-                _write_sections(cursor, messages, muted, plain)
+                write_sections([(message["role"], message["content"]) for message in preview["messages"]])
             shown = sum(len(piece["ids"]) for piece in preview["pieces"])
             missing = (preview.get("kept") or preview["tokens"] or 0) - shown
             if missing > 0:  # the service shortens a very long prompt
                 cursor.insertText(f"\n… and {missing:,} more tokens", muted)
         cursor.endEditBlock()
         self.pane.moveCursor(QTextCursor.MoveOperation.Start)
-
-
-def _write_sections(
-    cursor: QTextCursor, sections: Sequence[tuple[str, str]], muted: QTextCharFormat, plain: QTextCharFormat
-) -> None:
-    for i, (title, text) in enumerate(sections):
-        cursor.insertText("\n\n" * bool(i) + title, muted)
-        cursor.insertText(f"\n{text}", plain)
-
-
-def _format(colour: QColor) -> QTextCharFormat:
-    made = QTextCharFormat()
-    made.setForeground(colour)
-    return made
-
-
-def too_long(tokens: int, prompt_limit: int) -> str:
-    return f"Too long by {tokens - prompt_limit:,}: training leaves this row out."
-
-
-def cut(tokens: int, kept: int) -> str:
-    return f"Too long: the beginning of its last user message is cut off, leaving {kept:,} of {tokens:,} tokens."

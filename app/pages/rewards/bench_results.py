@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
-from PySide6.QtCore import QModelIndex, QPointF, QRect, QRectF, QSize, Qt, Signal
-from PySide6.QtGui import QColor, QFont, QPainter, QPaintEvent
+from PySide6.QtCore import QModelIndex, QRect, QRectF, Qt, Signal
+from PySide6.QtGui import QColor, QFont, QPainter
 from PySide6.QtWidgets import (
     QAbstractItemView,
     QFrame,
-    QHeaderView,
     QSizePolicy,
     QStackedLayout,
     QStyledItemDelegate,
@@ -19,11 +18,13 @@ from PySide6.QtWidgets import (
 )
 
 from app import theme
+from app.state.reward_bench import RewardBench
 from app.theme import CELL_PADDING
-from app.widgets.basic.labels import label
-from app.widgets.basic.layout import card, clear_layout, column, holder, row
+from app.widgets.basic.controls import Dot
+from app.widgets.basic.labels import EmptyState, label
+from app.widgets.basic.layout import clear_layout, column, holder, row, wrap_in_card
 from app.widgets.basic.number_format import DASH, figure, short_duration
-from app.widgets.basic.tables import LEFT, ROW_HEIGHT, BaseTable, Column, Index, RowsModel
+from app.widgets.basic.tables import LEFT, BaseTable, Column, Index, RowsModel
 from app.widgets.completion_table import CompletionModel, CompletionTable, reward_dot
 from app.widgets.form.value_text import number_text
 from app.widgets.reward_delegates import WeightDelegate
@@ -43,16 +44,6 @@ STALE = {
     "advice": "Press Score again.",
 }
 NOT_RUN_ADVICE = "A run would stop before its first step."
-
-
-class BenchState(Protocol):
-    """The attributes of the bench that are shown; `app.state.reward_bench.RewardBench` has them."""
-
-    groups: list[dict[str, Any]]
-    findings: list[dict[str, str]]
-    functions: list[dict[str, Any]]
-    failed: dict[str, Any] | None
-    stale: bool
 
 
 class BenchFunctionModel(RowsModel):
@@ -162,33 +153,22 @@ class BenchFunctionTable(BaseTable):
     error_requested = Signal(object)  # function's row
 
     def __init__(self, model: BenchFunctionModel) -> None:
-        super().__init__()
-        self._model, self._max_rows = model, 6
-        self.setModel(model)
+        super().__init__(model=model, name="Reward functions and their scores")
+        self._model = model
+        self._max_rows = 6
         self.setItemDelegateForColumn(SCORES, ScoreHistogramDelegate(self))
         self.setItemDelegateForColumn(WEIGHT, WeightDelegate(self))
         edit = QAbstractItemView.EditTrigger
         self.setEditTriggers(edit.SelectedClicked | edit.DoubleClicked | edit.EditKeyPressed)
-        self.setAccessibleName("Reward functions and their scores")
-        self.setSelectionMode(QAbstractItemView.SelectionMode.ExtendedSelection)
-        for place, each in enumerate(model.columns):
-            self.horizontalHeader().setSectionResizeMode(place, QHeaderView.ResizeMode.Fixed)
-            self.setColumnWidth(place, theme.scaled(each.width))
-        self.horizontalHeader().setSectionResizeMode(SCORES, QHeaderView.ResizeMode.Stretch)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
-        model.modelReset.connect(self._fit)
+        model.modelReset.connect(lambda: self.show_at_most(self._max_rows))
         self.clicked.connect(self._show_error)
         self.activated.connect(self._show_error)
-        self._fit()
 
     def show_at_most(self, rows: int) -> None:
         """Limit the height to this number of rows."""
         self._max_rows = rows
-        self._fit()
-
-    def _fit(self) -> None:
-        rows = max(1, min(len(self._model.rows), self._max_rows))
-        self.setFixedHeight(self.horizontalHeader().sizeHint().height() + rows * theme.scaled(ROW_HEIGHT) + 1)
+        self.fit_rows(rows, extra=1)
 
     def _show_error(self, index: QModelIndex) -> None:
         if self._model.rows[index.row()]["error"]:
@@ -204,77 +184,27 @@ class FindingsCard(QFrame):
         self.setAccessibleName("Verdict")
         self.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Maximum)
         self._column = column(into=self, spacing=6, margins=(12, 10, 12, 10))
-        self._findings: Sequence[Mapping[str, str]] = ()
+        self.findings: Sequence[Mapping[str, str]] = ()
         self._max_count = 99
 
     def show_findings(self, findings: Sequence[Mapping[str, str]]) -> None:
         """Show findings {"level", "sentence", "advice"} in their order."""
-        self._findings = findings
-        self._show()
+        self.findings = findings
+        clear_layout(self._column)
+        for i, finding in enumerate(self.findings[: self._max_count]):
+            font = theme.heading_font() if i == 0 and finding["level"] != "error" else None
+            texts = [label(finding["sentence"], font, wrap=True, selectable=True)]
+            if finding["advice"]:
+                texts.append(label(finding["advice"], role="muted", wrap=True, selectable=True))
+            dot = Dot(LEVEL_ROLES.get(finding["level"], "muted"), 18)
+            self._column.addWidget(holder(row((dot, 0, Qt.AlignmentFlag.AlignTop), (column(*texts, spacing=0), 1))))
+        self.setVisible(bool(findings))
 
     def show_at_most(self, count: int) -> None:
         """Show only the first `count` findings, for a page of little height."""
         if count != self._max_count:
             self._max_count = count
-            self._show()
-
-    def sentences(self) -> list[str]:
-        """The sentences of all findings, shown or not."""
-        return [finding["sentence"] for finding in self._findings]
-
-    def _show(self) -> None:
-        clear_layout(self._column)
-        for i, finding in enumerate(self._findings[: self._max_count]):
-            font = theme.heading_font() if i == 0 and finding["level"] != "error" else None
-            texts = [label(finding["sentence"], font, wrap=True, selectable=True)]
-            if finding["advice"]:
-                texts.append(label(finding["advice"], role="muted", wrap=True, selectable=True))
-            dot = _LevelDot(LEVEL_ROLES.get(finding["level"], "muted"))
-            self._column.addWidget(holder(row((dot, 0, Qt.AlignmentFlag.AlignTop), (column(*texts, spacing=0), 1))))
-        self.setVisible(bool(self._findings))
-
-
-class _LevelDot(QWidget):
-    def __init__(self, role: str) -> None:
-        super().__init__()
-        self._role = role
-        self.setFixedSize(theme.scaled_size(QSize(10, 18)))
-
-    def paintEvent(self, event: QPaintEvent) -> None:
-        painter = QPainter(self)
-        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
-        painter.setPen(Qt.PenStyle.NoPen)
-        painter.setBrush(getattr(theme.palette(), self._role))
-        across = theme.scaled(10)
-        painter.drawEllipse(QPointF(across / 2, self.height() / 2), 0.4 * across, 0.4 * across)
-
-
-class BenchCompletionModel(CompletionModel):
-    """Headers of scores are dots without text; `label` has the text."""
-
-    def label(self, column: int) -> str:
-        """The header of a column as text, also where only a dot is shown."""
-        return " ".join(str(super().headerData(column, Qt.Orientation.Horizontal)).split())
-
-    def headerData(self, section: int, orientation: Qt.Orientation, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
-        is_score = orientation == Qt.Orientation.Horizontal and 0 < section <= len(self.rewards)
-        if is_score and role == Qt.ItemDataRole.DisplayRole:
-            return ""
-        if is_score and role in (Qt.ItemDataRole.ToolTipRole, Qt.ItemDataRole.AccessibleTextRole):
-            return self.label(section)
-        return super().headerData(section, orientation, role)
-
-
-class BenchCompletionTable(CompletionTable):
-    """The table of completions."""
-
-    def __init__(self, model: BenchCompletionModel) -> None:
-        super().__init__(model, max_score_width=54, min_text_width=150)
-        self._scores = model
-
-    def as_text(self, rows: list[int]) -> str:
-        headers = [self._scores.label(place) for place in range(self._scores.columnCount())]
-        return "\n".join(["\t".join(headers), *BaseTable.as_text(self, rows).split("\n")[1:]])
+            self.show_findings(self.findings)
 
 
 class BenchResults(QWidget):
@@ -284,15 +214,14 @@ class BenchResults(QWidget):
         super().__init__(parent)
         shown = QWidget(self)
         self.verdict = FindingsCard(shown)
-        self.functions, self.completions = BenchFunctionModel(self), BenchCompletionModel(self)
-        self.board, self.table = BenchFunctionTable(self.functions), BenchCompletionTable(self.completions)
+        self.functions, self.completions = BenchFunctionModel(self), CompletionModel(self, is_brief=True)
+        self.board = BenchFunctionTable(self.functions)
+        self.table = CompletionTable(self.completions, max_score_width=54, min_text_width=150)
         column(self.verdict, self.board.in_card(), (self.table.in_card(), 1), into=shown, spacing=12)
-        centre = Qt.AlignmentFlag.AlignCenter
-        title = label("Try the rewards before training", theme.heading_font(), align=centre)
         text = "Sample a few completions to see the scores of each function and how much the groups differ."
-        sentence = label(text, role="muted", wrap=True, align=centre)
+        empty = EmptyState("Try the rewards before training", text, "", theme.heading_font())
         self._stack = QStackedLayout(self)
-        self._stack.addWidget(card(column((None, 2), title, sentence, (None, 3), spacing=12, margins=3 * theme.SPACE)))
+        self._stack.addWidget(wrap_in_card(empty))
         self._stack.addWidget(shown)
 
     def fit(self, height: int) -> None:
@@ -301,8 +230,7 @@ class BenchResults(QWidget):
         self.verdict.show_at_most(1 if height < SHORT else 2 if height < TALL else 99)
         self.board.show_at_most(3 if height < SHORT else 5 if height < TALL else 8)
 
-    def show_bench(self, bench: BenchState) -> None:
-        """Show the bench's state."""
+    def show_bench(self, bench: RewardBench) -> None:
         self._stack.setCurrentIndex(1 if bench.groups or bench.failed else 0)
         if bench.failed:
             findings = [{"level": "error", "sentence": bench.failed["sentence"], "advice": NOT_RUN_ADVICE}]

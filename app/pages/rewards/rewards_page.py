@@ -7,22 +7,20 @@ from pathlib import Path
 from typing import Any
 
 from PySide6.QtCore import Qt, Signal
-from PySide6.QtGui import QDragEnterEvent, QDropEvent, QFont, QGuiApplication, QKeyEvent, QResizeEvent, QShowEvent
-from PySide6.QtWidgets import QHeaderView, QSplitter, QStackedLayout, QWidget
+from PySide6.QtGui import QDragEnterEvent, QDropEvent, QFont, QKeyEvent, QResizeEvent, QShowEvent
+from PySide6.QtWidgets import QSplitter, QStackedLayout, QWidget
 
 from app import theme
 from app.pages.rewards.bench_results import BenchResults
-from app.pages.rewards.reward_file import RewardEditing, RewardFilePanel
-from app.state.reward_bench import RewardBench
+from app.pages.rewards.completion_source import CompletionSource
+from app.pages.rewards.reward_file import RewardFilePanel
 from app.state.session import Session
 from app.widgets.basic.controls import ElidedLabel, Segments, dropped_file
-from app.widgets.basic.dialogs import open_file
 from app.widgets.basic.labels import button, label
 from app.widgets.basic.layout import column, row
-from app.widgets.basic.number_format import figure, short_duration
+from app.widgets.basic.number_format import counted, figure, short_duration
 from app.widgets.basic.tables import BaseTable, Column, RowsModel
 from app.widgets.completion_detail import CompletionDetail
-from app.widgets.completion_source import CompletionSource
 from app.widgets.completion_table import one_line
 from backend.runs.run_folder import all_runs
 
@@ -37,9 +35,9 @@ class CaseModel(RowsModel):
     columns = (Column("Result", 64), Column("Completion"), Column("Expected"))
 
     def text(self, row: Mapping[str, Any], column: int) -> str:
-        return ("fails" if row["failures"] else "passes", one_line(row["case"]["completion"]), _result_text(row))[
-            column
-        ]
+        expected = ", ".join(f"{name} {figure(score)}" for name, score in row["case"]["expected"].items())
+        result = "fails" if row["failures"] else "passes"
+        return (result, one_line(row["case"]["completion"]), " ".join(row["failures"]) or expected)[column]
 
     def colour(self, row: Mapping[str, Any], column: int) -> Any:
         colours = theme.palette()
@@ -49,25 +47,15 @@ class CaseModel(RowsModel):
         return theme.mono_font() if column == 1 else theme.figures_font()
 
     def tip(self, row: Mapping[str, Any], column: int) -> str:
-        return "\n".join(row["failures"]) or _result_text(row)
-
-
-def _result_text(row: Mapping[str, Any]) -> str:
-    expected = ", ".join(f"{name} {figure(score)}" for name, score in row["case"]["expected"].items())
-    return " ".join(row["failures"]) or expected
+        return "\n".join(row["failures"]) or self.text(row, 2)
 
 
 class CaseTable(BaseTable):
     drop_requested = Signal(int)  # index of a case
 
     def __init__(self, model: CaseModel) -> None:
-        super().__init__()
-        self.setModel(model)
-        self.setAccessibleName("Cases")
+        super().__init__(model=model, name="Cases")
         self.setAccessibleDescription("Delete removes the selected case.")
-        self.horizontalHeader().setSectionResizeMode(QHeaderView.ResizeMode.Stretch)
-        self.horizontalHeader().setSectionResizeMode(0, QHeaderView.ResizeMode.Fixed)
-        self.setColumnWidth(0, theme.scaled(64))
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
         if event.key() in (Qt.Key.Key_Delete, Qt.Key.Key_Backspace):
@@ -81,36 +69,29 @@ class CaseTable(BaseTable):
 
 
 class RewardsPage(QWidget):
-    enabled_actions_changed = Signal(dict)  # dict
+    enabled_actions_changed = Signal(dict)
 
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.session, self.draft = session, session.draft
-        self.bench: RewardBench = session.reward_bench
+        bench = self.bench = session.reward_bench
         self.setAcceptDrops(True)
         self._seed = 0
         self._narrow: bool | None = None
         self._line: tuple[dict[str, Any], dict[str, Any] | None] | None = None
-        self._build()
-        self._connect()
-        self.editing.open()
-        self._show()
-
-    def _build(self) -> None:
         # Widgets are created with their final parent: reparented later, Qt would restyle all of them again.
         self.parts = QSplitter(Qt.Orientation.Horizontal, self, childrenCollapsible=False, handleWidth=12)
-        self.source, self.results = CompletionSource(self), BenchResults(self.parts)
+        self.source, self.results = CompletionSource(bench, self), BenchResults(self.parts)
         self._beside = QWidget(self.parts)
         self._beside.setMinimumWidth(theme.scaled(320))
         detail_side, case_side = QWidget(self._beside), QWidget(self._beside)
-        self.detail, self.panel = CompletionDetail(detail_side, upright=True), RewardFilePanel(self._beside)
-        self.editing = RewardEditing(self.session, self.panel, self)
+        self.detail, self.panel = CompletionDetail(detail_side, upright=True), RewardFilePanel(session, self._beside)
         self.case_model = CaseModel(self)
         self.cases = CaseTable(self.case_model)
         self.kept = label(role="muted", wrap=True)
         self.views = Segments(VIEWS, "Show")
         self.about = ElidedLabel(font=theme.figures_font())
-        self.again = button("Score again", self.score, tip="Ctrl+Return")
+        self.again = button("Score again", bench.score, tip="Ctrl+Return")
         keep_tip = "Keeps its current scores by your file's functions (Ctrl+K)"
         self.keep = button("Keep as case", self.keep_case, tip=keep_tip)
         self.drop = button("Remove", self.drop_case, tip="Remove the selected case (Delete)")
@@ -127,30 +108,21 @@ class RewardsPage(QWidget):
         head = row(title, theme.SPACE, (self.about, 1), self.views, theme.SPACE, self.again)
         column(head, self.source, (self.parts, 1), into=self, spacing=12, margins=theme.GUTTER)
 
-    def _connect(self) -> None:
-        bench, source = self.bench, self.source
         bench.changed.connect(self._show)
-        bench.busy_changed.connect(source.show_busy)
         bench.busy_changed.connect(self._show_enabled)
-        bench.progress.connect(source.show_progress)
-        source.sample_requested.connect(self._sample)
-        source.run_requested.connect(bench.load_run)
-        source.file_requested.connect(self.read_completions)
-        source.paste_requested.connect(self.paste_completions)
-        source.cancelled.connect(self.cancel)
-        source.refused.connect(self.session.message)
-        self.views.chosen.connect(lambda _: self._show_views())
+        self.source.sample_requested.connect(self._sample)
+        self.source.refused.connect(session.message)
+        self.views.chosen.connect(self._show_views)
         self.results.table.chosen.connect(self._choose)
         self.results.board.error_requested.connect(lambda function: self._show_error(function["error"], go=True))
         self.results.functions.weighed.connect(lambda weights: self.draft.set("reward_weights", weights))
         self.cases.drop_requested.connect(bench.remove_case)
-        self.panel.score_requested.connect(self.score)
-        self.editing.opened.connect(self._name_file)
-        self.session.reward_rows_requested.connect(self.sample_rows)
+        self.panel.opened.connect(self._name_file)
+        session.reward_rows_requested.connect(self.sample_rows)
         self.draft.changed.connect(self._on_setting)
         theme.signals.changed.connect(self._show)
-
-    # Showing the bench
+        self.panel.open()
+        self._show()
 
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)
@@ -173,7 +145,13 @@ class RewardsPage(QWidget):
         empty = key == "completion" and not self.bench.groups
         self.results.setVisible(not narrow or key == "scores")
         self._beside.setVisible(key != "scores" if narrow else not empty)
-        self.about.setText(self._status(brief=narrow))
+        bench, status = self.bench, ""
+        if bench.groups:
+            status = f"{counted(len(bench.groups), 'prompt')}, {counted(bench.count, 'completion')}"
+            if not narrow:
+                has_time = bench.seconds is not None and bench.functions
+                status += f" {bench.origin}{f'; scored in {short_duration(bench.seconds)}' if has_time else ''}"
+        self.about.setText(status)
         if key != "scores":
             self._sides.setCurrentIndex(("completion", "file", "cases").index(key))
 
@@ -191,24 +169,20 @@ class RewardsPage(QWidget):
         cases = f"Cases: {failing} of {count} fail" if failing else f"Cases ({count})" if count else "Cases"
         self.views.show_word("cases", cases)
         self._show_enabled()
-        self.kept.setText(_about_cases(bench.reward_file, count))
+        if (file := bench.reward_file) is None:
+            self.kept.setText("Cases are kept with your own reward file.")
+        elif count:
+            self.kept.setText(f"Kept in {file.stem}.cases.jsonl, and scored again with everything else.")
+        else:
+            self.kept.setText(
+                f"Keep a completion as a case to check that {file.name} goes on giving it the same scores."
+            )
 
     def _show_size(self) -> None:
         self.source.show_size(int(self.draft.valid_values()["group_size"]))
 
-    def _status(self, *, brief: bool) -> str:
-        bench = self.bench
-        if not bench.groups:
-            return ""
-        counts = f"{_counted(len(bench.groups), 'prompt')}, {_counted(bench.count, 'completion')}"
-        if brief:
-            return counts
-        has_time = bench.seconds is not None and bench.functions
-        took = f"; scored in {short_duration(bench.seconds)}" if has_time else ""  # pyright: ignore[reportArgumentType]
-        return f"{counts} {bench.origin}{took}"
-
     def _show_error(self, error: dict[str, Any] | None, *, go: bool = False) -> None:
-        if self.editing.mark(error) and go and error is not None:
+        if self.panel.mark(error) and go and error is not None:
             self.views.choose("file")
             self.panel.editor.reveal(error["line"])
 
@@ -224,7 +198,7 @@ class RewardsPage(QWidget):
             "cancel": bool(bench.busy),
             "keep_case": completion is not None and bench.reward_file is not None,
             "drop_case": bool(bench.cases),
-            "save_file": self.editing.file.path is not None,
+            "save_file": self.panel.file is not None,
         }
 
     def _show_enabled(self) -> None:
@@ -240,11 +214,9 @@ class RewardsPage(QWidget):
 
     def _on_setting(self, key: str) -> None:
         if key in ("", "reward_functions_file"):
-            self.editing.open()
+            self.panel.open()
         if key in ("", "group_size"):
             self._show_size()
-
-    # Slots of buttons and menus
 
     def sample(self) -> None:
         self.source.sources.choose("model")
@@ -274,27 +246,21 @@ class RewardsPage(QWidget):
         self.cases.drop()
 
     def save_file(self) -> None:
-        self.editing.save()
+        self.panel.save_file()
 
     def new_file(self) -> None:
         self.views.choose("file")
-        self.editing.create()
+        self.panel.create()
 
     def open_file(self) -> None:
         self.views.choose("file")
-        self.editing.choose()
+        self.panel.choose()
 
     def read_completions(self) -> None:
-        chosen = self.choose_completions()
-        if chosen is not None:
-            self.bench.load_file(chosen)
+        self.source.read_completions()
 
     def paste_completions(self) -> None:
-        text = QGuiApplication.clipboard().text()
-        if text.strip():
-            self.bench.load_text(text)
-        else:
-            self.session.message.emit("There is no text on the clipboard.")
+        self.source.paste_completions()
 
     def dragEnterEvent(self, event: QDragEnterEvent) -> None:
         if _dropped(event) is not None:
@@ -310,24 +276,7 @@ class RewardsPage(QWidget):
         else:
             self.draft.use_reward_file(str(path))
 
-    # A dialog, which tests replace by an answer
-
-    def choose_completions(self) -> Path | None:
-        return open_file(self, "completions", "Open completions", "Completions (*.jsonl)")
-
 
 def _dropped(event: QDropEvent) -> Path | None:
     path = dropped_file(event)
     return path if path is not None and path.suffix in (".jsonl", ".py") else None
-
-
-def _about_cases(file: Path | None, count: int) -> str:
-    if file is None:
-        return "Cases are kept with your own reward file."
-    if not count:
-        return f"Keep a completion as a case to check that {file.name} goes on giving it the same scores."
-    return f"Kept in {file.stem}.cases.jsonl, and scored again with everything else."
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"

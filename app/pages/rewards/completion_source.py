@@ -6,19 +6,19 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from PySide6.QtCore import Qt, Signal
-from PySide6.QtGui import QIntValidator
-from PySide6.QtWidgets import QApplication, QFrame, QLineEdit, QProgressBar, QSizePolicy, QWidget
+from PySide6.QtCore import Signal
+from PySide6.QtGui import QGuiApplication
+from PySide6.QtWidgets import QApplication, QFrame, QLineEdit, QSizePolicy, QWidget
 
 from app import theme
+from app.state.reward_bench import MAX_ROWS, RewardBench
 from app.widgets.basic.controls import ComboBox, ElidedLabel, NumberEdit, Segments
-from app.widgets.basic.labels import button, label
+from app.widgets.basic.dialogs import open_file
+from app.widgets.basic.labels import button, label, progress_bar
 from app.widgets.basic.layout import NestedStack, column, holder, row
 
 SOURCES = {"model": "Model", "run": "Run", "file": "File"}
 ROW_CHOICES = {"random": "Random rows", "first": "First rows", "numbers": "These rows"}
-MAX_ROWS = 1000
-"""Most rows that can be sampled in one request."""
 _RANGES = re.compile(r"\s*\d+\s*(-\s*\d+\s*)?(,\s*\d+\s*(-\s*\d+\s*)?)*")
 
 
@@ -26,43 +26,37 @@ class CompletionSource(QFrame):
     """A card with a segmented control of sources, the inputs of the chosen one, and a progress bar in their place."""
 
     sample_requested = Signal(str, int, list, int)  # how, count of rows, row numbers, completions of each
-    run_requested = Signal(object, object)  # folder, step, or None for the newest
-    file_requested = Signal()
-    paste_requested = Signal()
-    cancelled = Signal()
     refused = Signal(str)  # sentence
 
-    def __init__(self, parent: QWidget | None = None) -> None:
+    def __init__(self, bench: RewardBench, parent: QWidget | None = None) -> None:
         super().__init__(parent)
+        self._bench = bench
         self.setProperty("role", "card")
         self.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Fixed)
-        self.how = ComboBox(name="Which rows", length=12)
-        for key, text in ROW_CHOICES.items():
-            self.how.addItem(text, key)
+        self.how = ComboBox(name="Which rows", length=12, items=ROW_CHOICES)
         self.rows, self.group_size = _count_edit("8", "Rows"), _count_edit("8", "Completions of each row")
         self.numbers = QLineEdit(placeholderText="1-4, 17")
         self.numbers.setAccessibleName("Row numbers")
         self.numbers.hide()
         sample_tip = "Sample completions from the chosen model (Ctrl+D)"
         self.sample = button("Sample", self._request_sample, primary=True, tip=sample_tip)
-        self.how.currentIndexChanged.connect(lambda _: self._show_rows())
+        self.how.currentIndexChanged.connect(self._show_rows)
         for line in (self.rows, self.numbers, self.group_size):
             line.returnPressed.connect(self._request_sample)
         times, completions = label("×", role="muted"), label("completions", role="muted")
         of_model = row(self.how, self.rows, self.numbers, times, self.group_size, completions, self.sample, None)
 
         self.runs = ComboBox(name="Run", length=14)
-        self.step = _count_edit("", "Step")
+        self.step = _count_edit("", "Step", 72)
         self.step.setPlaceholderText("newest")
-        self.step.setFixedWidth(theme.scaled(72))
-        self.step.returnPressed.connect(self._request_run)
-        self.load = button("Load", self._request_run, primary=True)
+        self.step.returnPressed.connect(self._load_run)
+        self.load = button("Load", self._load_run, primary=True)
         of_run = row(self.runs, label("Step", role="muted"), self.step, self.load, None)
 
         file_tip = "JSON lines: prompt, completion, answer; or a run's completions.jsonl"
-        self.open = button("Open…", self.file_requested.emit, tip=file_tip)
+        self.open = button("Open…", self.read_completions, tip=file_tip)
         paste_tip = "JSON lines from the clipboard, or plain text as one completion"
-        self.paste = button("Paste", self.paste_requested.emit, tip=paste_tip)
+        self.paste = button("Paste", self.paste_completions, tip=paste_tip)
         of_file = row(self.open, self.paste, None)
 
         self._choosing = QWidget(self)
@@ -73,16 +67,17 @@ class CompletionSource(QFrame):
         self.sources.chosen.connect(lambda key: pages.setCurrentIndex(list(SOURCES).index(key)))
         row(self.sources, (pages, 1), into=self._choosing, spacing=2 * theme.SPACE)
 
-        self.doing, self.bar = ElidedLabel(), QProgressBar(textVisible=False)
+        self.doing, self.bar = ElidedLabel(), progress_bar("Progress")
         self.doing.setMinimumWidth(theme.scaled(160))
         self.bar.setMaximumWidth(theme.scaled(220))
-        self.bar.setAccessibleName("Progress")
-        self.cancel = button("Cancel", self.cancelled.emit)
+        self.cancel = button("Cancel", bench.cancel)
         self._working = holder(row((self.doing, 1), (self.bar, 1), self.cancel, spacing=12, margins=(4, 0, 0, 0)))
         self._stack = NestedStack(self)
         self._stack.addWidget(self._choosing)
         self._stack.addWidget(self._working)
         column(self._stack, into=self, margins=(6, 6, theme.SPACE, 6))
+        bench.busy_changed.connect(self.show_busy)
+        bench.progress.connect(self._show_progress)
 
     def choose_rows(self, numbers: Sequence[int]) -> None:
         """Enter these row numbers, as if they had been typed."""
@@ -91,11 +86,7 @@ class CompletionSource(QFrame):
 
     def show_runs(self, runs: Sequence[Path]) -> None:
         """Offer these runs, the newest first."""
-        selected = self.runs.currentData()
-        self.runs.clear()
-        for path in runs:
-            self.runs.addItem(path.name, str(path))
-        self.runs.setCurrentIndex(max(0, self.runs.findData(selected)))
+        self.runs.fill({str(path): path.name for path in runs}, self.runs.currentData())
         self.load.setEnabled(bool(runs))
 
     def show_size(self, size: int) -> None:
@@ -114,7 +105,7 @@ class CompletionSource(QFrame):
             begin = {"model": self.sample, "run": self.load, "file": self.open}[self.sources.key]
             (self.cancel if what else begin).setFocus()
 
-    def show_progress(self, done: int, of: int) -> None:
+    def _show_progress(self, done: int, of: int) -> None:
         self.bar.setRange(0, of)
         self.bar.setValue(done)
 
@@ -131,9 +122,22 @@ class CompletionSource(QFrame):
             return
         self.sample_requested.emit(how, len(numbers) or int(self.rows.text() or 8), numbers, size)
 
-    def _request_run(self) -> None:
+    def _load_run(self) -> None:
         if self.runs.currentData():
-            self.run_requested.emit(Path(self.runs.currentData()), int(self.step.text()) if self.step.text() else None)
+            step = int(self.step.text()) if self.step.text() else None
+            self._bench.load_run(Path(self.runs.currentData()), step)
+
+    def read_completions(self) -> None:
+        chosen = open_file(self, "completions", "Open completions", "Completions (*.jsonl)")
+        if chosen is not None:
+            self._bench.load_file(chosen)
+
+    def paste_completions(self) -> None:
+        text = QGuiApplication.clipboard().text()
+        if text.strip():
+            self._bench.load_text(text)
+        else:
+            self.refused.emit("There is no text on the clipboard.")
 
 
 def row_numbers(text: str) -> list[int]:
@@ -161,13 +165,7 @@ def rows_text(numbers: Sequence[int]) -> str:
     return ", ".join(f"{first}-{last}" if last > first else f"{first}" for first, last in ranges)
 
 
-def _count_edit(text: str, name: str) -> NumberEdit:
-    line = NumberEdit()
-    line.setText(text)
-    line.setValidator(QIntValidator(0, 10**9, line))
-    line.setMinimumWidth(0)
-    line.setFixedWidth(theme.scaled(48))
-    line.setAlignment(Qt.AlignmentFlag.AlignRight)
-    line.setAccessibleName(name)
+def _count_edit(text: str, name: str, width: int = 48) -> NumberEdit:
+    line = NumberEdit(name=name, text=text, width=width, integers=(0, 10**9))
     line.setToolTip(name)
     return line
