@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -201,7 +202,7 @@ class Window(QMainWindow):
         """Show a page, and call one of its slots for a menu."""
         if self.current_page != key:  # showing it moves the focus, from which some slots go on
             self.show_page(key)
-        getattr(self.pages[key], slot)()
+        attrgetter(slot)(self.pages[key])()
 
     def copy(self) -> None:
         """Copy the selection of the widget with the focus: text, rows of a table, the values of a chart."""

@@ -243,7 +243,7 @@ def ask_the_model(window) -> None:
     page.load()
     wait_until(lambda: page.chat.is_loaded)
     for _ in range(2):
-        page.next_prompt()
+        page.rows.next.click()
         wait_until(lambda: page.prompt.toPlainText())
         page.send()
         answers = page.chat.turns[-1].answers.values()

@@ -192,7 +192,7 @@ def test_escape_stops(page: ChatPage):
 def test_rows_of_the_dataset(page: ChatPage):
     service = load(page)
     send(page, "Before").answer({})
-    page.next_prompt()
+    page.rows.next.click()
     assert service.last("chat_row").arguments == {"row": 0}
     service.last("chat_row").answer(
         {"row": 0, "of": 8, "source": "rows.jsonl", "prompt": "What is 0 plus 0?", "answer": "0"}
@@ -206,7 +206,7 @@ def test_rows_of_the_dataset(page: ChatPage):
     assert [turn.is_first for turn in page.chat.turns] == [True, True]
     assert send(page, "Why?").arguments["row"] == 0, "its conversation goes on"
     service.last("chat_reply").answer({})
-    page.previous_prompt()
+    page.rows.previous.click()
     assert service.last("chat_row").arguments == {"row": -1}
 
 
@@ -302,7 +302,7 @@ def test_real_model(qtbot, page: ChatPage):
     qtbot.waitUntil(lambda: page.chat.state == "ready")
     service = page.chat._service
     assert service is not None
-    page.next_prompt()
+    page.rows.next.click()
     qtbot.waitUntil(lambda: page.prompt.toPlainText() == "What is 0 plus 0?")
     page.send()
     qtbot.waitUntil(lambda: all(answer.scores for answer in page.chat.turns[0].answers.values()))
@@ -311,7 +311,7 @@ def test_real_model(qtbot, page: ChatPage):
     page.prompt.setPlainText("Hello")
     page.send()
     qtbot.waitUntil(lambda: bool(page.chat.turns[1].answers["tuned"].text))
-    page.stop_answer()
+    page.chat.stop()
     assert page.chat.turns[1].answers["tuned"].state == "stopped"
     probe.check()
     process = service._process

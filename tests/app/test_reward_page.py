@@ -207,9 +207,9 @@ def test_changes_elsewhere_are_kept(qtbot, page: RewardsPage, user_file: Path) -
     page.panel.editor.setPlainText(MINE + "# mine\n")
     page.panel.editor.document().setModified(True)
     user_file.write_text(MINE + "# theirs\n")
-    page.save_file()
+    page.panel.save_file()
     assert user_file.read_text().endswith("# theirs\n") and page.panel.reload.isVisibleTo(page.panel)
-    page.save_file()
+    page.panel.save_file()
     assert user_file.read_text().endswith("# mine\n"), "the second time it is meant"
 
 

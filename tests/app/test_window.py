@@ -20,7 +20,6 @@ import app.__main__ as start
 from app import config_files, theme
 from app.desktop import FileOpener
 from app.menus import MENUS, RUN_ACTIONS
-from app.pages import PAGES
 from app.state.prefs import Prefs
 from app.state.processes import ProcessOutcome
 from app.state.run import RunControl
@@ -121,10 +120,10 @@ def test_pages_are_built_when_first_shown(window: Window):
 
 
 def test_every_menu_entry_names_an_existing_slot(window: Window):
-    entries = [entry for menu in MENUS.values() for entry in menu if entry]
-    for entry in entries:
-        page = next((page for page in PAGES if page.key == entry.page), None)
-        assert callable(attrgetter(entry.slot)(page.load() if page else window)), entry.name
+    for entry in (entry for menu in MENUS.values() for entry in menu if entry):
+        if entry.page:
+            window.show_page(entry.page)
+        assert callable(attrgetter(entry.slot)(window.pages[entry.page] if entry.page else window)), entry.name
 
 
 def test_the_rewards_menu_shows_its_page_and_follows_its_enabled_actions(window: Window, monkeypatch):

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import partial
 
 from PySide6.QtCore import QSizeF, Qt, Signal
 from PySide6.QtGui import QFont, QKeyEvent, QTextCursor, QTextOption
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QPlainTextEdit, QScrollArea, QTextEdit, QWidget
+from PySide6.QtWidgets import QFrame, QPlainTextEdit, QScrollArea, QTextEdit, QWidget
 
 from app import theme
+from app.state import charts
+from app.state.chat import ChatAnswer
 from app.widgets.basic.controls import LinkButton
 from app.widgets.basic.labels import label
 from app.widgets.basic.layout import card, clear_layout, column, holder, row, set_shown
-from app.widgets.basic.number_format import figure
+from app.widgets.basic.number_format import figure, short_duration
 from app.widgets.completion_detail import TagHighlighter, scores_html
+from app.widgets.completion_table import STOP_LABELS
 
 FEWEST_LINES, MOST_LINES = 3, 8
 """Height of the prompt box: it grows with its text between these."""
@@ -71,7 +74,6 @@ class GrowingText(QTextEdit):
         self._fit(self.document().size())
 
     def show_text(self, text: str) -> None:
-        """Show `text`."""
         shown = self.toPlainText()
         if shown and text.startswith(shown):
             cursor = QTextCursor(self.document())
@@ -84,37 +86,13 @@ class GrowingText(QTextEdit):
         self.setFixedHeight(max(self.fontMetrics().lineSpacing(), round(size.height())) + 1)
 
 
-@dataclass(frozen=True, slots=True)
-class ShownScore:
-    """A reward function's score; `colour` is the function's index among the run's."""
-
-    label: str
-    score: float | None
-    colour: int
-
-
-@dataclass(frozen=True, slots=True)
-class ShownAnswer:
-    """`status` is a line below the text (“23 tokens, ended, 0.2 s”, “Stopped”), `problem` an error message."""
-
-    text: str
-    status: str = ""
-    reward: float | None = None
-    scores: Sequence[ShownScore] = ()
-    problem: str = ""
-    can_keep: bool = False
-
-
 class AnswerView(QFrame):
     """A card with one answer."""
-
-    keep_requested = Signal()
 
     def __init__(self, side: str, number: int, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.setProperty("role", "card")
-        self.side = side
-        self._shown = ShownAnswer("")
+        self._shown: tuple[ChatAnswer, Sequence[str], bool] = (ChatAnswer(), (), False)
         self._folds: bool | None = None
         self._is_folded = False
         self.fold = LinkButton("", on_click=self._turn_fold)
@@ -125,40 +103,56 @@ class AnswerView(QFrame):
         self.problem = label(role="problem", wrap=True, selectable=True)
         self.status = label(font=theme.figures_font(theme.CAPTION), role="caption", wrap=True)
         keep_tip = "Keeps its current scores by the run's reward file, to be checked at every later scoring"
-        self.keep = LinkButton("Keep as case", on_click=lambda: self.keep_requested.emit(), tip=keep_tip)
+        self.keep = LinkButton("Keep as case", tip=keep_tip)
         bottom = Qt.AlignmentFlag.AlignBottom
         foot = row((self.status, 1), (self.fold, 0, bottom), (self.keep, 0, bottom), spacing=2 * theme.SPACE)
         title = label(TITLES[side], theme.heading_font())
         parts = (title, self.text, self.scores, self.problem, None, foot)
         column(*parts, into=self, spacing=6, margins=(12, theme.SPACE, 12, theme.SPACE))
-        self.show_answer(self._shown)
+        self.show_answer(*self._shown)
         theme.signals.changed.connect(self._recolour)
 
-    def show_answer(self, shown: ShownAnswer) -> None:
-        self._shown = shown
-        thinking, answer = split_thinking(shown.text)
-        is_long = bool(answer) and len(thinking) > SHORT  # shown while it is being written, or short
+    def show_answer(self, answer: ChatAnswer, names: Sequence[str], can_keep: bool) -> None:
+        """`names` are the run's reward functions, for the colours of the scores."""
+        self._shown = (answer, names, can_keep)
+        thinking, rest = split_thinking(answer.text)
+        is_long = bool(rest) and len(thinking) > SHORT  # shown while it is being written, or short
         self._is_folded = is_long if self._folds is None else self._folds
-        self.text.show_text(answer if self._is_folded else shown.text)
+        self.text.show_text(rest if self._is_folded else answer.text)
         words = figure(len(thinking.split()))
         self.fold.setText(f"Show thinking ({words} words)" if self._is_folded else "Hide thinking")
-        labels, scores = [each.label for each in shown.scores], [each.score for each in shown.scores]
-        chips = scores_html(labels, scores, [each.colour for each in shown.scores])
-        self.scores.setText(f"<b>Reward {figure(shown.reward)}</b> &nbsp;&nbsp; {chips}")
-        self.problem.setText(shown.problem)
-        self.status.setText(shown.status)
+        labels, colours = map(charts.label_of, answer.scores), [*names]
+        chips = scores_html(
+            list(labels),
+            list(answer.scores.values()),
+            [colours.index(name) if name in colours else 0 for name in answer.scores],
+        )
+        self.scores.setText(f"<b>Reward {figure(answer.reward)}</b> &nbsp;&nbsp; {chips}")
+        self.problem.setText(answer.problem)
+        self.status.setText(status_text(answer))
         set_shown(self.fold, is_long)
-        set_shown(self.scores, bool(shown.scores))
-        set_shown(self.problem, bool(shown.problem))
-        set_shown(self.keep, shown.can_keep)
+        set_shown(self.scores, bool(answer.scores))
+        set_shown(self.problem, bool(answer.problem))
+        set_shown(self.keep, can_keep)
 
     def _turn_fold(self) -> None:
         self._folds = not self._is_folded
-        self.show_answer(self._shown)
+        self.show_answer(*self._shown)
 
     def _recolour(self) -> None:
         self._highlighter.rehighlight()
-        self.show_answer(self._shown)
+        self.show_answer(*self._shown)
+
+
+def status_text(answer: ChatAnswer) -> str:
+    """“23 tokens, ended, the first after 50 ms, then 190 tokens/s”."""
+    if answer.state != "done":
+        return {"waiting": "Reading the prompt…", "writing": "Writing…", "stopped": "Stopped"}.get(answer.state, "")
+    figures, kept = answer.figures, ", kept as a case" if answer.kept else ""
+    later, seconds = figures["tokens"] - 1, figures["seconds"] - figures["first_token_s"]
+    rate = f", then {figure(later / seconds)} tokens/s" if later and seconds > 0 else ""
+    first = short_duration(figures["first_token_s"])
+    return f"{figure(figures['tokens'])} tokens, {STOP_LABELS[figures['stop']]}, the first after {first}{rate}{kept}"
 
 
 def split_thinking(text: str) -> tuple[str, str]:
@@ -174,10 +168,10 @@ def split_thinking(text: str) -> tuple[str, str]:
 class Transcript(QScrollArea):
     """The turns of the conversation. It stays scrolled to the end unless the user has scrolled away from it."""
 
-    keep_requested = Signal(int, str)  # int, str
+    keep_requested = Signal(int, str)  # number of the turn, side
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self.answers: list[dict[str, AnswerView]] = []
         self.setWidgetResizable(True)
         self.setFrameShape(QFrame.Shape.NoFrame)
@@ -189,7 +183,7 @@ class Transcript(QScrollArea):
         self.setWidget(content)
         self._follows = True
         self.verticalScrollBar().rangeChanged.connect(self._follow)
-        self.verticalScrollBar().actionTriggered.connect(lambda _: self._note_place())
+        self.verticalScrollBar().actionTriggered.connect(self._note_place)
 
     def clear(self) -> None:
         clear_layout(self._turns)
@@ -199,11 +193,9 @@ class Transcript(QScrollArea):
         """Add a prompt, with an empty answer for each side; `is_first` in a new conversation."""
         number = len(self.answers) + 1
         views = {side: AnswerView(side, number) for side in sides}
-        beside = QHBoxLayout()
-        beside.setSpacing(12)
         for side, view in views.items():
-            view.keep_requested.connect(lambda side=side: self.keep_requested.emit(number - 1, side))
-            beside.addWidget(view, 1)
+            view.keep.clicked.connect(partial(self.keep_requested.emit, number - 1, side))
+        beside = row(*((view, 1) for view in views.values()), spacing=12)
         shown = GrowingText(f"Prompt {number}", theme.mono_font())
         shown.show_text(prompt)
         top = Qt.AlignmentFlag.AlignTop

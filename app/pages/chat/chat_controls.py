@@ -3,109 +3,71 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from PySide6.QtCore import Qt, Signal
-from PySide6.QtWidgets import QCheckBox, QFrame, QGridLayout, QLineEdit, QProgressBar, QToolButton, QWidget
+from PySide6.QtWidgets import QCheckBox, QFrame, QLineEdit, QToolButton, QWidget
 
 from app import theme
 from app.widgets.basic.controls import ComboBox, ElidedLabel, LinkButton, NumberEdit, ProseEdit
 from app.widgets.basic.labels import button, label, plain_tip, with_key_names
-from app.widgets.basic.layout import column, holder, row, set_shown, set_style_property
+from app.widgets.basic.layout import column, grid, holder, row, set_shown, set_style_property
 from app.widgets.basic.number_format import figure
 
 BROWSE = "browse"
 """The value of the menu entry that asks for a folder."""
-Entry = tuple[str, str]
 
 
 class ModelBar(QWidget):
     """The head of the page: a run and its checkpoint, or a model."""
 
-    model_chosen = Signal(str)  # str
-    checkpoint_chosen = Signal(str)
-    browse_requested = Signal()
-    load_requested = Signal()
-    unload_requested = Signal()
-    reset_requested = Signal()
-    settings_toggled = Signal(bool)  # bool
-
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
-        self._is_loaded = False
+    def __init__(self) -> None:
+        super().__init__()
         self.models = ComboBox(name="Run or model", length=16)
         self.checkpoints = ComboBox(name="Checkpoint", length=12)
-        self.load = button("Load", self._request, primary=True)
-        self.reset = button("New conversation", self.reset_requested.emit, tip="Ctrl+Alt+C")
+        self.load = button("Load", primary=True)
+        self.reset = button("New conversation", tip="Ctrl+Alt+C")
         self.settings = QToolButton()
         self.settings.setText("Settings")
         self.settings.setCheckable(True)
         self.settings.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
         self.settings.setToolTip("Temperature, seed, system message, …")
-        self.settings.toggled.connect(self.settings_toggled)
-        self.models.activated.connect(self._on_model)
-        self.checkpoints.activated.connect(lambda _: self.checkpoint_chosen.emit(self.checkpoint))
         menus = ((self.models, 3), (self.checkpoints, 1))
-        row(
-            label("Chat", theme.title_font()),
-            theme.SPACE,
-            *menus,
-            self.load,
-            None,
-            self.reset,
-            self.settings,
-            into=self,
-        )
+        title = label("Chat", theme.title_font())
+        row(title, theme.SPACE, *menus, self.load, None, self.reset, self.settings, into=self)
 
     @property
     def checkpoint(self) -> str:
         """The key of the chosen checkpoint, "" where there is none to choose."""
         return self.checkpoints.currentData() or ""
 
-    def show_models(self, runs: Sequence[Entry], models: Sequence[Entry], chosen: str) -> None:
-        """List runs, then models, then the entry that asks for a folder; `chosen` is the value to select."""
+    def show_models(self, runs: Mapping[str, str], models: Mapping[str, str], chosen: str) -> None:
+        """List runs, then models (value → text), then the entry that asks for a folder."""
         self.models.clear()
         for entries in (runs, models):
-            for text, value in entries:
+            for value, text in entries.items():
                 self.models.addItem(text, value)
-                tip = plain_tip(str(value))
-                self.models.setItemData(self.models.count() - 1, tip, Qt.ItemDataRole.ToolTipRole)
+                self.models.setItemData(self.models.count() - 1, plain_tip(value), Qt.ItemDataRole.ToolTipRole)
             if entries:
                 self.models.insertSeparator(self.models.count())
         self.models.addItem("Another model…", BROWSE)
         self.models.setCurrentIndex(max(0, self.models.findData(chosen)) if chosen else 0)
 
-    def show_checkpoints(self, entries: Sequence[Entry], chosen: str) -> None:
-        """List a run's checkpoints."""
-        self.checkpoints.clear()
-        for text, value in entries:
-            self.checkpoints.addItem(text, value)
-        self.checkpoints.setCurrentIndex(max(0, self.checkpoints.findData(chosen)))
-        self.checkpoints.setVisible(bool(entries))
-
     def show_state(self, *, loaded: bool, can_load: bool, can_reset: bool) -> None:
         """`loaded`: the chosen model is loaded, and the button unloads it."""
-        self._is_loaded = loaded
         self.load.setText("Unload" if loaded else "Load")
         set_style_property(self.load, "role", "" if loaded else "primary")
         self.load.setToolTip(with_key_names(f"{'Free its memory' if loaded else 'Load it into memory'} (Ctrl+Alt+L)"))
         self.load.setEnabled(loaded or can_load)
         self.reset.setEnabled(can_reset)
 
-    def _request(self) -> None:
-        (self.unload_requested if self._is_loaded else self.load_requested).emit()
-
-    def _on_model(self, _index: int) -> None:
-        value = self.models.currentData()
-        self.browse_requested.emit() if value == BROWSE else self.model_chosen.emit(value)
-
 
 class RowStrip(QWidget):
     """Prompts of the run's held-out split, and the expected answer."""
 
-    row_requested = Signal(int)  # int
+    row_requested = Signal(int)
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -140,36 +102,6 @@ class RowStrip(QWidget):
         self._rows.setVisible(has_rows)
 
 
-class Notice(QWidget):
-    """A title, a sentence, a moving bar and a button, in place of a conversation."""
-
-    button_clicked = Signal()
-
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
-        centre = Qt.AlignmentFlag.AlignCenter
-        self.title = label(font=theme.title_font(), align=centre, wrap=True)
-        self.sentence = label(role="muted", align=centre, wrap=True, selectable=True)
-        self.bar = QProgressBar(textVisible=False, minimum=0, maximum=0)
-        self.bar.setFixedWidth(theme.scaled(240))
-        self.bar.setAccessibleName("Loading")
-        self.button = button("", self.button_clicked.emit, primary=True)
-        # A widget of fixed width: an aligned label does not get the height that its wrapped lines need.
-        across = Qt.AlignmentFlag.AlignHCenter
-        parts = ((None, 2), self.title, self.sentence, (self.bar, 0, across), (self.button, 0, across), (None, 3))
-        middle = holder(column(*parts, spacing=2 * theme.SPACE, margins=theme.SPACE))
-        middle.setFixedWidth(theme.scaled(520))
-        row(middle, into=self)
-
-    def show_notice(self, title: str, sentence: str, button_text: str = "", *, busy: bool = False) -> None:
-        """`busy` shows a bar that moves; without `button_text` there is no button."""
-        self.title.setText(title)
-        self.sentence.setText(sentence)
-        self.button.setText(button_text)
-        set_shown(self.bar, busy)
-        set_shown(self.button, bool(button_text))
-
-
 @dataclass(frozen=True, slots=True)
 class SamplingField:
     """A number with its range; `whole` for an integer."""
@@ -182,7 +114,7 @@ class SamplingField:
     tip: str
 
     def number(self, text: str) -> float | int | None:
-        """The number in a line; None if it is not one, or out of range."""
+        """The number in a text; None if it is not one, or out of range."""
         try:
             number = int(text) if self.whole else float(text.replace(",", "."))
         except ValueError:
@@ -222,30 +154,22 @@ class SamplingPanel(QFrame):
         self.system.textChanged.connect(self._check)
         self.free_output = QCheckBox("Free output")
         self.free_output.setToolTip("Ignores the run's regular expression or JSON schema.")
-        self.free_output.toggled.connect(lambda _: self._check())
+        self.free_output.toggled.connect(self._check)
         self.restore = LinkButton("Reset", on_click=lambda: self.show_defaults(self._defaults, self._system_default))
         self.problem = label(role="problem", wrap=True)
-        grid = QGridLayout()
-        grid.setHorizontalSpacing(theme.SPACE)
-        grid.setVerticalSpacing(6)
-        grid.setColumnStretch(0, 1)
-        for place, entry in enumerate(FIELDS):
-            line = self.fields[entry.key] = NumberEdit()
-            line.setAccessibleName(entry.title)
+        numbers = []
+        for entry in FIELDS:
+            line = self.fields[entry.key] = NumberEdit(name=entry.title, width=76)
             line.setToolTip(entry.tip)
-            line.setMinimumWidth(0)
-            line.setFixedWidth(theme.scaled(76))
-            line.setAlignment(Qt.AlignmentFlag.AlignRight)
-            line.textChanged.connect(lambda _: self._check())
+            line.textChanged.connect(self._check)
             caption = label(entry.title, role="muted")
             caption.setBuddy(line)
             caption.setToolTip(entry.tip)
-            grid.addWidget(caption, place, 0)
-            grid.addWidget(line, place, 1)
-        heading = theme.heading_font()
-        numbers = (label("Sampling", heading), grid, self.free_output, self.problem)
+            numbers.append((caption, line))
+        heading, lines = theme.heading_font(), grid(numbers, stretch=0, spacing=(theme.SPACE, 6))
+        sampling = (label("Sampling", heading), lines, self.free_output, self.problem)
         system = (label("System message", heading), self.system, self.restore)
-        column(*numbers, theme.SPACE, *system, None, into=self, margins=(12, 10, 12, 12))
+        column(*sampling, theme.SPACE, *system, None, into=self, margins=(12, 10, 12, 12))
         self._check()
 
     def show_defaults(self, values: Mapping[str, Any], system: str) -> None:

@@ -10,18 +10,16 @@ from PySide6.QtGui import QHideEvent, QResizeEvent, QShowEvent
 from PySide6.QtWidgets import QStackedLayout, QWidget
 
 from app import theme
-from app.pages.chat.answer_view import PromptBox, ShownAnswer, ShownScore, Transcript
-from app.pages.chat.chat_controls import ModelBar, Notice, RowStrip, SamplingPanel
-from app.state import charts
+from app.pages.chat.answer_view import PromptBox, Transcript
+from app.pages.chat.chat_controls import BROWSE, ModelBar, RowStrip, SamplingPanel
 from app.state import chat as chat_state
-from app.state.chat import ChatAnswer, ChatChoice, ChatWithModel, memory_sentence, model_choice, run_choice, sampling_of
+from app.state.chat import ChatChoice, ChatWithModel, memory_sentence, model_choice, run_choice, sampling_of
 from app.state.session import Session
 from app.widgets.basic.controls import ElidedLabel, Segments
 from app.widgets.basic.dialogs import open_folder
-from app.widgets.basic.labels import button
+from app.widgets.basic.labels import EmptyState, button
 from app.widgets.basic.layout import column, holder, row, set_shown
-from app.widgets.basic.number_format import figure, short_duration
-from app.widgets.completion_table import STOP_LABELS
+from app.widgets.basic.number_format import figure
 from backend.runs.run_folder import RunFolder, all_runs
 from backend.utils.files import is_file
 
@@ -31,7 +29,6 @@ LEFT_MS = 120_000
 """Time after leaving the page until its model is unloaded."""
 WIDE = 980
 """From this page width on the sampling settings are shown at first."""
-SIDES = {"base": "Base", "both": "Both", "tuned": "Tuned"}
 
 
 class ChatPage(QWidget):
@@ -42,23 +39,17 @@ class ChatPage(QWidget):
         self.session = session
         self.chat = ChatWithModel(session.consent, self)
         self._choice: ChatChoice | None = None
-        self._models: list[tuple[str, str]] = []
+        self._models: dict[str, str] = {}
         self._live: RunFolder | None = None
         self._asked_for_models = False
         self._check_timer = QTimer(self, interval=CHECK_MS)
         self._check_timer.timeout.connect(self._check_live_run)
         self._left_timer = QTimer(self, interval=LEFT_MS, singleShot=True)
         self._left_timer.timeout.connect(self.chat.unload)
-        self._build()
-        self._connect()
-        self._list_models()
-        self._check_live_run()
-
-    def _build(self) -> None:
         self.bar, self.about = ModelBar(), ElidedLabel()
-        self.notice, self.transcript = Notice(), Transcript()
+        self.notice, self.transcript = EmptyState(), Transcript()
         self.panel, self.rows = SamplingPanel(), RowStrip()
-        self.sides = Segments(SIDES, "Answers by")
+        self.sides = Segments({"base": "Base", "both": "Both", "tuned": "Tuned"}, "Answers by")
         self.sides.choose("both")
         self.prompt = PromptBox()
         self.prompt.setPlaceholderText("Prompt. Enter sends, Shift+Enter begins a new line, Escape stops.")
@@ -72,20 +63,17 @@ class ChatPage(QWidget):
         middle = row((column((body, 1), self._below, spacing=12), 1), self.panel, spacing=12)
         column(self.bar, self.about, (middle, 1), into=self, margins=theme.GUTTER)
 
-    def _connect(self) -> None:
         chat, bar = self.chat, self.bar
         chat.state_changed.connect(self._show)
         chat.turns_changed.connect(self._show_turns)
         chat.answer_changed.connect(self._show_answer)
         chat.row_changed.connect(self._show_row)
-        chat.message.connect(self.session.message)
-        bar.model_chosen.connect(self.choose)
-        bar.checkpoint_chosen.connect(lambda _: self._show())
-        bar.browse_requested.connect(self._browse)
-        bar.load_requested.connect(self.load)
-        bar.unload_requested.connect(chat.unload)
-        bar.reset_requested.connect(self.new_conversation)
-        bar.settings_toggled.connect(lambda _: self._show())
+        chat.message.connect(session.message)
+        bar.models.activated.connect(self._on_model)
+        bar.checkpoints.activated.connect(self._show)
+        bar.load.clicked.connect(self._load_or_unload)
+        bar.reset.clicked.connect(self.new_conversation)
+        bar.settings.toggled.connect(self._show)
         self.notice.button_clicked.connect(self._on_notice)
         self.transcript.keep_requested.connect(chat.keep_case)
         self.rows.row_requested.connect(chat.pick_row)
@@ -94,9 +82,11 @@ class ChatPage(QWidget):
         self.prompt.textChanged.connect(self._show_enabled)
         for line in (*self.panel.fields.values(), self.panel.system):
             line.textChanged.connect(self._show_enabled)
-        self.session.chat_requested.connect(self.choose_run)
-        self.session.run_state_changed.connect(lambda _: self._check_live_run())
-        self.session.run_changed.connect(self._check_live_run)
+        session.chat_requested.connect(self.choose_run)
+        session.run_state_changed.connect(self._check_live_run)
+        session.run_changed.connect(self._check_live_run)
+        self._list_models()
+        self._check_live_run()
 
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)
@@ -121,22 +111,19 @@ class ChatPage(QWidget):
         if is_wide != was_wide or event.oldSize().width() < 0:  # on a change only: the user may have chosen otherwise
             self.bar.settings.setChecked(is_wide)
 
-    # Choosing a model
-
     def _on_models(self, answer: dict[str, Any]) -> None:
-        self._models = [(item["name"], item["id"]) for item in answer["found"] if not item["refusal"]]
+        self._models = {item["id"]: item["name"] for item in answer["found"] if not item["refusal"]}
         self._list_models()
 
     def _list_models(self) -> None:
-        runs = [
-            (run.name, str(run.path))
+        runs = {
+            str(run.path): run.name
             for run in all_runs()
             if any(folder.is_dir() for folder in (run.checkpoints, run.adapters, run.model))
-        ]
-        values = [value for _, value in (*runs, *self._models)]
+        }
+        values = [*runs, *self._models]
         if self._choice is not None and self._choice.name not in values:
-            self._models = [(self._choice.label, self._choice.name), *self._models]
-            values.append(self._choice.name)
+            self._models = {self._choice.name: self._choice.label, **self._models}
         chosen = self._choice.name if self._choice is not None else ""
         if not chosen:
             shown = str(self.session.run.folder.path) if self.session.run is not None else ""
@@ -149,9 +136,10 @@ class ChatPage(QWidget):
         """Choose a run (its folder) or a model."""
         is_run = is_file(Path(name) / "config.yaml")
         self._choice = run_choice(RunFolder(Path(name))) if is_run else model_choice(name)
-        entries = [(weights.label, weights.key) for weights in self._choice.checkpoints]
         self.bar.models.setCurrentIndex(max(0, self.bar.models.findData(name)))
-        self.bar.show_checkpoints(entries, self.bar.checkpoint)
+        saved = {weights.key: weights.label for weights in self._choice.checkpoints}
+        self.bar.checkpoints.fill(saved, self.bar.checkpoint)
+        self.bar.checkpoints.setVisible(bool(saved))
         self._show()
 
     def choose_run(self, run: RunFolder) -> None:
@@ -161,7 +149,10 @@ class ChatPage(QWidget):
         if not self._is_chosen_loaded and self.bar.load.isEnabled():
             self.load()
 
-    def _browse(self) -> None:
+    def _on_model(self) -> None:
+        if (name := self.bar.models.currentData()) != BROWSE:
+            self.choose(name)
+            return
         folder = open_folder(self, "model", "A model's folder")
         if folder is not None:
             self._choice = model_choice(str(folder))
@@ -174,8 +165,8 @@ class ChatPage(QWidget):
         self.rows.forget(has_rows=self._choice.is_run)
         self.chat.load(self._choice, self.bar.checkpoint)
 
-    def load_or_unload(self) -> None:
-        self.bar.load.click()
+    def _load_or_unload(self) -> None:
+        self.chat.unload() if self._is_chosen_loaded else self.load()
 
     @property
     def _is_chosen_loaded(self) -> bool:
@@ -187,8 +178,6 @@ class ChatPage(QWidget):
             self.chat.unload()
             self.session.message.emit(f"The chat's model was unloaded: {self._live.name} is training.")
         self._show()
-
-    # Showing
 
     def _show(self) -> None:
         chat, checkpoint = self.chat, self.bar.checkpoint
@@ -249,14 +238,9 @@ class ChatPage(QWidget):
         self._show()
 
     def _show_answer(self, index: int, side: str) -> None:
-        answer, names = self.chat.turns[index].answers[side], self.chat.reward_names
-        scores = [
-            ShownScore(charts.label_of(name), score, names.index(name) if name in names else 0)
-            for name, score in answer.scores.items()
-        ]
-        can_keep = self.chat.can_keep(answer)
-        shown = ShownAnswer(answer.text, status_text(answer), answer.reward, scores, answer.problem, can_keep)
-        self.transcript.answers[index][side].show_answer(shown)
+        answer = self.chat.turns[index].answers[side]
+        view = self.transcript.answers[index][side]
+        view.show_answer(answer, self.chat.reward_names, self.chat.can_keep(answer))
 
     def _show_row(self) -> None:
         chosen = self.chat.row
@@ -264,8 +248,6 @@ class ChatPage(QWidget):
             self.rows.show_row(chosen.number, chosen.of, chosen.answer, chosen.source)
             self.prompt.setPlainText(chosen.prompt)
             self.prompt.setFocus()
-
-    # Asking
 
     def send(self) -> None:
         if not self._can_send():
@@ -280,21 +262,9 @@ class ChatPage(QWidget):
     def send_or_stop(self) -> None:
         self.chat.stop() if self.chat.state == "answering" else self.send()
 
-    def stop_answer(self) -> None:
-        self.chat.stop()
-
     def new_conversation(self) -> None:
         self.chat.reset()
         self.prompt.setFocus()
-
-    def previous_prompt(self) -> None:
-        self.rows.previous.click()
-
-    def next_prompt(self) -> None:
-        self.rows.next.click()
-
-    def random_prompt(self) -> None:
-        self.rows.random.click()
 
 
 def notice_words(
@@ -329,14 +299,3 @@ def about_loaded(chat: ChatWithModel, choice: ChatChoice | None, checkpoint: str
     saved = next((saved.label for saved in chat.choice.checkpoints if saved.key == chat.checkpoint), "")
     loaded = f"{chat.choice.label}, {saved.lower()}" if saved else chat.choice.label
     return f"Loaded: {loaded}, {weights} {choice.label}: {memory_sentence(choice, checkpoint)}"
-
-
-def status_text(answer: ChatAnswer) -> str:
-    """“23 tokens, ended, the first after 50 ms, then 190 tokens/s”."""
-    if answer.state != "done":
-        return {"waiting": "Reading the prompt…", "writing": "Writing…", "stopped": "Stopped"}.get(answer.state, "")
-    figures, kept = answer.figures, ", kept as a case" if answer.kept else ""
-    later, seconds = figures["tokens"] - 1, figures["seconds"] - figures["first_token_s"]
-    rate = f", then {figure(later / seconds)} tokens/s" if later and seconds > 0 else ""
-    first = short_duration(figures["first_token_s"])
-    return f"{figure(figures['tokens'])} tokens, {STOP_LABELS[figures['stop']]}, the first after {first}{rate}{kept}"

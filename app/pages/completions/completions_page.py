@@ -455,12 +455,6 @@ class CompletionsPage(QWidget):
         if self.head.newest.isChecked() and self._shown is not None and self._shown[0].is_live:
             self.head.newest.setChecked(False)
 
-    def show_earlier(self) -> None:
-        self.go(-1)
-
-    def show_later(self) -> None:
-        self.go(1)
-
     def go(self, by: int) -> None:
         steps = self._steps()
         if steps and self._shown is not None:
@@ -479,12 +473,6 @@ class CompletionsPage(QWidget):
         row = next((at for at, line in enumerate(lines) if (line.offset, line.place) == (offset, place)), None)
         if row is not None:
             self.table.selectRow(row)
-
-    def show_next(self) -> None:
-        self.move(1)
-
-    def show_previous(self) -> None:
-        self.move(-1)
 
     def move(self, by: int) -> None:
         """To the next completion that the filter leaves, or the previous one: in the list, or across steps."""

@@ -231,12 +231,6 @@ class RewardsPage(QWidget):
         self._seed += 1  # the same rows give other completions each time
         self.bench.sample(how, count, numbers, size, self._seed)
 
-    def score(self) -> None:
-        self.bench.score()
-
-    def cancel(self) -> None:
-        self.bench.cancel()
-
     def keep_case(self) -> None:
         if self._line is not None and self._line[1] is not None:
             self.bench.keep_case(self._line[0], self._line[1])
@@ -245,9 +239,6 @@ class RewardsPage(QWidget):
         self.views.choose("cases")
         self.cases.drop()
 
-    def save_file(self) -> None:
-        self.panel.save_file()
-
     def new_file(self) -> None:
         self.views.choose("file")
         self.panel.create()
@@ -255,12 +246,6 @@ class RewardsPage(QWidget):
     def open_file(self) -> None:
         self.views.choose("file")
         self.panel.choose()
-
-    def read_completions(self) -> None:
-        self.source.read_completions()
-
-    def paste_completions(self) -> None:
-        self.source.paste_completions()
 
     def dragEnterEvent(self, event: QDragEnterEvent) -> None:
         if _dropped(event) is not None:
