@@ -10,34 +10,24 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import io
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import keyring
 import keyring.errors
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, get_token, set_client_factory
-from huggingface_hub.constants import HUGGINGFACE_CO_URL_HOME
-from huggingface_hub.errors import (
-    HfHubHTTPError,
-    HFValidationError,
-    HTTPError,
-    OfflineModeIsEnabled,
-    RepositoryNotFoundError,
-)
+from huggingface_hub.errors import RepositoryNotFoundError
 from huggingface_hub.hf_api import ModelInfo, RepoSibling
 from huggingface_hub.utils import _http, _xet_progress_reporting, disable_progress_bars, enable_progress_bars
 from huggingface_hub.utils._runtime import is_xet_available
 from keyring.backends import chainer
 
-from backend.models.hub import host
+from backend.models.hub import TOKENS_PAGE, host, hub_errors
 from backend.utils.errors import UserError
 
-TOKENS_PAGE = f"{HUGGINGFACE_CO_URL_HOME}settings/tokens"
-KEPT = "what has arrived there is kept, so start the upload again to go on"
 SERVICE, ENTRY = "GRPO Studio", "Hugging Face token"
 """Service and account of our keychain entry."""
 TRUSTED_PRIORITY = 1.0
@@ -48,81 +38,6 @@ HUBS_OWN = (".gitattributes",)
 """Files that the Hub adds to a new repository."""
 STALE = (".safetensors", ".json", ".jinja", ".model", ".tiktoken", ".py", ".gguf", ".bin")
 """Files of an older model that would be loaded with the new one's."""
-
-
-@contextlib.contextmanager
-def upload_errors(repo_id: str, token: str) -> Iterator[None]:
-    """Raise network, Hub and library errors as a UserError without the token."""
-    try:
-        yield
-    # The library wraps errors of one file in a RuntimeError, and a refusal of the storage in a ValueError.
-    except (
-        HTTPError,
-        HFValidationError,
-        OSError,
-        RuntimeError,
-        ValueError,
-        TypeError,
-        KeyError,
-        AttributeError,
-    ) as error:
-        cause: BaseException = error
-        while isinstance(cause, RuntimeError) and cause.__cause__ is not None:
-            cause = cause.__cause__
-        sentence = explain_upload(cause, repo_id)
-        if sentence is None:
-            raise
-        raise UserError("repo", sentence.replace(token, "…") if token else sentence) from None
-
-
-def explain_upload(error: BaseException, repo_id: str) -> str | None:
-    """Message for a network or Hub error; None for others."""
-    last_line = (str(error).strip().splitlines() or [""])[-1].lstrip("- ").strip("`").rstrip(".")
-    match error:
-        case OfflineModeIsEnabled():
-            return "HF_HUB_OFFLINE is set, so nothing is sent to Hugging Face."
-        case HFValidationError():
-            return f"{repo_id} {NOT_A_NAME}."
-        case HfHubHTTPError():
-            return _explain_status(
-                error.response.status_code, (error.server_message or "").strip().rstrip("."), repo_id
-            )
-        case HTTPError() if "Timeout" in type(error).__name__:
-            return f"{host()} does not answer; {KEPT}."
-        case HTTPError():
-            return f"The connection to {host()} broke off; {KEPT}."
-        case ValueError() if "metadata in README.md" in str(error):
-            return f"{host()} does not accept the settings at the top of the card: {last_line}."
-        case ValueError() if "LFS batch API" in str(error):
-            return f"{host()} does not take a file: {last_line}."
-        case OSError():
-            return f"{error.filename or 'A file'} cannot be read: {error.strerror or error}."
-        case ValueError() | TypeError() | KeyError() | AttributeError():
-            return f"The answer is not {host()}'s; if this network has a login page, log in there first."
-    return None
-
-
-NOT_A_NAME = "cannot be the name of a repository: write owner/name, of letters, digits, -, _ and full stops"
-
-
-def _explain_status(status: int, message: str, repo_id: str) -> str:
-    why = f" ({message})" if message else ""
-    match status:
-        case 401:
-            return f"{host()} does not accept the token; log in again with a token of {TOKENS_PAGE}."
-        case 403:
-            return f"The token may not write to {repo_id}{why}; use one with write access, or another owner."
-        case 404:
-            return f"{host()} has no repository {repo_id} that this token may see."
-        case 409 | 412:
-            return f"Someone else has changed {repo_id} meanwhile; look at it, and start the upload again."
-        case 413:
-            return f"{host()} says that this is too large{why}; free storage there, or choose fewer bits."
-        case 429:
-            return f"{host()} has been asked too often; wait some minutes: {KEPT}."
-        case _ if status >= 500:
-            return f"{host()} has trouble of its own ({status}); try again later: {KEPT}."
-    return f"{host()} answers with an error ({status}){f': {message}' if message else ''}."
 
 
 # The token
@@ -167,7 +82,7 @@ def need_token() -> HubToken:
 
 def whose(token: HubToken) -> Account:
     """Look up the token's account. Raises UserError if that fails."""
-    with upload_errors("", token.value):
+    with hub_errors("", setting="repo", token=token.value):
         about = HfApi(token=token.value).whoami()
         organisations = tuple(str(row.get("name")) for row in about.get("orgs") or [])
         role = ((about.get("auth") or {}).get("accessToken") or {}).get("role")
@@ -217,42 +132,12 @@ def _read(chain: Any) -> str:
         return ""
 
 
-# Bytes on their way to the Hub. huggingface_hub reports them by progress bars only.
-
-Heard = Callable[[int], None]
-"""Receives the number of bytes sent."""
-
-
-class _CountedFile(io.FileIO):
-    """A file that reports its read position, also when a retry seeks back."""
-
-    def __init__(self, path: Path, heard: Heard) -> None:
-        super().__init__(path)
-        self._heard = heard
-
-    def read(self, size: int | None = -1, /) -> bytes:
-        data = super().read(-1 if size is None else size)
-        self._heard(self.tell())
-        return data or b""
-
-
-class _CountedAddition(CommitOperationAdd):
-    """A file of a commit that reports bytes sent to LFS storage."""
-
-    def __init__(self, name: str, path: Path, heard: Heard) -> None:
-        self._path, self._heard = path, heard
-        super().__init__(path_in_repo=name, path_or_fileobj=path)
-
-    @contextlib.contextmanager
-    def as_file(self, with_tqdm: bool = False) -> Iterator[BinaryIO]:
-        # with_tqdm marks the reading that sends; without it the library reads a file for its hash or into the commit.
-        with _CountedFile(self._path, self._heard) if with_tqdm else open(self._path, "rb") as file:
-            yield file  # type: ignore[misc]
+# Uploads
 
 
 @contextlib.contextmanager
-def xet_progress(heard: Heard) -> Iterator[None]:
-    """Report Xet uploads to `heard` instead of progress bars."""
+def xet_progress(heard: Callable[[int], None]) -> Iterator[None]:
+    """Report the bytes of an upload to `heard`: huggingface_hub has progress bars only."""
     if not is_xet_available():
         yield
         return
@@ -289,9 +174,6 @@ def _limited_silence() -> Iterator[None]:
         yield
     finally:
         set_client_factory(_http.default_client_factory)
-
-
-# Uploads
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,9 +213,17 @@ def upload(upload: Upload, token: str, progress: ByteProgress) -> Uploaded:
     disable_progress_bars()
     api, repo = HfApi(token=token), upload.repo_id
     ours = {path.relative_to(upload.folder).as_posix(): path for path in files_of(upload.folder)}
-    with upload_errors(repo, token), _limited_silence():
+    with hub_errors(repo, setting="repo", token=token), _limited_silence():
         progress(f"Asking {host()}.")
-        before = _repository(api, upload)
+        try:
+            before = _info(api, repo)
+        except RepositoryNotFoundError:
+            api.create_repo(repo, private=upload.private, exist_ok=True)
+            before = _info(api, repo)
+        if before.private is not None and before.private != upload.private:
+            is_, wish = ("private", "public") if before.private else ("public", "private")
+            other = f"{repo} is there and {is_}, and this upload should be {wish}"
+            raise UserError("repo", f"{other}; change that on its page, or choose another name.")
         # Content that equals ours is no obstacle: the answer to the commit of an earlier try may have been lost.
         theirs = [file for file in before.siblings or [] if file.rfilename not in HUBS_OWN]
         others = [file.rfilename for file in theirs if not _is_equal(file, ours.get(file.rfilename))]
@@ -341,7 +231,16 @@ def upload(upload: Upload, token: str, progress: ByteProgress) -> Uploaded:
             some = ", ".join(others[:2]) + (f" and {len(others) - 2} more" if len(others) > 2 else "")
             there = f"{repo} has other content already ({some})"
             raise UserError("overwrite", f"{there}; choose another name, or overwrite it.")
-        additions = _send_files(api, repo, ours, progress)
+        # Large files go to the Hub's storage first, one after the other.
+        sizes = {name: path.stat().st_size for name, path in ours.items()}
+        total, sent, additions = sum(sizes.values()), 0, list[CommitOperationAdd]()
+        for name, path in ours.items():
+            addition = CommitOperationAdd(path_in_repo=name, path_or_fileobj=path)
+            with xet_progress(lambda size, sent=sent: progress("Uploading.", min(sent + size, total), total)):
+                api.preupload_lfs_files(repo, [addition], num_threads=1, free_memory=False)
+            sent += sizes[name]
+            progress("Uploading.", sent, total)
+            additions.append(addition)
         stale = [name for name in others if name not in ours and name.endswith(STALE)]
         progress("Committing.")
         done = api.create_commit(
@@ -360,39 +259,6 @@ def upload(upload: Upload, token: str, progress: ByteProgress) -> Uploaded:
 
 def _info(api: HfApi, repo_id: str) -> ModelInfo:
     return api.model_info(repo_id, files_metadata=True, timeout=TIMEOUT_S)
-
-
-def _repository(api: HfApi, upload: Upload) -> ModelInfo:
-    """Create the repository if missing. Raises UserError for another visibility."""
-    try:
-        found = _info(api, upload.repo_id)
-    except RepositoryNotFoundError:
-        api.create_repo(upload.repo_id, private=upload.private, exist_ok=True)
-        found = _info(api, upload.repo_id)
-    if found.private is not None and found.private != upload.private:
-        is_, wish = ("private", "public") if found.private else ("public", "private")
-        other = f"{upload.repo_id} is there and {is_}, and this upload should be {wish}"
-        raise UserError("repo", f"{other}; change that on its page, or choose another name.")
-    return found
-
-
-def _send_files(api: HfApi, repo_id: str, files: dict[str, Path], progress: ByteProgress) -> list[CommitOperationAdd]:
-    """Send large files to the Hub's storage, one after the other; returns all files, ready to commit."""
-    sizes = {name: path.stat().st_size for name, path in files.items()}
-    total, before, additions = sum(sizes.values()), 0, list[CommitOperationAdd]()
-    for name, path in files.items():
-
-        def heard(size: int, before: int = before) -> None:
-            progress("Uploading.", min(before + size, total), total)
-
-        addition = _CountedAddition(name, path, heard)
-        heard(0)
-        with xet_progress(heard):
-            api.preupload_lfs_files(repo_id, [addition], num_threads=1, free_memory=False)
-        heard(sizes[name])
-        before += sizes[name]
-        additions.append(addition)
-    return additions
 
 
 def _is_equal(file: RepoSibling, path: Path | None) -> bool:

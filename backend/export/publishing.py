@@ -20,10 +20,11 @@ from PIL import Image, ImageDraw, ImageFont
 
 from backend.export.export_run import Export, export_run
 from backend.export.exports import Progress, format_named, silent
-from backend.export.hub_upload import NOT_A_NAME, ByteProgress, HubToken, Upload, Uploaded, files_of, upload
+from backend.export.hub_upload import ByteProgress, HubToken, Upload, Uploaded, files_of, upload
 from backend.export.model_card import CURVES, CURVES_FILE, SETTINGS_FILE, Curve, model_card, read_facts
 from backend.export.original_files import find_original
 from backend.export.privacy import clean_json_files, refuse_leaks
+from backend.models.hub import NOT_A_NAME
 from backend.runs.run_folder import RunFolder
 from backend.runs.saved_weights import END, find_choice
 from backend.runs.steering import run_config

@@ -54,6 +54,9 @@ DOWNLOADED = {
 }
 """File patterns to download; for models mlx-lm's (mlx_lm.utils.DEFAULT_ALLOW_PATTERNS)."""
 LOG_IN = "log in with `hf auth login`"
+TOKENS_PAGE = f"{constants.HUGGINGFACE_CO_URL_HOME}settings/tokens"
+KEPT = "what has arrived there is kept, so start the upload again to go on"
+NOT_A_NAME = "cannot be the name of a repository: write owner/name, of letters, digits, -, _ and full stops"
 
 _NO_ADDRESS = ("Name or service not known", "nodename nor servname", "name resolution", "No address")
 """Resolver errors of Linux and macOS, which usually mean no network."""
@@ -62,12 +65,23 @@ _MALFORMED = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
 
 
 @contextlib.contextmanager
-def hub_errors(repo_id: str, repo_type: str, setting: str = "") -> Iterator[None]:
-    """Raise network, Hub, token and disk errors as a UserError naming the repository."""
+def hub_errors(repo_id: str, repo_type: str = "model", setting: str = "", token: str = "") -> Iterator[None]:
+    """Raise network, Hub, token and disk errors as a UserError naming the repository.
+
+    `token` is that of an upload; no message contains it.
+    """
     try:
         yield
-    except (HTTPError, OSError, HFValidationError, *_MALFORMED) as error:
-        raise UserError(setting or SETTING[repo_type], explain(error, repo_id, repo_type)) from error
+    except (HTTPError, OSError, HFValidationError, RuntimeError, *_MALFORMED) as error:
+        cause: BaseException = error
+        while token and isinstance(cause, RuntimeError) and cause.__cause__ is not None:
+            cause = cause.__cause__  # the library wraps errors of one file
+        if isinstance(cause, RuntimeError):
+            raise
+        sentence = explain_upload(cause, repo_id) if token else explain(cause, repo_id, repo_type)
+        raise UserError(setting or SETTING[repo_type], sentence.replace(token or "\0", "…")) from (
+            None if token else error
+        )
 
 
 def host() -> str:
@@ -93,7 +107,13 @@ def explain(error: BaseException, repo_id: str, repo_type: str) -> str:
             may = "the token of this machine may not see it" if get_token() else f"it is private: then {LOG_IN}"
             return f"{host()} has no {name.removeprefix('the ')}, or {may}."
         case HfHubHTTPError():
-            return _explain_status(error.response.status_code, name)
+            status = error.response.status_code
+            sentences = {
+                401: f"{host()} does not accept the token of this machine; {LOG_IN} again, or correct HF_TOKEN.",
+                403: f"{host()} does not let the token of this machine read {name}.",
+                404: f"{host()} has no such file or revision of {name}.",
+            }
+            return sentences.get(status) or _explain_status(status, f" for {name}", "try again in a few minutes")
         case HTTPError():
             unreached = f"{host()} cannot be reached: {_connection_problem(error)}"
             if not repo_id:
@@ -108,16 +128,45 @@ def explain(error: BaseException, repo_id: str, repo_type: str) -> str:
     return f"The answer for {name} is not {host()}'s; if this network has a login page, log in there first."
 
 
-def _explain_status(status: int, name: str) -> str:
-    sentences = {
-        401: f"{host()} does not accept the token of this machine; {LOG_IN} again, or correct HF_TOKEN.",
-        403: f"{host()} does not let the token of this machine read {name}.",
-        404: f"{host()} has no such file or revision of {name}.",
-        429: f"{host()} has been asked too often; try again in a few minutes.",
-    }
+def explain_upload(error: BaseException, repo_id: str) -> str:
+    """Error message of an upload, with advice."""
+    match error:
+        case OfflineModeIsEnabled():
+            return "HF_HUB_OFFLINE is set, so nothing is sent to Hugging Face."
+        case HFValidationError():
+            return f"{repo_id} {NOT_A_NAME}."
+        case HfHubHTTPError():
+            status, message = error.response.status_code, (error.server_message or "").strip().rstrip(".")
+            why = f" ({message})" if message else ""
+            sentences = {
+                401: f"{host()} does not accept the token; log in again with a token of {TOKENS_PAGE}.",
+                403: f"The token may not write to {repo_id}{why}; use one with write access, or another owner.",
+                404: f"{host()} has no repository {repo_id} that this token may see.",
+                409: f"Someone else has changed {repo_id} meanwhile; look at it, and start the upload again.",
+                413: f"{host()} says that this is too large{why}; free storage there, or choose fewer bits.",
+            }
+            status = 409 if status == 412 else status
+            advice = f"wait some minutes: {KEPT}"
+            return sentences.get(status) or _explain_status(status, f": {message}" if message else "", advice)
+        case HTTPError():
+            broke = f"The connection to {host()} broke off"
+            return f"{f'{host()} does not answer' if 'Timeout' in type(error).__name__ else broke}; {KEPT}."
+        case OSError():
+            return f"{error.filename or 'A file'} cannot be read: {error.strerror or error}."
+    last_line = (str(error).strip().splitlines() or [""])[-1].lstrip("- ").strip("`").rstrip(".")
+    if "metadata in README.md" in str(error):
+        return f"{host()} does not accept the settings at the top of the card: {last_line}."
+    if "LFS batch API" in str(error):
+        return f"{host()} does not take a file: {last_line}."
+    return f"The answer is not {host()}'s; if this network has a login page, log in there first."
+
+
+def _explain_status(status: int, rest: str, advice: str) -> str:
+    if status == 429:
+        return f"{host()} has been asked too often; {advice}."
     if status >= 500:
         return f"{host()} has trouble of its own ({status}); try again later."
-    return sentences.get(status, f"{host()} answers with an error ({status}) for {name}.")
+    return f"{host()} answers with an error ({status}){rest}."
 
 
 def _connection_problem(error: Exception) -> str:
@@ -253,11 +302,11 @@ def config_file(repo_id: str, setting: str = "model") -> Path:
 # Downloads
 
 PARALLEL = 4
-"""Parallel file downloads."""
+"""Files at a time."""
 SPARE = 64 << 20
 """Bytes to leave free on the disk."""
-RETRIES_S = (0.5, 2.0, 4.0)
-"""Seconds before each retry; restarts when bytes arrive."""
+RETRIES, RETRY_S = 3, 0.5
+"""Retries without a new byte, and seconds before the first; each waits twice as long."""
 READ_TIMEOUT_S = 20.0
 """Seconds without data after which a connection counts as broken."""
 LOCK_TIMEOUT_S = 3.0
@@ -307,27 +356,25 @@ class _Download:
         self.plan, self.listener, self.setting = plan, listener, SETTING[plan.repo_type]
         self.blobs = _blobs(plan.repo_id, plan.repo_type)
         self._counting, self._failed = threading.Lock(), threading.Event()
-        self._reported, self._total = 0.0, 0
-        self._arrived: dict[str, int] = {}  # bytes so far, by hash
+        self._reported = 0.0
+        # Smallest first. Files of equal content are one blob.
+        self._names = {plan.hashes[name]: name for name in sorted(plan.files, key=plan.files.__getitem__)}
+        self._total = sum(plan.files[name] for name in self._names.values())
+        self._arrived = {
+            hash_: _size(self.blobs / hash_) or _size(_partial(self.blobs / hash_)) for hash_ in self._names
+        }
 
     def run(self) -> Path:
         self.blobs.mkdir(parents=True, exist_ok=True)
-        # Smallest first. Files of equal content are one blob.
-        names = {self.plan.hashes[name]: name for name in sorted(self.plan.files, key=self.plan.files.__getitem__)}
-        self._total = sum(self.plan.files[name] for name in names.values())
-        for hash_ in names:
-            blob = self.blobs / hash_
-            self._arrived[hash_] = _size(blob) if blob.exists() else _size(_partial(blob))
         self._report("downloading", now=True)
-        missing = self._total - sum(self._arrived.values())
-        free = shutil.disk_usage(self.blobs).free
+        missing, free = self._total - sum(self._arrived.values()), shutil.disk_usage(self.blobs).free
         if missing and missing + SPARE > free:
             needs = f"{self.plan.repo_id} needs {_gigabytes(missing)} more"
             disk = f"the disk that holds {constants.HF_HUB_CACHE} has {_gigabytes(free)} free"
             raise UserError(self.setting, f"{needs}, and {disk}.")
         # Leaving the `with` waits for every thread; after a failure the others end at their next `_check`.
         with ThreadPoolExecutor(PARALLEL, thread_name_prefix="download") as pool:
-            futures = [pool.submit(self._fetch, name, hash_) for hash_, name in names.items()]
+            futures = [pool.submit(self._fetch, name, hash_) for hash_, name in self._names.items()]
         errors = [error for future in futures if (error := future.exception()) is not None]
         if errors:
             raise next((error for error in errors if not isinstance(error, _StoppedError)), errors[0])
@@ -342,17 +389,31 @@ class _Download:
         )
 
     def _fetch(self, name: str, hash_: str) -> None:
-        blob = self.blobs / hash_
+        """Download one file into its partial file, from its end on, and give it its name once its hash is right."""
+        blob, size = self.blobs / hash_, self.plan.files[name]
         try:
             self._check()
             if blob.exists():
                 return
             with _locked(_partial(blob), self.plan.repo_id, self.plan.repo_type) as file:
-                if blob.exists():  # another process has just finished it
-                    return
-                self._fill(name, hash_, file)
+                tries = 0
+                while (offset := file.tell()) < size:
+                    error = self._stream(name, hash_, file)
+                    tries = 0 if file.tell() > offset else tries + 1
+                    if tries > RETRIES:
+                        done = f"{_gigabytes(sum(self._arrived.values()))} of {_gigabytes(self._total)}"
+                        kept = "what has arrived is kept, so resume when it is back"
+                        raise UserError(
+                            self.setting, f"The connection to {host()} broke off at {done}; {kept}."
+                        ) from error
+                    if file.tell() < size:
+                        self.listener.sleep(RETRY_S * 2**tries)
                 file.flush()
-                self._check_content(name, hash_, Path(file.name))
+                self._report("checking", now=True)
+                if _hash_of(Path(file.name), hash_) != hash_:
+                    _partial(blob).unlink()
+                    damaged = f"{name} of {self.plan.repo_id} arrived damaged and was thrown away"
+                    raise UserError(self.setting, f"{damaged}; download it again.")
                 os.fsync(file.fileno())
                 _partial(blob).replace(blob)
         except BaseException:
@@ -363,23 +424,6 @@ class _Download:
         self.listener.check()
         if self._failed.is_set():
             raise _StoppedError
-
-    def _fill(self, name: str, hash_: str, file: BinaryIO) -> None:
-        """Append until the file is complete, resuming after broken connections."""
-        size, tries = self.plan.files[name], 0
-        if file.tell() > size:  # not the beginning of this file
-            file.seek(0)
-            file.truncate()
-        while (offset := file.tell()) < size:
-            error = self._stream(name, hash_, file)
-            tries = 0 if file.tell() > offset else tries
-            if tries == len(RETRIES_S):
-                done = f"{_gigabytes(sum(self._arrived.values()))} of {_gigabytes(self._total)}"
-                kept = "what has arrived is kept, so resume when it is back"
-                raise UserError(self.setting, f"The connection to {host()} broke off at {done}; {kept}.") from error
-            if file.tell() < size:
-                self.listener.sleep(RETRIES_S[tries])
-                tries += 1
 
     def _stream(self, name: str, hash_: str, file: BinaryIO) -> Exception | None:
         """Request the rest of the file. Returns an error that is worth a retry."""
@@ -397,25 +441,12 @@ class _Download:
                     self._check()
                     file.write(chunk)
                     self._count(hash_, file.tell())
-                    if file.tell() > plan.files[name]:  # an endless answer
-                        break
         except HTTPError as error:
             # 4xx (gated, deleted, bad token) stays the same on a retry.
             if isinstance(error, HfHubHTTPError) and error.response.status_code < 500:
                 raise
             return error
         return None
-
-    def _check_content(self, name: str, hash_: str, file: Path) -> None:
-        """Delete a file with a wrong hash (SHA-256 or git's) and raise UserError."""
-        self._report("checking", now=True)
-        prefix = b"blob %d\0" % self.plan.files[name]
-        with file.open("rb") as stream:
-            digest = hashlib.file_digest(stream, "sha256" if len(hash_) == 64 else lambda: hashlib.sha1(prefix))
-        if digest.hexdigest() != hash_:
-            file.unlink()
-            damaged = f"{name} of {self.plan.repo_id} arrived damaged and was thrown away"
-            raise UserError(self.setting, f"{damaged}; download it again.")
 
     def _count(self, hash_: str, size: int) -> None:
         with self._counting:
@@ -430,6 +461,13 @@ class _Download:
             self._reported = moment
             done = sum(self._arrived.values())
         self.listener.report({"done": done, "total": self._total, "phase": phase})
+
+
+def _hash_of(file: Path, like: str) -> str:
+    """The file's SHA-256, or git's hash for one of its length."""
+    prefix = b"blob %d\0" % file.stat().st_size
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256" if len(like) == 64 else lambda: hashlib.sha1(prefix)).hexdigest()
 
 
 @contextlib.contextmanager

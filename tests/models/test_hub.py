@@ -60,7 +60,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubStandIn]
                               {"mainSize": 33, "tags": ["size_categories:1K<n<10K"]})},
     )  # fmt: skip
     point_at(stand_in.url, tmp_path / "cache", monkeypatch)
-    monkeypatch.setattr(our_hub, "RETRIES_S", (0.01, 0.01, 0.01))
+    monkeypatch.setattr(our_hub, "RETRY_S", 0.01)
     with stand_in:
         yield stand_in
     _http.close_session()
