@@ -118,7 +118,11 @@ def rotated_heads_plain(
     normed and rotated (`StepContext.rotation`). Two kernels; rounded where the learner rounds."""
     windows, half = Windows(heads), heads.size // 2
     values_WBH2e = windows.over(qkv_BE)
-    heads_WBH2e = windows.over(mx.fast.rms_norm(_heads(qkv_BE, heads), None, norms.eps)) if norms else values_WBH2e
+    heads_WBH2e = (
+        windows.over(mx.fast.rms_norm(qkv_BE.reshape(len(qkv_BE), heads.all, heads.size), None, norms.eps))
+        if norms
+        else values_WBH2e
+    )
     rotation_B212e = rotation_B2d.reshape(-1, 2, 1, 2, half)
     turned = []
     for i in range(2):  # each half of a head goes into both halves of the turned one
@@ -130,10 +134,6 @@ def rotated_heads_plain(
     is_value = windows.mask(heads.queries + heads.keys, heads.all)
     out = mx.where(is_value, values_WBH2e.astype(mx.float32), turned[0] + turned[1]).astype(qkv_BE.dtype)
     return windows.queries(out), windows.keys_and_values(out)
-
-
-def _heads(qkv_BE: mx.array, heads: Heads) -> mx.array:
-    return qkv_BE.reshape(len(qkv_BE), heads.all, heads.size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,21 +179,17 @@ def rotated_heads(
     qkv_BE: mx.array, rotation_B2d: mx.array, heads: Heads, norms: HeadNorms | None
 ) -> tuple[mx.array, mx.array]:
     """`rotated_heads_plain` in one kernel of our own."""
-    queries, kv = HEADS_KERNEL(**heads_launch(qkv_BE, rotation_B2d, heads, norms))
+    B, H, J, size, dtype = len(qkv_BE), heads.queries, heads.keys, heads.size, qkv_BE.dtype
+    # Without norms the body reads no weights; the rotation takes their place.
+    weights = [norms.queries, norms.keys] if norms else [rotation_B2d, rotation_B2d]
+    queries, kv = HEADS_KERNEL(
+        [qkv_BE, rotation_B2d, *weights, mx.array([norms.eps if norms else 0.0])],
+        [((B, H, 1, size), dtype), ((B, J, 2, 1, size), dtype)],
+        {"T": dtype, "D": size, "H": H, "J": J, "HAS_NORMS": norms is not None},
+        threads=(32, heads.all, B),
+        group=(32, 1, 1),
+    )
     return queries, kv
-
-
-def heads_launch(qkv_BE: mx.array, rotation_B2d: mx.array, heads: Heads, norms: HeadNorms | None) -> dict[str, Any]:
-    B, (H, J, size), dtype = len(qkv_BE), (heads.queries, heads.keys, heads.size), qkv_BE.dtype
-    unused = rotation_B2d  # in place of weights that the body does not read
-    weights = [norms.queries, norms.keys] if norms else [unused, unused]
-    return {
-        "arrays": [qkv_BE, rotation_B2d, *weights, mx.array([norms.eps if norms else 0.0])],
-        "outputs": [((B, H, 1, size), dtype), ((B, J, 2, 1, size), dtype)],
-        "constants": {"T": dtype, "D": size, "H": H, "J": J, "HAS_NORMS": norms is not None},
-        "threads": (32, heads.all, B),
-        "group": (32, 1, 1),
-    }
 
 
 GROUP = 256  # threads of a threadgroup: 8 simdgroups of 32
@@ -285,15 +281,11 @@ def adapted_plain(base_BN: mx.array, x_BK: mx.array, a_RK: mx.array, b_RN: mx.ar
 
 def adapted(base_BN: mx.array, x_BK: mx.array, a_RK: mx.array, b_RN: mx.array, after: int) -> mx.array:
     """base + (x Aᵀ) B and what comes `after`, [B, N], or [B, N/2] after a gate. Rounded where the learner rounds."""
-    return ADAPTER_KERNEL(**adapter_launch(base_BN, x_BK, a_RK, b_RN, after))[0]
-
-
-def adapter_launch(base_BN: mx.array, x_BK: mx.array, a_RK: mx.array, b_RN: mx.array, after: int) -> dict[str, Any]:
     B, N = base_BN.shape
     outputs = N // 2 if after == GATE else N
-    launch = _launch(base_BN, x_BK, a_RK, b_RN, outputs)
-    launch["constants"]["AFTER"] = after
-    return launch | {"outputs": [((B, outputs), base_BN.dtype)]}
+    return _run_adapter(
+        ADAPTER_KERNEL, [base_BN, x_BK, a_RK, b_RN], [((B, outputs), base_BN.dtype)], outputs, {"AFTER": after}
+    )[0]
 
 
 def added_plain(
@@ -308,39 +300,27 @@ def added(
     stream_BN: mx.array, base_BN: mx.array, x_BK: mx.array, a_RK: mx.array, b_RN: mx.array
 ) -> tuple[mx.array, mx.array]:
     """stream + (base + (x Aᵀ) B), [B, N]: in float32, and in the type of `base`."""
-    total, rounded = STREAM_KERNEL(**stream_launch(stream_BN, base_BN, x_BK, a_RK, b_RN))
+    arrays = [base_BN, x_BK, a_RK, b_RN, stream_BN]
+    shaped = [(base_BN.shape, mx.float32), (base_BN.shape, base_BN.dtype)]
+    total, rounded = _run_adapter(STREAM_KERNEL, arrays, shaped, base_BN.shape[1], {})
     return total, rounded
 
 
-def stream_launch(
-    stream_BN: mx.array, base_BN: mx.array, x_BK: mx.array, a_RK: mx.array, b_RN: mx.array
-) -> dict[str, Any]:
-    launch = _launch(base_BN, x_BK, a_RK, b_RN, base_BN.shape[1])
-    launch["arrays"].append(stream_BN)
-    return launch | {"outputs": [(base_BN.shape, mx.float32), (base_BN.shape, base_BN.dtype)]}
+def _run_adapter(
+    kernel: MetalKernel, arrays: list[mx.array], shaped: list[Shaped], outputs: int, constants: dict[str, Any]
+) -> list[mx.array]:
+    (B, N), (R, K), dtype = arrays[0].shape, arrays[2].shape, arrays[0].dtype
+    constants = {"T": dtype, "K": K, "N": N, "R": R, "GROUP": GROUP, "TILE": TILE} | constants
+    return kernel(arrays, shaped, constants, threads=(-(-outputs // TILE) * GROUP, B, 1), group=(GROUP, 1, 1))
 
 
 def summed(stream_BN: mx.array, y_BN: mx.array) -> tuple[mx.array, mx.array]:
     """stream + y in float32 and in the type of y, in one kernel."""
-    total, rounded = SUM_KERNEL(**sum_launch(stream_BN, y_BN))
+    total, rounded = SUM_KERNEL(
+        [y_BN, stream_BN],
+        [(y_BN.shape, mx.float32), (y_BN.shape, y_BN.dtype)],
+        {"T": y_BN.dtype, "SIZE": y_BN.size},
+        threads=(-(-y_BN.size // GROUP) * GROUP, 1, 1),
+        group=(GROUP, 1, 1),
+    )
     return total, rounded
-
-
-def sum_launch(stream_BN: mx.array, y_BN: mx.array) -> dict[str, Any]:
-    return {
-        "arrays": [y_BN, stream_BN],
-        "outputs": [(y_BN.shape, mx.float32), (y_BN.shape, y_BN.dtype)],
-        "constants": {"T": y_BN.dtype, "SIZE": y_BN.size},
-        "threads": (-(-y_BN.size // GROUP) * GROUP, 1, 1),
-        "group": (GROUP, 1, 1),
-    }
-
-
-def _launch(base_BN: mx.array, x_BK: mx.array, a_RK: mx.array, b_RN: mx.array, outputs: int) -> dict[str, Any]:
-    (B, N), (R, K) = base_BN.shape, a_RK.shape
-    return {
-        "arrays": [base_BN, x_BK, a_RK, b_RN],
-        "constants": {"T": base_BN.dtype, "K": K, "N": N, "R": R, "GROUP": GROUP, "TILE": TILE},
-        "threads": (-(-outputs // TILE) * GROUP, B, 1),
-        "group": (GROUP, 1, 1),
-    }

@@ -23,8 +23,17 @@ needs_metal = pytest.mark.skipif(not has_metal(), reason="there is no Metal")
 DTYPES = [mx.float32, mx.bfloat16, mx.float16]
 
 
-def ran(kernel: MetalKernel, launch: dict[str, Any], folder: Path, on_metal: bool) -> list[mx.array]:
-    return kernel(**launch) if on_metal else metal_shim.run(kernel, folder, **launch)
+@pytest.fixture(
+    params=[
+        pytest.param(False, marks=needs_a_compiler, id="C++"),
+        pytest.param(True, marks=needs_metal, id="Metal"),
+    ]
+)
+def kernels(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not request.param:
+        monkeypatch.setattr(
+            MetalKernel, "__call__", lambda kernel, *args, **named: metal_shim.run(kernel, tmp_path, *args, **named)
+        )
 
 
 def assert_equal(actual: mx.array, expected: mx.array) -> None:
@@ -35,13 +44,6 @@ def assert_equal(actual: mx.array, expected: mx.array) -> None:
     assert difference.item() <= tolerance * mx.abs(expected).max().item()  # pyright: ignore
 
 
-PLACES = [
-    pytest.param(False, marks=needs_a_compiler, id="C++"),
-    pytest.param(True, marks=needs_metal, id="Metal"),
-]
-
-
-@pytest.mark.parametrize("on_metal", PLACES)
 @pytest.mark.parametrize(
     ("after", "K", "N", "R", "dtype"),
     [
@@ -50,11 +52,10 @@ PLACES = [
         (metal.GATE, 64, 2060, 16, mx.float16),
     ],
 )
-def test_an_adapter(after: int, K: int, N: int, R: int, dtype: mx.Dtype, on_metal: bool, tmp_path: Path) -> None:
+def test_an_adapter(after: int, K: int, N: int, R: int, dtype: mx.Dtype, kernels: None) -> None:
     """Sizes beyond a tile, below a simdgroup, and not a multiple of either."""
     inputs: Any = (*adapter_arrays(K, N, R, dtype), after)
-    (out,) = ran(metal.ADAPTER_KERNEL, metal.adapter_launch(*inputs), tmp_path, on_metal)
-    assert_equal(out, metal.adapted_plain(*inputs))
+    assert_equal(metal.adapted(*inputs), metal.adapted_plain(*inputs))
 
 
 def adapter_arrays(K: int, N: int, R: int, dtype: mx.Dtype) -> list[mx.array]:
@@ -64,30 +65,25 @@ def adapter_arrays(K: int, N: int, R: int, dtype: mx.Dtype) -> list[mx.array]:
     return [array.astype(dtype) for array in (base, x, a / K**0.5, b)]
 
 
-@pytest.mark.parametrize("on_metal", PLACES)
 @pytest.mark.parametrize(
     ("stream", "dtype"),
     [(mx.float32, mx.bfloat16), pytest.param(mx.float16, mx.float16, marks=pytest.mark.proof)],
     ids=str,
 )  # before the first sum the stream is as the model makes it
-def test_an_adapter_added_to_the_residual_stream(
-    stream: mx.Dtype, dtype: mx.Dtype, on_metal: bool, tmp_path: Path
-) -> None:
+def test_an_adapter_added_to_the_residual_stream(stream: mx.Dtype, dtype: mx.Dtype, kernels: None) -> None:
     inputs: Any = (
         (100 * mx.random.normal((3, 1030), key=mx.random.key(9))).astype(stream),
         *adapter_arrays(96, 1030, 3, dtype),
     )
-    outs = ran(metal.STREAM_KERNEL, metal.stream_launch(*inputs), tmp_path, on_metal)
-    for out, expected in zip(outs, metal.added_plain(*inputs), strict=True):
+    for out, expected in zip(metal.added(*inputs), metal.added_plain(*inputs), strict=True):
         assert_equal(out, expected)
     residual, y = inputs[:2]
-    total, rounded = ran(metal.SUM_KERNEL, metal.sum_launch(residual, y), tmp_path, on_metal)
+    total, rounded = metal.summed(residual, y)
     expected = residual.astype(mx.float32) + y
     assert_equal(total, expected)
     assert_equal(rounded, expected.astype(dtype))
 
 
-@pytest.mark.parametrize("on_metal", PLACES)
 @pytest.mark.parametrize(
     ("shape", "has_norms", "dtype"),
     [
@@ -96,13 +92,13 @@ def test_an_adapter_added_to_the_residual_stream(
         (Heads(2, 2, 64), True, mx.float32),
     ],
 )
-def test_heads(shape: Heads, has_norms: bool, dtype: mx.Dtype, on_metal: bool, tmp_path: Path) -> None:
+def test_heads(shape: Heads, has_norms: bool, dtype: mx.Dtype, kernels: None) -> None:
     qkv = mx.random.normal((3, shape.all * shape.size), key=mx.random.key(0)).astype(dtype)
     step = StepContext(mx.array(40), mx.array([0, 7, 40]), mx.arange(64))
     rotation = step.rotation(nn.RoPE(shape.size, base=1e4), shape.size)
     q_weight, k_weight = (1 + 0.3 * mx.random.normal((2, shape.size), key=mx.random.key(1))).astype(dtype)
     norms = HeadNorms(q_weight, k_weight, 1e-6) if has_norms else None
-    queries, kv = ran(metal.HEADS_KERNEL, metal.heads_launch(qkv, rotation, shape, norms), tmp_path, on_metal)
+    queries, kv = metal.rotated_heads(qkv, rotation, shape, norms)
     expected_queries, expected_kv = metal.rotated_heads_plain(qkv, rotation, shape, norms)
     assert_equal(queries, expected_queries)
     assert_equal(kv, expected_kv)
