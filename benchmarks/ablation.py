@@ -258,11 +258,11 @@ def mlx_lm_adapters() -> Iterator[None]:
     """The learner computes adapters as mlx-lm does, in float32, and the sampler in 16 bits."""
     from mlx_lm.tuner.lora import LoRALinear
 
-    from backend.engine import sixteen_bits
+    from backend.engine import layers
 
     with (
-        mock.patch.object(sixteen_bits, "METHODS", ()),  # or a policy made inside would install them again
-        mock.patch.object(LoRALinear, "__call__", sixteen_bits.MLX_LM_LORA),
+        mock.patch.object(layers, "METHODS", ()),  # or a policy made inside would install them again
+        mock.patch.object(LoRALinear, "__call__", layers.MLX_LM_LORA),
     ):
         yield
 
@@ -276,9 +276,9 @@ def no_correction() -> Off:
 
 def atomic_gathers() -> Off:
     """The gradients of gathers add with atomics, in no fixed order."""
-    from backend.engine import gathers
+    from backend.engine import layers
 
-    return mock.patch.object(gathers, "on_gpu", lambda: False)
+    return mock.patch.object(layers, "on_gpu", lambda: False)
 
 
 SWITCHES: dict[str, Callable[[], Off]] = {

@@ -15,11 +15,11 @@ from typing import NamedTuple
 import mlx.core as mx
 import numpy as np
 
-from backend.engine.gathers import gather_with_repeats, scatter_unique, take_distinct
+from backend.engine.caches import PrefixMask, PrefixReader, PrefixRecorder
+from backend.engine.layers import gather_with_repeats, scatter_unique, take_distinct
 from backend.engine.lm_head import TokenScores, token_logps
 from backend.engine.output_layer import SplitModel
 from backend.engine.penalties import CompletionHistory, Penalties, distinct_tokens
-from backend.engine.prefix_cache import PrefixMask, PrefixReader, PrefixRecorder
 
 
 @dataclass(frozen=True, slots=True)

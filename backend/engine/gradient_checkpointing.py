@@ -17,7 +17,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_map, tree_unflatten
 
 from backend.engine import patches
-from backend.engine.prefix_cache import PrefixReader, PrefixRecorder
+from backend.engine.caches import PrefixReader, PrefixRecorder
 
 PLAIN = (mx.array, str, int, float, type(None))  # types of a layer's arguments that hold no array
 
@@ -33,12 +33,8 @@ def gradient_checkpointing(model: nn.Module, on: bool) -> Iterator[None]:
     classes = {type(layer) for layer in model.layers}  # pyright: ignore
     # From mlx's generator, so the update's seed fixes every mask, and a resumed run repeats them.
     seeds = itertools.count(int(mx.random.randint(0, 1 << 30).item()))  # pyright: ignore
-    replaced = [patches.replace(kind, "__call__", _checkpointed(kind.__call__, seeds)) for kind in classes]
-    try:
+    with patches.replaced((kind, "__call__", _checkpointed(kind.__call__, seeds)) for kind in classes):
         yield
-    finally:
-        for replacement in reversed(replaced):
-            patches.restore(replacement)
 
 
 def _checkpointed(call: Callable[..., Any], seeds: Iterator[int]) -> Callable[..., Any]:

@@ -14,12 +14,11 @@ import mlx.nn as nn
 from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache
 
 from backend.engine import residual_stream
-from backend.engine.caches import new_prompt_cache
+from backend.engine.caches import WholeRowCache, new_prompt_cache
 from backend.engine.cpu import matmul_transposed
 from backend.engine.forward import SequenceRows, shared_prompt_states, whole_row_states
 from backend.engine.output_layer import PROBE, NoOutputLayer, SplitModel, cut_before_output_layer
 from backend.engine.patches import install
-from backend.engine.prefix_cache import WholeRowCache
 
 UNSPLIT = "The vocabulary is computed for every token, prompts included, instead of for completions alone: {reason}."
 UNSHARED = "Prompts are read once per completion instead of once per group: {reason}."

@@ -4,7 +4,7 @@ results change by rounding at most.
 - attention, swiglu, gated delta of `mlx_lm.models.<family>`: bounded memory in training, vectors on x86, and in 16 bits
 as the sampler computes them
 - Metal kernels without a gradient (`wkv7_kernel`, `_attn_res_kernel`, `_sinkhorn_kernel`): plain operations
-- on a GPU, embeddings and expert gathers: `engine/gathers.py`; LoRA and DoRA in 16 bits: `engine/sixteen_bits.py`
+- on a GPU embeddings and expert gathers, in 16 bits LoRA and DoRA: `engine/layers.py`
 - classes of first layers and norms: `engine/residual_stream.py`; of layers: `engine/gradient_checkpointing.py`
 
 A model's file imports its functions by name, so the name is replaced in every file that a part of the model comes from.
@@ -15,7 +15,8 @@ reference and updated log-probabilities agree.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,14 +26,13 @@ from mlx_lm.models import activations, base, gated_delta, rwkv7, switch_layers
 from mlx_lm.tuner.lora import LoRAEmbedding
 
 from backend.engine import cpu as vector_swiglu
-from backend.engine import gathers, sixteen_bits
+from backend.engine import layers
 from backend.engine.attention import blocked_attention, decode_attention
-from backend.engine.caches import SlotCache
+from backend.engine.caches import AttentionInputs, PrefixReader, PrefixRecorder, SlotCache
 from backend.engine.cpu import exp_is_scalar
 from backend.engine.device import on_cpu, on_gpu
 from backend.engine.gated_delta import gated_delta_rule
-from backend.engine.prefix_cache import AttentionInputs, PrefixReader, PrefixRecorder
-from backend.engine.sixteen_bits import swiglu_16
+from backend.engine.layers import swiglu_16
 
 # exponentials of a swiglu, and scores of a decoding step, from which ours pay on x86
 MIN_SWIGLU, MIN_SCORES = 1 << 12, 1 << 14
@@ -50,15 +50,6 @@ class Replacement:
     attribute: str
     original: Any
 
-    @property
-    def name(self) -> str:
-        owner = self.owner.__name__
-        return (
-            f"{self.owner.__module__}.{owner}.{self.attribute}"
-            if isinstance(self.owner, type)
-            else f"{owner}.{self.attribute}"
-        )
-
 
 _active: list[Replacement] = []
 
@@ -72,9 +63,19 @@ def replace(owner: Any, attribute: str, new: Any) -> Replacement:
     return replacement
 
 
-def restore(replacement: Replacement) -> None:
-    """Put the original back, once."""
-    if replacement not in _active:
+@contextmanager
+def replaced(attributes: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
+    """Inside, each (owner, attribute) holds its new value."""
+    replacements = [replace(*attribute) for attribute in attributes]
+    try:
+        yield
+    finally:
+        for replacement in reversed(replacements):
+            _restore(replacement)
+
+
+def _restore(replacement: Replacement) -> None:
+    if replacement not in _active:  # `uninstall` has done it
         return
     _active.remove(replacement)
     if replacement.original is None:
@@ -97,7 +98,7 @@ def install(model: nn.Module) -> None:
     for owner, attribute, ours in GATHERS if on_gpu() else ():
         if getattr(owner, attribute) is not ours:
             replace(owner, attribute, ours)
-    for owner, call in sixteen_bits.METHODS:
+    for owner, call in layers.METHODS:
         if owner.__call__ is not call and any(type(part) is owner for part in model.modules()):
             replace(owner, "__call__", call)
 
@@ -106,44 +107,38 @@ def uninstall() -> None:
     """Restore every replaced attribute. Compiled functions keep what they were traced with."""
     # Latest first, so that an attribute that was replaced twice ends with its first value.
     for replacement in reversed(_active.copy()):
-        restore(replacement)
+        _restore(replacement)
 
 
 def active() -> list[str]:
     """The full names of the replaced attributes, e.g. "mlx_lm.models.qwen3.swiglu"."""
-    return sorted(replacement.name for replacement in _active)
+    places = ((x.owner, f"{x.owner.__name__}.{x.attribute}") for x in _active)
+    return sorted(f"{owner.__module__}.{name}" if isinstance(owner, type) else name for owner, name in places)
 
 
 def scaled_dot_product_attention(
     queries: mx.array, keys: mx.array, values: mx.array, cache: Any, scale: float, mask: Any, sinks: Any = None
 ) -> mx.array:
     """Blocked attention in training, vectors in a large decoding step on x86; else mlx-lm's own."""
-    # Sinks are an extra logit in each head's softmax (gpt-oss), which neither of ours computes.
-    inputs = _training_inputs(keys, values, cache, mask) if sinks is None else None
-    if inputs is not None:
-        return blocked_attention(queries, inputs.keys, inputs.values, scale, inputs.prompts)
-    # `is`: a model that has changed the mask must get attention with its own mask.
-    if sinks is None and isinstance(cache, SlotCache) and mask is cache.mask and _pays(queries, keys):
-        return decode_attention(queries, keys, values, scale, mask)
+    if sinks is None:  # an extra logit in each head's softmax (gpt-oss), which neither of ours computes
+        inputs = None
+        if isinstance(cache, (PrefixRecorder, PrefixReader)):
+            inputs = cache.attention_inputs(keys, values, mask)  # None: the model has changed what the cache returned
+        elif cache is None and isinstance(mask, str) and keys.shape[2] > 1:
+            # Whole rows. They are padded on the right, where causality hides it, so "causal" is the complete mask.
+            inputs = AttentionInputs(keys, values)
+        if inputs is not None:
+            return blocked_attention(queries, inputs.keys, inputs.values, scale, inputs.prompts)
+        # `is`: a model that has changed the mask must get attention with its own mask.
+        is_step = isinstance(cache, SlotCache) and mask is cache.mask
+        if is_step and exp_is_scalar() and queries.shape[0] * queries.shape[1] * keys.shape[2] >= MIN_SCORES:
+            return decode_attention(queries, keys, values, scale, mask)
     if hasattr(cache, "bits") or keys.dtype == mx.float32 or not on_cpu():
         return MLX_LM_ATTENTION(queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks)
     # On a CPU mlx composes attention of plain operations and rounds queries, scores and weights to 16 bits; on a GPU,
     # and in training, they stay in float32.
     wide = (x.astype(mx.float32) for x in (queries, keys, values))
     return MLX_LM_ATTENTION(*wide, cache=cache, scale=scale, mask=mask, sinks=sinks).astype(values.dtype)
-
-
-def _training_inputs(keys: mx.array, values: mx.array, cache: Any, mask: Any) -> AttentionInputs | None:
-    if isinstance(cache, (PrefixRecorder, PrefixReader)):
-        return cache.attention_inputs(keys, values, mask)
-    # Without a cache and with a causal mask over several tokens: whole rows, prompt and completion together. They are
-    # padded on the right, where causality hides the padding, so "causal" is the complete mask.
-    whole_rows = cache is None and isinstance(mask, str) and keys.shape[2] > 1
-    return AttentionInputs(keys, values) if whole_rows else None
-
-
-def _pays(queries: mx.array, keys: mx.array) -> bool:
-    return exp_is_scalar() and queries.shape[0] * queries.shape[1] * keys.shape[2] >= MIN_SCORES
 
 
 def swiglu(gate: mx.array, up: mx.array) -> mx.array:
@@ -168,35 +163,19 @@ def gated_delta_update(
     dt_bias: mx.array,
     state: mx.array | None = None,
     mask: mx.array | None = None,
-    *,
-    use_kernel: bool = True,
-    lower_bound: float | None = None,
-    allow_neg_eigval: bool = False,
+    **options: Any,
 ) -> tuple[mx.array, mx.array]:
     """The gated delta rule in chunks, except for a decoding step."""
     if state is not None and q.shape[1] == 1:
-        return MLX_LM_GATED_DELTA(
-            q,
-            k,
-            v,
-            a,
-            b,
-            A_log,
-            dt_bias,
-            state,
-            mask,
-            use_kernel=use_kernel,
-            lower_bound=lower_bound,
-            allow_neg_eigval=allow_neg_eigval,
-        )
+        return MLX_LM_GATED_DELTA(q, k, v, a, b, A_log, dt_bias, state, mask, **options)
     # The logarithms of mlx-lm's `compute_g` and `compute_lower_bound_g`, in their types: the step's decay is exp of the
     # same numbers.
-    rate = mx.exp(A_log.astype(mx.float32))
+    rate, lower_bound = mx.exp(A_log.astype(mx.float32)), options.get("lower_bound")
     if lower_bound is None:
         log_decay = -rate * nn.softplus(a + dt_bias)
     else:
         log_decay = lower_bound * mx.sigmoid(rate * (a.astype(mx.float32) + dt_bias))
-    beta = mx.sigmoid(b) * (2.0 if allow_neg_eigval else 1.0)
+    beta = mx.sigmoid(b) * (2.0 if options.get("allow_neg_eigval") else 1.0)
     return gated_delta_rule(q, k, v, log_decay, beta, state, mask)
 
 
@@ -226,8 +205,8 @@ KERNELS: tuple[tuple[str, str, Callable[..., Any] | None], ...] = (
 )
 # (owner, attribute, ours)
 GATHERS: tuple[tuple[Any, str, Callable[..., Any]], ...] = (
-    (nn.Embedding, "__call__", gathers.embedding_call),
-    (LoRAEmbedding, "__call__", gathers.lora_embedding_call),
-    (switch_layers, "_gather_sort", gathers.gather_sort),
-    (switch_layers, "_scatter_unsort", gathers.scatter_unsort),
+    (nn.Embedding, "__call__", layers.embedding_call),
+    (LoRAEmbedding, "__call__", layers.lora_embedding_call),
+    (switch_layers, "_gather_sort", layers.gather_sort),
+    (switch_layers, "_scatter_unsort", layers.scatter_unsort),
 )

@@ -10,9 +10,8 @@ decoding step is bound by launches.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -21,8 +20,6 @@ from backend.engine import patches
 from backend.engine.device import has_metal, on_cpu
 
 Call = Callable[..., Any]
-Arguments = tuple[Any, ...]
-Keywords = dict[str, Any]
 
 NAMES = {mx.bfloat16: "bfloat16", mx.float16: "float16"}  # by name: a module with an `mx.Dtype` cannot be copied
 
@@ -48,22 +45,19 @@ def is_float32(norm: nn.Module) -> bool:
 def mark(model: nn.Module, run: Callable[[], mx.array]) -> None:
     """Keep the stream in float32. `run` builds the graph of a pass. Raises Unmarked, or what the model's code raises,
     and leaves no marks."""
-    if any(
-        WIDENS in vars(module) for module in model.modules()
-    ):  # a copy, perhaps with other blocks around the marked ones
+    if any(WIDENS in vars(module) for module in model.modules()):  # a copy, perhaps with other blocks around them
         _act_on_marks(model)
         return
     layers: list[nn.Module] = model.layers  # pyright: ignore[reportAssignmentType]
-    with _Observer(model, None) as before:
-        dtype = run().dtype
-    if dtype not in NAMES:
+    before = _observe(model, run)
+    if before.dtype not in NAMES:
         raise Unmarked("it does not compute in 16 bits")
     setattr(layers[0], WIDENS, True)
     try:
         _act_on_marks(model)
-        with _Observer(model, NAMES[dtype], before.read_float32) as after:
-            if run().dtype != dtype:
-                raise Unmarked("its last norm does not read the stream")
+        after = _observe(model, run, NAMES[before.dtype], before.read_float32)
+        if after.dtype != before.dtype:
+            raise Unmarked("its last norm does not read the stream")
         if wide := after.products & after.read_float32 - before.read_float32:
             raise Unmarked(f"products of {len(wide)} layers would read float32")
         if not after.returned_float32 >= {id(layer) for layer in layers}:
@@ -92,66 +86,65 @@ def _act_on_marks(model: nn.Module) -> None:
 def _with_marks(call: Call) -> Call:
     def marked(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         marks = vars(module)
-        if WIDENS in marks:
-            args, kwargs = _with_first_input(args, kwargs, mx.float32)
-        elif ROUNDS in marks:
-            args, kwargs = _with_first_input(args, kwargs, getattr(mx, marks[ROUNDS]))
+        if WIDENS in marks or ROUNDS in marks:
+            dtype = mx.float32 if WIDENS in marks else getattr(mx, marks[ROUNDS])
+            if args:
+                args = (args[0].astype(dtype), *args[1:])
+            else:  # some models pass the input by its name (mlx_lm/models/gptj.py)
+                name, x = next(iter(kwargs.items()))
+                kwargs = kwargs | {name: x.astype(dtype)}
         return call(module, *args, **kwargs)
 
     return marked
 
 
-def _with_first_input(args: Arguments, kwargs: Keywords, dtype: mx.Dtype) -> tuple[Arguments, Keywords]:
-    if args:
-        return (args[0].astype(dtype), *args[1:]), kwargs
-    name, x = next(iter(kwargs.items()))
-    return args, kwargs | {name: x.astype(dtype)}
+class _Observed(NamedTuple):
+    """A pass: the type of its result, and the ids of modules without children that read float32, of layers that return
+    it, and of modules with matrices."""
+
+    dtype: mx.Dtype
+    read_float32: set[int]
+    returned_float32: set[int]
+    products: set[int]
 
 
-class _Observer(contextlib.AbstractContextManager["_Observer"]):
-    """Notes which modules without children read float32, and which layers return it; with a `dtype`, marks norms that
-    read float32 and are not in `left_alone`."""
+def _observe(
+    model: nn.Module, run: Callable[[], mx.array], dtype: str = "", left_alone: set[int] | None = None
+) -> _Observed:
+    """With a `dtype`, marks norms that read float32 and are not in `left_alone`."""
+    layers = {id(layer) for layer in model.layers}  # pyright: ignore
+    leaves = {id(part): part for part in model.modules() if not part.children()}
+    ranks = {
+        key: [array.ndim for array in leaf.values() if isinstance(array, mx.array)] for key, leaf in leaves.items()
+    }
+    kinds = {type(part) for part in [*leaves.values(), *model.layers]}  # pyright: ignore
+    read_float32: set[int] = set()
+    returned_float32: set[int] = set()
 
-    def __init__(self, model: nn.Module, dtype: str | None, left_alone: set[int] | None = None) -> None:
-        self.layers = {id(layer) for layer in model.layers}  # pyright: ignore
-        self.leaves = {id(part): part for part in model.modules() if not part.children()}
-        self.products = {key for key, leaf in self.leaves.items() if any(array.ndim > 1 for array in _arrays(leaf))}
-        self.kinds = {type(part) for part in [*self.leaves.values(), *model.layers]}  # pyright: ignore
-        self.dtype, self.left_alone = dtype, left_alone or set()
-        self.read_float32: set[int] = set()
-        self.returned_float32: set[int] = set()
+    def is_norm(leaf: nn.Module) -> bool:
+        # Vectors alone, or no arrays where it is mlx's own without a scale.
+        own = ranks[id(leaf)]
+        return set(own) == {1} or (not own and isinstance(leaf, (nn.LayerNorm, nn.RMSNorm)))
 
-    def __enter__(self) -> _Observer:
-        self._replacements = [patches.replace(kind, "__call__", self._noting(kind.__call__)) for kind in self.kinds]
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for replacement in reversed(self._replacements):
-            patches.restore(replacement)
-
-    def _noting(self, call: Call) -> Call:
-        def noting(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if id(module) in self.leaves and args and _is_float32(args[0]):
-                self.read_float32.add(id(module))
-                if self.dtype and _is_norm(module) and id(module) not in self.left_alone:
-                    setattr(module, ROUNDS, self.dtype)
-                    args = (args[0].astype(getattr(mx, self.dtype)), *args[1:])
+    def noting(call: Call) -> Call:
+        def noted(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if id(module) in leaves and args and _is_float32(args[0]):
+                read_float32.add(id(module))
+                if dtype and is_norm(module) and id(module) not in (left_alone or ()):
+                    setattr(module, ROUNDS, dtype)
+                    args = (args[0].astype(getattr(mx, dtype)), *args[1:])
             result = call(module, *args, **kwargs)
             first = result[0] if isinstance(result, (tuple, list)) else result
-            if id(module) in self.layers and _is_float32(first):
-                self.returned_float32.add(id(module))
+            if id(module) in layers and _is_float32(first):
+                returned_float32.add(id(module))
             return result
 
-        return noting
+        return noted
 
-
-def _arrays(leaf: nn.Module) -> Iterator[mx.array]:
-    return (array for array in leaf.values() if isinstance(array, mx.array))
-
-
-def _is_norm(leaf: nn.Module) -> bool:
-    ranks = [array.ndim for array in _arrays(leaf)]
-    return set(ranks) == {1} or (not ranks and isinstance(leaf, (nn.LayerNorm, nn.RMSNorm)))
+    with patches.replaced((kind, "__call__", noting(kind.__call__)) for kind in kinds):
+        result = run()
+    products = {key for key, own in ranks.items() if any(rank > 1 for rank in own)}
+    return _Observed(result.dtype, read_float32, returned_float32, products)
 
 
 def _is_float32(x: Any) -> bool:

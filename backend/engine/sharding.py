@@ -26,7 +26,7 @@ from mlx.utils import tree_flatten, tree_map_with_path, tree_unflatten
 from mlx_lm.tuner.lora import LoRALinear, LoRASwitchLinear
 
 from backend.engine import patches
-from backend.engine.sixteen_bits import add_adapter
+from backend.engine.layers import add_adapter
 
 ROW_LAYERS = (distributed.ShardedToAllLinear, distributed.QuantizedShardedToAllLinear)
 COLUMN_LAYERS = (distributed.AllToShardedLinear, distributed.QuantizedAllToShardedLinear)  # mlx's sharded layers
@@ -114,7 +114,6 @@ def shard(model: nn.Module, group: mx.distributed.Group) -> dict[str, LayerShare
 @contextlib.contextmanager
 def _recording() -> Iterator[dict[int, LayerShare]]:
     shares: dict[int, LayerShare] = {}
-    replaced: list[patches.Replacement] = []
 
     def share(sharding: str, segments: Any) -> LayerShare:
         return LayerShare(sharding, segments if isinstance(segments, int) else tuple(segments))
@@ -129,15 +128,10 @@ def _recording() -> Iterator[dict[int, LayerShare]]:
         if isinstance(sharding, str):  # else a function of the array's name: of layers that take no adapter
             shares.update((id(part), share(sharding, segments)) for part in module.modules())
 
-    for name, module in list(sys.modules.items()):
-        for attribute, own in (("shard_linear", linear), ("shard_inplace", in_place)):
-            if name.startswith("mlx_lm.models.") and hasattr(module, attribute):
-                replaced.append(patches.replace(module, attribute, own))
-    try:
+    of_models = [module for name, module in sys.modules.items() if name.startswith("mlx_lm.models.")]
+    own = (("shard_linear", linear), ("shard_inplace", in_place))
+    with patches.replaced((module, name, new) for module in of_models for name, new in own if hasattr(module, name)):
         yield shares
-    finally:
-        for replacement in reversed(replaced):
-            patches.restore(replacement)
 
 
 def _whole_numbers(model: nn.Module) -> dict[tuple[str, str], int]:
@@ -183,7 +177,7 @@ class ShardedLoRALinear(nn.Module):
         if isinstance(linear, COLUMN_LAYERS):
             x = _with_summed_gradient(x, linear.group)
         y = _product(linear, x)
-        if x.dtype != mx.float32:  # as `sixteen_bits` computes it beside a whole layer
+        if x.dtype != mx.float32:  # as `layers.lora_linear` computes it beside a whole layer
             y = add_adapter(y, x, self.lora_a, self.scale * self.lora_b)
         else:
             y = y + self.scale * ((x @ self.lora_a) @ self.lora_b)

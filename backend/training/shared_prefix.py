@@ -17,7 +17,7 @@ import numpy as np
 from mlx.utils import tree_map
 
 from backend.engine.forward import PrefilledPrompts, SequenceRows, prefill_prompts
-from backend.engine.gathers import scatter_unique
+from backend.engine.layers import scatter_unique
 from backend.engine.output_layer import SplitModel
 
 

@@ -25,7 +25,7 @@ from backend.engine.cpu import (
     swiglu,
 )
 from backend.engine.graph import compiled_by_shape
-from backend.engine.sixteen_bits import swiglu_16
+from backend.engine.layers import swiglu_16
 
 SIZES = {"in slices": (48, 1024), "of three factors": (40, 3 * 320), "undivided": (48, 1021), "small": (48, 32)}
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from mlx_lm.models import switch_layers
 
-from backend.engine import gathers, patches
+from backend.engine import layers, patches
 from backend.utils.machine import TREAT_CPU_AS
 
 Take = Callable[[mx.array, mx.array], mx.array]
@@ -39,15 +39,15 @@ def value_and_gradient(take: Take, source: mx.array, index: mx.array) -> tuple[m
 @pytest.mark.parametrize(
     ("take", "index"),
     [
-        (gathers.take_distinct, [4, 0, 2]),
-        (gathers.gather_with_repeats, [4, 0, 4, 4, 2, 0]),
-        (gathers.embed, [[4, 0, 4], [4, 2, 0]]),
+        (layers.take_distinct, [4, 0, 2]),
+        (layers.gather_with_repeats, [4, 0, 4, 4, 2, 0]),
+        (layers.embed, [[4, 0, 4], [4, 2, 0]]),
     ],
     ids=["distinct", "repeated", "embed"],
 )
 @pytest.mark.parametrize("axes", [1, 3])
 def test_values_and_gradients_are_those_of_a_plain_gather(take: Take, index: list, axes: int) -> None:
-    if take is gathers.embed and axes > 1:
+    if take is layers.embed and axes > 1:
         pytest.skip("embeddings have one axis")
     source = mx.random.normal((6, 5, 4, 3)[: 1 + axes], key=mx.random.key(0))
     mx.eval(source)
@@ -61,10 +61,10 @@ def test_values_and_gradients_are_those_of_a_plain_gather(take: Take, index: lis
 
 
 def test_the_gradient_of_many_tokens_is_summed_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gathers, "BLOCK", 7)
+    monkeypatch.setattr(layers, "BLOCK", 7)
     weight = mx.random.normal((11, 8), key=mx.random.key(0))
     tokens = mx.array(np.random.default_rng(0).integers(0, 9, (4, 10)))
-    _, gradient = value_and_gradient(gathers.embed, weight, tokens)
+    _, gradient = value_and_gradient(layers.embed, weight, tokens)
     _, plain = value_and_gradient(lambda x, i: x[i], weight, tokens)
     np.testing.assert_allclose(np.array(gradient), np.array(plain), atol=1e-5)
     assert not np.array(gradient)[9:].any(), "tokens that do not occur"
@@ -96,7 +96,7 @@ def test_experts_get_the_same_inputs_and_gradients() -> None:
     x, indices = mx.random.normal((10, 1, 1, 6)), mx.random.randint(0, 5, (10, 3))
     assert all(
         mx.array_equal(a, b)
-        for a, b in zip(gathers.gather_sort(x, indices), switch_layers._gather_sort(x, indices), strict=True)
+        for a, b in zip(layers.gather_sort(x, indices), switch_layers._gather_sort(x, indices), strict=True)
     )
 
     def loss(sort: Callable, unsort: Callable) -> Callable[[mx.array], mx.array]:
@@ -106,7 +106,7 @@ def test_experts_get_the_same_inputs_and_gradients() -> None:
 
         return of
 
-    ours = mx.grad(loss(gathers.gather_sort, gathers.scatter_unsort))(x)
+    ours = mx.grad(loss(layers.gather_sort, layers.scatter_unsort))(x)
     plain = mx.grad(loss(switch_layers._gather_sort, switch_layers._scatter_unsort))(x)
     assert "Scatter Sum" in primitives(plain) and "Scatter Sum" not in primitives(ours)
     np.testing.assert_allclose(np.array(ours), np.array(plain), rtol=1e-5)
