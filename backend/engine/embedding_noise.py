@@ -8,7 +8,7 @@ sampling, evaluation and reference have none. Letters: B rows, L tokens, H embed
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +18,7 @@ import mlx.nn as nn
 from mlx_lm.tuner.dora import DoRAEmbedding
 from mlx_lm.tuner.lora import LoRAEmbedding
 
+from backend.engine import patches
 from backend.engine.output_layer import PROBE
 from backend.utils.errors import UserError
 
@@ -67,20 +68,12 @@ class EmbeddingNoise:
 def input_embedding(model: nn.Module) -> nn.Module:
     """The first embedding that a pass calls. Raises UserError where the model calls none."""
     called: list[nn.Module] = []
-    kinds = {id(module): (module, type(module)) for module in model.modules() if type(module) in EMBEDDINGS}
-    for module, kind in kinds.values():
 
-        class RecordingEmbedding(kind):
-            def __call__(layer, tokens: mx.array, kind: Any = kind) -> mx.array:
-                called.append(layer)
-                return kind.__call__(layer, tokens)
+    def recording(call: Callable[..., mx.array]) -> Callable[..., mx.array]:
+        return lambda layer, tokens: called.append(layer) or call(layer, tokens)
 
-        module.__class__ = RecordingEmbedding
-    try:
+    with patches.replaced((kind, "__call__", recording(kind.__call__)) for kind in EMBEDDINGS):
         model(PROBE)
-    finally:
-        for module, kind in kinds.values():
-            module.__class__ = kind
     if not called:
         raise UserError(
             "neftune_noise_alpha", "This model's code has no embedding layer of mlx, so none can get noise."

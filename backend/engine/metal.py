@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
-import numpy as np
 
 from backend.engine.patches import swiglu
 
@@ -115,64 +114,19 @@ def rotated_heads_plain(
     qkv_BE: mx.array, rotation_B2d: mx.array, heads: Heads, norms: HeadNorms | None
 ) -> tuple[mx.array, mx.array]:
     """Queries [B, H, 1, d], and keys and values [B, J, 2, 1, d], from a projection [B, (H + 2J) d]; queries and keys
-    normed and rotated (`StepContext.rotation`). Two kernels; rounded where the learner rounds."""
-    windows, half = Windows(heads), heads.size // 2
-    values_WBH2e = windows.over(qkv_BE)
-    heads_WBH2e = (
-        windows.over(mx.fast.rms_norm(qkv_BE.reshape(len(qkv_BE), heads.all, heads.size), None, norms.eps))
-        if norms
-        else values_WBH2e
-    )
-    rotation_B212e = rotation_B2d.reshape(-1, 2, 1, 2, half)
-    turned = []
-    for i in range(2):  # each half of a head goes into both halves of the turned one
-        part = heads_WBH2e[..., i : i + 1, :]
-        if norms:
-            weights = (weight[i * half : (i + 1) * half] for weight in (norms.queries, norms.keys))
-            part = part * mx.where(windows.mask(0, heads.queries), *weights)
-        turned.append(part.astype(mx.float32) * rotation_B212e[:, i])
-    is_value = windows.mask(heads.queries + heads.keys, heads.all)
-    out = mx.where(is_value, values_WBH2e.astype(mx.float32), turned[0] + turned[1]).astype(qkv_BE.dtype)
-    return windows.queries(out), windows.keys_and_values(out)
-
-
-@dataclass(frozen=True, slots=True)
-class Windows:
-    """Windows of H heads over the H + 2J of a projection: as [W, B, H, d] queries lie behind each other, and attention
-    need not copy them. Two windows suffice where H ≥ 2J, else three."""
-
-    heads: Heads
-
-    @property
-    def count(self) -> int:
-        return 2 if self.heads.queries >= 2 * self.heads.keys else 3
-
-    @property
-    def step(self) -> int:
-        """Heads from one window to the next."""
-        return 2 * self.heads.keys // (self.count - 1)
-
-    def over(self, qkv: mx.array) -> mx.array:
-        """[W, B, H, 2, d/2], a view of [B, (H + 2J) d]: the windows, and each head's halves."""
-        H, size, all_heads = self.heads.queries, self.heads.size, self.heads.all
-        shape = (self.count, qkv.size // (all_heads * size), H, 2, size // 2)
-        return mx.as_strided(qkv, shape, (self.step * size, all_heads * size, size, size // 2, 1))
-
-    def mask(self, first: int, end: int) -> mx.array:
-        """[W, 1, H, 1, 1]: heads `first` to `end` − 1 of the projection."""
-        head_WH = np.arange(self.count)[:, None] * self.step + np.arange(self.heads.queries)
-        is_inside_WH = (first <= head_WH) & (head_WH < end)
-        return mx.array(is_inside_WH.tolist()).reshape(self.count, 1, -1, 1, 1)
-
-    def queries(self, out_WBH2e: mx.array) -> mx.array:
-        first = out_WBH2e[:1]  # a view, which [0] is not
-        return first.reshape(-1, self.heads.queries, 1, self.heads.size)
-
-    def keys_and_values(self, out_WBH2e: mx.array) -> mx.array:
-        B, J, size, windows = out_WBH2e.shape[1], self.heads.keys, self.heads.size, self.count - 1
-        # One window with both or one with each, so one of the axes `windows` and `2 // windows` has length 1.
-        out = out_WBH2e[1:, :, -self.step :].reshape(windows, B, 2 // windows, J, size)
-        return out.transpose(1, 3, 0, 2, 4).reshape(B, J, 2, 1, size)
+    normed and rotated (`StepContext.rotation`). Rounded where the learner rounds."""
+    H, J = heads.queries, heads.keys
+    parts = mx.split(qkv_BE.reshape(len(qkv_BE), heads.all, 1, heads.size), [H, H + J], axis=1)
+    of_first, of_second = mx.split(rotation_B2d[:, :, None, None], 2, axis=1)
+    turned: list[mx.array] = []
+    for part, weight in zip(parts[:2], (norms.queries, norms.keys) if norms else (None, None), strict=True):
+        normed = mx.fast.rms_norm(part, weight, norms.eps) if norms else part
+        first, second = mx.split(normed.astype(mx.float32), 2, axis=-1)
+        # Each half of a head goes into both halves of the turned one.
+        both = (mx.concatenate([half, half], axis=-1) for half in (first, second))
+        first, second = (x * rotation.squeeze(1) for x, rotation in zip(both, (of_first, of_second), strict=True))
+        turned.append((first + second).astype(qkv_BE.dtype))
+    return turned[0], mx.stack([turned[1], parts[2]], axis=2)
 
 
 def rotated_heads(
