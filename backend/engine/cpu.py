@@ -42,12 +42,13 @@ _other_core: list[int] = []  # the core to take next time; empty: the calling th
 def on_one_core() -> Iterator[None]:
     """Keep the calling thread and mlx's on one core. Does nothing where mlx computes elsewhere or pinning is not
     allowed."""
-    threads = _threads()
+    applies = sys.platform == "linux" and on_cpu() and os.environ.get(cpu_setup.THREADS) == "1"
+    threads = [threading.get_native_id(), *_mlx_threads()] if applies else []
     allowed = [os.sched_getaffinity(thread) for thread in threads]
-    if not threads or len(allowed[0]) == 1:
+    if len(threads) != 2 or len(allowed[0]) == 1:
         yield
         return
-    # The core that the thread is on has its data in cache already; another is taken only after `_leave_shared_core`.
+    # The core that the thread is on has its data in cache already; another is taken only if it was shared.
     core = _other_core.pop() if _other_core else _core_of(threads[0])
     core = core if core in allowed[0] else min(allowed[0])
     before = time.perf_counter(), _cpu_seconds(threads)
@@ -59,14 +60,10 @@ def on_one_core() -> Iterator[None]:
         # Each thread's own set: mlx's thread need not have been allowed the same cores as Python's.
         for thread, cores in zip(threads, allowed, strict=True):
             _pin(thread, cores)
-        _leave_shared_core(core, allowed[0], time.perf_counter() - before[0], _cpu_seconds(threads) - before[1])
-
-
-def _threads() -> list[int]:
-    if sys.platform != "linux" or not on_cpu() or os.environ.get(cpu_setup.THREADS) != "1":
-        return []
-    threads = [threading.get_native_id(), *_mlx_threads()]
-    return threads if len(threads) == 2 else []
+        wall_s, cpu_s = time.perf_counter() - before[0], _cpu_seconds(threads) - before[1]
+        if wall_s > MIN_DURATION_S and cpu_s < MIN_CPU_SHARE * wall_s:  # else two runs could share a core for ever
+            # From the system's entropy, not the run's seed: two runs with one seed would choose the same core again.
+            _other_core[:] = [random.SystemRandom().choice(sorted(allowed[0] - {core}))]
 
 
 @cache
@@ -91,12 +88,6 @@ def _mlx_threads() -> list[int]:
     except (OSError, ValueError, IndexError):
         return []
     return [thread] if woken[thread] > tries // 2 else []
-
-
-def _leave_shared_core(core: int, allowed: set[int], wall_s: float, cpu_s: float) -> None:
-    if wall_s > MIN_DURATION_S and cpu_s < MIN_CPU_SHARE * wall_s:
-        # From the system's entropy, not the run's seed: two runs with one seed would choose the same core again.
-        _other_core[:] = [random.SystemRandom().choice(sorted(allowed - {core}))]
 
 
 def _pin(thread: int, cores: set[int]) -> None:

@@ -22,13 +22,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 
 from backend.engine.cpu import exp_nonpositive
 from backend.engine.graph import evaluate_after
-from backend.engine.penalties import (
-    CompletionHistory,
-    SeenTokens,
-    in_unpenalised,
-    penalised,
-    penalised_with_autodiff,
-)
+from backend.engine.penalties import CompletionHistory, SeenTokens, in_unpenalised, penalised, penalised_with_autodiff
 
 Exp = Callable[[mx.array], mx.array]
 Project = Callable[[mx.array], mx.array]  # hidden states [n, H] → logits [n, V]
@@ -57,15 +51,22 @@ def token_logps(
     `project` uses, None where hidden states are logits. `chunk`: tokens at a time (None: all). `history`: what precedes
     each position, where logits are penalised."""
     targets = _Targets(target_N, temperature, chunk or hidden_NH.shape[0], history)
-    if not with_gradient:
-        return _concatenated(_evaluated_scores(project, hidden_NH[span], targets, span) for span in targets.spans)
-    if head is None:
+    if head is not None and with_gradient:
+        score = _trained_head if tree_flatten(head.trainable_parameters()) else _frozen_head
+        return score(project, head, hidden_NH, targets, entropy_gradient)
+    chunks: list[TokenScores] = []
+    for span in targets.spans:
+        if not with_gradient:
+            chunks.append(_softmax(project, hidden_NH[span], targets, span).scores(target_N[span]))
+            mx.eval(chunks[-1])  # mlx would allocate several chunks ahead of the device
+            continue
         # [N, V] is in the graph already, as the model's output; autodiff needs mlx's exp, for ours has no gradient.
-        return _concatenated(
-            _scores_by_autodiff(project, hidden_NH[span], targets, span, entropy_gradient) for span in targets.spans
-        )
-    score = _trained_head if tree_flatten(head.trainable_parameters()) else _frozen_head
-    return score(project, head, hidden_NH, targets, entropy_gradient)
+        logits_NV = project(hidden_NH[span]).astype(mx.float32)
+        if history is not None:
+            logits_NV = penalised_with_autodiff(logits_NV, history.before(span), history.penalties)
+        scores = _normalised(targets.scaled(logits_NV), mx.exp).scores(target_N[span])
+        chunks.append(scores if entropy_gradient else scores._replace(entropy_N=mx.stop_gradient(scores.entropy_N)))
+    return chunks[0] if len(chunks) == 1 else TokenScores(*(mx.concatenate(list(c)) for c in zip(*chunks, strict=True)))
 
 
 class _Targets(NamedTuple):
@@ -139,35 +140,8 @@ def _normalised(scaled_NV: mx.array, exp: Exp = exp_nonpositive) -> _Softmax:
     return _Softmax(centred_NV, exp_NV, exp_NV.sum(axis=-1, keepdims=True))
 
 
-def _evaluated_scores(project: Project, hidden_NH: mx.array, targets: _Targets, span: slice) -> TokenScores:
-    scores = _softmax(project, hidden_NH, targets, span).scores(targets.target_N[span])
-    mx.eval(scores)
-    return scores
-
-
-def _scores_by_autodiff(
-    project: Project, hidden_NH: mx.array, targets: _Targets, span: slice, entropy_gradient: bool
-) -> TokenScores:
-    logits_NV = project(hidden_NH).astype(mx.float32)
-    if targets.history is not None:
-        logits_NV = penalised_with_autodiff(logits_NV, targets.history.before(span), targets.history.penalties)
-    scores = _normalised(targets.scaled(logits_NV), mx.exp).scores(targets.target_N[span])
-    return scores if entropy_gradient else scores._replace(entropy_N=mx.stop_gradient(scores.entropy_N))
-
-
-def _concatenated(chunks: Iterator[TokenScores]) -> TokenScores:
-    scores = list(chunks)
-    if len(scores) == 1:
-        return scores[0]
-    return TokenScores(*(mx.concatenate(list(column)) for column in zip(*scores, strict=True)))
-
-
 def _frozen_head(
-    project: Project,
-    head: nn.Module,
-    hidden_NH: mx.array,
-    targets: _Targets,
-    entropy_gradient: bool,
+    project: Project, head: nn.Module, hidden_NH: mx.array, targets: _Targets, entropy_gradient: bool
 ) -> TokenScores:
     @mx.custom_function
     def score(hidden_NH: mx.array) -> tuple[mx.array, ...]:
@@ -196,11 +170,7 @@ def _frozen_head(
 
 
 def _trained_head(
-    project: Project,
-    head: nn.Module,
-    hidden_NH: mx.array,
-    targets: _Targets,
-    entropy_gradient: bool,
+    project: Project, head: nn.Module, hidden_NH: mx.array, targets: _Targets, entropy_gradient: bool
 ) -> TokenScores:
     names, weights = zip(*tree_flatten(head.trainable_parameters()), strict=True)
 

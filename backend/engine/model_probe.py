@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -54,12 +53,19 @@ def split(model: nn.Module) -> SplitModel:
 
 
 def _body_and_linear_head(model: nn.Module) -> tuple[SplitModel, mx.array] | None:
+    """The model by the names that most give their parts, and the states of PROBE; None for other models."""
     if (parts := _body_and_head(model)) is None:
         return None
     body, _, logits = parts
-    # The probe runs the head itself: a sliced product rounds differently and would look like a soft cap.
-    states = _states_of_whole_model(model, body, logits)
-    return None if states is None else (_cut_before_head(model), states)
+    try:
+        # The probe runs the head itself: a sliced product rounds differently and would look like a soft cap. Both run
+        # the same operations, so the tolerance can be tight.
+        whole, states = model(PROBE), body(PROBE)
+        parts = logits(states)
+        is_whole = whole.shape == parts.shape and mx.allclose(whole, parts, rtol=1e-5, atol=1e-6)
+        return (_cut_before_head(model), states) if is_whole else None
+    except (TypeError, ValueError, AttributeError):
+        return None
 
 
 def _body_and_head(model: nn.Module) -> tuple[Any, Any, Callable[[mx.array], mx.array]] | None:
@@ -77,25 +83,14 @@ def _body_and_head(model: nn.Module) -> tuple[Any, Any, Callable[[mx.array], mx.
 def _cut_before_head(model: nn.Module) -> SplitModel:
     parts = _body_and_head(model)
     assert parts is not None
-    body, head, logits = parts
+    body, head, own_logits = parts
     # By exact type: a quantised or adapted head computes more than x Wᵀ, and so does one with a bias.
-    if type(head) is nn.Embedding or (type(head) is nn.Linear and "bias" not in head):
-        logits = partial(_times_weight, head)
+    is_product = type(head) is nn.Embedding or (type(head) is nn.Linear and "bias" not in head)
+
+    def logits(hidden: mx.array) -> mx.array:
+        return matmul_transposed(hidden, head.weight) if is_product else own_logits(hidden)
+
     return SplitModel(lambda tokens, cache=None: body(tokens, cache=cache), logits, head, cut=_cut_before_head)
-
-
-def _times_weight(head: Any, hidden: mx.array) -> mx.array:
-    return matmul_transposed(hidden, head.weight)
-
-
-def _states_of_whole_model(model: nn.Module, body: Callable[..., Any], logits: Callable[..., Any]) -> mx.array | None:
-    try:
-        whole, states = model(PROBE), body(PROBE)
-        parts = logits(states)
-        is_whole = whole.shape == parts.shape and mx.allclose(whole, parts, rtol=1e-5, atol=1e-6)
-        return states if is_whole else None
-    except (TypeError, ValueError, AttributeError):
-        return None
 
 
 def _body_and_output_layer(model: nn.Module) -> tuple[SplitModel, mx.array]:

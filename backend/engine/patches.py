@@ -121,10 +121,10 @@ def scaled_dot_product_attention(
 ) -> mx.array:
     """Blocked attention in training, vectors in a large decoding step on x86; else mlx-lm's own."""
     if sinks is None:  # an extra logit in each head's softmax (gpt-oss), which neither of ours computes
-        inputs = None
+        inputs, has_plain_mask = None, isinstance(mask, str)
         if isinstance(cache, (PrefixRecorder, PrefixReader)):
             inputs = cache.attention_inputs(keys, values, mask)  # None: the model has changed what the cache returned
-        elif cache is None and isinstance(mask, str) and keys.shape[2] > 1:
+        elif cache is None and has_plain_mask and keys.shape[2] > 1:
             # Whole rows. They are padded on the right, where causality hides it, so "causal" is the complete mask.
             inputs = AttentionInputs(keys, values)
         if inputs is not None:

@@ -48,9 +48,6 @@ class Division:
     axis: int
     segments: Segments = 1
 
-    def along(self, axis: int) -> Division:
-        return replace(self, axis=axis)
-
     def part(self, whole: mx.array, rank: int, size: int) -> mx.array:
         """The part of `rank`. Raises ValueError where a segment does not divide evenly."""
         segments = mx.split(whole, self._edges(whole.shape[self.axis]), axis=self.axis)
@@ -233,17 +230,17 @@ class Adapters:
         # All of it on every rank: the backward pass has sums of its own, which must be those of all ranks.
         mx.eval(gradient)
         names, own = zip(*tree_flatten(gradient), strict=True)
-        placed = [self._placed(name, x.astype(mx.float32)) for name, x in zip(names, own, strict=True)]
+        placed: list[mx.array] = []
+        for kind, x in zip((self.kinds[name] for name in names), own, strict=True):
+            x = x.astype(mx.float32)
+            if isinstance(kind, Division):
+                placed.append(kind.placed(x, self.rank, self.size))
+            else:
+                placed.append(x if kind is Whole.SUMMED or self.rank == 0 else mx.zeros_like(x))
         flat_N = add_up(mx.concatenate([x.reshape(-1) for x in placed]))
         edges = [0, *itertools.accumulate(x.size for x in placed)]
         arrays = [flat_N[a:b].reshape(x.shape) for a, b, x in zip(edges, edges[1:], placed, strict=False)]
         return tree_unflatten(list(zip(names, arrays, strict=True)))
-
-    def _placed(self, name: str, x: mx.array) -> mx.array:
-        kind = self.kinds[name]
-        if isinstance(kind, Division):
-            return kind.placed(x, self.rank, self.size)
-        return x if kind is Whole.SUMMED or self.rank == 0 else mx.zeros_like(x)
 
 
 def install_adapters(
@@ -264,7 +261,11 @@ def install_adapters(
         if of_layer is None:
             raise CannotShardError(f"no adapter can follow how {'.'.join(name.split('.')[-2:])} is divided")
         kinds |= {f"{name}.{array}": kind for array, kind in of_layer.items()}
-        new.append((name, _beside(adapter, own[name])))
+        if isinstance(own[name], (*COLUMN_LAYERS, *ROW_LAYERS, LinearBeforeHeads)):
+            adapter = ShardedLoRALinear(own[name], adapter.lora_a, adapter.lora_b, adapter.scale)
+        else:  # its arrays are still the whole ones
+            adapter["linear" if "linear" in adapter else "embedding"] = own[name]
+        new.append((name, adapter))
     model.update_modules(tree_unflatten(new))
     model.freeze()
     for _, module in new:
@@ -287,13 +288,6 @@ def _kinds(adapter: Any, own: Any, share: LayerShare | None, is_summed: bool) ->
     # LoRALinear has A [in, rank] and B [rank, out]; of experts they are A [experts, rank, in] and B [experts, out,
     # rank].
     if share.kind == COLUMNS:
-        return {"lora_a": Whole.SUMMED, "lora_b": division.along(1)}
+        return {"lora_a": Whole.SUMMED, "lora_b": replace(division, axis=1)}
     is_switch = isinstance(adapter, LoRASwitchLinear)
-    return {"lora_a": division.along(2 if is_switch else 0), "lora_b": Whole.SUMMED}
-
-
-def _beside(adapter: Any, own: Any) -> nn.Module:
-    if isinstance(own, (*COLUMN_LAYERS, *ROW_LAYERS, LinearBeforeHeads)):
-        return ShardedLoRALinear(own, adapter.lora_a, adapter.lora_b, adapter.scale)
-    adapter["linear" if "linear" in adapter else "embedding"] = own
-    return adapter
+    return {"lora_a": replace(division, axis=2 if is_switch else 0), "lora_b": Whole.SUMMED}
