@@ -28,7 +28,7 @@ def list_rewards(
 
     from backend.rewards.catalogue import builtin_rewards, locate_reward_file, rewards_in_file
 
-    entries = builtin_rewards() + (rewards_in_file(locate_reward_file(file)) if file else [])
+    entries = [*builtin_rewards(), *(rewards_in_file(locate_reward_file(file)) if file else ())]
     if as_json:
         tell_json([asdict(entry) for entry in entries], default=str)
         return

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from backend.config.other_programs.translation import translate
 from backend.rewards.catalogue import functions, locate_reward_file, read_call, split_names
@@ -51,7 +51,7 @@ class TrustRecord:
             stored = json.loads(self.file.read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError):
             return {}
-        return cast("dict[str, Any]", stored) if isinstance(stored, dict) else {}
+        return stored if isinstance(stored, dict) else {}
 
     def add(self, new: Mapping[str, Any]) -> None:
         """Add entries. They are lost if the file cannot be written."""
@@ -109,39 +109,35 @@ def code_files(settings: Mapping[str, Any], base: Path | None = None) -> list[Pa
     `reward_functions_file` and paths before `::`, stages included, relative to `base` (default: working directory).
     """
     settings = translate(settings)[0]  # as the run itself will read them
-    named = settings.get("reward_functions_file")
-    names = [text.strip() for text in ([named] if isinstance(named, str) else _list(named)) if isinstance(text, str)]
-    parts = [settings, *(stage for stage in _list(settings.get("stages")) if isinstance(stage, Mapping))]
-    for part in parts:
-        entries = part.get("reward_functions")
-        for entry in split_names(entries) if isinstance(entries, str) else map(str, _list(entries)):
+    named, stages = settings.get("reward_functions_file"), settings.get("stages")
+    names = [text.strip() for text in (named if isinstance(named, list) else [named]) if isinstance(text, str)]
+    for part in [settings, *(stages if isinstance(stages, list) else [])]:
+        entries = part.get("reward_functions") if isinstance(part, Mapping) else None
+        entries = split_names(entries) if isinstance(entries, str) else entries
+        for entry in map(str, entries if isinstance(entries, list) else []):
             with suppress(UserError):  # validation reports it, and no run starts with it
                 names.append(read_call(entry).file)
-    paths = dict[Path, None]()
+    paths: dict[Path, None] = {}
     for name in filter(None, names):
-        with suppress(UserError):  # not a path; validation reports it
+        with suppress(UserError):  # validation reports this too
             paths[locate_reward_file(name, base).resolve()] = None
     return [path for path in paths if path.is_file()]
 
 
-def _list(value: Any) -> list[Any]:
-    return cast("list[Any]", value) if isinstance(value, list) else []
-
-
 @dataclass(frozen=True, slots=True)
 class Rights:
-    """Rights of code: everything with `in_trainer` (`reward_isolation: thread`), else a confined process's, optionally
-    with `network`.
-    """
+    """Everything with `in_trainer` (`reward_isolation: thread`), else a confined process's, with or without network."""
 
     in_trainer: bool = False
     network: bool = False
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Rights:
+        """Rights that these settings give to code."""
         return cls(settings.get("reward_isolation") == "thread", bool(settings.get("reward_network")))
 
     def cover(self, wanted: Rights) -> bool:
+        """True if they include `wanted`."""
         return self.in_trainer or (not wanted.in_trainer and (self.network or not wanted.network))
 
 
@@ -197,7 +193,7 @@ class AllowedCode:
         """Path → SHA-256 and rights. A plain SHA-256 (older versions) means a confined process."""
         read = dict[str, tuple[str, Rights]]()
         for path, value in self._record.read().items():
-            entry = cast("dict[str, Any]", value) if isinstance(value, dict) else {"sha256": value}
+            entry = value if isinstance(value, dict) else {"sha256": value}
             rights = Rights(entry.get("in_trainer") is True, entry.get("network") is True)
             read[path] = str(entry.get("sha256")), rights
         return read
@@ -219,14 +215,12 @@ def require_allowed(settings: Mapping[str, Any], base: Path | None = None, *, al
         return
     if LOCK_VARIABLE in os.environ:
         return  # this process continues a run that it has begun itself (`backend.cli.training`)
-    unknown = [each for each in AllowedCode().missing(settings, base) if not each.changed]
-    if unknown:
-        raise UserError(ConfigProblem("reward_functions_file", _refusal(each)) for each in unknown)
-
-
-def _refusal(asked: CodeToAllow) -> str:
-    how = " inside the trainer" if asked.rights.in_trainer else " and use the network" if asked.rights.network else ""
-    return (
-        f"The reward file {asked.code.path} was never allowed to run on this machine{how}. Read it first; --allow-code "
-        "runs it from now on."
-    )
+    problems: list[ConfigProblem] = []
+    for each in AllowedCode().missing(settings, base):
+        how = " inside the trainer" if each.rights.in_trainer else " and use the network" if each.rights.network else ""
+        sentence = f"The reward file {each.code.path} was never allowed to run on this machine{how}."
+        if not each.changed:
+            advice = "Read it first; --allow-code runs it from now on."
+            problems.append(ConfigProblem("reward_functions_file", f"{sentence} {advice}"))
+    if problems:
+        raise UserError(problems)

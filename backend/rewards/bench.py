@@ -9,7 +9,9 @@ import threading
 import time
 from array import array
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +63,7 @@ class BenchSettings:
 
     @classmethod
     def of(cls, config: Config) -> BenchSettings:
+        """Those of a run."""
         names, file = config.reward_functions, config.reward_functions_file
         return cls(
             names=names,
@@ -96,7 +99,6 @@ class RewardBench:
         `poll` may raise to cancel; `on_function` gets each name first. Raises UserError or LoadError.
         """
         groups = [group_of(row, index, f"Row {index + 1}") for index, row in enumerate(lines)]
-        samples = samples_of(groups)
         state = TrainerState(max_completion_length=settings.max_completion_length)
         results: list[BenchResult] = []
         with self._lock:
@@ -107,16 +109,13 @@ class RewardBench:
                     scored = scorer.call(groups, 0, [index], settings.timeout_s, state, captures=True, poll=poll)
                     result = BenchResult(function.name, printed=scored.printed)
                     if failure := scored.failure:
-                        error = scorer.error([function], failure, samples)
+                        error = scorer.error([function], failure, samples_of(groups))
                         result.error = failure.place(error.faults[0].sentence)
                         if not failure.file:  # its process is gone
                             result.error |= {"file": str(function.file or ""), "line": function.line}
                     else:
-                        result.seconds, result.scores, result.logged = (
-                            scored.seconds[0],
-                            scored.scores[0],
-                            scored.columns,
-                        )
+                        result.seconds, result.scores = scored.seconds[0], scored.scores[0]
+                        result.logged = scored.columns
                     results.append(result)
             except BaseException:
                 self.close()  # the next task begins in a fresh process
@@ -136,11 +135,11 @@ class RewardBench:
                 self.close()
                 self.worker = RewardWorker(settings.network)
             source = RewardSource([settings.names], settings.file, base, tuple(files))
-            self._scorer = Scorer(source, self.worker, settings.timeout_s)
-            self._loaded = loaded
+            self._scorer, self._loaded = Scorer(source, self.worker, settings.timeout_s), loaded
         return self._scorer
 
     def close(self) -> None:
+        """End the worker."""
         self._scorer, self._loaded = None, ()
         self.worker.stop()
 
@@ -160,21 +159,33 @@ def score_lines(
     start = time.perf_counter()
     results = bench.score(settings, lines, poll, on_function)
     seconds = time.perf_counter() - start
+    completions = [completion for line in lines for completion in line["completions"]]
     sizes = [len(line["completions"]) for line in lines]
-    count = sum(sizes)
     counted = [(result, weight) for result, weight in zip(results, settings.weights, strict=True) if not result.error]
     weights = [weight for _, weight in counted]
-    scores_by_row = [[result.scores[i] for result, _ in counted] for i in range(count)]
+    scores_by_row = [[result.scores[i] for result, _ in counted] for i in range(len(completions))]
     rewards = [total_reward(scores, weights) for scores in scores_by_row]
-    advantages = _advantages(scores_by_row, sizes, weights, settings)
     rows: list[dict[str, Any]] = []
-    for i in range(count):
+    for i, advantage in enumerate(_advantages(scores_by_row, sizes, weights, settings)):
         given = {result.name: result.scores[i] for result, _ in counted}
         logged = {column: values[i] for result, _ in counted for column, values in result.logged.items()}
-        row = {"rewards": given, "reward": rewards[i], "advantage": advantages[i]}
+        row = {"rewards": given, "reward": rewards[i], "advantage": advantage}
         rows.append(row | ({"logged": logged} if logged else {}))
-    functions = _described(settings, results)
-    completions = [completion for line in lines for completion in line["completions"]]
+    # Labels and required texts are read from source.
+    own: dict[str, str] = {}
+    with suppress(UserError):
+        own = {entry.name: entry.label for entry in rewards_in_file(settings.file)} if settings.file else {}
+    labels = {entry.name: entry.label for entry in builtin_rewards()} | own
+    functions: list[Scores] = []
+    for name, weight, result in zip(settings.names, settings.weights, results, strict=True):
+        call = reward_call(name, labels)
+        looks_for: tuple[str, ...] = (str(call.arguments.get("word", "")),)
+        if call.function != "keyword" or not looks_for[0]:
+            file = locate_reward_file(call.file).resolve() if call.file else None
+            looks_for = required_texts(call.name, call.function, settings.file if call.function in own else file)
+        label = call.alias or labels.get(call.function, call.function)
+        error = result.error["sentence"] if result.error else ""
+        functions.append(Scores(result.name, label, weight, result.scores, result.seconds, error, looks_for))
     sample = Sample(
         sizes,
         [completion["text"] for completion in completions],
@@ -183,8 +194,9 @@ def score_lines(
         [str(completion.get("stop", "eos")) for completion in completions],
         [str(line.get("answer") or "") for line in lines],
     )
+    in_order = iter(rows)
     return {
-        "scored": _split(rows, sizes),
+        "scored": [list(islice(in_order, size)) for size in sizes],
         "functions": [
             {
                 "name": result.name,
@@ -202,14 +214,14 @@ def score_lines(
 
 
 def _advantages(
-    scores_by_row: list[list[Any]], sizes: Sequence[int], weights: list[float], settings: BenchSettings
+    scores_by_row: Sequence[list[Any]], sizes: Sequence[int], weights: list[float], settings: BenchSettings
 ) -> list[float]:
     """Advantages over all groups of equal size as in a training step, else group by group."""
     if not weights:
         return [0.0] * len(scores_by_row)
     if len(set(sizes)) > 1:
-        groups = _split(scores_by_row, sizes)
-        return [value for group in groups for value in _advantages(group, [len(group)], weights, settings)]
+        rows = iter(scores_by_row)
+        return [value for size in sizes for value in _advantages(list(islice(rows, size)), [size], weights, settings)]
     if sizes[0] == 1 and settings.scale_rewards != "batch":
         return [0.0] * len(scores_by_row)
     values, _ = advantage_values(
@@ -221,32 +233,3 @@ def _advantages(
         baseline=settings.baseline,
     )
     return array("f", values).tolist()  # rounded to float32, as a training step has them
-
-
-def _described(settings: BenchSettings, results: Sequence[BenchResult]) -> list[Scores]:
-    """Results with the functions' labels and required texts from source."""
-    try:
-        own = {entry.name: entry.label for entry in rewards_in_file(settings.file)} if settings.file else {}
-    except UserError:
-        own = {}
-    labels = {entry.name: entry.label for entry in builtin_rewards()} | own
-    described: list[Scores] = []
-    for name, weight, result in zip(settings.names, settings.weights, results, strict=True):
-        call = reward_call(name, labels)
-        if call.function == "keyword" and "word" in call.arguments:
-            looks_for: tuple[str, ...] = (str(call.arguments["word"]),)
-        else:
-            file = locate_reward_file(call.file).resolve() if call.file else None
-            looks_for = required_texts(call.name, call.function, settings.file if call.function in own else file)
-        label = call.alias or labels.get(call.function, call.function)
-        error = result.error["sentence"] if result.error else ""
-        described.append(Scores(result.name, label, weight, result.scores, result.seconds, error, looks_for))
-    return described
-
-
-def _split(items: Sequence[Any], sizes: Sequence[int]) -> list[list[Any]]:
-    pieces, start = [], 0
-    for size in sizes:
-        pieces.append(list(items[start : start + size]))
-        start += size
-    return pieces

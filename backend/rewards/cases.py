@@ -26,7 +26,6 @@ TOLERANCE = 1e-6
 """Absolute or relative tolerance of scores."""
 _SETTING = "cases"
 MOST_BYTES = 2**28
-"""Maximum bytes of a cases file."""
 
 Case = dict[str, Any]
 Expected = Mapping[str, float | None]
@@ -42,6 +41,7 @@ class CaseResult:
 
     @property
     def passed(self) -> bool:
+        """True without failures."""
         return not self.failures
 
 
@@ -53,40 +53,32 @@ def cases_file(reward_file: Path) -> Path:
 def read_cases(reward_file: Path) -> list[Case]:
     """Cases in file order; [] without a file. Raises UserError on `cases`."""
     path = cases_file(reward_file)
-    if not path.exists():
-        return []
-    lines = read_text(path, _SETTING, MOST_BYTES).split("\n")
-    return [_case(line, f"Line {number} of {path.name}") for number, line in enumerate(lines, 1) if line.strip()]
-
-
-def _case(line: str, where: str) -> Case:
-    try:
-        case = documents.parse_loose_json(line)
-    except documents.BrokenJson as error:
-        raise UserError(_SETTING, f"{where} is not JSON that can be read: {error.why}.") from None
-    if (
-        not isinstance(case, dict)
-        or not isinstance(case.get("completion"), str)
-        or not _is_expected(case.get("expected"))
-    ):
-        raise UserError(_SETTING, f"{where} needs a text under completion, and function: score under expected.")
-    return case
-
-
-def _is_expected(value: Any) -> bool:
-    if not isinstance(value, dict) or not value:
-        return False
-    return all(score is None or (isinstance(score, int | float) and math.isfinite(score)) for score in value.values())
+    cases: list[Case] = []
+    for number, line in enumerate(read_text(path, _SETTING, MOST_BYTES).split("\n") if path.exists() else (), 1):
+        if not line.strip():
+            continue
+        where = f"Line {number} of {path.name}"
+        try:
+            case = documents.parse_loose_json(line)
+        except documents.BrokenJson as error:
+            raise UserError(_SETTING, f"{where} is not JSON that can be read: {error.why}.") from None
+        expected = case.get("expected") if isinstance(case, dict) else None
+        scores = expected.values() if isinstance(expected, dict) else ()
+        are_scores = all(score is None or (isinstance(score, int | float) and math.isfinite(score)) for score in scores)
+        if not expected or not scores or not are_scores or not isinstance(case.get("completion"), str):
+            raise UserError(_SETTING, f"{where} needs a text under completion, and function: score under expected.")
+        cases.append(case)
+    return cases
 
 
 def write_cases(reward_file: Path, cases: Sequence[Case]) -> None:
     """Replace the file, or delete it if there are no cases. Raises DiskError."""
     path = cases_file(reward_file)
     if cases:
-        return save_as(path, "".join(json.dumps(case, ensure_ascii=False, default=str) + "\n" for case in cases))
+        save_as(path, "".join(json.dumps(case, ensure_ascii=False, default=str) + "\n" for case in cases))
+        return
     with writing(path):
         path.unlink(missing_ok=True)
-    return None
 
 
 def new_case(
@@ -98,13 +90,8 @@ def new_case(
     sampled = next((row for row in line.get("completions") or () if row.get("text") == completion), {})
     tokens = token_ids(sampled.get("tokens"))
     entries = {name: entry for name, entry in (calls or {}).items() if name in expected and entry != name}
-    return {
-        **about,
-        "completion": completion,
-        **({"tokens": tokens} if tokens else {}),
-        "expected": dict(expected),
-        **({"calls": entries} if entries else {}),
-    }
+    case = {**about, "completion": completion, "tokens": tokens, "expected": dict(expected), "calls": entries}
+    return {key: value for key, value in case.items() if value or key not in ("tokens", "calls")}
 
 
 def is_same(a: Case, b: Case) -> bool:
@@ -116,49 +103,46 @@ def rerun(
     bench: RewardBench, file: Path, cases: Sequence[Case], timeout_s: float, poll: Callable[[], None] = lambda: None
 ) -> list[CaseResult]:
     """Score every case with its functions. Raises UserError if the file cannot be loaded."""
-    entries = {name: (case.get("calls") or {}).get(name, name) for case in cases for name in case["expected"]}
-    available = [entry for entry in entries.values() if _may_exist(entry, file)]
-    if not available:
-        return [check(case, {}) for case in cases]
-    results = bench.score(
-        BenchSettings(available, file=file, timeout_s=timeout_s), [_line(case) for case in cases], poll
-    )
-    counted = [result for result in results if result.error is None]
-    return [check(case, {result.name: result.scores[i] for result in counted}) for i, case in enumerate(cases)]
-
-
-def _may_exist(entry: str, file: Path) -> bool:
-    """False if the function is gone, so that only its own case fails."""
-    names = [function.name for function in (*builtin_rewards(), *rewards_in_file(file))]
-    try:
-        call = reward_call(entry, names)
-    except UserError:
-        return False
-    return bool(call.file) or computes_names(file) or call.function in names
-
-
-def _line(case: Case) -> dict[str, Any]:
-    completion = {"text": case["completion"], "tokens": case.get("tokens") or []}
-    group = {key: value for key, value in case.items() if key not in ("expected", "calls", "tokens", "completion")}
-    return {**group, "completions": [completion]}
+    known = [function.name for function in (*builtin_rewards(), *rewards_in_file(file))]
+    available: dict[str, None] = {}
+    for case in cases:
+        for name in case["expected"]:
+            entry = (case.get("calls") or {}).get(name, name)
+            try:
+                call = reward_call(entry, known)
+            except UserError:
+                continue
+            # A function may be gone; then only its own case fails.
+            if call.file or call.function in known or computes_names(file):
+                available[entry] = None
+    scores: list[dict[str, float | None]] = [{} for _ in cases]
+    if available:
+        settings = BenchSettings(list(available), file=file, timeout_s=timeout_s)
+        left_out = ("expected", "calls", "tokens", "completion")
+        lines = [
+            {key: value for key, value in case.items() if key not in left_out}
+            | {"completions": [{"text": case["completion"], "tokens": case.get("tokens") or []}]}
+            for case in cases
+        ]
+        for result in bench.score(settings, lines, poll):
+            for given, score in zip(scores, result.scores, strict=False):
+                given[result.name] = score
+    return [check(case, given) for case, given in zip(cases, scores, strict=True)]
 
 
 def check(case: Case, scores: Mapping[str, float | None]) -> CaseResult:
     """Compare with the expected scores; a missing score fails."""
-    failures = [_failure(name, expected, scores) for name, expected in case["expected"].items()]
-    return CaseResult(case, scores, tuple(sentence for sentence in failures if sentence))
 
+    def text(score: float | None) -> str:
+        return "no opinion" if score is None else f"{score:.6g}"
 
-def _failure(name: str, expected: float | None, scores: Mapping[str, float | None]) -> str:
-    if name not in scores:
-        return f"{name} gave no score; {_score_text(expected)} is expected."
-    score = scores[name]
-    if expected is None or score is None:
+    failures: list[str] = []
+    for name, expected in case["expected"].items():
+        score = scores.get(name, math.nan)
         is_equal = expected is score
-    else:
-        is_equal = math.isclose(expected, score, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
-    return "" if is_equal else f"{name} gave {_score_text(score)}; {_score_text(expected)} is expected."
-
-
-def _score_text(score: float | None) -> str:
-    return "no opinion" if score is None else f"{score:.6g}"
+        if expected is not None and score is not None:
+            is_equal = math.isclose(expected, score, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
+        if not is_equal:
+            given = f"gave {text(score)}" if name in scores else "gave no score"
+            failures.append(f"{name} {given}; {text(expected)} is expected.")
+    return CaseResult(case, scores, tuple(failures))

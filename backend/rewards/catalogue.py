@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import ast
 import difflib
-import errno
 import json
 import math
 import os
@@ -25,10 +24,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from backend.utils.errors import ConfigProblem, UserError
-from backend.utils.files import is_file, read_bytes, reason, user_path
+from backend.utils.files import is_file, read_bytes, user_path
 from backend.utils.text import quote
 
 BUILT_IN = "built in"
@@ -125,22 +124,32 @@ class RewardEntry:
 
 def read_call(text: str) -> RewardCall:
     """Parse one entry. Raises UserError on `reward_functions`."""
+
+    def unreadable(why: str) -> UserError:
+        return UserError(_SETTING, f"The reward function {quote(text, 60)} cannot be read: {why}.")
+
+    def value_of(name: str, node: ast.expr) -> Any:
+        if isinstance(node, ast.Name):
+            return _WORDS.get(node.id.lower(), node.id)
+        if isinstance(node, ast.List | ast.Tuple):
+            return [value_of(name, item) for item in node.elts]
+        try:
+            value = ast.literal_eval(node)
+        except (ValueError, TypeError, RecursionError, MemoryError):
+            value = ...
+        if not isinstance(value, str | int | float | None) or (isinstance(value, float) and not math.isfinite(value)):
+            raise unreadable(f"{quote(name, 30)} is neither a number nor text; text with signs or spaces needs quotes")
+        return value
+
     if not text.strip():
         raise UserError(_SETTING, "An entry of the reward functions is empty; take it out, or write a name.")
     divided = _FILE.fullmatch(text)
     file, rest = (divided[1].strip(), divided[2]) if divided else ("", text)
     function, bracket, inside = (part.strip() for part in rest.strip().partition("("))
     if not function or (divided and not file):
-        raise _unreadable(text, "it names no function")
-    arguments = _arguments(text, inside) if bracket else {}
-    alias = arguments.pop(ALIAS, None)
-    if alias is not None and not (isinstance(alias, str) and _METRIC.fullmatch(alias)):
-        raise _unreadable(text, f"its {ALIAS} must be made of letters, digits, dots, dashes and underscores")
-    return RewardCall(function, arguments, alias or "", file)
-
-
-def _arguments(text: str, inside: str) -> dict[str, Any]:
-    """Arguments by name, from the text after the opening bracket."""
+        raise unreadable("it names no function")
+    if not bracket:
+        return RewardCall(function, file=file)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # "\d" in quotes is meant literally; Python parses it so, with a warning
@@ -148,39 +157,23 @@ def _arguments(text: str, inside: str) -> dict[str, Any]:
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         parsed = None
     if not isinstance(parsed, ast.Call) or not isinstance(parsed.func, ast.Name):
-        raise _unreadable(text, "what stands in its brackets is not a list of arguments, as in keyword(word=therefore)")
-    if parsed.args or any(keyword.arg is None for keyword in parsed.keywords):
-        raise _unreadable(text, "each of its arguments needs a name, as in keyword(word=therefore)")
-    arguments = [(str(keyword.arg), keyword.value) for keyword in parsed.keywords]
-    if len(dict(arguments)) < len(arguments):
-        raise _unreadable(text, "an argument is given twice")
-    return {name: _value(text, name, node) for name, node in arguments}
-
-
-def _value(text: str, name: str, node: ast.expr) -> Any:
-    """A literal: text, number, true, false, none, or a list."""
-    if isinstance(node, ast.Name):
-        return _WORDS.get(node.id.lower(), node.id)
-    if isinstance(node, ast.List | ast.Tuple):
-        return [_value(text, name, item) for item in node.elts]
-    try:
-        value = ast.literal_eval(node)
-    except (ValueError, TypeError, RecursionError, MemoryError):
-        value = ...
-    if not isinstance(value, str | int | float | None) or (isinstance(value, float) and not math.isfinite(value)):
-        why = f"{quote(name, 30)} is neither a number nor text; text with signs or spaces needs quotes"
-        raise _unreadable(text, why)
-    return value
+        raise unreadable("what stands in its brackets is not a list of arguments, as in keyword(word=therefore)")
+    names = [keyword.arg for keyword in parsed.keywords]
+    if parsed.args or None in names:
+        raise unreadable("each of its arguments needs a name, as in keyword(word=therefore)")
+    if len(set(names)) < len(names):
+        raise unreadable("an argument is given twice")
+    arguments = {str(keyword.arg): value_of(str(keyword.arg), keyword.value) for keyword in parsed.keywords}
+    alias = arguments.pop(ALIAS, None)
+    if alias is not None and not (isinstance(alias, str) and _METRIC.fullmatch(alias)):
+        raise unreadable(f"its {ALIAS} must be made of letters, digits, dots, dashes and underscores")
+    return RewardCall(function, arguments, alias or "", file)
 
 
 def _written(value: Any) -> str:
     if isinstance(value, list):
-        return f"[{', '.join(map(_written, cast('list[Any]', value)))}]"
+        return f"[{', '.join(map(_written, value))}]"
     return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
-
-
-def _unreadable(text: str, why: str) -> UserError:
-    return UserError(_SETTING, f"The reward function {quote(text, 60)} cannot be read: {why}.")
 
 
 def split_names(entries: str | Iterable[Any]) -> list[str]:
@@ -188,12 +181,18 @@ def split_names(entries: str | Iterable[Any]) -> list[str]:
 
     Splits at commas outside brackets and quotes, and rejoins entries that YAML split (`[keyword(word=so, case=true)]`).
     """
+    names: list[str] = []
     if isinstance(entries, str):
         text = entries.strip()
         if text.startswith("[") and text.endswith("]"):
             text = text[1:-1]
-        return [name for name in map(_bare, _pieces(text)[0]) if name]
-    names: list[str] = []
+        for piece in map(str.strip, _pieces(text)[0]):
+            if "(" not in piece:
+                piece = piece.strip("'\"")
+            elif piece[0] in "'\"" and piece[-1] == piece[0]:
+                piece = piece[1:-1].strip()
+            names += [piece] if piece else []
+        return names
     open_brackets = 0
     for part in map(str, entries):
         if open_brackets:
@@ -220,14 +219,6 @@ def _pieces(text: str) -> tuple[list[str], int]:
         else:
             pieces[-1] += char
     return pieces, depth
-
-
-def _bare(piece: str) -> str:
-    piece = piece.strip()
-    if "(" not in piece:
-        return piece.strip("'\"")
-    quoted = piece[0] in "'\"" and piece[-1] == piece[0]
-    return piece[1:-1].strip() if quoted else piece
 
 
 def reward_call(text: str, known: Iterable[str]) -> RewardCall:
@@ -264,7 +255,7 @@ def _with_full_name(call: RewardCall) -> RewardCall:
 
 @cache
 def _short_names() -> dict[str, str]:
-    return {short: entry.name for entry in _builtin_rewards() if (short := _ENDING.sub("", entry.name)) != entry.name}
+    return {short: entry.name for entry in builtin_rewards() if (short := _ENDING.sub("", entry.name)) != entry.name}
 
 
 def with_absolute_file(text: str, folder: Path) -> str:
@@ -327,13 +318,9 @@ def without_tests(entries: Iterable[str], columns: Collection[str]) -> list[str]
     return lacking
 
 
-def builtin_rewards() -> list[RewardEntry]:
-    """Shipped reward functions in source order."""
-    return list(_builtin_rewards())
-
-
 @cache
-def _builtin_rewards() -> tuple[RewardEntry, ...]:
+def builtin_rewards() -> tuple[RewardEntry, ...]:
+    """Shipped reward functions in source order."""
     sources = (_REWARDS_FOLDER / f"{module}.py" for module in _REWARD_MODULES)
     return tuple(entry for source in sources for entry in _registered(ast.parse(source.read_bytes()), BUILT_IN))
 
@@ -363,22 +350,22 @@ def plain_rewards_in_file(path: Path) -> list[RewardEntry]:
     return found
 
 
-def plain_function_entry(call: RewardCall, base: Path | None = None) -> RewardEntry | None:
-    """Function named by `file.py::function`; None if not bound by `def`.
+def _called_entry(call: RewardCall, known: Mapping[str, RewardEntry], base: Path | None) -> RewardEntry | None:
+    """Function of an entry; None if unknown, or not bound by `def` in the file before `::`.
 
-    Raises UserError on `reward_functions` for an unreadable file or unknown name.
+    Raises UserError on `reward_functions` for an unreadable file or a name that it does not have.
     """
+    if not call.file:
+        return known.get(call.function)
     path = locate_reward_file(call.file, base)
     tree = parse_reward_file(path, _SETTING)
     defined = {function.name: function for function in functions(tree)}
     if call.function in defined:
         return _entry(defined[call.function], call.function, "", str(path))
     for node in ast.walk(tree):
-        if isinstance(node, ast.alias) and (node.name == "*" or (node.asname or node.name) == call.function):
-            return None
-        if isinstance(node, ast.Name) and node.id == call.function and isinstance(node.ctx, ast.Store):
-            return None
-        if isinstance(node, ast.ClassDef) and node.name == call.function:
+        is_imported = isinstance(node, ast.alias) and (node.name == "*" or (node.asname or node.name) == call.function)
+        is_assigned = isinstance(node, ast.Name) and node.id == call.function and isinstance(node.ctx, ast.Store)
+        if is_imported or is_assigned or (isinstance(node, ast.ClassDef) and node.name == call.function):
             return None
     raise UserError(_SETTING, not_in_file(call.function, path, defined))
 
@@ -386,9 +373,8 @@ def plain_function_entry(call: RewardCall, base: Path | None = None) -> RewardEn
 def computes_names(path: Path) -> bool:
     """True if the file registers functions under computed names, which `rewards_in_file` cannot list."""
     tree = parse_reward_file(path)
-    decorators = _decorator_names(tree)
-    nodes = (node for node in ast.walk(tree) if isinstance(node, ast.Name | ast.Attribute))
-    return sum(_is_decorator(node, decorators) for node in nodes) > len(_registered(tree, ""))
+    names = _decorator_names(tree)
+    return sum(_is_decorator(node, names) for node in ast.walk(tree)) > len(_registered(tree, ""))
 
 
 def find_entry(text: str, known: Iterable[RewardEntry], base: Path | None = None) -> RewardEntry | None:
@@ -396,7 +382,7 @@ def find_entry(text: str, known: Iterable[RewardEntry], base: Path | None = None
     by_name = {entry.name: entry for entry in known}
     try:
         call = reward_call(text, by_name)
-        entry = plain_function_entry(call, base) if call.file else by_name.get(call.function)
+        entry = _called_entry(call, by_name, base)
     except UserError:
         return None
     return replace(entry, name=text, label=call.alias or entry.label) if entry else None
@@ -415,7 +401,7 @@ def reward_faults(
     for text in texts:
         try:
             call = reward_call(text, known)
-            entry = plain_function_entry(call, base) if call.file else known.get(call.function)
+            entry = _called_entry(call, known, base)
         except UserError as error:
             sentences += [problem.sentence for problem in error.faults]
             continue
@@ -481,17 +467,8 @@ def not_in_file(name: str, path: Path, functions: Iterable[str]) -> str:
 
 
 def locate_reward_file(path: str | Path, base: Path | None = None) -> Path:
-    """Path of a reward file: `~` expanded, relative to `base` (default: working directory).
-
-    Raises UserError for invalid paths and link loops.
-    """
-    located = user_path(str(path), _REWARD_FILE, base or Path.cwd())
-    try:
-        located.stat()
-    except OSError as error:
-        if error.errno == errno.ELOOP:
-            raise UserError(_REWARD_FILE, f"{quote(located)} cannot be read: {reason(error)}.") from None
-    return located
+    """Path of a reward file: `~` expanded, relative to `base` (default: working directory). Raises UserError."""
+    return user_path(str(path), _REWARD_FILE, base or Path.cwd())
 
 
 def parse_reward_file(path: Path, setting: str = _REWARD_FILE) -> ast.Module:
@@ -528,12 +505,13 @@ def _registered(tree: ast.Module, source: str) -> list[RewardEntry]:
             call = decorator if isinstance(decorator, ast.Call) else None
             if not _is_decorator(call.func if call else decorator, decorators):
                 continue
-            arguments = {keyword.arg: keyword.value for keyword in call.keywords} if call else {}
+            arguments: dict[str | None, Any] = {keyword.arg: keyword.value for keyword in call.keywords} if call else {}
             if call and call.args:
-                arguments = {"name": call.args[0], **arguments}
-            name = _literal(arguments["name"]) if "name" in arguments else function.name
-            if name is not None:
-                label = _literal(arguments.get("label")) or ""
+                arguments["name"] = call.args[0]
+            texts = {key: getattr(node, "value", ...) for key, node in arguments.items()}
+            name, label = texts.get("name"), texts.get("label")
+            if isinstance(name, str | None):  # else it is computed
+                label = label if isinstance(label, str) else ""
                 entries.append(_entry(function, name or function.name, label, source))
     return entries
 
@@ -557,13 +535,6 @@ def _entry(function: Function, name: str, label: str, source: str) -> RewardEntr
     return RewardEntry(name, label, sentence, source, function.lineno, tuple(parameters))
 
 
-def _literal(node: ast.expr | None) -> str | None:
-    """Value of a string literal; "" for None; None otherwise."""
-    if isinstance(node, ast.Constant) and (node.value is None or isinstance(node.value, str)):
-        return node.value or ""
-    return None
-
-
 def _decorator_names(tree: ast.Module) -> set[str]:
     """Our decorator's name in the file and its aliases."""
     imports = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom))
@@ -571,7 +542,7 @@ def _decorator_names(tree: ast.Module) -> set[str]:
     return {_REWARD_DECORATOR} | {alias.asname for alias in aliases if alias.asname}
 
 
-def _is_decorator(node: ast.expr, decorators: set[str]) -> bool:
+def _is_decorator(node: ast.AST, decorators: set[str]) -> bool:
     if isinstance(node, ast.Attribute):
         return node.attr == _REWARD_DECORATOR
     return isinstance(node, ast.Name) and node.id in decorators

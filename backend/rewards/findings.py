@@ -95,25 +95,24 @@ def verdicts(sample: Sample) -> list[Finding]:
     """All findings, errors first; a positive one if there are no problems."""
     if not sample.texts:
         return []
-    rules = (_failing, _no_signal, _single, _never_fires, _silent, _constant, _dominating, _slow, _cut_off)
+    rules = (_no_signal, _never_fires, _others)
     findings = [finding for rule in rules for finding in rule(sample)]
     if not any(finding.level in LEVELS[:2] for finding in findings):
-        findings.append(_healthy(sample))
+        if sample.is_single:
+            findings.append(Finding("scored", "Every function gave scores that a run can use.", "", "good"))
+        else:
+            apart = sum(spread > SAME_REWARD for spread in sample.group_stds(sample.rewards))
+            difference = f"within {apart} of {len(sample.sizes)} prompts the completions score differently"
+            difference = "the completions score differently" if len(sample.sizes) == 1 else difference
+            findings.append(Finding("signal", f"There is something to learn from: {difference}.", "", "good"))
     return sorted(findings, key=lambda finding: LEVELS.index(finding.level))
-
-
-def _failing(sample: Sample) -> Iterator[Finding]:
-    for scores in sample.functions:
-        if scores.error:
-            yield Finding(f"fails {scores.name}", scores.error, "A run would stop here.", "error")
 
 
 def _no_signal(sample: Sample) -> Iterator[Finding]:
     """Groups with equal rewards, and the likely reason."""
-    spreads = zip(sample.groups, sample.group_stds(sample.rewards), strict=True)
     flat = [
         group
-        for group, spread in spreads
+        for group, spread in zip(sample.groups, sample.group_stds(sample.rewards), strict=True)
         if spread <= SAME_REWARD
         and len(sample.texts[group]) > 1
         and any(reward is not None for reward in sample.rewards[group])
@@ -127,115 +126,83 @@ def _no_signal(sample: Sample) -> Iterator[Finding]:
         sentence = f"Within each of the {several} prompts all completions score the same: no signal."
     else:
         sentence = f"Within {len(flat)} of {several} prompts all completions score the same, and teach nothing."
-    yield Finding("no_signal", sentence, _why_alike(sample, flat))
-
-
-def _why_alike(sample: Sample, flat: Sequence[slice]) -> str:
-    if all(len(set(sample.texts[group])) == 1 for group in flat):
-        return "They are the same text throughout: raise the temperature."
     varying = [scores.label for scores in sample.working if max(sample.group_stds(scores.given)) > SAME_REWARD]
-    if len(varying) > 1 and len(flat) == len(sample.sizes):
-        return f"{_listed(varying)} differ, but weighted they cancel out: change a weight."
-    if sample.rewards and all(scores.is_constant and scores.known[0] > 0 for scores in sample.working):
-        return "Every function gives all it can: take harder prompts."
-    return "Take a larger group, a higher temperature, partial credit, or easier prompts."
-
-
-def _single(sample: Sample) -> Iterator[Finding]:
-    if sample.is_single:
-        sentence = "There is one completion for each prompt, so nothing to compare: every advantage is 0."
-        yield Finding("single", sentence, "Give two or more completions for a prompt.", "note")
+    if all(len(set(sample.texts[group])) == 1 for group in flat):
+        advice = "They are the same text throughout: raise the temperature."
+    elif len(varying) > 1 and len(flat) == len(sample.sizes):
+        advice = f"{_listed(varying)} differ, but weighted they cancel out: change a weight."
+    elif sample.rewards and all(scores.is_constant and scores.known[0] > 0 for scores in sample.working):
+        advice = "Every function gives all it can: take harder prompts."
+    else:
+        advice = "Take a larger group, a higher temperature, partial credit, or easier prompts."
+    yield Finding("no_signal", sentence, advice)
 
 
 def _never_fires(sample: Sample) -> Iterator[Finding]:
     """Functions that always score 0, by reason."""
-    silent = [scores for scores in sample.functions if scores.known and not any(scores.known)]
-    reasons = {scores.name: _why_zero(sample, scores) for scores in silent}
-    for reason in dict.fromkeys(reasons.values()):
-        alike = [scores for scores in silent if reasons[scores.name] == reason]
+    by_reason: dict[str, list[Scores]] = {}
+    for scores in sample.functions:
+        if not scores.known or any(scores.known):
+            continue
+        missing = [mark for mark in scores.looks_for if not any(mark in text for text in sample.texts)]
+        reason = f"it gives 0 to all {len(sample.texts)} completions"
+        if missing:
+            reason = f"the model writes no {_listed(missing, 'or')}"
+        elif scores.looks_for:
+            count = sum(all(mark in text for mark in scores.looks_for) for text in sample.texts)
+            texts = _listed(scores.looks_for)
+            reason = f"{count} of {len(sample.texts)} completions have {texts}, and none is what it wants"
+        by_reason.setdefault(reason, []).append(scores)
+    for reason, alike in by_reason.items():
+        if sample.answers and not any(answer.strip() for answer in sample.answers):
+            advice = "The dataset's answers are empty: choose the Answer column on Train."
+        elif any(not any(mark in text for text in sample.texts) for mark in alike[0].looks_for):
+            advice = "Say in the system prompt what to write, or reward a first step towards it."
+        else:
+            advice = (
+                "Read some completions beside their answers: the column may be the wrong one, or the task too hard."
+            )
         fires = "fires" if len(alike) == 1 else "fire"
         sentence = f"{_listed([scores.label for scores in alike])} never {fires}: {reason}."
-        code = f"never_fires {' '.join(scores.name for scores in alike)}"
-        yield Finding(code, sentence, _advice(sample, alike[0]))
+        yield Finding(f"never_fires {' '.join(scores.name for scores in alike)}", sentence, advice)
 
 
-def _why_zero(sample: Sample, scores: Scores) -> str:
-    texts = list(sample.texts)
-    missing = [mark for mark in scores.looks_for if not any(mark in text for text in texts)]
-    if missing:
-        return f"the model writes no {_listed(missing, 'or')}"
-    if scores.looks_for:
-        with_all = sum(all(mark in text for mark in scores.looks_for) for text in texts)
-        return f"{with_all} of {len(texts)} completions have {_listed(scores.looks_for)}, and none is what it wants"
-    return f"it gives 0 to all {len(texts)} completions"
-
-
-def _advice(sample: Sample, scores: Scores) -> str:
-    if sample.answers and not any(answer.strip() for answer in sample.answers):
-        return "The dataset's answers are empty: choose the Answer column on Train."
-    if any(not any(mark in text for text in sample.texts) for mark in scores.looks_for):
-        return "Say in the system prompt what to write, or reward a first step towards it."
-    return "Read some completions beside their answers: the column may be the wrong one, or the task too hard."
-
-
-def _silent(sample: Sample) -> Iterator[Finding]:
+def _others(sample: Sample) -> Iterator[Finding]:
+    """Failures, and functions that add nothing, dominate or are slow."""
+    total = sum(scores.seconds for scores in sample.functions)
     for scores in sample.functions:
+        if scores.error:
+            yield Finding(f"fails {scores.name}", scores.error, "A run would stop here.", "error")
         if scores.given and not scores.known:
             sentence = f"{scores.label} has no opinion on any completion."
             yield Finding(f"silent {scores.name}", sentence, "Look at the columns that it asks for.")
-
-
-def _constant(sample: Sample) -> Iterator[Finding]:
-    """Functions with one constant score other than 0."""
-    same = [scores for scores in sample.functions if len(scores.known) > 1 and scores.is_constant and scores.known[0]]
-    if not same:
-        return
-    if len(same) == 1:
-        gives = f"gives {same[0].known[0]:.3g} to every completion: it adds"
-    else:
-        gives = "give every completion the same: they add"
-    sentence = f"{_listed([scores.label for scores in same])} {gives} nothing to the advantage."
-    code = f"constant {' '.join(scores.name for scores in same)}"
-    yield Finding(code, sentence, "What it asks for may be learnt already, or too easy.", "note")
-
-
-def _dominating(sample: Sample) -> Iterator[Finding]:
-    """A function with nearly all of the weighted within-group spread."""
-    spreads = {scores.label: abs(scores.weight) * sum(sample.group_stds(scores.given)) for scores in sample.working}
-    total = sum(spreads.values())
-    moving = [label for label, spread in spreads.items() if spread > SAME_REWARD]
-    if len(moving) < 2 or not total:
-        return
-    label, spread = max(spreads.items(), key=lambda pair: pair[1])
-    if spread / total >= DOMINANT_SHARE:
-        others = "the other hardly counts" if len(moving) == 2 else f"the other {len(moving) - 1} hardly count"
-        sentence = f"{label} makes {spread / total:.0%} of the difference between completions; {others}."
-        yield Finding("dominates", sentence, "Lower its weight, if the others are meant to be heard.", "note")
-
-
-def _slow(sample: Sample) -> Iterator[Finding]:
-    total = sum(scores.seconds for scores in sample.functions)
-    for scores in sample.functions:
         if scores.seconds >= SLOW_S and scores.seconds >= DOMINANT_SHARE * total and len(sample.functions) > 1:
             sentence = f"{scores.label} takes {scores.seconds:.2g} s of {total:.2g} s: much slower than the rest."
             yield Finding(f"slow {scores.name}", sentence, "It is called once a step with every completion.", "note")
-
-
-def _cut_off(sample: Sample) -> Iterator[Finding]:
+    if sample.is_single:
+        sentence = "There is one completion for each prompt, so nothing to compare: every advantage is 0."
+        yield Finding("single", sentence, "Give two or more completions for a prompt.", "note")
+    same = [scores for scores in sample.functions if len(scores.known) > 1 and scores.is_constant and scores.known[0]]
+    if same:
+        gives = "give every completion the same: they add"
+        if len(same) == 1:
+            gives = f"gives {same[0].known[0]:.3g} to every completion: it adds"
+        sentence = f"{_listed([scores.label for scores in same])} {gives} nothing to the advantage."
+        code = f"constant {' '.join(scores.name for scores in same)}"
+        yield Finding(code, sentence, "What it asks for may be learnt already, or too easy.", "note")
+    # Nearly all of the weighted spread within groups.
+    spreads = {scores.label: abs(scores.weight) * sum(sample.group_stds(scores.given)) for scores in sample.working}
+    moving = [label for label, spread in spreads.items() if spread > SAME_REWARD]
+    label, spread = max(spreads.items(), key=lambda pair: pair[1], default=("", 0.0))
+    if len(moving) > 1 and spread >= DOMINANT_SHARE * sum(spreads.values()):
+        others = "the other hardly counts" if len(moving) == 2 else f"the other {len(moving) - 1} hardly count"
+        share = f"{spread / sum(spreads.values()):.0%}"
+        sentence = f"{label} makes {share} of the difference between completions; {others}."
+        yield Finding("dominates", sentence, "Lower its weight, if the others are meant to be heard.", "note")
     cut = sum(stop == "length" for stop in sample.stops)
     if sample.stops and cut / len(sample.stops) > 0.3:
         sentence = f"{cut} of {len(sample.stops)} completions ran into the length limit."
         yield Finding("cut_off", sentence, "Raise Completion, or strengthen a reward for the right form.")
-
-
-def _healthy(sample: Sample) -> Finding:
-    if sample.is_single:
-        return Finding("scored", "Every function gave scores that a run can use.", "", "good")
-    apart = sum(spread > SAME_REWARD for spread in sample.group_stds(sample.rewards))
-    difference = f"within {apart} of {len(sample.sizes)} prompts the completions score differently"
-    if len(sample.sizes) == 1:
-        difference = "the completions score differently"
-    return Finding("signal", f"There is something to learn from: {difference}.", "", "good")
 
 
 def required_texts(name: str, function: str, file: Path | None) -> tuple[str, ...]:

@@ -17,7 +17,6 @@ from backend.rewards.catalogue import INPUTS
 from backend.types import Completion, Problem
 
 Sample = tuple[Problem, Completion]
-Message = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +40,7 @@ class TrainerState:
 
 
 def inputs_for(samples: list[Sample], state: TrainerState, dialect: str) -> dict[str, Any]:
-    """Every input by name, in fresh lists with one entry per sample."""
+    """Every input by name, in fresh lists with one entry per sample; dataset columns have None for missing cells."""
     types = [problem.type for problem, _ in samples]
     inputs: dict[str, Any] = {
         "prompts": [problem.prompt for problem, _ in samples],
@@ -52,34 +51,27 @@ def inputs_for(samples: list[Sample], state: TrainerState, dialect: str) -> dict
         "completions_ids": [list(completion.tokens) for _, completion in samples],
         "trainer_state": state,
     }
-    if dialect != "trl":
-        return {**inputs, **_columns(samples, INPUTS)}
-    for index, (problem, completion) in enumerate(samples):
-        if _is_chat(problem):
-            inputs["prompts"][index] = copy.deepcopy(problem.messages)
-            inputs["completions"][index] = [{"role": "assistant", "content": completion.text}]
-    return {**inputs, **_columns(samples, ("prompts", "completions", "completion_ids", "trainer_state"))}
-
-
-def _columns(samples: list[Sample], excluded: tuple[str, ...]) -> dict[str, list[Any]]:
-    """Dataset columns by name, None for missing cells."""
-    names = dict.fromkeys(name for problem, _ in samples for name in problem.row if name not in excluded)
-    return {name: [problem.row.get(name) for problem, _ in samples] for name in names}
+    ours = INPUTS
+    if dialect == "trl":
+        ours = ("prompts", "completions", "completion_ids", "trainer_state")
+        for index, (problem, completion) in enumerate(samples):
+            if _is_chat(problem):
+                inputs["prompts"][index] = copy.deepcopy(problem.messages)
+                inputs["completions"][index] = [{"role": "assistant", "content": completion.text}]
+    columns = dict.fromkeys(name for problem, _ in samples for name in problem.row if name not in ours)
+    return inputs | {name: [problem.row.get(name) for problem, _ in samples] for name in columns}
 
 
 def _is_chat(problem: Problem) -> bool:
-    """True if the dataset has this prompt as messages."""
+    """True if the dataset has this prompt as messages; a system prompt may precede those of the column."""
     if "prompt" in problem.row:
         return isinstance(problem.row["prompt"], list)
-    return any(_ends_in(value, problem.messages) for value in problem.row.values())
-
-
-def _ends_in(column: Any, messages: list[Message]) -> bool:
-    """True if the column holds the last of `messages`; a system prompt may precede it."""
-    if not isinstance(column, list) or not column or not all(isinstance(message, Mapping) for message in column):
-        return False
-    in_column = [(message.get("role"), message.get("content")) for message in column]
-    return in_column == [(message["role"], message["content"]) for message in messages[-len(column) :]]
+    for column in problem.row.values():
+        if isinstance(column, list) and column and all(isinstance(message, Mapping) for message in column):
+            last = [(message["role"], message["content"]) for message in problem.messages[-len(column) :]]
+            if last == [(message.get("role"), message.get("content")) for message in column]:
+                return True
+    return False
 
 
 TRAINER_METRICS = (
@@ -88,7 +80,6 @@ TRAINER_METRICS = (
     *("hit_max_tokens_ratio", "peak_memory_gb", "num_tokens", "reward_std_within_groups", "waiting_share"),
     *("rollout_tokens_per_second", "train_tokens_per_second", "grad_clipped"),
 )
-"""Reserved metric names and prefixes:"""
 _TRAINER_PREFIXES = (
     *("rewards/", "completions/", "time/", "sampling/", "peak_memory_gb/", "process/", "machine/", "ranks/", "eval_"),
 )

@@ -40,9 +40,10 @@ from typing import Any
 
 from backend.rewards.confinement.confine import confine_program, load_for_programs
 from backend.rewards.program import REPORTS, become_program
-from backend.rewards.working_folders import make_working_folder, remove_tree
+from backend.rewards.working_folders import make_working_folder
 from backend.utils.child_process import module_command
 from backend.utils.command import backend_environment
+from backend.utils.files import remove_tree, walk
 
 PRELOADED = (bisect, collections, functools, heapq, itertools, math, random, re, string, typing)
 """Modules to preload before forking."""
@@ -73,6 +74,7 @@ class ProgramRunner:
 
     @property
     def pid(self) -> int | None:
+        """Process id of the server, if it runs."""
         return self._server.pid if self._server else None
 
     def run(
@@ -82,47 +84,42 @@ class ProgramRunner:
 
         Raises PermissionError if programs cannot be confined.
         """
-        limits = {"seconds": seconds, "memory_mb": memory_mb}
+        deadline = time.monotonic() + deadline_s
         with self._lock:
             try:
                 if self._server is None:
-                    self._start()
-                if not self._not_confined:
-                    return self._run(programs, limits, time.monotonic() + deadline_s)
+                    self._received.clear()
+                    self._server = subprocess.Popen(
+                        module_command("backend.rewards.program_runner"),
+                        bufsize=0,
+                        stdin=subprocess.PIPE,
+                        stdout=subprocess.PIPE,
+                        env=backend_environment(),
+                        start_new_session=True,
+                    )
+                    _, self._not_confined = self._receive(time.monotonic() + _START_S)
+                if self._not_confined:
+                    raise PermissionError(self._not_confined)
+                assert self._server.stdin is not None
+                results: list[list[TaskResult]] = [[] for _ in programs]
+                waiting = collections.deque(number for number, tasks in enumerate(programs) if tasks)
+                processors = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+                running = 0
+                while True:
+                    while waiting and running < processors and (left := deadline - time.monotonic()) > 0:
+                        number = waiting.popleft()
+                        limits = {"seconds": seconds, "memory_mb": memory_mb, "deadline_s": left}
+                        _write(self._server.stdin.fileno(), _message(number, {**limits, "tasks": programs[number]}))
+                        running += 1
+                    if not running:
+                        return results
+                    number, results[number] = self._receive(deadline + _GRACE_S)
+                    running -= 1
+            except PermissionError:
+                raise
             except (OSError, EOFError):
                 self.close()
                 return None
-        raise PermissionError(self._not_confined)
-
-    def _start(self) -> None:
-        self._received.clear()
-        self._server = subprocess.Popen(
-            module_command("backend.rewards.program_runner"),
-            bufsize=0,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=backend_environment(),
-            start_new_session=True,
-        )
-        _, self._not_confined = self._receive(time.monotonic() + _START_S)
-
-    def _run(
-        self, programs: Sequence[Sequence[Task]], limits: Mapping[str, Any], deadline: float
-    ) -> list[list[TaskResult]]:
-        assert self._server is not None and self._server.stdin is not None
-        results: list[list[TaskResult]] = [[] for _ in programs]
-        waiting = collections.deque(number for number, tasks in enumerate(programs) if tasks)
-        running, processors = 0, _processors()
-        while True:
-            while waiting and running < processors and (left := deadline - time.monotonic()) > 0:
-                number = waiting.popleft()
-                request = {**limits, "tasks": programs[number], "deadline_s": left}
-                _write(self._server.stdin.fileno(), _message(number, request))
-                running += 1
-            if not running:
-                return results
-            number, results[number] = self._receive(deadline + _GRACE_S)
-            running -= 1
 
     def _receive(self, deadline: float) -> tuple[int, Any]:
         """Next answer and its program number. Raises EOFError, TimeoutError."""
@@ -159,13 +156,6 @@ class ProgramRunner:
         server.stdout.close()
 
 
-def _processors() -> int:
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:  # a Mac
-        return os.cpu_count() or 1
-
-
 runner = ProgramRunner()
 atexit.register(runner.close)
 
@@ -175,7 +165,17 @@ def main(arguments: Sequence[str] = ()) -> None:
     load_for_programs()
     folder, _ = make_working_folder()
     try:
-        _write(1, _message(0, _why_not_confined(folder)))
+        ours, theirs = os.pipe()
+        pid = os.fork()
+        if pid == 0:  # tries the confinement
+            with suppress(BaseException):
+                os.write(theirs, confine_program(folder).encode() or b"-")
+            os._exit(0)
+        os.close(theirs)
+        with open(ours, "rb") as pipe:
+            reason = pipe.read().decode() or "it cannot be tried"
+        os.waitpid(pid, 0)
+        _write(1, _message(0, "" if reason == "-" else reason))
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the forks
         server = os.getpid()
         while header := _read(0, _HEADER.size):
@@ -241,13 +241,17 @@ def _run_task(task: Task, folder: Path, limits: Mapping[str, Any], until: float,
         why = "output" if len(received) > MOST_OUTPUT else "time" if now >= until else ""
         if not why and now - looked > _FOLDER_POLL_S:
             looked = now
-            why = "output" if _size(folder) > MOST_FOLDER else ""
-        if os.getppid() != server:
-            _kill(pid)
-            os._exit(1)
-        if why and not ended:
+            with suppress(OSError):
+                sizes = (entry.stat(follow_symlinks=False).st_blocks * 512 for entry in walk(folder))
+                why = "output" if sum(sizes) > MOST_FOLDER else ""
+        is_lost = os.getppid() != server
+        if is_lost or (why and not ended):
             ended = why
-            _kill(pid)
+            for kill in (os.killpg, os.kill):
+                with suppress(ProcessLookupError, PermissionError):
+                    kill(pid, signal.SIGKILL)
+        if is_lost:
+            os._exit(1)
         done, status = os.waitpid(pid, os.WNOHANG)
         code = os.waitstatus_to_exitcode(status) if done else None
     with suppress(ProcessLookupError, PermissionError):  # what is left of its group, where forks cannot be refused
@@ -275,14 +279,12 @@ def _take_places(task: Task, output: int, parent: int) -> None:
         file.write(task.get("input", "").encode(errors="replace"))
         file.seek(0)
         entered = os.dup(file.fileno())
-    is_tested = "tests" in task
+    places = [entered, nowhere, nowhere, output] if "tests" in task else [entered, output, nowhere]
     # Above all places first: any of them may be one of the places.
-    files = [
-        fcntl.fcntl(file, fcntl.F_DUPFD, 16) for file in (entered, nowhere if is_tested else output, nowhere, output)
-    ]
-    for place, file in enumerate(files if is_tested else files[:3]):
+    for place, file in enumerate([fcntl.fcntl(file, fcntl.F_DUPFD, 16) for file in places]):
         os.dup2(file, place, inheritable=False)
-    os.closerange(REPORTS + 1 if is_tested else REPORTS, 1 << 12)
+    os.closerange(len(places), 1 << 12)
+    assert len(places) <= REPORTS + 1
 
 
 def _read_all(file: int, received: bytearray) -> bool:
@@ -294,40 +296,6 @@ def _read_all(file: int, received: bytearray) -> bool:
                 return False
             received += piece
     return True
-
-
-def _kill(pid: int) -> None:
-    for kill in (os.killpg, os.kill):
-        with suppress(ProcessLookupError, PermissionError):
-            kill(pid, signal.SIGKILL)
-
-
-def _size(folder: Path) -> int:
-    """Bytes below a folder; too many if nested too deep."""
-    total = 0
-    try:
-        for parent, _, names in os.walk(folder):
-            for name in names:
-                with suppress(OSError):
-                    total += os.lstat(os.path.join(parent, name)).st_blocks * 512
-    except RecursionError:
-        return MOST_FOLDER + 1
-    return total
-
-
-def _why_not_confined(folder: Path) -> str:
-    """Why programs cannot be confined, or "". Tested in a fork."""
-    ours, theirs = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        with suppress(BaseException):
-            os.write(theirs, confine_program(folder).encode() or b"-")
-        os._exit(0)
-    os.close(theirs)
-    with open(ours, "rb") as pipe:
-        reason = pipe.read().decode()
-    os.waitpid(pid, 0)
-    return "" if reason == "-" else reason or "it cannot be tried"
 
 
 def _message(number: int, content: Any) -> bytes:

@@ -86,7 +86,7 @@ def assert_tests(sources: list[str], setup: str = "", entry_point: str = "") -> 
     for source in (setup, *sources):
         builder.add(ast.parse(source))
     if entry_point.isidentifier() and "check" in builder.functions and not builder.tests:
-        builder.add_call("check", [entry_point])
+        builder.add_call("check", entry_point)
     if not builder.tests:
         raise ValueError("they assert nothing")
     return AssertTests(_unparsed(builder.setup), builder.tests, builder.observations.expected)
@@ -108,8 +108,8 @@ class _Builder:
         for statement in module.body:
             self._add(statement)
         # What is left behind the last test of one source may be needed by the next source.
-        self.setup += [] if self.tests else self._before
-        self._before = self._before if self.tests else []
+        if not self.tests:
+            self.setup, self._before = [*self.setup, *self._before], []
 
     def _add(self, statement: ast.stmt) -> None:
         call = statement.value if isinstance(statement, ast.Expr) else None
@@ -122,24 +122,31 @@ class _Builder:
                 self.functions[statement.name] = required
                 takes_nothing = isinstance(statement, ast.FunctionDef) and not ast.unparse(statement.args)
                 if statement.name.startswith("test_") and takes_nothing:
-                    self.add_call(statement.name, [])
+                    self.add_call(statement.name)
         elif isinstance(statement, ast.Import | ast.ImportFrom | ast.ClassDef):
             self.setup += self.observations.replaced([statement])[0]
         elif isinstance(statement, ast.If) and "__name__" in ast.unparse(statement.test):
             pass  # if __name__ == "__main__"
         elif asserts or called in self.functions:
             made, required = self.observations.replaced([statement])
-            self._end_test([*self._before, *made], required | self.functions.get(called, frozenset()))
+            self._end_test(made, required | self.functions.get(called, frozenset()))
         else:
             self._before.append(statement)
 
-    def add_call(self, function: str, arguments: list[str]) -> None:
-        call = ast.Call(ast.Name(function, ast.Load()), [ast.Name(name, ast.Load()) for name in arguments], [])
-        self._end_test([*self._before, ast.Expr(call)], self.functions[function])
+    def add_call(self, function: str, *arguments: str) -> None:
+        self._end_test([ast.Expr(_call(function, *map(_name, arguments)))], self.functions[function])
 
     def _end_test(self, statements: list[ast.stmt], required: frozenset[int]) -> None:
-        self.tests.append(AssertTest(_unparsed(statements), required))
+        self.tests.append(AssertTest(_unparsed([*self._before, *statements]), required))
         self._before = []
+
+
+def _name(name: str) -> ast.Name:
+    return ast.Name(name, ast.Load())
+
+
+def _call(function: str, *arguments: ast.expr) -> ast.Call:
+    return ast.Call(_name(function), list(arguments), [])
 
 
 class _Observations(ast.NodeTransformer):
@@ -165,24 +172,23 @@ class _Observations(ast.NodeTransformer):
 
     def _observation(self, condition: ast.expr) -> ast.Call:
         number = len(self.expected)
-        if isinstance(condition, ast.Compare) and len(condition.ops) == 1:
-            name, left, right = type(condition.ops[0]).__name__, condition.left, condition.comparators[0]
-            for form, literal, observed in (("right", right, left), ("left", left, right)):
-                try:
-                    value = ast.literal_eval(literal)
-                except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-                    continue
-                if not any(value is singleton for singleton in (None, True, False)):
-                    # `is` between a value from another process and a literal means nothing but for the singletons.
-                    name = {"Is": "Eq", "IsNot": "NotEq"}.get(name, name)
-                self.expected[number] = ExpectedValue(form, name, value)
-                return ast.Call(ast.Name(OBSERVE, ast.Load()), [ast.Constant(number), observed], [])
-            self.expected[number] = ExpectedValue("pair", name)
-            arguments = [ast.Constant(number), ast.Constant(name), left, right]
-            return ast.Call(ast.Name(OBSERVE_PAIR, ast.Load()), arguments, [])
-        self.expected[number] = ExpectedValue("truth")
-        truth = ast.UnaryOp(ast.Not(), ast.UnaryOp(ast.Not(), condition))
-        return ast.Call(ast.Name(OBSERVE, ast.Load()), [ast.Constant(number), truth], [])
+        if not isinstance(condition, ast.Compare) or len(condition.ops) != 1:
+            self.expected[number] = ExpectedValue("truth")
+            truth = ast.UnaryOp(ast.Not(), ast.UnaryOp(ast.Not(), condition))
+            return _call(OBSERVE, ast.Constant(number), truth)
+        name, left, right = type(condition.ops[0]).__name__, condition.left, condition.comparators[0]
+        for form, literal, observed in (("right", right, left), ("left", left, right)):
+            try:
+                value = ast.literal_eval(literal)
+            except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+                continue
+            if not any(value is singleton for singleton in (None, True, False)):
+                # `is` between a value from another process and a literal means nothing but for the singletons.
+                name = {"Is": "Eq", "IsNot": "NotEq"}.get(name, name)
+            self.expected[number] = ExpectedValue(form, name, value)
+            return _call(OBSERVE, ast.Constant(number), observed)
+        self.expected[number] = ExpectedValue("pair", name)
+        return _call(OBSERVE_PAIR, ast.Constant(number), ast.Constant(name), left, right)
 
 
 def _conjuncts(condition: ast.expr) -> Iterator[ast.expr]:

@@ -9,70 +9,56 @@ from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, overload
+from typing import Any
 
 RewardCallable = Callable[..., Any]
 """(prompts, completions, answer, types) → number or None per completion; may be async."""
-
-Call = TypeVar("Call", bound=RewardCallable)
-MapCall = TypeVar("MapCall", bound=Callable[[dict[str, Any]], Any])
+Table = MutableMapping[str, RewardCallable]
 
 REWARD_REGISTRY: dict[str, RewardCallable] = {}
 """Shipped functions in definition order."""
 
 # The innermost table comes last. Only `user_files.stand_in_library`, which holds a lock, pushes here.
-_tables: list[MutableMapping[str, RewardCallable]] = [REWARD_REGISTRY]
-_map_tables: list[MutableMapping[str, Callable[..., Any]]] = [{}]
+_tables: list[Table] = [REWARD_REGISTRY]
+_map_tables: list[Table] = [{}]
 
 
 @dataclass(frozen=True, slots=True)
 class FunctionDescription:
-    """A reward function. `file` is None for shipped ones; `line` of its def or 0."""
+    """A reward function. `file` is None for shipped ones; `line` of its def or 0.
+
+    `note`: message if it replaces a shipped function or is registered twice.
+    """
 
     name: str
     file: Path | None = None
     line: int = 0
     note: str = ""
-    """Message if it replaces a shipped function or is registered twice."""
     is_async: bool = False
 
 
-@overload
-def register_reward_function(name: str | None = None, *, label: str | None = None) -> Callable[[Call], Call]: ...
-@overload
-def register_reward_function(name: Call) -> Call: ...
-def register_reward_function(name: Any = None, *, label: str | None = None) -> Any:
+def register_reward_function(name: Any = None, *, label: str | None = None) -> Callable[[Any], Any]:
     """Register a reward function as `name`, by default its own name.
 
     Usable without parentheses. `label` is its name in tables.
     """
-    if callable(name):
-        return register_reward_function()(name)
-
-    def decorate(call: Call) -> Call:
-        _tables[-1][name or call.__name__] = call
-        return call
-
-    return decorate
+    return _registration(_tables, name)
 
 
-@overload
-def register_map_function(name: str | None = None) -> Callable[[MapCall], MapCall]: ...
-@overload
-def register_map_function(name: MapCall) -> MapCall: ...
-def register_map_function(name: Any = None) -> Any:
+def register_map_function(name: Any = None) -> Callable[[Any], Any]:
     """Register a map function as `name` (setting `map_function`), by default its own name.
 
     It maps a row dict to the row to train on, or None to drop it.
     """
-    if callable(name):
-        return register_map_function()(name)
+    return _registration(_map_tables, name)
 
-    def decorate(call: MapCall) -> MapCall:
-        _map_tables[-1][name or call.__name__] = call
+
+def _registration(tables: list[Table], name: Any) -> Any:
+    def decorate(call: RewardCallable) -> RewardCallable:
+        tables[-1][name if isinstance(name, str) and name else call.__name__] = call
         return call
 
-    return decorate
+    return decorate(name) if callable(name) else decorate
 
 
 def get_reward_function(name: str) -> RewardCallable:
@@ -97,9 +83,7 @@ def require(sound: bool, sentence: str) -> None:
 
 
 @contextmanager
-def registering_into(
-    table: MutableMapping[str, RewardCallable], maps: MutableMapping[str, Callable[..., Any]]
-) -> Iterator[None]:
+def registering_into(table: Table, maps: Table) -> Iterator[None]:
     """Register in `table` and `maps`, and look up in `table`, while open."""
     _tables.append(table)
     _map_tables.append(maps)

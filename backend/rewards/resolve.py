@@ -61,8 +61,8 @@ class Arguments:
     def select(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Inputs that the function takes. `**kwargs` excludes `prompt`, as in TRL."""
         if self.has_kwargs:
-            kept = {name: value for name, value in inputs.items() if name not in self.excluded}
-            return {name: value for name, value in kept.items() if name != "prompt" or name in self.required}
+            left_out = self.excluded | ({"prompt"} - set(self.required))
+            return {name: value for name, value in inputs.items() if name not in left_out}
         return {name: inputs[name] for name in (*self.required, *self.optional) if name in inputs}
 
 
@@ -82,6 +82,7 @@ class RewardFunction:
 
     @property
     def file(self) -> Path | None:
+        """The user's file."""
         return self.user_file.path if self.user_file else None
 
     @property
@@ -92,6 +93,7 @@ class RewardFunction:
 
     @property
     def note(self) -> str:
+        """Message of the file about it."""
         return self.user_file.notes.get(self.name, "") if self.user_file else ""
 
     @property
@@ -102,6 +104,7 @@ class RewardFunction:
 
     @property
     def description(self) -> FunctionDescription:
+        """What other processes know of it."""
         return FunctionDescription(self.name, self.file, self.line, self.note, self.is_async)
 
     def call_kwargs(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
@@ -138,14 +141,12 @@ def resolve(
                 path = locate_reward_file(entry.file, base).resolve()
                 if path not in executed:
                     executed[path] = load_reward_file(path, plain=True)
-                functions.append(
-                    _function(entry, executed[path].module_function(entry.function), executed[path], "trl")
-                )
+                own_file, call = executed[path], executed[path].module_function(entry.function)
             elif entry.function in by_name:
-                own_file = user_file if entry.function in registered else None
-                functions.append(_function(entry, by_name[entry.function], own_file, "ours"))
+                own_file, call = user_file if entry.function in registered else None, by_name[entry.function]
             else:
                 raise UserError(_SETTING, unknown_sentence(entry.function, by_name))
+            functions.append(_function(entry, call, own_file))
         except UserError as error:
             problems += error.faults
     problems += [ConfigProblem(_SETTING, sentence) for sentence in duplicate_sentences(entries)]
@@ -154,13 +155,18 @@ def resolve(
     return functions
 
 
-def _function(
-    entry: RewardCall, call: RewardCallable, user_file: RewardFile | None, dialect: Dialect
-) -> RewardFunction:
+def _function(entry: RewardCall, call: RewardCallable, user_file: RewardFile | None) -> RewardFunction:
     """Check the entry's arguments. Raises UserError on `reward_functions`."""
     is_shipped = user_file is None
+    parameters: list[Parameter] = []
     try:
-        parameters = _parameters(call) if entry.arguments or is_shipped else []
+        for each in inspect.signature(call).parameters.values() if entry.arguments or is_shipped else ():
+            is_settable = each.default is not each.empty or each.kind is each.KEYWORD_ONLY
+            if each.kind in _NAMED and each.name not in INPUTS and is_settable:
+                kind = "" if each.annotation is each.empty else inspect.formatannotation(each.annotation).strip("'")
+                parameters.append(
+                    Parameter(each.name, kind, None if each.default is each.empty else repr(each.default))
+                )
         # A column may have the name of a parameter. A user's function means the column, a shipped one never does.
         excluded = [parameter.name for parameter in parameters] if is_shipped else []
         arguments = Arguments.of(call, {*excluded, *entry.arguments})
@@ -173,18 +179,5 @@ def _function(
             call(prompts=[], completions=[], answer=[], **entry.arguments)
         except ValueError as error:
             raise UserError(_SETTING, f"{entry.text} cannot be used: {error}.") from error
+    dialect: Dialect = "trl" if entry.file else "ours"
     return RewardFunction(entry.name, call, arguments, user_file, dict(entry.arguments), dialect)
-
-
-def _parameters(call: RewardCallable) -> list[Parameter]:
-    """Settable parameters of a function, as in `backend.rewards.catalogue`."""
-    named = [p for p in inspect.signature(call).parameters.values() if p.kind in _NAMED and p.name not in INPUTS]
-    settable = [p for p in named if p.default is not p.empty or p.kind is p.KEYWORD_ONLY]
-    return [Parameter(p.name, _annotation(p), None if p.default is p.empty else repr(p.default)) for p in settable]
-
-
-def _annotation(parameter: inspect.Parameter) -> str:
-    annotation = parameter.annotation
-    if annotation is parameter.empty:
-        return ""
-    return annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)

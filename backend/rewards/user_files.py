@@ -6,7 +6,6 @@ serves files that import mlx-lm-lora's registry.
 
 from __future__ import annotations
 
-import ast
 import sys
 import threading
 from collections import ChainMap, Counter
@@ -54,12 +53,9 @@ class RewardFile:
         """The module's global `name`. Raises UserError on `reward_functions`."""
         if hasattr(self.module, name):
             return getattr(self.module, name)
-        own = [key for key, value in vars(self.module).items() if _module_of(value) == self.module.__name__]
+        contents = vars(self.module).items()
+        own = [key for key, value in contents if getattr(value, "__module__", "") == self.module.__name__]
         raise UserError("reward_functions", not_in_file(name, self.path, own))
-
-
-def _module_of(value: Any) -> Any:
-    return getattr(value, "__module__", "")
 
 
 def load_reward_file(path: str | Path, base: Path | None = None, *, plain: bool = False) -> RewardFile:
@@ -73,44 +69,30 @@ def load_reward_file(path: str | Path, base: Path | None = None, *, plain: bool 
     tree = parse_reward_file(path, setting)
     functions: dict[str, RewardCallable] = {}
     maps: dict[str, Callable[..., Any]] = {}
-    with stand_in_library(functions, maps), _new_module(path) as module:
-        _run(tree, path, module, setting)
-        if not (plain or functions or maps):
-            sentence = f'{path.name} registers no reward function: put @register_reward_function("name") above each.'
-            raise UserError(setting, sentence)
-    return RewardFile(path, functions, _notes(path, functions), module, maps)
-
-
-@contextmanager
-def _new_module(path: Path) -> Iterator[ModuleType]:
-    """Empty module in `sys.modules`, for dataclasses and pickle; restores the previous entry on failure."""
+    # In `sys.modules` for dataclasses and pickle.
     module = ModuleType(f"reward_file_{path.stem}")
     module.__file__ = str(path)
     before = sys.modules.get(module.__name__)
     sys.modules[module.__name__] = module
-    try:
-        yield module
-    except BaseException:
-        del sys.modules[module.__name__]
-        if before:
-            sys.modules[module.__name__] = before
-        raise
-
-
-def _run(tree: ast.Module, path: Path, module: ModuleType, setting: str) -> None:
     # A helper beside the file can be imported. Last, so that it takes no other module's place.
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))
-    try:
-        exec(compile(tree, str(path), "exec", dont_inherit=True), vars(module))
-    except BaseException as error:  # a SystemExit too
-        name = error.name if isinstance(error, NameError) else ""
-        advice = f" Begin the file with “from backend.rewards import {name}”." if name in _DECORATORS else ""
-        sentence = f"{quote(path.name, 40)} cannot be loaded: {describe_error(error, path)}.{advice}"
-        raise UserError(setting, sentence) from error
-
-
-def _notes(path: Path, functions: dict[str, RewardCallable]) -> dict[str, str]:
+    sentence, cause = "", None
+    with stand_in_library(functions, maps):
+        try:
+            exec(compile(tree, str(path), "exec", dont_inherit=True), vars(module))
+        except BaseException as error:  # a SystemExit too
+            name = error.name if isinstance(error, NameError) else ""
+            advice = f" Begin the file with “from backend.rewards import {name}”." if name in _DECORATORS else ""
+            sentence = f"{quote(path.name, 40)} cannot be loaded: {describe_error(error, path)}.{advice}"
+            cause = error
+    if not (sentence or plain or functions or maps):
+        sentence = f'{path.name} registers no reward function: put @register_reward_function("name") above each.'
+    if sentence:
+        del sys.modules[module.__name__]
+        if before:
+            sys.modules[module.__name__] = before
+        raise UserError(setting, sentence) from cause
     times = Counter(entry.name for entry in rewards_in_file(path))
     notes: dict[str, str] = {}
     for name in functions:
@@ -118,7 +100,7 @@ def _notes(path: Path, functions: dict[str, RewardCallable]) -> dict[str, str]:
             notes[name] = f"{path.name} registers {name} {times[name]} times; the last one counts."
         elif name in REWARD_REGISTRY:
             notes[name] = f"{name} of {path.name} takes the place of the built-in function of that name."
-    return notes
+    return RewardFile(path, functions, notes, module, maps)
 
 
 @contextmanager
@@ -130,20 +112,29 @@ def stand_in_library(
     Also hides an installed mlx_lm_lora; restores `sys.modules` afterwards.
     """
     overlay = ChainMap(table, REWARD_REGISTRY)
-    contents = {
-        "RewardFunctions": Callable[[list[str], list[str], list[str], list[str] | None], list[float]],
-        "REWARD_REGISTRY": overlay,
-        "register_reward_function": registry.register_reward_function,
-        "register_map_function": registry.register_map_function,
-        "get_reward_function": registry.get_reward_function,
-        "get_default_reward_functions": lambda: [REWARD_REGISTRY[name] for name in DEFAULT_REWARDS],
-        "list_available_reward_functions": registry.list_reward_functions,
-        "r1_extract_xml_answer": r1.extract_answer,
-        **{name: REWARD_REGISTRY[name] for name in DEFAULT_REWARDS},
-    }
+    modules = {name: ModuleType(name, "GRPO Studio's stand-in: backend/rewards/user_files.py.") for name in _MODULES}
+    for name, module in modules.items():
+        module.__spec__ = ModuleSpec(name, loader=None)
+        parent, _, child = name.rpartition(".")
+        if parent:
+            setattr(modules[parent], child, module)
+            modules[parent].__path__ = []
+    vars(modules[_MODULES[-1]]).update(
+        {
+            "RewardFunctions": Callable[[list[str], list[str], list[str], list[str] | None], list[float]],
+            "REWARD_REGISTRY": overlay,
+            "register_reward_function": registry.register_reward_function,
+            "register_map_function": registry.register_map_function,
+            "get_reward_function": registry.get_reward_function,
+            "get_default_reward_functions": lambda: [REWARD_REGISTRY[name] for name in DEFAULT_REWARDS],
+            "list_available_reward_functions": registry.list_reward_functions,
+            "r1_extract_xml_answer": r1.extract_answer,
+            **{name: REWARD_REGISTRY[name] for name in DEFAULT_REWARDS},
+        }
+    )
     with _lock, registry.registering_into(overlay, {} if maps is None else maps):
         before = _remove_library()
-        sys.modules.update(_stand_in_modules(contents))
+        sys.modules.update(modules)
         try:
             yield
         finally:
@@ -155,17 +146,3 @@ def _remove_library() -> dict[str, ModuleType]:
     # Runs around every call of a user's function, over thousands of names.
     names = [name for name in sys.modules if name.startswith(_LIBRARY) and name.partition(".")[0] == _LIBRARY]
     return {name: sys.modules.pop(name) for name in names}
-
-
-def _stand_in_modules(contents: dict[str, object]) -> dict[str, ModuleType]:
-    modules = {
-        name: ModuleType(name, "GRPO Studio's stand-in; see backend/rewards/user_files.py.") for name in _MODULES
-    }
-    for name, module in modules.items():
-        module.__spec__ = ModuleSpec(name, loader=None)
-        parent, _, child = name.rpartition(".")
-        if parent:
-            setattr(modules[parent], child, module)
-            modules[parent].__path__ = []
-    vars(modules[_MODULES[-1]]).update(contents)
-    return modules

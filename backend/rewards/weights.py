@@ -43,7 +43,14 @@ class WeightSchedule:
 
         Raises ValueError for inconsistent settings.
         """
-        _check(kind, weights, final, steps, names, every, window)
+        if not all(map(math.isfinite, [*weights, *(final or [])])):
+            raise ValueError("every reward weight must be a finite number")
+        if kind == "linear" and len(final or []) != len(weights):
+            raise ValueError("linear reward weights need final ones, one for each function")
+        if kind == "linear" and steps < 2:
+            raise ValueError("linear reward weights need at least 2 steps")
+        if kind == "adaptive" and len(set(names)) != len(weights):
+            raise ValueError("adaptive reward weights need the name of each function")
         self.kind: Kind = kind
         self.weights = [float(weight) for weight in weights]
         self.final = [float(weight) for weight in final or weights]
@@ -76,8 +83,10 @@ class WeightSchedule:
         for name in self.names:
             recent = [entry for entry in self._rates[name] if entry[0] > step - self.window]
             self._rates[name] = recent + ([[step, float(success[name])]] if name in success else [])
-        if step % self.every == 0:
-            self._factors = {name: self._adapted(name) for name in self.names}
+        for name, rates in self._rates.items() if step % self.every == 0 else ():
+            mean = sum(rate for _, rate in rates) / len(rates) if rates else math.nan
+            change = RAISE if mean < STRUGGLING else LOWER if mean > SUCCEEDING else 1.0
+            self._factors[name] = min(max(self._factors[name] * change, LEAST), MOST)
 
     def observe_scores(self, step: int, groups: Sequence[Group]) -> dict[str, float]:
         """`observe` the success rates of a step's completions; returns them.
@@ -85,15 +94,14 @@ class WeightSchedule:
         Success is a score above the middle of the function's range in this run, 0 included. Functions with only zeros
         so far are left out.
         """
-        scores_by_name = {name: _scores_of(groups, name) for name in self.names}
-        for name, scores in scores_by_name.items():
-            low, high = self._ranges[name]
-            self._ranges[name] = [min([low, *scores]), max([high, *scores])]
-        success = {
-            name: self._success_rate(name, scores)
-            for name, scores in scores_by_name.items()
-            if scores and any(self._ranges[name])
-        }
+        success: dict[str, float] = {}
+        for name in self.names:
+            given = (completion.scores.get(name) for group in groups for completion in group.completions)
+            scores = [score for score in given if score is not None]
+            low, high = min([self._ranges[name][0], *scores]), max([self._ranges[name][1], *scores])
+            self._ranges[name] = [low, high]
+            if scores and (low or high):
+                success[name] = sum(score > (low + high) / 2 for score in scores) / len(scores)
         self.observe(step, success)
         return success
 
@@ -115,44 +123,3 @@ class WeightSchedule:
         self._seen = int(state["seen"])
         self._factors = {name: float(factor) for name, factor in state["factors"].items()}
         self._rates, self._ranges = dict(state["rates"]), dict(state["ranges"])
-
-    def _adapted(self, name: str) -> float:
-        rates = [rate for _, rate in self._rates[name]]
-        mean = sum(rates) / len(rates) if rates else math.nan
-        change = RAISE if mean < STRUGGLING else LOWER if mean > SUCCEEDING else 1.0
-        return min(max(self._factors[name] * change, LEAST), MOST)
-
-    def _success_rate(self, name: str, scores: Sequence[float]) -> float:
-        low, high = self._ranges[name]
-        return sum(score > (low + high) / 2 for score in scores) / len(scores)
-
-
-def _scores_of(groups: Sequence[Group], name: str) -> list[float]:
-    scores = (completion.scores.get(name) for group in groups for completion in group.completions)
-    return [score for score in scores if score is not None]
-
-
-def _check(
-    kind: str,
-    weights: Sequence[float],
-    final: Sequence[float] | None,
-    steps: int,
-    names: Sequence[str],
-    every: int,
-    window: int,
-) -> None:
-    linear, adaptive = kind == "linear", kind == "adaptive"
-    rules = [
-        (kind in ("constant", "linear", "adaptive"), f"reward weights are constant, linear or adaptive, not {kind}"),
-        (all(map(math.isfinite, [*weights, *(final or [])])), "every reward weight must be a finite number"),
-        (
-            not linear or len(final or []) == len(weights),
-            "linear reward weights need final ones, one for each function",
-        ),
-        (not linear or steps >= 2, "linear reward weights need at least 2 steps"),
-        (not adaptive or len(set(names)) == len(weights), "adaptive reward weights need the name of each function"),
-        (min(every, window) >= 1, "adaptive reward weights need an interval and a window of at least 1 step"),
-    ]
-    for holds, sentence in rules:
-        if not holds:
-            raise ValueError(sentence)

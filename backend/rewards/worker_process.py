@@ -27,10 +27,11 @@ from backend.rewards.confinement.confine import confined_environment, secret_pla
 from backend.rewards.confinement.guard import END_SIGNAL
 from backend.rewards.scoring import Request, ScoreRequest
 from backend.rewards.worker import BEGIN, LOST_PIPE, SPOILED
-from backend.rewards.working_folders import make_working_folder, remove_tree
+from backend.rewards.working_folders import make_working_folder
 from backend.utils.child_process import module_command
 from backend.utils.command import backend_environment
 from backend.utils.errors import UserError
+from backend.utils.files import remove_tree
 
 LONGEST_ANSWER = 64 << 20
 """Maximum bytes of an answer."""

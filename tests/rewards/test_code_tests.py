@@ -261,7 +261,7 @@ def test_what_is_no_value_is_refused(claim: Any) -> None:
 
 def test_a_set_made_to_collide_is_refused() -> None:
     with pytest.raises(NotPlainError):
-        decoded(["s", *(["i", hex(n * (2**61 - 1))] for n in range(5000))])
+        decoded(["s", *(n * (2**61 - 1) for n in range(5000))])
 
 
 @pytest.mark.parametrize(

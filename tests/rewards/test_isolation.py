@@ -23,7 +23,7 @@ from backend.rewards.resolve import resolve
 from backend.rewards.scorer import Scorer, ScoreReport
 from backend.rewards.scoring import RewardSource
 from backend.rewards.worker_process import RewardWorker
-from backend.rewards.working_folders import FOLDER_PREFIX, make_working_folder, remove_abandoned
+from backend.rewards.working_folders import FOLDER_PREFIX, make_working_folder
 from backend.types import Group
 from backend.utils import file_lock
 from backend.utils.errors import UserError
@@ -302,7 +302,6 @@ def test_working_folders_of_killed_trainers_are_deleted_and_others_are_not(
     handle = os.open(held, os.O_RDONLY)
     assert file_lock.take(handle)  # by a trainer whose number means nothing here, in another container
     mine, kept = make_working_folder()
-    remove_abandoned()
     assert not abandoned.exists()
     assert held.exists() and (other / "home").exists() and mine.exists()
     os.close(handle)

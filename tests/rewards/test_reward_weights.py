@@ -169,7 +169,6 @@ def test_observing_a_step_twice_is_refused() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"kind": "cosine", "weights": [1]}, "constant, linear or adaptive, not cosine"),
         ({"kind": "constant", "weights": [float("nan")]}, "must be a finite number"),
         ({"kind": "linear", "weights": [1], "final": [float("inf")], "steps": 5}, "must be a finite number"),
         ({"kind": "linear", "weights": [1], "steps": 5}, "need final ones, one for each function"),
@@ -177,8 +176,6 @@ def test_observing_a_step_twice_is_refused() -> None:
         ({"kind": "linear", "weights": [1], "final": [2], "steps": 1}, "at least 2 steps"),
         ({"kind": "adaptive", "weights": [1]}, "need the name of each function"),
         ({"kind": "adaptive", "weights": [1, 1], "names": ["a", "a"]}, "need the name of each function"),
-        ({"kind": "adaptive", "weights": [1], "names": ["a"], "every": 0}, "of at least 1 step"),
-        ({"kind": "adaptive", "weights": [1], "names": ["a"], "window": 0}, "of at least 1 step"),
     ],
 )
 def test_settings_that_do_not_fit_together_are_refused(arguments: dict, words: str) -> None:

@@ -22,7 +22,6 @@ from backend.rewards.program_tests import (
     PREPARATIONS,
     AssertTests,
     RowTests,
-    StreamTest,
     UnusableTestsError,
     row_tests,
 )
@@ -72,42 +71,55 @@ def code_tests(
     tests = _tests_of_rows({**columns, "answer": answer}, column, len(completions), most_tests)
     sources = [_program(text) for text in completions]
     # Equal completions of one prompt are common, and one of them is run.
-    wanted = {(source, id(of_row)): of_row for source, of_row in zip(sources, tests, strict=True) if of_row and source}
-    programs = [_tasks(source, of_row) for (source, _), of_row in wanted.items()]
+    wanted: dict[tuple[str, int], tuple[RowTests, list[Task]]] = {}
+    for source, of_row in zip(sources, tests, strict=True):
+        if not of_row or not source:
+            continue
+        if isinstance(of_row, AssertTests):
+            task = {"source": source, "setup": of_row.setup, "tests": [test.source for test in of_row.tests]}
+            wanted[source, id(of_row)] = of_row, [task]
+        else:
+            wanted[source, id(of_row)] = of_row, [{"source": source, "input": test.input} for test in of_row]
     results: Sequence[Sequence[TaskResult]] = []
-    if programs:
+    if wanted:
         deadline_s = max(until - time.monotonic(), 1.0)
+        programs = [tasks for _, tasks in wanted.values()]
         try:
             found = runner.run(programs, seconds=seconds, memory_mb=memory_mb, deadline_s=deadline_s)
         except PermissionError as error:
             raise RuntimeError(f"programs cannot be kept from your files here: {error}") from None
         results = found or [[] for _ in programs]
-    counts = {
-        key: _passed(of_row, each, len(tasks))
-        for (key, of_row), each, tasks in zip(wanted.items(), results, programs, strict=True)
-    }
+    counts: dict[tuple[str, int], int | None] = {}
+    for (key, (of_row, tasks)), each in zip(wanted.items(), results, strict=True):
+        last = each[-1]["ended"] if each else ""
+        if last == "limit" or (len(each) < len(tasks) and last not in ("time", "output")):
+            counts[key] = None  # it was not run to its end
+        else:
+            counts[key] = (
+                _asserts_passed(of_row, each[0])
+                if isinstance(of_row, AssertTests)
+                else sum(
+                    result["ended"] == "exit" and result["code"] == 0 and same_output(result["output"], test.output)
+                    for test, result in zip(of_row, each, strict=False)
+                )
+            )
     passed = [
         None if of_row is None else counts.get((source, id(of_row)), 0)
         for source, of_row in zip(sources, tests, strict=True)
     ]
     totals = [len(of_row.tests) if isinstance(of_row, AssertTests) else len(of_row or ()) for of_row in tests]
+    pairs = list(zip(passed, totals, strict=True))
     if log_extra is not None:
-        column_of = [
-            f"{count} of {total}" if count is not None else None for count, total in zip(passed, totals, strict=True)
-        ]
         with suppress(ValueError):  # of two entries of this function, the first has the column
-            log_extra("tests passed", column_of)
+            log_extra("tests passed", [None if count is None else f"{count} of {total}" for count, total in pairs])
     if log_metric is not None:
         not_run = sum(count is None and of_row is not None for count, of_row in zip(passed, tests, strict=True))
         log_metric("code_tests/not_run", float(not_run))
-    return [
-        None if count is None else float(count == total) if strict else count / total
-        for count, total in zip(passed, totals, strict=True)
-    ]
+    return [None if count is None else float(count == total) if strict else count / total for count, total in pairs]
 
 
 def _tests_of_rows(columns: Mapping[str, list[Any]], named: str, count: int, most: int) -> list[RowTests | None]:
-    """The tests of each completion's row; equal rows share one object. Raises ValueError."""
+    """Tests of each completion's row; equal rows share one object. Raises ValueError."""
     present = [name for name, values in columns.items() if isinstance(values, list) and len(values) == count]
     name = tests_column(named, present)
     if not name:  # for a dataset that a run trains on, `backend.data.rows.check_columns` says so
@@ -130,58 +142,34 @@ def _program(text: str) -> str:
     """The last fenced block of the answer, without a fence all of it; of an open last fence, what follows it."""
     text = answer_part(text)[-4 * LONGEST_PROGRAM :]
     fences = list(_FENCE.finditer(text))
-    if fences:
-        is_open = len(fences) % 2 == 1
-        start = fences[-1] if is_open else fences[-2]
-        end = len(text) if is_open else fences[-1].start()
-        text = text[start.end() : end]
+    if len(fences) % 2 == 1:
+        text = text[fences[-1].end() :]
+    elif fences:
+        text = text[fences[-2].end() : fences[-1].start()]
     return text.strip("\n")[:LONGEST_PROGRAM]
 
 
-def _tasks(source: str, tests: RowTests) -> list[Task]:
-    if isinstance(tests, AssertTests):
-        return [{"source": source, "setup": tests.setup, "tests": [test.source for test in tests.tests]}]
-    return [{"source": source, "input": test.input} for test in tests]
-
-
-def _passed(tests: RowTests, results: Sequence[TaskResult], tasks: int) -> int | None:
-    """How many tests have passed; None where the program was not run to its end."""
-    last = results[-1]["ended"] if results else ""
-    if last == "limit" or (len(results) < tasks and last not in ("time", "output")):
-        return None
-    return asserts_passed(tests, results[0]) if isinstance(tests, AssertTests) else _streams_passed(tests, results)
-
-
-def _streams_passed(tests: Sequence[StreamTest], results: Sequence[TaskResult]) -> int:
-    return sum(
-        result["ended"] == "exit" and result["code"] == 0 and same_output(result["output"], test.output)
-        for test, result in zip(tests, results, strict=False)
-    )
-
-
 def same_output(actual: str, expected: str) -> bool:
-    """Compare line by line without white space at the ends of lines and of the whole, else word by word, with numbers
-    compared as numbers where the expected one has a decimal point."""
+    """Compare lines without white space at the ends of lines and of the whole, else word by word.
+
+    Numbers are compared as numbers where the expected one has a decimal point.
+    """
     lines = [[line.rstrip() for line in text.rstrip().splitlines()] for text in (actual, expected)]
-    if lines[0] == lines[1]:
-        return True
     words, wanted = actual.split(), expected.split()
-    return len(words) == len(wanted) and all(map(_same_word, words, wanted))
+    return lines[0] == lines[1] or (len(words) == len(wanted) and all(map(_same_word, words, wanted)))
 
 
 def _same_word(word: str, wanted: str) -> bool:
-    if word == wanted:
-        return True
-    if "." not in wanted or len(word) > 40:
-        return False
+    if word == wanted or "." not in wanted or len(word) > 40:
+        return word == wanted
     try:
         return math.isclose(float(word), float(wanted), rel_tol=TOLERANCE, abs_tol=TOLERANCE)
     except ValueError:
         return False
 
 
-def asserts_passed(tests: AssertTests, result: TaskResult) -> int:
-    """How many tests came to their end with all that they had to observe, and nothing but what is expected."""
+def _asserts_passed(tests: AssertTests, result: TaskResult) -> int:
+    """Tests that came to their end with all that they had to observe, and nothing but what is expected."""
     observed: dict[int, dict[int, bool]] = defaultdict(dict)
     """Test → number → True if every observation under it was as expected."""
     done: set[int] = set()
