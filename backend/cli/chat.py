@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import random
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from backend.cli.common import AllowCode, AsJson, ExistingRunsDir, tell, tell_json, verb
+from backend.cli.common import AllowCode, AsJson, ExistingRunsDir, tell, tell_error, tell_json, verb
 from backend.cli.completions import checkpoints, run_names
 from backend.config.config import SETTINGS, Config, problems
 from backend.rewards.allowed_code import require_allowed
@@ -72,103 +72,84 @@ class TerminalChat:
         self._sides: list[SideName] = list(chat.sides.sides)
         self._turns: dict[SideName, list[Turn]] = {}
         self._row: int | None = None
-        self._has_ended = False
-        self._commands: dict[str, Callable[[str], None]] = {
-            "/base": lambda _: self._choose("base"),
-            "/tuned": lambda _: self._choose("tuned"),
-            "/both": lambda _: self._choose("base", "tuned"),
-            "/row": self._ask_row,
-            "/reset": lambda _: self._reset(),
-            "/system": self._set_system,
-            "/seed": self._set_seed,
-            "/help": lambda _: self._help(),
-            "/quit": lambda _: self._end(),
-        }
 
     def talk(self) -> None:
-        tell(self._introduction(), file=sys.stderr)
-        while not self._has_ended:
+        source = self._chat.source
+        where = f" ({source.weights.label.lower()})" if source.weights else ""
+        tell_error(f"{source.name}{where}: {' and '.join(self._sides)} loaded. /help lists the commands.")
+        while True:
             try:
                 line = input("> " if sys.stdin.isatty() else "").strip()
             except (EOFError, KeyboardInterrupt):
-                tell(file=sys.stderr)
+                return tell_error("")
+            word, _, rest = line.partition(" ")
+            if word == "/quit":
                 return
             try:
-                self._obey(line) if line.startswith("/") else self._ask(line)
+                if line.startswith("/"):
+                    self._obey(word, rest.strip())
+                elif line:
+                    self._ask(line)
             except UserError as error:  # the conversation continues
-                tell(" ".join(fault.sentence for fault in error.faults), file=sys.stderr)
+                tell_error(" ".join(problem.sentence for problem in error.faults))
 
-    def _introduction(self) -> str:
-        source = self._chat.source
-        where = f" ({source.weights.label.lower()})" if source.weights else ""
-        return f"{source.name}{where}: {' and '.join(self._sides)} loaded. /help lists the commands."
-
-    # ── commands ─────────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def _obey(self, line: str) -> None:
-        word, _, rest = line.partition(" ")
-        command = self._commands.get(word)
-        if command is None:
-            raise UserError("chat", f"There is no command {quote(word, 40)}; /help lists them.")
-        command(rest.strip())
+    def _obey(self, word: str, text: str) -> None:
+        match word:
+            case "/base":
+                self._choose("base")
+            case "/tuned":
+                self._choose("tuned")
+            case "/both":
+                self._choose("base", "tuned")
+            case "/row":
+                self._ask_row(text)
+            case "/reset":
+                self._turns, self._row = {}, None
+            case "/system":
+                self._asking.system = text
+                self._turns, self._row = {}, None
+            case "/seed":
+                if (seed := written_whole(text)) is None:
+                    raise UserError("seed", "A seed is a whole number, as in /seed 7.")
+                self._asking.seed = seed
+            case "/help":
+                width = max(map(len, COMMANDS))
+                for command, meaning in COMMANDS.items():
+                    tell_error(f"  {command:<{width}}  {meaning}")
+            case _:
+                raise UserError("chat", f"There is no command {quote(word, 40)}; /help lists them.")
 
     def _choose(self, *names: SideName) -> None:
-        missing = [name for name in names if name not in self._chat.sides.sides]
-        if missing:
+        if missing := [name for name in names if name not in self._chat.sides.sides]:
             raise UserError("chat", f"{' and '.join(missing).capitalize()} is not loaded here.")
         self._sides = list(names)
-
-    def _reset(self) -> None:
-        self._turns, self._row = {}, None
-
-    def _set_system(self, text: str) -> None:
-        self._asking.system = text
-        self._reset()
-
-    def _set_seed(self, text: str) -> None:
-        if (seed := written_whole(text)) is None:
-            raise UserError("seed", "A seed is a whole number, as in /seed 7.")
-        self._asking.seed = seed
-
-    def _help(self) -> None:
-        width = max(map(len, COMMANDS))
-        for command, meaning in COMMANDS.items():
-            tell(f"  {command:<{width}}  {meaning}", file=sys.stderr)
-
-    def _end(self) -> None:
-        self._has_ended = True
 
     def _ask_row(self, text: str) -> None:
         _, rows = self._chat.held_out_rows()
         number = written_whole(text) if text else random.randint(1, len(rows))
         if number is None or not 1 <= number <= len(rows):
             raise UserError("row", f"Rows are numbered from 1 to {len(rows)}, as in /row 3.")
-        self._reset()
-        row = number - 1
-        problem = self._chat.problem(self._asking.question(self._chat.source.config, "", row=row), self._sides[0])
-        tell(f"row {row + 1} of {len(rows)}, answer {problem.answer or '–'}: {problem.prompt}", file=sys.stderr)
-        self._row = row
-        self._ask(problem.prompt)
-
-    # ── answers ──────────────────────────────────────────────────────────────────────────────────────────────────────
+        self._turns, self._row = {}, number - 1
+        question = self._asking.question(self._chat.source.config, "", row=self._row)
+        problem = self._chat.problem(question, self._sides[0])
+        tell_error(f"row {number} of {len(rows)}, answer {problem.answer or '–'}: {problem.prompt}")
+        if problem.prompt:
+            self._ask(problem.prompt)
 
     def _ask(self, prompt: str) -> None:
         from backend.sampling.chat import Turn
 
-        if not prompt:
-            return
         question = self._asking.question(self._chat.source.config, prompt, turns=self._turns, row=self._row)
-        printer = AnswerPrinter(labels=len(self._sides) > 1)
+        texts: dict[SideName, str] = {}
         try:
-            replies = answer(self._chat, question, self._sides, printer)
+            replies = answer(self._chat, question, self._sides, texts)
         except KeyboardInterrupt:
-            tell(" … stopped", file=sys.stderr)
+            tell_error(" … stopped")
             replies = []
-        for side, text in printer.texts.items():
+        for side, text in texts.items():
             self._turns.setdefault(side, []).append(Turn(prompt, text))
         if self._with_scores and replies:
-            for reply, scores in zip(replies, score(self._chat.source.config, replies), strict=True):
-                tell(f"{reply.side}: {scores_line(scores)}", file=sys.stderr)
+            _tell_scores(replies, score(self._chat.source.config, replies))
 
 
 Name = Annotated[
@@ -237,47 +218,35 @@ def open_chat(name: str, checkpoint: str, runs_dir: Path | None, wanted: Sequenc
     source = find_source(name, checkpoint, runs_dir)
     asking.question(source.config, "")
     wanted = wanted if source.run is not None else ("base",)
-    return Chat(source, load_sides(source, wanted, lambda sentence: tell(sentence, file=sys.stderr, flush=True)))
+    return Chat(source, load_sides(source, wanted, tell_error))
 
 
-@dataclass(slots=True)
-class AnswerPrinter:
-    """Prints answers as they arrive; with `labels`, each under the name of its side."""
+def answer(
+    chat: Chat, question: ChatQuestion, sides: Sequence[SideName], texts: dict[SideName, str] | None
+) -> list[Reply]:
+    """Generate the answers of the sides one after the other. With `texts`, print and collect them as they arrive, each
+    of several under the name of its side."""
+    if texts is None:
+        return [chat.reply(question, [side])[side] for side in sides]
+    from backend.cli.display import new_console
 
-    labels: bool
-    texts: dict[SideName, str] = field(default_factory=dict)
-
-    def print_label(self, side: str) -> None:
-        if self.labels:
-            from backend.cli.consoles import new_console
-
-            new_console(highlight=False, markup=True).print(
-                f"[bold cyan]{side}[/]" if side == "tuned" else f"[bold]{side}[/]"
-            )
-
-    def print_text(self, side: SideName, text: str) -> None:
-        self.texts[side] = self.texts.get(side, "") + text
+    def print_text(side: SideName, text: str) -> None:
+        texts[side] = texts.get(side, "") + text
         tell(text, end="", flush=True)
 
-
-def answer(chat: Chat, question: ChatQuestion, sides: Sequence[SideName], printer: AnswerPrinter | None) -> list[Reply]:
-    """Generate and print the answers of the sides one after the other."""
     replies: list[Reply] = []
     for side in sides:
-        if printer is None:
-            replies.append(chat.reply(question, [side])[side])
-            continue
-        printer.print_label(side)
-        replies.append(chat.reply(question, [side], printer.print_text)[side])
+        if len(sides) > 1:
+            label = f"[bold cyan]{side}[/]" if side == "tuned" else f"[bold]{side}[/]"
+            new_console(highlight=False, markup=True).print(label)
+        replies.append(chat.reply(question, [side], print_text)[side])
         tell(flush=True)
     return replies
 
 
 def score(config: Config, replies: Sequence[Reply]) -> list[dict[str, Any]]:
-    """Score each reply in the sandbox: {"rewards": {function: score}, "reward"}.
-
-    Without an answer, skips functions that need one. Raises UserError if a function fails.
-    """
+    """Score each reply in the sandbox: {"rewards": {function: score}, "reward"}; without an answer, by the functions
+    that need none. Raises UserError if a function fails."""
     from backend.rewards.bench import BenchSettings, RewardBench, score_lines
     from backend.rewards.completion_lines import line_of
 
@@ -297,11 +266,13 @@ def score(config: Config, replies: Sequence[Reply]) -> list[dict[str, Any]]:
     return [{"rewards": row["rewards"], "reward": row["reward"]} for (row,) in scored["scored"]]
 
 
-def scores_line(scored: dict[str, Any]) -> str:
-    from backend.cli.progress import format_number
+def _tell_scores(replies: Sequence[Reply], scored: Sequence[dict[str, Any]]) -> None:
+    from backend.cli.display import format_number
 
-    parts = {"reward": scored["reward"], **scored["rewards"]}
-    return "  ".join(f"{name} {format_number(value)}" for name, value in parts.items())
+    for reply, scores in zip(replies, scored, strict=True):
+        parts = {"reward": scores["reward"], **scores["rewards"]}
+        line = "  ".join(f"{name} {format_number(value)}" for name, value in parts.items())
+        tell_error(f"{reply.side}: {line}")
 
 
 @verb
@@ -338,25 +309,17 @@ def generate(
     chosen = list(sides) if both else ["base"] if base or "tuned" not in sides else ["tuned"]
     if with_scores and chat.source.run is not None:
         require_allowed(config.model_dump(), allow=allow_code)
-    text = _from_stdin() if prompt == "-" else prompt or ""
-    question = asking.question(config, text, row=None if row is None else row - 1, answer=expected)
-    printer = None if as_json else AnswerPrinter(labels=len(chosen) > 1)
-    replies = answer(chat, question, [side for side in sides if side in chosen], printer)
-    scored = score(config, replies) if with_scores and chat.source.run is not None else []
-    if as_json:
-        lines: dict[str, Any] = {reply.side: reply.figures() for reply in replies}
-        for reply, scores in zip(replies, scored, strict=bool(scored)):
-            lines[reply.side] |= scores
-        about = {"model": name, "checkpoint": chat.source.weights.step if chat.source.weights else None, "seed": seed}
-        tell_json({**about, "prompt": replies[0].problem.prompt, "answers": lines})
-        return
-    for reply, scores in zip(replies, scored, strict=bool(scored)):
-        tell(f"{reply.side}: {scores_line(scores)}", file=sys.stderr)
-
-
-def _from_stdin() -> str:
-    """Raises UserError for an input that is too long for a prompt."""
-    text = sys.stdin.read(TEXT_LIMIT + 1)
-    if len(text) > TEXT_LIMIT:
+    if prompt == "-" and len(prompt := sys.stdin.read(TEXT_LIMIT + 1)) > TEXT_LIMIT:
         raise UserError("prompt", f"The prompt from stdin is longer than {TEXT_LIMIT:,} characters.")
-    return text
+    question = asking.question(config, prompt or "", row=None if row is None else row - 1, answer=expected)
+    replies = answer(chat, question, [side for side in sides if side in chosen], None if as_json else {})
+    scored = score(config, replies) if with_scores and chat.source.run is not None else []
+    if not as_json:
+        if scored:
+            _tell_scores(replies, scored)
+        return
+    lines: dict[str, Any] = {reply.side: reply.figures() for reply in replies}
+    for reply, scores in zip(replies, scored, strict=bool(scored)):
+        lines[reply.side] |= scores
+    about = {"model": name, "checkpoint": chat.source.weights.step if chat.source.weights else None, "seed": seed}
+    tell_json({**about, "prompt": replies[0].problem.prompt, "answers": lines})

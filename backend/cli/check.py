@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from backend.cli.common import USER_ERROR, AsJson, print_problems, tell, tell_json, verb
+from backend.cli.common import USER_ERROR, AsJson, print_problems, tell, tell_error, tell_json, verb
 from backend.config.config import Config
 from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.files import user_path
 
 if TYPE_CHECKING:
-    from backend.data.preview import PromptLengths
     from backend.data.rows import Rows
 
 Prompts = Annotated[bool, typer.Option("--prompts", help="Say also how varied the prompts are, and how long.")]
@@ -57,48 +58,37 @@ def check(
     for remark in unusual(parse(with_adapter(read(config)))):
         tell(f"{remark.setting}: {remark.sentence}")
     if prompts:
-        tell(*report_lines(report), sep="\n")
+        rows, total = report["rows"], report["total"]
+        tell(f"Prompts: {rows:,} rows" + ("" if rows == total else f", drawn from {total:,}"))
+        for name, value, _ in [("Repeated", f"{report['repeated']:,}", ""), *report["figures"], report["tokens"]]:
+            tell(f"  {name:<14} {value}")
+        tell(report["verdict"])
     elif report["level"] == "poor":
         tell(f"data: {report['verdict']}")
-
-
-def _checked(raw: Mapping[str, Any], *, with_lengths: bool) -> dict[str, Any]:
-    """Return the report on the training prompts. Raises UserError with all problems."""
-    from backend.config.config import parse
-    from backend.runs.start_progress import progress_listener
-    from backend.trainer import preflight
-
-    with progress_listener(lambda sentence: tell(sentence, file=sys.stderr, flush=True)):
-        inputs = preflight.preflight(raw)
-    try:
-        splits, config = inputs.splits, parse(raw)
-        return prompt_report(splits.train, config, splits.source.get("train", config.data), with_lengths=with_lengths)
-    finally:  # not before: a map function of streamed rows is called there
-        inputs.scorer.close()
 
 
 PERCENTILES = (5, 50, 95)
 
 
-def prompt_report(rows: Rows, config: Config, source: str, *, with_lengths: bool) -> dict[str, Any]:
-    """Return `PromptVariety.to_dict`; `with_lengths` adds `tokens` as (name, value, help) from SAMPLE prompts."""
+def _checked(raw: Mapping[str, Any], *, with_lengths: bool) -> dict[str, Any]:
+    """The report on the training prompts; `with_lengths` adds `tokens` as (name, value, help). Raises UserError."""
+    from backend.config.config import parse
     from backend.data.prompt_variety import prompt_variety
+    from backend.runs.start_progress import progress_listener
+    from backend.trainer import preflight
 
-    report = prompt_variety(rows, config, source).to_dict()
-    return report | ({"tokens": _lengths(rows, config, source)} if with_lengths else {})
-
-
-def report_lines(report: dict[str, Any]) -> list[str]:
-    """Format the report, verdict last."""
-    rows, total = report["rows"], report["total"]
-    compared = f"Prompts: {rows:,} rows" if rows == total else f"Prompts: {rows:,} rows, drawn from {total:,}"
-    figures = [("Repeated", f"{report['repeated']:,}", ""), *report["figures"], report["tokens"]]
-    return [compared, *(f"  {name:<14} {value}" for name, value, _ in figures), report["verdict"]]
+    with progress_listener(tell_error):
+        inputs = preflight.preflight(raw)
+    try:
+        splits, config = inputs.splits, parse(raw)
+        rows, source = splits.train, splits.source.get("train", config.data)
+        report = prompt_variety(rows, config, source).to_dict()
+        return report | ({"tokens": _lengths(rows, config, source)} if with_lengths else {})
+    finally:  # not before: a map function of streamed rows is called there
+        inputs.scorer.close()
 
 
 def _lengths(rows: Rows, config: Config, source: str) -> tuple[str, str, str]:
-    from itertools import islice
-
     from backend.data.preview import SAMPLE, PromptLengths, preview_order, tokenizer_for
 
     name, meaning = "Tokens", f"Lengths of up to {SAMPLE:,} prompts: percentiles, and the longest."
@@ -108,19 +98,13 @@ def _lengths(rows: Rows, config: Config, source: str) -> tuple[str, str, str]:
         return name, error.faults[0].sentence, meaning
     lengths = PromptLengths(rows, config, source)
     lengths.measure(list(islice(preview_order(len(rows)), SAMPLE)), tokenizer)
-    if not lengths.by_length:
+    tokens = sorted(lengths.by_length.elements())
+    if not tokens:
         return name, "–", meaning
-    shares = ", ".join(f"{percent}% up to {_percentile(lengths, percent):,}" for percent in PERCENTILES)
-    return name, f"{shares}, longest {max(lengths.by_length):,} (of {lengths.measured:,} rows)", meaning
-
-
-def _percentile(lengths: PromptLengths, percent: float) -> int:
-    wanted, passed = lengths.by_length.total() * percent / 100, 0
-    for tokens, count in sorted(lengths.by_length.items()):
-        passed += count
-        if passed >= wanted:
-            return tokens
-    return 0
+    shares = ", ".join(
+        f"{percent}% up to {tokens[max(0, math.ceil(len(tokens) * percent / 100) - 1)]:,}" for percent in PERCENTILES
+    )
+    return name, f"{shares}, longest {tokens[-1]:,} (of {lengths.measured:,} rows)", meaning
 
 
 @verb

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Any, TextIO
@@ -23,6 +23,8 @@ from backend.utils.errors import UserError
 from backend.utils.files import user_path
 from backend.utils.text import visible
 
+FINISHED, BUG, USER_ERROR, STOPPED = 0, 1, 2, 3
+GONE = (errno.EIO, errno.EPIPE, errno.ENXIO)  # of writes to a closed terminal or pipe
 _NOT_IN_JSON = re.compile("[\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 """Characters that `visible` escapes and JSON does not, and lone surrogates."""
 
@@ -30,6 +32,10 @@ _NOT_IN_JSON = re.compile("[\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 def tell(*values: object, sep: str = " ", end: str = "\n", file: TextIO | None = None, flush: bool = False) -> None:
     """`print` with control and bidirectional characters escaped."""
     print(visible(sep.join(map(str, values))), end=end, file=file, flush=flush)
+
+
+def tell_error(text: object) -> None:
+    tell(text, file=sys.stderr, flush=True)
 
 
 def tell_json(value: Any, *, default: Any = None) -> None:
@@ -57,9 +63,6 @@ def force_utf8() -> None:
         sys.stdin.reconfigure(errors="surrogateescape")  # half characters, which sentences name
 
 
-FINISHED, BUG, USER_ERROR, STOPPED = 0, 1, 2, 3
-
-
 def verb(function: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a verb: prints a UserError, a full disk or low memory without a traceback and exits with 2."""
 
@@ -68,14 +71,12 @@ def verb(function: Callable[..., Any]) -> Callable[..., Any]:
         try:
             require_environment()
             return function(*args, **kwargs)
-        except UserError as error:
-            print_problems(error)
-            raise typer.Exit(USER_ERROR) from None
-        except (OSError, RuntimeError, MemoryError) as error:
+        except (UserError, OSError, RuntimeError, MemoryError) as error:
             # A full or broken disk, met by code that is not ours, and want of memory; everything else may be a bug.
-            if (fault := fault_of(error) or fault_of_gpu(error)) is None:
+            problem = error if isinstance(error, UserError) else fault_of(error) or fault_of_gpu(error)
+            if problem is None:
                 raise
-            print_problems(fault)
+            print_problems(problem)
             raise typer.Exit(USER_ERROR) from None
 
     return wrapper
@@ -83,12 +84,8 @@ def verb(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def print_problems(error: UserError) -> None:
     """Print one line per problem on stderr."""
-    for fault in error.faults:
-        tell(fault, file=sys.stderr)
-
-
-GONE = (errno.EIO, errno.EPIPE, errno.ENXIO)
-"""errno values of writes to a closed terminal or pipe."""
+    for problem in error.faults:
+        tell(problem, file=sys.stderr)
 
 
 class LostTerminal:
@@ -98,35 +95,30 @@ class LostTerminal:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        with self._dropping():
-            self._stream.write(text)
+        self._use(lambda: self._stream.write(text))
         return len(text)
 
     def flush(self) -> None:
-        with self._dropping():
-            self._stream.flush()
+        self._use(lambda: self._stream.flush())
 
-    def writelines(self, lines: Any) -> None:
-        with self._dropping():
-            self._stream.writelines(lines)
-
-    @contextmanager
-    def _dropping(self) -> Iterator[None]:
+    def _use(self, work: Callable[[], Any]) -> None:
         try:
-            yield
+            work()
         except OSError as error:
             if error.errno not in GONE:
                 raise
-            self._point_at_nothing()
-
-    def _point_at_nothing(self) -> None:
-        # Redirect the descriptor: Python flushes the stream's unwritten text once more at exit.
-        nothing = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nothing, self._stream.fileno())
-        os.close(nothing)
+            give_up(self._stream)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
+
+
+def give_up(stream: Any) -> None:
+    """Redirect a stream to nowhere: flushing a broken stdout at exit would end Python with 120."""
+    with contextlib.suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
 
 
 def ignore_sighup(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from backend.utils.command import BUNDLED_PROGRAM
 from backend.utils.errors import UserError
 
-COMPLETE_VARIABLE = "_GRPO_STUDIO_BACKEND_COMPLETE"
-"""typer derives this name from the program's."""
-
+COMPLETE_VARIABLE = "_GRPO_STUDIO_BACKEND_COMPLETE"  # typer derives it from the program's name
 OPTIONS = ("--install-completion", "--show-completion")
 
 Offer = tuple[str, str]
@@ -19,19 +17,16 @@ Offer = tuple[str, str]
 
 
 def is_asked(arguments: Sequence[str]) -> bool:
-    """Returns True if a shell is asking for completions."""
+    """True if a shell is asking for completions."""
     return COMPLETE_VARIABLE in os.environ or any(option in arguments for option in OPTIONS)
 
 
 def check_program() -> None:
     """Raises UserError if the program is not on the PATH, which a shell needs to complete it."""
     if COMPLETE_VARIABLE not in os.environ and shutil.which(BUNDLED_PROGRAM) is None:
-        raise UserError(
-            "completion",
-            f"A shell completes {BUNDLED_PROGRAM}, and no command of that name is on the PATH: install "
-            f"GRPO Studio with pip, or "
-            f"put the folder of the app's own {BUNDLED_PROGRAM} on it.",
-        )
+        needs = f"A shell completes {BUNDLED_PROGRAM}, and no command of that name is on the PATH"
+        how = f"install GRPO Studio with pip, or put the folder of the app's own {BUNDLED_PROGRAM} on it"
+        raise UserError("completion", f"{needs}: {how}.")
 
 
 def run_names(incomplete: str) -> list[str]:
@@ -48,52 +43,34 @@ def checkpoints(incomplete: str) -> list[str]:
 
 def changes(incomplete: str) -> list[Offer]:
     """`key=default` for every setting; after `key=`, its possible values."""
+    from backend.config.config import SETTINGS
+
     key, given, value = incomplete.partition("=")
-    return list(_values(key, value) if given else _defaults(key))
-
-
-def _defaults(start: str) -> Iterator[Offer]:
-    from backend.config.config import SETTINGS
-
-    for key, setting in SETTINGS.items():
-        if key.startswith(start):
-            yield f"{key}={_yaml(setting.default)}", setting.label
-
-
-def _values(key: str, start: str) -> Iterator[Offer]:
-    from backend.config.config import SETTINGS
-
+    if not given:
+        return [
+            (f"{name}={_yaml(about.default)}", about.label) for name, about in SETTINGS.items() if name.startswith(key)
+        ]
     setting = SETTINGS.get(key)
     if setting is None:
-        return
-    if setting.kind == "bool":
-        offers = [("true", ""), ("false", "")]
-    elif setting.kind == "rewards":
-        yield from _reward_names(key, start)
-        return
-    else:
-        offers = [(choice.value, choice.label) for choice in setting.choices if not choice.is_written]
-    for value, label in offers:
-        if value.startswith(start):
-            yield f"{key}={value}", label
+        return []
+    if setting.kind == "rewards":  # complete the last name of a list such as [one,two
+        from backend.rewards.catalogue import builtin_rewards
 
-
-def _reward_names(key: str, start: str) -> Iterator[Offer]:
-    """Complete the last name of a list such as [one,two."""
-    from backend.rewards.catalogue import builtin_rewards
-
-    before, _, last = start.lstrip("[").rpartition(",")
-    head = f"{key}=[{before}," if before else f"{key}=["
-    for entry in builtin_rewards():
-        if entry.name.startswith(last.strip()) and entry.name not in before.split(","):
-            yield f"{head}{entry.name}]", entry.scores
+        before, _, last = value.lstrip("[").rpartition(",")
+        head = f"{key}=[{before}," if before else f"{key}=["
+        return [
+            (f"{head}{entry.name}]", entry.scores)
+            for entry in builtin_rewards()
+            if entry.name.startswith(last.strip()) and entry.name not in before.split(",")
+        ]
+    offers = [(choice.value, choice.label) for choice in setting.choices if not choice.is_written]
+    offers = [("true", ""), ("false", "")] if setting.kind == "bool" else offers
+    return [(f"{key}={word}", label) for word, label in offers if word.startswith(value)]
 
 
 def _yaml(value: object) -> str:
     """A default as `--set` reads it; empty for None and for texts with spaces."""
     if value is None or isinstance(value, (list, dict, tuple)):
         return ""
-    if isinstance(value, bool):
-        return str(value).lower()
-    text = str(value)
+    text = str(value).lower() if isinstance(value, bool) else str(value)
     return "" if any(character.isspace() for character in text) else text

@@ -39,7 +39,12 @@ def demo(
         return
     start = time.monotonic()
     changes = {key: value for key, value in (("iters", iters), ("seed", seed)) if value is not None}
-    demo_run = _resumed(run) if run else new_run(read(demo_config()) | changes, runs_dir, None)
+    if run:  # after a GPU error ended the previous process
+        folder = find_run(run)
+        demo_run = PreparedRun(folder, load(folder.config))
+        relax_gpu_timeout(demo_run.settings)
+    else:
+        demo_run = new_run(read(demo_config()) | changes, runs_dir, None)
     from backend.demo import test_accuracy
 
     before = test_accuracy(demo_run.settings, None)
@@ -52,11 +57,3 @@ def demo(
     seconds = round(time.monotonic() - start, 1)
     if as_json:
         tell_json({"run": str(demo_run.folder.path), "before": before, "after": after, "seconds": seconds})
-
-
-def _resumed(path: Path) -> PreparedRun:
-    """Continue a demo after a GPU error ended the previous process."""
-    folder = find_run(path)
-    settings = load(folder.config)
-    relax_gpu_timeout(settings)
-    return PreparedRun(folder, settings)

@@ -1,9 +1,7 @@
-"""The verb `estimate`: the memory that a run needs, phase by phase, before it runs."""
+"""The verb `estimate`: the memory that a run needs, and the network time of a step on several machines."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from backend.cli.common import tell, tell_json, verb
-from backend.config.config import Config
+from backend.config.config import Config, parse, read
 from backend.distributed.machine_report import LinkSpeed
 from backend.trainer.memory.estimate import Estimate
 from backend.trainer.memory.model_shape import ModelShape
@@ -21,154 +19,9 @@ from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.files import exists, possible_path
 from backend.utils.machine import has_gpu
 
-# What the network costs a step on several machines: bytes, and seconds on a link of a known latency and rate.
-
-GATHERS_PER_UPDATE = 2
-"""Barriers: before the gradient is summed, and the losses after it."""
-GATHERS_PER_STEP = 4
-"""Checksum of the weights, old log-probabilities, metrics, and the end of the step."""
-TOKEN_BYTES = 8
-"""A token id and its log-probability, four bytes each."""
-FILTERED_BYTES = 8
-"""Two more numbers per token when sampling is filtered."""
-TEXT_BYTES = 5
-"""Bytes of a token's text in messages to the leader."""
-ETHERNET_SHARE = 0.94
-"""Payload share of full Ethernet frames over TCP: 1,448 of 1,538 bytes."""
-
-
-@dataclass(frozen=True, slots=True)
-class NetworkLink:
-    """A rank's connection: one-way seconds of the smallest message, and payload bytes per second each way."""
-
-    latency_s: float
-    bytes_per_second: float
-
-    @classmethod
-    def of(cls, speed: LinkSpeed) -> NetworkLink:
-        messages = 2 * (speed.ranks - 1)
-        return cls(speed.latency_s / messages, speed.bytes_per_second * messages / speed.ranks)
-
-    def sum_s(self, size: int, ranks: int) -> float:
-        """Seconds to sum `size` bytes over the ranks."""
-        return 2 * (ranks - 1) * (self.latency_s + size / ranks / self.bytes_per_second)
-
-    def gather_s(self, ranks: int) -> float:
-        return (ranks - 1) * self.latency_s
-
-
-@dataclass(frozen=True, slots=True)
-class StepTraffic:
-    """Bytes that a step sends over the network with the longest prompts and completions."""
-
-    ranks: int
-    updates: int
-    gradient: int
-    """One float32 vector with all trained parameters."""
-    groups_in: int
-    """Sampled groups with texts, from other ranks to the leader."""
-    groups_out: int
-    """All groups without texts, from the leader to each rank."""
-
-    @property
-    def sent_by_rank(self) -> int:
-        """Bytes each rank sends in sums."""
-        return round(self.updates * 2 * (self.ranks - 1) / self.ranks * self.gradient)
-
-
-@dataclass(frozen=True, slots=True)
-class NetworkCost:
-    """Seconds of network time per step, none of it overlapped with computation."""
-
-    traffic: StepTraffic
-    sums_s: float
-    gathers_s: float
-    groups_s: float
-
-    @property
-    def total_s(self) -> float:
-        return self.sums_s + self.gathers_s + self.groups_s
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self) | {"total_s": self.total_s}
-
-
-def step_traffic(config: Config, shape: ModelShape, ranks: int, completion: int | None = None) -> StepTraffic:
-    """`completion` is the mean completion length; the maximum by default."""
-    memory = MemoryModel(config, shape, 1, gpu=has_gpu() and config.device != "cpu")
-    tokens = memory.completions * (completion or config.max_completion_length)
-    cut = FILTERED_BYTES if config.top_k > 0 or config.top_p < 1 or config.min_p > 0 else 0
-    return StepTraffic(
-        ranks=ranks,
-        updates=config.updates_per_step,
-        gradient=memory.trainable(),
-        groups_in=round(tokens * (TOKEN_BYTES + cut + TEXT_BYTES) * (ranks - 1) / ranks),
-        groups_out=tokens * (TOKEN_BYTES + cut),
-    )
-
-
-def network_cost(traffic: StepTraffic, link: NetworkLink) -> NetworkCost:
-    ranks = traffic.ranks
-    gathers = traffic.updates * GATHERS_PER_UPDATE + GATHERS_PER_STEP
-    carried = traffic.groups_in + (ranks - 1) * traffic.groups_out
-    return NetworkCost(
-        traffic,
-        sums_s=traffic.updates * link.sum_s(traffic.gradient, ranks),
-        gathers_s=gathers * link.gather_s(ranks),
-        groups_s=carried / link.bytes_per_second + 2 * link.latency_s,
-    )
-
-
-# ── network estimate ─────────────────────────────────────────────────────────────────────────────────────────────────
-
-# What the network will cost a step, for `estimate --hosts`: the machines are checked, their connection measured, and
-# the rest computed.
-
-
-def measured_cost(config: Config, shape: ModelShape, file: Path) -> NetworkCost:
-    """Measure the cost of a step on the machines of a hosts file. Raises UserError if they cannot train together."""
-    from backend.distributed.hosts_file import read_hosts
-    from backend.distributed.machine_check import Wanted, check_machines
-
-    hosts = read_hosts(file)
-    ranks = len(hosts.hosts)
-    if ranks < 2:
-        raise UserError("hosts", f"{file.name} lists one machine: nothing goes over a network.")
-    report = check_machines(hosts, file.name, Wanted(config.distributed_backend))
-    if report.refusals or report.link is None:
-        told = [finding.sentence for finding in report.refusals] or ["The machines' connection could not be measured."]
-        raise UserError([ConfigProblem("hosts", sentence) for sentence in dict.fromkeys(told)])
-    return network_cost(step_traffic(config, shape, ranks), NetworkLink.of(report.link))
-
-
-def sentences(cost: NetworkCost) -> str:
-    traffic = cost.traffic
-    sums = f"each machine sends {gigabytes(traffic.sent_by_rank)} in sums of gradients"
-    groups_in, groups_out = gigabytes(traffic.groups_in), gigabytes(traffic.groups_out)
-    groups = f"{groups_in} of completions go to this one and {groups_out} from it to each"
-    sums_s, groups_s, gathers_s = map(_seconds, (cost.sums_s, cost.groups_s, cost.gathers_s))
-    parts = f"sums {sums_s}, completions {groups_s}, small messages {gathers_s}"
-    return (
-        f"On {traffic.ranks} machines, as their connection measured now: a step loses {_seconds(cost.total_s)} to the "
-        f"network ({parts}), where "
-        f"completions reach their limit; {sums}, {groups}."
-    )
-
-
-def _seconds(value: float) -> str:
-    return f"{value:.0f} s" if value >= 10 else f"{value:.2g} s" if value >= 0.1 else f"{1000 * value:.2g} ms"
-
-
-# ── estimate ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-ROWS = 20_000
-"""Rows to search for the longest prompt."""
-
-LONGEST = 8
-"""Number of longest texts to tokenise: the longest text may not have the most tokens."""
-
-TEMPLATE = 32
-"""Tokens that a chat template may add."""
+ROWS = 20_000  # to search for the longest prompt
+LONGEST = 8  # texts to tokenise: the longest text may not have the most tokens
+TEMPLATE = 32  # tokens that a chat template may add
 
 MEANINGS = {
     "weights": "the model",
@@ -197,7 +50,6 @@ def estimate(
     ] = None,
 ) -> None:
     """Estimate a run's memory, phase by phase; loads no weights. With --hosts, estimate the network time of a step."""
-    from backend.config.config import parse, read
     from backend.config.model_and_data_names import model_source
     from backend.runs.saved_weights import with_adapter
     from backend.trainer.memory.estimate import estimate_run, machines_note
@@ -213,14 +65,13 @@ def estimate(
         why = "is not on this machine" if folder is None else "has no config.json that tells its sizes"
         raise UserError("model", f"The model {settings.model} {why}, so its memory cannot be told.")
     result = estimate_run(settings, shape, machine_bytes(), prompt or longest_prompt(settings, folder))
-    network = measured_cost(settings, shape, hosts) if hosts is not None else None
+    network = network_cost(settings, shape, measured_link(settings, hosts)) if hosts is not None else None
     if as_json:
-        told = {} if network is None else {"network": network.to_dict()}
-        tell_json(result.to_dict() | told)
+        tell_json(result.to_dict() | ({} if network is None else {"network": network}))
     else:
         _print_table(result, machines_note(settings))
         if network is not None:
-            tell(sentences(network))
+            tell(_network_sentence(network))
 
 
 def longest_prompt(config: Config, folder: Path) -> int | None:
@@ -231,26 +82,24 @@ def longest_prompt(config: Config, folder: Path) -> int | None:
         return None
     from tokenizers import Tokenizer
 
-    texts = sorted(_texts(config), key=len)[-LONGEST:]
-    if not texts:
-        return None
-    encoded = Tokenizer.from_file(str(vocabulary)).encode_batch(texts)
-    return TEMPLATE + max(len(encoding.ids) for encoding in encoded)
-
-
-def _texts(config: Config) -> Iterator[str]:
     from backend.data.problems import PromptFormat, messages_of
     from backend.data.rows import read_splits
 
     prompt_format = PromptFormat.of(config)
-    for row in islice(read_splits(config, head=True).train, ROWS):
-        yield "\n".join(str(message["content"]) for message in messages_of(row, prompt_format, "a row"))
+    texts = [
+        "\n".join(str(message["content"]) for message in messages_of(row, prompt_format, "a row"))
+        for row in islice(read_splits(config, head=True).train, ROWS)
+    ]
+    if not texts:
+        return None
+    encoded = Tokenizer.from_file(str(vocabulary)).encode_batch(sorted(texts, key=len)[-LONGEST:])
+    return TEMPLATE + max(len(encoding.ids) for encoding in encoded)
 
 
 def _print_table(result: Estimate, note: str) -> None:
     from rich.table import Table
 
-    from backend.cli.consoles import new_console
+    from backend.cli.display import new_console
     from backend.trainer.memory.estimate import format_bytes
 
     phases: dict[str, dict[str, Any]] = {"sampling": result.rollout.to_dict(), "learning": result.training.to_dict()}
@@ -264,3 +113,64 @@ def _print_table(result: Estimate, note: str) -> None:
     console = new_console()
     console.print(table)
     console.print(" ".join(filter(None, [result.sentence, note, result.advice, result.row_tip])), highlight=False)
+
+
+def measured_link(config: Config, file: Path) -> LinkSpeed:
+    """Measure the connection of the machines of a hosts file. Raises UserError if they cannot train together."""
+    from backend.distributed.hosts_file import read_hosts
+    from backend.distributed.machine_check import Wanted, check_machines
+
+    hosts = read_hosts(file)
+    if len(hosts.hosts) < 2:
+        raise UserError("hosts", f"{file.name} lists one machine: nothing goes over a network.")
+    report = check_machines(hosts, file.name, Wanted(config.distributed_backend))
+    if report.refusals or report.link is None:
+        why = [finding.sentence for finding in report.refusals] or ["The machines' connection could not be measured."]
+        raise UserError([ConfigProblem("hosts", sentence) for sentence in dict.fromkeys(why)])
+    return report.link
+
+
+def network_cost(config: Config, shape: ModelShape, link: LinkSpeed) -> dict[str, Any]:
+    """Seconds of network time and bytes per step with the longest completions, none of it overlapped with computation.
+
+    A sum over R ranks is a ring of 2 (R − 1) messages, of which `link` has the time of all.
+    """
+    ranks, updates = link.ranks, config.updates_per_step
+    messages = 2 * (ranks - 1)
+    latency_s, bytes_per_second = link.latency_s / messages, link.bytes_per_second * messages / ranks
+    memory = MemoryModel(config, shape, 1, gpu=has_gpu() and config.device != "cpu")
+    gradient, tokens = memory.trainable(), memory.completions * config.max_completion_length
+    # Bytes of a token: its id and log-probability, two more numbers where sampling is filtered, and 5 of its text.
+    token_bytes = 16 if config.top_k > 0 or config.top_p < 1 or config.min_p > 0 else 8
+    groups_in, groups_out = round(tokens * (token_bytes + 5) * (ranks - 1) / ranks), tokens * token_bytes
+    cost = {
+        "sums_s": updates * messages * (latency_s + gradient / ranks / bytes_per_second),
+        # Barriers around a sum; checksum, old log-probabilities, metrics and the end of the step.
+        "gathers_s": (updates * 2 + 4) * (ranks - 1) * latency_s,
+        "groups_s": (groups_in + (ranks - 1) * groups_out) / bytes_per_second + 2 * latency_s,
+    }
+    traffic = {
+        "ranks": ranks,
+        "updates": updates,
+        "gradient": gradient,
+        "groups_in": groups_in,
+        "groups_out": groups_out,
+    }
+    return {"traffic": traffic, **cost, "total_s": sum(cost.values())}
+
+
+def _network_sentence(cost: dict[str, Any]) -> str:
+    def seconds(name: str) -> str:
+        value = cost[name]
+        return f"{value:.0f} s" if value >= 10 else f"{value:.2g} s" if value >= 0.1 else f"{1000 * value:.2g} ms"
+
+    traffic = cost["traffic"]
+    ranks = traffic["ranks"]
+    sums = gigabytes(2 * (ranks - 1) / ranks * traffic["updates"] * traffic["gradient"])
+    parts = f"sums {seconds('sums_s')}, completions {seconds('groups_s')}, small messages {seconds('gathers_s')}"
+    return (
+        f"On {ranks} machines, as their connection measured now: a step loses {seconds('total_s')} to the network "
+        f"({parts}), where completions reach their limit; each machine sends {sums} "
+        f"in sums of gradients, {gigabytes(traffic['groups_in'])} of completions go to this one and "
+        f"{gigabytes(traffic['groups_out'])} from it to each."
+    )

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from backend.cli.common import STOPPED, AllowCode, ExistingRunsDir, ignore_sighup, tell, tell_json, verb
+from backend.cli.common import STOPPED, AllowCode, ExistingRunsDir, ignore_sighup, tell, tell_error, tell_json, verb
 from backend.cli.completions import checkpoints, run_names
-from backend.cli.consoles import new_console
-from backend.config.config import Config, load
+from backend.cli.display import new_console, print_line
+from backend.config.config import load
 from backend.rewards.allowed_code import require_allowed
 from backend.runs.run_folder import find_run
 from backend.runs.steering import run_config
@@ -27,7 +26,6 @@ from backend.trainer.evaluation.evaluation_rows import (
     Evaluation,
     Figures,
     MeanWithInterval,
-    SideName,
     free_name,
     write_evaluation,
 )
@@ -37,99 +35,14 @@ from backend.utils.errors import UserError
 from backend.utils.text import quote
 
 if TYPE_CHECKING:
-    from backend.trainer.evaluation.comparison import EvaluatedModel, EvaluationChoices, EvaluationProgress
+    from backend.trainer.evaluation.comparison import EvaluationProgress
 
-
-# An evaluation as a table on the terminal.
-
-TITLES: dict[SideName, str] = {"base": "base", "tuned": "tuned", "model": "model"}
-
-
-def print_evaluation(evaluation: Evaluation, console: Console | None = None) -> None:
-    """Print a summary, a table per decoding, and the passing criteria."""
-    console = console or new_console()
-    console.print(evaluation.sentence(), highlight=False, markup=False, soft_wrap=True)
-    for decoding in evaluation.decodings:
-        console.print()
-        console.print(_title(decoding), highlight=False, markup=False)
-        console.print(_table(decoding, evaluation.confidence))
-        if decoding.difference is not None:
-            counts = f"{decoding.better} prompts better, {decoding.worse} worse, {decoding.unchanged} unchanged"
-            console.print(counts, highlight=False)
-    console.print()
-    notes = [evaluation.pass_rule.sentence()] if evaluation.pass_rule is not None else []
-    for sentence in [*notes, *evaluation.notes]:
-        console.print(sentence, highlight=False, markup=False, soft_wrap=True)
-
-
-def _title(decoding: Decoding) -> str:
-    if decoding.name == "greedy":
-        return "Greedy: the likeliest token at every step"
-    return f"Sampled: {decoding.completions} completions of each prompt at temperature {decoding.temperature:g}"
-
-
-def _table(decoding: Decoding, confidence: float) -> Table:
-    sides = list(decoding.sides)
-    interval = f"{confidence * 100:g} % interval"
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("")
-    for side in sides:
-        table.add_column(TITLES[side], justify="right")
-    table.add_column("difference" if decoding.difference is not None else interval, justify="right")
-    if decoding.difference is not None:
-        table.add_column(interval, justify="right")
-    columns = [_figures(decoding.sides[side].figures) for side in sides]
-    differences = _figures(decoding.difference) if decoding.difference is not None else None
-    for name, mean in columns[0]:
-        others = [next(of_side)[1] for of_side in columns[1:]]
-        cells = [number(each.value) for each in (mean, *others)]
-        if differences is None:
-            cells += [_interval(mean)]
-        else:
-            difference = next(differences)[1]
-            cells += [number(difference.value, signed=True), _interval(difference, signed=True)]
-        style = "bold" if name == "reward" else None
-        table.add_row(name, *cells, style=style)
-    return table
-
-
-def _figures(figures: Figures) -> Iterator[tuple[str, MeanWithInterval]]:
-    yield "reward", figures.reward
-    yield from figures.rewards.items()
-    yield from ((f"pass@{k}", mean) for k, mean in figures.pass_at.items())
-    yield "tokens", figures.tokens
-    yield "cut off", figures.cut_off
-    if figures.spread is not None and figures.different is not None:
-        yield "spread of a prompt", figures.spread
-        yield "different texts", figures.different
-
-
-def _interval(mean: MeanWithInterval, *, signed: bool = False) -> str:
-    if mean.low is None or mean.high is None:
-        return "–"
-    return f"{number(mean.low, signed=signed)} … {number(mean.high, signed=signed)}"
-
-
-def number(value: float | None, *, signed: bool = False) -> str:
-    """Three significant digits, with rounding noise as 0."""
-    if value is None:
-        return "–"
-    if abs(value) < 5e-7:
-        return "0"
-    text = f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
-    return (f"+{text}" if signed and value > 0 else text).replace("-", "−")
-
-
-# ── evaluate ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 Report = Callable[["EvaluationProgress"], None]
+STREAM_EVERY_S = 0.25  # between two JSON progress lines
 
 
-STREAM_EVERY_S = 0.25
-"""Seconds between JSON progress lines."""
-
-
-class _StopRequested(Exception):
+class _StopRequestedError(Exception):
     pass
 
 
@@ -184,9 +97,15 @@ def evaluate(
     runs_dir: ExistingRunsDir = None,
 ) -> None:
     """Score a run's model before and after training, or any model, on held-out prompts, with intervals."""
-    settings = load(_one_config(config, config_option)) if config or config_option else None
-    if (relevant := settings or _own_settings(model, runs_dir)) is not None:
-        relax_gpu_timeout(relevant)  # before the imports below, which import mlx
+    if config is not None and config_option is not None:
+        raise UserError("config", "The settings are given twice; leave --config out, or the second argument.")
+    file = config or config_option
+    settings = load(file) if file is not None else None
+    if settings is not None:
+        relax_gpu_timeout(settings)  # before the imports below, which import mlx
+    else:
+        with suppress(UserError):  # reported by `find_evaluated`
+            relax_gpu_timeout(run_config(find_run(model, runs_dir)))
     from backend.trainer.evaluation.comparison import EvaluationChoices, evaluate_model, find_evaluated
     from backend.trainer.evaluation.evaluate import EVAL_SEED
 
@@ -207,33 +126,34 @@ def evaluate(
         passing=passing,
     )
     folder = out or (evaluated.run.evaluations if evaluated.run is not None else None)
-    chosen_name = name or _default_name(evaluated, choices)
-    with _stopping_on_signals() as check, _progress(is_stream) as report:
+    of_step = f"-step-{evaluated.checkpoint.state.step}" if evaluated.checkpoint is not None else ""
+    chosen_name = name or f"{split}{'-base' if is_base_only else of_step}"
+    received: list[int] = []
+
+    def check() -> None:
+        if received:
+            raise _StopRequestedError
+
+    with handlers_restored(), _progress(is_stream) as report:
+        on_stop_signals(lambda number, _: received.append(number))
         try:
             evaluation, rows = evaluate_model(evaluated, choices, chosen_name, report, check)
-        except _StopRequested:
-            tell("Stopped; nothing was written.", file=sys.stderr)
+        except _StopRequestedError:
+            tell_error("Stopped; nothing was written.")
             raise typer.Exit(STOPPED) from None
     path = None
     if folder is not None:
         evaluation = evaluation.model_copy(update={"name": free_name(folder, chosen_name)})
         path = write_evaluation(folder, evaluation, rows)
-    _print(evaluation, path, as_json, is_stream)
-
-
-def _one_config(argument: Path | None, option: Path | None) -> Path:
-    if argument is not None and option is not None:
-        raise UserError("config", "The settings are given twice; leave --config out, or the second argument.")
-    path = argument or option
-    assert path is not None
-    return path
-
-
-def _own_settings(name: str, runs_dir: Path | None) -> Config | None:
-    try:
-        return run_config(find_run(name, runs_dir))
-    except UserError:
-        return None  # whatever is wrong is said by `find_evaluated`
+    if as_json or is_stream:
+        last = list(evaluation.headline.sides.values())[-1].figures
+        # The means of the evaluated model once more on top, for scripts that want no more than these.
+        means = {"reward": last.reward.value, "rewards": {name: mean.value for name, mean in last.rewards.items()}}
+        tell_json(means | evaluation.model_dump(mode="json") | {"path": str(path) if path is not None else None})
+        return
+    print_evaluation(evaluation)
+    if path is not None:
+        tell(path)
 
 
 def _ks(text: str, most: int) -> tuple[int, ...]:
@@ -250,84 +170,98 @@ def _ks(text: str, most: int) -> tuple[int, ...]:
     return tuple(numbers)
 
 
-def _default_name(evaluated: EvaluatedModel, choices: EvaluationChoices) -> str:
-    if choices.base_only or evaluated.checkpoint is None:
-        return f"{choices.split}-base" if choices.base_only else choices.split
-    return f"{choices.split}-step-{evaluated.checkpoint.state.step}"
-
-
-@contextmanager
-def _stopping_on_signals() -> Iterator[Callable[[], None]]:
-    """Yield a function that raises after a stop signal; call it between decoding chunks."""
-    received: list[int] = []
-
-    def check() -> None:
-        if received:
-            raise _StopRequested
-
-    with handlers_restored():
-        on_stop_signals(lambda number, _: received.append(number))
-        yield check
-
-
-class _JsonProgress:
-    """Prints progress as JSON lines: every phase, and periodic counts."""
-
-    def __init__(self) -> None:
-        self._phase, self._printed = "", 0.0
-
-    def report(self, progress: EvaluationProgress) -> None:
-        now = time.monotonic()
-        if progress.phase != self._phase or now - self._printed >= STREAM_EVERY_S:
-            self._phase, self._printed = progress.phase, now
-            tell_json(asdict(progress))
-
-
 @contextmanager
 def _progress(is_stream: bool) -> Iterator[Report]:
     """Yield a progress callback: JSON lines on stdout, a bar on a terminal, else one stderr line per phase."""
-    from backend.cli.consoles import new_console
-
     console = new_console(stderr=True)
-    if is_stream:
-        yield _JsonProgress().report
-    elif console.is_terminal:
-        with _bar(console) as report:
-            yield report
-    else:
-        phases: set[str] = set()
+    phase, printed = "", 0.0
 
-        def print_phase(progress: EvaluationProgress) -> None:
-            if progress.phase not in phases:
-                phases.add(progress.phase)
-                tell(f"{progress.phase}…", file=sys.stderr, flush=True)
+    def tell_phase(progress: EvaluationProgress) -> None:
+        nonlocal phase, printed
+        now = time.monotonic()
+        if progress.phase == phase and not (is_stream and now - printed >= STREAM_EVERY_S):
+            return
+        phase, printed = progress.phase, now
+        if is_stream:
+            tell_json(asdict(progress))
+        else:
+            tell_error(f"{phase}…")
 
-        yield print_phase
-
-
-@contextmanager
-def _bar(console: Any) -> Iterator[Report]:
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-
+    if is_stream or not console.is_terminal:
+        yield tell_phase
+        return
     columns = TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("", total=None)
 
-        def report(progress: EvaluationProgress) -> None:
+        def show(progress: EvaluationProgress) -> None:
             total = None if progress.done is None else 1.0
             bar.update(task, description=progress.phase, total=total, completed=progress.done or 0.0)
 
-        yield report
+        yield show
 
 
-def _print(evaluation: Evaluation, path: Path | None, as_json: bool, is_stream: bool) -> None:
-    if as_json or is_stream:
-        last = list(evaluation.headline.sides.values())[-1].figures
-        # The means of the evaluated model once more on top, for scripts that want no more than these.
-        means = {"reward": last.reward.value, "rewards": {name: mean.value for name, mean in last.rewards.items()}}
-        line = means | evaluation.model_dump(mode="json") | {"path": str(path) if path is not None else None}
-        tell_json(line)
-        return
-    print_evaluation(evaluation)
-    if path is not None:
-        tell(path)
+def print_evaluation(evaluation: Evaluation) -> None:
+    """Print a summary, a table per decoding, and the passing criteria."""
+    console = new_console()
+    print_line(console, evaluation.sentence())
+    for decoding in evaluation.decodings:
+        title = "Greedy: the likeliest token at every step"
+        if decoding.name != "greedy":
+            title = (
+                f"Sampled: {decoding.completions} completions of each prompt at temperature {decoding.temperature:g}"
+            )
+        console.print()
+        print_line(console, title)
+        console.print(_table(decoding, evaluation.confidence))
+        if decoding.difference is not None:
+            counts = f"{decoding.better} prompts better, {decoding.worse} worse, {decoding.unchanged} unchanged"
+            print_line(console, counts)
+    console.print()
+    notes = [evaluation.pass_rule.sentence()] if evaluation.pass_rule is not None else []
+    for sentence in [*notes, *evaluation.notes]:
+        print_line(console, sentence)
+
+
+def _table(decoding: Decoding, confidence: float) -> Table:
+    interval = f"{confidence * 100:g} % interval"
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("")
+    headers = [interval] if decoding.difference is None else ["difference", interval]
+    for header in (*decoding.sides, *headers):
+        table.add_column(header, justify="right")
+    columns = [_figures(side.figures) for side in decoding.sides.values()]
+    differences = _figures(decoding.difference) if decoding.difference is not None else None
+    for name, mean in columns[0].items():
+        cells = [number(column[name].value) for column in columns]
+        if differences is None:
+            cells += [_interval(mean)]
+        else:
+            cells += [number(differences[name].value, signed=True), _interval(differences[name], signed=True)]
+        table.add_row(name, *cells, style="bold" if name == "reward" else None)
+    return table
+
+
+def _figures(figures: Figures) -> dict[str, MeanWithInterval]:
+    found = {"reward": figures.reward, **figures.rewards}
+    found |= {f"pass@{k}": mean for k, mean in figures.pass_at.items()}
+    found |= {"tokens": figures.tokens, "cut off": figures.cut_off}
+    if figures.spread is not None and figures.different is not None:
+        found |= {"spread of a prompt": figures.spread, "different texts": figures.different}
+    return found
+
+
+def _interval(mean: MeanWithInterval, *, signed: bool = False) -> str:
+    if mean.low is None or mean.high is None:
+        return "–"
+    return f"{number(mean.low, signed=signed)} … {number(mean.high, signed=signed)}"
+
+
+def number(value: float | None, *, signed: bool = False) -> str:
+    """Three significant digits, with rounding noise as 0."""
+    if value is None:
+        return "–"
+    if abs(value) < 5e-7:
+        return "0"
+    text = f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
+    return (f"+{text}" if signed and value > 0 else text).replace("-", "−")

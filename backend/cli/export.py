@@ -2,23 +2,45 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator, Mapping
+import re
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from rich.markdown import Markdown
+from rich.panel import Panel
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.table import Table
 
-from backend.cli.common import STOPPED, AllowCode, AsJson, ExistingRunsDir, ignore_sighup, tell, tell_json, verb
+from backend.cli.common import (
+    STOPPED,
+    AllowCode,
+    AsJson,
+    ExistingRunsDir,
+    ignore_sighup,
+    tell,
+    tell_error,
+    tell_json,
+    verb,
+)
 from backend.cli.completions import checkpoints, run_names
-from backend.config.config import Config, load, read
+from backend.cli.display import new_console
+from backend.config.config import load, read
 from backend.export.exports import DEFAULT_FORMAT, FORMATS, TARGETS, settings_of
 from backend.rewards.allowed_code import require_allowed
-from backend.runs.run_folder import find_run
+from backend.runs.run_folder import RunFolder, find_run
 from backend.trainer.control import StopRequested, raising_stop
 from backend.utils.errors import UserError
 from backend.utils.files import is_file, user_path
+
+if TYPE_CHECKING:
+    from backend.export.export_run import Export
+
+EVERY_S = 0.2  # between two lines of byte progress
 
 # Any word is read, and one that is no target or format refused with a sentence.
 Target = Annotated[str, typer.Option("--to", metavar="<where>", help=f"{', '.join(TARGETS)}.")]
@@ -74,6 +96,7 @@ def export(
     as_json: AsJson = False,
 ) -> None:
     """Export a run's model to LM Studio, Ollama, a folder or Hugging Face and verify it; or its settings for TRL."""
+    report = _report_json if as_json else _line_reporter()
     if to == "trl":
         about_weights = {
             "checkpoint": checkpoint,
@@ -85,45 +108,31 @@ def export(
             "public": public,
             "preview": preview,
         }
+        if given := next((option for option, value in about_weights.items() if value), ""):
+            sentence = f"--{given} is about weights, and --to trl takes the settings of a run; leave it out."
+            raise UserError(given, sentence)
         with _stopping():
-            export_settings(
-                run,
-                runs_dir,
-                name,
-                folder,
-                about_weights,
-                overwrite=overwrite,
-                allow_code=allow_code,
-                as_json=as_json,
-                report=_report_json if as_json else _ReportLines(),
-            )
+            _export_settings(run, runs_dir, name, folder, report, overwrite, allow_code, as_json)
         return
     from backend.export.export_run import Export, export_run
-    from backend.runs.run_folder import find_run
 
     if quantize and format_ and format_ != f"{quantize}bit":
-        raise UserError(
-            "quantize", f"--quantize {quantize} and --format {format_} contradict each other; give one of them."
-        )
+        sentence = f"--quantize {quantize} and --format {format_} contradict each other; give one of them."
+        raise UserError("quantize", sentence)
     run_folder = find_run(run, runs_dir)
     if held_out:
         require_allowed(read(run_folder.config), allow=allow_code)
     chosen = f"{quantize}bit" if quantize else format_ or DEFAULT_FORMAT
     request = Export(to, name or run_folder.name, folder, chosen, checkpoint, held_out, overwrite, fetch)
-    report = _report_json if as_json else _ReportLines()
     with _stopping():
         if to == "hub":
-            from backend.cli import publish
-
-            what = publish.Publication(request, repo, private=not public)
-            (publish.preview if preview else publish.publish)(run_folder, what, report, as_json=as_json)
-            return
+            return (_preview if preview else _publish)(run_folder, request, repo, not public, report, as_json)
         exported = export_run(run_folder, request, report)
     if as_json:
-        _print_json(exported.to_dict())
+        tell_json(exported.to_dict())
         return
     for sentence in exported.sentences():
-        tell(sentence, file=sys.stderr)
+        tell_error(sentence)
     tell(exported.place)
 
 
@@ -134,69 +143,156 @@ def _stopping() -> Iterator[None]:
         with raising_stop():
             yield
     except StopRequested as stop:
-        tell(f"Stopped because {stop}; a model is put in its place whole or not at all.", file=sys.stderr)
+        tell_error(f"Stopped because {stop}; a model is put in its place whole or not at all.")
         raise typer.Exit(STOPPED) from None
 
 
-class _ReportLines:
+def _line_reporter() -> Callable[..., None]:
     """Prints one stderr line per stage."""
+    last = ""
 
-    def __init__(self) -> None:
-        self._last = ""
+    def report(sentence: str, done: float | None = None) -> None:
+        nonlocal last
+        if sentence != last:
+            tell_error(sentence)
+        last = sentence
 
-    def __call__(self, sentence: str, done: float | None = None) -> None:
-        if sentence != self._last:
-            tell(sentence, file=sys.stderr, flush=True)
-        self._last = sentence
+    return report
 
 
 def _report_json(sentence: str, done: float | None = None) -> None:
     """Print progress as a JSON line for the window."""
-    _print_json({"progress": sentence, "done": None if done is None else round(done, 3)})
+    tell_json({"progress": sentence, "done": None if done is None else round(done, 3)})
 
 
-def _print_json(content: dict[str, Any]) -> None:
-    tell_json(content)
-
-
-def export_settings(
+def _export_settings(
     run: str,
     runs_dir: Path | None,
     name: str | None,
     folder: Path | None,
-    about_weights: Mapping[str, Any],
-    *,
+    report: Callable[..., None],
     overwrite: bool,
     allow_code: bool,
     as_json: bool,
-    report: Callable[[str], None],
 ) -> None:
-    """Write the folder; print ignored settings on stderr and the path on stdout.
-
-    Raises UserError for options in `about_weights` that were given, and for a run's reward file without permission
-    here.
-    """
+    """Write the folder for TRL; print ignored settings on stderr and the path on stdout."""
     from backend.export.trl_folder import export_trl
 
-    if given := next((option for option, value in about_weights.items() if value), ""):
-        raise UserError(given, f"--{given} is about weights, and --to trl takes the settings of a run; leave it out.")
-    config, own_name = _settings(run, runs_dir, allow_code=allow_code)
+    path = user_path(run, "run")
+    if path.suffix.lower() in (".yaml", ".yml", ".json") and is_file(path):
+        config, own_name = load(path), path.stem
+    else:
+        run_folder = find_run(run, runs_dir)
+        require_allowed(read(run_folder.config), allow=allow_code)
+        config, own_name = settings_of(run_folder), run_folder.name
     exported = export_trl(config, name or f"{own_name}-trl", folder, overwrite=overwrite, tell=report)
     if as_json:
         tell_json(exported.to_dict())
         return
     for sentence in exported.sentences() or ["Every setting is carried over."]:
-        tell(sentence, file=sys.stderr)
+        tell_error(sentence)
     if exported.by_files:
-        tell("README.md there lists what its files do beside TRL's arguments.", file=sys.stderr)
+        tell_error("README.md there lists what its files do beside TRL's arguments.")
     tell(exported.path)
 
 
-def _settings(run: str, runs_dir: Path | None, *, allow_code: bool) -> tuple[Config, str]:
-    """Return the settings and the name of a run or YAML file."""
-    path = user_path(run, "run")
-    if path.suffix.lower() in (".yaml", ".yml", ".json") and is_file(path):
-        return load(path), path.stem
-    folder = find_run(run, runs_dir)
-    require_allowed(read(folder.config), allow=allow_code)
-    return settings_of(folder), folder.name
+def _preview(
+    run: RunFolder, export: Export, repo: str, private: bool, report: Callable[..., None], as_json: bool
+) -> None:
+    """Prepare, and show what an upload would send. Uploads nothing."""
+    from backend.export.hub_upload import find_token, whose
+    from backend.export.publishing import prepare_upload
+
+    account, problem, token = None, "You are not logged in to Hugging Face.", find_token()
+    if token is not None:
+        try:
+            account, problem = asdict(whose(token)), ""
+        except UserError as error:
+            problem = error.faults[0].sentence
+    prepared = prepare_upload(run, full_repo_id(run, repo, account), export, report)
+    if as_json:
+        about = prepared.to_dict() | {"private": private, "account": account, "account_problem": problem}
+        tell_json({"preview": about})
+        return
+    console, (_, about, card) = new_console(), prepared.card.split("---\n", 2)
+    console.print(Panel(Markdown(card), title="README.md", title_align="left"))
+    console.print(about, highlight=False, markup=False, style="dim")
+    table = Table(box=None, header_style="dim")
+    table.add_column("file")
+    table.add_column("size", justify="right")
+    for name, size in prepared.files():
+        table.add_row(name, _size(size))
+    console.print(table)
+    target = f"{prepared.repo_id}, {'private' if private else 'public'}"
+    console.print(f"\n{_size(prepared.bytes)} would go to {target}. Nothing has been sent.", highlight=False)
+    console.print(f"Logged in as {account['name']} ({account['source']})." if account else problem, highlight=False)
+    console.print(f"The card can be edited: {prepared.folder / 'README.md'}", highlight=False, soft_wrap=True)
+
+
+def _publish(
+    run: RunFolder, export: Export, repo: str, private: bool, report: Callable[..., None], as_json: bool
+) -> None:
+    """Upload the model, preparing it first if needed."""
+    from backend.export.hub_upload import need_token, whose
+    from backend.export.publishing import prepare_upload, send
+
+    token = need_token()
+    account = None if "/" in repo else asdict(whose(token))
+    prepared = prepare_upload(run, full_repo_id(run, repo, account), export, report)
+    with _byte_lines() if as_json else _byte_bar() as progress:
+        done = send(prepared, token, progress, private=private, overwrite=export.overwrite)
+    sentence = f"{len(prepared.files())} files are there as one commit, {done.commit[:7]}."
+    if as_json:
+        about = {"path": str(run.path), "place": done.url, "bytes": prepared.bytes, "commit": done.commit}
+        tell_json(about | {"sentences": [sentence]})
+    else:
+        tell_error(sentence)
+        tell(done.url)
+
+
+def full_repo_id(run: RunFolder, repo: str, account: dict[str, Any] | None) -> str:
+    """owner/name, by default the account and the run's name. Raises UserError if no owner is known."""
+    if "/" in repo:
+        return repo
+    if account is None:
+        raise UserError("repo", "Whose repository? Write owner/name, or log in first with `hub login`.")
+    return f"{account['name']}/{repo or re.sub(r'[^A-Za-z0-9._-]+', '-', run.name).strip('-.')}"
+
+
+@contextmanager
+def _byte_bar() -> Iterator[Callable[..., None]]:
+    columns = BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn()
+    text = TextColumn("{task.description}", markup=False)
+    with Progress(text, *columns, console=new_console(stderr=True)) as bar:
+        tasks = []
+
+        def show(sentence: str, done: int | None = None, total: int | None = None) -> None:
+            if done is None:
+                bar.console.print(sentence, highlight=False)
+                return
+            if not tasks:
+                tasks.append(bar.add_task(sentence.rstrip("."), total=total))
+            bar.update(tasks[0], completed=done)
+
+        yield show
+
+
+@contextmanager
+def _byte_lines() -> Iterator[Callable[..., None]]:
+    """Byte progress as JSON lines for the window."""
+    last = 0.0
+
+    def show(sentence: str, done: int | None = None, total: int | None = None) -> None:
+        nonlocal last
+        if done is None or not total:
+            tell_json({"progress": sentence, "done": None})
+        elif time.monotonic() - last > EVERY_S or done == total:
+            last = time.monotonic()
+            words = f"{sentence.rstrip('.')}: {_size(done)} of {_size(total)}."
+            tell_json({"progress": words, "done": round(done / total, 4), "bytes": done, "total": total})
+
+    yield show
+
+
+def _size(size: int) -> str:
+    return f"{size / 1e9:.2f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB" if size >= 1e5 else f"{size / 1e3:.1f} kB"

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from backend.cli.common import AsJson, tell, tell_json, verb
+from backend.cli.common import AsJson, tell, tell_error, tell_json, verb
 
 hub = typer.Typer(no_args_is_help=True, help="Your account at Hugging Face.")
 
@@ -25,12 +25,12 @@ def login(
     if from_stdin:
         token = sys.stdin.readline()
     else:
-        tell(f"Make a token with write access at {TOKENS_PAGE}.", file=sys.stderr)
+        tell_error(f"Make a token with write access at {TOKENS_PAGE}.")
         token = getpass.getpass("Token: ")
     account = log_in(token)
     tell(f"Logged in as {account.name}; the token is in the keychain.")
     if not account.can_write:
-        tell("It may only read, so uploads will be refused.", file=sys.stderr)
+        tell_error("It may only read, so uploads will be refused.")
 
 
 @hub.command()
@@ -41,7 +41,7 @@ def logout() -> None:
 
     tell("Logged out." if log_out() else "There was no token in the keychain.")
     if left := find_token():
-        tell(f"A token of {left.source} is still found.", file=sys.stderr)
+        tell_error(f"A token of {left.source} is still found.")
 
 
 @hub.command()

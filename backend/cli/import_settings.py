@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from backend.cli.common import print_problems, tell, tell_file, verb
+from backend.cli.common import print_problems, tell, tell_error, tell_file, verb
 from backend.runs.saved_weights import imported_folder
 from backend.utils.errors import UserError
 from backend.utils.files import is_folder, user_path
@@ -58,15 +57,13 @@ def import_settings(
     target = None if output is None else user_path(str(output), "output")
     if is_folder(source):
         if our_defaults:
-            raise UserError(
-                "our_defaults", f"{quote(source)} is a folder with an adapter, which has no settings to leave out."
-            )
+            sentence = f"{quote(source)} is a folder with an adapter, which has no settings to leave out."
+            raise UserError("our_defaults", sentence)
         _import_adapter(source, target, model, overwrite=overwrite, fetch=fetch)
         return
     if model or fetch:
-        raise UserError(
-            "model", f"--model and --fetch are for the folder of an adapter, and {quote(source, 60)} is none."
-        )
+        sentence = f"--model and --fetch are for the folder of an adapter, and {quote(source, 60)} is none."
+        raise UserError("model", sentence)
     _import_file(source, target, overwrite=overwrite, their_defaults=not our_defaults)
 
 
@@ -83,7 +80,7 @@ def _import_file(file: Path, target: Path | None, *, overwrite: bool, their_defa
         save_as(target, imported.text)
         tell(f"{quote(file)} is a file for {imported.program.name}; written to {quote(target)}.")
     if imported.missing:
-        tell("Still to be given before it can be trained:", file=sys.stderr)
+        tell_error("Still to be given before it can be trained:")
         print_problems(UserError(imported.missing))
 
 
@@ -92,7 +89,7 @@ def _import_adapter(folder: Path, target: Path | None, model: str, *, overwrite:
     from backend.models.peft_import import import_adapter
 
     def report(sentence: str, done: float | None = None) -> None:
-        tell(sentence, file=sys.stderr, flush=True)
+        tell_error(sentence)
 
     imported = import_adapter(
         folder.resolve(),
@@ -103,5 +100,5 @@ def _import_adapter(folder: Path, target: Path | None, model: str, *, overwrite:
         progress=report,
     )
     for sentence in imported.sentences():
-        tell(sentence, file=sys.stderr)
+        tell_error(sentence)
     tell(imported.path)

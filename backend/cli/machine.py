@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from backend.cli.common import STOPPED, USER_ERROR, AsJson, tell, tell_json, verb
+from backend.cli.common import STOPPED, USER_ERROR, AsJson, tell, tell_error, tell_json, verb
 from backend.trainer.memory.estimate import format_bytes
 from backend.utils.disk_faults import gigabytes
 from backend.utils.errors import UserError
+from backend.utils.files import is_folder
 
 if TYPE_CHECKING:
-    from backend.distributed.machine_report import CheckedMachine, MachineReport
+    from backend.distributed.machine_report import MachineReport
 
 
 @verb
@@ -59,19 +60,8 @@ def serve() -> None:
 
 
 COLUMNS = (
-    "rank",
-    "machine",
-    "chip",
-    "memory",
-    "free",
-    "for a run",
-    "disk free",
-    "system",
-    "Python",
-    "mlx",
-    "mlx-lm",
-    "GRPO Studio",
-    "model",
+    *("rank", "machine", "chip", "memory", "free", "for a run", "disk free"),
+    *("system", "Python", "mlx", "mlx-lm", "GRPO Studio", "model"),
 )
 LEVEL_WORDS = {"refuse": "Refused", "warn": "Warning", "info": "Note"}
 
@@ -105,7 +95,7 @@ def machines(
         tenths = int(10 * share) if share is not None else 0
         if stage == "copying" and (rank, tenths) not in told:  # copies take minutes, everything else seconds
             told.add((rank, tenths))
-            tell(f"copying to {hosts.label(rank)}: {10 * tenths} %", file=sys.stderr)
+            tell_error(f"copying to {hosts.label(rank)}: {10 * tenths} %")
 
     report = check_machines(hosts, file.name, Wanted(backend, model, reward_file, copy), CheckProgress(reached))
     if as_json:
@@ -119,43 +109,35 @@ def machines(
 def _print(report: MachineReport, with_model: bool) -> None:
     from rich.table import Table
 
-    from backend.cli.consoles import new_console
+    from backend.cli.display import new_console, print_line
 
-    # Wide enough for every column where the output is no terminal, so that none is cut in a file.
+    # Wide enough for every column in a file.
     console = new_console() if sys.stdout.isatty() else new_console(width=200)
     columns = COLUMNS if with_model else COLUMNS[:-1]
     table = Table(*columns, box=None, pad_edge=False)
     for column in table.columns[3:7]:
         column.justify = "right"
     for machine in report.machines:
-        table.add_row(*_cells(machine)[: len(columns)])
+        facts = machine.facts
+        if facts is None:
+            table.add_row(str(machine.rank), machine.label, "not reached")
+            continue
+        cells = [
+            str(machine.rank),
+            facts.machine or machine.label,
+            facts.chip,
+            *map(format_bytes, [facts.memory, facts.memory_free, facts.memory_usable]),
+            "–" if facts.disk_free is None else gigabytes(facts.disk_free),
+            *(facts.system, facts.python, facts.mlx, facts.mlx_lm, facts.grpo_studio),
+            f"yes ({gigabytes(facts.model_bytes)})" if facts.model else "no",
+        ]
+        table.add_row(*cells[: len(columns)])
     console.print(table, highlight=False)
-    for line in filter(
-        None, [report.link_sentence(), *(f"{LEVEL_WORDS[found.level]}: {found.sentence}" for found in report.findings)]
-    ):
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    for line in [report.link_sentence(), *(f"{LEVEL_WORDS[each.level]}: {each.sentence}" for each in report.findings)]:
+        if line:
+            print_line(console, line)
     if not report.findings:
         console.print("Nothing is wrong with these machines.")
-
-
-def _cells(machine: CheckedMachine) -> list[str]:
-    if (facts := machine.facts) is None:
-        return [str(machine.rank), machine.label, "not reached", *[""] * (len(COLUMNS) - 3)]
-    model = f"yes ({gigabytes(facts.model_bytes)})" if facts.model else "no"
-    sizes = [facts.memory, facts.memory_free, facts.memory_usable]
-    return [
-        str(machine.rank),
-        facts.machine or machine.label,
-        facts.chip,
-        *map(format_bytes, sizes),
-        "–" if facts.disk_free is None else gigabytes(facts.disk_free),
-        facts.system,
-        facts.python,
-        facts.mlx,
-        facts.mlx_lm,
-        facts.grpo_studio,
-        model,
-    ]
 
 
 bench = typer.Typer(help="Measure speed and memory on this machine.", no_args_is_help=True)
@@ -171,14 +153,11 @@ def bench_device(
     out: Annotated[Path, typer.Option("--out", help="The folder for the file.")] = Path(),
 ) -> None:
     """Benchmark sampling, learning, memory and precision on random models of Qwen3's sizes; writes one JSON file."""
-    try:
-        if not out.is_dir():
-            raise UserError("out", f"There is no folder {out}.")
-    except OSError as error:
-        raise UserError("out", f"{error.strerror}.") from None
+    if not is_folder(out):
+        raise UserError("out", f"There is no folder {out}.")
     from backend.bench import report
     from backend.bench.device import DeviceBench, scale_for
-    from backend.cli.consoles import new_console
+    from backend.cli.display import new_console, print_line
     from backend.engine import cpu_setup
 
     cpu_setup.load_openblas()
@@ -196,7 +175,7 @@ def bench_device(
             for task, outcome in bench.run():
                 status.update(f"{task.model_name}: {task.measure} …")
                 if outcome is not None:
-                    console.print(report.line(outcome), highlight=False, markup=False, soft_wrap=True)
+                    print_line(console, report.line(outcome))
     except KeyboardInterrupt:
         interrupted = True
     finally:

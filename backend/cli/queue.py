@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -22,23 +22,26 @@ from backend.cli.common import (
 )
 from backend.cli.completions import changes as changes_offered
 from backend.cli.completions import run_names
-
-if TYPE_CHECKING:
-    from backend.runs.queue import QueueFile
-    from backend.runs.run_folder import RunFolder
+from backend.config.config import read
+from backend.rewards.allowed_code import require_allowed
+from backend.runs.queue import QueueFile
+from backend.runs.run_folder import find_run
+from backend.utils.errors import UserError
+from backend.utils.files import exists, is_folder
+from backend.utils.text import quote
 
 queue = typer.Typer(no_args_is_help=True, help="Runs that wait their turn.", epilog=help_page.epilog("queue"))
 
 WaitingRun = Annotated[str, typer.Argument(help="A run that waits, by name.", autocompletion=run_names)]
 REMOVED = ("config.yaml", "log.txt", "about.json")
-"""Files of a run that never started; removing a run deletes its folder only if it contains nothing else."""
+"""`remove` deletes a folder with nothing but these."""
 
 
 @queue.command("list")
 @verb
 def list_runs(runs_dir: ExistingRunsDir = None, as_json: AsJson = False) -> None:
     """List the waiting runs in order."""
-    file = _queue_of(runs_dir)
+    file = QueueFile(runs_dir)
     now = file.read()
     names = [run.name for run in now.waiting]
     if as_json:
@@ -64,23 +67,18 @@ def add(
 ) -> None:
     """Add a new run after checking its settings, or one that was stopped, crashed or cloned; prints its folder."""
     from backend.cli.training import apply_changes, new_run
-    from backend.config.config import read
     from backend.distributed.hosts_file import require_hosts
-    from backend.rewards.allowed_code import require_allowed
-    from backend.runs.run_folder import find_run
     from backend.runs.steering import run_config
-    from backend.utils.errors import UserError
-    from backend.utils.files import exists, is_folder
 
-    if is_folder(config) or (not exists(config) and is_folder(_queue_of(runs_dir).folder / config)):
+    if is_folder(config) or (not exists(config) and is_folder(QueueFile(runs_dir).folder / config)):
         if name or changes:
             raise UserError("config", "--set and --name go with a YAML file; a run folder is as it is.")
         run = find_run(config, runs_dir)
         require_allowed(read(run.config), run.path, allow=allow_code)
         require_hosts(run_config(run).hosts)
-        file = _queue_of(runs_dir or run.path.parent)
+        file = QueueFile(runs_dir or run.path.parent)
     else:
-        file = _queue_of(runs_dir)
+        file = QueueFile(runs_dir)
         file.read()  # a broken queue is told before a folder is made for it
         run = new_run(apply_changes(read(config), changes or []), runs_dir, name).folder
     file.add(run, first=first)
@@ -92,10 +90,8 @@ def add(
 @verb
 def remove(run: WaitingRun, runs_dir: ExistingRunsDir = None) -> None:
     """Remove a run from the queue, and delete its folder if it contains only settings."""
-    from backend.utils.text import quote
-
-    file = _queue_of(runs_dir)
-    folder = _waiting_run(file, run)
+    file = QueueFile(runs_dir)
+    folder = find_run(run, file.folder)
     file.remove(folder)
     others = sorted(path.name for path in folder.path.iterdir() if path.name not in REMOVED)
     if others:
@@ -113,8 +109,8 @@ def move(
     runs_dir: ExistingRunsDir = None,
 ) -> None:
     """Move a waiting run to another position."""
-    file = _queue_of(runs_dir)
-    file.move(_waiting_run(file, run), place - 1)
+    file = QueueFile(runs_dir)
+    file.move(find_run(run, file.folder), place - 1)
     list_runs(runs_dir)
 
 
@@ -125,9 +121,8 @@ def run_queue(runs_dir: ExistingRunsDir = None) -> None:
     """Train the waiting runs one after the other until the queue is empty. Waits for a run that is already training."""
     from backend.runs.queue_runner import QueueRunner
     from backend.trainer.control import StopRequested, raising_stop
-    from backend.utils.errors import UserError
 
-    file = _queue_of(runs_dir)
+    file = QueueFile(runs_dir)
     if file.read().is_paused:
         raise UserError("queue", "The queue is paused; `queue resume` lets it go on.")
     try:
@@ -151,7 +146,7 @@ def pause(
     ] = None,
 ) -> None:
     """Pause the queue. A run that is training continues."""
-    file = _queue_of(runs_dir)
+    file = QueueFile(runs_dir)
     if after_failure is None:
         file.set_paused(True)
     else:
@@ -163,21 +158,9 @@ def pause(
 @verb
 def resume(runs_dir: ExistingRunsDir = None) -> None:
     """Resume the queue."""
-    file = _queue_of(runs_dir)
+    file = QueueFile(runs_dir)
     file.set_paused(False)
     tell(_state_sentence(file))
-
-
-def _queue_of(runs_dir: Path | None) -> QueueFile:
-    from backend.runs.queue import QueueFile
-
-    return QueueFile(runs_dir)
-
-
-def _waiting_run(file: QueueFile, name: str) -> RunFolder:
-    from backend.runs.run_folder import find_run
-
-    return find_run(name, file.folder)
 
 
 def _state_sentence(file: QueueFile) -> str:

@@ -34,7 +34,7 @@ from backend.utils.command import shell_line
 from backend.utils.errors import UserError
 
 if TYPE_CHECKING:
-    from backend.distributed.channel import LeaderChannel, WorkerChannel
+    from backend.distributed.channel import LeaderChannel
     from backend.distributed.collectives import MlxCollectives
 
 
@@ -53,16 +53,13 @@ def rank(
     from backend.distributed.rank_process import end_with_launcher
 
     end_with_launcher()
-    end_process(rank_session(run, stream, progress))
-
-
-def end_process(code: int) -> None:
-    """Exit without joining threads: one may wait for ever in an MLX sum."""
+    code = rank_session(run, stream, progress)
+    # Exit without joining threads: one may wait for ever in an MLX sum.
     with suppress(Exception):
         atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]: what a reward file wants done at the end
-    for stream in (sys.stdout, sys.stderr):
+    for output in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
-            stream.flush()
+            output.flush()
     os._exit(code)
 
 
@@ -96,7 +93,16 @@ def rank_session(run: Path, stream: bool, progress: bool | None) -> int:
             write_late_ending(RunFolder(run), "failed", str(error))
         return USER_ERROR
     if isinstance(channel, WorkerChannel):
-        return _work(channel, collectives)
+        from backend.distributed.worker import work
+
+        try:
+            work(channel, collectives)
+        except BaseException as error:
+            traceback.print_exception(error)
+            channel.fault(error)
+            return USER_ERROR if isinstance(error, UserError) else BUG
+        channel.close()
+        return FINISHED
     return _told(folder, lambda: _lead(run, channel, collectives, backend, orders, folder, stream, progress))
 
 
@@ -130,7 +136,13 @@ def _lead(
 
     collectives.check = channel.check
     if folder is not None:
-        channel.on_failure = lambda failure: _report_lost(folder, failure)
+
+        def report_lost(failure: UserError) -> None:
+            if isinstance(failure, LostRankError):
+                with suppress(OSError):
+                    folder.report(lost=[failure.rank, failure.faults[0].sentence])
+
+        channel.on_failure = report_lost
         folder.report(met=True)
     leader = Leader(channel, collectives, backend)
 
@@ -145,39 +157,18 @@ def _lead(
         channel.close()
 
 
-def _report_lost(folder: OrdersFolder, failure: UserError) -> None:
-    if isinstance(failure, LostRankError):
-        with suppress(OSError):
-            folder.report(lost=[failure.rank, failure.faults[0].sentence])
-
-
 def _train(run: Path, orders: Orders, stream: bool, progress: bool | None, shared: SharedWork | None) -> int:
+    """Train the run, from its checkpoint if any; check it first if no launcher has. Raises UserError."""
+    folder = RunFolder(run)
     try:
-        train_or_exit(_prepared(run, orders), stream, progress, shared=shared, command=orders.command)
+        if not orders.is_checked and not folder.has_event_log:
+            prepared = prepared_run(run)
+        else:
+            check_format(folder)
+            if not orders.is_checked:
+                require_allowed(read(folder.config))
+            prepared = PreparedRun(folder, load(folder.config), warnings=tuple(orders.warnings))
+        train_or_exit(prepared, stream, progress, shared=shared, command=orders.command)
     except typer.Exit as ended:
         return ended.exit_code
-    return FINISHED
-
-
-def _prepared(path: Path, orders: Orders) -> PreparedRun:
-    """Load the run, from its checkpoint if any, and check it if no launcher has. Raises UserError."""
-    run = RunFolder(path)
-    if not orders.is_checked and not run.has_event_log:
-        return prepared_run(path)
-    check_format(run)
-    if not orders.is_checked:
-        require_allowed(read(run.config))
-    return PreparedRun(run, load(run.config), warnings=tuple(orders.warnings))
-
-
-def _work(channel: WorkerChannel, collectives: MlxCollectives) -> int:
-    from backend.distributed.worker import work
-
-    try:
-        work(channel, collectives)
-    except BaseException as error:
-        traceback.print_exception(error)
-        channel.fault(error)
-        return USER_ERROR if isinstance(error, UserError) else BUG
-    channel.close()
     return FINISHED

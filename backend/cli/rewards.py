@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from backend.cli.common import USER_ERROR, AsJson, tell, tell_json, verb
+from backend.cli.common import USER_ERROR, AsJson, tell, tell_error, tell_json, verb
 from backend.config.config import Config
 from backend.utils.errors import ConfigProblem, UserError
 
@@ -47,12 +46,17 @@ def score_rewards(
     as_json: AsJson = False,
 ) -> None:
     """Score given completions with the config's reward functions and weights; prints the verdict on stderr."""
-    from backend.config.config import problems, read
+    from backend.config.config import keys_used_by, parse, problems, read
+    from backend.config.other_programs.translation import translate
     from backend.rewards.completion_lines import line_of, merge_consecutive, read_groups
 
-    raw = read(config)
+    raw, keys = read(config), keys_used_by("rewards", "scoring")
     lines = [line_of(group) for group in merge_consecutive(read_groups(completions))]
-    _print_scores(_score(_reward_settings(raw, problems(raw)), lines), as_json)
+    # Only the settings of rewards matter. A misspelt key is in no table: all that begin with "reward" count.
+    if found := [each for each in problems(raw) if each.setting in keys or each.setting.startswith("reward")]:
+        raise UserError(found)
+    used = {key: value for key, value in translate(raw)[0].items() if key in keys}
+    _print_scores(_score(parse({"model": "-", "data": "-", **used}), lines), as_json)
 
 
 @rewards.command("sample")
@@ -72,7 +76,14 @@ def sample_rewards(
 
     settings = parse(with_adapter(read(config)))
     pick = Pick("random", count)
-    groups = TrialSampler().sample(settings, pick, settings.group_size, settings.seed, _phase_printer())
+    phases: set[str] = set()
+
+    def report(progress: dict[str, Any]) -> None:
+        if (phase := progress["phase"]) not in phases:
+            phases.add(phase)
+            tell_error(f"{phase[0].upper()}{phase[1:]}…")
+
+    groups = TrialSampler().sample(settings, pick, settings.group_size, settings.seed, report)
     lines = [line_of(group) for group in groups]
     if out is not None:
         save_as(out, "".join(json.dumps(line, ensure_ascii=False, default=str) + "\n" for line in lines))
@@ -112,7 +123,7 @@ def rerun_cases(
         tell_json({"rows": rows})
     failures = [(number, sentence) for number, result in enumerate(results, 1) for sentence in result.failures]
     for number, sentence in failures:
-        tell(f"case {number}: {sentence}", file=sys.stderr)
+        tell_error(f"case {number}: {sentence}")
     if not as_json:
         tell(f"{sum(result.passed for result in results)} of {len(results)} cases pass.")
     if failures:
@@ -136,7 +147,7 @@ def _score(settings: Config, lines: Sequence[Any]) -> dict[str, Any]:
 
 def _print_scores(scored: dict[str, Any], as_json: bool, lines: Sequence[Any] = ()) -> None:
     """Print a line per completion on stdout and findings on stderr. `lines` adds advantages and texts."""
-    from backend.cli.progress import format_number
+    from backend.cli.display import format_number
 
     completions = [completion for group in scored["scored"] for completion in group]
     rows: list[dict[str, Any]] = [
@@ -146,7 +157,7 @@ def _print_scores(scored: dict[str, Any], as_json: bool, lines: Sequence[Any] = 
     for row, completion, text in zip(rows, completions, texts, strict=False):
         row |= {"advantage": completion["advantage"], "completion": text}
     for finding in scored["findings"]:
-        tell(f"{finding['sentence']} {finding['advice']}".rstrip(), file=sys.stderr)
+        tell_error(f"{finding['sentence']} {finding['advice']}".rstrip())
     if as_json:
         tell_json({"rows": rows})
         return
@@ -154,30 +165,3 @@ def _print_scores(scored: dict[str, Any], as_json: bool, lines: Sequence[Any] = 
         scores = "  ".join(f"{name} {format_number(score)}" for name, score in row["scores"].items())
         text = " ".join(row.get("completion", "").split())
         tell(f"{format_number(row['reward'])}  {scores}{f'  {text[:60]}' if text else ''}")
-
-
-def _phase_printer() -> Callable[[dict[str, Any]], None]:
-    printed: set[str] = set()
-
-    def report(progress: dict[str, Any]) -> None:
-        phase = progress["phase"]
-        if phase not in printed:
-            printed.add(phase)
-            tell(f"{phase[0].upper()}{phase[1:]}…", file=sys.stderr, flush=True)
-
-    return report
-
-
-def _reward_settings(raw: dict[str, Any], faults: list[Any]) -> Config:
-    """The settings that scoring needs; ignores problems of others."""
-    from backend.config.config import keys_used_by, parse
-
-    keys = keys_used_by("rewards", "scoring")
-    # A misspelt key is in no table, so whatever begins with "reward" counts too.
-    relevant = [fault for fault in faults if fault.setting in keys or fault.setting.startswith("reward")]
-    if relevant:
-        raise UserError(relevant)
-    from backend.config.other_programs.translation import translate
-
-    used = {key: value for key, value in translate(raw)[0].items() if key in keys}
-    return parse({"model": "-", "data": "-", **used})

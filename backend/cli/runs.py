@@ -23,17 +23,17 @@ from backend.cli.common import (
 )
 from backend.cli.completions import changes as changes_offered
 from backend.cli.completions import checkpoints, run_names
-from backend.cli.training import PreparedRun, check_settings, parse_changes
+from backend.cli.training import PreparedRun, check_settings, parse_changes, train_and_exit
 from backend.config.config import load, read
 from backend.distributed.hosts_file import allow_hosts
 from backend.rewards.allowed_code import allow_named, require_allowed
 from backend.runs.events import Follower
-from backend.runs.run_folder import RunFolder, find_run
+from backend.runs.run_folder import all_runs, find_run
 from backend.runs.steering import changed, request_change, run_config
 from backend.utils.errors import UserError
 
 if TYPE_CHECKING:
-    from backend.trainer.health.watch import Episode, Examination
+    from backend.trainer.health.watch import Examination
 
 
 @verb
@@ -44,7 +44,6 @@ def runs(
     archived: Annotated[bool, typer.Option("--archived", help="Also the runs that are archived.")] = False,
 ) -> None:
     """List the runs, newest first."""
-    from backend.runs.run_folder import all_runs
     from backend.runs.run_record import read_record
     from backend.runs.run_search import all_keys, asks_for_archived, search
     from backend.utils.text import quote
@@ -58,7 +57,7 @@ def runs(
         return
     from rich.table import Table
 
-    from backend.cli.consoles import new_console
+    from backend.cli.display import new_console
 
     table = Table("run", "state", "step", "reward", "model", "tags", box=None)
     for record in found:
@@ -79,7 +78,6 @@ def doctor(
     as_json: AsJson = False,
 ) -> None:
     """Diagnose a run: problems, their steps and limits, and what to do about them."""
-    from backend.runs.run_folder import find_run
     from backend.trainer.health.watch import examine
 
     examination = examine(find_run(run, runs_dir))
@@ -93,15 +91,20 @@ def report(examination: Examination) -> str:
     from backend.trainer.health.rules import RULES
 
     steps = "1 step" if examination.steps == 1 else f"{examination.steps:,} steps"
-    counts = f"{steps}, {examination.evaluations:,} evaluations"
-    lines = [
-        f"{examination.run}: {examination.state}, {counts}.",
-        *([examination.sentence] if examination.sentence else []),
-    ]
+    lines = [f"{examination.run}: {examination.state}, {steps}, {examination.evaluations:,} evaluations."]
+    lines += [examination.sentence] if examination.sentence else []
     if not examination.steps:
         return "\n".join([*lines, "There is no finished step to look at."])
     for episode in examination.episodes:
-        lines += ["", *_lines(episode)]
+        since, until = f"{episode.since:,}", episode.until
+        when = f"since step {since}" if until is None else f"steps {since} to {until:,}"
+        proposal = " ".join(
+            f"--set {key}={f'{value:g}' if isinstance(value, float) else json.dumps(value)}"
+            for key, value in episode.settings.items()
+            if key != "system_prompt"
+        )
+        lines += ["", f"{episode.title} ({episode.level}, {when})", f"    {episode.sentence}", f"    {episode.advice}"]
+        lines += [f"    Proposed: {proposal}"] if proposal else []
     if not examination.episodes:
         looked_at = [RULES[code].title for code in examination.looked_at]
         lines += ["", f"Nothing found. Looked at: {'; '.join(looked_at)}." if looked_at else "Nothing found."]
@@ -114,21 +117,6 @@ def report(examination: Examination) -> str:
     return "\n".join(lines)
 
 
-def _lines(episode: Episode) -> list[str]:
-    when = f"since step {episode.since:,}" if episode.until is None else f"steps {episode.since:,} to {episode.until:,}"
-    proposal = " ".join(
-        f"--set {key}={json.dumps(value)}" if not isinstance(value, float) else f"--set {key}={value:g}"
-        for key, value in episode.settings.items()
-        if key != "system_prompt"
-    )
-    return [
-        f"{episode.title} ({episode.level}, {when})",
-        f"    {episode.sentence}",
-        f"    {episode.advice}",
-        *([f"    Proposed: {proposal}"] if proposal else []),
-    ]
-
-
 @verb
 def compare(
     names: Annotated[list[str], typer.Argument(metavar="RUN RUN …", help="Run folders, or names in the runs folder.")],
@@ -138,7 +126,6 @@ def compare(
 ) -> None:
     """Compare the settings and results of runs."""
     from backend.runs import run_record
-    from backend.runs.run_folder import find_run
 
     if len(names) < 2:
         raise UserError("run", "Name at least two runs to compare.")
@@ -155,7 +142,7 @@ def compare(
         return
     from rich.table import Table
 
-    from backend.cli.consoles import new_console
+    from backend.cli.display import new_console
 
     console = new_console()
     for rows in tables:
@@ -179,7 +166,6 @@ def replay(
 ) -> None:
     """Replay a recorded run into a new folder, in real time or faster. Trains nothing."""
     from backend.runs import replay as replays
-    from backend.runs.run_folder import find_run
 
     playing = replays.replay(find_run(run), runs_dir, name, speed)
     tell(playing.folder.path, flush=True)
@@ -223,8 +209,6 @@ def clone(
         check_settings(settings)
     folder = make_clone(parent, step, changed, warm=warm, name=name, runs_dir=runs_dir, reference=reference)
     if start:
-        from backend.cli.training import train_and_exit
-
         require_allowed(read(folder.config), allow=allow_code)
         if changed.get("hosts"):
             allow_hosts(load(folder.config).hosts)
@@ -233,8 +217,7 @@ def clone(
 
 
 POLL_S = 0.1
-PATIENCE_S = 60.0
-"""Seconds to wait for an answer: the trainer checks for changes only between batches."""
+PATIENCE_S = 60.0  # the trainer checks for changes only between batches
 
 
 @verb
@@ -250,13 +233,8 @@ def change(
     if not folder.is_locked():
         resumed = f"resume {folder.name} {' '.join(f'--set {text}' for text in settings)}"
         raise UserError("run", f"The run {folder.name} is not training; “{resumed}” goes on with other settings.")
-    # With every fault at once, and before the trainer is asked, which checks it again.
+    # With every problem at once, and before the trainer is asked, which checks it again.
     changed(run_config(folder), asked)
-    tell(_answer(folder, asked))
-
-
-def _answer(folder: RunFolder, asked: dict[str, object]) -> str:
-    """Send the change and wait for the trainer's note in the event log. Raises UserError if it refuses."""
     follower = Follower(folder.events)
     while follower.read():
         pass  # what was written before
@@ -267,8 +245,8 @@ def _answer(folder: RunFolder, asked: dict[str, object]) -> str:
             if event.get("answers") == "change":
                 if event.get("level") == "warning":
                     raise UserError("run", str(event["sentence"]))
-                return str(event["sentence"])
+                return tell(event["sentence"])
         time.sleep(POLL_S)
     if not folder.is_locked():
         raise UserError("run", f"The run {folder.name} ended before it took the change.")
-    return f"Asked; the trainer has not answered within {PATIENCE_S:.0f} s. Its event log will tell."
+    tell(f"Asked; the trainer has not answered within {PATIENCE_S:.0f} s. Its event log will tell.")

@@ -17,8 +17,12 @@ def run(is_requested: bool, report_file: Path | None, subcommand: str | None) ->
         raise UserError("report", "--report belongs to --selftest; give both, or a verb (--help lists them).")
     if subcommand:
         raise UserError("selftest", f"--selftest stands alone; leave out {subcommand}.")
-    if report_file is not None:
-        _check_report(report_file)
+    if report_file is not None and (report_file.is_dir() or not report_file.parent.is_dir()):
+        sentence = f"The report cannot be written to {report_file}: name a file in a folder that exists."
+        raise UserError("report", sentence)
+    if report_file is not None and report_file.suffix == ".txt":
+        sentence = f"{report_file.name} would hold JSON, and the text goes beside it: name it {report_file.stem}.json."
+        raise UserError("report", sentence)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing is asked of the network, before anything imports its client
     from backend.selftest import CHECKS, CheckResult, Workbench, run_checks, summary, write_report
 
@@ -35,12 +39,3 @@ def run(is_requested: bool, report_file: Path | None, subcommand: str | None) ->
             "send them with your question."
         )
     return BUG if any(result.state == "failed" for result in results) else FINISHED
-
-
-def _check_report(path: Path) -> None:
-    if path.is_dir() or not path.parent.is_dir():
-        raise UserError("report", f"The report cannot be written to {path}: name a file in a folder that exists.")
-    if path.suffix == ".txt":
-        raise UserError(
-            "report", f"{path.name} would hold JSON, and the text goes beside it: name it {path.stem}.json."
-        )

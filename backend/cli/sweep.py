@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from backend.cli.common import AllowCode, AsJson, NewRunsDir, ignore_sighup, tell, tell_json, verb
-from backend.cli.consoles import new_console
+from backend.cli.display import new_console
 from backend.cli.training import logging_to, restart
 from backend.config.config import parse
 from backend.rewards.allowed_code import allow_named, require_allowed
@@ -38,44 +37,6 @@ if TYPE_CHECKING:
     from backend.runs.sweeps.member import SweepInputs
 
 
-# A sweep on the terminal: what it would train, and its results as a table.
-
-
-def plan_lines(plan: SweepPlan) -> list[str]:
-    configurations, seeds = len(plan.configurations), len(plan.seeds)
-    lines = [
-        f"{configurations} configurations × {seeds} seeds: {configurations * seeds} runs "
-        f"of {plan.steps or 'as many'} steps."
-    ]
-    if plan.steps is not None:
-        steps = training_steps(configurations, seeds, plan.steps, plan.rungs())
-        whole = configurations * seeds * plan.steps
-        lines += [f"After step {rung.step}, {rung.keep} configurations go on." for rung in plan.rungs()]
-        lines += [f"At most {steps:,} steps together, {steps / whole:.0%} of the {whole:,} without halving."]
-    for group in plan.groups():
-        if len(group) > 1:
-            lines.append(f"{len(group)} runs share one base model in memory.")
-    return lines + [f"{each.number}  {each.label}" for each in plan.configurations]
-
-
-def print_results(results: SweepResults, console: Console | None = None) -> None:
-    varied = list(results.configurations[0].settings)
-    table = Table("", *varied, f"held-out {results.metric}", "± sd", "seeds", "step", "completions", "state", box=None)
-    for column in table.columns[1 + len(varied) : -1]:
-        column.justify = "right"
-    winner = results.winner
-    for each in results.ranked:
-        value = "–" if each.value is None else f"{each.value:.4g}"
-        sd = "–" if each.sd is None else f"{each.sd:.2g}"
-        cells = [value, sd, str(len(each.runs)), str(each.step), f"{each.completions:,}", each.state]
-        style = "bold" if winner is not None and each.number == winner.number else None
-        table.add_row(str(each.number), *(text_of(each.settings[key]) for key in varied), *cells, style=style)
-    (console or new_console()).print(table)
-
-
-# ── sweep ────────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 @verb
 @ignore_sighup
 def sweep(
@@ -95,7 +56,7 @@ def sweep(
     plan = load_sweep(file)
     plan = replace(plan, name=name) if name else plan
     if plan_only:
-        tell("\n".join(plan_lines(plan)))
+        _tell_plan(plan)
         return
     inputs = _checked(plan)
     for raw in plan.every_settings():
@@ -106,7 +67,7 @@ def sweep(
 
 
 def resume_sweep(name: str, runs_dir: Path | None, *, allow_code: bool = False, as_json: bool = False) -> None:
-    """Continue a sweep, or start one that the window has prepared."""
+    """Continue a sweep, or start one that the window has prepared. Errors are recorded in its folder for the window."""
     folder = find_sweep(name, runs_dir)
     if folder is None:
         raise UserError("sweep", f"There is no sweep {name}: neither a sweep's folder nor the name of one.")
@@ -120,7 +81,9 @@ def resume_sweep(name: str, runs_dir: Path | None, *, allow_code: bool = False, 
         inputs = _checked(plan)
         make_runs(plan, folder)
     except UserError as error:
-        _write_failure(folder, plan, error)
+        results = results or fresh_results(plan)
+        results.state, results.sentence = "failed", " ".join(problem.sentence for problem in error.faults)
+        write_results(folder, results)
         raise
     _train(plan, folder, inputs, as_json)
 
@@ -137,13 +100,6 @@ def _checked(plan: SweepPlan) -> SweepInputs:
     inputs = SweepInputs()
     inputs.check(plan)
     return inputs
-
-
-def _write_failure(folder: SweepFolder, plan: SweepPlan, error: UserError) -> None:
-    """Record the error in the folder, for the window."""
-    results = read_results(folder) or fresh_results(plan)
-    results.state, results.sentence = "failed", " ".join(fault.sentence for fault in error.faults)
-    write_results(folder, results)
 
 
 def _train(plan: SweepPlan, folder: SweepFolder, inputs: SweepInputs, as_json: bool) -> None:
@@ -166,7 +122,7 @@ def _train(plan: SweepPlan, folder: SweepFolder, inputs: SweepInputs, as_json: b
     if results is not None and as_json:
         tell_json(results.to_dict())
     elif results is not None:
-        print_results(results)
+        _print_results(results)
     tell(ending.sentence, file=sys.stderr if ending.exit_code or as_json else sys.stdout)
     if ending.exit_code:
         raise typer.Exit(ending.exit_code)
@@ -192,11 +148,37 @@ def _lines(out: TextIO) -> Callable[[SweepResults], None]:
         for rung in results.rungs:
             once(
                 f"step {rung.step}  {len(rung.kept)} of {len(results.configurations)} "
-                f"configurations continue: {_numbers(rung.kept)}"
+                f"configurations continue: {', '.join(map(str, rung.kept))}"
             )
 
     return echo
 
 
-def _numbers(kept: list[int]) -> str:
-    return ", ".join(map(str, kept))
+def _tell_plan(plan: SweepPlan) -> None:
+    configurations, seeds, length = len(plan.configurations), len(plan.seeds), plan.steps
+    runs = configurations * seeds
+    tell(f"{configurations} configurations × {seeds} seeds: {runs} runs of {length or 'as many'} steps.")
+    if length is not None:
+        steps, whole = training_steps(configurations, seeds, length, plan.rungs()), runs * length
+        for rung in plan.rungs():
+            tell(f"After step {rung.step}, {rung.keep} configurations go on.")
+        tell(f"At most {steps:,} steps together, {steps / whole:.0%} of the {whole:,} without halving.")
+    for group in plan.groups():
+        if len(group) > 1:
+            tell(f"{len(group)} runs share one base model in memory.")
+    for each in plan.configurations:
+        tell(f"{each.number}  {each.label}")
+
+
+def _print_results(results: SweepResults) -> None:
+    varied = list(results.configurations[0].settings)
+    table = Table("", *varied, f"held-out {results.metric}", "± sd", "seeds", "step", "completions", "state", box=None)
+    for column in table.columns[1 + len(varied) : -1]:
+        column.justify = "right"
+    for each in results.ranked:
+        value = "–" if each.value is None else f"{each.value:.4g}"
+        sd = "–" if each.sd is None else f"{each.sd:.2g}"
+        cells = [value, sd, str(len(each.runs)), str(each.step), f"{each.completions:,}", each.state]
+        style = "bold" if results.winner is each else None
+        table.add_row(str(each.number), *(text_of(each.settings[key]) for key in varied), *cells, style=style)
+    new_console().print(table)

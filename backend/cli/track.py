@@ -5,9 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -37,22 +34,14 @@ def track(
     if upload and to != "wandb":
         raise UserError("upload", f"{to} uploads nothing; --upload goes with wandb.")
     folder = find_run(run, runs_dir)
-    with _ending_with_threads(folder.trackers / to):
-        follow(folder, to, may_upload=upload, say=print)
-    place = "your account at Weights & Biases" if upload else TRACKERS[to].place
-    tell(f"What {to} writes of {folder.name} is in {place}.")
-
-
-@contextmanager
-def _ending_with_threads(written: Path) -> Iterator[None]:
-    """Exit if a tracker's thread dies, as tensorboardX's writer does on a full disk and then blocks the main thread."""
     before = threading.excepthook
 
     def end(what: threading.ExceptHookArgs) -> None:
+        """Exit if a tracker's thread dies, as tensorboardX's writer does on a full disk: it blocks the main thread."""
         error = what.exc_value
         is_of_disk = error is not None and fault_of(error) is not None
         if error is not None and is_of_disk:
-            print_problems(disk_fault(written, error))
+            print_problems(disk_fault(folder.trackers / to, error))
         else:
             before(what)
         for stream in (sys.stdout, sys.stderr):
@@ -61,6 +50,8 @@ def _ending_with_threads(written: Path) -> Iterator[None]:
 
     threading.excepthook = end
     try:
-        yield
+        follow(folder, to, may_upload=upload, say=print)
     finally:
         threading.excepthook = before
+    place = "your account at Weights & Biases" if upload else TRACKERS[to].place
+    tell(f"What {to} writes of {folder.name} is in {place}.")

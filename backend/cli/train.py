@@ -32,6 +32,8 @@ from backend.runs.sweeps.sweep_results import find_sweep
 from backend.trainer.machine import relax_gpu_timeout
 from backend.utils.errors import UserError
 
+LENGTHENING = {"iters", "stop_when", "early_stopping_patience"}  # settings that can extend a finished run
+
 
 @verb
 @ignore_sighup
@@ -104,9 +106,7 @@ def resume(
         tell(f"The run {folder.name} has finished; there is nothing to resume. More steps: --set iters=N.")
         return
     require_allowed(read(folder.config), allow=allow_code)
-    from backend.trainer.library.own_functions import (
-        require_no_program,  # all of scoring, which no other verb waits for
-    )
+    from backend.trainer.library.own_functions import require_no_program
 
     settings, asked = load(folder.config), parse_changes(changes or []) | hosts_setting(hosts)
     require_no_program(settings)
@@ -132,7 +132,3 @@ def _taken_back(run: RunFolder, which: str, *, yes: bool) -> tuple[str, ...]:
     if not yes:
         typer.confirm(f"{sentence} (a clone would keep both). Go on?", abort=True)
     return (go_back(run, which),)
-
-
-LENGTHENING = {"iters", "stop_when", "early_stopping_patience"}
-"""Settings that can extend a finished run."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
-from backend.cli.common import FINISHED, STOPPED, tell, tell_json
+from backend.cli.common import FINISHED, STOPPED, LostTerminal, give_up, tell, tell_json
 from backend.config.changeable import AT_RESUME
 from backend.config.config import SETTINGS, TEXTS, Config, dump, parse, read, resolve_paths
 from backend.config.other_programs.translation import with_changes
@@ -40,33 +40,31 @@ from backend.utils.text import quote
 from backend.utils.whole_file import replace_file
 
 if TYPE_CHECKING:
-    from backend.distributed.launcher import Launch
     from backend.trainer.run_context import LoadContext
     from backend.trainer.run_inputs import RunInputs
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedRun:
-    """A run folder with config.yaml, its settings, and the rows and rewards loaded to check them."""
+    """A run folder with config.yaml, its settings, and the rows and rewards loaded to check them.
+
+    `lock`: the run's lock, if this process already has it. `changes`: settings of a resumed run to change from its next
+    step on. `warnings`: messages for the event log.
+    """
 
     folder: RunFolder
     settings: Config
     inputs: RunInputs | None = None
     lock: int | None = None
-    """The run's lock, if this process already has it."""
     changes: Mapping[str, Any] = field(default_factory=dict)
-    """Settings of a resumed run to change from its next step on."""
     warnings: tuple[str, ...] = ()
-    """Messages for the event log."""
 
 
 def check_settings(
     raw: Mapping[str, Any], runs_dir: Path | None = None, look: Callable[[], None] = do_nothing
 ) -> tuple[Config, RunInputs]:
-    """Check the settings and return them with the loaded inputs.
-
-    Calls `look` regularly. Raises UserError with all problems.
-    """
+    """Check the settings and return them with the loaded inputs. Calls `look` regularly. Raises UserError with all
+    problems."""
     settings = parse(raw)
     relax_gpu_timeout(settings)  # before the import below, which imports mlx
     from backend.runs.start_progress import progress_listener, with_stop_check
@@ -113,7 +111,7 @@ def prepared_run(path: Path, *, allow_code: bool = False) -> PreparedRun:
         require_allowed(raw, allow=allow_code)
         return PreparedRun(folder, *check_settings(raw, folder.path, partial(look_for_stop_word, folder)), lock=lock)
     except UserError as error:
-        _end_before_start(folder, lock, "failed", " ".join(fault.sentence for fault in error.faults))
+        _end_before_start(folder, lock, "failed", " ".join(problem.sentence for problem in error.faults))
         raise
     except StopPending:
         sentence = "Stopped before its first step, while its settings and data were checked."
@@ -132,34 +130,26 @@ def _end_before_start(folder: RunFolder, lock: int, kind: str, sentence: str) ->
 
 
 def apply_changes(raw: dict[str, Any], changes: list[str]) -> dict[str, Any]:
-    """Apply `--set key=value` changes to raw settings (`with_changes`).
-
-    An empty value removes the setting. Raises UserError for an invalid change.
-    """
+    """Apply `--set key=value` changes to raw settings; an empty value removes one. Raises UserError."""
     changed = parse_changes(changes)
     translation = with_changes(raw, changed)
-    if translation.faults:
-        return raw | changed  # the check reports what is wrong
-    return translation.values
+    return raw | changed if translation.faults else translation.values  # the check reports what is wrong
 
 
 def parse_changes(changes: Sequence[str]) -> dict[str, Any]:
-    """Parse `--set key=value …`. Raises UserError."""
-    return dict(map(_parse_change, changes))
+    """Parse `--set key=value …`: values are YAML, except for text settings, so `run_name=007` stays text. Raises
+    UserError."""
+    parsed: dict[str, Any] = {}
+    for text in changes:
+        key, equals, value = (part.strip() for part in text.partition("="))
+        if not equals:
+            raise UserError("set", f"--set {quote(text)} must be written as key=value.")
+        is_text = key in SETTINGS and SETTINGS[key].kind in TEXTS
+        parsed[key] = value if is_text else parse_yaml(value, f"--set {quote(text)}", key)
+    return parsed
 
 
-def _parse_change(text: str) -> tuple[str, Any]:
-    """Parse `key=value`: the value is YAML, except for text settings, so `run_name=007` stays text."""
-    key, equals, value = (part.strip() for part in text.partition("="))
-    if not equals:
-        raise UserError("set", f"--set {quote(text)} must be written as key=value.")
-    if key in SETTINGS and SETTINGS[key].kind in TEXTS:
-        return key, value
-    return key, parse_yaml(value, f"--set {quote(text)}", key)
-
-
-IS_LOG_VARIABLE = "GRPO_STUDIO_STDOUT_IS_LOG"
-"""Environment variable set when the process that reads stdout writes log.txt."""
+IS_LOG_VARIABLE = "GRPO_STUDIO_STDOUT_IS_LOG"  # set when the process that reads stdout writes log.txt
 
 
 class RunLog:
@@ -169,7 +159,7 @@ class RunLog:
         """Raises DiskError, and UserError for a folder with links or pipes."""
         require_plain_files(run.path)  # this is the first file of a run that is written, before its lock is held
         self._path = run.log
-        self._fault: DiskError | None = None
+        self._error: DiskError | None = None
         with writing(run.log):
             self._file: RawIOBase = append_regular(run.log)
 
@@ -178,19 +168,18 @@ class RunLog:
         try:
             with writing(self._path):
                 write_all(self._file, text.encode(errors="backslashreplace"))
-        except DiskError as fault:
-            self._fault = self._fault or fault
+        except DiskError as error:
+            self._error = self._error or error
 
     def checked(self, show: Callable[[Any], None]) -> Callable[[Any], None]:
         """Wrap `show` so that it raises the first write error of this log once."""
-        is_told = False
+        raised: list[DiskError] = []
 
         def show_and_check(event: Any) -> None:
-            nonlocal is_told
             show(event)
-            if self._fault is not None and not is_told:
-                is_told = True
-                raise self._fault
+            if self._error is not None and not raised:
+                raised.append(self._error)
+                raise self._error
 
         return show_and_check
 
@@ -199,45 +188,26 @@ class RunLog:
             self._file.close()
 
 
-class Tee:
-    """A text stream that writes to the terminal and to log.txt."""
+class Tee(LostTerminal):
+    """A text stream that writes to log.txt and, until its first error, to a terminal."""
 
-    def __init__(self, terminal: Any, log: RunLog, *, is_log: bool = False) -> None:
-        """`is_log`: the terminal's output already goes to log.txt."""
-        self._terminal, self._log = terminal, log
-        self._has_terminal = terminal is not None and not is_log
+    def __init__(self, stream: Any, log: RunLog, *, is_log: bool = False) -> None:
+        """`is_log`: the stream already goes to log.txt."""
+        super().__init__(stream)
+        self._has_terminal = stream is not None and not is_log
+        self.write_to_log = log.write
 
     def write(self, text: str) -> int:
-        self._log.write(text)
-        self._tell(lambda: self._terminal.write(text))
-        return len(text)
+        self.write_to_log(text)
+        return super().write(text)
 
-    def write_to_log(self, text: str) -> None:
-        self._log.write(text)
-
-    def flush(self) -> None:
-        self._tell(lambda: self._terminal.flush())
-
-    def _tell(self, work: Callable[[], Any]) -> None:
-        """Use the terminal, and stop using it after an error."""
-        if not self._has_terminal:
-            return
-        try:
-            work()
-        except OSError:
-            self._has_terminal = False
-            give_up(self._terminal)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._terminal, name)
-
-
-def give_up(stream: Any) -> None:
-    """Redirect a stream to nowhere: flushing a broken stdout at exit would end Python with 120."""
-    with contextlib.suppress(OSError, ValueError):
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, stream.fileno())
-        os.close(nowhere)
+    def _use(self, work: Callable[[], Any]) -> None:
+        if self._has_terminal:
+            try:
+                work()
+            except OSError:
+                self._has_terminal = False
+                give_up(self._stream)
 
 
 def say(text: str, stream: Any) -> None:
@@ -265,7 +235,7 @@ def logging_to(folder: RunFolder) -> Generator[RunLog]:
 
 
 def stdout_is_log(folder: RunFolder) -> bool:
-    """Returns True if stdout goes to log.txt, as when the window started this process or its launcher."""
+    """True if stdout goes to log.txt, as when the window started this process or its launcher."""
     if os.environ.get(IS_LOG_VARIABLE):
         return True
     try:
@@ -290,15 +260,11 @@ def display_options(stream: bool, progress: bool | None) -> Sequence[str]:
     return [*(("--stream",) if stream else ()), *live]
 
 
-NONE = "none"
-"""Value of --hosts for this machine alone."""
-
-
 def hosts_setting(text: str | None) -> dict[str, Any]:
-    """Parse --hosts into settings. Raises UserError for an invalid path."""
+    """Parse --hosts into settings; "none" is this machine alone. Raises UserError for an invalid path."""
     if text is None:
         return {}
-    return {"hosts": "" if text == NONE else str(user_path(text, "hosts").absolute())}
+    return {"hosts": "" if text == "none" else str(user_path(text, "hosts").absolute())}
 
 
 def machine_settings(run: PreparedRun) -> Config:
@@ -313,58 +279,46 @@ def machine_settings(run: PreparedRun) -> Config:
 def launch_and_exit(run: PreparedRun, config: Config, stream: bool, progress: bool | None) -> NoReturn:
     """Train on the machines of `config` and exit with the run's code.
 
-    Raises UserError if another process trains the run, or if the machines cannot.
+    Raises UserError, also in the event log, if another process trains the run, if the machines cannot, and for a hosts
+    file without permission here.
     """
-    from backend.distributed.launcher import run_ranks
+    from backend.distributed.launcher import Launch, run_ranks, write_late_ending
+    from backend.distributed.machine_check import check_machines_answer, plan_machines
+    from backend.trainer.run_process import record_changes
 
     if run.inputs is not None:
         run.inputs.scorer.close()  # rank 0 reads them again
     if run.lock is not None:
         os.close(run.lock)  # it is rank 0's
+    # mpirun gives rank 0 a terminal of its own, whatever there is here.
+    options = display_options(stream, sys.stdout.isatty() if progress is None else progress)
+    if stdout_is_log(run.folder):
+        os.environ[IS_LOG_VARIABLE] = "1"
     with held_for_launch(run.folder):
-        end = run_ranks(_prepared_launch(run, config, stream, progress))
+        try:
+            if run.changes.get("hosts"):  # named on the command line; the run folder's own may be somebody else's
+                allow_hosts(config.hosts)
+            require_hosts(config.hosts)
+            planned = plan_machines(config)
+            warnings = check_machines_answer(planned, config)
+            record_changes(run.settings, run.folder, run.changes)
+        except UserError as error:
+            sentence = " ".join(problem.sentence for problem in error.faults)
+            write_late_ending(run.folder, "failed", sentence)
+            raise
+        by_hand = launch_command(planned.hosts, planned.file, planned.choice.backend, run.folder.path)
+        say(f"{planned.choice.why} By hand it would be: {shell_line(by_hand)}", sys.stderr)
+        orders = Orders(
+            shell_line([*sys.argv]),
+            is_checked=True,
+            goes_on=config.on_lost_rank == "go_on",
+            notes=planned.notes,
+            warnings=[*run.warnings, *warnings],
+        )
+        end = run_ranks(Launch(run.folder, planned.hosts, planned.choice.backend, orders, options))
     if end.sentence:
         say(end.sentence, sys.stderr)
     raise typer.Exit(end.exit_code if end.exit_code else FINISHED)
-
-
-def _prepared_launch(run: PreparedRun, config: Config, stream: bool, progress: bool | None) -> Launch:
-    """`_launch`, also logging a UserError to the event log for the window."""
-    from backend.distributed.launcher import write_late_ending
-
-    # mpirun gives rank 0 a terminal of its own, whatever there is here.
-    is_live = sys.stdout.isatty() if progress is None else progress
-    if stdout_is_log(run.folder):
-        os.environ[IS_LOG_VARIABLE] = "1"
-    try:
-        return _launch(run, config, display_options(stream, is_live))
-    except UserError as error:
-        write_late_ending(run.folder, "failed", " ".join(fault.sentence for fault in error.faults))
-        raise
-
-
-def _launch(run: PreparedRun, config: Config, options: Sequence[str]) -> Launch:
-    """Raises UserError for machines that cannot train the run, and for a hosts file without permission here."""
-    from backend.distributed.launcher import Launch
-    from backend.distributed.machine_check import check_machines_answer, plan_machines
-    from backend.trainer.run_process import record_changes
-
-    if run.changes.get("hosts"):  # named on the command line; the run folder's own may be somebody else's
-        allow_hosts(config.hosts)
-    require_hosts(config.hosts)
-    planned = plan_machines(config)
-    warnings = check_machines_answer(planned, config)
-    record_changes(run.settings, run.folder, run.changes)
-    by_hand = launch_command(planned.hosts, planned.file, planned.choice.backend, run.folder.path)
-    say(f"{planned.choice.why} By hand it would be: {shell_line(by_hand)}", sys.stderr)
-    orders = Orders(
-        shell_line([*sys.argv]),
-        is_checked=True,
-        goes_on=config.on_lost_rank == "go_on",
-        notes=planned.notes,
-        warnings=[*run.warnings, *warnings],
-    )
-    return Launch(run.folder, planned.hosts, planned.choice.backend, orders, options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -444,8 +398,7 @@ def train_or_exit(
 @contextmanager
 def display(stream: bool, progress: bool | None, quiet: bool, steps_per_line: int) -> Iterator[Callable[[Any], None]]:
     """Yield a callback for events: a live display, lines of text, or JSON on stdout."""
-    from backend.cli.consoles import new_console
-    from backend.cli.progress import LineDisplay, LiveDisplay
+    from backend.cli.display import LineDisplay, LiveDisplay, new_console
 
     if stream:
         yield tell_json

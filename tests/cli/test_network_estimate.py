@@ -11,7 +11,10 @@ import pytest
 from typer.testing import CliRunner
 
 from backend.__main__ import app
+from backend.cli.estimate import network_cost
+from backend.config.config import parse
 from backend.distributed.machine_report import LinkSpeed, MachineFinding, MachineReport
+from backend.trainer.memory.model_shape import shape_from
 from backend.utils.places import demo_config
 
 VERBS = app()
@@ -35,6 +38,25 @@ def test_a_step_s_loss_is_told_and_computed_from_the_measured_link(
     assert cost["total_s"] == pytest.approx(cost["sums_s"] + cost["gathers_s"] + cost["groups_s"])
     text = estimate(monkeypatch, tmp_path, REPORT).stdout
     assert "On 2 machines" in text and f"a step loses {cost['total_s']:.2g} s to the network" in text
+
+
+def test_the_cost_of_a_step_by_hand() -> None:
+    about = {"model_type": "qwen3", "vocab_size": 151_936, "head_dim": 128, "num_key_value_heads": 8, "hidden_size": 1024,
+             "num_hidden_layers": 28, "intermediate_size": 3072, "num_attention_heads": 16, "tie_word_embeddings": True}  # fmt: skip
+    shape = shape_from(about)
+    assert shape is not None
+    config = parse({"model": "any", "data": "any.jsonl", "batch_size": 2, "group_size": 4, "max_completion_length": 100,
+                    "num_layers": -1, "rank": 8, "num_iterations": 3})  # fmt: skip
+    cost = network_cost(config, shape, LinkSpeed(latency_s=0.006, bytes_per_second=50e6, ranks=4))
+    # 28 layers of 8 (in + out): q 1024 + 2048, k and v 1024 + 1024, o, and 1024 + 3072 three times; 4 bytes each.
+    gradient = 4 * 28 * 8 * (3072 + 2 * 2048 + 3072 + 3 * 4096)
+    assert cost["traffic"] == {
+        "ranks": 4, "updates": 3, "gradient": gradient, "groups_in": 8 * 100 * 21 * 3 // 4, "groups_out": 8 * 100 * 16
+    }  # fmt: skip
+    assert cost["sums_s"] == pytest.approx(3 * (0.006 + gradient / 50e6)), "as measured: one sum of all ranks"
+    assert cost["gathers_s"] == pytest.approx((3 * 2 + 4) * 3 * 0.001)
+    assert cost["groups_s"] == pytest.approx((12_600 + 3 * 12_800) / (50e6 * 6 / 4) + 0.002)
+    assert cost["total_s"] == pytest.approx(cost["sums_s"] + cost["gathers_s"] + cost["groups_s"])
 
 
 def test_machines_that_cannot_train_together_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import pytest
 from rich.table import Table
 
 from backend.cli.common import force_utf8, json_line, tell, tell_file
-from backend.cli.consoles import new_console
+from backend.cli.display import new_console
 from backend.utils.documents import written_whole
 from backend.utils.places import project_root
 from backend.utils.text import visible
@@ -21,7 +21,7 @@ HOSTILE = "a\x1b]0;title\x07\x9b31m\u202eb\r\x7f"
 """It would name the terminal's window, colour what follows, turn its order, and overwrite its line."""
 ESCAPED = r"a\x1b]0;title\x07\x9b31m\u202eb\r\x7f"
 KEPT = "naïve\tשלום\u200d🙂\n"
-PRINTING = {"common.py", "consoles.py", "training.py"}
+PRINTING = {"common.py", "display.py", "training.py"}
 """The modules of backend/cli that this is about themselves, and two streams that take what others print."""
 
 

@@ -1,0 +1,142 @@
+"""Output of verbs through rich: consoles that show user text literally, and the progress of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, ConsoleRenderable, Group, RenderHook
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.segment import Segment
+from rich.table import Table
+
+from backend.utils.text import visible
+
+Event = dict[str, Any]
+
+
+def new_console(**options: Any) -> Console:
+    """A console without markup and emoji codes that escapes control characters; passes `options` to rich."""
+    console = Console(**{"markup": False, "emoji": False, **options})
+    console.push_render_hook(_VisibleText())
+    return console
+
+
+class _VisibleText(RenderHook):
+    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
+        return [_Shown(renderable) for renderable in renderables]
+
+
+class _Shown:
+    """Escapes the texts of a renderable and keeps rich's own control segments."""
+
+    def __init__(self, renderable: ConsoleRenderable) -> None:
+        self._renderable = renderable
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
+        for text, style, control in console.render(self._renderable, options):
+            yield Segment(text if control else visible(text), style, control)
+
+
+def print_line(console: Console, text: str) -> None:
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def format_number(value: Any) -> str:
+    return "–" if value is None else f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+
+
+METRICS = {
+    "reward": ("reward", ""),
+    "reward_std": ("± std", ""),
+    "kl": ("KL", ""),
+    "clip_ratio_total": ("clipped", ""),
+    "completions/mean_length": ("length", ""),
+    "rollout_tokens_per_second": ("", " tokens/s"),
+    "time/step": ("", " s/step"),
+    "peak_memory_gb": ("", " GB"),
+}
+"""Metric → its label before the number, and its unit after it."""
+
+
+class LineDisplay:
+    """Prints a line every `every` steps, and for each note, warning and evaluation."""
+
+    def __init__(self, console: Console, every: int) -> None:
+        self.console, self.every = console, every
+
+    def __enter__(self) -> Callable[[Event], None]:
+        return self.show
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def show(self, event: Event) -> None:
+        if sentence := sentence_of(event):
+            print_line(self.console, sentence)
+        elif event["kind"] == "step" and event["step"] % self.every == 0:
+            values = {key: format_number(event["metrics"].get(key)) for key in METRICS}
+            numbers = "  ".join(f"{label} {values[key]}{unit}".strip() for key, (label, unit) in METRICS.items())
+            print_line(self.console, f"step {event['step']}  {numbers}")
+
+
+class LiveDisplay:
+    """A progress bar over a table of the latest metrics and those of the first step."""
+
+    def __init__(self, console: Console) -> None:
+        self.bar = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=console,
+        )
+        self.task = self.bar.add_task("loading", total=None)
+        self.first: dict[str, Any] = {}
+        self.last: dict[str, Any] = {}
+        self.live = Live(self._rendered(), console=console, refresh_per_second=4)
+
+    def __enter__(self) -> Callable[[Event], None]:
+        self.live.start()
+        return self.show
+
+    def __exit__(self, *_: object) -> None:
+        self.live.update(self._rendered())
+        self.live.stop()
+
+    def show(self, event: Event) -> None:
+        kind = event["kind"]
+        if kind == "started":
+            done = event.get("resumed_from") or 0
+            self.bar.update(self.task, total=event["iterations"], completed=done, description="training")
+        elif kind == "phase":
+            self.bar.update(self.task, description=event["phase"])
+        elif kind == "step":
+            self.last = event["metrics"]
+            self.first = self.first or self.last
+            self.bar.update(self.task, completed=event["step"])
+        if sentence := sentence_of(event):
+            print_line(self.live.console, sentence)
+        self.live.update(self._rendered())
+
+    def _rendered(self) -> Group:
+        table = Table("", "now", "at first", box=None, pad_edge=False)
+        for key, (label, unit) in METRICS.items():
+            table.add_row(label or unit.strip(), *(format_number(of.get(key)) for of in (self.last, self.first)))
+        return Group(table, self.bar)
+
+
+def sentence_of(event: Event) -> str:
+    """The message of an event worth printing once; "" for others."""
+    match event["kind"]:
+        case "note":
+            return event["sentence"]
+        case "health":
+            return f"{event['sentence']} {event.get('advice', '')}".strip()
+        case "eval":
+            reward = format_number(event["metrics"].get("reward"))
+            return f"step {event['step']}  held-out reward {reward} ({event.get('split', 'valid')})"
+        case "command":
+            return f"asked to {event['word']}"
+    return ""
