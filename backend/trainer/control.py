@@ -1,13 +1,11 @@
 """Commands to a running trainer: pause, resume, save, stop, finish-step, from the window's `control` file or from a
 signal.
 
-The window writes one word to a temporary file and renames it to `control`, so that a word is never seen half written; a
-second word replaces one that was not read yet. The trainer looks for the file between decode chunks, micro-batches and
-evaluation batches. It claims the word by renaming `control` to `control.taken`: a rename succeeds for one reader only,
-and a word that the window writes in the meantime is a new file. The word is written to the event log as a `command`
-event, and obeyed.
-
-A request to change settings is a file of its own, `change.json`, so that the next word does not replace it.
+The window writes one command to a temporary file and renames it to `control`; a second one replaces a command that was
+not read yet. The trainer looks for the file between decode chunks, micro-batches and evaluation batches, and claims it
+by renaming it to `control.taken`: a rename succeeds for one reader only, and what the window writes in the meantime is
+a new file. A request to change settings is a file of its own, `change.json`, so that the next command does not replace
+it.
 """
 
 from __future__ import annotations
@@ -29,15 +27,12 @@ from backend.utils.files import open_regular
 
 WORDS = ("pause", "resume", "save", "stop", "finish-step")
 LONGEST_WORD = 64
-"""Bytes that are read of a control file."""
 PAUSE_POLL_S = 0.1
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGXCPU)
 """Signals that mean "save and stop", in every process that holds work. SIGHUP comes when the terminal is closed;
 under `nohup` it stays ignored. SIGXCPU is a batch system's warning. SIGQUIT (Ctrl-\\) ends a process at once, and
 the run resumes from its last checkpoint."""
-
-Handler = Callable[[int, FrameType | None], Any]
 
 
 def do_nothing() -> None: ...
@@ -53,7 +48,7 @@ class StopPending(BaseException):
 
 
 def read_word(control: Path) -> str:
-    """The word in a control file, which stays there; "" without one, and for anything but a regular file."""
+    """The command in a control file, which stays there; "" without one."""
     try:
         with open_regular(control) as file:
             return file.read(LONGEST_WORD).decode(errors="replace").strip()
@@ -77,7 +72,7 @@ def remove_word(control: Path) -> None:
 
 class Control:
     """The commands to one run. The trainer clears `save_requested`; `stop_requested` and `finish_step_requested`
-    stay set."""
+    stay set. `paused_s`: seconds spent paused so far."""
 
     def __init__(
         self,
@@ -91,9 +86,8 @@ class Control:
         keep_words: bool = False,
     ) -> None:
         """`look` is called wherever the run may stop, and may raise Stopped. `take_change` takes a request to change
-        settings. `keep_words`: this process, or the one that handed the run on, locked the run before, so a word
-        that is there is meant for it.
-        """
+        settings. `keep_words`: this process, or the one that handed the run on, locked the run before, so a command
+        that is there is meant for it."""
         self.run = run
         self.event_log = event_log
         self._before_pause, self._after_pause = before_pause, after_pause
@@ -103,7 +97,6 @@ class Control:
         self.stop_requested = False
         self.reason = ""
         self.paused_s = 0.0
-        """Seconds spent paused so far."""
         self._signal: int | None = None
         if not keep_words:  # a "stop" to an earlier process that did not live to read it would end this one
             self.discard_commands()
@@ -117,26 +110,27 @@ class Control:
         """Call this too wherever the run may stop."""
         self._looks.append(look)
 
-    def refuse_change(self) -> None:
-        """At the run's end: answer a request that came too late."""
-        if self.run.change_request.exists():
-            sentence = "The change was not made: the run had ended."
-            self.event_log.write("note", level="warning", sentence=sentence, answers="change")
-
     def listen_to_signals(self) -> None:
         """Make the stop signals mean "save and stop". Does nothing in a thread other than the main one, where Python
         forbids it."""
-        if threading.current_thread() is threading.main_thread():
-            on_stop_signals(self._on_signal)
-            unblock_stop_signals()  # `hand_on_signals` of the program before has blocked them
+        if threading.current_thread() is not threading.main_thread():
+            return
+
+        def on_signal(number: int, frame: FrameType | None) -> None:
+            # Only note it: a handler runs between any two bytecodes, so a write to the event log from here could land
+            # in the middle of another, and an exception between two updates of the weights.
+            self._signal = self._signal or number  # the first is the reason
+
+        on_stop_signals(on_signal)
+        unblock_stop_signals()  # `hand_on_signals` of the program before has blocked them
 
     def hand_on_signals(self) -> None:
-        """Before an exec: a signal that comes from now on is obeyed by the next program. Raises Stopped for one that
-        has come already."""
-        # Until the exec a signal may reach another thread, whose mask is its own; it becomes a word. From the exec on
-        # there is this thread alone: its mask is inherited, and a signal stays pending until the next program listens.
+        """Before an exec: the next program obeys a signal that comes from now on. Raises Stopped for one that has come
+        already."""
+        # Until the exec a signal may reach another thread, whose mask is its own; it becomes a command. The exec keeps
+        # this thread's mask, and a signal stays pending until the next program listens.
         on_stop_signals(lambda *_: self.run.say("stop"))
-        block_stop_signals()
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         if self._signal is not None:
             self.listen_to_signals()
             self.obey()
@@ -152,12 +146,6 @@ class Control:
         if self._signal is not None:
             self.obey()
 
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        # Only note it. Python runs a handler between any two bytecodes of the main thread, so a write to the event log
-        # from here could land in the middle of another, and an exception could surface between two updates of the
-        # weights.
-        self._signal = self._signal or number  # the first is the reason
-
     def obey(self, *, may_stop: bool = True) -> None:
         """Obey the command that came since the last call, if any. Blocks while paused; raises Stopped for a stop.
 
@@ -169,15 +157,15 @@ class Control:
         word = self._claim()
         if word == "pause":
             self.pause_until(lambda: False)
-        elif word == "save":
-            self.save_requested = True
-        elif word == "finish-step":
-            self.finish_step_requested = True
-        elif word == "stop":
-            self.stop_requested = True
-        # Not in the branch above: a stop that came while may_stop was False is raised by a later call.
+        self._request(word)
+        # Also for a stop that came while may_stop was False.
         if self.stop_requested and may_stop:
             raise Stopped(self.reason)
+
+    def _request(self, word: str | None) -> None:
+        self.save_requested |= word == "save"
+        self.finish_step_requested |= word == "finish-step"
+        self.stop_requested |= word == "stop"
 
     def _look(self) -> None:
         for look in self._looks:
@@ -217,16 +205,15 @@ class Control:
         began, word = time.monotonic(), None
         while not (is_past := is_over()) and (word := self._claim()) not in ("resume", "stop", "finish-step"):
             self._look()
-            self.save_requested |= word == "save"  # the trainer saves at the end of the step
+            self._request(word)  # the trainer saves at the end of the step
             time.sleep(PAUSE_POLL_S)  # a signal does not cut it short (PEP 475); the next poll sees it
         self.paused_s += time.monotonic() - began
-        self.stop_requested |= word == "stop"
-        self.finish_step_requested |= word == "finish-step"
+        self._request(word)
         self._after_pause()
         return is_past
 
 
-def on_stop_signals(handler: Handler) -> None:
+def on_stop_signals(handler: Callable[[int, FrameType | None], Any]) -> None:
     """Call `handler` for every stop signal. Only the main thread may call this."""
     for number in STOP_SIGNALS:
         if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # `nohup` ignores it for us
@@ -238,17 +225,12 @@ def unblock_stop_signals() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
 
-def block_stop_signals() -> None:
-    """Hold them back in this thread; they stay pending."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
-
-
 @dataclass(slots=True)
 class Afterwards:
-    """What follows a block of `handlers_restored`."""
+    """What follows a block of `handlers_restored`. `process_ends`: only the exit code is left to return, and another
+    signal must not change it."""
 
     process_ends: bool = False
-    """Only the exit code is left to return: another signal must not change it."""
 
 
 @contextmanager
@@ -264,8 +246,7 @@ def handlers_restored() -> Iterator[Afterwards]:
 
 
 class StopRequested(BaseException):
-    """Raised by `raising_stop`. Not an Exception, as KeyboardInterrupt is not: nothing may take it for an error of
-    its own."""
+    """Raised by `raising_stop`. Not an Exception, as KeyboardInterrupt is not."""
 
     def __init__(self, number: int) -> None:
         super().__init__(f"{signal.Signals(number).name} was received")

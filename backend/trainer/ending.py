@@ -11,7 +11,6 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 from backend.distributed.ranks import LostRankError, WorkerError
 from backend.runs.events import EventLog
@@ -21,31 +20,30 @@ from backend.utils.disk_faults import DiskError, fault_of
 from backend.utils.errors import UserError
 
 RESTART = "restart"
-"""The kind of an ending after which the run continues in another process."""
 
 LAST_LINE_RETRY_S = 2.0
-"""How long writing the event log's last line is retried on a full disk."""
+"""Seconds in which the event log's last line is tried again on a full disk."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """The event log's last kind, the step that the run reached, a sentence and an exit code."""
+    """The event log's last kind, the step that the run reached, a sentence and an exit code.
+
+    `traceback` of a bug. `reason` of a run that finished early: "stop_when" or "early_stopping". `ends_with`: the step
+    whose weights a finished run leaves, where that is not its last. `gpu_text`: mlx's own text. `lost_rank`: the rank
+    of the machine without which the run could not continue.
+    """
 
     kind: str
     step: int
     sentence: str
     exit_code: int
     traceback: str = ""
-    """Of a bug."""
     reason: str = ""
-    """Of a run that finished early: "stop_when" or "early_stopping"."""
     ends_with: int | None = None
-    """The step whose weights a finished run leaves, where that is not its last."""
     gpu_error: GpuError | None = None
     gpu_text: str = ""
-    """mlx's own text."""
     lost_rank: int | None = None
-    """The rank of the machine without which the run could not continue."""
 
 
 def ending_of(work: Callable[[], Ending], last_step: Callable[[], int]) -> Ending:
@@ -60,17 +58,11 @@ def ending_of(work: Callable[[], Ending], last_step: Callable[[], int]) -> Endin
         return Ending("stopped", step, f"Stopped at step {step} because {stop}; everything is saved.", 3)
     except LostRankError as lost:
         return Ending("failed", last_step(), str(lost), 2, lost_rank=lost.rank)
-    except WorkerError as fault:  # as if it had gone wrong here, but with the machine's name
-        gpu = gpu_error(RuntimeError(fault.gpu_text)) if fault.gpu_text else None
-        return Ending(
-            "failed",
-            last_step(),
-            str(fault),
-            fault.exit_code,
-            fault.traceback,
-            gpu_error=replace(gpu, happened=f"{fault.place}: {gpu.happened}") if gpu is not None else None,
-            gpu_text=fault.gpu_text,
-        )
+    except WorkerError as error:  # as if it had gone wrong here, but with the machine's name
+        gpu = gpu_error(RuntimeError(error.gpu_text)) if error.gpu_text else None
+        gpu = gpu and replace(gpu, happened=f"{error.place}: {gpu.happened}")
+        ending = Ending("failed", last_step(), str(error), error.exit_code, error.traceback)
+        return replace(ending, gpu_error=gpu, gpu_text=error.gpu_text)
     except UserError as error:
         if error.traceback:
             write = getattr(sys.stderr, "write_to_log", sys.stderr.write)  # a terminal gets the sentence alone
@@ -82,8 +74,8 @@ def ending_of(work: Callable[[], Ending], last_step: Callable[[], int]) -> Endin
             traceback.print_exception(error, limit=0)
             sentence = f"{gpu.happened} {gpu.advice}"
             return Ending("failed", last_step(), sentence, 2, gpu_error=gpu, gpu_text=str(error))
-        if (fault := fault_of(error)) is not None:  # of the disk, from code that is not ours
-            return Ending("failed", last_step(), str(fault), 2)
+        if (disk := fault_of(error)) is not None:  # from code that is not ours
+            return Ending("failed", last_step(), str(disk), 2)
         traceback.print_exc()
         return Ending("failed", last_step(), f"{type(error).__name__}: {error}", 1, traceback.format_exc())
 
@@ -92,30 +84,26 @@ def write_ending(event_log: EventLog, ending: Ending) -> Ending:
     """Write the event log's last line. → the ending; a failure if that line could not be written in
     LAST_LINE_RETRY_S seconds, whose sentence is for stderr alone: to its readers the run has crashed, and is resumed
     as such."""
-    event: dict[str, Any] = {"step": ending.step, "reason": ending.reason or ending.kind, "sentence": ending.sentence}
-    if ending.ends_with is not None:
-        event["ends_with"] = ending.ends_with
-    if ending.lost_rank is not None:
-        event["lost_rank"] = ending.lost_rank
-    if ending.traceback:
-        event["traceback"] = ending.traceback
+    event = {"step": ending.step, "reason": ending.reason or ending.kind, "sentence": ending.sentence}
+    extra = {"ends_with": ending.ends_with, "lost_rank": ending.lost_rank, "traceback": ending.traceback or None}
+    event |= {name: value for name, value in extra.items() if value is not None}
     before, until = event_log.seq, time.monotonic() + LAST_LINE_RETRY_S
     while True:
         try:
             event_log.write(ending.kind, **event)
-        except DiskError as fault:
+        except DiskError as error:
             if event_log.seq != before or time.monotonic() > until:  # written, and its echo failed; or no more time
-                return after_fault(ending, fault)
+                return after_fault(ending, error)
             time.sleep(LAST_LINE_RETRY_S / 10)
         else:
-            fault = event_log.take_echo_error()
-            return after_fault(ending, fault) if fault else ending
+            error = event_log.take_echo_error()
+            return after_fault(ending, error) if error else ending
 
 
-def after_fault(ending: Ending, fault: DiskError) -> Ending:
+def after_fault(ending: Ending, error: DiskError) -> Ending:
     """The failure that an ending becomes where the disk is full; its own sentence comes first, unless the run went
     well."""
-    went_well = ending.exit_code in (0, 3)
-    told = str(fault) in ending.sentence
-    sentence = str(fault) if went_well else ending.sentence if told else f"{ending.sentence} {fault}"
-    return replace(ending, kind="failed", exit_code=2 if went_well else ending.exit_code, sentence=sentence)
+    if ending.exit_code in (0, 3):
+        return replace(ending, kind="failed", exit_code=2, sentence=str(error))
+    sentence = ending.sentence if str(error) in ending.sentence else f"{ending.sentence} {error}"
+    return replace(ending, kind="failed", sentence=sentence)

@@ -22,7 +22,7 @@ from backend.runs.checkpoints.checkpoint import Checkpoint, DamagedCheckpoint
 from backend.runs.steering import stage_configs
 from backend.sampling.rollout import Sampler
 from backend.sampling.sampler import Sampling
-from backend.trainer.evaluation.evaluate import evaluation_metrics, first_of, sample_of, scored_groups
+from backend.trainer.evaluation.evaluate import evaluation_metrics, sample_of, scored_groups
 from backend.trainer.machine import StepSize
 from backend.trainer.memory.plan import WHOLE_STEP, learner_limits, plan_memory, refuse_too_large, rollout_limits
 from backend.trainer.run_inputs import EvaluationSets, RunInputs, RunPrompts, StagePrompts, check_held_out, read_inputs
@@ -44,7 +44,8 @@ Note = Callable[[str], None]
 
 @dataclass
 class StepContext:
-    """What computes a run's steps. Every rank of a run has one; `RunContext` adds what the leader alone has."""
+    """What computes a run's steps. Every rank of a run has one; `RunContext` adds what the leader alone has. `steps` is
+    the length of the run: `iters`, or the steps that `epochs` or `stages` amount to."""
 
     policy: Policy
     learner: Learner
@@ -52,15 +53,14 @@ class StepContext:
     scoring: ScoringStages
     sampling: Sampling
     steps: int
-    """The length of the run: `iters`, or the steps that `epochs` or `stages` amount to."""
 
     def steps_of(self, config: Config) -> int:
         """The length of the run with these settings. `iters` does not count where epochs or stages decide it."""
         return self.steps if config.epochs or config.stages else config.iters
 
     def change(self, config: Config, keys: Collection[str], step: int) -> None:
-        """Take over the settings of `config` from `step` on, between two steps; `keys` names those that differ from
-        before. Raises UserError for a reference model that cannot be loaded."""
+        """Apply the settings of `config` from `step` on, between two steps; `keys` names those that differ from before.
+        Raises UserError for a reference model that cannot be loaded."""
         self.policy.use_reference(config)
         self.scoring.change(config, self.steps_of(config))
         self.steps = self.scoring.steps
@@ -83,12 +83,11 @@ class StepContext:
         return pack(groups, pad_id=self.policy.pad_id, mask_truncated_completions=config.mask_truncated_completions)
 
     def step_size(self, config: Config) -> StepSize:
-        """How much of a step has been computed at once."""
-        forward, rows = self.learner.forward, self.rollout.rows
-        every_row = config.prompts_per_step * config.group_size
+        """The parts of a step that have been computed at once."""
+        forward, every_row = self.learner.forward, config.prompts_per_step * config.group_size
         # The largest that there was, where the budget was never used up: half of the budget would change nothing then.
         tokens = min(forward.micro_batch_tokens, forward.largest_micro_batch or forward.micro_batch_tokens)
-        return StepSize(tokens, min(rows or every_row, every_row))
+        return StepSize(tokens, min(self.rollout.rows or every_row, every_row))
 
     def rest(self) -> None:
         """Before a pause: give MLX's cached buffers back to the system."""
@@ -101,37 +100,40 @@ class StepContext:
 
 @dataclass(frozen=True, slots=True)
 class SamplingContext:
-    """What sampling and scoring a step needs of the trainer."""
+    """What sampling and scoring a step needs of the trainer.
+
+    `poll` takes the phase and the share of it that is done, if known, and may raise to stop. `report` takes the phase
+    while something is waited for. `groups`: those sampled so far, also where the step is interrupted.
+    """
 
     timer: StepTimer
     poll: Callable[[str, float | None], None]
-    """Takes the phase and the share of it that is done, if known. May raise to stop."""
     report: Callable[[str], None]
-    """Takes the phase while something is waited for."""
     groups: list[Group] = field(default_factory=list[Group])
-    """The groups sampled so far; when the step is interrupted, those there are."""
 
 
 @dataclass
 class RunContext(StepContext):
-    """Everything that one run computes with."""
+    """Everything that one run computes with.
+
+    `stage_prompts`: the training prompts of each stage, if there are stages. `longest_prompts`: tokens of the longest
+    prompt of each set, for which memory is planned. `slow_paths`: a sentence for each part that does not take its
+    fastest path, with the reason.
+    """
 
     prompt_stream: PromptStream
     background_tokenizer: BackgroundTokenizer
     evaluation_sets: EvaluationSets
     test: list[Problem]
     stage_prompts: StagePrompts | None
-    """The training prompts of each stage; None without stages."""
     longest_prompts: list[int]
-    """Tokens of the longest prompt of each set, for which memory is planned."""
     slow_paths: list[str]
-    """A sentence for each part that does not take its fastest path, with the reason."""
 
     def begin(self) -> None:
         """Called before the first step, once the initial state is in place."""
 
     def take_back(self) -> None:
-        """Go back to the weights before the updates of the step in flight, where they were kept."""
+        """Restore the weights before the updates of the step in flight, where they were kept."""
 
     def of_ranks(self) -> dict[str, Any]:
         """The fields of `started` about the processes that share the run."""
@@ -218,10 +220,10 @@ class RunContext(StepContext):
     def held_out(
         self, problems: list[Problem], count: int, step: int, config: Config, poll: Callable[[float], None]
     ) -> dict[str, float]:
-        """Held-out rewards after `step`, over the first `count` batches of `problems`, with the entropy and the KL
-        of some of the completions, which have a standard error."""
+        """Held-out rewards after `step`, over the first `count` batches (−1: all) of `problems`, with the entropy and
+        the KL of some of the completions, which have a standard error."""
         stage = self.scoring.stage(step)
-        chosen = first_of(problems, config.prompts_per_evaluation_batch, count)
+        chosen = problems if count < 0 else problems[: count * config.prompts_per_evaluation_batch]
         groups = self.held_out_groups(chosen, step, config, poll)
         measured = self.held_out_metrics(sample_of(groups), config, lambda: poll(1.0))
         return evaluation_metrics(groups, stage.names, stage.weights.at(step)) | measured
@@ -271,9 +273,8 @@ class RunContext(StepContext):
         self.prompt_stream.cursor, self.prompt_stream.first = state.cursor, state.stream_first
         if not saved.has_optimizer and state.updates:
             note(
-                f"The checkpoint of step {state.step} has no optimizer state (Save weights only), so the "
-                "optimizer starts anew: "
-                f"the run continues a little differently than it would have without the break."
+                f"The checkpoint of step {state.step} has no optimizer state (Save weights only), so the optimizer "
+                "starts anew: the run continues a little differently than it would have without the break."
             )
         if saved.has_reference:
             self.policy.restore_reference(saved.reference())
@@ -288,10 +289,10 @@ class StepLimits:
 
 
 class Engine:
-    """Loads the model of a run and builds what computes with it, in a process that has all of the model."""
+    """Loads the model of a run and builds what computes with it, in a process that has all of the model. `own`: the
+    optimizer and schedule of the program that trains."""
 
     def __init__(self, own: OwnUpdates = SETTINGS_DECIDE) -> None:
-        """`own`: the optimizer and schedule of the program that trains."""
         self.own = own
 
     def load(self, config: Config, note: Note, base: Base | None = None) -> Policy:
@@ -385,7 +386,7 @@ def load_context(
     longest = [each.longest for each in prompts.all().values()]
     slow_prompts = [sentence for each in prompts.all().values() for sentence in each.slow_paths]
 
-    def make_context(*, rollout: Sampler, **of_step: Any) -> RunContext:
+    def make_run_context(*, rollout: Sampler, **of_step: Any) -> RunContext:
         return make(
             rollout=rollout,
             **of_step,
@@ -408,7 +409,7 @@ def load_context(
         most=most,
         stages=stages,
         engine=engine,
-        make=make_context,
+        make=make_run_context,
     )
 
 

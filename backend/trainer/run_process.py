@@ -1,9 +1,8 @@
 """One process of a run, from taking its lock to the event log's last line.
 
-A run is a folder and its event log. A run that ends early is saved at its last finished step; a UserError ends the
-event log with a sentence, a bug with a traceback too. After a GPU error the run does not end: this process saves it,
-leaves the event log without a last line and the lock held, and its caller execs a program that trains on with
-smaller micro-batches.
+A run that ends early is saved at its last finished step; a UserError ends the event log with a sentence, a bug with a
+traceback too. After a GPU error the run does not end: this process saves it, leaves the event log without a last line
+and the lock held, and its caller execs a program that trains on with smaller micro-batches.
 """
 
 from __future__ import annotations
@@ -46,71 +45,6 @@ from backend.trainer.trainer import Trainer
 from backend.utils.disk_faults import DiskError
 from backend.utils.errors import UserError
 
-OF_THE_STEP = ("eval", "health", "note", "phase")
-"""Kinds that follow the line of a step and belong to it."""
-
-
-def cut_back(run: RunFolder, state: TrainingState) -> str:
-    """Cut event log and completions back to a checkpoint, by the lengths that it recorded, or by their content where
-    those no longer fit; → a sentence in that case, else ""."""
-    fits = _fits(run.events, state.events_bytes, state.step) and _fits(run.completions, state.completions_bytes, None)
-    if fits or not state.step:
-        truncate_file(run.events, state.events_bytes)
-        truncate_file(run.completions, state.completions_bytes)
-        return ""
-    truncate_file(run.events, _end_of_step(run.events, state.step))
-    truncate_file(run.completions, _end_of_rows(run.completions, state.step))
-    return (
-        f"events.jsonl or completions.jsonl was changed since step {state.step} was saved, so both were cut "
-        "back to that step by "
-        f"their lines, not by their lengths."
-    )
-
-
-def _fits(path: Path, length: int, step: int | None) -> bool:
-    """True if a file's first `length` bytes end with a line, and in the event log the newest step there is `step`."""
-    try:
-        with path.open("rb") as file:
-            if length <= 0 or path.stat().st_size < length:
-                return True  # missing or shorter, as a copy without it: there is nothing to cut
-            file.seek(length - 1)
-            if file.read(1) != b"\n":
-                return False
-            events = last_events(file, length) if step else []
-    except OSError:
-        return True
-    newest = next((event.get("step") for event in reversed(events) if event["kind"] == "step"), step)
-    return newest == step
-
-
-def _end_of_step(path: Path, step: int) -> int:
-    """The length of an event log up to the end of a step; of all of it without a line of that step."""
-    end = offset = 0
-    is_behind = False
-    with path.open("rb") as file:
-        for line in file:
-            offset += len(line)
-            event = parse_line(line) or {}
-            kind = event.get("kind")
-            if kind == "step":
-                is_behind = (event.get("step") or 0) <= step
-            if is_behind and kind in ("step", *OF_THE_STEP):
-                end = offset
-                is_behind = event.get("phase") != "saving"
-    return end or offset
-
-
-def _end_of_rows(path: Path, step: int) -> int:
-    """The length of completions.jsonl up to the last row of a step or one before it."""
-    end = offset = 0
-    if path.exists():
-        with path.open("rb") as file:
-            for line in file:
-                offset += len(line)
-                row = parse_group_row(line)
-                end = offset if row is not None and row["step"] <= step else end
-    return end
-
 
 def train(
     config: Config,
@@ -149,9 +83,7 @@ def train(
     trackers = RunTrackers(run)
     try:
         notes = [*warnings]
-        starts_trackers = (
-            inherited is None
-        )  # those of the program before this one, in this process, still follow the run
+        starts_trackers = inherited is None  # those of the program before, in this process, still follow the run
         while True:
             trainer, saved = open_run(config, run, echo, changes=changes, keep_words=keep_words, notes=notes)
             if starts_trackers:
@@ -161,11 +93,21 @@ def train(
             trainer.load_parts = load
             if look is not None:
                 trainer.control.also_look(look)
-            ending, damaged = _trained(trainer, saved, command, inputs)
-            if damaged is None:
+            damaged: list[Damaged] = []
+
+            def work(trainer: Trainer = trainer, saved: Checkpoint | None = saved) -> Ending:
+                try:
+                    with stops_as_exceptions(trainer, trainer.control.obey_signal):
+                        return trainer.run(saved, command, inputs)
+                except DamagedCheckpoint as found:
+                    damaged.append(found.damaged)  # noqa: B023
+                    raise
+
+            ending = ending_of(work, lambda trainer=trainer: trainer.state.step)
+            if not damaged:
                 break
             trainer.close()
-            notes.append(set_aside(damaged))
+            notes.append(set_aside(damaged[0]))
             changes, keep_words = None, True  # recorded already; meant for this process
         ending = end_run(trainer, ending, config.retry_on_gpu_error if may_restart else 0, goes_on=goes_on)
         if ending.kind == RESTART:
@@ -190,42 +132,6 @@ def record_changes(config: Config, run: RunFolder, changes: Mapping[str, Any]) -
         os.close(lock)
 
 
-def _trained(
-    trainer: Trainer, saved: Checkpoint | None, command: str, inputs: RunInputs | None
-) -> tuple[Ending, Damaged | None]:
-    """How training ended; and the checkpoint it was to begin from, if its arrays turn out not to be those of the
-    model."""
-    damaged: list[Damaged] = []
-
-    def work() -> Ending:
-        try:
-            with stops_as_exceptions(trainer, trainer.control.obey_signal):
-                return trainer.run(saved, command, inputs)
-        except DamagedCheckpoint as found:
-            damaged.append(found.damaged)
-            raise
-
-    ending = ending_of(work, lambda: trainer.state.step)
-    return ending, damaged[0] if damaged else None
-
-
-@contextlib.contextmanager
-def stops_as_exceptions(trainer: Trainer, obey_signal: Callable[[], None]) -> Iterator[None]:
-    """Turn what a stop has interrupted into Stopped: a wait for reward functions, or mlx's compiler, which Ctrl-C in
-    a terminal ends too. `obey_signal` raises Stopped where a stop signal has come."""
-    try:
-        yield
-    except StopPending:
-        trainer.control.obey()
-        raise Stopped("it was asked to stop") from None  # by a word that another has replaced since
-    except RuntimeError as error:
-        # No finished step may be lost: the last one is on disk (step 0 needs no file), or its weights are in memory.
-        is_saved = trainer.state.step == (trainer.saver.saved_step or 0)
-        if left_nothing(error) and (is_saved or trainer.has_whole_step):
-            obey_signal()
-        raise
-
-
 def open_run(
     config: Config,
     run: RunFolder,
@@ -239,9 +145,8 @@ def open_run(
     """A trainer for a run whose lock this process holds, and the newest whole checkpoint, to which the run's files are
     cut back.
 
-    Damaged checkpoints are set aside, which the event log says after the warnings `notes`. `keep_words` as in
-    `Control`, `changes` as in `train`; raises UserError as it does, for a run of a newer version, and where no
-    checkpoint is whole.
+    Sets damaged checkpoints aside, and logs it after the warnings `notes`. `keep_words` as in `Control`, `changes` as
+    in `train`. Raises UserError as `train`, for a run of a newer version, and where no checkpoint is whole.
     """
     check_format(run)
     saved, damaged = newest_whole(run)
@@ -260,12 +165,77 @@ def open_run(
     for sentence in notes:
         trainer.warn(sentence)
     if saved is not None and saved.filled_in:
-        trainer.note(
-            f"The checkpoint of step {step} is of an earlier version, which recorded no "
-            f"{', '.join(saved.filled_in)}; the run "
-            f"continues with their initial values."
-        )
+        lacks = ", ".join(saved.filled_in)
+        about = f"The checkpoint of step {step} is of an earlier version, which recorded no {lacks}"
+        trainer.note(f"{about}; the run continues with their initial values.")
     return trainer, saved
+
+
+def cut_back(run: RunFolder, state: TrainingState) -> str:
+    """Cut event log and completions back to a checkpoint, by the lengths that it recorded, or by their content where
+    those no longer fit; → a sentence in that case, else ""."""
+    fits = _fits(run.events, state.events_bytes, state.step) and _fits(run.completions, state.completions_bytes, None)
+    if fits or not state.step:
+        truncate_file(run.events, state.events_bytes)
+        truncate_file(run.completions, state.completions_bytes)
+        return ""
+    end = offset = 0
+    is_behind = False  # within the events that follow the line of a step and belong to it
+    with run.events.open("rb") as file:
+        for line in file:
+            offset += len(line)
+            event = parse_line(line) or {}
+            kind = event.get("kind")
+            if kind == "step":
+                is_behind = (event.get("step") or 0) <= state.step
+            if is_behind and kind in ("step", "eval", "health", "note", "phase"):
+                end = offset
+                is_behind = event.get("phase") != "saving"
+    truncate_file(run.events, end or offset)
+    end = offset = 0
+    with contextlib.suppress(FileNotFoundError), run.completions.open("rb") as file:
+        for line in file:
+            offset += len(line)
+            row = parse_group_row(line)
+            end = offset if row is not None and row["step"] <= state.step else end
+    truncate_file(run.completions, end)
+    return (
+        f"events.jsonl or completions.jsonl was changed since step {state.step} was saved, so both were cut back to "
+        "that step by their lines, not by their lengths."
+    )
+
+
+def _fits(path: Path, length: int, step: int | None) -> bool:
+    """True if a file's first `length` bytes end with a line, and in the event log the newest step there is `step`."""
+    try:
+        with path.open("rb") as file:
+            if length <= 0 or path.stat().st_size < length:
+                return True  # missing or shorter, as a copy without it: there is nothing to cut
+            file.seek(length - 1)
+            if file.read(1) != b"\n":
+                return False
+            events = last_events(file, length) if step else []
+    except OSError:
+        return True
+    newest = next((event.get("step") for event in reversed(events) if event["kind"] == "step"), step)
+    return newest == step
+
+
+@contextlib.contextmanager
+def stops_as_exceptions(trainer: Trainer, obey_signal: Callable[[], None]) -> Iterator[None]:
+    """Turn what a stop has interrupted into Stopped: a wait for reward functions, or mlx's compiler, which Ctrl-C in
+    a terminal ends too. `obey_signal` raises Stopped where a stop signal has come."""
+    try:
+        yield
+    except StopPending:
+        trainer.control.obey()
+        raise Stopped("it was asked to stop") from None  # by a command that another has replaced since
+    except RuntimeError as error:
+        # No finished step may be lost: the last one is on disk (step 0 needs no file), or its weights are in memory.
+        is_saved = trainer.state.step == (trainer.saver.saved_step or 0)
+        if left_nothing(error) and (is_saved or trainer.has_whole_step):
+            obey_signal()
+        raise
 
 
 def end_run(trainer: Trainer, ending: Ending, gpu_retries: int = 0, *, goes_on: bool = False) -> Ending:
@@ -276,7 +246,8 @@ def end_run(trainer: Trainer, ending: Ending, gpu_retries: int = 0, *, goes_on: 
     """
     place = trainer.held.place()
     if place.state in ("deleted", "out of reach"):
-        return _without_folder(trainer, place)
+        trainer.close()
+        return Ending("failed", trainer.state.step, f"run: {_loss_of_folder(place, trainer.state.step)}", 2)
     if place.state == "moved" and ending.kind != "finished":
         with contextlib.suppress(UserError):  # it was begun where the folder no longer is
             trainer.saver.wait()
@@ -292,17 +263,15 @@ def end_run(trainer: Trainer, ending: Ending, gpu_retries: int = 0, *, goes_on: 
             ending = replace(ending, kind=RESTART)
         elif ending.lost_rank is not None:
             saved = f" Step {trainer.saver.saved_step} is saved." if trainer.saver.saved_step else ""
-            advice = (
-                "Resume the run when the machine is back, or without it: resume RUN --hosts FILE, or --hosts "
-                "none for this "
-                "machine alone."
-            )
-            ending = replace(ending, sentence=f"{ending.sentence}{saved} {advice}")
-    except DiskError as fault:
-        ending = after_fault(ending, fault)
+            advice = "Resume the run when the machine is back, or without it: resume RUN --hosts FILE, or --hosts none"
+            ending = replace(ending, sentence=f"{ending.sentence}{saved} {advice} for this machine alone.")
+    except DiskError as error:
+        ending = after_fault(ending, error)
     if ending.kind != RESTART:
         with contextlib.suppress(DiskError):  # which `write_ending` reports
-            trainer.control.refuse_change()
+            if trainer.folder.change_request.exists():
+                sentence = "The change was not made: the run had ended."
+                trainer.event_log.write("note", level="warning", sentence=sentence, answers="change")
         ending = write_ending(trainer.event_log, ending)
         with contextlib.suppress(OSError):  # deleted when the run is resumed
             trainer.control.discard_commands()
@@ -310,18 +279,14 @@ def end_run(trainer: Trainer, ending: Ending, gpu_retries: int = 0, *, goes_on: 
     return ending
 
 
-def _without_folder(trainer: Trainer, place: FolderPlace) -> Ending:
-    """The end of a run whose folder is gone: nothing is written there."""
-    trainer.close()
-    name, step = place.path.name, trainer.state.step
+def _loss_of_folder(place: FolderPlace, step: int) -> str:
+    name = place.path.name
     if place.state == "deleted":
-        sentence = f"The folder of the run {name} was deleted while it trained, so step {step} could not be saved."
-    else:
-        sentence = (
-            f"The folder of the run {name} is out of reach, its disk unmounted perhaps, so step {step} could not be "
-            "saved; resume the run once it is back."
-        )
-    return Ending("failed", step, f"run: {sentence}", 2)
+        return f"The folder of the run {name} was deleted while it trained, so step {step} could not be saved."
+    return (
+        f"The folder of the run {name} is out of reach, its disk unmounted perhaps, so step {step} could not be "
+        "saved; resume the run once it is back."
+    )
 
 
 def _save_before(trainer: Trainer, ending: Ending) -> Ending:
@@ -330,7 +295,7 @@ def _save_before(trainer: Trainer, ending: Ending) -> Ending:
     def save_last_step() -> Ending:
         with contextlib.suppress(UserError):  # a checkpoint that could not be written is tried once more below
             trainer.saver.wait()
-        take_back_updates(trainer)
+        trainer.take_back_updates()
         if trainer.saver.saved_step != trainer.state.step and trainer.has_whole_step:
             trainer.save()
             trainer.saver.wait()
@@ -342,12 +307,6 @@ def _save_before(trainer: Trainer, ending: Ending) -> Ending:
     if ending.kind == "stopped" or result.sentence == ending.sentence:
         return result
     return replace(result, sentence=f"{ending.sentence} {result.sentence}")
-
-
-def take_back_updates(trainer: Trainer) -> None:
-    """Where a step was interrupted between its updates: go back to the weights before them, if they were kept."""
-    if trainer.has_parts and not trainer.has_whole_step:
-        trainer.parts.take_back()
 
 
 def _after_gpu_error(trainer: Trainer, ending: Ending, error: GpuError, retries: int) -> Ending:
@@ -381,7 +340,7 @@ def save_without_gpu(trainer: Trainer) -> None:
     try:
         with contextlib.suppress(UserError):
             trainer.saver.wait()
-        take_back_updates(trainer)
+        trainer.take_back_updates()
         if trainer.saver.saved_step != trainer.state.step and trainer.has_whole_step:
             trainer.save_without_gpu()
     except UserError as error:

@@ -28,6 +28,7 @@ from backend.runs.steering import (
     take_request,
     write_changes,
 )
+from backend.trainer.health.recent import is_number
 from backend.utils.errors import UserError
 
 
@@ -38,8 +39,7 @@ class Steering:
     def __init__(self, run: RunFolder, config: Config) -> None:
         self._run, self._config = run, config
         self.changes = read_changes(run)
-        self._in_event_log: list[Any] = []
-        """The changes that the event log holds after its last step."""
+        self._in_event_log: list[Any] = []  # the changes that the event log holds after its last step
 
     def note_past(self, event: Mapping[str, Any]) -> None:
         """Take an event that the event log holds already. A checkpoint of the step before may have been saved after
@@ -59,8 +59,7 @@ class Steering:
         return config_at(self._config, self.changes, step)
 
     def beginning_at(self, step: int) -> list[Change]:
-        """The changes that hold from this very step on: of the stage that begins there, then the requested ones, in
-        their order."""
+        """The changes that hold from this very step on: of the stage that begins there, then the requested ones."""
         of_stage = stage_change(self._config, self.changes, step)
         return ([of_stage] if of_stage else []) + [change for change in self.changes if change.step == step]
 
@@ -105,13 +104,13 @@ class PlannedEnd:
 
 
 class MetricWatch:
-    """The metrics of the last steps and of the newest evaluation, for the setting `stop_when`."""
+    """The metrics of the last steps and of the newest evaluation, for the setting `stop_when`. `seen`: every metric of
+    a step so far."""
 
     def __init__(self) -> None:
         self._steps: deque[Mapping[str, Any]] = deque(maxlen=WINDOW)
         self._evaluation: Mapping[str, Any] = {}
         self.seen: set[str] = set()
-        """Every metric of a step so far."""
         self._warned_of: set[str] = set()
 
     def take(self, event: Mapping[str, Any]) -> None:
@@ -128,10 +127,11 @@ class MetricWatch:
     def value(self, metric: str) -> float:
         """The mean of the last `WINDOW` steps, NaN until there are as many or where one has no such number; of a
         metric of held-out prompts the newest."""
-        if metric.startswith(EVALUATION):
-            return _number(self._evaluation.get(metric.removeprefix(EVALUATION)))
-        values = [_number(metrics.get(metric)) for metrics in self._steps]
-        return sum(values) / WINDOW if len(values) == WINDOW else math.nan
+        is_held_out = metric.startswith(EVALUATION)
+        rows = [self._evaluation] if is_held_out else list(self._steps)
+        found = [row.get(metric.removeprefix(EVALUATION) if is_held_out else metric) for row in rows]
+        values = [float(value) for value in found if is_number(value)]
+        return sum(values) / len(values) if len(values) == (1 if is_held_out else WINDOW) else math.nan
 
     def met(self, conditions: Sequence[str]) -> PlannedEnd | None:
         """The end for the first condition that is met."""
@@ -155,10 +155,6 @@ class MetricWatch:
             f"Stop when names {name}, which no step of this run has: the condition is never met."
             for name in sorted(unknown)
         ]
-
-
-def _number(value: Any) -> float:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
 
 
 def early_stop(state: TrainingState, config: Config, *, has_evaluations: bool) -> PlannedEnd | None:

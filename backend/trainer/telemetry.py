@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from importlib.metadata import version
 from typing import Any
@@ -35,8 +35,7 @@ PHASE_EVERY_S = 0.5
 
 GB = 1e9
 CHILDREN_EVERY_S = 30.0
-"""Least seconds between two searches for child processes: it reads every process of the machine, which takes
-milliseconds."""
+"""Least seconds between two searches for child processes, which take milliseconds."""
 GPU_EVERY_S = 2.0
 """Seconds between two readings of the GPU, each of a command that takes some 10 ms."""
 GPU_STATISTICS = ("/usr/sbin/ioreg", "-r", "-d", "1", "-w", "0", "-c", "IOAccelerator")
@@ -73,37 +72,31 @@ def completion_row(completion: Completion) -> CompletionRow:
 def token_data_of(
     groups: Sequence[Group], records: Mapping[int, TokenRecord], tokenizer: Any, *, mask_truncated: bool
 ) -> list[list[TokenData]]:
-    """The token data of every completion, group by group. `records` are by row: the completions of all groups
-    counted through, as `backend.training.batch.pack` orders them. `mask_truncated`: the setting
-    `mask_truncated_completions`."""
-    rows = iter(range(sum(len(group.completions) for group in groups)))
-    return [
-        [
-            _token_data(completion, records.get(next(rows)), tokenizer, mask_truncated)
-            for completion in group.completions
-        ]
-        for group in groups
-    ]
-
-
-def _token_data(completion: Completion, record: TokenRecord | None, tokenizer: Any, mask_truncated: bool) -> TokenData:
-    data = TokenData(text=token_texts(completion.tokens, tokenizer), logp=_nine_digits(completion.logps))
-    mask = [int(x) for x in token_mask(completion, mask_truncated)]
-    if not all(mask):
-        data["mask"] = mask
-    if record is None:
-        return data
-    data["learned_logp"], data["ratio"] = _nine_digits(record.learned_logp), _nine_digits(record.ratio)
-    data["clipped"] = [int(is_clipped) for is_clipped in record.clipped]
-    own = np.float32(completion.advantage)  # the batch holds it in that type
-    if any(x != own for x, is_trained in zip(record.advantage, mask, strict=True) if is_trained):
-        data["advantage"] = _nine_digits(record.advantage)
-    return data
+    """The token data of every completion, group by group. `records` are by row, in the order of
+    `backend.training.batch.pack`. `mask_truncated`: the setting `mask_truncated_completions`."""
+    found: list[list[TokenData]] = []
+    number = 0
+    for group in groups:
+        found.append([])
+        for completion in group.completions:
+            record, number = records.get(number), number + 1
+            data = TokenData(text=token_texts(completion.tokens, tokenizer), logp=_nine_digits(completion.logps))
+            found[-1].append(data)
+            mask = [int(x) for x in token_mask(completion, mask_truncated)]
+            if not all(mask):
+                data["mask"] = mask
+            if record is None:
+                continue
+            data["learned_logp"], data["ratio"] = _nine_digits(record.learned_logp), _nine_digits(record.ratio)
+            data["clipped"] = [int(is_clipped) for is_clipped in record.clipped]
+            own = np.float32(completion.advantage)  # the batch holds it in that type
+            if any(x != own for x, is_trained in zip(record.advantage, mask, strict=True) if is_trained):
+                data["advantage"] = _nine_digits(record.advantage)
+    return found
 
 
 def token_texts(tokens: Sequence[int], tokenizer: Any) -> list[str]:
-    """The text that each token adds. Of a character spread over several tokens, the last one has it and the others
-    nothing."""
+    """The text that each token adds. Of a character spread over several tokens, the last one has it."""
     stream = TextStream(lambda ids: tokenizer.decode(list(ids), skip_special_tokens=False))
     texts = [stream.push(token) for token in tokens]
     return [*texts[:-1], texts[-1] + stream.rest()] if texts else []
@@ -130,7 +123,7 @@ class PhaseReporter:
 
 
 def report_health(event_log: EventLog, settings: Mapping[str, Any], events: Iterable[Event]) -> None:
-    """From now on, write to the event log what the health rules find: each finding when it begins, and when it is over.
+    """From now on, log what the health rules find: each finding when it begins, and when it is over.
 
     `settings`: the run's. `events`: what the event log of a resumed run holds already.
     """
@@ -143,9 +136,13 @@ def report_health(event_log: EventLog, settings: Mapping[str, Any], events: Iter
     event_log.followers.append(follow)
 
 
-def of_process() -> dict[str, Any]:
-    """The fields of `started` about this process: its number, its device, the versions of what computes in it."""
-    return {"pid": os.getpid(), "device": str(mx.default_device()), "versions": versions()}
+def write_started(
+    event_log: EventLog, about: Mapping[str, Any], resumed_from: int | None, reward_files: Mapping[str, str]
+) -> None:
+    """Write `started`: `about`, and this process, its device and the versions of what computes in it."""
+    process = {"pid": os.getpid(), "device": str(mx.default_device()), "versions": versions()}
+    files = {"reward_files": reward_files} if reward_files else {}
+    event_log.write("started", **about, **process, resumed_from=resumed_from, **files)
 
 
 @cache
@@ -155,22 +152,33 @@ def versions() -> dict[str, str]:
 
 
 class ResourceUse:
-    """What a run uses of its machine in each step. `begin` at the start of a step, `metrics` at its end."""
+    """What a run uses of its machine in each step. `begin` at the start of a step, `metrics` at its end. A thread reads
+    how busy a Mac's GPU is, until `close`."""
 
     def __init__(self) -> None:
         self._processes: list[psutil.Process] = []
         self._cpu_s: dict[psutil.Process, float] = {}
         self._look_again = 0.0
-        self._gpu = GpuUse() if sys.platform == "darwin" else None
+        self._gpu_shares: list[float] = []
+        self._closed = threading.Event()
+        self._reader: threading.Thread | None = None
 
     def begin(self) -> None:
-        self._find_processes()
+        now = time.monotonic()
+        if now >= self._look_again or not all(process.is_running() for process in self._processes):
+            self._look_again = now + CHILDREN_EVERY_S
+            own = psutil.Process()
+            self._processes = [own]
+            with suppress(psutil.Error):
+                self._processes += own.children(recursive=True)
         self._cpu_s = self._cpu_times()
-        if self._gpu is not None:
-            self._gpu.begin()
+        self._gpu_shares = []
+        if sys.platform == "darwin" and self._reader is None:
+            self._reader = threading.Thread(target=self._read_gpu, name="GPU use", daemon=True)
+            self._reader.start()
 
     def metrics(self, elapsed_s: float) -> dict[str, float]:
-        """The metrics of the step that began `elapsed_s` ago; what the system does not tell is left out.
+        """The metrics of the step that began `elapsed_s` ago; leaves out what the system does not report.
 
         `process/memory_gb`: resident memory of the run's processes now, in 10⁹ bytes, shared pages counted for each.
         `process/cpu_cores`: cores that they kept busy. `process/gpu_use`: share of the time, 0 to 1, that the Mac's
@@ -179,83 +187,36 @@ class ResourceUse:
         cpu_s = self._cpu_times()
         # A process that is new since `begin` has spent all of its time in this step.
         spent = sum(max(cpu - self._cpu_s.get(process, 0.0), 0.0) for process, cpu in cpu_s.items())
-        found = {
-            "process/memory_gb": sum(map(_resident_bytes, cpu_s)) / GB,
-            "process/cpu_cores": spent / elapsed_s if elapsed_s > 0 else None,
-            "process/gpu_use": self._gpu.mean() if self._gpu is not None else None,
-            "machine/swap_gb": _swapped_gb(),
-        }
-        return {name: value for name, value in found.items() if value is not None}
-
-    def close(self) -> None:
-        if self._gpu is not None:
-            self._gpu.close()
-
-    def _find_processes(self) -> None:
-        now = time.monotonic()
-        if now < self._look_again and all(process.is_running() for process in self._processes):
-            return
-        self._look_again = now + CHILDREN_EVERY_S
-        own = psutil.Process()
-        try:
-            self._processes = [own, *own.children(recursive=True)]
-        except psutil.Error:
-            self._processes = [own]
-
-    def _cpu_times(self) -> dict[psutil.Process, float]:
-        found: dict[psutil.Process, float] = {}
-        for process in self._processes:
-            try:
-                times = process.cpu_times()
-            except psutil.Error:
-                continue
-            found[process] = times.user + times.system
+        resident = 0
+        for process in cpu_s:
+            with suppress(psutil.Error):
+                resident += process.memory_info().rss
+        found = {"process/memory_gb": resident / GB}
+        if elapsed_s > 0:
+            found["process/cpu_cores"] = spent / elapsed_s
+        if shares := self._gpu_shares:  # none in a step of less than GPU_EVERY_S
+            found["process/gpu_use"] = statistics.fmean(shares)
+        with suppress(psutil.Error, OSError, RuntimeError):  # a container may hide it
+            found["machine/swap_gb"] = psutil.swap_memory().used / GB
         return found
-
-
-def _resident_bytes(process: psutil.Process) -> int:
-    try:
-        return process.memory_info().rss
-    except psutil.Error:
-        return 0
-
-
-def _swapped_gb() -> float | None:
-    try:
-        return psutil.swap_memory().used / GB
-    except (psutil.Error, OSError, RuntimeError):  # a container may hide it
-        return None
-
-
-class GpuUse:
-    """How busy a Mac's GPU is, read in a thread that ends with `close`, or with the process."""
-
-    def __init__(self) -> None:
-        self._readings: list[float] = []
-        self._closed = threading.Event()
-        self._thread: threading.Thread | None = None
-
-    def begin(self) -> None:
-        """Forget earlier readings; the first time, start reading."""
-        self._readings = []
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._read, name="GPU use", daemon=True)
-            self._thread.start()
-
-    def mean(self) -> float | None:
-        """The mean of the readings since `begin`; None without one, as in a step of less than GPU_EVERY_S."""
-        readings = self._readings
-        return statistics.fmean(readings) if readings else None
 
     def close(self) -> None:
         self._closed.set()
 
-    def _read(self) -> None:
+    def _cpu_times(self) -> dict[psutil.Process, float]:
+        found: dict[psutil.Process, float] = {}
+        for process in self._processes:
+            with suppress(psutil.Error):
+                times = process.cpu_times()
+                found[process] = times.user + times.system
+        return found
+
+    def _read_gpu(self) -> None:
         while not self._closed.wait(GPU_EVERY_S):
             share = gpu_share(printed_by(GPU_STATISTICS))
-            if share is None:  # a system that does not tell will not tell later
+            if share is None:  # a system that does not report it will not later
                 return
-            self._readings.append(share)
+            self._gpu_shares.append(share)
 
 
 def gpu_share(printed: str) -> float | None:
@@ -266,24 +227,17 @@ def gpu_share(printed: str) -> float | None:
 
 
 class StepTimer:
-    """Times one step, from its construction. `clock` returns seconds; it may stop while the run is paused."""
+    """Times one step, from its construction. `clock` returns seconds; it may stop while the run is paused. `use` may be
+    that of the step before."""
 
     def __init__(self, clock: Callable[[], float], use: ResourceUse | None = None) -> None:
         self._clock = clock
-        self._use = use or ResourceUse()
-        self._use.begin()
+        self.use = use or ResourceUse()
+        self.use.begin()
         self._began = clock()
         self.seconds: dict[str, float] = dict.fromkeys(TIMED_PHASES, 0.0)
         self._peaks: dict[str, int] = {}
         mx.reset_peak_memory()
-
-    def of_next_step(self) -> StepTimer:
-        """A timer of the step that begins now, in the same process."""
-        return StepTimer(self._clock, self._use)
-
-    def close(self) -> None:
-        """Stop reading the machine."""
-        self._use.close()
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -302,8 +256,7 @@ class StepTimer:
         self.seconds["rollout"] -= seconds
 
     def _record_peak(self, name: str) -> None:
-        """Count the peak since the last call to this phase. MLX has one counter of the peak, so each change of phase
-        reads and resets it."""
+        # MLX has one counter of the peak, so each change of phase reads and resets it.
         self._peaks[name] = max(self._peaks.get(name, 0), mx.get_peak_memory())
         mx.reset_peak_memory()
 
@@ -325,4 +278,4 @@ class StepTimer:
         times["time/step"] = elapsed
         peaks = {f"peak_memory_gb/{name}": self._peaks.get(name, 0) / GB for name in ("rollout", "train")}
         peaks["peak_memory_gb"] = max(self._peaks.values()) / GB
-        return self._use.metrics(elapsed) | times | peaks
+        return self.use.metrics(elapsed) | times | peaks

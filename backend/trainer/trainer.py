@@ -38,32 +38,32 @@ from backend.trainer.run_context import LoadContext, RunContext, SamplingContext
 from backend.trainer.run_inputs import RunInputs
 from backend.trainer.scoring import changed_files, fingerprints
 from backend.trainer.steering import MetricWatch, PlannedEnd, Steering, early_stop
-from backend.trainer.telemetry import PhaseReporter, StepTimer, group_row, of_process, report_health, token_data_of
+from backend.trainer.telemetry import PhaseReporter, StepTimer, group_row, report_health, token_data_of, write_started
 from backend.training.batch import completion_metrics
 from backend.training.variety import variety_metrics
 from backend.types import Group
 
 
 class Trainer:
-    """One run. `state` is that of the last finished step: a step counts once its line is in the event log."""
+    """One run. `state` is that of the last finished step: a step counts once its line is in the event log.
+
+    `parts` is set once everything is loaded, and deleted before exporting: a run without it has nothing to save.
+    `load_parts` builds it; the leader's, where several ranks share the work. `shared`: of a sweep, whose process
+    handles the signals for all of its runs. `ends_with`: the step of the checkpoint that the run leaves, where it is
+    not the last.
+    """
 
     parts: RunContext
-    """Set once everything is loaded, deleted before exporting: a run without it has nothing to save."""
-
     load_parts: LoadContext = staticmethod(load_context)
-    """Builds `parts`; the leader's, where several ranks share the work."""
     shared: SharedResources | None = None
-    """Of a sweep, whose process handles the signals for all of its runs."""
 
     def __init__(
         self, config: Config, run: RunFolder, event_log: EventLog, steering: Steering, *, keep_words: bool = False
     ) -> None:
         """`config`: the settings of the checkpoint's step. `keep_words`: as in `Control`."""
-        self.config = config
-        """The settings of the present step."""
+        self.config = config  # of the present step
         self.steering = steering
-        self._begun = 0
-        """The last step that has begun."""
+        self._begun = 0  # the last step that has begun
         self.folder = run
         self.event_log = event_log
         self.completions = JsonLines(run.completions)
@@ -87,16 +87,13 @@ class Trainer:
         self.phases = PhaseReporter(event_log)
         self.score = CheckpointScore()
         self.metrics = MetricWatch()
-        self.reward_files: Mapping[str, str] = {}
-        """`fingerprints` when the last process of this run began."""
+        self.reward_files: Mapping[str, str] = {}  # `fingerprints` when the last process of this run began
         report_health(event_log, steering.config_at(0).model_dump(), self._history())
         self.planned_end: PlannedEnd | None = None
         self.ends_with: int | None = None
-        """The step of the checkpoint that the run leaves at its end, where that is not the last."""
 
     def _history(self) -> Iterator[Event]:
-        """The events of a resumed run so far; whoever needs them takes them on the way, so that the log is read
-        once."""
+        """The events of a resumed run so far, shared by all who need them, so that the log is read once."""
         for event in read_events(self.folder.events):
             self.steering.note_past(event)
             self.metrics.take(event)
@@ -108,6 +105,51 @@ class Trainer:
         self.load(saved, command, inputs)
         self.train_until(None)
         return self.complete()
+
+    def load(self, saved: Checkpoint | None, command: str, inputs: RunInputs | None) -> None:
+        """Load `parts`, in the state of `saved` if there is a checkpoint, and write `started`."""
+        # Before the slow part: a signal while the model loads then ends the run with a line in the event log.
+        if self.shared is None:
+            self.control.listen_to_signals()
+        self.event_log.write("phase", phase="loading")
+        self.keep_awake.start()
+        maybe_set_recommended_wired_limit()  # on a Mac, keeps memory in use from being paged out
+        stages = self.steering.stage_configs()
+        with with_stop_check(self.control.look_for_stop):
+            parts = self.load_parts(self.config, self.note, inputs, self.gpu_errors.step_size, self.shared, stages)
+        if saved is not None:
+            parts.restore(saved, self.note)
+            refresh_adapters(self.folder, saved, parts.policy, self.config)
+            self.state, self.saver.saved_step = saved.state, saved.state.step
+            self._begun = saved.state.step
+        elif self.config.adapter:
+            self.note(load_start(parts.policy, self.config, self.config.adapter, self.folder.path.parent))
+        # Set only once restored: from here on a failure saves the run first, and half-restored parts must not be saved.
+        self.take_parts(parts)
+        parts.begin()
+        files = fingerprints(self.config)
+        # Of the settings of the next step: a resume may have lengthened the run.
+        steps = parts.steps_of(self.steering.config_at(self.state.step + 1))
+        about = {"command": command, "model": self.config.model, "iterations": steps} | parts.of_ranks()
+        write_started(self.event_log, about, saved.state.step if saved else None, files)
+        if warning := changed_files(self.reward_files, files, self.state.step):
+            self.warn(warning)
+        self.state.began = self.state.began or first_start(self.folder)
+        if saved:  # its event came after the length to which the event log was cut back
+            self.saver.tell(saved.state.step, saved.path)
+        errors = self.gpu_errors.errors
+        for error in errors[self.state.gpu_errors_told :]:  # the event log was cut back before their notes
+            self.warn(error.sentence)
+        self.state.gpu_errors_told = len(errors)
+        for sentence in parts.first_notes(self.config):
+            self.note(sentence)
+        # So that no later process needs the adapter, which may have changed by then.
+        if saved is None and self.config.adapter:
+            self.save_when_there_is_room()
+
+    def take_parts(self, parts: RunContext) -> None:
+        parts.scoring.poll = self.control.look_for_stop  # no function keeps the run from stopping
+        self.parts = parts
 
     def train_until(self, last: int | None) -> bool:
         """Train up to step `last`, or to the end; in many calls as in one. → True once the end is reached."""
@@ -139,7 +181,7 @@ class Trainer:
 
     def step(self, step: int) -> None:
         """One rollout and its updates. A stop before the updates leaves the run at its last finished step."""
-        self.timer = self.timer.of_next_step()
+        self.timer = StepTimer(self.clock, self.timer.use)
         work = SamplingContext(self.timer, self.poll, self.phases.report)
         with not_finite.ends_run(self.config, self.folder, step, work.groups):
             metrics, logged = self.parts.collect_groups(step, self.config, work)
@@ -149,6 +191,52 @@ class Trainer:
                 metrics |= self.parts.learn(work.groups, self.config, self.poll_learning)
         metrics |= logged | self.parts.scoring.update_weights(work.groups, step)
         self.write_step(step, work.groups, metrics)
+
+    def poll(self, phase: str, progress: float | None = None) -> None:
+        """Between two bursts of work that a stop may discard: report, and obey."""
+        self.phases.report(phase, progress)
+        if self.saver.is_done:  # so that its event follows soon after the files
+            self.saver.wait()
+        self.control.obey()
+
+    def poll_learning(self) -> None:
+        self.phases.report("learning")
+        # Between two updates of one rollout a pause does no harm; a stop would leave weights that belong to no step.
+        self.control.obey(may_stop=False)
+
+    def write_step(self, step: int, groups: list[Group], metrics: dict[str, float]) -> None:
+        """Write the step's completions, then its line in the event log. From then on the step is finished."""
+        parts, config = self.parts, self.config
+        lengths = completion_metrics(groups)
+        token_data = [[] for _ in groups]
+        if config.record_tokens:
+            records, is_masked = parts.learner.algorithm.token_records, config.mask_truncated_completions
+            token_data = token_data_of(groups, records, parts.policy.tokenizer, mask_truncated=is_masked)
+        # Completions first: a reader that sees the step's line in the event log finds its completions in their file.
+        for group, of_group in zip(groups, token_data, strict=True):
+            self.completions.append(group_row(step, group, of_group))
+        state = replace(
+            self.state,
+            step=step,
+            updates=parts.learner.updates,
+            cursor=parts.prompt_stream.cursor,
+            stream_first=parts.prompt_stream.first,
+            num_tokens=self.state.num_tokens + int(lengths["num_tokens"]),
+            elapsed_s=self.state.elapsed_s + self.timer.elapsed(),
+        )
+        trained_tokens = lengths["num_tokens"] * config.num_iterations
+        saving_s = self.saver.take_seconds()  # that of step N is reported with step N + 1
+        save_time = {"time/save": saving_s} if saving_s else {}
+        of_step = {
+            "num_tokens": state.num_tokens,
+            "epoch": parts.prompt_stream.epoch,
+            "train_tokens_per_second": self.timer.rate(trained_tokens, "train"),
+        }
+        metrics = lengths | variety_metrics(groups) | metrics | save_time | of_step | self.timer.metrics()
+        event = self.event_log.write("step", step=step, metrics=metrics)
+        self.state = state  # once its line is written: a step that the event log lacks is in no checkpoint
+        self.metrics.take(event)
+        self.score.take_step(event["metrics"], config, has_evaluations=self.has_evaluations)
 
     def after_step(self, step: int) -> None:
         """Evaluate and save when due; obey commands that had to wait for the end of the step."""
@@ -169,9 +257,35 @@ class Trainer:
         self.slowdowns.look()
         self.control.obey()
 
+    @property
+    def has_evaluations(self) -> bool:
+        return bool(self.parts.evaluation_sets and self.config.steps_per_eval)
+
+    def _evaluation_is_due(self, step: int) -> bool:
+        if not self.has_evaluations:
+            return False
+        is_turn = step % self.config.steps_per_eval == 0 and (step == 0 or step >= self.config.eval_delay)
+        return is_turn or step == self.parts.steps
+
+    def evaluate_if_due(self) -> None:
+        """Evaluate after the last finished step, unless that is done already."""
+        if self._evaluation_is_due(self.state.step) and self.state.evaluated < self.state.step:
+            self.evaluate(self.state.step)
+
+    def evaluate(self, step: int) -> None:
+        metrics = self._evaluate("valid", lambda poll: self.parts.evaluate(step, self.config, poll))
+        self.score.take_evaluation(self.state, metrics, self.config)
+
+    def _evaluate(self, split: str, measure: Callable[[Callable[[float], None]], dict[str, float]]) -> dict[str, float]:
+        step, began, metrics = self.state.step, self.clock(), measure(lambda done: self.poll("evaluating", done))
+        mx.synchronize()  # raises what has failed on the GPU, before the figures count
+        took = {"time/eval": self.clock() - began}
+        self.metrics.take(self.event_log.write("eval", step=step, split=split, metrics=metrics | took))
+        return metrics
+
     def complete(self) -> Ending:
-        """After the last step: what is not evaluated or saved yet, the test split, the model, the exports, and the
-        sentence for it."""
+        """After the last step: evaluate and save what is missing, evaluate the test split, write the model, export.
+        → the ending, with its sentence."""
         self.evaluate_if_due()  # of a run that was shortened to the steps that it has done
         self.saver.wait()
         if self.saver.saved_step != self.state.step:
@@ -204,9 +318,9 @@ class Trainer:
         if best is None or saved is None:
             self.note("No checkpoint of this run has a score, so it ends with the weights of its last step.")
             return
-        metric, score = best.metric or "reward", f"{best.score:.4g}"
+        score = f"{best.metric or 'reward'} {best.score:.4g}"
         if best.step == self.state.step:
-            self.note(f"The last step is the best, with {metric} {score}: the run ends with its weights.")
+            self.note(f"The last step is the best, with {score}: the run ends with its weights.")
             return
         policy = self.parts.policy
         policy.assign(saved.weights())
@@ -215,141 +329,8 @@ class Trainer:
         before = ""
         if self.state.best_step == 0 and self.state.best_score is not None:
             before = f" The model before training had {self.state.best_score:.4g}."
-        self.note(
-            f"The run ends with the weights of step {best.step}, its best checkpoint, with {metric} {score}.{before}"
-        )
+        self.note(f"The run ends with the weights of step {best.step}, its best checkpoint, with {score}.{before}")
         self.ends_with = best.step
-
-    def take_change(self) -> None:
-        """Record the requested change, and answer in a note: from which step it holds, or why it is refused."""
-        level, sentence = self.steering.take(self._begun)
-        self.event_log.write("note", level=level, sentence=sentence, answers="change")
-
-    def poll(self, phase: str, progress: float | None = None) -> None:
-        """Between two bursts of work that a stop may discard: report, and obey."""
-        self.phases.report(phase, progress)
-        if self.saver.is_done:  # so that its event follows soon after the files
-            self.saver.wait()
-        self.control.obey()
-
-    def poll_learning(self) -> None:
-        self.phases.report("learning")
-        # Between two updates of one rollout a pause does no harm, but a stop would leave weights that belong to no
-        # step.
-        self.control.obey(may_stop=False)
-
-    def write_step(self, step: int, groups: list[Group], metrics: dict[str, float]) -> None:
-        """Write the step's completions, then its line in the event log. From then on the step is finished."""
-        parts, config = self.parts, self.config
-        lengths = completion_metrics(groups)
-        token_data = [[] for _ in groups]
-        if config.record_tokens:
-            token_data = token_data_of(
-                groups,
-                parts.learner.algorithm.token_records,
-                parts.policy.tokenizer,
-                mask_truncated=config.mask_truncated_completions,
-            )
-        # Completions first: a reader that sees the step's line in the event log finds its completions in their file.
-        for group, of_group in zip(groups, token_data, strict=True):
-            self.completions.append(group_row(step, group, of_group))
-        state = replace(
-            self.state,
-            step=step,
-            updates=parts.learner.updates,
-            cursor=parts.prompt_stream.cursor,
-            stream_first=parts.prompt_stream.first,
-            num_tokens=self.state.num_tokens + int(lengths["num_tokens"]),
-            elapsed_s=self.state.elapsed_s + self.timer.elapsed(),
-        )
-        trained_tokens = lengths["num_tokens"] * config.num_iterations
-        saving_s = self.saver.take_seconds()  # that of step N is reported with step N + 1
-        save_time = {"time/save": saving_s} if saving_s else {}
-        of_step = {
-            "num_tokens": state.num_tokens,
-            "epoch": parts.prompt_stream.epoch,
-            "train_tokens_per_second": self.timer.rate(trained_tokens, "train"),
-        }
-        metrics = lengths | variety_metrics(groups) | metrics | save_time | of_step | self.timer.metrics()
-        event = self.event_log.write("step", step=step, metrics=metrics)
-        self.state = state  # once its line is written: a step that the event log lacks is in no checkpoint
-        self.metrics.take(event)
-        self.score.take_step(event["metrics"], config, has_evaluations=self.has_evaluations)
-
-    def load(self, saved: Checkpoint | None, command: str, inputs: RunInputs | None) -> None:
-        """Load `parts`, in the state of `saved` if there is a checkpoint, and write `started`."""
-        # Before the slow part: a signal while the model loads then ends the run with a line in the event log.
-        if self.shared is None:
-            self.control.listen_to_signals()
-        self.event_log.write("phase", phase="loading")
-        self.keep_awake.start()
-        maybe_set_recommended_wired_limit()  # on a Mac, keeps memory in use from being paged out
-        stages = self.steering.stage_configs()
-        with with_stop_check(self.control.look_for_stop):
-            parts = self.load_parts(self.config, self.note, inputs, self.gpu_errors.step_size, self.shared, stages)
-        if saved is not None:
-            parts.restore(saved, self.note)
-            refresh_adapters(self.folder, saved, parts.policy, self.config)
-            self.state, self.saver.saved_step = saved.state, saved.state.step
-            self._begun = saved.state.step
-        elif self.config.adapter:
-            self.note(load_start(parts.policy, self.config, self.config.adapter, self.folder.path.parent))
-        # Set only once restored: from here on a failure saves the run first, and half-restored parts must not be saved.
-        self.take_parts(parts)
-        parts.begin()
-        self.write_started(saved, command)
-        # So that no later process needs the adapter, which may have changed by then.
-        if saved is None and self.config.adapter:
-            self.save_when_there_is_room()
-
-    def take_parts(self, parts: RunContext) -> None:
-        parts.scoring.poll = self.control.look_for_stop  # no function keeps the run from stopping
-        self.parts = parts
-
-    def write_started(self, saved: Checkpoint | None, command: str) -> None:
-        # Of the settings of the next step: a resume may have lengthened the run.
-        steps = self.parts.steps_of(self.steering.config_at(self.state.step + 1))
-        about = {"command": command, "model": self.config.model, "iterations": steps}
-        about |= self.parts.of_ranks() | of_process() | {"resumed_from": saved.state.step if saved else None}
-        files = fingerprints(self.config)
-        self.event_log.write("started", **about, **({"reward_files": files} if files else {}))
-        if warning := changed_files(self.reward_files, files, self.state.step):
-            self.warn(warning)
-        self.state.began = self.state.began or first_start(self.folder)
-        if saved:  # its event came after the length to which the event log was cut back
-            self.saver.tell(saved.state.step, saved.path)
-        errors = self.gpu_errors.errors
-        for error in errors[self.state.gpu_errors_told :]:  # the event log was cut back before their notes
-            self.warn(error.sentence)
-        self.state.gpu_errors_told = len(errors)
-        for sentence in self.parts.first_notes(self.config):
-            self.note(sentence)
-
-    @property
-    def has_evaluations(self) -> bool:
-        return bool(self.parts.evaluation_sets and self.config.steps_per_eval)
-
-    def _evaluation_is_due(self, step: int) -> bool:
-        if not self.has_evaluations:
-            return False
-        is_turn = step % self.config.steps_per_eval == 0 and (step == 0 or step >= self.config.eval_delay)
-        return is_turn or step == self.parts.steps
-
-    def evaluate_if_due(self) -> None:
-        """Evaluate after the last finished step, unless that is done already."""
-        if self._evaluation_is_due(self.state.step) and self.state.evaluated < self.state.step:
-            self.evaluate(self.state.step)
-
-    def evaluate(self, step: int) -> None:
-        metrics = self._evaluate("valid", lambda poll: self.parts.evaluate(step, self.config, poll))
-        self.score.take_evaluation(self.state, metrics, self.config)
-
-    def _evaluate(self, split: str, measure: Callable[[Callable[[float], None]], dict[str, float]]) -> dict[str, float]:
-        step, began, metrics = self.state.step, self.clock(), measure(lambda done: self.poll("evaluating", done))
-        mx.synchronize()  # raises what has failed on the GPU, before the figures count
-        took = {"time/eval": self.clock() - began}
-        self.metrics.take(self.event_log.write("eval", step=step, split=split, metrics=metrics | took))
-        return metrics
 
     def save_when_there_is_room(self) -> None:
         """`save`, after a pause where the disk is nearly full. Raises Stopped."""
@@ -375,6 +356,11 @@ class Trainer:
         self.state.bonus, self.state.reward_weights = self.parts.learner.algorithm.state(), self.parts.scoring.state()
         return snapshot(self.state, self.parts.policy, self.parts.learner, self.config)
 
+    def take_change(self) -> None:
+        """Record the requested change, and answer in a note: from which step it holds, or why it is refused."""
+        level, sentence = self.steering.take(self._begun)
+        self.event_log.write("note", level=level, sentence=sentence, answers="change")
+
     def rest(self) -> None:
         """Before a pause: finish the checkpoint being written, give MLX's cached buffers back to the system, and let
         it sleep."""
@@ -398,6 +384,11 @@ class Trainer:
         step's updates."""
         return self.has_parts and self.parts.learner.is_whole and self.parts.learner.updates == self.state.updates
 
+    def take_back_updates(self) -> None:
+        """Where a step was interrupted between its updates: restore the weights before them, if they were kept."""
+        if self.has_parts and not self.has_whole_step:
+            self.parts.take_back()
+
     def move_to(self, folder: RunFolder) -> None:
         """Continue in another place, to which the run's folder was moved with the open files."""
         self.folder = self.control.run = folder
@@ -406,7 +397,7 @@ class Trainer:
     def close(self) -> None:
         """Let the machine sleep, close threads and files, and free the model."""
         self.keep_awake.stop()
-        for part in (self.held, self.timer, self.saver):
+        for part in (self.held, self.timer.use, self.saver):
             part.close()
         if self.has_parts:
             self.parts.close()
