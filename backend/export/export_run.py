@@ -33,11 +33,10 @@ from backend.runs.saved_weights import find_checkpoint, has_end, saved_weights
 from backend.runs.steering import run_config
 from backend.sampling.rollout import Sampler
 from backend.sampling.sampler import Sampling
-from backend.trainer.evaluation.evaluate import held_out_rewards
+from backend.trainer.evaluation.evaluate import scored_groups
 from backend.trainer.run_inputs import RunInputs, read_inputs
 from backend.trainer.scoring import ScoringStages
 from backend.trainer.trial_sampling import SMALLEST_MODEL, WITHOUT_REFERENCE
-from backend.types import Group
 from backend.utils.errors import UserError
 from backend.utils.files import require_plain_files
 from backend.utils.hub_cache import local_folder
@@ -312,27 +311,18 @@ class HeldOutComparison:
         problems = prompts.first(self.count)
         if not problems:
             raise UserError("max_seq_length", f"No prompt of {self._source} leaves room for a completion.")
-        stage, step = self._scoring.stage(config.iters), config.iters
-        rewards: list[float] = []
-
-        def score(groups: list[Group], wait: Callable[[], None]) -> None:
-            self._scoring.score(groups, step, poll=wait)
-            for group in groups:
-                rewards.extend(math.nan if each.reward is None else each.reward for each in group.completions)
-
-        held_out_rewards(
+        groups = scored_groups(
             Sampler(policy, config.max_completion_length, stop=config.stop),
             problems,
-            score,
-            stage.names,
-            stage.weights.at(step),
+            lambda groups, wait: self._scoring.score(groups, config.iters, poll=wait),
             sampling=Sampling.of(config),
             group_size=1,
             batch_size=BATCH,
-            count=-1,
             poll=poll,
             overlap_scoring=False,
         )
+        completions = [completion for group in groups for completion in group.completions]
+        rewards = [math.nan if completion.reward is None else completion.reward for completion in completions]
         del policy, load, prompts
         gc.collect()  # mlx modules are in reference cycles, and the next model is loaded now
         mx.clear_cache()

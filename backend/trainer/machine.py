@@ -37,20 +37,19 @@ def relax_gpu_timeout(config: Config) -> None:
 
 @dataclass(frozen=True, slots=True)
 class GpuError:
-    """A kind of GPU error. `happened` and `advice` are sentences for a person."""
+    """A kind of GPU error. `happened` and `advice` are sentences for a person. `is_memory`: less memory would have
+    avoided it."""
 
     kind: str
     happened: str
     advice: str
     is_memory: bool = False
-    """Less memory would have avoided it."""
 
 
 INTERACTIVITY = GpuError(
     "interactivity",
     "macOS stopped the GPU's work because it held up the display (Impacting Interactivity).",
-    "Letting the display sleep helps, and so do closing programs that draw much, a smaller Batch, and Relax "
-    "GPU timeout.",
+    "Letting the display sleep helps, and so do fewer other windows, a smaller Batch, and Relax GPU timeout.",
 )
 MEMORY = GpuError(
     "memory",
@@ -127,40 +126,34 @@ def fault_of_gpu(error: BaseException) -> UserError | None:
 
 @dataclass(frozen=True, slots=True)
 class StepSize:
-    """How much of a step the device computes at once. Where a value is None, the memory plan decides alone."""
+    """The part of a step that the device computes at once: tokens in a micro-batch, padding included, and completions
+    decoded together. Where a value is None, the memory plan decides alone."""
 
     micro_batch_tokens: int | None = None
-    """Tokens in a micro-batch, padding included."""
     rows: int | None = None
-    """Completions decoded together."""
 
     def smaller_after(self, error: GpuError) -> StepSize:
         """Half the micro-batch; after a lack of memory half the rows too. Too many buffers do not depend on the
         size."""
         if error.kind == BUFFERS.kind:
             return self
-        rows = _half(self.rows) if error.is_memory else self.rows
-        return StepSize(_half(self.micro_batch_tokens), rows)
-
-
-def _half(size: int | None) -> int | None:
-    return None if size is None else max(1, size // 2)
+        tokens, rows = (None if size is None else max(1, size // 2) for size in (self.micro_batch_tokens, self.rows))
+        return StepSize(tokens, rows if error.is_memory else self.rows)
 
 
 @dataclass(frozen=True, slots=True)
 class LoggedError:
-    """One GPU error: when (unix seconds), after which finished step, mlx's text, and what was done about it."""
+    """One GPU error: when (unix seconds), after which finished step, mlx's text, and a sentence for the event log: what
+    happened, what follows, what helps. `is_retried`: the run continued in a new process, with steps of the size in the
+    last two fields; otherwise it ended."""
 
     t: float
     step: int
     kind: str
     text: str
     sentence: str
-    """For the event log: what happened, what follows, what helps."""
     is_retried: bool
-    """The run continued in a new process; otherwise it ended."""
     micro_batch_tokens: int | None = None
-    """The size of a step from then on, as `StepSize`."""
     rows: int | None = None
 
 
@@ -186,24 +179,17 @@ class GpuErrorLog:
         """The size of a step after the last error."""
         return StepSize(self.errors[-1].micro_batch_tokens, self.errors[-1].rows) if self.errors else StepSize()
 
-    def retries_without_progress(self, step: int) -> int:
-        """How often in a row the run was restarted without finishing a step beyond `step`, its last.
-
-        A person who resumes a run that ended with a GPU error begins a new row.
-        """
-        count = 0
-        for error in reversed(self.errors):
-            if not error.is_retried or error.step < step:
-                break
-            count += 1
-        return count
-
     def add(self, error: GpuError, text: str, *, step: int, in_use: StepSize, retries: int) -> LoggedError:
         """Log an error after step `step` of a process whose steps had the size `in_use`; decides whether it is retried.
 
-        `retries`: how many without progress are allowed.
+        `retries`: restarts in a row that are allowed without a finished step. A person who resumes a run that ended
+        with a GPU error begins a new row.
         """
-        done = self.retries_without_progress(step)
+        done = 0
+        for earlier in reversed(self.errors):
+            if not earlier.is_retried or earlier.step < step:
+                break
+            done += 1
         is_retried, size = done < retries, in_use.smaller_after(error)
         follows = ""
         if is_retried:
@@ -222,21 +208,16 @@ class GpuErrorLog:
         return logged
 
 
-CAFFEINATE_END_S = 2.0
-"""Seconds that caffeinate has to end before it is killed."""
-
-
 class KeepAwake:
     """Keeps a Mac awake while a run works, with `caffeinate`; does nothing on other systems.
 
-    `start` when the run begins to work, `stop` when it pauses or ends; either may be repeated. `warn` is called with
-    a sentence, once, if the Mac cannot be kept awake.
+    `start` when the run begins to work, `stop` when it pauses or ends; either may be repeated. `warn` takes a sentence
+    if the Mac cannot be kept awake.
     """
 
     def __init__(self, warn: Callable[[str], None]) -> None:
         self._warn = warn
         self._process: subprocess.Popen[bytes] | None = None
-        self._has_warned = False
 
     def start(self) -> None:
         if sys.platform != "darwin" or self._process is not None:
@@ -253,23 +234,12 @@ class KeepAwake:
                 start_new_session=True,  # Ctrl-C in the terminal must not end it while the trainer saves
             )
         except OSError as error:
-            if not self._has_warned:
-                self._has_warned = True
-                self._warn(
-                    "The Mac may fall asleep during this run: caffeinate cannot be started "
-                    f"({error.strerror}). System Settings "
-                    f"can keep it awake."
-                )
+            self._warn(f"The Mac may fall asleep during this run: caffeinate cannot be started ({error.strerror}).")
 
     def stop(self) -> None:
         process, self._process = self._process, None
-        if process is None:
-            return
-        process.terminate()
-        try:
-            process.wait(CAFFEINATE_END_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
+        if process is not None:
+            process.terminate()
             process.wait()
 
 

@@ -35,7 +35,7 @@ def ends_run(config: Config, run: RunFolder, step: int, groups: Sequence[Group])
     try:
         yield
     except NotFiniteError as found:
-        setting, advice = likely_cause(config, found.quantity, is_first=step == 1 and found.update <= 1)
+        setting, advice = _likely_cause(config, found.quantity, is_first=step == 1 and found.update <= 1)
         is_what = "is too large" if found.quantity == "reward" else "is not finite"
         happened = f"Step {step} was not applied, for its {found.quantity} {is_what} ({found.where})"
         folder = run.inspection / f"step-{step:06d}"
@@ -50,21 +50,14 @@ def ends_run(config: Config, run: RunFolder, step: int, groups: Sequence[Group])
 
 def weights_error(config: Config, step: int, names: Sequence[str]) -> UserError:
     """The error for weights or moments that a save refuses."""
-    setting, advice = likely_cause(config, "weight", is_first=False)
-    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-    return UserError(
-        setting, f"The weights of step {step} are not finite ({names[0]}{more}), so they are not saved. {advice}"
-    )
+    setting, advice = _likely_cause(config, "weight", is_first=False)
+    which = f"{names[0]} and {len(names) - 1} more" if len(names) > 1 else names[0]
+    return UserError(setting, f"The weights of step {step} are not finite ({which}), so they are not saved. {advice}")
 
 
-def likely_cause(config: Config, quantity: Quantity, *, is_first: bool) -> tuple[str, str]:
+def _likely_cause(config: Config, quantity: Quantity, *, is_first: bool) -> tuple[str, str]:
     """(the setting that most likely caused it, what to change). `is_first`: no update was applied yet, so none can
     be the cause."""
-
-    def instead(label: str, key: str, value: float, better: float) -> tuple[str, str]:
-        advice = f"go on with {key}={better:g}, from an earlier checkpoint if it comes again."
-        return key, f"The likely cause is the {label} of {value:g}; {advice}"
-
     if quantity == "reward":
         return "reward_functions", "Scores this large cannot be computed with; scale them down, to 0 … 1 at best."
     if config.dtype == "float16":
@@ -73,13 +66,13 @@ def likely_cause(config: Config, quantity: Quantity, *, is_first: bool) -> tuple
         why = "Nothing is trained yet, so the model's files are damaged, or it needs dtype=float32; fetch it again."
         return "model", why
     rate, high = config.learning_rate, HIGH_RATE if config.train_type == "full" else HIGH_ADAPTER_RATE
-    if rate >= high:
-        return instead("learning rate", "learning_rate", rate, high / 10)
-    if config.beta >= HIGH_BETA:
-        return instead("Beta (KL weight)", "beta", config.beta, USUAL_BETA)
-    if not config.max_grad_norm:
+    label, key, value, better = "learning rate", "learning_rate", rate, high / 10 if rate >= high else rate / 10
+    if rate < high and config.beta >= HIGH_BETA:
+        label, key, value, better = "Beta (KL weight)", "beta", config.beta, USUAL_BETA
+    elif rate < high and not config.max_grad_norm:
         return "max_grad_norm", "Gradients of any length are applied; go on with max_grad_norm=1."
-    return instead("learning rate", "learning_rate", rate, rate / 10)
+    advice = f"go on with {key}={better:g}, from an earlier checkpoint if it comes again."
+    return key, f"The likely cause is the {label} of {value:g}; {advice}"
 
 
 def write_inspection(folder: Path, sentence: str, found: NotFiniteError, groups: Sequence[Group]) -> None:
@@ -88,9 +81,12 @@ def write_inspection(folder: Path, sentence: str, found: NotFiniteError, groups:
     shutil.rmtree(folder, ignore_errors=True)  # of the same step, before the run was resumed
     folder.mkdir(parents=True)
     rows: list[dict[str, Any]] = []
+    broken: list[tuple[int, str]] = []
     for number, group in enumerate(groups):
         for completion in group.completions:
             of_tokens = {"sampled_logp": completion.logps, **found.tokens.get(len(rows), {})}
+            tokens = {name: [_json_number(x) for x in values] for name, values in of_tokens.items()}
+            broken += [(len(rows), name) for name, values in tokens.items() if any(isinstance(x, str) for x in values)]
             row = {
                 "row": len(rows),
                 "group": number,
@@ -103,36 +99,23 @@ def write_inspection(folder: Path, sentence: str, found: NotFiniteError, groups:
                 "scores": {name: _json_number(score) for name, score in completion.scores.items()},
                 "reward": _json_number(completion.reward),
                 "advantage": _json_number(completion.advantage),
-                "tokens": {name: [_json_number(x) for x in values] for name, values in of_tokens.items()},
+                "tokens": tokens,
             }
             rows.append(row)
     with (folder / "completions.jsonl").open("w", encoding="utf-8") as file:
         file.writelines(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows)
+    summary = [sentence, ""] + ([f"Optimizer update {found.update}."] if found.update else [])
+    summary.append(f"{len(rows)} completions; not finite in {len({row for row, _ in broken})} of them:")
+    summary += [f"  completion {row}: {name}" for row, name in broken[:MOST_LISTED]]
     if found.gradients:
         lines = ["parameter\tnorm\tlargest finite\tnot finite\tnumbers"]
         lines += [f"{g.name}\t{g.norm:g}\t{g.largest:g}\t{g.not_finite}\t{g.size}" for g in found.gradients]
         (folder / "gradients.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    (folder / "summary.txt").write_text("\n".join(_summary(sentence, found, rows)) + "\n", encoding="utf-8")
-
-
-def _summary(sentence: str, found: NotFiniteError, rows: Sequence[dict[str, Any]]) -> Iterator[str]:
-    yield sentence
-    yield ""
-    if found.update:
-        yield f"Optimizer update {found.update}."
-    broken = [
-        (row["row"], name)
-        for row in rows
-        for name, values in row["tokens"].items()
-        if any(isinstance(value, str) for value in values)
-    ]
-    yield f"{len(rows)} completions; not finite in {len({row for row, _ in broken})} of them" + (":" if broken else ".")
-    yield from (f"  completion {row}: {name}" for row, name in broken[:MOST_LISTED])
-    odd = [g for g in found.gradients if g.not_finite]
-    if found.gradients:
-        yield f"{len(found.gradients)} gradients; not finite in {len(odd)} of them:"
+        odd = [g for g in found.gradients if g.not_finite]
+        summary.append(f"{len(found.gradients)} gradients; not finite in {len(odd)} of them:")
         for g in odd[:MOST_LISTED]:
-            yield f"  {g.name}: {g.not_finite} of {g.size} numbers, largest finite {g.largest:g}"
+            summary.append(f"  {g.name}: {g.not_finite} of {g.size} numbers, largest finite {g.largest:g}")
+    (folder / "summary.txt").write_text("\n".join(summary) + "\n", encoding="utf-8")
 
 
 def _json_number(value: Any) -> Any:

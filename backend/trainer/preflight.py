@@ -44,6 +44,7 @@ from backend.trainer.run_inputs import (
     read_rows,
     read_stages,
     stage_error,
+    used_splits,
 )
 from backend.trainer.scoring import scoring_stages
 from backend.trainer.trackers.targets import chosen, missing_fault
@@ -58,7 +59,7 @@ T = TypeVar("T")
 
 
 def check(raw: Mapping[str, Any]) -> list[ConfigProblem]:
-    """All faults of raw settings and of what they point to. Files are read only once the settings themselves are
+    """All problems of raw settings and of what they point to. Files are read only once the settings themselves are
     sound."""
     try:
         preflight(raw).scorer.close()
@@ -79,100 +80,90 @@ def preflight(
     of the others.
 
     Returns the rows and reward functions that were read. `processes`: those that are shared with other runs.
-    `runs_dir`: where the run will be, the folder of runs by default; its disk must have room. `begin`: what makes
-    the scorer, where functions are objects of a program. `of_program`: whether the caller has the optimizer and
-    schedule, where those are objects. Raises UserError with all faults. A reward file is executed to see what it
-    registers: naming it on the command line is consent.
+    `runs_dir`: where the run will be, the folder of runs by default; its disk must have room. `begin`: makes the
+    scorer, where functions are objects of a program. `of_program`: the caller may have an optimizer and a schedule
+    that are objects. Raises UserError with all problems. A reward file is executed to see what it registers: naming it
+    on the command line is consent.
     """
     config = settings if isinstance(settings, Config) else parse(settings)
     if not of_program:
         require_no_program(config)
     scorer = begin(config) if begin else begin_scorer(config, processes)
     try:
-        splits, stages = _check_files(config, scorer, runs_dir or runs_folder())
+        problems: list[ConfigProblem] = []
+        if config.hosts:
+            _caught(problems, lambda: plan_machines(config))
+        tokenizer = _check_models(config, runs_dir or runs_folder(), problems)
+        _caught(problems, lambda: check_grammar(config, tokenizer))
+        splits = _caught(problems, lambda: _read_and_check_data(config, tokenizer, scorer))
+        stages: tuple[StageRows, ...] | None = None
+        steps = config.iters
+        if splits is not None:
+            stages = _caught(problems, lambda: _check_stages(config, splits, tokenizer, scorer))
+            if config.epochs:  # at most: rows that are too long are left out
+                steps = -(-config.epochs * len(splits.train) // config.prompts_per_step)
+        # Last: the process of the reward functions has been starting meanwhile.
+        _caught(problems, lambda: scoring_stages(config, scorer.load(), steps))
+        problems += filter(None, map(missing_fault, chosen(config.report_to)))
+        if problems:
+            raise UserError(list(dict.fromkeys(problems)))
     except BaseException:
         scorer.close()
         raise
+    assert splits is not None and stages is not None
     return RunInputs(splits, scorer, stages)
 
 
-def _check_files(config: Config, scorer: Scorer, runs_dir: Path) -> tuple[Splits, tuple[StageRows, ...]]:
-    """Everything that the settings point to. → the rows, and those of each stage. Raises UserError with all faults."""
-    faults: list[ConfigProblem] = []
-    if config.hosts:
-        _caught(faults, lambda: plan_machines(config))
-    tokenizer = _check_models(config, runs_dir, faults)
-    _caught(faults, lambda: check_grammar(config, tokenizer))
-    splits = _caught(faults, lambda: _read_and_check_data(config, tokenizer, scorer))
-    stages = _caught(faults, lambda: _check_stages(config, splits, tokenizer, scorer)) if splits is not None else None
-    # Last: the process of the reward functions has been starting meanwhile.
-    steps = config.iters
-    if config.epochs and splits is not None:  # at most: rows that are too long are left out
-        steps = -(-config.epochs * len(splits.train) // config.prompts_per_step)
-    # And whether weights fit the functions and the length of the run.
-    _caught(faults, lambda: scoring_stages(config, scorer.load(), steps))
-    faults += filter(None, map(missing_fault, chosen(config.report_to)))
-    if faults:
-        raise UserError(list(dict.fromkeys(faults)))
-    assert splits is not None and stages is not None
-    return splits, stages
+def _caught(problems: list[ConfigProblem], check_part: Callable[[], T]) -> T | None:
+    try:
+        return check_part()
+    except UserError as error:
+        problems += error.faults
+        return None
 
 
-def _check_models(config: Config, runs_dir: Path, faults: list[ConfigProblem]) -> Any:
-    """Adds the faults of the model and its reference. → the model's tokenizer, None where it cannot be read."""
-    _caught(faults, lambda: device.check(config.device))
-    folder = _caught(faults, lambda: check_model(config.model, "model"))
+def _check_models(config: Config, runs_dir: Path, problems: list[ConfigProblem]) -> Any:
+    """Adds the problems of the model and its reference. → the model's tokenizer, None where it cannot be read."""
+    _caught(problems, lambda: device.check(config.device))
+    folder = _caught(problems, lambda: check_model(config.model, "model"))
+    shape = None
     if folder is not None:
-        _caught(faults, lambda: _check_quantised(folder, config))
-        faults += _too_large(folder, config)
-    # Before the model is opened, which attaches the adapters of a reference: a broken file is one fault.
-    reference_tokenizer = _caught(faults, lambda: _check_reference(config))
+        _caught(problems, lambda: _check_quantised(folder, config))
+        shape = shape_of(folder)
+        if shape is not None and not shape.is_transformer:
+            shape = None
+        if shape is not None and (too_large := estimate_run(config, shape, machine_bytes(), prompt=1).fault):
+            problems.append(too_large)
+    # Before the model is opened, which attaches the adapters of a reference: a broken file is one problem.
+    reference_tokenizer = _caught(problems, lambda: _check_reference(config))
     if folder is None:
         return None
-    tokenizer = _check_learns(folder, config, faults)
+    tokenizer = _check_learns(folder, config, problems)
     if tokenizer is None and config.tokenizer:  # as far as it shows without the model's files
-        _caught(faults, lambda: tokenizer_folder(config.tokenizer))
-    _caught(faults, lambda: _check_room(folder, config, runs_dir))
-    _caught(faults, lambda: _check_files_of_model(folder, config))
+        _caught(problems, lambda: tokenizer_folder(config.tokenizer))
+    if shape is not None:
+        _caught(problems, lambda: require_room(runs_dir, run_bytes(config, shape) + RESERVE, "The run"))
+    if config.train_type == "full" or exports(config):  # a whole model is written, with files of the base
+        _caught(problems, lambda: kept_files(tokenizer_folder(config.tokenizer) if config.tokenizer else folder))
     if tokenizer is not None and reference_tokenizer is not None:
-        _caught(faults, lambda: check_same_tokens(reference_tokenizer, tokenizer, config))
+        _caught(problems, lambda: check_same_tokens(reference_tokenizer, tokenizer, config))
     return tokenizer
 
 
-def _too_large(folder: Path, config: Config) -> list[ConfigProblem]:
-    shape = shape_of(folder)
-    if shape is None or not shape.is_transformer:
-        return []
-    fault = estimate_run(config, shape, machine_bytes(), prompt=1).fault
-    return [fault] if fault is not None else []
-
-
-def _check_room(folder: Path, config: Config, runs_dir: Path) -> None:
-    """Raises DiskError where the disk has no room for what the run will write."""
-    if (shape := shape_of(folder)) is not None and shape.is_transformer:
-        require_room(runs_dir, run_bytes(config, shape) + RESERVE, "The run")
-
-
-def _check_files_of_model(folder: Path, config: Config) -> None:
-    """Raises UserError where the run writes a whole model, and files of the base cannot go along (`kept_files`)."""
-    if config.train_type == "full" or exports(config):
-        kept_files(tokenizer_folder(config.tokenizer) if config.tokenizer else folder)
-
-
-def _check_learns(folder: Path, config: Config, faults: list[ConfigProblem]) -> Any:
-    """Adds the faults of a model that cannot be loaded, quantised or adapted as the settings say. → its tokenizer,
+def _check_learns(folder: Path, config: Config, problems: list[ConfigProblem]) -> Any:
+    """Adds the problems of a model that cannot be loaded, quantised or adapted as the settings say. → its tokenizer,
     None without one."""
-    opened = _caught(faults, lambda: _opened(folder, config.model, "model"))
+    opened = _caught(problems, lambda: _opened(folder, config.model, "model"))
     if opened is None:
         return None
     model, own, model_config = opened
-    tokenizer = _caught(faults, lambda: run_tokenizer(config.tokenizer, own, model))
-    if not faults and config.parallelism == "tensor" and config.hosts:
-        _caught(faults, lambda: check_division(copy_sharing_arrays(model), model_config, config))
-    if not faults:
-        _caught(faults, lambda: check_learns(model, model_config, config))
-    if not faults and config.adapter:  # the model has the run's own adapters now
-        _caught(faults, lambda: check_start(model, config, config.adapter))
+    tokenizer = _caught(problems, lambda: run_tokenizer(config.tokenizer, own, model))
+    if not problems and config.parallelism == "tensor" and config.hosts:
+        _caught(problems, lambda: check_division(copy_sharing_arrays(model), model_config, config))
+    if not problems:
+        _caught(problems, lambda: check_learns(model, model_config, config))
+    if not problems and config.adapter:  # the model has the run's own adapters now
+        _caught(problems, lambda: check_start(model, config, config.adapter))
     return tokenizer
 
 
@@ -207,14 +198,6 @@ def _opened(folder: Path, name: str, setting: str) -> tuple[nn.Module, Any, dict
     return check_opens(folder, name, setting) if any(folder.glob("model*.safetensors")) else None
 
 
-def _caught(faults: list[ConfigProblem], check_part: Callable[[], T]) -> T | None:
-    try:
-        return check_part()
-    except UserError as error:
-        faults += error.faults
-        return None
-
-
 def check_model(name: str, setting: str) -> Path:
     """The folder with the model's config.json (from the Hub's cache or the Hub itself for an id). Raises UserError
     for a model that does not exist, or that mlx-lm has no code for."""
@@ -232,9 +215,8 @@ def _check_quantised(folder: Path, config: Config) -> None:
     if config.quantization != "none":
         raise UserError("quantization", f"{config.model} is quantised already; choose None to train it as it comes.")
     if config.train_type == "full":
-        raise UserError(
-            "train_type", f"{config.model} is quantised, and packed weights cannot learn; choose LoRA or DoRA."
-        )
+        what = f"{config.model} is quantised, and packed weights cannot learn; choose LoRA or DoRA."
+        raise UserError("train_type", what)
 
 
 def _read_and_check_data(config: Config, tokenizer: Any, scorer: Scorer) -> Splits:
@@ -242,15 +224,13 @@ def _read_and_check_data(config: Config, tokenizer: Any, scorer: Scorer) -> Spli
     The training rows of a run with stages are `_check_stages`'."""
     splits = read_rows(config, scorer)
     of_held_out = held_out_settings(config, stage_configs(config))
-    checked = [split for split in SPLITS if splits.rows(split) and not (split == "train" and config.stages)]
-    for split in checked:
+    for split in (split for split in SPLITS if splits.rows(split) and not (split == "train" and config.stages)):
         if faults := check_columns(splits.rows(split), of_held_out, splits.source.get(split, config.data)):
             raise UserError(faults)
     check_evaluation_sets(splits, of_held_out, tokenizer)
     check_held_out(splits, config)
-    if tokenizer is not None:
-        used = {"train": True, "valid": config.steps_per_eval > 0, "test": config.test}
-        for split in (split for split in checked if used[split]):
+    for split in used_splits(config) if tokenizer is not None else ():
+        if splits.rows(split):
             source = splits.source.get(split, config.data)
             check_prompts(splits.rows(split), tokenizer, PromptFormat.of(of_held_out), source)
     return splits

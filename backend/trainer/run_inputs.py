@@ -23,8 +23,7 @@ from backend.utils.errors import UserError
 
 @dataclass(frozen=True, slots=True)
 class StageRows:
-    """Training rows, and the file or split that they came from. Stages with the same rows have the same list of
-    them."""
+    """Training rows, and the file or split that they came from. Stages with the same rows share one list of them."""
 
     rows: Rows
     source: str
@@ -32,12 +31,11 @@ class StageRows:
 
 @dataclass(frozen=True, slots=True)
 class RunInputs:
-    """Rows and loaded reward functions of a run."""
+    """Rows and loaded reward functions of a run; `stages`: the training rows of each stage."""
 
     splits: Splits
     scorer: Scorer
     stages: tuple[StageRows, ...] = ()
-    """The training rows of each stage; empty without stages."""
 
 
 def read_inputs(config: Config, processes: SharedProcesses | None = None) -> RunInputs:
@@ -91,7 +89,8 @@ Poll = Callable[[float], None]
 
 @dataclass(slots=True)
 class EvaluationSets:
-    """What a run is evaluated on while it trains: its valid split, and the datasets of `eval_data` by name.
+    """The prompts on which a run is evaluated while it trains: its valid split, and the datasets of `eval_data` by
+    name.
 
     One evaluation is one `eval` event. The metrics of the valid split have their plain names, those of a named set
     its name before them (`gsm8k/reward`). Without a valid split the first named set has the plain names too, which
@@ -105,7 +104,7 @@ class EvaluationSets:
         return bool(self.valid or self.named)
 
     def metrics(self, measure: Callable[[list[Problem], Poll], dict[str, float]], poll: Poll) -> dict[str, float]:
-        """The metrics of one evaluation. `poll` is called with the share of all prompts that is done."""
+        """The metrics of one evaluation. `poll` takes the share of all prompts that is done."""
         sets = {"": self.valid, **self.named} if self.valid else self.named
         total, before = sum(map(len, sets.values())), 0
         found: dict[str, float] = {}
@@ -122,13 +121,13 @@ class EvaluationSets:
 
 @dataclass(slots=True)
 class StagePrompts:
-    """The training prompts of each stage. Stages with the same rows and format share their prompts."""
+    """The training prompts of each stage. Stages with the same rows and format share their prompts. `present`: the
+    stage whose prompts are taken."""
 
     stages: Stages
     rows: Sequence[StageRows]
     prompts: Sequence[TokenizedPrompts]
     present: int = 0
-    """The stage whose prompts are taken."""
 
     def begin(self, step: int, stream: PromptStream) -> None:
         """Let the stream take the prompts of the stage of `step`."""
@@ -140,12 +139,11 @@ class StagePrompts:
 
 @dataclass(frozen=True, slots=True)
 class RunPrompts:
-    """Every prompt that a run may take."""
+    """Every prompt that a run may take: of the splits that it uses (without `train` where stages have the rows), of the
+    sets of `eval_data`, and of the stages."""
 
     by_split: dict[str, TokenizedPrompts]
-    """Of the splits that the run uses; without `train` where stages have the rows."""
     named: dict[str, TokenizedPrompts]
-    """The sets of `eval_data`."""
     of_stages: StagePrompts | None
 
     @classmethod
@@ -166,30 +164,29 @@ class RunPrompts:
             prompts.measure(prompts.longest_texts())  # memory is planned for the longest prompt of all rows
             return prompts
 
-        used = {"train": not config.stages, "valid": config.steps_per_eval > 0, "test": config.test}
         by_split: dict[str, TokenizedPrompts] = {}
-        for split in SPLITS:
-            if used[split] and (rows := splits.rows(split)):
+        for split in used_splits(config):
+            if rows := splits.rows(split):
                 # With `epochs` the length of the run is the number of rows that fit, so all are tokenised.
                 is_counted = split == "train" and config.epochs > 0
                 source = splits.source.get(split, config.data)
                 by_split[split] = prompts_of(rows, settings, source, split, all_rows=is_counted)
         of_stages = None
         if config.stages:
-            stage_rows = inputs.stages or read_stages(config, splits, inputs.scorer)
+            rows_of_stages = inputs.stages or read_stages(config, splits, inputs.scorer)
             of_stage: list[TokenizedPrompts] = []
-            for index, (own, rows) in enumerate(zip(stages, stage_rows, strict=True)):
+            for index, (own, rows) in enumerate(zip(stages, rows_of_stages, strict=True)):
                 known = (each for each in of_stage if each.are_of(rows.rows, PromptFormat.of(own)))
                 try:
                     of_stage.append(next(known, None) or prompts_of(rows.rows, own, rows.source, "train"))
                 except UserError as error:
                     raise stage_error(index, error) from None
-            of_stages = StagePrompts(config.stages, stage_rows, of_stage)
-        named: dict[str, TokenizedPrompts] = {}
-        for name, each in splits.evals.items() if config.steps_per_eval else ():
-            own = settings.model_copy(update=each.settings)
-            _check_set(name, each.rows, own, each.source)
-            named[name] = prompts_of(each.rows, own, each.source, name)
+            of_stages = StagePrompts(config.stages, rows_of_stages, of_stage)
+        check_evaluation_sets(splits, settings, None)
+        named = {
+            name: prompts_of(each.rows, settings.model_copy(update=each.settings), each.source, name)
+            for name, each in (splits.evals.items() if config.steps_per_eval else ())
+        }
         return cls(by_split, named, of_stages)
 
     @property
@@ -214,15 +211,19 @@ class RunPrompts:
     def evaluation_sets(self, config: Config) -> EvaluationSets:
         """The prompts of each set for an evaluation during training."""
         count = config.val_batches * config.prompts_per_evaluation_batch
-        named = {name: prompts.first(count) for name, prompts in self.named.items()}
-        return EvaluationSets(self._first("valid", count), named)
+        valid = self.by_split["valid"].first(count) if "valid" in self.by_split else []
+        return EvaluationSets(valid, {name: prompts.first(count) for name, prompts in self.named.items()})
 
     def test(self, config: Config) -> list[Problem]:
         """The prompts of the test split for the evaluation at the end."""
-        return self._first("test", config.test_batches * config.prompts_per_evaluation_batch)
+        count = config.test_batches * config.prompts_per_evaluation_batch
+        return self.by_split["test"].first(count) if "test" in self.by_split else []
 
-    def _first(self, split: str, count: int) -> list[Problem]:
-        return self.by_split[split].first(count) if split in self.by_split else []
+
+def used_splits(config: Config) -> list[str]:
+    """The splits that a run reads for itself; the training rows of a run with stages are the stages'."""
+    used = {"train": not config.stages, "valid": config.steps_per_eval > 0, "test": config.test}
+    return [split for split in SPLITS if used[split]]
 
 
 def held_out_settings(config: Config, stages: Sequence[Config]) -> Config:
@@ -250,11 +251,7 @@ def check_evaluation_sets(splits: Splits, config: Config, tokenizer: Any) -> Non
     fits."""
     for name, each in splits.evals.items() if config.steps_per_eval else ():
         own = config.model_copy(update=each.settings)
-        _check_set(name, each.rows, own, each.source)
+        if faults := check_columns(each.rows, own, each.source):
+            raise UserError("eval_data", f"{name}: {faults[0].sentence}"[:200])
         if tokenizer is not None:
             check_prompts(each.rows, tokenizer, PromptFormat.of(own), each.source)
-
-
-def _check_set(name: str, rows: Rows, settings: Config, source: str) -> None:
-    if faults := check_columns(rows, settings, source):
-        raise UserError("eval_data", f"{name}: {faults[0].sentence}"[:200])

@@ -40,19 +40,20 @@ class ScoringStage:
 
 class ScoringStages:
     """Scores groups by the stage of their step. `steps` is the length of the run: the sum over its stages if it has
-    any."""
+    any. `poll` is called while functions are waited for; may raise to give them up. `uses_mlx`: a reward file imports
+    mlx itself, so its functions are never called beside sampling: the two would share the device and its memory."""
 
     def __init__(self, config: Config, scorer: Scorer, steps: int) -> None:
         self.config = config
         self.poll: Poll = wait_on
-        """Called while functions are waited for; may raise to give them up."""
         self._scorer = scorer
         self.stages = scoring_stages(config, scorer.load(), steps)
         self.steps = self.stages[-1].last
-        self.uses_mlx = imports_mlx(self.stages)
+        files = {function.file for stage in self.stages for function in stage.functions if function.file}
+        self.uses_mlx = any(MLX.search(file.read_text(encoding="utf-8", errors="replace")) for file in files)
 
     def change(self, config: Config, steps: int) -> None:
-        """Go on with other weights or another length. Adaptive weights keep the factors that they have reached."""
+        """Continue with other weights or another length. Adaptive weights keep the factors that they have reached."""
         state, functions = self.state(), [stage.functions for stage in self.stages]
         self.config = config
         self.stages = scoring_stages(config, functions, steps)
@@ -106,17 +107,17 @@ class ScoringStages:
 
     def update_weights(self, groups: Sequence[Group], step: int) -> dict[str, float]:
         """Let adaptive weights follow a finished step's scores. Returns the weights the step had, where they vary."""
-        schedule = self.stage(step).weights
-        if schedule.kind == "constant":
+        stage = self.stage(step)
+        if stage.weights.kind == "constant":
             return {}
-        names = self.stage(step).names
-        metrics = {f"reward_weights/{name}": weight for name, weight in zip(names, schedule.at(step), strict=True)}
-        schedule.observe_scores(step, groups)
+        at_step = zip(stage.names, stage.weights.at(step), strict=True)
+        metrics = {f"reward_weights/{name}": weight for name, weight in at_step}
+        stage.weights.observe_scores(step, groups)
         return metrics
 
     def notes(self) -> list[str]:
-        """Sentences about the functions: one replaces a shipped function, or is registered twice; from what they are
-        not kept."""
+        """Sentences about the functions: one replaces a shipped function, or is registered twice; what does not confine
+        them."""
         functions = [function for stage in self.stages for function in stage.functions]
         return list(dict.fromkeys([*(function.note for function in functions if function.note), *self._scorer.notes()]))
 
@@ -137,53 +138,35 @@ class ScoringStages:
             try:
                 stage.weights.restore(state)
             except ValueError:
-                raise UserError(
-                    "reward_functions",
-                    "The checkpoint's adaptive weights are of other reward functions; resume with the same ones, or "
-                    "start a new run.",
-                ) from None
+                what = "The checkpoint's adaptive weights are of other reward functions"
+                raise UserError("reward_functions", f"{what}; resume with the same ones, or start a new run.") from None
 
 
 def scoring_stages(config: Config, functions: list[list[FunctionDescription]], steps: int) -> list[ScoringStage]:
     """The run's stages; without `stages:` a single one of `steps`. Raises UserError for weights that do not fit."""
-    if not config.stages:
-        return [ScoringStage(steps, functions[0], _schedule(config, config.weights, functions[0], steps))]
-    stages, last = [], 0
-    for number, (settings, of_stage) in enumerate(zip(config.stages, functions, strict=True), 1):
-        last += settings["iters"]
-        weights = _stage_weights(settings, config, of_stage, number)
-        stages.append(ScoringStage(last, of_stage, _schedule(config, weights, of_stage, last), number - 1))
-    return stages
-
-
-def _stage_weights(
-    settings: Mapping[str, Any], config: Config, functions: list[FunctionDescription], number: int
-) -> list[float]:
-    """The stage's own weights; else the run's, if the functions are the run's; else all 1."""
-    weights = settings.get("reward_weights")
-    if not weights:
-        weights = [1.0] * len(functions) if settings.get("reward_functions") else config.weights
-    if len(weights) != len(functions):
-        raise UserError(
-            "stages", f"Stage {number} has {len(weights)} reward weights for {len(functions)} reward functions."
-        )
-    return weights
-
-
-def _schedule(config: Config, weights: list[float], functions: list[FunctionDescription], steps: int) -> WeightSchedule:
     kind: Any = config.reward_weight_schedule
-    names = [function.name for function in functions]
-    try:
-        return WeightSchedule(kind, weights, config.reward_weights_final or None, steps, names=names)
-    except ValueError as error:
-        raise UserError("reward_weight_schedule", f"{str(error)[0].upper()}{str(error)[1:]}.") from None
 
+    def stage(last: int, own: list[FunctionDescription], weights: list[float], index: int) -> ScoringStage:
+        names, final = [function.name for function in own], config.reward_weights_final or None
+        try:
+            return ScoringStage(last, own, WeightSchedule(kind, weights, final, last, names=names), index)
+        except ValueError as error:
+            raise UserError("reward_weight_schedule", f"{str(error)[0].upper()}{str(error)[1:]}.") from None
 
-def imports_mlx(stages: Sequence[ScoringStage]) -> bool:
-    """True if a reward file imports mlx itself. Such functions are never called beside sampling: the two would share
-    the device and its memory."""
-    files = {function.file for stage in stages for function in stage.functions if function.file}
-    return any(MLX.search(file.read_text(encoding="utf-8", errors="replace")) for file in files)
+    if not config.stages:
+        return [stage(steps, functions[0], config.weights, 0)]
+    stages, last = [], 0
+    for index, (settings, own) in enumerate(zip(config.stages, functions, strict=True)):
+        last += settings["iters"]
+        # The stage's own weights; else the run's, if the functions are the run's; else all 1.
+        weights = settings.get("reward_weights")
+        if not weights:
+            weights = [1.0] * len(own) if settings.get("reward_functions") else config.weights
+        if len(weights) != len(own):
+            what = f"Stage {index + 1} has {len(weights)} reward weights for {len(own)} reward functions."
+            raise UserError("stages", what)
+        stages.append(stage(last, own, weights, index))
+    return stages
 
 
 def fingerprints(config: Config) -> dict[str, str]:
@@ -203,7 +186,6 @@ def changed_files(before: Mapping[str, str], now: Mapping[str, str], step: int) 
         return ""
     names, have = quote(", ".join(changed), 60), "has" if len(changed) == 1 else "have"
     return (
-        f"{names} {have} changed since this run was trained last: the steps up to {step} were scored with the "
-        "old version, "
-        f"those from {step + 1} on with the new one."
+        f"{names} {have} changed since this run was trained last: the steps up to {step} were scored with the old "
+        f"version, those from {step + 1} on with the new one."
     )

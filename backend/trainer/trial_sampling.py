@@ -84,8 +84,8 @@ class TrialSampler:
         report: Report = lambda progress: None,
         check: Callable[[], None] = lambda: None,
     ) -> list[Group]:
-        """`group_size` completions of each picked row. `report` is called with {"phase", "done"?, "of"?}; `check` is
-        called often and may raise to stop. Raises UserError where dataset or model cannot be loaded."""
+        """`group_size` completions of each picked row. `report` takes {"phase", "done"?, "of"?}; `check` is called
+        often and may raise to stop. Raises UserError where dataset or model cannot be loaded."""
         report({"phase": "reading the dataset"})
         dataset = open_dataset(config)
         check()
@@ -100,10 +100,14 @@ class TrialSampler:
             report({"phase": "sampling", "done": tokens, "of": most_tokens})
 
         poll(0)
-        sampling = Sampling.of(config)
-        return self._cached_rollout(config, policy).sample(problems, group_size, sampling, seed, 0, poll)
+        key = (config.max_completion_length, tuple(config.stop))
+        if self._rollout is None or self._rollout[0] != key:
+            self._rollout = (key, Sampler(policy, config.max_completion_length, stop=config.stop))
+        return self._rollout[1].sample(problems, group_size, Sampling.of(config), seed, 0, poll)
 
     def _cached_policy(self, config: Config) -> Policy:
+        """The model of the run's first step: the base, or the base with the adapter that the run starts from. Raises
+        UserError."""
         names = (config.model, config.tokenizer)
         key = (*names, *map(_last_written, names), config.quantization, config.dtype, config.device)
         if config.adapter:
@@ -112,24 +116,11 @@ class TrialSampler:
             key = (*key, weights, _last_written(weights), *shape)
         if self._policy is None or self._policy[0] != key:
             self._policy = self._rollout = None  # free the old model's memory first
-            self._policy = (key, _model_of_a_beginning_run(config))
+            policy = load_policy(config.model_copy(update=WITHOUT_REFERENCE if config.adapter else SMALLEST_MODEL))
+            if config.adapter:
+                load_start(policy, config, config.adapter)
+            self._policy = (key, policy)
         return self._policy[1]
-
-    def _cached_rollout(self, config: Config, policy: Policy) -> Sampler:
-        key = (config.max_completion_length, tuple(config.stop))
-        if self._rollout is None or self._rollout[0] != key:
-            self._rollout = (key, Sampler(policy, config.max_completion_length, stop=config.stop))
-        return self._rollout[1]
-
-
-def _model_of_a_beginning_run(config: Config) -> Policy:
-    """What the run's first step samples from: the base, or the base with the adapter that the run starts from.
-    Raises UserError."""
-    if not config.adapter:
-        return load_policy(config.model_copy(update=SMALLEST_MODEL))
-    policy = load_policy(config.model_copy(update=WITHOUT_REFERENCE))
-    load_start(policy, config, config.adapter)
-    return policy
 
 
 def _problems(dataset: LoadedDataset, policy: Policy, config: Config, pick: Pick, seed: int) -> list[Problem]:

@@ -14,7 +14,7 @@ import pytest
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
 from backend.sampling.sampler import Sampling
-from backend.trainer.evaluation.evaluate import FORWARD_ROWS, held_out_rewards, sample_of
+from backend.trainer.evaluation.evaluate import FORWARD_ROWS, evaluation_metrics, sample_of, scored_groups
 from backend.trainer.scoring import MLX
 from backend.types import Completion, Group, Problem
 from tests.support import small_run
@@ -42,9 +42,8 @@ class Sampled:
 
 
 def held_out(score: Any, log: list[str], **more: Any) -> dict[str, float]:
-    return held_out_rewards(
-        Sampled(log), PROBLEMS, score, ["r"], [1.0], sampling=SAMPLING, group_size=2, batch_size=2, count=-1, **more
-    )  # fmt: skip
+    groups = scored_groups(Sampled(log), PROBLEMS, score, sampling=SAMPLING, group_size=2, batch_size=2, **more)
+    return evaluation_metrics(groups, ["r"], [1.0])
 
 
 def scorer(log: list[str], seconds: float = 0.05) -> Any:
@@ -82,9 +81,7 @@ def test_a_stop_waits_for_no_reward_function() -> None:
 
     began = time.monotonic()
     with pytest.raises(Stop):
-        held_out_rewards(
-            Stopping([]), PROBLEMS, score, ["r"], [1.0], sampling=SAMPLING, group_size=2, batch_size=2, count=-1
-        )
+        scored_groups(Stopping([]), PROBLEMS, score, sampling=SAMPLING, group_size=2, batch_size=2)
     assert time.monotonic() - began < 5.0
 
 
