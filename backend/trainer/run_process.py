@@ -40,7 +40,7 @@ from backend.trainer.machine import GpuError
 from backend.trainer.run_context import LoadContext, SharedResources, load_context
 from backend.trainer.run_inputs import RunInputs
 from backend.trainer.steering import Steering
-from backend.trainer.trackers.launch import RunTrackers
+from backend.trainer.trackers.follow import RunTrackers
 from backend.trainer.trainer import Trainer
 from backend.utils.disk_faults import DiskError
 from backend.utils.errors import UserError

@@ -21,7 +21,7 @@ from backend.config.checks import cross_setting_faults
 from backend.runs.events import EventLog, JsonLines, truncate_file
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_lock import hold_lock
-from backend.trainer.trackers import csv_tables, follow, launch, packages
+from backend.trainer.trackers import follow, packages
 from backend.trainer.trackers.follow import MAKERS, about_run, track
 from backend.trainer.trackers.records import AboutRun, RecordReader, Sent, StepRecord
 from backend.utils.command import backend_environment
@@ -169,7 +169,7 @@ def test_a_full_disk_is_told_once_and_tried_again(made_up: MadeUpRun, monkeypatc
     """While the run trains: the tracker goes on, and once there is room the table is whole."""
     told: list[str] = []
     attempts: list[int] = []
-    write = csv_tables.write_tables
+    write = packages.write_tables
 
     def full_at_first(about: AboutRun) -> None:
         attempts.append(1)
@@ -178,9 +178,9 @@ def test_a_full_disk_is_told_once_and_tried_again(made_up: MadeUpRun, monkeypatc
         write(about)
         held.clear()  # the run is over
 
-    monkeypatch.setattr(csv_tables, "write_tables", full_at_first)
-    monkeypatch.setattr(csv_tables, "LEAST_REST_S", 0.0)
-    monkeypatch.setattr(csv_tables, "REST", 0.0)
+    monkeypatch.setattr(packages, "write_tables", full_at_first)
+    monkeypatch.setattr(packages, "LEAST_REST_S", 0.0)
+    monkeypatch.setattr(packages, "REST", 0.0)
     held = [True]
     monkeypatch.setattr(RunFolder, "is_locked", lambda run: bool(held))
     made_up.step(1)
@@ -527,12 +527,12 @@ def test_a_tracker_changes_nothing_of_a_run(
             started[-1].wait(60)  # so that the run is sure to see it
         return started[-1]
 
-    monkeypatch.setattr(launch, "LOOK_S", 0.0)
+    monkeypatch.setattr(follow, "LOOK_S", 0.0)
     if harm in HARM:
-        monkeypatch.setattr(launch, "module_command", lambda module: [sys.executable, "-S", "-c", HARM[harm]])
+        monkeypatch.setattr(follow, "module_command", lambda module: [sys.executable, "-S", "-c", HARM[harm]])
     if harm == "cannot be started":
-        monkeypatch.setattr(launch, "module_command", lambda module: [str(tmp_path / "nothing")])
-    monkeypatch.setattr(launch.subprocess, "Popen", start)
+        monkeypatch.setattr(follow, "module_command", lambda module: [str(tmp_path / "nothing")])
+    monkeypatch.setattr(follow.subprocess, "Popen", start)
     run = RunFolder(tmp_path / "run")
     began = time.monotonic()
     raw = small_run.settings_for(place, report_to=["csv"], **small_run.low_half(place))
@@ -567,10 +567,10 @@ def test_a_tracker_changes_nothing_of_a_run(
 def test_a_tracker_that_ends_before_its_run_is_told_once(
     made_up: MadeUpRun, monkeypatch: pytest.MonkeyPatch, harm: str, why: str
 ) -> None:
-    monkeypatch.setattr(launch, "module_command", lambda module: [sys.executable, "-S", "-c", HARM[harm]])
-    monkeypatch.setattr(launch, "LOOK_S", 0.0)
+    monkeypatch.setattr(follow, "module_command", lambda module: [sys.executable, "-S", "-c", HARM[harm]])
+    monkeypatch.setattr(follow, "LOOK_S", 0.0)
     told: list[str] = []
-    trackers = launch.RunTrackers(made_up.folder)
+    trackers = follow.RunTrackers(made_up.folder)
     trackers.start(["csv"], lambda sentence: None)
     until = time.monotonic() + 30
     while not told and time.monotonic() < until:

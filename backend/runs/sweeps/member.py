@@ -26,7 +26,7 @@ from backend.trainer.preflight import preflight
 from backend.trainer.run_context import SharedResources, load_context
 from backend.trainer.run_inputs import RunInputs, read_inputs
 from backend.trainer.run_process import end_run, open_run, save_without_gpu, stops_as_exceptions
-from backend.trainer.trackers.launch import RunTrackers
+from backend.trainer.trackers.follow import RunTrackers
 from backend.trainer.trainer import Trainer
 from backend.utils.errors import ConfigProblem, UserError
 

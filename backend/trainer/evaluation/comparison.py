@@ -8,6 +8,7 @@ scored once, by the run's own functions and weights.
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -85,28 +86,23 @@ MODEL_KEYS = (
 
 @dataclass(frozen=True, slots=True)
 class EvaluationChoices:
-    """The user's choices for an evaluation."""
+    """The user's choices for an evaluation.
+
+    `completions` of each prompt where they are sampled. `ks`: the k of pass@k; () for 1, 2, 4 … up to `completions`.
+    `limit`: prompts; −1 for all. `passing`: as `read_pass_rule` reads it; "" for the default.
+    """
 
     split: str = "test"
     decodings: tuple[DecodingName, ...] = ("greedy", "sampled")
     completions: int = 4
-    """Completions of each prompt where they are sampled."""
     ks: tuple[int, ...] = ()
-    """The k of pass@k; () for 1, 2, 4 … up to `completions`."""
     limit: int = -1
-    """Prompts; −1 for all."""
     base_only: bool = False
     seed: int = EVAL_SEED
     passing: str = ""
-    """As `read_pass_rule` reads it; "" for the default."""
 
     def count(self, decoding: DecodingName) -> int:
         return 1 if decoding == "greedy" else self.completions
-
-    def ks_of(self, decoding: DecodingName) -> list[int]:
-        count = self.count(decoding)
-        powers_of_two = [1 << power for power in range(count.bit_length())]
-        return sorted({k for k in self.ks or powers_of_two if k <= count} | {1})
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,15 +133,6 @@ class EvaluatedModel:
     @property
     def step(self) -> int:
         return self.checkpoint.state.step if self.checkpoint is not None else self.steps
-
-    def subject(self) -> Subject:
-        return Subject(
-            model=self.config.model,
-            run=self.run.name if self.run is not None else None,
-            step=self.checkpoint.state.step if self.checkpoint is not None else None,
-            train_type=self.config.train_type if self.run is not None else None,
-            config_sha256=config_digest(self.config),
-        )
 
 
 def find_evaluated(name: str, config: Config | None, runs_dir: Path | None = None, which: str = END) -> EvaluatedModel:
@@ -189,17 +176,22 @@ def evaluate_model(
 ) -> tuple[Evaluation, list[EvaluatedRow]]:
     """Run an evaluation; nothing is written. `check` is called often and may raise to stop. Raises UserError."""
     began, created, notes = time.perf_counter(), time.time(), list[str]()
-    config = evaluated.config
+    config, run, saved = evaluated.config, evaluated.run, evaluated.checkpoint
     report(EvaluationProgress("Reading the dataset"))
     inputs = read_inputs(config)
     notes += inputs.splits.notes
     rows, source, of_rows = _rows(inputs.splits, choices.split, config)
     scoring = ScoringStages(config, inputs.scorer, evaluated.steps)
-    weights_then = evaluated.checkpoint.state.reward_weights if evaluated.checkpoint is not None else []
+    weights_then = saved.state.reward_weights if saved is not None else []
     if len(weights_then) == len(scoring.stages):  # another config may have other stages than the run
         scoring.restore(weights_then)
     stage = scoring.stage(evaluated.step)
-    rule = _pass_rule(config, choices, scoring.stages.index(stage), notes)
+    of_stage = config.stages[scoring.stages.index(stage)].get("reward_functions") if config.stages else None
+    entries = of_stage or config.reward_functions
+    rule = read_pass_rule(choices.passing, entries) if choices.passing else default_pass_rule(entries)
+    if rule is None:
+        what = "No reward function here is known to say what is right, so there is no pass@k; choose one with --pass."
+        notes.append(what)
     check()
     report(EvaluationProgress("Loading the model"))
     policy = load_policy(config, notes.append)
@@ -216,30 +208,43 @@ def evaluate_model(
     sampler = Sampler(policy, config.max_completion_length, stop=config.stop, **rollout_limits(plan))
     results = _sample_sides(evaluated, choices, policy, sampler, scoring, problems, report, check)
     scoring.close()
-    weights = dict(zip(stage.names, stage.weights.at(evaluated.step), strict=True))
-    row_list = row_results(problems, results)
+    row_list: list[EvaluatedRow] = []
+    for i, problem in enumerate(problems):
+        about = {"index": problem.index, "prompt": problem.prompt, "answer": problem.answer, "type": problem.type}
+        row = EvaluatedRow(**about, greedy=None, sampled=None)
+        for decoding, sides in results.items():
+            row[decoding] = RowSides(**{side: made.by_prompt[i] for side, made in sides.items()})
+        row_list.append(row)
     decodings: list[Decoding] = []
     for decoding in choices.decodings:
-        sampling = _sampling(decoding, config)
-        figures = decoding_figures(decoding, results[decoding], row_list, rule, choices.ks_of(decoding))
+        sampling, count = _sampling(decoding, config), choices.count(decoding)
+        powers_of_two = [1 << power for power in range(count.bit_length())]
+        ks = sorted({k for k in choices.ks or powers_of_two if k <= count} | {1})
         decodings.append(
             Decoding(
                 name=decoding,
-                completions=choices.count(decoding),
+                completions=count,
                 temperature=sampling.temperature,
                 top_p=sampling.top_p,
                 top_k=sampling.top_k,
                 min_p=sampling.min_p,
-                **figures,
+                **decoding_figures(decoding, results[decoding], row_list, rule, ks),
             )
         )
+    weights = zip(stage.names, stage.weights.at(evaluated.step), strict=True)
     evaluation = Evaluation(
         name=name,
         created=created,
         seconds=time.perf_counter() - began,
         device=str(mx.default_device()),
         versions=versions(),
-        subject=evaluated.subject(),
+        subject=Subject(
+            model=config.model,
+            run=run.name if run is not None else None,
+            step=saved.state.step if saved is not None else None,
+            train_type=config.train_type if run is not None else None,
+            config_sha256=config_digest(config),
+        ),
         data=Data(
             dataset=of_rows.data,
             split=choices.split,
@@ -248,7 +253,7 @@ def evaluate_model(
             rows_in_split=len(rows),
             too_long=prompts.too_long,
         ),
-        functions=[RewardFunctionUsed(name=name, weight=weight) for name, weight in weights.items()],
+        functions=[RewardFunctionUsed(name=name, weight=weight) for name, weight in weights],
         pass_rule=rule,
         max_completion_length=config.max_completion_length,
         seed=choices.seed,
@@ -270,37 +275,17 @@ def _rows(splits: Splits, split: str, config: Config) -> tuple[Rows, str, Config
         known = ", ".join([*SPLITS, *splits.evals])
         raise UserError("split", f"There is no split {quote(split, 40)}; there are {quote(known, 100)}.")
     if not rows:
-        ways = {
-            "test": "put a test file into the dataset's folder, or name the split that is to serve in Test split",
-            "valid": "put a valid file into the dataset's folder, name a split in Valid split, or hold rows of the "
-            "training "
-            "split out with Validation share",
-        }
+        way = "" if split == "test" else ", or hold rows of the training split out with Validation share"
         others = [f"--split {name}" for name in SPLITS if splits.rows(name) and name != "train"]
         instead = f", or evaluate {' or '.join(others)}" if others else ""
-        raise UserError(f"{split}_split", f"{config.data} has no {split} split: {ways[split]}{instead}.")
+        raise UserError(
+            f"{split}_split",
+            f"{config.data} has no {split} split: put a {split} file into the dataset's folder, or name a split in "
+            f"{split.capitalize()} split{way}{instead}.",
+        )
     if faults := check_columns(rows, config, source):
         raise UserError(faults)
     return rows, source, config
-
-
-def _pass_rule(config: Config, choices: EvaluationChoices, stage: int, notes: list[str]) -> PassRule | None:
-    """The user's rule for what passes, else the default; a sentence in `notes` without any. Raises UserError."""
-    of_stage = config.stages[stage].get("reward_functions") if config.stages else None
-    entries = of_stage or config.reward_functions
-    if choices.passing:
-        return read_pass_rule(choices.passing, entries)
-    rule = default_pass_rule(entries)
-    if rule is None:
-        what = "No reward function here is known to say what is right, so there is no pass@k; choose one with --pass."
-        notes.append(what)
-    return rule
-
-
-def sides_of(evaluated: EvaluatedModel, choices: EvaluationChoices) -> list[SideName]:
-    if evaluated.run is None:
-        return ["model"]
-    return ["base"] if choices.base_only else ["base", "tuned"]
 
 
 def _sample_sides(
@@ -314,8 +299,9 @@ def _sample_sides(
     check: Callable[[], None],
 ) -> Results:
     """The scored completions of every side under every decoding. The policy is the base at first."""
-    sides, began = sides_of(evaluated, choices), time.perf_counter()
-    total, before = len(sides) * sum(map(choices.count, choices.decodings)), 0.0
+    sides: list[SideName] = ["model"] if evaluated.run is None else ["base"] if choices.base_only else ["base", "tuned"]
+    began, before = time.perf_counter(), 0.0
+    total = len(sides) * sum(map(choices.count, choices.decodings))
     scoring.poll = check  # no reward function keeps an evaluation from stopping
     results: Results = {name: {} for name in choices.decodings}
     for side in sides:
@@ -409,10 +395,22 @@ def estimates(
     if not columns:
         return []
     values_PM = np.stack([column.values for column in columns], axis=1)
+    # Two added prompts, at the ends of the range. A resample may draw no prompt that has a figure; these always have.
     ends = np.array([[column.low for column in columns], [column.high for column in columns]])
-    means_RM = _resampled_means(np.concatenate([values_PM, ends]), resamples, rng)
+    values_PM = np.concatenate([values_PM, ends])
+    is_known_PM = (~np.isnan(values_PM)).astype(np.float64)
+    known_PM = np.nan_to_num(values_PM)
+    rng, prompts, means = rng or np.random.default_rng(BOOTSTRAP_SEED), len(values_PM), list[np.ndarray]()
+    for start in range(0, resamples, RESAMPLES_AT_ONCE):
+        count = min(RESAMPLES_AT_ONCE, resamples - start)
+        drawn_RP = rng.integers(0, prompts, (count, prompts), dtype=np.int32)
+        # How often each prompt was drawn: the means are then one product, whatever the number of columns.
+        offset_R1 = np.arange(count, dtype=np.int64)[:, None] * prompts
+        times_RP = np.bincount((drawn_RP + offset_R1).ravel(), minlength=count * prompts).reshape(count, prompts)
+        times_RP = times_RP.astype(np.float64)
+        means.append((times_RP @ known_PM) / np.maximum(times_RP @ is_known_PM, 1))
     tail = (1 - CONFIDENCE) / 2
-    low_M, high_M = np.quantile(means_RM, [tail, 1 - tail], axis=0)
+    low_M, high_M = np.quantile(np.concatenate(means), [tail, 1 - tail], axis=0)
     found: list[MeanWithInterval] = []
     for column, low, high in zip(columns, low_M, high_M, strict=True):
         known = column.values[~np.isnan(column.values)]
@@ -425,37 +423,12 @@ def estimates(
     return found
 
 
-def _resampled_means(values_PM: np.ndarray, resamples: int, rng: np.random.Generator | None) -> np.ndarray:
-    """Means [resamples, M] of P prompts drawn with replacement from the rows of [P, M], NaN left out."""
-    rng = rng or np.random.default_rng(BOOTSTRAP_SEED)
-    prompts = len(values_PM)
-    is_known_PM = (~np.isnan(values_PM)).astype(np.float64)
-    known_PM = np.nan_to_num(values_PM)
-    means: list[np.ndarray] = []
-    for start in range(0, resamples, RESAMPLES_AT_ONCE):
-        count = min(RESAMPLES_AT_ONCE, resamples - start)
-        drawn_RP = rng.integers(0, prompts, (count, prompts), dtype=np.int32)
-        # How often each prompt was drawn: the means are then one product, whatever the number of columns.
-        offset_R1 = np.arange(count, dtype=np.int64)[:, None] * prompts
-        times_RP = np.bincount((drawn_RP + offset_R1).ravel(), minlength=count * prompts).reshape(count, prompts)
-        times_RP = times_RP.astype(np.float64)
-        # A resample may draw no prompt that has a figure; the ends of the range always have one.
-        means.append((times_RP @ known_PM) / np.maximum(times_RP @ is_known_PM, 1))
-    return np.concatenate(means)
-
-
 def pass_at_k(completions: int, passed: int, k: int) -> float:
-    """The chance that at least one of k completions passes, unbiased, from `passed` of `completions` that did.
+    """The chance that at least one of k ≤ `completions` passes, unbiased, from `passed` of `completions` that did.
 
-    1 − C(n − c, k) / C(n, k), as a product that cannot overflow (Chen et al. 2021, arXiv:2107.03374, section 2.1).
-    Raises ValueError for a k that is not within 1 … n.
+    1 − C(n − c, k) / C(n, k) (Chen et al. 2021, arXiv:2107.03374, section 2.1).
     """
-    if not 1 <= k <= completions:
-        raise ValueError(f"k must be within 1 and {completions}, not {k}")
-    if completions - passed < k:
-        return 1.0
-    failing = np.arange(completions - passed + 1, completions + 1)
-    return float(1.0 - np.prod(1.0 - k / failing))
+    return 1.0 - math.comb(completions - passed, k) / math.comb(completions, k)
 
 
 @dataclass(frozen=True, slots=True)
@@ -464,10 +437,6 @@ class Completions:
 
     by_prompt: list[list[CompletionRow]]
     seconds: float
-
-    @property
-    def tokens(self) -> int:
-        return sum(row["tokens"] for rows in self.by_prompt for row in rows)
 
 
 Results = dict[DecodingName, dict[SideName, Completions]]
@@ -496,14 +465,26 @@ def decoding_figures(
         columns["difference"] = {key: Column.difference(tuned[key], base[key]) for key in base}
     keys = [(group, key) for group, of_group in columns.items() for key in of_group]
     means = dict(zip(keys, estimates([columns[group][key] for group, key in keys]), strict=True))
-    figures = {group: _figures({key: means[group, key] for key in of}) for group, of in columns.items()}
+    figures: dict[str, Figures] = {}
+    for group, of_group in columns.items():
+        own = {key: means[group, key] for key in of_group}
+        figures[group] = Figures(
+            reward=own[TOTAL],
+            rewards={key.removeprefix("rewards/"): mean for key, mean in own.items() if key.startswith("rewards/")},
+            tokens=own["tokens"],
+            cut_off=own["cut_off"],
+            spread=own.get("spread"),
+            different=own.get("different"),
+            pass_at={int(key.removeprefix("pass/")): mean for key, mean in own.items() if key.startswith("pass/")},
+        )
+    results: dict[SideName, SideResult] = {}
+    for side, made in sides.items():
+        speed = sum(row["tokens"] for of_prompt in made.by_prompt for row in of_prompt) / made.seconds
+        results[side] = SideResult(figures=figures[side], seconds=made.seconds, tokens_per_second=speed)
     changes = [change for row in rows if (change := change_of(row, name)) is not None]
     better, worse = sum(change > 0 for change in changes), sum(change < 0 for change in changes)
     return {
-        "sides": {
-            side: SideResult(figures=figures[side], seconds=made.seconds, tokens_per_second=made.tokens / made.seconds)
-            for side, made in sides.items()
-        },
+        "sides": results,
         "difference": figures.get("difference"),
         "better": better,
         "worse": worse,
@@ -515,53 +496,17 @@ def _values(
     by_prompt: list[list[CompletionRow]], rule: PassRule | None, ks: Sequence[int]
 ) -> dict[str, list[float | None]]:
     """Figure → its value for each prompt, the mean over the prompt's completions."""
-
-    def mean_score(rows: list[CompletionRow], name: str) -> float | None:
-        scores = [score for row in rows if (score := row["rewards"][name]) is not None]
-        return sum(scores) / len(scores) if scores else None
-
-    def spread(rows: list[CompletionRow]) -> float | None:
-        rewards = [reward for row in rows if (reward := row["reward"]) is not None]
-        return statistics.stdev(rewards) if len(rewards) > 1 else None
-
-    names = list(by_prompt[0][0]["rewards"])
-    values: dict[str, list[float | None]] = {
-        TOTAL: [mean_reward(rows) for rows in by_prompt],
-        **{f"rewards/{name}": [mean_score(rows, name) for rows in by_prompt] for name in names},
-        "tokens": [sum(row["tokens"] for row in rows) / len(rows) for rows in by_prompt],
-        "cut_off": [sum(row["stop"] == "length" for row in rows) / len(rows) for rows in by_prompt],
-    }
+    values: dict[str, list[float | None]] = {TOTAL: [mean_reward(rows) for rows in by_prompt]}
+    for name in by_prompt[0][0]["rewards"]:
+        scores = [[score for row in rows if (score := row["rewards"][name]) is not None] for rows in by_prompt]
+        values[f"rewards/{name}"] = [sum(known) / len(known) if known else None for known in scores]
+    values["tokens"] = [sum(row["tokens"] for row in rows) / len(rows) for rows in by_prompt]
+    values["cut_off"] = [sum(row["stop"] == "length" for row in rows) / len(rows) for rows in by_prompt]
     if all(len(rows) > 1 for rows in by_prompt):
-        values["spread"] = [spread(rows) for rows in by_prompt]
+        rewards = [[reward for row in rows if (reward := row["reward"]) is not None] for rows in by_prompt]
+        values["spread"] = [statistics.stdev(known) if len(known) > 1 else None for known in rewards]
         values["different"] = [len({row["text"] for row in rows}) / len(rows) for rows in by_prompt]
     if rule is not None:
         for k in ks:
             values[f"pass/{k}"] = [pass_at_k(len(rows), sum(map(rule.is_met_by, rows)), k) for rows in by_prompt]
     return values
-
-
-def _figures(means: dict[str, MeanWithInterval]) -> Figures:
-    def below(prefix: str) -> dict[str, MeanWithInterval]:
-        return {key.removeprefix(prefix): mean for key, mean in means.items() if key.startswith(prefix)}
-
-    return Figures(
-        reward=means[TOTAL],
-        rewards=below("rewards/"),
-        tokens=means["tokens"],
-        cut_off=means["cut_off"],
-        spread=means.get("spread"),
-        different=means.get("different"),
-        pass_at={int(k): mean for k, mean in below("pass/").items()},
-    )
-
-
-def row_results(problems: Sequence[Problem], results: Results) -> list[EvaluatedRow]:
-    """Every prompt with the completions of all sides."""
-    rows: list[EvaluatedRow] = []
-    for i, problem in enumerate(problems):
-        about = {"index": problem.index, "prompt": problem.prompt, "answer": problem.answer, "type": problem.type}
-        row = EvaluatedRow(**about, greedy=None, sampled=None)
-        for decoding, sides in results.items():
-            row[decoding] = RowSides(**{side: made.by_prompt[i] for side, made in sides.items()})
-        rows.append(row)
-    return rows

@@ -1,9 +1,10 @@
-"""Evaluation on prompts that the policy does not train on: mean rewards at the training temperature, greedy accuracy."""
+"""Evaluation on prompts that the policy does not train on: mean rewards, and greedy accuracy."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 
@@ -69,18 +70,19 @@ def scored_groups(
         if is_given_up:
             raise CancelledError
 
+    def report(start: int, size: int, expected: float, tokens: int) -> None:
+        share = min(tokens / expected, 1.0) if expected else 0.0
+        poll((start + share * size) / len(problems))
+
     with ThreadPoolExecutor(1, "held-out rewards") as pool:
         try:
             for start in range(0, len(problems), batch_size):
                 batch = list(problems[start : start + batch_size])
                 # A batch as long as the ones before: without any, nobody knows how long completions are.
                 expected = tokens / len(groups) * len(batch) if groups else 0.0
-
-                def report(tokens: int, start: int = start, size: int = len(batch), expected: float = expected) -> None:
-                    share = min(tokens / expected, 1.0) if expected else 0.0
-                    poll((start + share * size) / len(problems))
-
-                sampled = rollout.sample(batch, group_size, sampling, seed, start, report)
+                sampled = rollout.sample(
+                    batch, group_size, sampling, seed, start, partial(report, start, len(batch), expected)
+                )
                 if overlap_scoring:
                     for future in scoring[-1:]:
                         future.result()  # one batch at a time; raises what it has raised

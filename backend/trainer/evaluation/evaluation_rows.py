@@ -11,6 +11,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator
+from itertools import count
 from pathlib import Path
 from typing import Literal, TypedDict, cast
 
@@ -30,8 +31,6 @@ from backend.utils.whole_file import replace_file
 VERSION = 1
 
 CONFIDENCE = 0.95
-"""The share of cases in which an interval should contain the true value."""
-
 SideName = Literal["base", "tuned", "model"]
 """A run's model before training, and at a checkpoint; or a plain model."""
 
@@ -58,7 +57,7 @@ class _Part(BaseModel):
 
 
 class MeanWithInterval(_Part):
-    """A mean over prompts and its interval at CONFIDENCE; None where there is none."""
+    """A mean over prompts and its interval at CONFIDENCE."""
 
     value: float | None = None
     low: float | None = None
@@ -71,16 +70,14 @@ class MeanWithInterval(_Part):
 
 
 class Subject(_Part):
-    """What was evaluated. `run` and `step` are those of the tuned side; a plain model has neither."""
+    """The base model's folder or id, or a plain model's, and the run and step of the tuned side. `config_sha256`:
+    digest of the settings (`config_digest`)."""
 
     model: str
-    """The base model's folder or id; of a plain model, that model's."""
     run: str | None = None
     step: int | None = None
     train_type: str | None = None
-    """lora, dora or full."""
     config_sha256: str = ""
-    """Digest of the settings under which it was evaluated (`config_digest`)."""
 
 
 class Data(_Part):
@@ -120,10 +117,8 @@ class PassRule(_Part):
 def default_pass_rule(entries: Iterable[str]) -> PassRule | None:
     """The first of these entries of `reward_functions` that compares with the answer, at the score of a right one;
     None where none does."""
-    for name, full in _full_scores(entries).items():
-        if full is not None:
-            return PassRule(reward=name, at_least=full, chosen_by="default")
-    return None
+    known = ((name, full) for name, full in _full_scores(entries).items() if full is not None)
+    return next((PassRule(reward=name, at_least=full, chosen_by="default") for name, full in known), None)
 
 
 def read_pass_rule(text: str, entries: Iterable[str]) -> PassRule:
@@ -153,22 +148,21 @@ def _full_scores(entries: Iterable[str]) -> dict[str, float | None]:
 
 
 class Figures(_Part):
-    """The figures of one side, or the differences tuned − base of all of them."""
+    """The figures of one side, or the differences tuned − base of all of them.
+
+    `reward`: the weighted sum of the scores; `rewards` by function. `cut_off`: the share of completions that ran into
+    the length limit. `pass_at`: k → pass@k, 0 … 1; empty where nothing says what passes. `spread`: standard deviation
+    (n − 1) of the reward over the completions of a prompt, and `different`: the share of them that are different texts;
+    None where each prompt has one completion.
+    """
 
     reward: MeanWithInterval
-    """The weighted sum of the scores."""
     rewards: dict[str, MeanWithInterval]
-    """By function."""
     tokens: MeanWithInterval
-    """Tokens of a completion."""
     cut_off: MeanWithInterval
-    """The share of completions that ran into the length limit, 0 … 1."""
     pass_at: dict[int, MeanWithInterval] = {}
-    """k → pass@k, 0 … 1; empty where nothing says what passes."""
     spread: MeanWithInterval | None = None
-    """Standard deviation (n − 1) of the reward over the completions of a prompt; None where each prompt has one."""
     different: MeanWithInterval | None = None
-    """The share of a prompt's completions that are different texts; None where each prompt has one completion."""
 
 
 class SideResult(_Part):
@@ -180,31 +174,32 @@ class SideResult(_Part):
 
 
 class Decoding(_Part):
-    """The results of one way of sampling, both sides on the same prompts and with the same random numbers."""
+    """The results of one way of sampling, both sides on the same prompts and with the same random numbers.
+
+    `completions` of each prompt. `difference`: tuned − base, paired by prompt; None where there is one side. `better`:
+    prompts whose mean reward is higher after training.
+    """
 
     name: DecodingName
     completions: int
-    """Completions of each prompt."""
     temperature: float
     top_p: float
     top_k: int
     min_p: float
     sides: dict[SideName, SideResult]
     difference: Figures | None = None
-    """tuned − base, paired by prompt; None where there is one side."""
     better: int = 0
-    """Prompts whose mean reward is higher after training."""
     worse: int = 0
     unchanged: int = 0
 
 
 class Evaluation(_Part):
-    """One evaluation: the content of NAME.json."""
+    """One evaluation: the content of NAME.json. `created` is in Unix seconds; the first of `decodings` is the one to
+    quote; `notes` are sentences for the reader."""
 
     version: int = VERSION
     name: str
     created: float
-    """Unix seconds."""
     seconds: float
     device: str
     versions: dict[str, str] = {}
@@ -216,9 +211,7 @@ class Evaluation(_Part):
     seed: int
     confidence: float = CONFIDENCE
     decodings: list[Decoding]
-    """At least one; the first is the one to quote."""
     notes: list[str] = []
-    """Sentences for the reader."""
 
     @property
     def headline(self) -> Decoding:
@@ -250,10 +243,10 @@ class RowSides(TypedDict, total=False):
 
 
 class EvaluatedRow(TypedDict):
-    """One line of NAME.jsonl: a prompt, and by decoding the completions of each side."""
+    """One line of NAME.jsonl: a prompt (`index`: row of the split, from 0), and by decoding the completions of each
+    side."""
 
     index: int
-    """Row of the split, from 0."""
     prompt: str
     answer: str
     type: str | None
@@ -262,7 +255,7 @@ class EvaluatedRow(TypedDict):
 
 
 def mean_reward(completions: Iterable[CompletionRow]) -> float | None:
-    """Of one prompt's completions; None where no function had an opinion on any."""
+    """Of one prompt's completions; None where none was scored."""
     rewards = [reward for completion in completions if (reward := completion["reward"]) is not None]
     return sum(rewards) / len(rewards) if rewards else None
 
@@ -340,14 +333,8 @@ def parse_row(line: bytes) -> EvaluatedRow | None:
 
 def evaluations_of(run: RunFolder) -> list[Path]:
     """The .json files of a run's evaluations, newest first."""
-
-    def written(path: Path) -> tuple[float, str]:
-        try:
-            return path.stat().st_mtime, path.name
-        except OSError:  # deleted meanwhile, or a link to nothing
-            return 0.0, path.name
-
-    return sorted(_finished(run.evaluations), key=written, reverse=True)
+    finished = [path for path in _finished(run.evaluations) if path.exists()]
+    return sorted(finished, key=lambda path: (path.stat().st_mtime, path.name), reverse=True)
 
 
 def _finished(folder: Path) -> list[Path]:
@@ -358,10 +345,7 @@ def free_name(folder: Path, wish: str) -> str:
     """`wish`, with a number where an evaluation has that name already."""
     stem = re.sub(r"[^A-Za-z0-9._-]+", "-", wish).strip("-.") or "evaluation"
     taken = {path.stem for path in _finished(folder)}
-    name, number = stem, 2
-    while name in taken:
-        name, number = f"{stem}-{number}", number + 1
-    return name
+    return next(name for n in count(1) if (name := stem if n == 1 else f"{stem}-{n}") not in taken)
 
 
 def _text(value: float | None) -> str:

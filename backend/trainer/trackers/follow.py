@@ -1,4 +1,4 @@
-"""Following a run with one tracker until the run is over, in a process of its own that the run does not wait for.
+"""Trackers follow a run's event log, each in a process of its own that the run starts and does not wait for.
 
 One process at a time serves a tracker of a run; a second one takes over when the first has ended.
 """
@@ -7,26 +7,29 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
+import subprocess
 import sys
 import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from backend.config.config import load
 from backend.export.privacy import public_settings
 from backend.runs.run_folder import RunFolder
-from backend.trainer.trackers.csv_tables import CsvTables
-from backend.trainer.trackers.packages import TensorBoardFiles, TrackioRun, WandbRun
+from backend.trainer.trackers.packages import CsvTables, TensorBoardFiles, TrackioRun, WandbRun
 from backend.trainer.trackers.records import AboutRun, RecordReader, Sent, StepRecord, Tracker
-from backend.trainer.trackers.targets import DEFAULT_PROJECT, missing_fault
+from backend.trainer.trackers.targets import DEFAULT_PROJECT, TRACKERS, chosen, missing_fault
 from backend.utils import file_lock
+from backend.utils.child_process import module_command
+from backend.utils.command import backend_environment
 from backend.utils.disk_faults import DiskError, disk_fault, fault_of, writing
 from backend.utils.errors import UserError
-from backend.utils.files import make_private_folder, require_plain_files
+from backend.utils.files import make_private_folder, open_regular, require_plain_files
 from backend.utils.text import quote
 
 MAKERS: dict[str, Callable[[], Tracker]] = {
@@ -35,16 +38,85 @@ MAKERS: dict[str, Callable[[], Tracker]] = {
     "trackio": TrackioRun,
     "wandb": WandbRun,
 }
+LOOK_S = 1.0
+"""Seconds between two looks of the run at its trackers' processes."""
 POLL_S = 1.0
 """Seconds between two reads of the event log."""
 HANG_S = 120.0
-"""How long a tracker may do nothing after its run is over before its process ends itself: it waits for a network,
-another program, or a thread of its package that has died."""
+"""Seconds without progress after its run is over from which a tracker's process ends itself."""
 NICE = 10
+TAIL = 4096
 LONGEST = 160
-"""Characters of a sentence about what a package has said or raised."""
 
 Say = Callable[[str], None]
+
+
+class RunTrackers:
+    """The trackers of a run, which only checks whether they are alive."""
+
+    def __init__(self, run: RunFolder) -> None:
+        self._run = run
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._looked = time.monotonic()
+
+    def start(self, report_to: Sequence[str], tell: Say) -> None:
+        """Start a process for each that `report_to` chooses. It ends with the run; one that cannot be started is
+        a sentence and no more."""
+        for name in chosen(report_to):
+            if fault := missing_fault(name):  # a run that is resumed where the package is no more
+                tell(f"{fault.sentence} The run goes on without it.")
+                continue
+            command = [*module_command("backend.trainer.trackers.follow"), name, str(self._run.path)]
+            folder = self._run.trackers
+            try:
+                with writing(folder):
+                    make_private_folder(folder)
+                    with (folder / f"{name}.log").open("ab") as log:
+                        # A session of its own: neither Ctrl-C in the run's terminal nor the run's end reaches it.
+                        self._processes[name] = subprocess.Popen(
+                            command,
+                            cwd=folder,
+                            env=backend_environment(),
+                            stdin=subprocess.DEVNULL,
+                            stdout=log,
+                            stderr=log,
+                            start_new_session=True,
+                        )
+            except DiskError as error:
+                tell(f"{name} is not started: {error.faults[0].sentence}")
+            else:
+                tell(f"What {name} writes of this run is in {TRACKERS[name].place}.")
+
+    def look(self, warn: Say) -> None:
+        """Warn of each that has ended: while the run is locked, it does so for no good reason."""
+        if not self._processes or time.monotonic() - self._looked < LOOK_S:
+            return
+        self._looked = time.monotonic()
+        for name, process in list(self._processes.items()):
+            if (code := process.poll()) is None:
+                continue
+            del self._processes[name]
+            if code < 0:
+                why = f"{signal.Signals(-code).name} ended its process"
+            else:
+                why = quote(_last_line(self._run.trackers / f"{name}.log").rstrip("."), 80) or f"exit code {code}"
+            warn(f"{name} has ended: {why}. The run goes on without it; track --to {name} sends the rest.")
+
+    def let_go(self) -> None:
+        """The run is over: let those that somebody has stopped (SIGSTOP) go on, for they would stay for ever."""
+        for process in self._processes.values():
+            if process.poll() is None:
+                process.send_signal(signal.SIGCONT)
+
+
+def _last_line(log: Path) -> str:
+    try:
+        with open_regular(log) as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))
+            lines = file.read().decode(errors="replace").split("\n")
+    except OSError:
+        return ""
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
 
 def track(run: RunFolder, name: str, *, may_upload: bool = False, waits: bool = False, say: Say) -> None:
@@ -67,152 +139,128 @@ def track(run: RunFolder, name: str, *, may_upload: bool = False, waits: bool = 
                 raise UserError("to", f"Another process sends {run.name} to {name}; it ends with the run.")
             time.sleep(POLL_S)
     try:
-        _Following(about_run(run, may_upload), MAKERS[name](), say).run()
+        _follow(about_run(run, may_upload), MAKERS[name](), say)
     finally:
         os.close(lock)
 
 
 def about_run(run: RunFolder, may_upload: bool = False) -> AboutRun:
-    """What a tracker gets to know about the run. Raises UserError for a config.yaml that cannot be read."""
+    """What a tracker may know about the run. Raises UserError for a config.yaml that cannot be read."""
     config = load(run.config)
     settings = public_settings(config.model_dump(mode="json"))
     project, name = config.tracker_project or DEFAULT_PROJECT, config.tracker_run_name or run.name
     return AboutRun(run, project, name, settings, may_upload)
 
 
-class _Following:
-    """One tracker's way through one run."""
+def _follow(about: AboutRun, tracker: Tracker, say: Say) -> None:
+    """Send a run to one tracker until the run is over."""
+    reader, sent = RecordReader(about.folder, about.settings), Sent()
+    last_sign, last_problem, has_ended = time.monotonic(), "", threading.Event()
 
-    def __init__(self, about: AboutRun, tracker: Tracker, say: Say) -> None:
-        self._about, self._tracker, self._say = about, tracker, say
-        self._reader = RecordReader(about.folder, about.settings)
-        self._sent = Sent()
-        self._last_sign = time.monotonic()
-        self._last_fault = ""
-        self._has_ended = threading.Event()
-
-    def run(self) -> None:
-        threading.Thread(target=self._end_a_hang, name="tracker's watch", daemon=True).start()
-        try:
-            self._sent = self._tracker.open(self._about)
-            is_over = False
-            while not is_over:
-                is_over = not self._about.folder.is_locked()  # first: what is read after that is complete
-                has_more = True
-                while has_more:
-                    records = self._reader.read()
-                    if self._reader.has_restarted:
-                        self._sent = self._tracker.open(self._about)
-                    self._send(records)
-                    has_more = self._reader.has_more
-                if not is_over:
-                    self._flush()
-                    time.sleep(POLL_S)
-            self._send(self._reader.rest())
-            self._flush()
-            self._tracker.close(self._reader.ending)
-        finally:
-            self._has_ended.set()
-
-    def _send(self, records: list[StepRecord]) -> None:
-        for record in records:
-            if (news := self._sent.news_in(record)) is not None:
-                self._tracker.send(news)
-                self._sent.add(news)
-            self._last_sign = time.monotonic()
-
-    def _flush(self) -> None:
-        self._last_sign = time.monotonic()
-        try:
-            self._tracker.flush(self._sent)
-            self._last_fault = ""
-        except DiskError as fault:
-            sentence = fault.faults[0].sentence
-            if sentence != self._last_fault:
-                self._say(sentence)
-            self._last_fault = sentence
-
-    def _end_a_hang(self) -> None:
-        """End this process where the run is over and the tracker has been waiting too long. Not once all is sent:
-        the process may be another program's then."""
-        while not self._has_ended.wait(min(POLL_S, HANG_S)):
-            if not self._about.folder.is_locked() and time.monotonic() - self._last_sign > HANG_S:
-                self._say(f"No answer for {HANG_S:.0f} s after the run was over; track sends the rest another time.")
+    def end_a_hang() -> None:
+        # Not once all is sent: the process may be another program's then.
+        while not has_ended.wait(min(POLL_S, HANG_S)):
+            if not about.folder.is_locked() and time.monotonic() - last_sign > HANG_S:
+                say(f"No answer for {HANG_S:.0f} s after the run was over; track sends the rest another time.")
                 sys.stdout.flush()
                 os._exit(1)
 
+    def send(records: list[StepRecord]) -> None:
+        nonlocal last_sign
+        for record in records:
+            if (news := sent.news_in(record)) is not None:
+                tracker.send(news)
+                sent.add(news)
+            last_sign = time.monotonic()
+
+    def flush() -> None:
+        nonlocal last_sign, last_problem
+        last_sign, problem = time.monotonic(), ""
+        try:
+            tracker.flush(sent)
+        except DiskError as error:
+            problem = error.faults[0].sentence
+            if problem != last_problem:
+                say(problem)
+        last_problem = problem
+
+    threading.Thread(target=end_a_hang, name="tracker's watch", daemon=True).start()
+    try:
+        sent = tracker.open(about)
+        is_over = False
+        while not is_over:
+            is_over = not about.folder.is_locked()  # first: what is read after that is complete
+            has_more = True
+            while has_more:
+                records = reader.read()
+                if reader.has_restarted:
+                    sent = tracker.open(about)
+                send(records)
+                has_more = reader.has_more
+            if not is_over:
+                flush()
+                time.sleep(POLL_S)
+        send(reader.rest())
+        flush()
+        tracker.close(reader.ending)
+    finally:
+        has_ended.set()
+
 
 def main(arguments: list[str]) -> int:
-    """A tracker's process as a run starts it, with low priority: NAME FOLDER → the exit code."""
-    name, folder = arguments
-    process = _Process(RunFolder(Path(folder)), name)
-    threading.excepthook = process.end_with_thread
-    warnings.showwarning = process.pass_on
+    """A tracker's process as a run starts it, with low priority: NAME FOLDER → the exit code.
+
+    Problems go to the process's log, and to the run's log where the run does not report them.
+    """
+    name, run = arguments[0], RunFolder(Path(arguments[1]))
+    told: set[str] = set()
+
+    def tell(sentence: str, in_run: bool) -> None:
+        with contextlib.suppress(OSError):  # the disk is full
+            sys.stdout.write(f"{sentence}\n")
+            sys.stdout.flush()
+        if in_run:  # in one piece, as every line of that log; it is not created, for the folder may have been moved
+            with contextlib.suppress(OSError):
+                log = os.open(run.log, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK)
+                os.write(log, f"{name}: {sentence}\n".encode(errors="replace"))
+                os.close(log)
+
+    def complain(sentence: str) -> None:
+        if sentence not in told:
+            told.add(sentence)
+            tell(sentence, True)
+
+    def end_with(error: BaseException | None) -> None:
+        if isinstance(error, UserError):
+            sentences = [str(fault) for fault in error.faults]
+        elif error is not None and fault_of(error) is not None:
+            sentences = [disk_fault(run.trackers / name, error).faults[0].sentence]
+        else:
+            with contextlib.suppress(OSError):
+                traceback.print_exception(error)
+            sentences = [f"{type(error).__name__}: {quote(error, LONGEST)}"]
+        for sentence in sentences:  # a run that continues reads it from the end of this process's log
+            tell(sentence, not run.is_locked())
+
+    def end_with_thread(what: threading.ExceptHookArgs) -> None:
+        # As tensorboardX's writer does on a full disk: sending to it would wait for ever.
+        end_with(what.exc_value)
+        os._exit(1)
+
+    def pass_on(message: Warning | str, category: type[Warning], *_: Any) -> None:
+        # A package's warning to its user: so trackio says that its database cannot be written.
+        if category is UserWarning:
+            complain(quote(message, LONGEST))
+
+    threading.excepthook, warnings.showwarning = end_with_thread, pass_on
     with contextlib.suppress(OSError):
         os.nice(NICE)
     try:
-        track(process.run, name, waits=True, say=process.complain)
-    except UserError as error:
-        for fault in error.faults:
-            process.end(str(fault))
-        return 2
+        track(run, name, waits=True, say=complain)
     except Exception as error:  # whatever a package raises
-        process.end_with(error)
-        return 1
+        end_with(error)
+        return 2 if isinstance(error, UserError) else 1
     return 0
-
-
-class _Process:
-    """Writes what a tracker's process reports, to its own log, and to the run's log where the run does not report
-    it."""
-
-    def __init__(self, run: RunFolder, name: str) -> None:
-        self.run, self._name = run, name
-        self._told: set[str] = set()
-
-    def complain(self, sentence: str) -> None:
-        """Report a problem, once, and continue."""
-        if sentence not in self._told:
-            self._told.add(sentence)
-            _print(sentence)
-            self._append(sentence)
-
-    def end(self, sentence: str) -> None:
-        """The last line: a run that continues reads it from the end of this process's log."""
-        _print(sentence)
-        if not self.run.is_locked():
-            self._append(sentence)
-
-    def end_with(self, error: BaseException | None) -> None:
-        if error is not None and fault_of(error) is not None:
-            return self.end(disk_fault(self.run.trackers / self._name, error).faults[0].sentence)
-        with contextlib.suppress(OSError):
-            traceback.print_exception(error)
-        self.end(f"{type(error).__name__}: {quote(error, LONGEST)}")
-
-    def end_with_thread(self, what: threading.ExceptHookArgs) -> None:
-        """A thread of a package has died, as tensorboardX's writer does on a full disk: sending to it would wait for
-        ever."""
-        self.end_with(what.exc_value)
-        os._exit(1)
-
-    def pass_on(self, message: Warning | str, category: type[Warning], *_: Any) -> None:
-        """A package's warning to its user: so trackio says that its database cannot be written."""
-        if category is UserWarning:
-            self.complain(quote(message, LONGEST))
-
-    def _append(self, sentence: str) -> None:
-        """In one piece, as every line of that log; it is not created, for the folder may have been moved away."""
-        with contextlib.suppress(OSError):
-            log = os.open(self.run.log, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK)
-            os.write(log, f"{self._name}: {sentence}\n".encode(errors="replace"))
-            os.close(log)
-
-
-def _print(sentence: str) -> None:
-    with contextlib.suppress(OSError):  # the disk is full
-        sys.stdout.write(f"{sentence}\n")
-        sys.stdout.flush()
 
 
 if __name__ == "__main__":

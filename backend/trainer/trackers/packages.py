@@ -1,33 +1,38 @@
-"""The trackers tensorboard, trackio and wandb, by their packages.
+"""The trackers csv, tensorboard, trackio and wandb.
 
-tensorboard and trackio are written again from the event log whenever a process of theirs begins or the event log was
-cut back, so they hold each step once. trackio stays in its database on this machine, never on a Space.
+csv, tensorboard and trackio are written again from the event log whenever a process of theirs begins or the event log
+was cut back, so they hold each step once. trackio stays in its database on this machine, never on a Space.
 
 wandb is offline unless the user says WANDB_MODE=online in the environment, or `track --upload`: a YAML file of
 somebody else must not upload anything. Its files lie in our folder of preferences and not in the run's: wandb makes
 a link among them, and reads settings from there, which somebody else's run folder could bring along. Offline, what
-was not synced yet is written again by every process. What has left the machine cannot be: `WandbProgress` says how
-far that is, and where a resume has changed settings of steps that were sent, a second run begins.
+was not synced yet is written again by every process. What has left the machine cannot be: wandb.json says how far that
+is, and where a resume has changed settings of steps that were sent, a second run begins.
 """
 
 from __future__ import annotations
 
 import contextlib
+import csv
 import hashlib
+import io
 import json
 import os
 import re
 import secrets
 import shutil
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from backend.runs.run_folder import RunFolder
 from backend.runs.steering import read_changes
 from backend.trainer.trackers import records
-from backend.trainer.trackers.records import AboutRun, Sent, StepRecord
+from backend.trainer.trackers.records import AboutRun, RecordReader, Sent, StepRecord
 from backend.utils.disk_faults import writing
 from backend.utils.documents import read_json
 from backend.utils.errors import UserError
@@ -35,11 +40,80 @@ from backend.utils.files import make_private_folder
 from backend.utils.places import preferences_folder
 from backend.utils.whole_file import replace_file
 
-FOLDER = "tensorboard"
-ROWS = 16
-"""Completions of a step in its table, which is text here and is read whole by the browser."""
-LONGEST_CELL = 2_000
-"""Characters of a text in it."""
+METRICS, COMPLETIONS = "metrics.csv", "completions.csv"
+REST, LEAST_REST_S = 20.0, 5.0
+"""Pause between two writings, as a multiple of what one takes, and at least: a table that grows is written ever less
+often, at 5 % of a core."""
+COMMANDS = ("=", "+", "-", "@", "\t", "\r")
+"""A spreadsheet may run text that begins so as a formula."""
+
+
+class CsvTables:
+    """metrics.csv and completions.csv in the run's folder, written whole when they are due, and at the end."""
+
+    def __init__(self) -> None:
+        self._about: AboutRun
+        self._is_behind = False
+        self._due = 0.0
+
+    def open(self, about: AboutRun) -> Sent:
+        self._about, self._is_behind = about, True
+        return Sent()
+
+    def send(self, record: StepRecord) -> None:
+        self._is_behind = True
+
+    def flush(self, sent: Sent) -> None:
+        if not self._is_behind or time.monotonic() < self._due:
+            return
+        began = time.monotonic()
+        try:
+            write_tables(self._about)
+            self._is_behind = False
+        finally:  # a full disk is tried again, no sooner than a table that was written
+            now = time.monotonic()
+            self._due = now + max(LEAST_REST_S, REST * (now - began))
+
+    def close(self, ending: str) -> None:
+        self._due = 0.0
+        self.flush(Sent())
+
+
+def write_tables(about: AboutRun) -> None:
+    """Write both tables from the run's files as they are now. Raises DiskError; an older table stays then."""
+
+    def all_records() -> Iterator[StepRecord]:
+        reader = RecordReader(about.folder, about.settings)
+        reader.has_more = True
+        while reader.has_more:
+            yield from reader.read()
+        yield from reader.rest()
+
+    names: dict[str, None] = {}
+    rewards: dict[str, None] = {}
+    for record in all_records():  # the columns first: a function of a later stage has one too
+        names |= dict.fromkeys(record.metrics())
+        rewards |= dict.fromkeys(records.reward_columns(record.groups))
+    metrics = ([record.step, *map(record.metrics().get, names)] for record in all_records())
+    replace_file(about.folder.path / METRICS, _csv_lines(["step", *names], metrics))
+    groups = (group for record in all_records() for group in record.groups)
+    completions = (row for group in groups for row in records.rows(group, list(rewards)))
+    replace_file(about.folder.path / COMPLETIONS, _csv_lines(records.columns(list(rewards)), completions))
+
+
+def _csv_lines(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterator[bytes]:
+    """CSV in UTF-8, a row at a time, so that a table of gigabytes takes no memory."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    for row in chain([header], rows):
+        writer.writerow([f"'{cell}" if isinstance(cell, str) and cell.startswith(COMMANDS) else cell for cell in row])
+        yield text.getvalue().encode(errors="replace")
+        text.seek(0)
+        text.truncate()
+
+
+ROWS, LONGEST_CELL = 16, 2_000
+"""Completions of a step in tensorboard's table, and characters of a text in it: the browser reads it whole."""
 
 
 class TensorBoardFiles:
@@ -49,7 +123,7 @@ class TensorBoardFiles:
     def open(self, about: AboutRun) -> Sent:
         if self._writer is not None:
             self._writer.close()
-        folder = about.folder.trackers / FOLDER
+        folder = about.folder.trackers / "tensorboard"
         with writing(folder):
             if folder.exists():
                 shutil.rmtree(folder)
@@ -64,18 +138,15 @@ class TensorBoardFiles:
         for name, value in record.metrics().items():
             self._writer.add_scalar(name, value, record.step)
         if record.groups:
-            self._writer.add_text("completions", _markdown(record), record.step)
+            header, rows = records.table(record.groups)
+            lines = ["|".join(map(_cell, line)) for line in (header, ["---"] * len(header), *rows[:ROWS])]
+            self._writer.add_text("completions", "\n".join(lines), record.step)
 
     def flush(self, sent: Sent) -> None:
         self._writer.flush()
 
     def close(self, ending: str) -> None:
         self._writer.close()
-
-
-def _markdown(record: StepRecord) -> str:
-    header, rows = records.table(record.groups)
-    return "\n".join(["|".join(map(_cell, line)) for line in (header, ["---"] * len(header), *rows[:ROWS])])
 
 
 def _cell(value: Any) -> str:
@@ -87,10 +158,7 @@ def _cell(value: Any) -> str:
 
 
 MARK = "grpo_studio_run"
-"""The key of the mark: a sum of the folder's path, which does not tell the path."""
-KEPT_VARIABLE = "TRACKIO_DIR"
-"""Where the database is. trackio's other variables could name a server, a Space or a webhook to which everything
-would go."""
+"""A key of the run's config in trackio: a hash of the folder's path."""
 
 
 class TrackioRun:
@@ -98,7 +166,8 @@ class TrackioRun:
         self._trackio: Any = None
 
     def open(self, about: AboutRun) -> Sent:
-        for variable in [name for name in os.environ if name.startswith("TRACKIO_") and name != KEPT_VARIABLE]:
+        # TRACKIO_DIR says where the database is. The others could name a server, a Space or a webhook.
+        for variable in [name for name in os.environ if name.startswith("TRACKIO_") and name != "TRACKIO_DIR"]:
             del os.environ[variable]
         if self._trackio is not None:
             self._trackio.finish()
@@ -129,45 +198,33 @@ class TrackioRun:
         self._trackio.finish()
 
 
-FILE = "wandb.json"
 _ID = re.compile(r"[0-9a-f]{16}")
 _ONLINE = re.compile(r"run-\d{8}_\d{6}-")
 """How the folder of a run that wandb wrote online begins; the others begin with offline-run-."""
-FAILED = 1
-"""Exit code of a run that failed or was cut off, which wandb shows as such."""
 
 
 @dataclass(slots=True)
 class WandbProgress:
     """How far the run `id` of wandb has come. `changes`: the changes of settings that hold for what was sent."""
 
-    id: str
+    id: str = field(default_factory=lambda: secrets.token_hex(8))
     part: int = 1
     sent: Sent = field(default_factory=Sent)
     changes: list[Any] = field(default_factory=list[Any])
 
     @classmethod
-    def begin(cls, part: int = 1) -> WandbProgress:
-        return cls(secrets.token_hex(8), part)
-
-    @classmethod
     def read(cls, run: RunFolder) -> WandbProgress:
-        """What an earlier process of this machine has left; a new one where there is nothing of use."""
-        path = run.trackers / FILE
+        """The progress of an earlier process of this machine; a new one where there is nothing of use."""
+        path = run.trackers / "wandb.json"
         try:
             kept = read_json(path, "run") if path.exists() else {}
             sent = Sent(int(kept["step"]), {str(split): int(step) for split, step in kept["evaluations"].items()})
             progress = cls(str(kept["id"]), int(kept["part"]), sent, list(kept["changes"]))
         except (UserError, KeyError, TypeError, ValueError, AttributeError):
-            return cls.begin()
+            return cls()
         # The id of a run folder that came from elsewhere could be that of any run of the user's.
         is_ours = bool(_ID.fullmatch(progress.id)) and files_of(progress.id).is_dir()
-        return progress if is_ours else cls.begin()
-
-    def write(self, run: RunFolder) -> None:
-        """Raises DiskError."""
-        kept = {"v": 1, "id": self.id, "part": self.part, **asdict(self.sent), "changes": self.changes}
-        replace_file(run.trackers / FILE, json.dumps(kept))
+        return progress if is_ours else cls()
 
 
 def files_of(id: str) -> Path:
@@ -185,30 +242,25 @@ class WandbRun:
             self._run.finish()
         self._about = about
         is_online = about.may_upload or os.environ.get("WANDB_MODE") == "online"
-        progress = self._progress = WandbProgress.read(about.folder)
-        changes = [asdict(change) for change in read_changes(about.folder)]
-        kept = json.loads(json.dumps([change for change in changes if change["step"] <= progress.sent.step]))
+        progress = WandbProgress.read(about.folder)
         files = files_of(progress.id)
-        if not is_online and not _was_synced(files):
+        was_synced = any(path.suffix == ".synced" or _ONLINE.match(path.name) for path in files.rglob("*"))
+        if not is_online and not was_synced:
             shutil.rmtree(files, ignore_errors=True)
-            progress = self._progress = WandbProgress(progress.id, progress.part)
-        elif kept != progress.changes:
-            progress = self._progress = WandbProgress.begin(progress.part + 1)
+            progress = WandbProgress(progress.id, progress.part)
+        elif self._changes(progress.sent.step) != progress.changes:
+            progress = WandbProgress(part=progress.part + 1)
             files = files_of(progress.id)
+        self._progress = progress
         make_private_folder(files)
-        self._begin(about, files, is_online=is_online)
-        return progress.sent
-
-    def _begin(self, about: AboutRun, files: Path, *, is_online: bool) -> None:
         # Before the import: its settings are read from the folder, and the rest of the user's own environment stays.
         os.environ |= {"WANDB_DIR": str(files), "WANDB_DATA_DIR": str(files), "WANDB_CACHE_DIR": str(files / "cache")}
         os.environ["WANDB_MODE"] = mode = "online" if is_online else "offline"
         self._wandb = wandb = import_module("wandb")
-        part = self._progress.part
         self._run = wandb.init(
             project=about.project,
-            name=about.name if part == 1 else f"{about.name}, part {part}",
-            id=self._progress.id,
+            name=about.name if progress.part == 1 else f"{about.name}, part {progress.part}",
+            id=progress.id,
             dir=str(files),
             config=about.settings,
             mode=mode,
@@ -229,27 +281,23 @@ class WandbRun:
                 x_save_requirements=False,
             ),
         )
+        return progress.sent
+
+    def _changes(self, step: int) -> list[Any]:
+        """The changes of settings that hold by this step, as JSON keeps them."""
+        changes = [asdict(change) for change in read_changes(self._about.folder) if change.step <= step]
+        return json.loads(json.dumps(changes))
 
     def send(self, record: StepRecord) -> None:
         # A step that wandb has already takes the same values once more, or is dropped.
         self._run.log(record.logged(self._wandb), step=record.step)
 
     def flush(self, sent: Sent) -> None:
-        changes = [asdict(change) for change in read_changes(self._about.folder) if change.step <= sent.step]
-        if (sent, changes) != (self._progress.sent, self._progress.changes) or not self._file.exists():
-            self._progress.sent = Sent(sent.step, dict(sent.evaluations))
-            self._progress.changes = json.loads(json.dumps(changes))
-            self._progress.write(self._about.folder)
-
-    @property
-    def _file(self) -> Path:
-        return self._about.folder.trackers / FILE
+        progress, path, changes = self._progress, self._about.folder.trackers / "wandb.json", self._changes(sent.step)
+        if (sent, changes) != (progress.sent, progress.changes) or not path.exists():
+            progress.sent, progress.changes = Sent(sent.step, dict(sent.evaluations)), changes
+            kept = {"v": 1, "id": progress.id, "part": progress.part, **asdict(progress.sent), "changes": changes}
+            replace_file(path, json.dumps(kept))
 
     def close(self, ending: str) -> None:
-        self._run.finish(exit_code=0 if ending in ("finished", "stopped") else FAILED)
-
-
-def _was_synced(files: Path) -> bool:
-    with contextlib.suppress(OSError):
-        return any(path.suffix == ".synced" or _ONLINE.match(path.name) for path in files.rglob("*"))
-    return False
+        self._run.finish(exit_code=0 if ending in ("finished", "stopped") else 1)

@@ -25,7 +25,7 @@ class StepRecord:
     """The event log of one step. Metrics have our names; values that are not finite are left out.
 
     `training` is empty before the first step, where there may be an evaluation; `evaluations`: split, or name of an
-    evaluation set → metrics.
+    evaluation set → metrics. `scale_rewards`: the setting in this step.
     """
 
     step: int
@@ -33,7 +33,6 @@ class StepRecord:
     evaluations: Mapping[str, Mapping[str, float]] = field(default_factory=dict[str, Mapping[str, float]])
     groups: tuple[GroupRow, ...] = ()
     scale_rewards: str = "group"
-    """The setting in this step."""
 
     def metrics(self) -> dict[str, float]:
         """Every metric under TRL's name, with train/, eval/ or test/ before it."""
@@ -112,12 +111,12 @@ class Sent:
 
 class RecordReader:
     """Reads the records of a run, each once it is complete: when the next step samples, or the run has ended.
+    `settings`: those with which the run began.
 
     After `read`, `has_restarted` says that the event log was cut back: earlier records are void and come again.
     """
 
     def __init__(self, run: RunFolder, settings: Mapping[str, Any]) -> None:
-        """`settings`: those with which the run began."""
         self._run, self._scale_at_first = run, str(settings.get("scale_rewards", "group"))
         self._sets = tuple(settings.get("eval_data") or ())
         self._event_log = Follower(run.events)
@@ -129,8 +128,7 @@ class RecordReader:
         self._lines: list[Event] = []
         self._record: StepRecord | None = None
         self._scale = self._scale_at_first
-        self.ending = ""
-        """The kind of the event log's last line where that is an ending, else ""."""
+        self.ending = ""  # the kind of the event log's last line where that is an ending
 
     def read(self) -> list[StepRecord]:
         """Records completed since the last call; of a long event log some of them, and `has_more` is set."""
