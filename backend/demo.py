@@ -22,7 +22,8 @@ from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
 from backend.config.config import Config
-from backend.data.problems import prepare
+from backend.data.problems import PromptFormat
+from backend.data.prompts import TokenizedPrompts
 from backend.data.rows import read_splits
 from backend.models.policy import load_policy
 from backend.rewards.functions.r1 import extract_answer
@@ -248,9 +249,9 @@ def test_accuracy(config: Config, run: RunFolder | None) -> float:
     if run is not None and (saved := newest(run)) is not None:
         policy.assign(saved.weights())
     splits = read_splits(config)
-    problems = prepare(splits.test, policy.tokenizer, config, splits.source["test"]).problems
+    prompts = TokenizedPrompts(splits.test, policy.tokenizer, PromptFormat.of(config), splits.source["test"])
     return greedy_accuracy(
         Sampler(policy, config.max_completion_length),
-        problems,
+        prompts.first(-1),
         lambda groups: [extract_answer(group.completions[0].text) == group.problem.answer.strip() for group in groups],
     )

@@ -15,7 +15,6 @@ from array import array
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, NoReturn, overload
@@ -63,36 +62,30 @@ def first_line(error: BaseException) -> str:
     return f"{quote(lines[0].rstrip('.'), 90)}."
 
 
-def _refuse(path: Path, error: BaseException) -> NoReturn:
+def _refuse(path: Path, error: Exception) -> NoReturn:
     """Raise an error from reading a file as a UserError."""
-    match error:
-        case UserError():
-            raise error
-        case UnicodeDecodeError():
-            sentence = "is not UTF-8 text."
-        case MemoryError():
-            sentence = "is larger than the memory that is free."
-        case OSError() if path.suffix.lower() != ".parquet":
-            sentence = f"cannot be read: {reason(error)}."
-        case _ if path.suffix.lower() == ".parquet":  # pyarrow raises anything: odd dates, broken text and pages
-            sentence = f"cannot be read as parquet: {first_line(error)}"
-        case _:
-            raise error
+    if isinstance(error, UserError):
+        raise error
+    if isinstance(error, UnicodeDecodeError):
+        sentence = "is not UTF-8 text."
+    elif isinstance(error, MemoryError):
+        sentence = "is larger than the memory that is free."
+    elif path.suffix.lower() == ".parquet":  # pyarrow raises anything: odd dates, broken text and pages
+        sentence = f"cannot be read as parquet: {first_line(error)}"
+    elif isinstance(error, OSError):
+        sentence = f"cannot be read: {reason(error)}."
+    else:
+        raise error
     raise UserError("data", f"{quote(path, PATH)} {sentence}") from None
 
 
-# All rows in memory
-
-
 def read_file(path: Path) -> list[Row]:
-    """Rows of one file, by its suffix. Raises UserError naming file and line."""
+    """All rows of one file, by its suffix. Raises UserError naming file and line."""
     kind = path.suffix.lower()
     try:
         if kind == ".parquet":
-            file = _parquet_file(path)
-            rows: list[Row] = []
-            count = max(1, file.metadata.num_rows)
-            batches = file.iter_batches(BATCH_ROWS)
+            file, rows = _parquet_file(path), list[Row]()
+            count, batches = max(1, file.metadata.num_rows), file.iter_batches(BATCH_ROWS)
             share, amount = (lambda _: len(rows) / count), (lambda _: len(rows))
             for batch in telling(batches, "Reading", path, share, amount=amount, looked=1):
                 rows.extend(_unpacked(batch))
@@ -102,10 +95,49 @@ def read_file(path: Path) -> list[Row]:
         if kind == ".csv":
             return list(_csv_rows(_lines(path, newline=""), path))
         if kind == ".json":
-            return _json_rows("".join(_lines(path)), path)
+            value = _parsed_json("".join(_lines(path)), quote(path, PATH), with_line=True)
+            if not isinstance(value, list) or not all(isinstance(row, dict) for row in value):
+                raise UserError("data", f"{quote(path, PATH)} must hold a list of objects.")
+            return value
     except Exception as error:
         _refuse(path, error)
     raise of_no_known_type(path)
+
+
+def read_head(path: Path, streamed: bool = False) -> tuple[list[Row], int] | None:
+    """(first rows of a large file, its approximate row count); None for a small one or one that is only read whole.
+
+    A `streamed` parquet file counts as large. Raises UserError.
+    """
+    kind, rows, read = path.suffix.lower(), list[Row](), 0
+    try:
+        size = path.stat().st_size
+        if kind in (".jsonl", ".csv") and size > LARGE_TEXT:
+
+            def lines() -> Iterator[str]:
+                nonlocal read
+                for line in _lines(path, "" if kind == ".csv" else None, whole=False):
+                    if read > HEAD_BYTES:
+                        return
+                    read += len(line.encode(errors="replace"))
+                    yield line
+
+            made = _csv_rows(lines(), path) if kind == ".csv" else _jsonl_rows(lines(), path)
+            rows = list(islice(made, HEAD_ROWS))
+            return rows, max(len(rows), round(size / max(read, 1) * len(rows)))
+        if kind == ".parquet" and size:
+            file = _parquet_file(path)
+            count = file.metadata.num_rows
+            if size > LARGE_PARQUET or count > LARGE_ROWS or streamed:
+                for row in (row for batch in file.iter_batches(BATCH_ROWS) for row in _unpacked(batch)):
+                    rows.append(row)
+                    read += len(str(row))
+                    if len(rows) >= HEAD_ROWS or read > HEAD_BYTES:
+                        break
+                return (rows, count) if len(rows) < count or not streamed else None
+    except Exception as error:
+        _refuse(path, error)
+    return None
 
 
 def _lines(path: Path, newline: str | None = None, *, whole: bool = True) -> Iterator[str]:
@@ -117,12 +149,11 @@ def _lines(path: Path, newline: str | None = None, *, whole: bool = True) -> Ite
         raise UserError("data", f"{quote(path, PATH)} {too_large}.")
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # non-blocking: a pipe would never answer
     with open(descriptor, encoding="utf-8-sig", newline=newline) as file:
-        size = max(1, os.fstat(descriptor).st_size)
         if not whole:
             yield from file
             return
-        # `readline` rather than iteration, which forbids `tell`.
-        lines = iter(file.readline, "")
+        size = max(1, os.fstat(descriptor).st_size)
+        lines = iter(file.readline, "")  # iteration over the file forbids `tell`
         yield from telling(lines, "Reading", path, lambda _: os.lseek(descriptor, 0, os.SEEK_CUR) / size, unit="lines")
 
 
@@ -134,24 +165,21 @@ def _jsonl_rows(lines: Iterable[str], path: Path) -> Iterator[Row]:
 
 def json_object(text: str, where: str) -> Row:
     """Parse one JSONL row; `where` names it. Raises UserError."""
-    try:
-        value = documents.parse_loose_json(text)
-    except documents.BrokenJson as error:
-        raise UserError("data", f"The JSON in {where} is broken: {error.why}.") from None
+    value = _parsed_json(text, where)
     if not isinstance(value, dict):
         raise UserError("data", f"The JSON in {where} must be an object with columns.")
     return value
 
 
-def _json_rows(text: str, path: Path) -> list[Row]:
+def _parsed_json(text: str, where: str, *, with_line: bool = False) -> Any:
     try:
-        value = documents.parse_loose_json(text)
+        return documents.parse_loose_json(text)
     except documents.BrokenJson as error:
-        line = f" at line {error.line}" if error.line else ""
-        raise UserError("data", f"The JSON in {quote(path, PATH)} is broken{line}: {error.why}.") from None
-    if not isinstance(value, list) or not all(isinstance(row, dict) for row in value):
-        raise UserError("data", f"{quote(path, PATH)} must hold a list of objects.")
-    return value
+        line = f" at line {error.line}" if with_line and error.line else ""
+        raise UserError("data", f"The JSON in {where} is broken{line}: {error.why}.") from None
+
+
+_TOO_MANY_FIELDS = "it has more fields than the header has columns"
 
 
 def _csv_rows(lines: Iterable[str], path: Path) -> Iterator[Row]:
@@ -167,25 +195,14 @@ def _csv_rows(lines: Iterable[str], path: Path) -> Iterator[Row]:
         raise _broken_csv(path, reader.reader.line_num, error) from None
 
 
-_TOO_MANY_FIELDS = "it has more fields than the header has columns"
-
-
 def _broken_csv(path: Path, line: int, error: csv.Error) -> UserError:
     return UserError("data", f"The CSV in line {line} of {quote(path, PATH)} is broken: {quote(error)}.")
 
 
 def _refuse_equal_columns(names: Sequence[str], path: Path) -> None:
-    """Raise UserError for duplicate column names."""
     twice = next((name for name, count in Counter(names).items() if count > 1), None)
     if twice is not None:
         raise UserError("data", f"{quote(path, PATH)} has two columns called {quote(twice, 40)}; rename one of them.")
-
-
-def _unpacked(batch: Any) -> Iterator[Row]:
-    """Rows of a batch in small chunks; equal texts share memory until converted."""
-    at_once = max(1, UNPACKED_BYTES // max(1, batch.nbytes))
-    for start in range(0, batch.num_rows, at_once):
-        yield from batch.slice(start, at_once).to_pylist()
 
 
 def _parquet_file(path: Path) -> Any:
@@ -198,61 +215,12 @@ def _parquet_file(path: Path) -> Any:
     return file
 
 
-# The first rows, for a preview
+def _unpacked(batch: Any) -> Iterator[Row]:
+    """Rows of a batch in small chunks; equal texts share memory until converted."""
+    at_once = max(1, UNPACKED_BYTES // max(1, batch.nbytes))
+    for start in range(0, batch.num_rows, at_once):
+        yield from batch.slice(start, at_once).to_pylist()
 
-
-@dataclass(frozen=True, slots=True)
-class Head:
-    """First rows of a file, and its approximate row count."""
-
-    rows: list[Row]
-    about: int
-
-
-def read_head(path: Path, streamed: bool = False) -> Head | None:
-    """First rows of a large file; None for a small one or a format that is only read whole.
-
-    A `streamed` parquet file counts as large. Raises UserError.
-    """
-    kind = path.suffix.lower()
-    try:
-        size = path.stat().st_size
-        if kind in (".jsonl", ".csv") and size > LARGE_TEXT:
-            return _head_of_text(path, kind, size)
-        if kind == ".parquet" and size:
-            file = _parquet_file(path)
-            count = file.metadata.num_rows
-            if size > LARGE_PARQUET or count > LARGE_ROWS or streamed:
-                rows: list[Row] = []
-                read = 0
-                for row in (row for batch in file.iter_batches(BATCH_ROWS) for row in _unpacked(batch)):
-                    rows.append(row)
-                    read += len(str(row))
-                    if len(rows) >= HEAD_ROWS or read > HEAD_BYTES:
-                        break
-                return Head(rows, count) if len(rows) < count or not streamed else None
-    except Exception as error:
-        _refuse(path, error)
-    return None
-
-
-def _head_of_text(path: Path, kind: str, size: int) -> Head:
-    read = 0
-
-    def lines() -> Iterator[str]:
-        nonlocal read
-        for line in _lines(path, "" if kind == ".csv" else None, whole=False):
-            if read > HEAD_BYTES:
-                return
-            read += len(line.encode(errors="replace"))
-            yield line
-
-    made = _csv_rows(lines(), path) if kind == ".csv" else _jsonl_rows(lines(), path)
-    rows = list(islice(made, HEAD_ROWS))
-    return Head(rows, max(len(rows), round(size / max(read, 1) * len(rows))))
-
-
-# Streamed rows
 
 OFFSET = "Q"
 """Eight bytes per file offset."""
@@ -289,10 +257,6 @@ class LazyRows(Sequence[Row]):
         """The row at a valid index."""
         raise NotImplementedError
 
-    def sizes(self) -> Sequence[int] | None:
-        """Relative sizes of the rows; None if unknown without reading."""
-        return None
-
     @overload
     def __getitem__(self, index: int) -> Row: ...
     @overload
@@ -328,23 +292,14 @@ class _TextRows(LazyRows):
         self._stamp = self._written()
         self._starts = array(OFFSET)
         with open_regular(path, 1 << 20) as file:
-            size = max(1, self._stamp[1])
-            lines = telling(
-                _lines_with_places(file),
-                "Looking for the rows of",
-                path,
-                lambda _: file.tell() / size,
-                amount=lambda _: len(self._starts),
-            )
-            columns = self._index(lines)
+            share, size = (lambda _: file.tell() / size), max(1, self._stamp[1])
+            lines, amount = _lines_with_places(file), (lambda _: len(self._starts))
+            columns = self._index(telling(lines, "Looking for the rows of", path, share, amount=amount))
         self._starts.append(self._stamp[1])  # where the last row ends
         super().__init__(columns)
 
     def __len__(self) -> int:
         return len(self._starts) - 1
-
-    def sizes(self) -> Sequence[int]:
-        return array(OFFSET, (end - start for start, end in zip(self._starts, self._starts[1:], strict=False)))
 
     def row(self, index: int) -> Row:
         """Raises UserError if the file has changed."""
@@ -360,7 +315,6 @@ class _TextRows(LazyRows):
                 if index % LOOKED == 0:
                     self._check_unchanged()
                 yield self._decoded(file.read(self._starts[index + 1] - self._starts[index]), index)
-        self._check_unchanged()
 
     def _written(self) -> tuple[int, int]:
         about = os.fstat(self._file)

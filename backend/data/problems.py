@@ -15,7 +15,7 @@ from jinja2 import TemplateError
 from backend.config.row_settings import prompt_limit
 from backend.config.setting_groups import PromptSettings
 from backend.data.files import LazyRows, Row, Rows, first_line
-from backend.data.rows import check_columns, row_name, shown_source
+from backend.data.rows import row_name, shown_source
 from backend.runs.start_progress import telling
 from backend.types import Problem
 from backend.utils.errors import UserError
@@ -219,36 +219,6 @@ def fitted(
     if prompt_format.cuts and (cut := cut_left(messages, tokenizer, variables, where, most)) is not None:
         return cut
     return messages, TooLong(count(tokens))
-
-
-@dataclass(slots=True)
-class Prepared:
-    """Problems of one split, and the number of rows with too long prompts."""
-
-    problems: list[Problem]
-    too_long: int = 0
-    longest: int = 0
-    """Tokens of the longest dropped prompt, or a lower bound."""
-
-
-def prepare(rows: Rows, tokenizer: Any, config: PromptSettings, source: str) -> Prepared:
-    """Every row as a Problem. Raises UserError naming the column or row.
-
-    Training uses the lazy `backend.data.prompts` with the same results.
-    """
-    if rows and (faults := check_columns(rows, config, source)):
-        raise UserError(faults)
-    prompt_format = PromptFormat.of(config)
-    prepared = Prepared([])
-    for index, row in enumerate(rows):
-        where = row_name(index, source)
-        chat, tokens = fitted(messages_of(row, prompt_format, where), tokenizer, prompt_format, where)
-        if isinstance(tokens, list):
-            prepared.problems.append(problem_of(index, row, chat, tokens, prompt_format))
-        else:
-            prepared.too_long += 1
-            prepared.longest = max(prepared.longest, count(tokens))
-    return prepared
 
 
 def check_prompts(rows: Rows, tokenizer: Any, prompt_format: PromptFormat, source: str) -> None:

@@ -79,61 +79,47 @@ def missing_columns(rows: Rows, names: Iterable[str]) -> list[str]:
     return [name for name in names if name not in columns]
 
 
-# Steps
-
-
 @dataclass(frozen=True, slots=True)
 class RowSteps:
     """Map function, prompt template and answer pattern of one dataset. False if there are none."""
 
-    map_function: str
-    template: str
-    pattern: str
-    prompt_column: str
-    answer_column: str
+    config: DatasetSettings
     map_rows: MapRows | None
+    """Calls map functions; None skips them."""
 
-    @classmethod
-    def of(cls, config: DatasetSettings, map_rows: MapRows | None) -> RowSteps:
-        """`map_rows` calls map functions; None skips them."""
-        return cls(
-            map_function=config.map_function if map_rows is not None else "",
-            template=config.prompt_template,
-            pattern=config.answer_pattern,
-            prompt_column=config.prompt_feature,
-            answer_column=config.answer_feature,
-            map_rows=map_rows,
-        )
+    @property
+    def map_function(self) -> str:
+        return self.config.map_function if self.map_rows is not None else ""
 
     def __bool__(self) -> bool:
-        return bool(self.map_function or self.template or self.pattern)
+        return bool(self.map_function or self.config.prompt_template or self.config.answer_pattern)
 
     def apply(self, rows: Sequence[Row], where: Where) -> list[Row | None]:
         """The rows after the steps, None for dropped ones. Raises UserError naming the row."""
-        mapped: Sequence[Row | None] = rows
-        if self.map_function:
-            assert self.map_rows is not None
-            mapped = self.map_rows(self.map_function, rows, where)
-        return [None if row is None else self._with_texts(row, where, index) for index, row in enumerate(mapped)]
-
-    def _with_texts(self, row: Row, where: Where, index: int) -> Row | None:
-        changed = dict(row)
-        # The template sees the row as it was: a pattern that cuts the answer must not change the prompt.
-        if self.template:
-            changed[self.prompt_column] = fill_template(self.template, row, lambda: where(index))
-        if self.pattern:
-            answer = find_answer(self.pattern, row.get(self.answer_column), lambda: where(index))
-            if answer is None:
-                return None
-            changed[self.answer_column] = answer
-        return changed
+        config, mapped = self.config, rows
+        if self.map_rows is not None and config.map_function:
+            mapped = self.map_rows(config.map_function, rows, where)
+        made: list[Row | None] = []
+        for index, row in enumerate(mapped):
+            if row is None or not (config.prompt_template or config.answer_pattern):
+                made.append(row)
+                continue
+            # The template sees the row as it was: a pattern that cuts the answer must not change the prompt.
+            changed, answer = dict(row), row.get(config.answer_feature)
+            if config.prompt_template:
+                changed[config.prompt_feature] = fill_template(config.prompt_template, row, lambda i=index: where(i))
+            if config.answer_pattern:
+                answer = find_answer(config.answer_pattern, answer, lambda i=index: where(i))
+                changed[config.answer_feature] = answer
+            made.append(None if config.answer_pattern and answer is None else changed)
+        return made
 
     def left_out_words(self) -> str:
         """Reason why rows are dropped, as the end of a sentence."""
         reasons: list[str] = []
         if self.map_function:
             reasons.append(f"the map function {quote(self.map_function, 40)} returned None for them")
-        if self.pattern:
+        if self.config.answer_pattern:
             reasons.append("the answer pattern matches nothing in their answers")
         return ", or ".join(reasons)
 
@@ -230,9 +216,6 @@ class SteppedRows(LazyRows):
         return row
 
 
-# From the name of a dataset to its rows
-
-
 @dataclass(frozen=True, slots=True)
 class Found:
     """Rows of a split, their source, and the estimated total if only the first were read."""
@@ -252,7 +235,7 @@ class Reading:
     def file(self, path: Path) -> Found:
         """Rows of a file. Raises UserError."""
         if self.head and (part := read_head(path, self.streamed)) is not None:
-            return Found(part.rows, str(path), part.about)
+            return Found(part[0], str(path), part[1])
         return Found(stream_file(path) if self.streamed else read_file(path), str(path))
 
     def split(self, dataset: Any, source: str) -> Found:
@@ -280,22 +263,28 @@ class HubRows(LazyRows):
             raise UserError("data", f"Row {index + 1:,} of the dataset cannot be read: {first_line(error)}") from error
 
 
-Names = Mapping[str, Sequence[str]]
-"""Split → possible names, most likely first."""
-Check = Callable[[Mapping[str, Any], str], None]
-"""Receives what exists by split and the Hub's splits ("" for a folder). Raises UserError."""
-
-
 def find_splits(
-    name: str, config_name: str, setting: str, names: Names, reading: Reading, check: Check
+    name: str,
+    config_name: str,
+    setting: str,
+    names: Mapping[str, Sequence[str]],
+    reading: Reading,
+    check: Callable[[Mapping[str, Any], str], None],
 ) -> dict[str, Found]:
-    """Find the splits of a dataset; a file has only the first of `names`. Raises UserError on `setting`."""
+    """Find the splits of a dataset; a file has only the first of `names`. Raises UserError on `setting`.
+
+    `names`: split → possible names, most likely first. `check` receives what exists by split and the Hub's splits, ""
+    for a folder, and may raise.
+    """
     path = user_path(name, setting)
     kind = kind_of_path(path, setting)
     if kind == "file":
         return {next(iter(names)): reading.file(path)}
     if kind == "folder":
-        files = {split: _split_file(path, each) for split, each in names.items()}
+        files: dict[str, Path | None] = {}
+        for split, usual in names.items():
+            paths = (user_path(each + suffix, "data", path) for each in usual for suffix in DATA_SUFFIXES)
+            files[split] = next((file for file in paths if kind_of_path(file) == "file"), None)
         check(files, "")
         return {split: reading.file(file) for split, file in files.items() if file}
     check_data(name, setting)
@@ -314,15 +303,6 @@ def find_splits(
     except Exception as error:  # `datasets` raises anything at all for rows that it cannot read
         there = f"There is no file or folder {quote(name, 50)}, and Hugging Face's dataset of that name"
         raise UserError(setting, f"{there} cannot be loaded: {quote(first_line(error).rstrip('.'), 60)}.") from error
-
-
-def _split_file(folder: Path, names: Sequence[str]) -> Path | None:
-    """First existing file of a split in a folder."""
-    paths = (user_path(name + suffix, "data", folder) for name in names for suffix in DATA_SUFFIXES)
-    return next((path for path in paths if kind_of_path(path) == "file"), None)
-
-
-# The splits of a run
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,7 +338,7 @@ def read_splits(config: DatasetSettings, map_rows: MapRows | None = None, *, hea
 
     `map_rows` calls the map function; None skips it. `head` reads only the start of large files. Raises UserError.
     """
-    reading, steps, splits = Reading(config.streaming, head), RowSteps.of(config, map_rows), Splits([])
+    reading, steps, splits = Reading(config.streaming, head), RowSteps(config, map_rows), Splits([])
     found = own_splits(config, reading)
     found |= {split: split_elsewhere(config, split, reading) for split in splits_elsewhere(config)}
     for split, each in found.items():
@@ -370,7 +350,7 @@ def read_splits(config: DatasetSettings, map_rows: MapRows | None = None, *, hea
         raise UserError("data", f"The dataset {shown_source(config.data)} has no rows to train on.")
     for name, about in evaluation_sets(config.eval_data).items():
         own, each = config.model_copy(update=about), found_evaluation_set(about, reading)
-        rows = stepped(each, RowSteps.of(own, map_rows), name, splits.notes)
+        rows = stepped(each, RowSteps(own, map_rows), name, splits.notes)
         splits.evals[name] = EvaluationRows(rows, each.source, about)
     return hold_out(splits, config)
 
@@ -465,7 +445,7 @@ def stepped(found: Found, steps: RowSteps, split: str, notes: list[str]) -> Rows
     else:
         rows = [row for _, row in applied(found.rows, steps, where, found.source) if row is not None]
     if not rows:
-        setting = "answer_pattern" if steps.pattern else "map_function"
+        setting = "answer_pattern" if steps.config.answer_pattern else "map_function"
         raise UserError(setting, f"No row of {shown_source(found.source)} is left: {steps.left_out_words()}.")
     if left_out := len(found.rows) - len(rows):
         counts = f"{left_out:,} of {len(found.rows):,} rows of {split}"

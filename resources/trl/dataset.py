@@ -61,7 +61,7 @@ def prompt_format(name: str = "") -> PromptFormat:
 def prepare() -> None:
     """Write the prepared files. Raises UserError with a sentence that names the row or the setting."""
     splits = Splits([])
-    steps = RowSteps.of(settings(), _map_rows)
+    steps = RowSteps(settings(), _map_rows)
     for split, source in _about()["rows"].items():
         setattr(splits, split, stepped(_found(source), steps, split, splits.notes))
         splits.source[split] = source["source"]
@@ -69,7 +69,7 @@ def prepare() -> None:
     for split, file in (("train", TRAIN), ("valid", VALIDATION), ("test", TEST)):
         _write(file, splits.rows(split), prompt_format(), splits.source.get(split, split))
     for name, about in _about()["evaluation_sets"].items():
-        own = RowSteps.of(settings().model_copy(update=about["settings"]), _map_rows)
+        own = RowSteps(settings().model_copy(update=about["settings"]), _map_rows)
         rows = stepped(_found(about["rows"]), own, name, splits.notes)
         _write(evaluation_sets()[name], rows, prompt_format(name), about["rows"]["source"])
     for note in splits.notes:

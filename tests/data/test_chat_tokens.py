@@ -11,7 +11,7 @@ import pytest
 
 from backend.config.config import parse
 from backend.data import problems
-from backend.data.problems import PromptFormat, TooLong, prepare, tokenize_if_fits
+from backend.data.problems import PromptFormat, TooLong, tokenize_if_fits
 from backend.data.prompts import TokenizedPrompts
 from backend.models.tokenizers import load_tokenizer
 from backend.utils.errors import UserError
@@ -44,8 +44,6 @@ def test_ten_megabytes_on_one_line_cost_little_and_count_as_too_long(tokenizer: 
     assert [problem is None for problem in (prompts[0], prompts[1])] == [True, False]
     assert time.process_time() - began < 3
     assert prompts.too_long == 1 and prompts.longest > 10_000
-    prepared = prepare(rows, tokenizer, config, "rows.jsonl")
-    assert prepared.too_long == 1 and prepared.problems == [prompts[1]]
 
 
 def test_a_long_text_that_may_fit_is_tokenised_exactly(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:

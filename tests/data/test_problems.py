@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from backend.config.config import Config, parse
-from backend.data.problems import Prepared, apply_chat_template, prepare
+from backend.data.problems import PromptFormat, apply_chat_template
+from backend.data.prompts import TokenizedPrompts
 from backend.types import Problem
 from backend.utils.errors import UserError
 from tests.support.random_models import tiny_tokenizer
@@ -39,8 +40,8 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return tokenizer_in(tmp_path_factory.mktemp("tokenizer"))
 
 
-def prepared(tokenizer: Any, rows: Sequence[dict[str, Any]], **raw: Any) -> Prepared:
-    return prepare(rows, tokenizer, settings(**raw), "rows.jsonl")
+def problems(tokenizer: Any, rows: Sequence[dict[str, Any]], **raw: Any) -> list[Problem]:
+    return TokenizedPrompts(rows, tokenizer, PromptFormat.of(settings(**raw)), "rows.jsonl").first(-1)
 
 
 def text_of(tokenizer: Any, problem: Problem) -> str:
@@ -49,7 +50,7 @@ def text_of(tokenizer: Any, problem: Problem) -> str:
 
 def test_a_row_becomes_a_problem(tokenizer: Any) -> None:
     row = {"prompt": "What is 3 plus 4?", "answer": 7, "type": None, "extra": [1]}
-    (problem,) = prepared(tokenizer, [row]).problems
+    (problem,) = problems(tokenizer, [row])
     assert (problem.index, problem.prompt, problem.answer, problem.type) == (0, "What is 3 plus 4?", "7", None)
     assert problem.row is row
     assert text_of(tokenizer, problem) == "<|im_start|>user\nWhat is 3 plus 4?<|im_end|>\n<|im_start|>assistant\n"
@@ -61,7 +62,7 @@ def test_a_prompt_that_is_a_list_of_messages_keeps_its_turns(tokenizer: Any) -> 
         {"role": "assistant", "content": "two"},
         {"role": "user", "content": "three"},
     ]
-    (problem,) = prepared(tokenizer, [{"prompt": chat, "answer": "x"}], system_prompt="be brief").problems
+    (problem,) = problems(tokenizer, [{"prompt": chat, "answer": "x"}], system_prompt="be brief")
     assert problem.prompt == "three" and [message["role"] for message in problem.messages] == [
         "system", "user", "assistant", "user",
     ]  # fmt: skip
@@ -76,18 +77,17 @@ def test_a_rows_system_message_replaces_the_common_one(tokenizer: Any) -> None:
         {"prompt": "c", "answer": "", "system": None},
         {"prompt": "d", "answer": "", "system": ""},
     ]
-    problems = prepared(tokenizer, rows, system_prompt="common").problems
-    assert [problem.messages[0]["content"] for problem in problems] == ["in the row", "in the chat", "common", "common"]
-    assert [len(problem.messages) for problem in problems] == [2] * 4
-    renamed = prepared(tokenizer, [{"prompt": "a", "answer": "", "role": "mine"}], system_feature="role").problems
+    made = problems(tokenizer, rows, system_prompt="common")
+    assert [problem.messages[0]["content"] for problem in made] == ["in the row", "in the chat", "common", "common"]
+    assert [len(problem.messages) for problem in made] == [2] * 4
+    renamed = problems(tokenizer, [{"prompt": "a", "answer": "", "role": "mine"}], system_feature="role")
     assert renamed[0].messages[0] == {"role": "system", "content": "mine"}
 
 
 def test_chat_template_variables_reach_the_template(tokenizer: Any) -> None:
     rows = [{"prompt": "a", "answer": ""}]
     plain, thinking = (
-        prepared(tokenizer, rows, chat_template_kwargs=options).problems[0]
-        for options in ({}, {"enable_thinking": True})
+        problems(tokenizer, rows, chat_template_kwargs=options)[0] for options in ({}, {"enable_thinking": True})
     )
     assert text_of(tokenizer, thinking) == text_of(tokenizer, plain) + "<think>\n"
 
@@ -100,12 +100,14 @@ def test_without_a_chat_template_the_messages_are_joined_as_text(tmp_path: Path)
 
 def test_prompts_that_leave_no_room_are_left_out_and_counted_never_truncated(tokenizer: Any) -> None:
     rows = [{"prompt": "word " * count, "answer": str(count)} for count in (1, 40, 2, 300, 3)]
-    sizes = [len(problem.tokens) for problem in prepared(tokenizer, rows, max_seq_length=9000).problems]
-    result = prepared(tokenizer, rows, max_seq_length=500 + sizes[2])
-    assert [problem.answer for problem in result.problems] == ["1", "2"] and result.too_long == 3
-    assert result.longest == max(sizes) and [problem.index for problem in result.problems] == [0, 2]
-    assert [len(problem.tokens) for problem in result.problems] == [sizes[0], sizes[2]], "never truncated"
-    assert prepared(tokenizer, rows, max_seq_length=501).problems == []
+    sizes = [len(problem.tokens) for problem in problems(tokenizer, rows, max_seq_length=9000)]
+    config = settings(max_seq_length=500 + sizes[2])
+    prompts = TokenizedPrompts(rows, tokenizer, PromptFormat.of(config), "rows.jsonl")
+    made = prompts.first(-1)
+    assert [problem.answer for problem in made] == ["1", "2"] and prompts.too_long == 3
+    assert prompts.longest == max(sizes) and [problem.index for problem in made] == [0, 2]
+    assert [len(problem.tokens) for problem in made] == [sizes[0], sizes[2]], "never truncated"
+    assert problems(tokenizer, rows, max_seq_length=501) == []
 
 
 @pytest.mark.parametrize(
@@ -115,23 +117,23 @@ def test_prompts_that_leave_no_room_are_left_out_and_counted_never_truncated(tok
 def test_a_cell_that_is_neither_text_nor_messages_names_its_row(tokenizer: Any, prompt: Any) -> None:
     rows = [ROWS[0], {"prompt": prompt, "answer": "x"}]
     with pytest.raises(UserError, match=r"^prompt_feature: The column prompt of row 2 of rows\.jsonl must hold text"):
-        prepared(tokenizer, rows)
+        problems(tokenizer, rows)
 
 
 def test_a_lone_surrogate_names_its_row(tokenizer: Any) -> None:
     """JSON may hold one half of a surrogate pair; no tokenizer takes it."""
     row = json.loads('{"prompt": "a \\ud83d b", "answer": "1"}')
     with pytest.raises(UserError, match=r"^prompt_feature: The text of row 2 of rows\.jsonl is broken"):
-        prepared(tokenizer, [ROWS[0], row])
+        problems(tokenizer, [ROWS[0], row])
 
 
 def test_the_error_of_a_chat_template_is_quoted_with_the_row(tmp_path: Path) -> None:
     """Gemma's template raises on a system message."""
     refuse = "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
     picky = tokenizer_in(tmp_path, lambda config: config.update(chat_template=refuse + config["chat_template"]))
-    assert prepared(picky, ROWS).problems
+    assert problems(picky, ROWS)
     with pytest.raises(UserError) as caught:
-        prepared(picky, ROWS, system_prompt="be brief")
+        problems(picky, ROWS, system_prompt="be brief")
     assert str(caught.value) == (
         "prompt_feature: The model's chat template refuses row 1 of rows.jsonl: System role not supported."
     )

@@ -15,7 +15,7 @@ from mlx_lm.utils import load_tokenizer
 
 from backend.config.config import Config, parse
 from backend.data import prompts as prompts_module
-from backend.data.problems import PromptFormat, prepare
+from backend.data.problems import PromptFormat, fitting_problem
 from backend.data.prompts import FIRST_ROWS, BackgroundTokenizer, PromptStream, TokenizedPrompts, measure_first_rows
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
@@ -68,13 +68,14 @@ def until(done: Callable[[], bool]) -> None:
 def test_lazily_tokenised_problems_equal_those_tokenised_one_after_the_other(
     tokenizer: Any, raw: dict[str, Any]
 ) -> None:
-    plain = prepare(ROWS, tokenizer, settings(**raw), "rows.jsonl")
-    assert 20 < plain.too_long < 130, "the rows are of all lengths"
+    made = PromptFormat.of(settings(**raw))
+    plain = [p for i, row in enumerate(ROWS) if (p := fitting_problem(i, row, tokenizer, made, "rows.jsonl"))]
+    assert 20 < len(plain) < 130, "the rows are of all lengths"
     fast = tokenized(tokenizer, ROWS, **raw)
     assert fast._takes_batches
-    assert fast.first(-1) == plain.problems and fast.first(7) == plain.problems[:7]
-    assert [fast[index] for index in range(len(ROWS)) if fast[index]] == plain.problems
-    assert (fast.fitting, fast.too_long, fast.longest) == (len(plain.problems), plain.too_long, plain.longest)
+    assert fast.first(-1) == plain and fast.first(7) == plain[:7]
+    assert [fast[index] for index in range(len(ROWS)) if fast[index]] == plain
+    assert (fast.fitting, fast.too_long) == (len(plain), len(ROWS) - len(plain))
 
 
 def test_a_tokenizer_that_takes_one_chat_gets_one_at_a_time_and_says_why(
@@ -158,7 +159,8 @@ def test_a_row_that_is_no_chat_is_refused_at_once_at_any_position(tokenizer: Any
 
 
 def test_the_background_count_of_left_out_rows_is_noted_once(tokenizer: Any) -> None:
-    plain = prepare(ROWS, tokenizer, settings(), "rows.jsonl")
+    plain = tokenized(tokenizer, ROWS)
+    plain.measure(range(len(ROWS)))
     short = tokenized(tokenizer, [{"prompt": "a", "answer": ""}])
     background_tokenizer = BackgroundTokenizer({"train": tokenized(tokenizer, ROWS), "valid": short})
     notes: list[str] = []

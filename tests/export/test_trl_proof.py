@@ -23,8 +23,8 @@ import yaml
 
 from backend.config.config import Config, parse
 from backend.config.other_programs.into_trl import into_trl, trl_yaml
-from backend.data.problems import PromptFormat, messages_of, prepare, problem_of
-from backend.data.prompts import PromptStream
+from backend.data.problems import PromptFormat, messages_of, problem_of
+from backend.data.prompts import PromptStream, TokenizedPrompts
 from backend.export.trained_weights import AdapterFiles, TrainedWeights
 from backend.export.trl_folder import export_trl
 from backend.models.peft_import import import_adapter
@@ -270,7 +270,7 @@ def test_the_script_takes_our_prompts_in_our_order(
     steps, taken, few = json.loads(run.stdout.splitlines()[-1])
     inputs = read_inputs(config)
     inputs.scorer.close()
-    problems = prepare(inputs.splits.train, load_tokenizer(base), config, "rows").problems
+    problems = TokenizedPrompts(inputs.splits.train, load_tokenizer(base), PromptFormat.of(config), "rows").first(-1)
     assert len(problems) == 6 and few == 3
     assert steps == (9 if config.epochs else 8)
     assert taken == [problem.messages[-1]["content"] for problem in PromptStream(problems, 5).take(2 * steps)]

@@ -13,7 +13,8 @@ from mlx.utils import tree_flatten
 
 from backend.config.config import load
 from backend.data.preview import open_dataset
-from backend.data.problems import prepare
+from backend.data.problems import PromptFormat
+from backend.data.prompts import TokenizedPrompts
 from backend.models.policy import load_policy
 from backend.runs.run_folder import RunFolder
 from backend.sampling import chat as sides_module
@@ -58,7 +59,8 @@ def rolled_out(chat: Chat, row: int, sampling: Sampling, seed: int, *, tuned: bo
     config = chat.source.config
     policy = shaken_policy(config, seed=1) if tuned else load_policy(config.model_copy(update={"beta": 0.0}))
     rows = open_dataset(config).rows("train")
-    problem = prepare(rows, policy.tokenizer, config, "rows").problems[row]
+    problem = TokenizedPrompts(rows, policy.tokenizer, PromptFormat.of(config), "rows")[row]
+    assert problem is not None
     return Sampler(policy, 12).sample([problem], 1, sampling, seed, 0)[0].completions[0]
 
 
