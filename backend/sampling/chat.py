@@ -34,7 +34,7 @@ from backend.runs.run_folder import RunFolder, find_run
 from backend.runs.saved_weights import END, WeightChoice, find_choice
 from backend.runs.steering import run_config
 from backend.sampling.cached_sequence import CachedSequence, SampledToken
-from backend.sampling.grammar import CompiledGrammar, Grammar, GrammarState
+from backend.sampling.grammar import GrammarCache
 from backend.sampling.outputs import OPEN, CompletionBuffer
 from backend.sampling.sampler import Sampling, keyed_uniforms
 from backend.sampling.text_stream import TextStream
@@ -77,22 +77,20 @@ def find_source(name: str, checkpoint: str = "", runs_dir: Path | None = None) -
     try:
         run = find_run(name, runs_dir)
     except UserError:
-        return _model(name, checkpoint)
-    weights = find_choice(run, checkpoint or END)
-    return ChatSource(run.name, run_config(run, weights.step), run, weights)
-
-
-def _model(name: str, checkpoint: str) -> ChatSource:
+        run = None
+    if run is not None:
+        weights = find_choice(run, checkpoint or END)
+        return ChatSource(run.name, run_config(run, weights.step), run, weights)
     try:
         check_weights(model_source(name, "model"), "model")
-    except UserError as mistake:
-        if names_folder(name):  # the sentence says what the folder lacks
+    except UserError as error:
+        if names_folder(name):  # the message says what the folder lacks
             raise
         sentence = (
             f"There is no run or model {shown_path(name, 60)}: no run of that name or path, no folder, no owner/name "
             "id on Hugging Face."
         )
-        raise UserError("model", sentence) from mistake
+        raise UserError("model", sentence) from error
     if checkpoint:
         raise UserError("checkpoint", f"{shown_path(name, 100)} is a model and no run, so it has no checkpoints.")
     # Neither rows nor rewards: what is left are the settings of a prompt, at their defaults.
@@ -156,8 +154,15 @@ def _whole_models(source: ChatSource, wanted: Sequence[SideName], note: Note) ->
     cast(base, source.config.dtype)
     models: dict[SideName, nn.Module] = {"base": base}
     if "tuned" in wanted:
-        if "base" in wanted and not _second_model_fits(base, note):
+        size, active = sum(array.nbytes for array in _arrays(base).values()), mx.get_active_memory()
+        free = machine_bytes(active) - active
+        if "base" in wanted and size > free:
             wanted = ("tuned",)
+            note(
+                "Base and tuned share no weights after full fine-tuning, and there is no memory for both: another "
+                f"{format_bytes(size)} is needed and {format_bytes(max(0, free))} is free. Only the tuned model is "
+                "loaded."
+            )
         models["tuned"] = _fully_tuned(base, source, keep_base="base" in wanted)
     if "base" not in wanted:
         del models["base"]
@@ -167,19 +172,6 @@ def _whole_models(source: ChatSource, wanted: Sequence[SideName], note: Note) ->
         mx.eval(model.parameters())
     sides: dict[SideName, SideModel] = {name: SideModel(name, model, split(model)) for name, model in models.items()}
     return Sides(sides, tokenizer, tuple(sorted(int(token) for token in tokenizer.eos_token_ids)))
-
-
-def _second_model_fits(base: nn.Module, note: Note) -> bool:
-    size = sum(array.nbytes for array in _arrays(base).values())
-    held = mx.get_active_memory()
-    free = machine_bytes(held) - held
-    if size <= free:
-        return True
-    note(
-        f"Base and tuned share no weights after full fine-tuning, and there is no memory for both: another "
-        f"{format_bytes(size)} is needed and {format_bytes(max(0, free))} is free. Only the tuned model is loaded."
-    )
-    return False
 
 
 def _fully_tuned(base: nn.Module, source: ChatSource, *, keep_base: bool) -> nn.Module:
@@ -266,7 +258,10 @@ class Chat:
     def __init__(self, source: ChatSource, sides: Sides) -> None:
         self.source, self.sides = source, sides
         self._format = PromptFormat.of(source.config)
-        self._grammars: dict[Grammar, CompiledGrammar] = {}
+        self._grammars = {
+            name: GrammarCache(sides.tokenizer, sides.eos_ids, side.split_model.vocab_size)
+            for name, side in sides.sides.items()
+        }
         self._sequences: dict[SideName, CachedSequence] = {
             name: CachedSequence(side.model, side.split_model) for name, side in sides.sides.items()
         }
@@ -285,7 +280,7 @@ class Chat:
         if question.system is not None:
             prompt_format = replace(prompt_format, system_prompt=question.system)
         turns = question.turns.get(side, ())
-        typed = self._typed_row(question)
+        typed: Row = {prompt_format.prompt_column: question.prompt, prompt_format.answer_column: question.answer}
         index, row, where, opening = 0, typed, "this prompt", turns[0].prompt if turns else question.prompt
         first: Row = typed | {prompt_format.prompt_column: opening}
         if question.row is not None:
@@ -300,9 +295,6 @@ class Chat:
             messages += [{"role": "assistant", "content": turn.answer}, {"role": "user", "content": following}]
         tokens = tokenize(messages, self.sides.tokenizer, prompt_format.template_variables, where)
         return problem_of(index, row, messages, tokens, prompt_format)
-
-    def _typed_row(self, question: ChatQuestion) -> Row:
-        return {self._format.prompt_column: question.prompt, self._format.answer_column: question.answer}
 
     @on_one_core()
     def reply(
@@ -326,7 +318,7 @@ class Chat:
                 outputs = CompletionBuffer(
                     1, question.max_tokens, self.sides.tokenizer, self.sides.eos_ids, self.source.config.stop
                 )
-                outputs.held = self._held_output(question.sampling, name)
+                outputs.held = self._grammars[name].state(question.sampling.grammar)
                 steps = stack.enter_context(
                     closing(sequence.generate(problem.tokens, question.sampling, uniform_T, check, outputs.held))
                 )
@@ -341,15 +333,6 @@ class Chat:
                         replies[answer.side] = answer.reply(self._sequences[answer.side].prefilled)
                         on_reply(replies[answer.side])
         return replies
-
-    def _held_output(self, sampling: Sampling, side: SideName) -> GrammarState | None:
-        grammar = sampling.grammar
-        if grammar is None:
-            return None
-        if grammar not in self._grammars:
-            size = self.sides.sides[side].split_model.vocab_size
-            self._grammars = {grammar: CompiledGrammar(grammar, self.sides.tokenizer, self.sides.eos_ids, size)}
-        return GrammarState(self._grammars[grammar])
 
 
 class _Answer:

@@ -19,6 +19,7 @@ from backend.engine.patches import swiglu
 from backend.engine.shared_weights import SharedWeights
 
 Linear = nn.Linear | nn.QuantizedLinear
+PLAIN_LAYERS = (nn.Linear, nn.QuantizedLinear, LoRALinear, DoRALinear)
 
 
 class FusedProjection(nn.Module):
@@ -200,11 +201,11 @@ class FusedLinear:
 
 def is_plain(module: Any) -> bool:
     """True if this module can compute the layer."""
-    return type(module) in (nn.Linear, nn.QuantizedLinear) or (has_adapter(module) and is_plain(module.linear))
+    return type(module) in PLAIN_LAYERS[:2] or (has_adapter(module) and is_plain(module.linear))
 
 
 def has_adapter(module: nn.Module) -> bool:
-    return type(module) in (LoRALinear, DoRALinear)
+    return type(module) in PLAIN_LAYERS[2:]
 
 
 def base_of(member: Any) -> Any:

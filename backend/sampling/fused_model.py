@@ -15,13 +15,14 @@ import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_flatten
 
-from backend.engine import device, residual_stream
+from backend.engine import device, patches, residual_stream
 from backend.engine.caches import PackedSlotCache, SlotCache, StepContext
 from backend.engine.metal import HeadNorms, Heads, rotated_heads, rotated_heads_plain
 from backend.engine.model_probe import describe_error
 from backend.engine.output_layer import SplitModel
 from backend.engine.shared_weights import SharedWeights
 from backend.sampling.fused_linear import (
+    PLAIN_LAYERS,
     FusedLinear,
     FusedOutput,
     LinearBranch,
@@ -220,12 +221,7 @@ class FusedModel:
             fused.projection.clear()
 
     def _build(self, trees: list[nn.Module], merge: bool, shared: SharedWeights | None) -> str:
-        try:
-            fused_linears = fusable_linears(self.policy, merge)
-        # A model's own code may raise anything, e.g. when it reads its layers' weights itself, which a recorder does
-        # not have.
-        except Exception as error:
-            return f"a trial forward pass failed with {describe_error(error)}"
+        fused_linears = fusable_linears(self.policy, merge)
         if not fused_linears:
             return ""
         self.fused_linears = fused_linears
@@ -238,28 +234,40 @@ class FusedModel:
         }
         self.model = replace_modules(self.policy, branches, self._copies)
         split_model = self.split_model.of_tree(self.model)
-        if reason := self._mismatch(split_model):
-            self.model, self.fused_linears, self._copies = self.policy, [], []
-            return reason
-        self.split_model = split_model
-        return ""
 
-    def _mismatch(self, fused: SplitModel) -> str:
         def logits() -> tuple[mx.array, mx.array]:
-            return self.policy(PROBE), fused.logits(fused.hidden(PROBE))  # pyright: ignore
+            return self.policy(PROBE), split_model.logits(split_model.hidden(PROBE))  # pyright: ignore
 
         with self._noisy_adapters():
-            return difference("the fused layers", logits)
+            reason = difference("the fused layers", logits)
+        if reason:
+            self.model, self.fused_linears, self._copies = self.policy, [], []
+        else:
+            self.split_model = split_model
+        return reason
 
     def _replace_blocks(self) -> str:
         layers = getattr(self.model, "layers", None)
         if not layers or not all(is_plain_block(layer) for layer in layers):
             return ""  # nothing lost: the model's own blocks are as fast as they were
         blocks: dict[int, DecodingBlock] = {id(layer): DecodingBlock(layer) for layer in layers}
-        trial = TrialStep([block.heads for block in blocks.values()], self.policy)
+        dtype = self.policy(PROBE).dtype  # pyright: ignore
+        shapes = [(3, block.heads.keys, 2, 8, block.heads.size) for block in blocks.values()]
+        kv = [mx.random.normal(shape, key=mx.random.key(i)).astype(dtype) for i, shape in enumerate(shapes)]
+        step = StepContext(mx.array(5), mx.array([0, 2, 4]), mx.arange(8))
+
+        def trial(model: SplitModel, packed: bool) -> mx.array:
+            """Logits and written caches, flat, of a step of three rows at different positions."""
+            cache = [PackedSlotCache(x, step) if packed else SlotCache(x[:, :, 0], x[:, :, 1], step) for x in kv]
+            logits = model.logits(model.hidden(mx.array([[1], [2], [3]]), cache))
+            written = [layer.arrays[0] if packed else mx.stack(list(layer.arrays), axis=2) for layer in cache]
+            outputs = mx.concatenate([array.flatten() for array in (logits, *written)])
+            mx.eval(outputs)
+            return outputs
+
         with self._noisy_adapters():
             try:
-                expected = trial.own(self.split_model)
+                expected = trial(self.split_model, packed=False)
             # The model decodes no rows at different positions: `Rollout` finds that out too, and tells it.
             except Exception:
                 return ""
@@ -267,14 +275,14 @@ class FusedModel:
             copies: list[tuple[nn.Module, nn.Module]] = []
             model = replace_modules(self.model, blocks, copies)
             split_model = self.split_model.of_tree(model)
-            if reason := difference("the fused blocks", lambda: (expected, trial.packed(split_model))):
+            if reason := difference("the fused blocks", lambda: (expected, trial(split_model, packed=True))):
                 return reason
             self._copies += copies
             self.model, self.split_model, self.decoding_blocks = model, split_model, list(blocks.values())
             if not device.has_metal():
                 return ""
             self.use_kernels(True)
-            if reason := difference("kernels of our own", lambda: (expected, trial.packed(split_model))):
+            if reason := difference("kernels of our own", lambda: (expected, trial(split_model, packed=True))):
                 self.use_kernels(False)
             return reason
 
@@ -309,30 +317,6 @@ def difference(what: str, compute: Callable[[], tuple[mx.array, mx.array]]) -> s
         return f"{what} failed with {describe_error(error)}"
 
 
-class TrialStep:
-    """One decoding step of three rows at different positions, with separate and packed caches of the same noise."""
-
-    def __init__(self, heads: list[Heads], policy: nn.Module) -> None:
-        dtype = policy(PROBE).dtype  # pyright: ignore
-        shapes = [(3, layer.keys, 2, 8, layer.size) for layer in heads]
-        self.kv = [mx.random.normal(shape, key=mx.random.key(i)).astype(dtype) for i, shape in enumerate(shapes)]
-        self.tokens = mx.array([[1], [2], [3]])
-        self.step = StepContext(mx.array(5), mx.array([0, 2, 4]), mx.arange(8))
-
-    def own(self, model: SplitModel) -> mx.array:
-        return self._outputs(model, [SlotCache(kv[:, :, 0], kv[:, :, 1], self.step) for kv in self.kv])
-
-    def packed(self, model: SplitModel) -> mx.array:
-        return self._outputs(model, [PackedSlotCache(kv, self.step) for kv in self.kv])
-
-    def _outputs(self, model: SplitModel, cache: list[Any]) -> mx.array:
-        logits = model.logits(model.hidden(self.tokens, cache))
-        packed = [layer.arrays[0] if len(layer.arrays) == 1 else mx.stack(layer.arrays, axis=2) for layer in cache]
-        outputs = mx.concatenate([array.flatten() for array in (logits, *packed)])
-        mx.eval(outputs)
-        return outputs
-
-
 def replace_modules(module: Any, new: Mapping[int, nn.Module], copies: list[tuple[nn.Module, nn.Module]]) -> Any:
     """The module tree with the modules of `new`, by id of the module that each replaces. Subtrees without replacements
     are shared, the others copied, and (original, copy) appended to `copies`."""
@@ -353,19 +337,6 @@ def replace_modules(module: Any, new: Mapping[int, nn.Module], copies: list[tupl
     if isinstance(module, nn.Module):
         copies.append((module, duplicate))
     return duplicate
-
-
-class InputRecorder(nn.Module):
-    """Replaces a layer in the trial pass: records its input, then calls it."""
-
-    def __init__(self, layer: nn.Module, inputs: list[tuple[nn.Module, mx.array]]) -> None:
-        super().__init__()
-        self.call, self.record = layer.__call__, inputs.append
-        self.layer = lambda: layer  # in a function, or mlx would make it a child module
-
-    def __call__(self, x: mx.array) -> mx.array:
-        self.record((self.layer(), x))
-        return self.call(x)
 
 
 def fusable_linears(model: nn.Module, merge: bool) -> list[FusedLinear]:
@@ -400,11 +371,19 @@ def _fusion(members: list[nn.Module], merge: bool) -> Literal["merge", "pack"] |
 
 
 def _linear_inputs(model: nn.Module) -> list[tuple[nn.Module, mx.array]]:
-    layers = [module for module in model.modules() if is_plain(module)]
-    bases = {id(layer.linear) for layer in layers if has_adapter(layer)}
+    """The plain layers that a pass calls, each with its input, in order."""
+    layers = {id(module): module for module in model.modules() if is_plain(module)}
+    bases = {id(layer.linear) for layer in layers.values() if has_adapter(layer)}
     inputs: list[tuple[nn.Module, mx.array]] = []
-    recorders: dict[int, nn.Module] = {
-        id(layer): InputRecorder(layer, inputs) for layer in layers if id(layer) not in bases
-    }
-    replace_modules(model, recorders, [])(PROBE)
+
+    def recording(call: Callable[..., mx.array]) -> Callable[..., mx.array]:
+        def recorded(layer: nn.Module, x: mx.array) -> mx.array:
+            if id(layer) in layers and id(layer) not in bases:
+                inputs.append((layer, x))
+            return call(layer, x)
+
+        return recorded
+
+    with patches.replaced((kind, "__call__", recording(kind.__call__)) for kind in PLAIN_LAYERS):
+        model(PROBE)
     return inputs

@@ -221,6 +221,21 @@ class GrammarState:
         return self._matchers[number]
 
 
+class GrammarCache:
+    """Keeps the compiled grammar from one rollout to the next."""
+
+    def __init__(self, tokenizer: Any, eos_ids: Sequence[int], vocabulary: int) -> None:
+        self._arguments = tokenizer, eos_ids, vocabulary
+        self._compiled: CompiledGrammar | None = None
+
+    def state(self, grammar: Grammar | None) -> GrammarState | None:
+        if grammar is None:
+            return None
+        if self._compiled is None or self._compiled.grammar != grammar:
+            self._compiled = CompiledGrammar(grammar, *self._arguments)
+        return GrammarState(self._compiled)
+
+
 def check_grammar(config: Config, tokenizer: Any, vocabulary: int | None = None) -> None:
     """Raises UserError where a run could not constrain its output so. `tokenizer`: None where it is not here."""
     grammar = Grammar.of(config)

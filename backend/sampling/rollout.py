@@ -20,7 +20,7 @@ from backend.engine.device import on_gpu, release_cached_buffers
 from backend.engine.graph import compiled_by_shape
 from backend.engine.model_probe import describe_error
 from backend.sampling.fused_model import FusedModel
-from backend.sampling.grammar import CompiledGrammar, Grammar, GrammarState
+from backend.sampling.grammar import GrammarCache
 from backend.sampling.kv_rows import Prefilled, WaitingQueue
 from backend.sampling.outputs import OPEN, CompletionBuffer
 from backend.sampling.row_costs import RowCosts, row_costs
@@ -84,7 +84,7 @@ class Sampler:
         self.row_costs = costs or decode_costs(policy.model)
         self._notes: list[str] = []
         self._compiled_steps: dict[Sampling, Callable[..., Any]] = {}
-        self._grammars: dict[Grammar, CompiledGrammar] = {}
+        self._grammars = GrammarCache(policy.tokenizer, policy.eos_ids, policy.split_model.vocab_size)
         self.completions = 0  # sampled so far, evaluations included
         reason = self._batching_obstacle()
         if reason:
@@ -139,7 +139,7 @@ class Sampler:
         poll: Poll,
     ) -> None:
         queue = WaitingQueue(prompts, G, self._prefill)
-        drawing = self._drawing(sampling, prompts, G, outputs)
+        drawing = self._sampling_state(sampling, prompts, G, outputs)
         step, rows = self.compiled_step(sampling), self.rows or queue.waiting
         scheduler = Scheduler(queue, outputs, uniform_NT, drawing, step, rows, self.row_costs)
         while scheduler.schedule():
@@ -149,19 +149,11 @@ class Sampler:
             self.slow_paths.append(SHORT_OF_MEMORY)
             self._notes.append(SHORT_OF_MEMORY)
 
-    def _drawing(
+    def _sampling_state(
         self, sampling: Sampling, prompts: list[list[int]], G: int, outputs: CompletionBuffer
     ) -> SamplingState:
-        held = None
-        if sampling.grammar is not None:
-            held = outputs.held = self._held_outputs(sampling.grammar)
-        return SamplingState(sampling, prompts, G, self.max_tokens, held, self.agree)
-
-    def _held_outputs(self, grammar: Grammar) -> GrammarState:
-        if grammar not in self._grammars:
-            size = self.policy.split_model.vocab_size
-            self._grammars = {grammar: CompiledGrammar(grammar, self.policy.tokenizer, self.policy.eos_ids, size)}
-        return GrammarState(self._grammars[grammar])
+        outputs.held = self._grammars.state(sampling.grammar)
+        return SamplingState(sampling, prompts, G, self.max_tokens, outputs.held, self.agree)
 
     def new_notes(self) -> list[str]:
         """Messages for the user since the last call."""
@@ -195,7 +187,10 @@ class Sampler:
 
             def decode(token_B, slot, pad_B, uniform_B, column_C, keys, values, *history):
                 step = StepContext(slot, pad_B, column_C)
-                cache = self._caches(step, keys, values)
+                if self.fused.packs_cache:
+                    cache = [PackedSlotCache(kv, step) for kv in keys]
+                else:
+                    cache = [SlotCache(k, v, step) for k, v in zip(keys, values, strict=True)]
                 logits = split_model.logits(split_model.hidden(token_B[:, None], cache)[:, -1])
                 keys, values = ([layer.arrays[i] for layer in cache if i < len(layer.arrays)] for i in (0, 1))
                 if sampling.grammar is not None:
@@ -204,13 +199,6 @@ class Sampler:
 
             self._compiled_steps[sampling] = compiled_by_shape(decode, [self.fused.model.state])
         return self._compiled_steps[sampling]
-
-    def _caches(
-        self, step: StepContext, keys: list[mx.array], values: list[mx.array]
-    ) -> Sequence[SlotCache | PackedSlotCache]:
-        if self.fused.packs_cache:
-            return [PackedSlotCache(kv, step) for kv in keys]
-        return [SlotCache(k, v, step) for k, v in zip(keys, values, strict=True)]
 
     def _batching_obstacle(self) -> str:
         other_caches = {type(cache) for cache in new_prompt_cache(self.policy.model)} - {KVCache}
@@ -248,17 +236,16 @@ class Sampler:
             self.fused.release()
         results = [outputs.arrays(row) for row in range(3)]
         # One pass for both tokens, since none changes the logits before it: loading refuses other models (`is_causal`).
-        alone = mx.concatenate(
-            [self._last_logits(prompt + tokens[:1]) for prompt, (tokens, _, _) in zip(prompts, results, strict=True)]
-        )
+        whole = [
+            self.policy.logits(self.policy.hidden(mx.array([prompt + tokens[:1]])))[0, -2:]
+            for prompt, (tokens, _, _) in zip(prompts, results, strict=True)
+        ]
+        alone = mx.concatenate(whole)
         expected = sample_tokens(alone, mx.zeros(len(alone)), GREEDY).logp_B
         logps = np.concatenate([logps for _, logps, _ in results])
         if np.allclose(logps, np.array(expected), atol=1e-3 if alone.dtype == mx.float32 else 0.3):
             return ""
         return "a trial with prompts of unequal length gave other log-probabilities than each prompt alone"
-
-    def _last_logits(self, tokens: list[int]) -> mx.array:
-        return self.policy.logits(self.policy.hidden(mx.array([tokens])))[0, -2:]
 
     def _decode_by_group(
         self,
@@ -269,7 +256,7 @@ class Sampler:
         outputs: CompletionBuffer,
         poll: Poll,
     ) -> None:
-        drawing = self._drawing(sampling, prompts, G, outputs)
+        drawing = self._sampling_state(sampling, prompts, G, outputs)
         for p, prompt in enumerate(prompts):
             for first in range(p * G, (p + 1) * G, self.rows or G):
                 index = np.arange(first, min(first + (self.rows or G), (p + 1) * G))

@@ -189,7 +189,7 @@ def test_a_model_that_reads_its_layers_weights_itself_is_not_fused_and_says_why(
     fused = FusedModel(policy.model, policy.split_model)
     assert fused.model is policy.model and not fused.fused_linears and fused.split_model is policy.split_model
     (sentence,) = fused.slow_paths
-    assert sentence.startswith("Layers are not fused for decoding: a trial forward pass failed with AttributeError: ")
+    assert sentence.startswith("Layers are not fused for decoding: the fused layers failed with AttributeError: ")
     assert sentence.endswith(".") and Sampler(policy, 2).slow_paths == [sentence]
 
 
