@@ -3,7 +3,6 @@ more."""
 
 from __future__ import annotations
 
-import os
 import resource
 import socket
 import struct
@@ -133,14 +132,6 @@ def test_messages_go_both_ways_with_their_arrays(ranks: Callable[[int], Ranks]) 
     assert three.leader.receive(0.01) is None
 
 
-def test_every_rank_introduces_itself(ranks: Callable[[int], Ranks]) -> None:
-    machines = ranks(3).leader.machines
-    assert [info.rank for info in machines] == [0, 1, 2]
-    assert {info.pid for info in machines} == {os.getpid()}
-    assert [info.address for info in machines] == ["", "127.0.0.1", "127.0.0.1"]
-    assert all(info.machine and info.chip and info.mlx and info.python and info.memory_gb > 0 for info in machines)
-
-
 def test_dead_rank_is_named_at_once(ranks: Callable[[int], Ranks]) -> None:
     three = ranks(3)
     began = time.monotonic()
@@ -163,13 +154,6 @@ def test_silent_rank_is_lost_and_busy_one_is_not(
     monkeypatch.setattr(two.workers[0]._connection, "_send_all", lambda data: stopped.wait(5))  # as by SIGSTOP
     assert "has not answered for 1 seconds" in two.lost().why
     stopped.set()
-
-
-def test_worker_ends_with_its_leader(ranks: Callable[[int], Ranks]) -> None:
-    two = ranks(2)
-    two.leader._connections[1].hang_up()
-    wait_for(lambda: two.ended)
-    assert two.ended == ["rank 1: hung up: its process has ended"]
 
 
 @pytest.mark.parametrize(
@@ -299,22 +283,6 @@ def test_handshake_has_one_time_limit(monkeypatch: pytest.MonkeyPatch, side: Cal
     thread.join(3)
     here.close(), there.close()
     assert time.monotonic() - began < 2
-
-
-def test_the_first_address_that_answers_is_taken() -> None:
-    listeners = wire.listen(["127.0.0.1", "::1", "203.0.113.7"])
-    addresses = [each.getsockname()[:2] for each in listeners]
-    assert {host for host, _ in addresses} == {"127.0.0.1", "::1"}, "not the one of another machine"
-    nobody, v6 = ("127.0.0.1", 1), next(address for address in addresses if address[0] == "::1")
-    made: list[socket.socket] = []
-    thread = threading.Thread(target=lambda: made.append(wire.connect([nobody, v6], SECRET, 1, time.monotonic() + 5)))
-    thread.start()
-    proven = wire.accept(listeners, SECRET, {1}, time.monotonic() + 5)
-    thread.join(5)
-    assert made[0].family == socket.AF_INET6
-    made[0].close(), proven[1].close()
-    with pytest.raises(OSError, match="rank 0 cannot be reached"):
-        wire.connect([nobody], SECRET, 1, time.monotonic())
 
 
 def test_addresses_are_those_of_the_launcher_or_of_mlx(tmp_path: Path) -> None:

@@ -11,12 +11,8 @@ from typing import Any
 import pytest
 from mlx._distributed_utils.common import Hostfile
 
-from backend.distributed import commands
 from backend.distributed.commands import (
-    LIBRARY_VARIABLE,
     launch_command,
-    mpi_variables,
-    mpirun,
     program_environment,
     rank_program,
     shell_words,
@@ -59,11 +55,6 @@ def test_a_file_means_what_mlx_launch_reads_in_it_before_and_after_it_is_written
         assert [host.ssh_hostname for host in theirs.hosts] == [host.ssh for host in hosts.hosts]
         assert [host.rdma for host in theirs.hosts] == [host.to_json()["rdma"] for host in hosts.hosts]
     assert [host.ips for host in Hostfile.from_file(written).hosts] == [list(host.ips) for host in hosts.hosts]
-
-
-def test_an_address_as_name_is_an_address_too_as_for_mlx_launch():
-    assert parse_hosts([{"ssh": "127.0.0.1"}, {"ssh": "mac-b"}], "f").hosts[0].ips == ("127.0.0.1",)
-    assert parse_hosts([{"ssh": "127.0.0.1"}, {"ssh": "mac-b"}], "f").hosts[1].ips == ()
 
 
 @pytest.mark.parametrize(
@@ -119,14 +110,6 @@ def test_an_error_names_the_file_and_the_entry(content: Any, says: str):
 def test_no_variable_of_a_hosts_file_loads_code_or_leads_to_another_server(name: str):
     with pytest.raises(UserError, match=f"envs: cannot set {name}"):
         parse_hosts({"hosts": TWO, "envs": [f"{name}=x"]}, "f")
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["MLX_METAL_FAST_SYNCH", "NCCL_SOCKET_IFNAME", "OMPI_MCA_btl_tcp_if_include", "HF_HUB_CACHE", "OMP_NUM_THREADS"],
-)
-def test_variables_of_the_connection_are_set(name: str):
-    assert parse_hosts({"hosts": TWO, "envs": [f"{name}=x"]}, "f").envs == (f"{name}=x",)
 
 
 def test_every_fault_of_a_file_is_told_at_once_and_no_secret_of_its_variables():
@@ -210,28 +193,3 @@ def test_the_command_to_copy_starts_every_rank():
     mpi = launch_command(hosts, Path("h.json"), "mpi", Path("/runs/one"))
     assert mpi[:5] == ["mpirun", "-np", "3", "--host", "127.0.0.1:2,anna@mac-b.local:1"]
     assert "MLX_A=b" in mpi and mpi[-2:] == ["--run", "/runs/one"]
-
-
-@pytest.fixture
-def homebrew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for file in ("bin/mpirun", "lib/libmpi.40.dylib", "lib/libmpi.dylib", "lib/libmpi_mpifh.dylib"):
-        path = tmp_path / "homebrew" / file
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch(mode=0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv(LIBRARY_VARIABLE, raising=False)
-    monkeypatch.setattr(commands, "_USUAL_FOLDERS", (str(tmp_path / "homebrew" / "bin"),))
-    return tmp_path / "homebrew"
-
-
-def test_it_is_found_off_the_path(homebrew: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert mpirun() == str(homebrew / "bin" / "mpirun")
-    monkeypatch.setattr(commands, "_USUAL_FOLDERS", ())
-    assert mpirun() is None
-
-
-def test_a_mac_is_told_the_path_of_the_library(homebrew: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "platform", "darwin")
-    assert mpi_variables() == {LIBRARY_VARIABLE: str(homebrew / "lib" / "libmpi.dylib")}
-    monkeypatch.setenv(LIBRARY_VARIABLE, "/my/libmpi.dylib")
-    assert mpi_variables() == {LIBRARY_VARIABLE: "/my/libmpi.dylib"}

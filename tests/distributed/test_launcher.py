@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import sys
 import threading
 import time
@@ -19,7 +18,7 @@ import pytest
 
 from backend.distributed import launcher
 from backend.distributed.hosts_file import Host, HostsFile, parse_hosts
-from backend.distributed.launcher import Launch, LaunchEnd, free_port, run_ranks, without
+from backend.distributed.launcher import Launch, LaunchEnd, run_ranks, without
 from backend.distributed.rank_process import Orders
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
@@ -118,12 +117,6 @@ def test_the_last_one_goes_on_alone(bench: Bench, capfd: pytest.CaptureFixture[s
     assert (bench.run.path / "ranks" / "rank-1.log").read_text() == "this worker works\n"
 
 
-@pytest.mark.proof
-def test_ranks_are_started_anew_where_rank_0_asks_for_it(bench: Bench) -> None:
-    assert bench.launch(wrong={0: "restart once"}).exit_code == 0
-    assert [event["ranks"] for event in bench.events("started")] == [2, 2]
-
-
 def test_a_rank_0_that_was_killed_has_its_ending_written(bench: Bench) -> None:
     thread = bench.when_step(2, kill(0))
     end = bench.launch(steps=400)
@@ -132,17 +125,6 @@ def test_a_rank_0_that_was_killed_has_its_ending_written(bench: Bench) -> None:
     last = bench.events()[-1]
     assert last["kind"] == "failed" and last["step"] >= 2
     assert last["sentence"].startswith("The process of rank 0, on this machine, was killed (signal 9).")
-
-
-@pytest.mark.proof
-def test_a_rank_0_that_was_stopped_wakes_and_ends(bench: Bench) -> None:
-    """Its workers end themselves, as it says nothing any more."""
-    thread = bench.when_step(2, kill(0, signal.SIGSTOP))
-    began = time.monotonic()
-    end = bench.launch(steps=2_000)
-    thread.join()
-    assert time.monotonic() - began < 30
-    assert end.exit_code == 2 and "hung up" in bench.events()[-1]["sentence"]
 
 
 @pytest.mark.proof
@@ -223,11 +205,3 @@ def test_a_machine_is_left_out_with_the_devices_that_lead_to_it() -> None:
     assert [host.ssh for host in left.hosts] == ["a", "c"]
     assert [host.rdma for host in left.hosts] == [(None, "to_c"), ("to_a", None)]
     assert without(HostsFile((Host("a"), Host("b"))), 1).hosts == (Host("a"),)
-
-
-def test_ports_that_are_taken_are_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    hosts = HostsFile((Host("a", ("10.0.0.1", "10.0.0.2")), Host("b", ("10.0.0.3",))))
-    monkeypatch.setattr(launcher, "PORTS", 7)
-    monkeypatch.setattr(launcher, "FIRST_PORT", 23_450)
-    with socket.create_server(("", 23_452)):
-        assert free_port(hosts) == 23_453

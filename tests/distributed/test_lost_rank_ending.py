@@ -122,20 +122,6 @@ def test_a_run_that_goes_on_without_a_machine_has_no_ending_and_is_saved(raw: di
     assert [saved.state.step for saved in checkpoint.all_checkpoints(run)] == [1]
 
 
-def test_a_gpu_error_of_another_machine_is_retried_with_half_the_step(raw: dict[str, Any], tmp_path: Path) -> None:
-    run = RunFolder(tmp_path / "run")
-    text = "[METAL] Command buffer execution failed: Insufficient Memory"
-    fault = WorkerError(MAC, "There was not enough memory.", gpu_text=text)
-    assert trained(raw, run, LosingParts(2, failure=fault)).kind == RESTART
-    (note,) = [
-        event
-        for event in read_events(run.events)
-        if event["kind"] == "note" and "not enough memory" in event["sentence"]
-    ]
-    assert note["sentence"].startswith("On mac-b (rank 1): There was not enough memory for the arrays of a step.")
-    assert "half the micro-batch" in note["sentence"]
-
-
 def test_a_bug_on_another_machine_is_told_with_its_traceback() -> None:
     fault = WorkerError(MAC, "KeyError: 'x'", exit_code=1, traceback="Traceback …")
 

@@ -3,7 +3,6 @@ functions."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -100,17 +99,6 @@ def test_scored_groups_arrive_as_they_were() -> None:
         *sent(*messages.pack_groups(groups(), is_scored=True)), [group.problem for group in groups()]
     )
     assert repr([asdict(group) for group in received]) == repr([asdict(group) for group in groups()])
-
-
-def test_learning_needs_no_text() -> None:
-    body, arrays = messages.pack_groups(groups())
-    assert "abc" not in json.dumps(body)
-    received = messages.unpack_groups(*sent(body, arrays))
-    assert [group.problem.tokens for group in received] == [[1, 2], []]
-    for group, own in zip(received, groups(), strict=True):
-        for one, other in zip(group.completions, own.completions, strict=True):
-            for name in ("tokens", "logps", "log_kept", "log_held", "mask", "stop", "advantage"):
-                assert getattr(one, name) == getattr(other, name), name
 
 
 def test_reward_files_move_to_the_worker(tmp_path: Path) -> None:

@@ -79,11 +79,6 @@ def test_a_rank_that_would_be_the_last_to_end_gets_nothing() -> None:
     assert rounds[1] == []
 
 
-def test_fewer_prompts_than_ranks() -> None:
-    rounds, _ = steps(lambda rank, n: float(n), 4, 2)
-    assert sorted(map(sum, rounds)) == [0, 0, 1, 1]
-
-
 def sampled(rank: int, tokens: int, sampling_s: float, scoring_s: float) -> SampledRound:
     group = Group(Problem(0, "", [], [1], ""), [Completion([1] * tokens, [0.0] * tokens, "", "eos")])
     return SampledRound(rank, 0, [group], sampling_s, scoring_s)

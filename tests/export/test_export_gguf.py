@@ -23,7 +23,7 @@ from tokenizers import Tokenizer
 from backend.export.export_run import Export, ExportedModel, export_run
 from backend.export.exports import FORMATS, exported_bytes
 from backend.export.gguf_file import LLAMA_3, QWEN_2
-from backend.export.modelfile import ChatFormat, Message, chat_format, modelfile
+from backend.export.modelfile import ChatFormat, modelfile
 from backend.runs.run_folder import RunFolder
 from backend.utils.errors import UserError
 from tests.support.random_models import tiny_model
@@ -158,21 +158,6 @@ def test_the_modelfile_puts_chats_and_samples_as_the_run_did(tmp_path: Path) -> 
     assert text.endswith('LICENSE """Use it "freely".\n"""\n')
 
 
-def test_a_template_that_does_more_is_left_out_and_said(tmp_path: Path) -> None:
-    def counting(messages: list[Message]) -> str:
-        return "".join(f"{number}: {message['content']}\n" for number, message in enumerate(messages))
-
-    assert chat_format(counting) is None
-    base = tiny_model(tmp_path / "base", "llama", layers=1)
-    settings = json.loads((base / "tokenizer_config.json").read_text())
-    settings["chat_template"] = "{% for m in messages %}{{ loop.index }} {{ m.content }} {% endfor %}"
-    (base / "tokenizer_config.json").write_text(json.dumps(settings))
-    write_run(tmp_path / "run", base)
-    report = export(tmp_path / "run")
-    assert "TEMPLATE" not in (report.path / "Modelfile").read_text()
-    assert "compare an answer with the run's" in report.sentences()[-1]
-
-
 def parsed(text: str) -> list[tuple[str, str]]:
     """Commands and values as Ollama reads a Modelfile: a value that begins with three quotation marks goes on to a line
     that ends with them."""
@@ -260,11 +245,6 @@ def test_what_ollama_says_is_passed_on(run: Path, ollama: Path, monkeypatch: pyt
     monkeypatch.setattr("backend.export.destinations.OLLAMA_PLACES", (str(ollama),))
     (ollama / "broken").unlink()
     assert export(run, to="ollama").place == "Ollama, as mine", "found outside the PATH"
-
-
-def test_held_out_rewards_of_a_gguf_file_are_refused(run: Path) -> None:
-    with pytest.raises(UserError, match="mlx does not run GGUF files"):
-        export(run, held_out=3)
 
 
 @pytest.mark.proof

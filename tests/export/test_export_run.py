@@ -3,10 +3,8 @@ at all."""
 
 from __future__ import annotations
 
-import fcntl
 import gc
 import json
-import os
 import shutil
 from collections import namedtuple
 from collections.abc import Callable
@@ -129,20 +127,6 @@ def test_a_fused_model_has_the_logits_of_the_trained_one(
     assert furthest(logits_of(tmp_path / "base"), trained) > 0.01  # or the line above shows nothing
 
 
-def test_an_export_reports_its_size_and_how_exact_it_is(trained_run: TrainedRun, tmp_path: Path) -> None:
-    run, _ = trained_run()
-    messages: list[str] = []
-    report = export(
-        run, "folder", "mine", folder=tmp_path / "out", progress=lambda sentence, done=None: messages.append(sentence)
-    )
-    assert report.path == tmp_path / "out" / "mine"
-    assert report.bytes == sum(file.stat().st_size for file in report.path.iterdir())
-    assert (found := report.verification).max_error < 1e-4 and found.agreement == 1 and found.nats < 1e-5
-    assert found.lost is not None and found.lost < 1e-3
-    assert messages[0].startswith("Computing") and messages[-1].startswith("Loading it back")
-    assert not [sentence for sentence in report.sentences() if "Rounding" in sentence]
-
-
 @pytest.mark.parametrize(("train_type", "bits"), [("lora", 4), ("dora", 8)])
 def test_a_quantised_base_is_written_in_full_precision_without_loss(
     trained_run: TrainedRun, tmp_path: Path, train_type: str, bits: int
@@ -152,13 +136,6 @@ def test_a_quantised_base_is_written_in_full_precision_without_loss(
     assert furthest(logits_of(written), trained) < 1e-4
     assert "quantization" not in (written / "config.json").read_text()
     assert not [name for name in mx.load(str(written / "model.safetensors")) if name.endswith((".scales", ".biases"))]
-
-
-def test_bfloat16_weights_stay_bfloat16_under_dora(trained_run: TrainedRun, tmp_path: Path) -> None:
-    """mlx-lm's DoRA gives float32 weights on a bfloat16 base, which would double the model."""
-    run, _ = trained_run(train_type="dora", dtype="bfloat16")
-    weights = mx.load(str(fuse_run(run) / "model.safetensors"))
-    assert {weight.dtype for weight in weights.values()} == {mx.bfloat16}  # pyright: ignore
 
 
 def stored(folder: Path) -> dict[str, mx.array]:
@@ -246,12 +223,6 @@ def test_what_a_format_and_a_target_cannot_be_is_said(trained_run: TrainedRun, t
         export(lora, "ftp", "mine")
 
 
-def test_full_fine_tuning_has_no_adapter(trained_run: TrainedRun, tmp_path: Path) -> None:
-    run, _ = trained_run(train_type="full")
-    with pytest.raises(UserError, match="no adapter to export"):
-        export(run, "folder", "mine", folder=tmp_path, format="adapter")
-
-
 def test_numbers_beyond_float16_are_refused_and_nothing_is_left(trained_run: TrainedRun, tmp_path: Path) -> None:
     run, _ = trained_run(dtype="bfloat16")
     file = tmp_path / "base" / "model.safetensors"
@@ -289,23 +260,6 @@ def test_any_checkpoint_can_be_exported(trained_run: TrainedRun, tmp_path: Path,
     assert [path and path.parent.name for path in arrays] == ["000020", "000030"]
     with pytest.raises(UserError, match="has no checkpoint 11; there are 10, 20, 30, best and last"):
         export(run, "folder", "x", folder=tmp_path, checkpoint="11")
-
-
-def test_models_are_compared_on_the_run_s_own_completions(
-    trained_run: TrainedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run, _ = trained_run()
-    line = {"step": 1, "prompt": "How many?", "completions": [{"text": "Nine."}, {"text": "Ten."}]}
-    run.completions.write_text(json.dumps(line) + '\n{"prompt": "cut off', encoding="utf-8")
-    seen: list[verify.Reference] = []
-    verified = build.verify_folder
-    monkeypatch.setattr(build, "verify_folder", lambda *given: seen.append(given[2]) or verified(*given))
-    fuse_run(run)
-    reference, tokenizer = seen[0], mlx_lm.load(str(run.fused))[1]
-    assert [(sample.messages[0]["content"], sample.answer) for sample in reference.samples] == [("How many?", "Nine.")]
-    text = tokenizer.decode(reference.tokens[0].ids)
-    assert text.endswith("How many?<|im_end|>\n<|im_start|>assistant\nNine.")
-    assert tokenizer.decode(reference.tokens[0].ids[-reference.tokens[0].compared :]) == "Nine."
 
 
 def test_the_figures_are_those_of_the_models_as_wholes(trained_run: TrainedRun, tmp_path: Path) -> None:
@@ -391,16 +345,6 @@ def written_base(tmp_path: Path, run: RunFolder) -> tuple[trained_weights.Traine
     return trained, tokenizer, reference
 
 
-def test_verification_refuses_weights_without_a_metadata_object(trained_run: TrainedRun, tmp_path: Path) -> None:
-    """LM Studio refuses "__metadata__": null, which mx.save_safetensors writes when it is given no metadata."""
-    run, _ = trained_run()
-    trained, tokenizer, reference = written_base(tmp_path, run)
-    file = tmp_path / "out" / "model.safetensors"
-    mx.save_safetensors(str(file), dict(mx.load(str(file))))  # pyright: ignore
-    with pytest.raises(RuntimeError, match="metadata"):
-        verify.verify_folder(tmp_path / "out", tokenizer, reference, trained.open)
-
-
 def test_verification_refuses_a_wrong_tensor(trained_run: TrainedRun, tmp_path: Path) -> None:
     run, _ = trained_run()
     _, tokenizer, reference = written_base(tmp_path, run)
@@ -411,15 +355,6 @@ def test_verification_refuses_a_wrong_tensor(trained_run: TrainedRun, tmp_path: 
         verify.verify_folder(
             tmp_path / "out", tokenizer, reference, lambda: trained_weights.open_model(tmp_path / "out")[0]
         )
-
-
-def test_a_run_with_nan_weights_is_not_exported(trained_run: TrainedRun, tmp_path: Path) -> None:
-    run, _ = trained_run()
-    file = run.adapters / "adapters.safetensors"
-    weights = {name: weight * float("nan") for name, weight in mx.load(str(file)).items()}  # pyright: ignore
-    mx.save_safetensors(str(file), weights, metadata={"format": "mlx"})
-    with pytest.raises(UserError, match="no finite numbers"):
-        fuse_run(run)
 
 
 def test_a_model_goes_to_publisher_and_name(trained_run: TrainedRun, tmp_path: Path, home: Path) -> None:
@@ -490,13 +425,6 @@ def test_an_existing_model_is_replaced_with_overwrite(
     assert not [name for name in listing(home) if "studio-" in name and "grpo-studio/mine" not in name]
 
 
-def test_overwrite_never_replaces_a_folder_that_is_no_model(quick_run: RunFolder, tmp_path: Path) -> None:
-    run = quick_run
-    (tmp_path / "out" / "Documents").mkdir(parents=True)
-    with pytest.raises(UserError, match="holds no model"):
-        export(run, "folder", "Documents", folder=tmp_path / "out", overwrite=True)
-
-
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_a_crash_before_the_last_rename_changes_nothing(
     quick_run: RunFolder,
@@ -551,18 +479,6 @@ def test_a_crash_in_the_last_rename_restores_the_old_model(
     assert listing(tmp_path) == before
 
 
-def test_a_second_export_of_the_same_model_is_refused_while_one_runs(quick_run: RunFolder, tmp_path: Path) -> None:
-    run = quick_run
-    stage = run.path / ".grpo-studio-fused"
-    stage.mkdir()
-    lock = os.open(stage, os.O_RDONLY)
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    with pytest.raises(UserError, match="another process"):
-        fuse_run(run)
-    os.close(lock)
-    assert fuse_run(run) == run.fused and not stage.exists()
-
-
 def test_a_models_folder_on_another_disk_gets_a_copy_then_a_rename(
     quick_run: RunFolder, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -591,10 +507,3 @@ def test_too_little_disk_space_is_refused_before_anything_is_loaded(
     with pytest.raises(UserError, match=r"needs [0-9.]+ MB and the disk of .* has 1 kB free"):
         export(run, "lmstudio", "mine")
     assert listing(tmp_path) == before
-
-
-def test_a_base_model_that_is_gone_is_refused_by_name(trained_run: TrainedRun, tmp_path: Path) -> None:
-    run, _ = trained_run()
-    shutil.rmtree(tmp_path / "base")
-    with pytest.raises(UserError, match=str(tmp_path / "base")):
-        fuse_run(run)

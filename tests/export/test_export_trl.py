@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from backend.config.config import Config, parse, read
-from backend.config.other_programs.translation import read_words
+from backend.config.config import Config, parse
 from backend.data.problems import PromptFormat, messages_of, problem_of
 from backend.data.rows import Rows, Splits
 from backend.export.trl_folder import export_trl, needed_modules
@@ -173,18 +172,6 @@ def test_nothing_of_this_machine_is_in_it(config: Config, folder: Path) -> None:
     home = str(Path(config.data).parent)
     assert [path for path, text in texts.items() if home in text or str(Path.home()) + "/" in text] == []
     assert not [path for path in texts if "__pycache__" in path.parts]
-
-
-def test_trls_file_is_read_here_too(folder: Path, probe: dict[str, Any]) -> None:
-    """As TRL reads it: model, rows and reward functions of the folder itself."""
-    raw = yaml.safe_load((folder / "grpo_config.yaml").read_text())
-    assert raw["reward_funcs"][-3:] == ["rewards.very_brief", "rewards.twice", "rewards.polite"]
-    translation = read_words(read(folder / "grpo_config.yaml"))
-    assert translation.faults == []
-    assert translation.values["model"] == str(folder / "model") and translation.values["data"] == str(folder / "data")
-    assert (folder / "model" / "model.safetensors").stat().st_size == (
-        demo_folder("model") / "model.safetensors"
-    ).stat().st_size
 
 
 def test_the_readme_lists_what_is_done_elsewhere_and_what_is_left(folder: Path) -> None:

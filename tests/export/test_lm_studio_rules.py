@@ -83,17 +83,6 @@ def test_a_sound_model_has_no_fault_also_in_shards(sound: Path, tmp_path: Path) 
     assert not lm_studio_rules.faults(folder)
 
 
-def test_inside_lm_studio_s_folder_the_layout_is_checked(
-    sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    models = tmp_path / ".lmstudio" / "models"
-    right = Path(shutil.copytree(sound, models / "publisher" / "model"))
-    wrong = Path(shutil.copytree(sound, models / "model"))
-    assert not lm_studio_rules.faults(right)
-    assert "<publisher>/<model>" in lm_studio_rules.faults(wrong)[0].sentence
-
-
 def test_the_verb_names_faults_and_what_is_missing(sound: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(sound, tmp_path / "model"))
     fine = CliRunner().invoke(app(), ["validate", str(folder)])

@@ -24,18 +24,15 @@ import yaml
 from backend.config.config import Config, parse
 from backend.config.other_programs.into_trl import into_trl, trl_yaml
 from backend.data.problems import PromptFormat, messages_of, problem_of
-from backend.data.prompts import PromptStream, TokenizedPrompts
 from backend.export.trained_weights import AdapterFiles, TrainedWeights
 from backend.export.trl_folder import export_trl
 from backend.models.peft_import import import_adapter
-from backend.models.tokenizers import load_tokenizer
 from backend.rewards.inputs import TrainerState
 from backend.rewards.resolve import resolve
 from backend.trainer.run_inputs import read_inputs
 from backend.training.advantages import advantage_values
 from backend.training.grpo import loss_settings
 from backend.training.losses import policy_terms
-from backend.training.schedules import learning_rates
 from backend.types import Completion, Group
 from tests.support.random_models import tiny_tokenizer
 from tests.support.random_runs import PROMPT, furthest
@@ -223,10 +220,6 @@ def two_steps(base: Path, rows: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def history(folder: Path) -> list[dict[str, Any]]:
-    return json.loads((folder / "output" / "checkpoint-4" / "trainer_state.json").read_text())["log_history"]
-
-
 def test_the_exported_script_trains_and_saves_its_adapter(trained: Path) -> None:
     adapter = json.loads((trained / "output" / "adapter_config.json").read_text())
     assert (adapter["r"], adapter["lora_alpha"], adapter["layers_to_transform"]) == (4, 80, [1])
@@ -234,70 +227,6 @@ def test_the_exported_script_trains_and_saves_its_adapter(trained: Path) -> None
     assert isinstance(weights, dict) and weights
     moved = [name for name, array in weights.items() if ".lora_B." in name and mx.abs(array).max().item() > 0]
     assert moved and all(".layers.1." in name for name in weights)
-
-
-def test_the_script_follows_our_learning_rate(base: Path, rows: Path, trained: Path) -> None:
-    """Two steps with two updates each; TRL logs after each step, with the rate of the update that was made."""
-    rate = learning_rates(parse(two_steps(base, rows)), 2)
-    logged = [entry["learning_rate"] for entry in history(trained) if "learning_rate" in entry]
-    assert logged == pytest.approx([rate(1), rate(3)], rel=1e-6)
-    assert rate(1) != rate(3)
-
-
-IN_ORDER = """
-import json, train
-from transformers import AutoTokenizer
-prompts = train.Prompts(train.rows_of_the_run.TRAIN, AutoTokenizer.from_pretrained("model"))
-taken, steps = train.training_rows(prompts)
-print(json.dumps([steps, [row["prompt"][-1]["content"] for row in taken], len(prompts.first(3))]))
-"""
-
-
-@pytest.mark.parametrize(
-    "change",
-    [{}, {"max_prompt_length": 23, "long_prompts": "cut_left"}, {"epochs": 3}],
-    ids=["as it is", "cut", "passes"],
-)
-def test_the_script_takes_our_prompts_in_our_order(
-    base: Path, rows: Path, tmp_path: Path, change: dict[str, Any]
-) -> None:
-    """Reshuffled in every pass, and cut where they are too long."""
-    config = parse(two_steps(base, rows) | {"iters": 8} | change)
-    folder = export_trl(config, "order", tmp_path).path
-    for command in (["dataset.py"], ["-c", IN_ORDER]):
-        run = subprocess.run([PYTHON, *command], cwd=folder, env=without_ours(), capture_output=True, text=True)
-        assert not run.returncode, run.stderr[-3000:]
-    steps, taken, few = json.loads(run.stdout.splitlines()[-1])
-    inputs = read_inputs(config)
-    inputs.scorer.close()
-    problems = TokenizedPrompts(inputs.splits.train, load_tokenizer(base), PromptFormat.of(config), "rows").first(-1)
-    assert len(problems) == 6 and few == 3
-    assert steps == (9 if config.epochs else 8)
-    assert taken == [problem.messages[-1]["content"] for problem in PromptStream(problems, 5).take(2 * steps)]
-
-
-def test_the_script_evaluates_before_and_after_each_step(trained: Path) -> None:
-    evaluated = [entry for entry in history(trained) if "eval_reward" in entry]
-    assert [entry["step"] for entry in evaluated] == [0, 2, 4]
-
-
-def test_processes_share_an_update_and_sets_have_names(base: Path, rows: Path, tmp_path: Path) -> None:
-    """Two processes go through the run's prompts once, as one does; the metrics of each evaluation set are told
-    apart."""
-    own = {"eval_data": {"more": str(rows)}, "gradient_accumulation_steps": 2, "early_stopping_patience": 3, "load_best_at_end": True,
-           "num_iterations": 1, "learning_rate": 1e-4, "lr_final": 1e-5}  # fmt: skip
-    folder = export_trl(parse(two_steps(base, rows) | own), "shared", tmp_path).path
-    command = [PYTHON, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2", "train.py"]
-    run = subprocess.run(command, cwd=folder, env=without_ours(), capture_output=True, text=True)
-    assert not run.returncode, run.stderr[-3000:]
-    state = json.loads((folder / "output" / "checkpoint-2" / "trainer_state.json").read_text())
-    assert (state["max_steps"], state["epoch"]) == (2, 1.0)
-    logged = state["log_history"]
-    assert [entry["step"] for entry in logged if "eval_valid_reward" in entry] == [0, 1, 2]
-    assert [entry["step"] for entry in logged if "eval_more_reward" in entry] == [0, 1, 2]
-    assert state["best_metric"] == max(
-        entry["eval_valid_reward"] for entry in logged if "eval_valid_reward" in entry and entry["step"]
-    )
 
 
 def test_the_adapter_comes_home(torch: Torch, base: Path, trained: Path, tmp_path: Path) -> None:

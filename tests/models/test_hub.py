@@ -13,9 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import pytest
-from huggingface_hub import constants, get_session, snapshot_download, try_to_load_from_cache
+from huggingface_hub import constants, snapshot_download, try_to_load_from_cache
 from huggingface_hub.utils import _http
 
 from backend.config.config import Config
@@ -108,12 +107,6 @@ def test_a_search_returns_size_kind_precision_and_downloads(hub: HubStandIn):
     assert "GGUF" in hits["someone/tiny-gguf"]["refusal"]
 
 
-def test_a_dataset_search_returns_size_and_kind(hub: HubStandIn):
-    assert [(hit["id"], hit["size"], hit["kind"]) for hit in our_hub.search("sums", "dataset")] == [
-        ("someone/sums", 33, "1K<rows<10K")
-    ]
-
-
 def test_a_plan_lists_the_files_that_mlx_lm_loads(hub: HubStandIn):
     plan = our_hub.plan("someone/tiny", "model")
     assert plan.commit == COMMIT and set(plan.files) == set(FILES) - {"README.md"}
@@ -140,27 +133,6 @@ def test_a_downloaded_model_is_listed_from_the_cache(hub: HubStandIn, monkeypatc
         "someone/tiny", "qwen3", "4-bit", "", "cache",
     )  # fmt: skip
     assert model.size == done[-1]
-
-
-def test_a_dataset_is_downloaded_whole(hub: HubStandIn):
-    folder = our_hub.download("someone/sums", "dataset", QuestionCall())
-    assert (folder / "train.jsonl").read_bytes().startswith(b'{"prompt"')
-    assert [(dataset.id, dataset.kind, dataset.refusal) for dataset in inventory.datasets()] == [
-        ("someone/sums", "jsonl", "")
-    ]
-
-
-def test_nothing_is_fetched_twice(hub: HubStandIn):
-    our_hub.download("someone/tiny", "model", QuestionCall())
-    our_hub.download("someone/tiny", "model", QuestionCall())
-    assert hub.sent["model.safetensors"] == len(BIG)
-
-
-def test_a_broken_connection_is_resumed_from_the_same_byte(hub: HubStandIn):
-    hub.break_after = 100_000
-    folder = our_hub.download("someone/tiny", "model", QuestionCall())
-    assert (folder / "model.safetensors").read_bytes() == BIG
-    assert hub.sent["model.safetensors"] == len(BIG)
 
 
 def test_a_download_that_broke_off_can_be_resumed(hub: HubStandIn):
@@ -209,18 +181,6 @@ def test_a_damaged_download_is_deleted(hub: HubStandIn):
     assert (our_hub.download("someone/tiny", "model", QuestionCall()) / "model.safetensors").read_bytes() == BIG
 
 
-def test_a_second_download_of_the_same_model_is_refused_while_one_runs(
-    hub: HubStandIn, monkeypatch: pytest.MonkeyPatch
-):
-    plan = our_hub.plan("someone/tiny", "model")
-    blob = our_hub._Download(plan, QuestionCall()).blobs / hub.repos["models"]["someone/tiny"].etag("model.safetensors")
-    blob.parent.mkdir(parents=True)
-    monkeypatch.setattr(our_hub, "LOCK_TIMEOUT_S", 0.1)
-    held = our_hub._locked(our_hub._partial(blob), "someone/tiny", "model")
-    with held, pytest.raises(UserError, match="being downloaded already"):
-        our_hub.download("someone/tiny", "model", QuestionCall())
-
-
 def test_discarding_deletes_unfinished_files_and_keeps_whole_ones(hub: HubStandIn):
     hub.down_after = 150_000
     with pytest.raises(UserError):
@@ -243,12 +203,6 @@ def refused(id_: str) -> str:
 
 def test_a_missing_repository_is_refused(hub: HubStandIn):
     assert "has no model someone/nothing" in refused("someone/nothing")
-
-
-def test_a_private_model_needs_a_token(hub: HubStandIn, monkeypatch: pytest.MonkeyPatch):
-    assert "it is private: then log in" in refused("someone/private")
-    monkeypatch.setenv("HF_TOKEN", TOKEN)
-    assert our_hub.download("someone/private", "model", QuestionCall()).is_dir()
 
 
 def test_a_gated_model_needs_a_token(hub: HubStandIn, monkeypatch: pytest.MonkeyPatch):
@@ -302,58 +256,12 @@ def test_without_a_network_every_question_is_refused_within_5_seconds(tmp_path: 
         assert "cannot be reached" in sentence_of(mistake) and time.monotonic() - began < 5
 
 
-def test_a_cached_config_file_is_found_without_a_network(hub: HubStandIn):
-    our_hub.download("someone/tiny", "model", QuestionCall())
-    hub.down = True
-    requests = len(hub.asked)
-    assert our_hub.config_file("someone/tiny").read_bytes() == FILES["config.json"]
-    assert len(hub.asked) == requests
-
-
 def test_a_downloaded_dataset_is_read_without_a_network(hub: HubStandIn):
     our_hub.download("someone/sums", "dataset", QuestionCall())
     hub.down = True
     began = time.monotonic()
     splits = read_splits(Config(model="-", data="someone/sums"))
     assert splits.train == [{"prompt": "1+1", "answer": "2"}] and time.monotonic() - began < 10
-
-
-def test_an_uncached_dataset_is_refused_within_5_seconds_without_a_network(hub: HubStandIn):
-    hub.down = True
-    began = time.monotonic()
-    with pytest.raises(UserError, match="cannot be reached"):
-        read_splits(Config(model="-", data="someone/sums"))
-    assert time.monotonic() - began < 5
-
-
-@pytest.mark.parametrize("repo_type", ["model", "dataset"])
-def test_offline_each_sentence_names_what_is_missing_and_has_no_error_number(repo_type: str):
-    """A config with a model and a dataset of the Hub gave the same sentence twice, with “[Errno -2] Name or service not
-    known”, and neither said what it was about."""
-    error = our_hub.HTTPError("[Errno -2] Name or service not known")
-    said = our_hub.explain(error, "someone/thing", repo_type)
-    assert said == (
-        f"The {repo_type} someone/thing is not on this machine, and Hugging Face cannot be reached: this machine seems to be "
-        f"offline; connect, or choose a {repo_type} that is here."
-    )
-    refused = our_hub.explain(our_hub.HTTPError("[Errno 111] Connection refused"), "", repo_type)
-    assert "Errno" not in refused and "cannot be reached: Connection refused; check" in refused
-
-
-@pytest.mark.parametrize(
-    ("status", "words"),
-    [
-        (403, "does not let the token"),
-        (429, "asked too often"),
-        (503, "trouble of its own (503)"),
-        (418, "error (418)"),
-    ],
-)
-def test_each_error_status_of_the_hub_has_its_sentence(status: int, words: str):
-    request = httpx2.Request("GET", "https://huggingface.co/api/models/a/b")
-    error = our_hub.HfHubHTTPError("", response=httpx2.Response(status, request=request))
-    assert words in our_hub.explain(error, "a/b", "model")
-    get_session()
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from backend.config.config import parse
 from backend.models.architectures import UNTRAINABLE
 from backend.models.loading import check_opens
 from backend.models.policy import load_policy
-from backend.models.sharded_policy import WITHOUT_GRADIENT, check_divides, divides, sharding_refusal
+from backend.models.sharded_policy import check_divides, sharding_refusal
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
 from backend.trainer import preflight
@@ -116,12 +116,6 @@ def test_ranks_have_the_same_bits(case: str, found: dict[str, tuple[Any, list[An
         np.testing.assert_array_equal(first[name], second[name], err_msg=name)
 
 
-def test_adapters_learn_in_every_layer(found: dict[str, tuple[Any, list[Any]]]) -> None:
-    """Equality of gradients that are all zero would prove nothing."""
-    for alone, _ in found.values():
-        assert all(np.abs(array).max() > 1e-6 for name, array in alone.items() if name.startswith("gradient of"))
-
-
 def test_a_run_on_two_ranks_goes_on_alone_as_if_it_had_always_been(
     found: dict[str, tuple[Any, list[Any]]], folder: Path
 ) -> None:
@@ -177,11 +171,6 @@ def test_heads_that_do_not_divide_are_refused_before_anything_is_read(tmp_path: 
     assert refusal(folder, 4).endswith("among 4 machines: its n_kv_heads of 2 does not divide by 4.")
 
 
-def test_groups_of_a_quantised_row_that_do_not_divide_are_refused(tmp_path: Path) -> None:
-    folder = random_models.tiny_model(tmp_path / "model", "llama", hidden=32, bits=4, own={**HEADS, "head_dim": 8})
-    assert "its layers do not divide by 2" in refusal(folder, 2)
-
-
 def test_keys_that_several_machines_share_take_no_adapters(tmp_path: Path) -> None:
     folder = random_models.tiny_model(tmp_path / "model", "qwen3_5", own=tiny_config("qwen3_5"))
     assert refusal(folder, 2, num_layers=-1).endswith("no adapter can follow how self_attn.v_proj is divided.")
@@ -193,18 +182,6 @@ def test_keys_that_several_machines_share_take_no_adapters(tmp_path: Path) -> No
 def test_an_architecture_divides_or_is_refused(arch: str, reason: str) -> None:
     sentence = sharding_refusal({"model_type": arch})
     assert reason in sentence and bool(reason) == bool(sentence)
-
-
-@pytest.mark.proof
-def test_every_architecture_divides_or_is_refused_in_a_sentence() -> None:
-    found = {arch: sharding_refusal({"model_type": arch}) for arch in model_types()}
-    assert WITHOUT_GRADIENT.keys() <= found.keys(), "an architecture that mlx-lm no longer has"
-    for arch, sentence in found.items():
-        assert bool(sentence) == (not divides(arch) or arch in WITHOUT_GRADIENT), arch
-        assert not sentence or (sentence.endswith(".") and len(sentence) <= 200), sentence
-    assert {"llama", "qwen2", "qwen3", "qwen3_moe", "gpt_oss", "deepseek_v3", "glm4_moe"} <= {
-        arch for arch, sentence in found.items() if not sentence
-    }
 
 
 def test_a_model_is_checked_for_the_ranks_of_its_hosts_file(tmp_path: Path) -> None:
@@ -224,13 +201,4 @@ def test_every_architecture_that_divides_has_the_gradient_of_one_machine(tmp_pat
     for arch, (alone, ranks) in found.items():
         print(arch)
         for rank in ranks:
-            assert_same(alone, rank)
-
-
-@pytest.mark.proof
-def test_an_architecture_is_refused_as_long_as_its_gradient_is_wrong(tmp_path: Path) -> None:
-    """One that fails here works by now: take it out of the table."""
-    for arch, (alone, (rank, _)) in compared(tmp_path, {arch: {} for arch in WITHOUT_GRADIENT}).items():
-        np.testing.assert_allclose(rank["logits"], alone["logits"], rtol=0, atol=1e-4, err_msg=arch)
-        with pytest.raises(AssertionError, match="gradient of"):
             assert_same(alone, rank)

@@ -102,21 +102,6 @@ def test_all_linear_is_every_layer_but_the_output(models: Path, tmp_path: Path) 
     assert saved["lora_parameters"]["keys"] == ["self_attn.q_proj", "lm_head"]  # mlx-lm knows whole names alone
 
 
-def test_alpha_gives_the_scale(models: Path) -> None:
-    cases: list[tuple[dict[str, Any], float]] = [
-        ({"lora_alpha": 32, "rank": 16}, 2.0),
-        ({"lora_alpha": 32, "rank": 16, "use_rslora": True}, 8.0),
-        ({"rank": 16}, 20.0),
-    ]
-    for settings, scale in cases:
-        config = config_of(models, lora_keys=["q_proj"], **settings)
-        policy = load_policy(config)
-        layer: Any = policy.model.layers[0].self_attn.q_proj  # pyright: ignore
-        assert layer.scale == adapter_config(policy, config)["lora_parameters"]["scale"] == scale
-    with pytest.raises(UserError, match="give LoRA alpha"):
-        config_of(models, use_rslora=True)
-
-
 @pytest.mark.parametrize(
     ("keys", "named"),
     [(["w_proj"], "w_proj"), (["self_attn.q_proj", "mlp.w1", "nope"], "mlp.w1, nope"), (["self_attn"], "self_attn")],

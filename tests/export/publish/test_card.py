@@ -15,12 +15,10 @@ from huggingface_hub import ModelCard
 from markdown_it import MarkdownIt
 
 from backend.export import model_card as card_facts
-from backend.export import publishing
 from backend.export.exports import FORMATS
 from backend.export.model_card import CardFacts, CardSample, Licence, is_hub_id, model_card, read_facts
-from backend.export.privacy import clean_json_files, public_name, refuse_leaks
+from backend.export.privacy import clean_json_files, refuse_leaks
 from backend.runs.run_folder import RunFolder
-from backend.runs.run_record import Parent, write_parent
 from backend.trainer.evaluation.evaluation_rows import write_evaluation
 from backend.utils.errors import UserError
 from tests.support import made_up_evaluations, made_up_runs
@@ -88,12 +86,6 @@ def test_weights_with_their_original_names_are_told_as_their_library_loads_them(
     assert line in card and "mlx_lm" not in card and "mlx" not in about["tags"]  # type: ignore[operator]
 
 
-def test_a_base_in_a_folder_is_not_linked_and_its_licence_is_read_there(run: RunFolder):
-    about = settings_of(model_card(facts(run)))
-    assert "base_model" not in about and "datasets" not in about
-    assert (about["license"], about["license_name"], about["license_link"]) == ("other", "tiny", "LICENSE")
-
-
 def test_rewards_of_both_ends_the_loss_and_its_paper_are_told(run: RunFolder, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(card_facts, "base_licence", lambda model, id_: None)
     made_up_runs.make_run(run.path, model="a/b", grpo_loss_type="dapo", reward_weights=[1, 0.5, 1, 1, 1])
@@ -124,14 +116,6 @@ def test_settings_are_those_of_the_weights_and_changes_are_told(run: RunFolder, 
     card = model_card(at_20)
     assert "- From step 15 on: Learning Rate 1e-05 → 5e-06" in card and "Temp 0.8" not in card
     assert "- From step 40 on: Temp 0.8 → 0.7." in model_card(at_end)
-
-
-def test_a_clone_with_the_weights_of_another_run_says_so(run: RunFolder):
-    write_parent(run, Parent("secret-project", run.path, 200, False, {}))
-    card = model_card(facts(run))
-    assert "after 200 steps of that" in card and "secret-project" not in card
-    write_parent(run, Parent("secret-project", run.path, 20, True, {}))
-    assert "weights of another run" not in model_card(facts(run)), "its steps are counted and told as this run's"
 
 
 def test_an_evaluation_of_these_weights_is_shown_and_one_of_others_is_not(run: RunFolder):
@@ -195,19 +179,6 @@ def test_no_path_user_or_host_of_this_machine_is_in_card_or_settings(run: RunFol
             assert secret not in text, f"{secret} is in it"
 
 
-@pytest.mark.parametrize(
-    ("name", "public"),
-    [
-        ("mlx-community/Qwen3-0.6B-4bit", "mlx-community/Qwen3-0.6B-4bit"),
-        ("/x/hub/models--mlx-community--Qwen3-0.6B/snapshots/0123", "mlx-community/Qwen3-0.6B"),
-        ("~/models/mine", "mine"),
-        ("/some/demo/model", "demo-model"),
-    ],
-)
-def test_public_names(name: str, public: str):
-    assert public_name(name) == public
-
-
 def test_json_files_are_cleaned_and_what_is_left_is_found(tmp_path: Path, home: Path):
     folder = tmp_path / "model"
     folder.mkdir()
@@ -225,14 +196,3 @@ def test_json_files_are_cleaned_and_what_is_left_is_found(tmp_path: Path, home: 
         (folder / "README.md").write_text(text)
         with pytest.raises(UserError, match=f"README.md contains {what}"):
             refuse_leaks(folder, "hf_secret")
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "labels"),
-    [(0, 2.3, ["0", "1", "2", "3"]), (0, 0.18, ["0.00", "0.05", "0.10", "0.15", "0.20"]), (-0.5, 0.5, ["−0.50", "−0.25", "0.00", "0.25", "0.50"]),
-     (5, 5, ["2", "4", "6", "8"]), (100, 9000, ["0", "2,500", "5,000", "7,500", "10,000"])],
-)  # fmt: skip
-def test_ticks_are_round_and_cover_the_values(low: float, high: float, labels: list[str]):
-    found = publishing.ticks(low, high)
-    assert found[0] <= low and found[-1] >= high
-    assert [publishing.number(tick, found) for tick in found] == labels

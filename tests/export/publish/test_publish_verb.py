@@ -147,16 +147,6 @@ def test_an_upload_that_failed_goes_on_without_making_the_model_again(
 
 
 @pytest.mark.usefixtures("logged_in")
-def test_another_format_or_newer_weights_are_prepared_anew(run: RunFolder):
-    publish(run, "--preview")
-    old = (run.uploads / "someone--sums.json").read_text()
-    assert publish(run, "--preview").exit_code == 0 and (run.uploads / "someone--sums.json").read_text() == old
-    call("export", run.path, "--to", "hub", "--repo", REPO, "--format", "8bit", "--preview")
-    assert (run.uploads / "someone--sums" / "config.json").exists()
-    assert not (run.uploads / "someone--sums" / "adapters.safetensors").exists()
-
-
-@pytest.mark.usefixtures("logged_in")
 def test_a_card_with_a_path_or_a_token_is_not_sent(run: RunFolder, hub: UploadHub):
     folder = Path(answer_of(publish(run, "--preview", "--json"))["preview"]["folder"])
     (folder / "README.md").write_text(f"my token is {TOKEN}")

@@ -9,7 +9,6 @@ import pytest
 from huggingface_hub import constants
 from keyring.backend import KeyringBackend
 from keyring.backends import chainer, fail
-from keyring.errors import KeyringLocked
 
 from backend.export import hub_upload
 from backend.export.hub_upload import HubToken, find_token, log_in, log_out, need_token
@@ -69,14 +68,3 @@ def test_without_a_keychain_nothing_is_kept_and_the_other_ways_are_named(
     with pytest.raises(UserError, match=r"no keychain that could keep the token .*hf auth login"):
         log_in(TOKEN)
     assert find_token() is None and not log_out()
-
-
-def test_a_locked_keychain_is_a_sentence(keychain: Keychain, monkeypatch: pytest.MonkeyPatch):
-    def locked(*_: object) -> None:
-        raise KeyringLocked
-
-    monkeypatch.setattr(Keychain, "set_password", locked)
-    with pytest.raises(UserError, match="unlock it"):
-        log_in(TOKEN)
-    monkeypatch.setattr(Keychain, "get_password", locked)
-    assert find_token() is None

@@ -103,13 +103,6 @@ def test_an_upload_whose_commit_was_made_but_not_answered_is_done_when_started_a
     check_one_sound_commit(hub, folder)
 
 
-def test_a_broken_connection_and_a_busy_storage_are_tried_again(hub: UploadHub, folder: Path):
-    hub.cut_at = 120_000
-    hub.faults = [Fault("PUT /lfs", 503, times=2), Fault("batch", 500, times=1)]
-    upload(Upload(REPO, folder), TOKEN, quiet)
-    check_one_sound_commit(hub, folder)
-
-
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
@@ -134,20 +127,6 @@ def test_what_goes_wrong_is_a_sentence_and_the_same_upload_goes_on(
     hub.faults = []
     upload(Upload(REPO, folder), TOKEN, quiet)
     check_one_sound_commit(hub, folder)
-
-
-def test_storage_quota_a_bad_card_an_odd_name_and_no_network_are_sentences(
-    hub: UploadHub, folder: Path, monkeypatch: pytest.MonkeyPatch
-):
-    hub.quota = 10_000
-    assert "Storage quota exceeded" in refusal(folder)
-    hub.quota = 0
-    (folder / "README.md").write_text("no settings at the top")
-    assert "at the top of the card: no metadata." in refusal(folder)
-    assert "cannot be the name of a repository" in refusal(folder, repo="a/b/c")
-    assert "does not accept the token" in refusal(folder, token="hf_wrong")
-    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-    assert "broke off" in refusal(folder)
 
 
 def test_other_content_is_replaced_only_when_told_to(hub: UploadHub, folder: Path):
