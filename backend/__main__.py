@@ -14,7 +14,6 @@ from backend.cli import completions
 from backend.cli.common import USER_ERROR, force_utf8, print_problems
 from backend.distributed import PROBE
 from backend.engine import cpu_setup
-from backend.models import transformers_scan
 from backend.utils.child_process import CHILD_VERB
 from backend.utils.command import BUNDLED_PROGRAM
 from backend.utils.errors import UserError
@@ -135,7 +134,6 @@ def main() -> int | None:
         return complete()
     # mlx binds to the BLAS that is loaded first, so this comes before anything that may import mlx.
     cpu_setup.load_openblas()
-    transformers_scan.prepare()
     verb = sys.argv[1] if len(sys.argv) > 1 else ""
     app(verb if verb in VERBS or verb in VERBS_OF_VERBS else "")()
 

@@ -18,7 +18,6 @@ from pathlib import Path
 import pytest
 
 from backend.engine import cpu_setup
-from backend.models import transformers_scan
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_lock import LOCK_VARIABLE
 from backend.trainer.control import handlers_restored
@@ -27,7 +26,6 @@ from tests.support import shared_kernels
 from tests.support.exclusive_lock import MachineLock
 
 cpu_setup.load_openblas()  # before any test imports mlx
-transformers_scan.prepare()
 if "PYTEST_XDIST_WORKER" in os.environ:
     # mlx compiles CPU kernels into the temporary folder without a lock: a second process could load a half-written one.
     _KERNEL_CACHE = Path(tempfile.gettempdir()) / f"grpo-studio-{os.environ['PYTEST_XDIST_WORKER']}"

@@ -15,6 +15,7 @@ import yaml
 from huggingface_hub import HfApi, ModelCard, ModelCardData
 from huggingface_hub.constants import HUGGINGFACE_CO_URL_HOME
 from huggingface_hub.errors import HTTPError
+from jinja2 import Environment
 
 from backend.config.config import SETTINGS, Config
 from backend.config.loss_menu import kl_estimators, levels, losses
@@ -43,6 +44,7 @@ from backend.trainer.evaluation.evaluation_rows import (
 from backend.utils.errors import UserError
 from backend.utils.hub_cache import local_folder
 from backend.utils.machine import chip
+from backend.utils.places import resources
 from backend.utils.text import one_line
 
 Curve = list[tuple[int, float]]
@@ -290,27 +292,37 @@ def base_licence(model: str, id_: str) -> Licence | None:
 
 # The text
 
-MLX_LM = "[mlx-lm](https://github.com/ml-explore/mlx-lm)"
-MESSAGES = 'messages = [{"role": "user", "content": "…"}]'
-DEEPSEEK_MATH = """\
-@misc{shao2024deepseekmath,
-  title         = {DeepSeekMath: Pushing the Limits of Mathematical Reasoning in Open Language Models},
-  author        = {Zhihong Shao and Peiyi Wang and Qihao Zhu and Runxin Xu and Junxiao Song and Xiao Bi and Haowei Zhang
-                   and Mingchuan Zhang and Y. K. Li and Y. Wu and Daya Guo},
-  year          = {2024},
-  eprint        = {2402.03300},
-  archivePrefix = {arXiv}
-}"""
 TAGS = {"mlx": ("mlx", "mlx-lm"), "transformers": ("transformers",), "peft": ("peft",)}
 """Tags by library."""
 
 
 def model_card(facts: CardFacts) -> str:
-    """The complete file with its metadata."""
-    parts = (_summary, _results, _training_rewards, _usage, _samples, _method)
-    body = "\n\n".join(text for part in parts if (text := "\n".join(part(facts)).strip()))
-    citation = f"## Citation\n\n```bibtex\n{DEEPSEEK_MATH}\n```"
-    return f"---\n{_metadata(facts).to_yaml()}\n---\n\n{body}\n\n{citation}\n"
+    """The complete file with its metadata, from resources/model_card.md."""
+    text = (resources() / "model_card.md").read_text(encoding="utf-8")
+    rewards = [(_code(row.name), f"{row.weight:g}", _number(row.start), _number(row.end)) for row in facts.rewards]
+    body = (
+        Environment(trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
+        .from_string(text)
+        .render(
+            facts=facts,
+            library=_library(facts),
+            hub=HUGGINGFACE_CO_URL_HOME,
+            settings_file=SETTINGS_FILE,
+            curves_file=CURVES_FILE,
+            reward_rows=[*rewards, ("**weighted sum**", "", _number(facts.total.start), _number(facts.total.end))],
+            figure_rows=_figure_rows,
+            loss_sentence=_loss_sentence(facts.config),
+            method_table=_table(("", ""), _method_rows(facts), rest="---"),
+            table=_table,
+            code=_code,
+            plain=_plain,
+            fenced=_fenced,
+            number=_number,
+            json=lambda text: json.dumps(text, ensure_ascii=False),
+            shell=lambda text: shlex.quote(one_line(text)),
+        )
+    )
+    return f"---\n{_metadata(facts).to_yaml()}\n---\n\n{body}"
 
 
 def _metadata(facts: CardFacts) -> ModelCardData:
@@ -340,41 +352,6 @@ def _library(facts: CardFacts) -> str:
     return "peft" if facts.format.kind == "adapter" else "transformers"
 
 
-def _summary(facts: CardFacts) -> Iterator[str]:
-    kind = {"lora": "LoRA", "dora": "DoRA"}.get(facts.config.train_type, "")
-    is_adapter = facts.format.kind == "adapter"
-    base = f"[{facts.base}]({HUGGINGFACE_CO_URL_HOME}{facts.base})" if facts.base_is_on_hub else _code(facts.base)
-    dataset = f"a dataset of its author's ({_code(facts.dataset)})"
-    if facts.dataset_is_on_hub:
-        dataset = f"[{facts.dataset}]({HUGGINGFACE_CO_URL_HOME}datasets/{facts.dataset})"
-    what = f"A {kind} adapter for {base}, trained" if is_adapter else f"{base}, fine-tuned"
-    steps = f", {facts.step:,} steps" if facts.step else ""
-    yield f"# {facts.repo_id.rpartition('/')[2]}\n"
-    yield f"{what} with GRPO on {dataset}{steps}, in GRPO Studio on MLX."
-    if not facts.licence:
-        yield "Its licence is that of the base model, which could not be read when this card was written."
-    if not is_adapter:
-        merged = f" {kind} adapters were merged into it." if kind else ""
-        yield f"Weights: {facts.format.label}.{merged}"
-
-
-def _results(facts: CardFacts) -> Iterator[str]:
-    yield "## Held-out results\n"
-    if facts.evaluation is None:
-        below = "the rewards below are of prompts that they were trained on"
-        yield f"These weights were not evaluated on held-out prompts; {below}."
-        return
-    found, decoding = facts.evaluation, facts.evaluation.headline
-    yield f"{found.sentence()}\n"
-    yield from _table(("", "before", "after", "difference"), _figure_rows(decoding))
-    how = f"at temperature {decoding.temperature:g}, {decoding.completions} each"
-    how = "greedily" if decoding.name == "greedy" else how
-    intervals = f"In brackets {100 * found.confidence:g} % intervals, paired by prompt for the difference."
-    yield f"\nSampled {how}. {intervals}"
-    if found.pass_rule:
-        yield found.pass_rule.sentence()
-
-
 def _figure_rows(decoding: Decoding) -> Iterator[tuple[str, ...]]:
     before, after = (decoding.sides[name].figures for name in ("base", "tuned"))
     assert decoding.difference is not None
@@ -397,76 +374,16 @@ def _interval(found: MeanWithInterval | None, *, percent: bool = False) -> str:
     return shown[0] if len(shown) == 1 else f"{shown[0]}\u00a0({shown[1]}\u00a0…\u00a0{shown[2]})"
 
 
-def _training_rewards(facts: CardFacts) -> Iterator[str]:
-    yield "## Rewards in training\n"
-    rows = [(_code(row.name), f"{row.weight:g}", _number(row.start), _number(row.end)) for row in facts.rewards]
-    rows.append(("**weighted sum**", "", _number(facts.total.start), _number(facts.total.end)))
-    yield from _table(("reward function", "weight", "start", "end"), rows)
-    yield "\nMean scores of sampled completions over the first and the last steps."
-    if facts.curves:
-        yield f"\n![Reward, KL and completion length by step]({CURVES_FILE})"
-
-
-def _usage(facts: CardFacts) -> Iterator[str]:
-    is_adapter, library, config = facts.format.kind == "adapter", _library(facts), facts.config
-    yield "## How to use it\n"
-    if library != "mlx":
-        tokenizer = json.dumps(facts.base if is_adapter else facts.repo_id, ensure_ascii=False)
-        source, model = ("peft", "AutoPeftModelForCausalLM") if is_adapter else ("transformers", "AutoModelForCausalLM")
-        template = 'messages, add_generation_prompt=True, return_tensors="pt", return_dict=True'
-        output = f"model.generate(**inputs, max_new_tokens={config.max_completion_length})[0]"
-        yield f"With transformers{' and peft' if is_adapter else ''}:\n"
-        yield f"```python\nfrom {source} import {model} as Model\nfrom transformers import AutoTokenizer\n"
-        yield f'model = Model.from_pretrained("{facts.repo_id}")'
-        yield f"tokenizer = AutoTokenizer.from_pretrained({tokenizer})"
-        yield f"{MESSAGES}\ninputs = tokenizer.apply_chat_template({template})"
-        yield f"print(tokenizer.decode({output}))\n```"
-    elif is_adapter:
-        yield f"With {MLX_LM}, on the base model that it was trained on:\n"
-        yield f"```bash\npip install mlx-lm\nhf download {facts.repo_id} --local-dir adapter"
-        yield f'mlx_lm.generate --model {shlex.quote(one_line(facts.base))} --adapter-path adapter --prompt "…"\n```'
-        if config.quantization != "none":
-            trained = f"It was trained on the base in {config.quantization} bits"
-            yield f"\n{trained}; on other weights it answers a little differently."
-    else:
-        yield f"With {MLX_LM}:\n"
-        yield f'```bash\npip install mlx-lm\nmlx_lm.generate --model {facts.repo_id} --prompt "…"\n```\n'
-        yield "```python\nfrom mlx_lm import generate, load\n"
-        yield f'model, tokenizer = load("{facts.repo_id}")'
-        yield f"{MESSAGES}\nprompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True)"
-        yield f"print(generate(model, tokenizer, prompt=prompt, max_tokens={config.max_completion_length}))\n```\n"
-        link = f"lmstudio://open_from_hf?model={facts.repo_id}"
-        yield f"In LM Studio: search for `{facts.repo_id}` under Discover, or open `{link}`."
-    if config.system_prompt:
-        settings = f"[{SETTINGS_FILE}]({SETTINGS_FILE})"
-        yield f"\nIt was trained with a system prompt; it is `system_prompt` in {settings}."
-
-
-def _samples(facts: CardFacts) -> Iterator[str]:
-    if facts.samples:
-        yield "## What it writes\n"
-    for sample in facts.samples:
-        yield f"**Prompt**\n\n{_fenced(sample.prompt)}\n"
-        for heading, text, reward in sample.completions:
-            yield f"{heading}{'' if reward is None else f', reward {_number(reward)}'}:\n\n{_fenced(text)}\n"
-
-
-def _method(facts: CardFacts) -> Iterator[str]:
-    config, settings = facts.config, f"[{SETTINGS_FILE}]({SETTINGS_FILE})"
-    grpo = (
-        "For each prompt, GRPO samples a group of completions, scores them with reward functions, and makes those that"
-    )
-    paper = "score above their group's mean more likely ([DeepSeekMath](https://arxiv.org/abs/2402.03300))."
-    yield f"## How it was trained\n\n{grpo} {paper} {_loss_sentence(config)}\n"
-    kl = ""
+def _method_rows(facts: CardFacts) -> list[tuple[str, str]]:
+    config, kl = facts.config, ""
     if config.kl_estimator != "k3" and config.beta:
-        kl = next(row.name for row in kl_estimators() if row.key == config.kl_estimator).lower()
-        kl = f", estimator: {kl}"
+        name = next(row.name for row in kl_estimators() if row.key == config.kl_estimator)
+        kl = f", estimator: {name.lower()}"
     # An optimizer or schedule of the program that trained is named as it is.
     optimizer = f"; {_plain(config.own_optimizer)}" if config.optimizer == OWN else ""
     rate = f"{config.learning_rate:g}, {config.lr_schedule}"
     rate = _plain(config.own_schedule) if config.lr_schedule == OWN else rate
-    rows = [
+    return [
         ("Steps × prompts × completions", f"{facts.step or '–'} × {config.batch_size} × {config.group_size}"),
         ("Longest completion", f"{config.max_completion_length} tokens"),
         ("Learning rate", f"{rate}{optimizer}"),
@@ -475,13 +392,6 @@ def _method(facts: CardFacts) -> Iterator[str]:
         ("Time", f"{_duration(facts.seconds)} on {_plain(facts.device)}"),
         ("Versions", _plain(", ".join(f"{name} {version}" for name, version in facts.versions.items())) or "–"),
     ]
-    yield from _table(("", ""), rows, rest="---")
-    yield f"\nEvery setting is in {settings}; GRPO Studio trains from it once `model` and `data` are yours."
-    if facts.steps_before:
-        yield f"\nIt began with the weights of another run, after {facts.steps_before:,} steps of that."
-    if facts.changes:
-        yield f"\nSettings were changed during training; the figures above and {SETTINGS_FILE} have the last ones:\n"
-        yield from (f"- {_plain(change.sentence)}" for change in facts.changes)
 
 
 def _loss_sentence(config: Config) -> str:
@@ -516,12 +426,11 @@ def _plain(text: str) -> str:
     return re.sub(r"[\\`\[\]<>&!]", r"\\\g<0>", one_line(text))
 
 
-def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]], rest: str = "---:") -> Iterator[str]:
+def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]], rest: str = "---:") -> str:
     """Markdown table; `rest` aligns all columns but the first."""
-    yield f"| {' | '.join(head)} |"
-    yield f"|{'|'.join(['---', *[rest] * (len(head) - 1)])}|"
-    for row in rows:
-        yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |"
+    lines = [f"| {' | '.join(head)} |", f"|{'|'.join(['---', *[rest] * (len(head) - 1)])}|"]
+    lines += [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows]
+    return "\n".join(lines)
 
 
 def _number(value: float | None) -> str:

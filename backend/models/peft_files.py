@@ -11,18 +11,19 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Annotated, Any
 
 import mlx.core as mx
 import mlx.nn as nn
 import regex
 from mlx.utils import tree_flatten
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from backend.config.other_programs.peft import kind_sentence
 from backend.export.original_files import Fetch, OriginalFiles, find_original
 from backend.export.original_rows import RowRun, Trace, trace
 from backend.models.adapter_types import is_named
-from backend.models.model_folder import LARGEST_RANK, PATH, header_of, is_number, read_object
+from backend.models.model_folder import LARGEST_RANK, PATH, header_of, read_object
 from backend.utils.errors import UserError
 from backend.utils.files import is_file
 from backend.utils.safetensors import StoredArray
@@ -58,26 +59,32 @@ _LORA = re.compile(r"(?P<layer>.+)\.lora_(?P<part>A\.weight|B\.weight|magnitude_
 # adapter_config.json
 
 
-@dataclass(frozen=True, slots=True)
-class PeftSettings:
+Rank = Annotated[int, Field(ge=1, le=LARGEST_RANK)]
+Number = Annotated[float, Field(allow_inf_nan=False)]
+_or_empty_list, _or_empty_dict = BeforeValidator(lambda value: value or []), BeforeValidator(lambda value: value or {})
+Names = Annotated[list[str] | str, _or_empty_list]
+"""Names, or a pattern."""
+
+
+class PeftSettings(BaseModel):
     """Settings of an adapter_config.json. Pattern keys match a layer's name or its end."""
 
-    base: str
-    rank: int
-    alpha: float
-    rank_pattern: Mapping[str, float]
-    alpha_pattern: Mapping[str, float]
-    uses_rslora: bool
-    uses_dora: bool
-    dropout: float
-    targets: tuple[str, ...]
-    """`target_modules` if they and `excluded` are plain names, else ()."""
-    excluded: tuple[str, ...]
-    layers: tuple[int, ...] | None
-    """`layers_to_transform`; None means every layer."""
-    modules_to_save: tuple[str, ...]
-    ties_weights: bool
-    """`ensure_weight_tying`: a trained embedding is also the output layer if tied."""
+    model_config = ConfigDict(strict=True, frozen=True)
+
+    base: str | None = Field("", alias="base_model_name_or_path")
+    rank: Rank = Field(8, alias="r")
+    alpha: Number = Field(8.0, alias="lora_alpha")
+    rank_pattern: Annotated[dict[str, Rank], _or_empty_dict] = {}
+    alpha_pattern: Annotated[dict[str, Number], _or_empty_dict] = {}
+    uses_rslora: bool | None = Field(False, alias="use_rslora")
+    uses_dora: bool | None = Field(False, alias="use_dora")
+    dropout: Annotated[Number, AfterValidator(lambda x: min(max(x, 0.0), 0.99))] = Field(0.0, alias="lora_dropout")
+    targets: Names = Field([], alias="target_modules")
+    excluded: Names = Field([], alias="exclude_modules")
+    layers: int | list[int] | None = Field(None, alias="layers_to_transform")
+    modules_to_save: Annotated[list[str], _or_empty_list] = []
+    ties_weights: bool | None = Field(False, alias="ensure_weight_tying")
+    """A trained embedding is also the output layer if tied."""
 
     def rank_of(self, layer: str) -> int:
         return int(_matching(self.rank_pattern, layer, self.rank))
@@ -88,7 +95,9 @@ class PeftSettings:
         return tidy(alpha / (math.sqrt(rank) if self.uses_rslora else rank))
 
     def means(self, layer: str) -> bool:
-        """True if `target_modules` includes this layer."""
+        """True if `target_modules` names this layer; False for patterns."""
+        if isinstance(self.targets, str) or isinstance(self.excluded, str):
+            return False
         parts = layer.split(".")
         parents = (".".join(parts[: end + 1]) for end in range(len(parts)))
         if not is_named(layer, self.targets) or is_named(layer, self.excluded):
@@ -96,7 +105,7 @@ class PeftSettings:
         if any(is_named(parent, self.modules_to_save) for parent in parents):
             return False
         number = next((int(part) for part in parts if part.isdigit()), None)
-        return self.layers is None or number in self.layers
+        return not self.layers or number in ([self.layers] if isinstance(self.layers, int) else self.layers)
 
 
 def tidy(number: float) -> float:
@@ -142,47 +151,11 @@ def read_settings(file: Path) -> PeftSettings:
         convert = "convert it to LoRA with peft (path_initial_model_for_weight_conversion)"
         raise UserError(SETTING, f"{began}; {convert}.")
 
-    def refuse(key: str, value: Any) -> NoReturn:
-        raise UserError(SETTING, f"{where} has {quote(key, 40)} {quote(value, 40)}.")
-
-    def number(key: str, value: Any) -> float:
-        return value if is_number(value) else refuse(key, value)
-
-    def rank(key: str, value: Any) -> int:
-        return value if type(value) is int and 1 <= value <= LARGEST_RANK else refuse(key, value)
-
-    def numbers(key: str) -> dict[str, float]:
-        value: Any = raw.get(key) or {}
-        if not isinstance(value, dict):
-            refuse(key, value)
-        return {str(name): number(key, each) for name, each in value.items()}  # pyright: ignore
-
-    def items(key: str, value: Any, kind: type) -> tuple[Any, ...]:
-        if not isinstance(value, list) or not all(type(each) is kind for each in value):  # pyright: ignore
-            refuse(key, value)
-        return tuple(value)  # pyright: ignore
-
-    def names(key: str) -> tuple[str, ...]:
-        return items(key, raw.get(key) or [], str)
-
-    is_pattern = any(isinstance(raw.get(key), str) for key in ("target_modules", "exclude_modules"))
-    layers = raw.get("layers_to_transform")
-    layers = [layers] if type(layers) is int else layers
-    return PeftSettings(
-        base=str(raw.get("base_model_name_or_path") or ""),
-        rank=rank("r", raw.get("r", 8)),
-        alpha=number("lora_alpha", raw.get("lora_alpha", 8)),
-        rank_pattern={name: rank(name, value) for name, value in numbers("rank_pattern").items()},
-        alpha_pattern=numbers("alpha_pattern"),
-        uses_rslora=raw.get("use_rslora") is True,
-        uses_dora=raw.get("use_dora") is True,
-        dropout=min(max(number("lora_dropout", raw.get("lora_dropout", 0.0)), 0.0), 0.99),
-        targets=() if is_pattern else names("target_modules"),
-        excluded=() if is_pattern else names("exclude_modules"),
-        layers=items("layers_to_transform", layers, int) if layers else None,
-        modules_to_save=names("modules_to_save"),
-        ties_weights=raw.get("ensure_weight_tying") is True,
-    )
+    try:
+        return PeftSettings.model_validate(raw)
+    except ValidationError as error:
+        wrong = error.errors(include_context=False)[0]
+        raise UserError(SETTING, f"{where} has {quote(wrong['loc'][0], 40)} {quote(wrong['input'], 40)}.") from None
 
 
 # Its arrays

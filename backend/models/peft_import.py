@@ -91,7 +91,7 @@ def import_adapter(
     if to.exists() and not is_file(to / ARRAYS):
         raise UserError("output", f"{quote(to)} is no folder of an adapter, so it is not replaced.")
     adapter = read_peft_adapter(folder)
-    name = model_name or adapter.settings.base
+    name = model_name or adapter.settings.base or ""
     base = local_folder(name) if name else None
     if base is None:
         called = shown_path(name, 60) or "of the adapter"

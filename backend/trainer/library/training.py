@@ -332,10 +332,8 @@ def _new_folder(raw: Mapping[str, Any], runs_dir: str | os.PathLike[str] | None)
 def _prepare_engine(settings: Config) -> None:
     relax_gpu_timeout(settings)
     from backend.engine import cpu_setup
-    from backend.models import transformers_scan
 
     cpu_setup.load_openblas()
-    transformers_scan.prepare()
 
 
 def _train(
