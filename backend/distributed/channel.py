@@ -80,7 +80,6 @@ class LeaderChannel:
     def __init__(
         self, connections: Mapping[int, socket.socket], ranks: FlatCollectives, machines: Sequence[RankInfo]
     ) -> None:
-        """From proven connections by rank."""
         self.machines = list(machines)
         self.on_failure: Callable[[LostRankError | WorkerError], None] = lambda failure: None
         """Called once, in any thread, as soon as a failure is known."""

@@ -66,7 +66,6 @@ def _address(value: str) -> str:
 
 
 def _is_ipv4(text: str) -> bool:
-    """MLX splits host and port at the first colon, so it reads no IPv6."""
     try:
         ipaddress.IPv4Address(text)
     except ValueError:
@@ -75,7 +74,6 @@ def _is_ipv4(text: str) -> bool:
 
 
 def _device(value: Any) -> str | tuple[str, ...] | None:
-    """An RDMA device, or the devices of several cables."""
     names = [value] if isinstance(value, str) else value
     if value is None:
         return None
@@ -201,7 +199,6 @@ _WORDS = {
 
 
 def _message(place: tuple[int | str, ...], text: str) -> str:
-    """("hosts", 1, "ips", 0), … → host 2, ips: …"""
     if len(place) > 1 and place[0] == "hosts":
         place = (f"host {int(place[1]) + 1}", *place[2:])
     where = ", ".join(part for part in place if isinstance(part, str))

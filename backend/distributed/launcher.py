@@ -254,7 +254,6 @@ class _Start:
             self._processes[0] = _popen(command, backend_environment(), subprocess.DEVNULL, None, log)
 
     def _wait(self) -> None:
-        """Until rank 0 has ended, or is past its time limit."""
         meets_until = time.monotonic() + MEETING_S
         ended: set[int] = set()
         passed_on = 0
@@ -358,7 +357,6 @@ class _Start:
 
 
 def _python_variables() -> dict[str, str]:
-    """The part of this process's environment that a rank on another machine gets."""
     relaxed = os.environ.get(TIMEOUT_VARIABLE)
     return {"PYTHONUNBUFFERED": "1", "PYTHONIOENCODING": "utf-8"} | ({TIMEOUT_VARIABLE: relaxed} if relaxed else {})
 

@@ -158,7 +158,6 @@ class SharedSampling:
         self._scheduler.is_free(done.rank, self._clock())
 
     def _give(self) -> None:
-        """A round to every worker that should have one now."""
         for rank in sorted(self._idle):
             if places := self._scheduler.take(rank, self._clock()):
                 self._idle.remove(rank)
@@ -349,6 +348,5 @@ class LeaderContext(RunContext):
         return super().test_metrics(step, config, poll)
 
     def _send_groups(self, kind: str, groups: list[Group]) -> None:
-        """To learn from, without texts."""
         body, arrays = pack_groups(groups)
         self.leader.workers.send_to_all(kind, body | {"speeds": self.learner.forward.speeds}, arrays)

@@ -189,7 +189,6 @@ def _ask(hosts: HostsFile, rank: int, request: dict[str, Any], timeout_s: float,
 
 
 def _why(ended: ChildEnded, host: Host, is_here: bool) -> str:
-    """Why a process has ended in place of answering, to follow the machine's name."""
     last = ended.stderr.strip().splitlines()[-1:] or [f"exit code {ended.exit_code}"]
     if ended.exit_code == OF_SSH and not is_here:
         hints = (rest.format(ssh=host.ssh) for words, rest in _SSH_HINTS.items() if words in ended.stderr)
@@ -203,8 +202,6 @@ def _why(ended: ChildEnded, host: Host, is_here: bool) -> str:
 
 
 def _in_parallel(work: Callable[[int], None], ranks: Iterable[int], abandon: threading.Event) -> None:
-    """`work` for every rank at once. The first exception sets `abandon` and is raised."""
-
     def guarded(rank: int) -> None:
         try:
             work(rank)
@@ -299,8 +296,6 @@ def _link_speed(report: MachineReport, hosts: HostsFile, progress: CheckProgress
 
 
 class _CountingWriter(io.RawIOBase):
-    """Counts the bytes that a stream has taken."""
-
     def __init__(self, stream: Any) -> None:
         self.stream, self.count = stream, 0
 

@@ -117,7 +117,6 @@ def _version(package: str) -> str:
 
 
 def _code_digest() -> str:
-    """Of the trainer's source files: a checkout may have changed under the same version."""
     if is_bundled():
         return ""
     digest = sha256()

@@ -71,7 +71,6 @@ class RankPaces:
         return self[rank].seconds(completions) if any(self._rounds) else None
 
     def __getitem__(self, rank: int) -> Pace:
-        """Of a rank without a round: the mean of the others."""
         if self._rounds[rank]:
             return _fitted(self._rounds[rank])
         known = [_fitted(rounds) for rounds in self._rounds if rounds] or [Pace(0.0, 1.0)]

@@ -143,7 +143,6 @@ class LeadingEngine(Engine):
     """Computes with the other ranks. Its methods announce a call, and make it once all ranks have begun it."""
 
     def __init__(self, workers: LeaderChannel, ranks: MlxCollectives, backend: str) -> None:
-        """`backend`: the link that the ranks sum over, for the event log."""
         self.workers, self.ranks, self.backend = workers, ranks, backend
         self.thread = ComputeThread(workers.check)
         self.parts: ModelParts
@@ -318,8 +317,6 @@ def follow(leader: WorkerChannel, ranks: MlxCollectives, first: ChannelMessage) 
 
 
 class _Follower:
-    """Makes the calls that rank 0 announces."""
-
     config: Config
     policy: Policy
     parts: ModelParts
@@ -328,7 +325,6 @@ class _Follower:
         self.leader, self.ranks = leader, ranks
 
     def take(self, message: ChannelMessage) -> ChannelMessage | None:
-        """Make one call. → the next announcement, where rank 0 gave the call up."""
         mx.synchronize()
         try:
             self._meet()

@@ -155,7 +155,6 @@ def _proof(secret: bytes, role: bytes, challenge: bytes, own: bytes, rank: bytes
 
 
 def _read_by(connection: socket.socket, count: int, ends: float) -> bytes:
-    """That many bytes, all of them by `ends` (monotonic)."""
     data = bytearray()
     while len(data) < count:
         if (left := ends - time.monotonic()) <= 0:
@@ -357,7 +356,6 @@ class Connection:
                 return  # the reader finds out why
 
     def _send_all(self, data: memoryview) -> None:
-        """However long it takes: the reader judges whether the other end is lost."""
         while data and not self._is_closed.is_set():
             with contextlib.suppress(TimeoutError):
                 data = data[self._socket.send(data[:PIECE]) :]

@@ -49,7 +49,6 @@ def staging_folder(parent: Path, target: Path, made_by: str = "export") -> Itera
 
 
 def _clear_staging(folder: Path, target: Path) -> None:
-    """Empty a staging folder, first restoring an old model that was moved aside."""
     if os.path.lexists(folder / "previous") and not os.path.lexists(target):
         (folder / "previous").rename(target)
     for child in folder.iterdir():
@@ -73,7 +72,6 @@ def move_into_place(new: Path, target: Path, *, overwrite: bool) -> None:
 
 
 def _rename(new: Path, target: Path, overwrite: bool) -> None:
-    """Rename `new` to `target`, moving an old folder into the staging folder."""
     check_target(target, overwrite=overwrite)
     drop_hidden_files(new)
     new_parents = [folder for folder in target.parents if not folder.exists()]

@@ -155,7 +155,6 @@ def write_in_format(trained: TrainedWeights, format_: ExportFormat, to: Path, pr
 
 
 def _tolerance(trained: TrainedWeights, format_: ExportFormat) -> float | None:
-    """Tolerance for the written model; None if it is quantised."""
     if format_.kind == "adapter":
         return TOLERANCE["float32"]
     model, _ = trained.open_with_config()

@@ -267,7 +267,6 @@ class HeldOutComparison:
     """
 
     def __init__(self, config: Config, inputs: RunInputs, count: int) -> None:
-        """Raises UserError without a held-out split, or for `count` below 1."""
         if count < 1:
             raise UserError("held_out", f"The number of held-out prompts must be at least 1, not {count}.")
         self.config, self.count = config, count
@@ -305,7 +304,6 @@ class HeldOutComparison:
         return HeldOutDifference(self.split, len(pairs), mean_before, mean_after, error)
 
     def _rewards(self, load: Callable[[], Policy], poll: Poll) -> list[float]:
-        """Reward of one completion per prompt, in file order; NaN without a score."""
         policy, config = load(), self.config
         prompts = TokenizedPrompts(self._rows, policy.tokenizer, PromptFormat.of(config), self._source)
         problems = prompts.first(self.count)

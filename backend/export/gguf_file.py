@@ -69,7 +69,6 @@ class GgufFamily:
     """llama.cpp's names of a model and its tensors, and its attention layout."""
 
     def __init__(self, config: dict[str, Any]) -> None:
-        """Raises UserError for an unsupported model."""
         kind = str(config.get("model_type"))
         if kind not in ARCHITECTURES:
             raise use_converter(f"A model of type {kind} needs llama.cpp's own converter")
@@ -143,7 +142,6 @@ class GgufFamily:
 
 
 def _read_tokenizer(folder: Path) -> tuple[dict[str, Any], str]:
-    """(tokenizer.json, llama.cpp's pre-tokenizer name). Raises UserError if unsupported."""
     file = folder / "tokenizer.json"
     if not file.is_file():
         raise use_converter("The tokenizer has no tokenizer.json")
@@ -158,7 +156,6 @@ def _read_tokenizer(folder: Path) -> tuple[dict[str, Any], str]:
 
 
 def _steps(pre_tokenizer: dict[str, Any] | None) -> list[str]:
-    """Steps of a pre-tokenizer: regular expressions, "digits", "gpt-2", "bytes" or type names."""
     match pre_tokenizer:
         case {"type": "Sequence", "pretokenizers": steps}:
             return [name for step in steps for name in _steps(step)]
@@ -172,7 +169,6 @@ def _steps(pre_tokenizer: dict[str, Any] | None) -> list[str]:
 
 
 def _write_vocabulary(folder: Path, size: int, writer: gguf.GGUFWriter) -> None:
-    """Write the tokenizer; `size` is the model's vocabulary, which may be larger."""
     tokenizer, splitter = _read_tokenizer(folder)
     tokens, types = [f"[PAD{number}]" for number in range(size)], [int(gguf.TokenType.UNUSED)] * size
     for token, number in tokenizer["model"]["vocab"].items():
@@ -250,7 +246,6 @@ def open_gguf(file: Path, original: OriginalFiles) -> nn.Module:
 def _announce(
     writer: gguf.GGUFWriter, name: str, shape: tuple[int, ...], matrix_type: gguf.GGMLQuantizationType
 ) -> None:
-    """Add a tensor's description without its bytes."""
     type_ = _type_of(shape, matrix_type)
     if type_ in (F32, F16):
         dtype = np.dtype(np.float32 if type_ == F32 else np.float16)
@@ -267,7 +262,6 @@ def _type_of(shape: tuple[int, ...], matrix_type: gguf.GGMLQuantizationType) -> 
 
 
 def _numbers(array: mx.array) -> np.ndarray:
-    """Evaluate an array as float32 and free its inputs."""
     widened: Any = array.astype(mx.float32)
     numbers = np.array(widened)
     mx.clear_cache()

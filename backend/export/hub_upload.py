@@ -162,8 +162,6 @@ def xet_progress(heard: Callable[[int], None]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _limited_silence() -> Iterator[None]:
-    """Break connections after TIMEOUT_S of silence."""
-
     def client() -> Any:
         made = _http.default_client_factory()
         made.timeout = TIMEOUT_S
@@ -262,7 +260,6 @@ def _info(api: HfApi, repo_id: str) -> ModelInfo:
 
 
 def _is_equal(file: RepoSibling, path: Path | None) -> bool:
-    """Compare checksums with the Hub's file."""
     if path is None or file.size != path.stat().st_size:
         return False
     with path.open("rb") as stream:

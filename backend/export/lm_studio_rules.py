@@ -36,7 +36,6 @@ def warnings(folder: Path) -> list[ConfigProblem]:
 
 
 def _layout(folder: Path) -> Iterator[tuple[str, str]]:
-    """Check for <publisher>/<model> inside LM Studio's models folder."""
     root, folder = resolved(places.lm_studio_models()), resolved(folder)
     if not folder.is_relative_to(root):
         return
@@ -107,7 +106,6 @@ def _weights(folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def _object(file: Path) -> dict[str, Any]:
-    """The JSON object in a file, or {}."""
     try:
         return read_object(file, file.name)
     except UserError:

@@ -190,7 +190,6 @@ def _ends(steps: list[Event], name: str) -> tuple[float | None, float | None]:
 
 
 def _changes(events: Iterable[Event], step: int | None) -> Iterator[Change]:
-    """Changed settings from the event log, including the run that a clone continues."""
     for event in events:
         if event["kind"] != "change" or (step is not None and event["step"] > step):
             continue
@@ -200,7 +199,6 @@ def _changes(events: Iterable[Event], step: int | None) -> Iterator[Change]:
 
 
 def _evaluation(run: RunFolder, step: int | None) -> tuple[Evaluation | None, list[EvaluatedRow]]:
-    """Newest evaluation of these weights and its rows; (None, []) without one."""
     for path in evaluations_of(run):
         try:
             found = read_evaluation(path)
@@ -212,7 +210,6 @@ def _evaluation(run: RunFolder, step: int | None) -> tuple[Evaluation | None, li
 
 
 def _samples_of_rows(evaluation: Evaluation, rows: list[EvaluatedRow]) -> Iterator[CardSample]:
-    """The prompt that gained most, and one with median reward after training."""
     how: Any = evaluation.headline.name
     changed = [(change, row) for row in rows if (change := change_of(row, how)) is not None]
     if not changed:
@@ -228,7 +225,6 @@ def _samples_of_rows(evaluation: Evaluation, rows: list[EvaluatedRow]) -> Iterat
 
 
 def _samples_of_training(run: RunFolder, step: int | None) -> Iterator[CardSample]:
-    """Best and median completion of a prompt of that step."""
     group = _last_group(run, step)
     rows = [row for row in group["completions"] if row.get("reward") is not None] if group else []
     if group is None or not rows:
@@ -243,7 +239,6 @@ def _samples_of_training(run: RunFolder, step: int | None) -> Iterator[CardSampl
 
 
 def _last_group(run: RunFolder, step: int | None) -> GroupRow | None:
-    """The last group up to `step`, preferring that step and differing rewards."""
     last = telling = None
     try:
         with run.completions.open("rb") as lines:
@@ -346,7 +341,6 @@ def _metadata(facts: CardFacts) -> ModelCardData:
 
 
 def _library(facts: CardFacts) -> str:
-    """The Hub's library name for these files."""
     if facts.format.names == "mlx":
         return "mlx"
     return "peft" if facts.format.kind == "adapter" else "transformers"
@@ -406,7 +400,6 @@ def _loss_sentence(config: Config) -> str:
 
 
 def _fenced(text: str) -> str:
-    """A code block with a fence longer than any in the text."""
     fence = "```"
     while fence in text:
         fence += "`"
@@ -414,7 +407,6 @@ def _fenced(text: str) -> str:
 
 
 def _code(text: str) -> str:
-    """A code span, also for names with backticks."""
     name, delimiter = one_line(text), "`"
     while delimiter in name:
         delimiter += "`"
@@ -422,12 +414,10 @@ def _code(text: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """One line of text with Markdown and HTML escaped."""
     return re.sub(r"[\\`\[\]<>&!]", r"\\\g<0>", one_line(text))
 
 
 def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]], rest: str = "---:") -> str:
-    """Markdown table; `rest` aligns all columns but the first."""
     lines = [f"| {' | '.join(head)} |", f"|{'|'.join(['---', *[rest] * (len(head) - 1)])}|"]
     lines += [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows]
     return "\n".join(lines)

@@ -139,10 +139,8 @@ def modelfile(weights: str, chat: ChatFormat | None, parameters: dict[str, Any],
 
 
 def _quoted(text: str) -> str:
-    """Quote in triple quotation marks."""
     return f'"""{text.replace(chr(34) * 3, chr(39) * 3)}"""'
 
 
 def _go_text(text: str) -> str:
-    """Escape text for a Go template."""
     return re.sub(r"\{{2,}|\{\Z", lambda found: f'{{{{ "{found[0]}" }}}}', text)

@@ -149,7 +149,6 @@ _WRITABLE = frozenset(SAFETENSORS_TYPES.values())
 
 
 def _is_converted(folder: Path) -> bool:
-    """True if the weights are packed or the card says they were converted."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     return "quantization" in config or (_card(folder).get("library_name") == "mlx" and bool(_base_models(folder)))
 
@@ -179,8 +178,6 @@ def fetch_original(name: str, progress: Progress) -> Path:
 
 
 class _ReportFetching:
-    """A `hub.DownloadListener` without cancellation."""
-
     def __init__(self, sentence: str, progress: Progress) -> None:
         self._sentence, self._progress = sentence, progress
 

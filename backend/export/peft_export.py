@@ -56,7 +56,6 @@ def write_peft_adapter(trained: TrainedWeights, original: OriginalFiles, to: Pat
 
 
 def _check_names(original: OriginalFiles, learned: TrainedRows, traced: Trace) -> None:
-    """Raise UserError for a layer that peft does not support."""
     for array, adapter in sorted(learned.adapters.items()):
         layer = array.removesuffix(".weight")
         if array not in traced:
@@ -75,7 +74,6 @@ def _check_names(original: OriginalFiles, learned: TrainedRows, traced: Trace) -
 
 
 def _whole_tensors(original: OriginalFiles, learned: TrainedRows, traced: Trace) -> dict[str, mx.array]:
-    """Original float32 tensors of fully trained modules. Raises UserError if one is missing."""
     if lost := sorted(learned.arrays.keys() - traced.keys()):
         unknown = f"Which of the original weights {lost[0]} comes from could not be found out"
         raise UserError("format", f"{unknown}; {MERGE_INSTEAD}.")

@@ -153,7 +153,6 @@ def draw_curves(curves: Mapping[str, Curve], titles: Mapping[str, str], to: Path
 
 
 def _draw_plot(pen: ImageDraw.ImageDraw, left: int, top: int, curve: Curve, colour: str, title: str) -> None:
-    """Draw title, grid, single steps and running mean. Sizes are in final pixels."""
     small, large = (ImageFont.load_default(size * FINER) for size in (22, 26))
     y_ticks = ticks(min(value for _, value in curve), max(value for _, value in curve))
     labels = [number(tick, y_ticks) for tick in y_ticks]

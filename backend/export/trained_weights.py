@@ -107,7 +107,6 @@ def open_model(folder: Path) -> tuple[nn.Module, dict[str, Any]]:
 
 
 def _attach(model: nn.Module, files: AdapterFiles) -> None:
-    """Attach saved adapters. Raises UserError unless arrays and layers match exactly."""
     config = files.about()
     is_dora = config.get("fine_tune_type") == "dora"
     linear_to_lora_layers(model, config["num_layers"], config["lora_parameters"], use_dora=is_dora)
@@ -124,7 +123,6 @@ def _attach(model: nn.Module, files: AdapterFiles) -> None:
 
 
 def _replace_arrays(model: nn.Module, file: Path) -> None:
-    """Load trained arrays in the model's types. Raises UserError if they do not fit."""
     own: dict[str, mx.array] = dict(tree_flatten(model.parameters()))
     saved: Any = mx.load(str(file))
     typed = {name: array.astype(own[name].dtype) if name in own else array for name, array in saved.items()}

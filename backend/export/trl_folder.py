@@ -173,7 +173,6 @@ def _write(config: Config, model: TrlModel, name: str, new: Path, tell: Tell) ->
 
 
 def _with_tokenizer(config: Config, new: Path) -> Config:
-    """Settings with a local tokenizer copied into the export."""
     folder = user_path(config.tokenizer, "tokenizer") if config.tokenizer else None
     if folder is None or not folder.is_dir():
         return config
@@ -185,7 +184,6 @@ def _with_tokenizer(config: Config, new: Path) -> Config:
 
 
 def _arguments(settings: TrlSettings, config: Config, model: TrlModel) -> dict[str, Any]:
-    """TRL's arguments with this folder's rows, rewards and model."""
     words = {key: value for key, value in settings.words.items() if key not in ("dataset_config", "dataset_streaming")}
     words |= {
         "model_name_or_path": model.name,
@@ -271,7 +269,6 @@ def _on_hub(repo: str, configuration: str, names: Iterable[str], is_needed: bool
 
 
 def _copied(found: Found, name: str, folder: Path, tell: Tell) -> dict[str, Any]:
-    """Write rows as JSON lines; values that JSON lacks become text."""
     source, file = Path(found.source).name, folder / SOURCE / f"{name}.jsonl"
     tell(f"Copying the rows of {source}.")
     file.parent.mkdir(exist_ok=True)
@@ -312,7 +309,6 @@ def needed_modules(config: Config) -> list[str]:
 
 
 def _module_path(name: str) -> str | None:
-    """A module's file relative to the project; None if not ours."""
     base = name.replace(".", "/")
     if not (name == "backend" or name.startswith("backend.")):
         return None
@@ -320,7 +316,6 @@ def _module_path(name: str) -> str | None:
 
 
 def _imported(source: str, *, lazy: bool) -> Iterator[str]:
-    """Imported names and modules named in strings; `lazy` includes imports in functions."""
     tree = ast.parse(source)
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):

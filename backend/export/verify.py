@@ -273,7 +273,6 @@ def in_float32(module: nn.Module) -> nn.Module:
 
 
 def _products(head: Any, hidden: mx.array) -> mx.array:
-    """hidden Wᵀ + b in float32, `HEAD_ROWS` rows of W at a time."""
     hidden, parts = hidden.astype(mx.float32), []
     for start in range(0, head.weight.shape[0], HEAD_ROWS):
         rows = slice(start, start + HEAD_ROWS)

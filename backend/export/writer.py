@@ -239,7 +239,6 @@ def write_safetensors(
 
 
 def _write_array(stream: BinaryIO, array: mx.array | np.ndarray) -> int:
-    """Evaluate, write and free an array; returns its bytes."""
     if isinstance(array, np.ndarray):
         stream.write(np.ascontiguousarray(array).data)
         return array.nbytes

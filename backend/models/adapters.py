@@ -203,7 +203,6 @@ def _within_layer(name: str) -> str:
 
 
 def _outside(adaptable: Iterable[str], whole: Mapping[str, nn.Module]) -> list[str]:
-    """Layers, named within a layer, that are in no module of `whole`."""
     ends = {_within_layer(name) for name in whole}
     return [name for name in adaptable if not any(f"{name}.".startswith(f"{end}.") for end in ends)]
 

@@ -139,7 +139,6 @@ def module_of(config: Mapping[str, Any]) -> str:
 
 @cache
 def _remappings() -> tuple[dict[str, str], dict[tuple[str, str], str]]:
-    """mlx-lm's architecture aliases, read from its source."""
     tree = ast.parse((_mlx_lm() / "utils.py").read_text(encoding="utf-8"))
     tables = {
         target.id: ast.literal_eval(node.value)

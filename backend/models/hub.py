@@ -240,7 +240,6 @@ def _search_result(repo: Mapping[str, Any], repo_type: RepoType) -> dict[str, An
 
 
 def _refusal(config: Mapping[str, Any], tags: list[str]) -> str:
-    """Reason why the model is unusable, as far as search results show."""
     if "safetensors" in tags or "mlx" in tags:
         files = ["model.safetensors", "tokenizer.json"]
         return architectures.refusal(config, files) if config.get("model_type") else ""
@@ -426,7 +425,6 @@ class _Download:
             raise _StoppedError
 
     def _stream(self, name: str, hash_: str, file: BinaryIO) -> Exception | None:
-        """Request the rest of the file. Returns an error that is worth a retry."""
         plan = self.plan
         url = hf_hub_url(plan.repo_id, name, repo_type=plan.repo_type, revision=plan.commit)
         # identity: a range counts bytes as they are sent, so a compressed answer could not be appended.
@@ -464,7 +462,6 @@ class _Download:
 
 
 def _hash_of(file: Path, like: str) -> str:
-    """The file's SHA-256, or git's hash for one of its length."""
     prefix = b"blob %d\0" % file.stat().st_size
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256" if len(like) == 64 else lambda: hashlib.sha1(prefix)).hexdigest()
@@ -472,7 +469,6 @@ def _hash_of(file: Path, like: str) -> str:
 
 @contextlib.contextmanager
 def _locked(path: Path, repo_id: str, repo_type: str) -> Iterator[BinaryIO]:
-    """The locked partial file, positioned at its end. Raises UserError after LOCK_TIMEOUT_S."""
     # flock rather than a lock file: the kernel releases it with the process. "ab" never truncates another process's
     # file.
     with path.open("ab") as file:

@@ -117,7 +117,6 @@ def _cached_models() -> Iterator[InventoryItem]:
 
 
 def _lm_studio_models() -> Iterator[InventoryItem]:
-    """LM Studio's layout is <publisher>/<model>/files."""
     root = lm_studio_models()
     for publisher in _folders(root):
         for folder in _folders(publisher):
@@ -126,7 +125,6 @@ def _lm_studio_models() -> Iterator[InventoryItem]:
 
 
 def _run_models() -> Iterator[InventoryItem]:
-    """Complete models of runs: fused or fully fine-tuned."""
     for run in all_runs():
         for folder in (run.fused, run.model):
             if (folder / "config.json").is_file():
@@ -142,7 +140,6 @@ def _plain_models(folder: Path) -> Iterator[InventoryItem]:
 
 
 def _config(folder: Path) -> dict[str, Any] | None:
-    """Content of config.json, or None."""
     try:
         return read_object(folder / "config.json", "model")
     except UserError:
@@ -150,7 +147,6 @@ def _config(folder: Path) -> dict[str, Any] | None:
 
 
 def _missing_shards(folder: Path, files: FileStats) -> str:
-    """Message if weight shards in the index are missing."""
     try:
         named = read_object(folder / "model.safetensors.index.json", "model")["weight_map"]
         named = {str(name) for name in named.values()}
@@ -200,14 +196,12 @@ def _cached_dataset(repo: Path) -> InventoryItem | None:
 
 
 def _format(name: str) -> str:
-    """Row format by suffix: jsonl for data.jsonl.gz."""
     suffixes = Path(name).suffixes
     is_compressed = len(suffixes) > 1 and suffixes[-1] in (".gz", ".zst")
     return suffixes[-2 if is_compressed else -1].lstrip(".")
 
 
 def _repos(repo_type: RepoType) -> Iterator[Path]:
-    """Cached repository folders of one type."""
     yield from (folder for folder in _folders(hub_cache()) if folder.name.startswith(f"{repo_type}s--"))
 
 
@@ -216,7 +210,6 @@ def _repo_id(repo: Path) -> str:
 
 
 def _partial_bytes(repo: Path) -> int:
-    """Bytes of unfinished downloads."""
     try:
         with os.scandir(repo / "blobs") as entries:
             return sum(entry.stat().st_size for entry in entries if entry.name.endswith(".incomplete"))
@@ -233,7 +226,6 @@ def _folders(parent: Path) -> list[Path]:
 
 
 def _files(folder: Path, *, deep: bool = False) -> FileStats:
-    """Files in a folder (`deep`: recursively), following links."""
     stats: FileStats = {}
     try:
         entries = list(os.scandir(folder))

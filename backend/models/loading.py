@@ -111,7 +111,6 @@ def _open(folder: Path, name: str, setting: str) -> tuple[nn.Module, Any, dict[s
 
 
 def _read_weights(model: nn.Module, name: str) -> None:
-    """Read all arrays one by one and report progress."""
     arrays: list[Any] = [array for _, array in tree_flatten(model.parameters())]
     ends = list(accumulate((array.nbytes for array in arrays), initial=0))
     read = telling(

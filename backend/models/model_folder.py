@@ -93,7 +93,6 @@ def _counts(config: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 
 
 def _check_shards(folder: Path, setting: str) -> None:
-    """Raise UserError for missing shards."""
     index = folder / "model.safetensors.index.json"
     if not index.is_file():
         return
@@ -120,7 +119,6 @@ def check_adapter_config(file: Path, setting: str) -> None:
 
 
 def _wrong_setting(config: dict[str, Any]) -> str:
-    """The first wrong setting, as part of a message, or ""."""
     kind = config.get("fine_tune_type", "lora")
     if kind not in ("lora", "dora", "full"):
         return f"fine_tune_type is {quote(kind, 40)}"

@@ -115,7 +115,6 @@ def tidy(number: float) -> float:
 
 
 def _matching(patterns: Mapping[str, float], layer: str, usual: float) -> float:
-    """Value of the first matching pattern, as in `peft.utils.other.get_pattern_key`."""
     if layer in patterns:
         return patterns[layer]
     for pattern, value in patterns.items():
@@ -245,7 +244,6 @@ def _sorted_by_layer(header: Mapping[str, StoredArray]) -> tuple[dict[str, dict[
 def _check_layer(
     layer: str, found: Mapping[str, str], header: Mapping[str, StoredArray], settings: PeftSettings
 ) -> None:
-    """Raise UserError for a missing or misshapen adapter array."""
     adapter = f"The adapter of {quote(layer, NAME)}"
     wanted = ["A", "B", *(["magnitude"] if settings.uses_dora else [])]
     if missing := [part for part in wanted if part not in found]:

@@ -110,7 +110,6 @@ def import_adapter(
 
 
 def _verified(adapter: PeftAdapter, origin: Origin, base: Path, files: AdapterFiles) -> Verification | None:
-    """Load the adapter onto the model and compare with peft's merged weights if available."""
     TrainedWeights(base, str(base), base, files).open()
     if origin.files is None:
         return None
@@ -213,7 +212,6 @@ def carried_adapter(adapter: PeftAdapter, origin: Origin, model: nn.Module) -> C
 
 
 def _check_places(adapter: PeftAdapter, origin: Origin) -> None:
-    """Raise UserError for missing or misshapen layers, and for missing adapters."""
     sources = by_original(run for runs in origin.traced.values() for run in runs)
     for layer, found in adapter.layers.items():
         tensor, called = f"{layer}.weight", quote(layer, NAME)
@@ -272,7 +270,6 @@ def _rows_of(array: mx.array, rows: list[RowRun]) -> mx.array:
 def _carried(
     array: str, tensors: Mapping[str, PeftLayer], columns: Columns, origin: Origin, experts: int
 ) -> CarriedLayer:
-    """`experts`: number stacked in the array; 0 for an ordinary layer."""
     runs = origin.traced[array]
     rows = sum(run.count for run in runs) // (experts or 1)
     # Every expert is an original of its own, so no run reaches over two of them.
@@ -328,7 +325,6 @@ def wider(a: mx.array, b: mx.array, rank: int) -> tuple[mx.array, mx.array]:
 
 
 def _whole_arrays(adapter: PeftAdapter, origin: Origin, model: nn.Module) -> dict[str, mx.array]:
-    """Wholly trained arrays. Raises UserError for a tensor without a counterpart."""
     whole = _without_tied_head(adapter, origin, model)
     traced = {run.original for runs in origin.traced.values() for run in runs}
     for tensor, array in whole.items():
@@ -373,7 +369,6 @@ def _without_tied_head(adapter: PeftAdapter, origin: Origin, model: nn.Module) -
 
 
 def _adapter_config(name: str, carried: CarriedAdapter, settings: PeftSettings, model: nn.Module) -> dict[str, Any]:
-    """mlx-lm's adapter_config.json, as in `backend.models.saving.adapter_config`."""
     count, keys = _layers_and_keys(model, set(carried.layers))
     parameters = {"rank": carried.rank, "scale": carried.scale, "dropout": settings.dropout}
     about: dict[str, Any] = {

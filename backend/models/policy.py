@@ -350,7 +350,6 @@ def _load_reference(
 
 
 def _other_reference(model: nn.Module, tokenizer: Any, config: ModelSettings) -> nn.Module:
-    """Another model, or the base with other adapters, as the reference."""
     if (adapters := _reference_adapters(config)) is not None:
         return frozen(_with_adapters(copy_sharing_arrays(model), adapters))
     reference, other_tokenizer, _ = load_model(config.reference_model_path, "reference_model_path")
@@ -360,7 +359,6 @@ def _other_reference(model: nn.Module, tokenizer: Any, config: ModelSettings) ->
 
 
 def _reference_adapters(config: ModelSettings) -> Path | None:
-    """Adapter folder of the reference, if it is one."""
     path = user_path(config.reference_model_path, "reference_model_path")
     return path if config.reference_model_path and (path / "adapter_config.json").is_file() else None
 
@@ -380,7 +378,6 @@ def frozen(model: nn.Module) -> nn.Module:
 
 
 def _with_adapters(model: nn.Module, adapters: Path) -> nn.Module:
-    """Load trained adapters into `model`. Raises UserError if they do not fit."""
     check_adapter(adapters, "reference_model_path")
     try:
         return load_adapters(model, str(adapters))

@@ -137,7 +137,6 @@ class AbsentGroup:
 
 @contextmanager
 def _refusals(config: ModelSettings, size: int) -> Iterator[None]:
-    """Raise CannotShardError as a UserError."""
     try:
         yield
     except CannotShardError as error:
