@@ -1,8 +1,7 @@
-"""The control channel of a run on several machines: a connection between rank 0, the leader, and each other rank, a
-worker.
+"""The control channel: a connection between rank 0, the leader, and each other rank, a worker, with a heartbeat every
+second.
 
-Each end sends a heartbeat every second. The leader learns of a lost worker at its next `check` or `receive`. A worker
-that has lost its leader ends its process at once, wherever its main thread is.
+The leader learns of a lost worker at its next `check` or `receive`. A worker without a leader ends its process at once.
 """
 
 from __future__ import annotations
@@ -47,10 +46,9 @@ class ChannelMessage:
 
 
 def open_channel(ranks: FlatCollectives) -> LeaderChannel | WorkerChannel:
-    """Connect this rank; every rank calls it at the same time. Raises LostRankError on rank 0 where one does not come,
-    and OSError on the others where rank 0 cannot be reached.
+    """Connect this rank; every rank calls it at the same time. Raises LostRankError on rank 0, OSError on the others.
 
-    One gather carries rank 0's addresses and secret to all, so the secret is in no command line, environment or file.
+    One gather carries rank 0's addresses and secret, so the secret is in no command line, environment or file.
     """
     own = asdict(RankInfo.of_this_process(ranks.rank))
     if ranks.rank != 0:
@@ -74,8 +72,7 @@ def open_channel(ranks: FlatCollectives) -> LeaderChannel | WorkerChannel:
 
 
 class LeaderChannel:
-    """Rank 0's end. Its methods are for the main thread, and raise LostRankError or WorkerError there as soon as one is
-    known. `machines`: every rank, itself included, in the order of the ranks."""
+    """Rank 0's end, for the main thread. Every method raises a known LostRankError or WorkerError."""
 
     def __init__(
         self, connections: Mapping[int, socket.socket], ranks: FlatCollectives, machines: Sequence[RankInfo]
@@ -101,7 +98,7 @@ class LeaderChannel:
         )
 
     def send(self, rank: int, kind: str, body: Mapping[str, Any] | None = None, arrays: Arrays | None = None) -> None:
-        """Queue a message to a worker and return at once; `arrays` must not be written to from then on."""
+        """Queue a message to a worker; `arrays` must not be written to from then on."""
         self._connections[rank].send(kind, body, arrays)
 
     def send_to_all(self, kind: str, body: Mapping[str, Any] | None = None, arrays: Arrays | None = None) -> None:
@@ -111,14 +108,14 @@ class LeaderChannel:
             each.send_frame(frame)
 
     def receive(self, timeout: float | None = None) -> ChannelMessage | None:
-        """The next message of any worker; None after `timeout` seconds without one (None waits for ever)."""
+        """The next message of any worker; None after `timeout` seconds."""
         with self._changed:
             self._changed.wait_for(lambda: self._inbox or self._failure is not None, timeout)
             self.check()
             return self._inbox.popleft() if self._inbox else None
 
     def check(self) -> None:
-        """Raise the LostRankError or WorkerError that is known, if any. Cheap: it is called in every poll."""
+        """Raise the known LostRankError or WorkerError."""
         if self._failure is not None:
             raise self._failure
 
@@ -134,7 +131,7 @@ class LeaderChannel:
         raise self._failure
 
     def close(self) -> None:
-        """Send what is waiting and a goodbye, and hang up; takes a few seconds at most."""
+        """Send what is waiting and a goodbye, and hang up."""
         closing = [threading.Thread(target=each.close, daemon=True) for each in self._connections.values()]
         for each in closing:
             each.start()
@@ -178,13 +175,13 @@ class WorkerChannel:
         self._connection.start()
 
     def receive(self) -> ChannelMessage:
-        """The next message of the leader; one of kind GOODBYE when it has closed the channel."""
+        """The next message of the leader, at last GOODBYE."""
         with self._changed:
             self._changed.wait_for(lambda: self._inbox)
             return self._inbox.popleft()
 
     def fault(self, error: BaseException) -> None:
-        """Send the error to the leader, and hang up; this process is of no use from then on."""
+        """Send the error to the leader, and hang up."""
         if isinstance(error, UserError):
             told = {"sentence": " ".join(fault.sentence for fault in error.faults)}
         elif (gpu := gpu_error(error)) is not None:

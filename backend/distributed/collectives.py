@@ -1,11 +1,10 @@
-"""`Collectives` over mlx's own engine (`mlx.core.distributed`: ring, MPI, JACCL, NCCL), in a thread of its own.
+"""`Collectives` over `mlx.core.distributed` (ring, MPI, JACCL, NCCL), in a thread.
 
-With a lost peer a collective of mlx raises at best, and hangs at worst. So a communication thread makes the calls, and
-the caller waits in short turns, between which `check` may raise. The process must end with `os._exit` then: its
-communication thread may never return.
+With a lost peer a collective of mlx may hang. So a communication thread makes the calls, the caller waits in short
+turns, and `check` may raise between them. The process must end with `os._exit` then.
 
-The calls run on the CPU's stream, on evaluated arrays: Metal ends a command buffer that waits 5 s for another rank
-(mlx#4475). NCCL alone has no sums on a CPU.
+The calls run on the CPU: Metal ends a command buffer that waits 5 s for another rank (mlx#4475). Only NCCL sums on the
+GPU.
 """
 
 from __future__ import annotations
@@ -30,28 +29,25 @@ POLL_S = 0.1
 REASON_WITHIN_S = 30.0
 """Seconds in which `check` may find the machine to blame for a failed collective."""
 FIRST_BYTES = 1016
-"""Bytes of a gathered value that travel with its length; a longer one takes a second round."""
+"""Bytes that travel with the length; a longer value takes a second round."""
 
 
 def do_nothing(*_: object) -> None: ...
 
 
 class FlatCollectives(Collectives):
-    """Collectives of any shape on top of two of flat vectors, which a subclass makes.
-
-    The heartbeats report `entered` and `left`, the collectives that this rank has begun and ended.
-    """
+    """Collectives of any shape on top of two of flat vectors. Heartbeats report the number `entered` and `left`."""
 
     entered = left = 0
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
         self.waiting: Callable[[float], None] = do_nothing
-        """Called during a collective with the seconds that it has taken; may raise to give the run up."""
+        """Receives the seconds that a collective has taken; may raise."""
         self.waited_s = 0.0
         """Seconds in `gather`, `concatenate` and `barrier`: little data, so the wait for slower ranks."""
         self.summed_s = 0.0
-        """Seconds in `sum` and `broadcast`. A `gather` comes before each, so it is the time of the transfer."""
+        """Seconds in `sum` and `broadcast`: the transfer, since a `gather` precedes each."""
 
     def all_sum(self, x_N: mx.array) -> mx.array:
         """The sum over the ranks, evaluated."""
@@ -132,7 +128,7 @@ class MlxCollectives(FlatCollectives):
         self.check: Callable[[], None] = do_nothing
         """Called while a collective is waited for; raises what is known of a lost rank."""
         self.group = group
-        """mlx's own: a sharded model sums over it inside its passes, never while a call of this object is under way."""
+        """A sharded model sums over it inside its passes, never during a call of this object."""
         self._device = device
         self._calls: queue.SimpleQueue[tuple[Callable[[], mx.array], Future[mx.array]]] = queue.SimpleQueue()
         threading.Thread(target=self._communicate, name="collectives", daemon=True).start()
@@ -183,8 +179,7 @@ def wait_for_reason(check: Callable[[], None], within_s: float) -> None:
 
 
 def init_collectives(backend: str) -> MlxCollectives:
-    """Join the other ranks, which the environment names (`MLX_RANK` and `MLX_HOSTFILE`, or those of MPI, JACCL or
-    NCCL). Raises UserError."""
+    """Join the other ranks that the environment names. Raises UserError."""
     try:
         group = mx.distributed.init(strict=True, backend=backend)
     except (RuntimeError, ValueError) as error:

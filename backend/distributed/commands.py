@@ -1,4 +1,4 @@
-"""Commands and environments of the processes on a run's machines, and where Open MPI is on this one."""
+"""Commands and environments of a run's processes."""
 
 from __future__ import annotations
 
@@ -26,16 +26,14 @@ MPI_OPTIONS = shlex.split(
     "--enable-recovery --mca mpi_yield_when_idle 1 --mca plm_rsh_args '-o BatchMode=yes' "
     "--mca coll_tuned_use_dynamic_rules 1 --mca coll_tuned_allreduce_algorithm 4"
 )
-"""Of mpirun: rank 0 outlives another rank, to save; a rank that waits leaves its core to others; large sums go round a
-ring, which over a wire takes half the time of Open MPI's own choice."""
+"""mpirun's options: rank 0 outlives another rank, waiting ranks yield their core, and large sums go round a ring."""
 LIBRARY_VARIABLE = "MLX_MPI_LIBNAME"
 _USUAL_FOLDERS = ("/opt/homebrew/bin", "/usr/local/bin", "/opt/local/bin")
-"""Homebrew's and MacPorts': a Mac starts an app with a PATH that has none of them."""
+"""Homebrew's and MacPorts', which a Mac app lacks in its PATH."""
 
 
 def rank_program(host: Host, verb: str, *arguments: str) -> list[str]:
-    """Program and arguments of `python -m backend VERB …` on a machine; its `program` in place of ours, where it has
-    one."""
+    """Program and arguments of `python -m backend VERB …` on a machine."""
     if Path(host.program).name == BUNDLED_PROGRAM:
         return [host.program, verb, *arguments]
     if not host.program and (is_bundled() or not host.folder):
@@ -45,7 +43,7 @@ def rank_program(host: Host, verb: str, *arguments: str) -> list[str]:
 
 
 def program_environment(host: Host) -> dict[str, str]:
-    """The variables with which Python finds our packages on that machine; none where they are installed."""
+    """Variables with which Python finds our packages there; none where they are installed."""
     is_program = is_bundled() if not host.program else Path(host.program).name == BUNDLED_PROGRAM
     if is_program or not (host.folder or _is_checkout()):
         return {}
@@ -53,16 +51,14 @@ def program_environment(host: Host) -> dict[str, str]:
 
 
 def ssh_command(host: Host, program: list[str], variables: Mapping[str, str]) -> list[str]:
-    """Runs a program on another machine. It asks nothing (a password, an unknown host's key), and ends where the
-    connection is lost."""
+    """Command that runs a program on another machine without questions, as long as the connection lives."""
     words = [*(f"{name}={value}" for name, value in variables.items()), *program]
     return ["ssh", *SSH_OPTIONS, host.ssh, f"exec env {shell_words(words)}"]
 
 
 def launch_command(hosts: HostsFile, file: Path, backend: str, run: Path) -> list[str]:
-    """Starts all ranks of a prepared run by hand: `mlx.launch`; for MPI mpirun itself, since mlx.launch gives it an
-    option that Open MPI 4 refuses. The same program runs on every machine, at the same path: `program` and `folder` of
-    a host have no effect."""
+    """Command that starts all ranks of a prepared run by hand: `mlx.launch`, or mpirun, since mlx.launch gives it an
+    option that Open MPI 4 refuses. `program` and `folder` of a host have no effect."""
     alike = Host("")
     variables = [f"{name}={value}" for name, value in program_environment(alike).items()]
     program = rank_program(alike, "rank", "--run", str(run))
@@ -78,7 +74,7 @@ def launch_command(hosts: HostsFile, file: Path, backend: str, run: Path) -> lis
 
 
 def shell_words(words: list[str]) -> str:
-    """Words for a POSIX shell; a path that begins with ~/ begins with the home folder of that shell's user."""
+    """Words for a POSIX shell; ~/ becomes the home folder of that shell's user."""
     return " ".join(
         f'"$HOME"/{shlex.quote(word[2:])}' if word.startswith("~/") else shlex.quote(word) for word in words
     )
@@ -89,8 +85,8 @@ def _is_checkout() -> bool:
 
 
 def mlx_environment(hosts: HostsFile, backend: str, rank: int, port: int) -> tuple[dict[str, str], dict[str, str]]:
-    """The environment in which MLX's backend finds the other ranks, as `mlx.launch` sets it: (variables, files).
-    `files`: a variable that names a file → its content. `port`: the first of the ports to listen on."""
+    """The environment in which MLX finds the other ranks, as `mlx.launch` sets it: (variables, files). `files`:
+    variable that names a file → its content. `port`: the first port."""
     variables = {name: value for name, _, value in (entry.partition("=") for entry in hosts.envs)}
     if backend != "mpi":
         variables["MLX_RANK"] = str(rank)
@@ -120,8 +116,7 @@ def mpirun() -> str | None:
 
 
 def mpi_variables() -> dict[str, str]:
-    """The variable with which MLX finds the library of that mpirun: on a Mac by its path, since macOS searches no
-    folder of Homebrew's; elsewhere by the name that the system's loader knows."""
+    """The variable with which MLX finds the MPI library: on a Mac its path, elsewhere its name."""
     if os.environ.get(LIBRARY_VARIABLE):
         return {LIBRARY_VARIABLE: os.environ[LIBRARY_VARIABLE]}
     program = mpirun()

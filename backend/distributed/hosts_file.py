@@ -39,7 +39,7 @@ AUTO = "auto"
 WANTED = (AUTO, "ring", "mpi", "jaccl", "nccl")
 """Values of the setting `distributed_backend`; only a hosts file names jaccl-ring."""
 LARGEST_SOUND_RING = 2
-"""With three ranks or more, 3 to 4 % of the ring's sums on the CPU never end (mlx#4475)."""
+"""With more ranks 3 to 4 % of the ring's sums never end (mlx#4475)."""
 HERE = ("127.0.0.1", "localhost")
 """Names of this machine."""
 
@@ -105,12 +105,12 @@ _empty_as_tuple = BeforeValidator(lambda value: value or ())
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """One process of a run, and the machine that it runs on. Only `parse_hosts` checks the values."""
+    """One process of a run, and its machine. Only `parse_hosts` checks the values."""
 
     __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
 
     ssh: Annotated[str, AfterValidator(_ssh_name)]
-    """Name or address for ssh, with or without a user: mac-b, anna@mac-b.local. 127.0.0.1 is this machine."""
+    """Name or address for ssh, with or without a user; 127.0.0.1 is this machine."""
     ips: Annotated[tuple[Annotated[str, AfterValidator(_address)], ...], Field(max_length=16), _empty_as_tuple] = ()
     """IPv4 addresses at which the other machines reach it; over several cables, one each."""
     rdma: Annotated[tuple[Annotated[Device, PlainValidator(_device)], ...], _empty_as_tuple] = ()
@@ -159,13 +159,13 @@ _FILE = TypeAdapter(HostsFile)
 
 
 def read_hosts(path: str | Path) -> HostsFile:
-    """The machines of a file. Raises UserError with every problem, each naming the file and the entry."""
+    """The machines of a file. Raises UserError with every problem."""
     file = user_path(str(path), "hosts")
     return parse_hosts(parse_json(read_text(file, "hosts", HOSTS_LIMIT), quote(file), "hosts"), file.name)
 
 
 def parse_hosts(raw: Any, what: str) -> HostsFile:
-    """The machines of a JSON value; `what` names it in messages. Raises UserError with every problem."""
+    """The machines of a JSON value; `what` names it. Raises UserError with every problem."""
     try:
         found = _FILE.validate_python(raw if isinstance(raw, dict) else {"hosts": raw})
     except ValidationError as error:
@@ -211,7 +211,7 @@ def write_hosts(path: Path, hosts: HostsFile) -> None:
 
 
 def first_host_problem(hosts: HostsFile, what: str) -> ConfigProblem | None:
-    """The problem of a file whose first entry is another machine than this one, as far as its addresses show."""
+    """The problem of a file whose first entry is not this machine, judged by its addresses."""
     first = hosts.hosts[0]
     if not first.ips or first.ssh in HERE or any(_is_own_address(address) for address in first.ips):
         return None
@@ -220,7 +220,7 @@ def first_host_problem(hosts: HostsFile, what: str) -> ConfigProblem | None:
 
 
 def hosts_problems(path: str) -> list[ConfigProblem]:
-    """Everything that this machine alone can find wrong with the hosts file of a run's settings; none for no file."""
+    """All problems of a run's hosts file that this machine alone can find."""
     if not path.strip():
         return []
     try:
@@ -245,10 +245,9 @@ class BackendChoice(NamedTuple):
 
 
 def choose_backend(hosts: HostsFile, wanted: str = AUTO, *, has_mpi: bool, has_cuda: bool = False) -> BackendChoice:
-    """The backend for these machines. `wanted` is the setting `distributed_backend`; `auto` takes the file's, or what
-    suits the machines.
+    """The backend for these machines; `wanted` is `distributed_backend`.
 
-    Raises UserError("distributed_backend", …) where the file or this machine lacks something the backend needs.
+    Raises UserError("distributed_backend", …) where the file or this machine lacks what it needs.
     """
     count = len(hosts.hosts)
     if wanted != AUTO:
@@ -284,7 +283,7 @@ def choose_backend(hosts: HostsFile, wanted: str = AUTO, *, has_mpi: bool, has_c
 
 
 def _missing_device(hosts: HostsFile, ring: bool = False) -> tuple[int, int] | None:
-    """The first pair of ranks with no RDMA device from one to the other; of a ring, neighbours only."""
+    """The first pair of ranks without an RDMA device; of a ring, neighbours only."""
     count = len(hosts.hosts)
     for rank, host in enumerate(hosts.hosts):
         for other in range(count):
@@ -298,12 +297,11 @@ def _missing_device(hosts: HostsFile, ring: bool = False) -> tuple[int, int] | N
 # allow the hosts file: in the window, or on the command line by naming it.
 
 _ENTRY = "hosts"
-"""The key in the trust record that holds all hosts files; a reward file's key is an absolute path."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostsToAllow:
-    """A hosts file that may not be used yet. `changed`: earlier contents of it were allowed."""
+    """A hosts file to allow. `changed`: earlier contents were allowed."""
 
     path: Path
     fingerprint: str
@@ -318,13 +316,13 @@ class HostsToAllow:
 
 
 class AllowedHosts:
-    """The hosts files that a person has allowed: path → SHA-256 of the contents, in `TrustRecord`."""
+    """Hosts files that a person has allowed: path → SHA-256, in `TrustRecord`."""
 
     def __init__(self, file: Path | None = None) -> None:
         self._record = TrustRecord(file)
 
     def missing(self, name: str) -> HostsToAllow | None:
-        """The hosts file of this name if its contents are not allowed. None for "" and for a file with errors."""
+        """The hosts file if its contents are not allowed; None for "" and for a file with errors."""
         if not name.strip():
             return None
         try:
@@ -352,10 +350,7 @@ def allow_hosts(name: str) -> None:
 
 
 def require_hosts(name: str) -> None:
-    """Raise UserError for the hosts file of a run folder that was never allowed here.
-
-    An edited file passes on the command line, as with reward files; the window asks again.
-    """
+    """Raise UserError for the hosts file of a run folder that was never allowed here; an edited one passes."""
     asked = AllowedHosts().missing(name)
     if asked is not None and not asked.changed:
         raise UserError(

@@ -1,11 +1,11 @@
 """Starts the ranks of a run, waits for rank 0, and leaves nothing running on any machine.
 
-Rank 0 is the trainer: it writes the folder, obeys the window, and ends the run. The launcher passes stop signals on to
-it, ends the other processes after it, writes the event log's last line where rank 0 was killed, and starts all ranks
-again where rank 0 asks for that: after an error of a GPU, or without a lost machine (`on_lost_rank: go_on`).
+Rank 0 is the trainer. The launcher passes stop signals on to it, ends the other processes after it, ends the event log
+where rank 0 was killed, and starts all ranks again after a GPU error, or without a lost machine (`on_lost_rank:
+go_on`).
 
-`mlx.launch` cannot do this: it ends every rank as soon as one fails, before rank 0 has saved. Every process has a
-session of its own, so Ctrl-C reaches the launcher alone. Workers end themselves when their stdin ends.
+`mlx.launch` ends every rank as soon as one fails, before rank 0 has saved. Every process has its own session, so Ctrl-C
+reaches the launcher alone; workers end with their stdin.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ POLL_S = 0.2
 MEETING_S = 120.0
 """Seconds for the ranks until all are connected: each machine loads Python and MLX."""
 ENDING_S = 25.0
-"""Seconds for rank 0 to save and end once a machine is lost; then it is killed."""
+"""Seconds for rank 0 to save and end once a machine is lost."""
 EXITING_S = 10.0
-"""Seconds for the process of rank 0 to end once it has reported its exit code."""
+"""Seconds for rank 0 to end once it has reported its exit code."""
 LEAVING_S = {True: 8.0, False: 1.0}
 """Seconds for workers to end by themselves after rank 0, by success."""
 MPI_PATIENCE_S = 3.0
@@ -78,8 +78,7 @@ while [ "$1" != -- ]; do
   export "$1=$f" "GRPO_STUDIO_OWN_FILES=$GRPO_STUDIO_OWN_FILES $1"; shift 2
 done; shift; exec "$@"
 """
-"""For sh on another machine: arguments are pairs of a variable and the content of the file that it names, then --, then
-the program."""
+"""For sh on another machine. Arguments: pairs of a variable and the content of its file, --, the program."""
 
 _UNDER_MPI = """
 rank=${OMPI_COMM_WORLD_RANK:-${PMIX_RANK:-$PMI_RANK}}; logs=$1; name=$2; shift 2
@@ -91,13 +90,13 @@ if [ "$rank" != 0 ]; then
 fi
 exec 2>&1 "$@"
 """
-"""For sh under mpirun, which mixes the output of all ranks: a worker's goes to a file of its own. Arguments: the folder
-of logs on rank 0's machine, the run's name, then the program."""
+"""For sh under mpirun: a worker's output goes to a file. Arguments: folder of logs on rank 0's machine, run name,
+program."""
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A run and its machines. `orders` are those of its first start; `options` are of the verb `rank`."""
+    """A run and its machines. `orders`: of its first start; `options`: of the verb `rank`."""
 
     run: RunFolder
     hosts: HostsFile
@@ -108,7 +107,7 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class LaunchEnd:
-    """The end of one start of the ranks. `sentence` gives the reason where rank 0 has not logged it itself."""
+    """The end of one start. `sentence`: the reason, where rank 0 has not logged it."""
 
     kind: Literal["finished", "stopped", "failed", "restart"]
     exit_code: int
@@ -117,8 +116,7 @@ class LaunchEnd:
 
 
 def run_ranks(launch: Launch) -> LaunchEnd:
-    """Start the ranks, as often as it takes, until the run has ended. A stop signal makes rank 0 save and stop. Raises
-    DiskError."""
+    """Start the ranks until the run has ended. A stop signal makes rank 0 save and stop. Raises DiskError."""
     requests: list[int] = []
     with tempfile.TemporaryDirectory(prefix="grpo-studio-launch-") as folder, control.handlers_restored() as afterwards:
         control.on_stop_signals(lambda number, frame: requests.append(number))
@@ -147,8 +145,7 @@ def without(hosts: HostsFile, rank: int) -> HostsFile:
 
 
 def write_late_ending(run: RunFolder, kind: str, sentence: str) -> bool:
-    """End the event log of a trainer that could not, unless it has an ending or another process trains the run. → true
-    if it was written."""
+    """End an unended event log, unless another process trains the run. → true if it was written."""
     try:
         lock = hold_lock(run)
     except UserError:
@@ -167,7 +164,7 @@ def write_late_ending(run: RunFolder, kind: str, sentence: str) -> bool:
 
 
 class _Start:
-    """One start of the ranks, until rank 0 has ended. `requests`: stop signals that have come, in their order."""
+    """One start of the ranks, until rank 0 has ended. `requests`: stop signals received."""
 
     def __init__(self, launch: Launch, folder: Path, requests: Sequence[int]) -> None:
         self._launch, self._hosts, self._requests = launch, launch.hosts, requests
@@ -240,7 +237,6 @@ class _Start:
             self._processes[rank] = _popen(program, environment, subprocess.PIPE, log, subprocess.STDOUT)
 
     def _start_mpi(self) -> None:
-        """All ranks at once, with rank 0's variables; what mpirun itself says goes to a file."""
         variables = self._variables(0)[0] | _python_variables() | mpi_variables()
         slots = Counter(
             "localhost" if self._hosts.is_here(rank) else host.ssh for rank, host in enumerate(self._hosts.hosts)
@@ -283,7 +279,7 @@ class _Start:
             time.sleep(POLL_S)
 
     def _on_ended_worker(self, rank: int, code: int, has_met: bool) -> None:
-        """Rank 0 finds it out by itself, unless it has not got so far, or was stopped in the middle of something."""
+        """Rank 0 finds out by itself, unless it has not begun or is stopped."""
         name = self._hosts.label(rank)
         if not has_met:
             words = last_line(self._log(rank))
@@ -336,8 +332,7 @@ class _Start:
         return LaunchEnd("failed", 2, f"The process of rank 0, on this machine, was killed{how}. {RESUMED}")
 
     def _end_processes(self, patience_s: float) -> None:
-        """Wait so long for the processes to end by themselves, then end them. What runs on other machines ends with its
-        ssh or mpirun."""
+        """Wait, then end the processes. What runs on other machines ends with its ssh or mpirun."""
         until = time.monotonic() + patience_s
         for process in self._processes.values():
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -369,7 +364,6 @@ def _popen(
 
 
 def _kill_group(pid: int) -> None:
-    """SIGKILL to a process and what it has started in its session; a stopped one too."""
     for kill in (os.killpg, os.kill):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             kill(pid, signal.SIGKILL)
@@ -384,8 +378,7 @@ def last_line(log: Path) -> str:
 
 
 def free_port(hosts: HostsFile) -> int:
-    """The first of a row of ports, one for each address in the hosts file, that are free on this machine. Raises
-    OSError."""
+    """The first of enough consecutive free ports, one for each address. Raises OSError."""
     count = max(1, sum(len(host.ips) for host in hosts.hosts))
     for _ in range(100):
         first = random.randrange(FIRST_PORT, FIRST_PORT + PORTS - count)

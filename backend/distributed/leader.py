@@ -1,8 +1,7 @@
-"""Rank 0 of a run on several ranks: the ordinary trainer, with a context that shares its work with the workers
-(`worker`).
+"""Rank 0 of a run on several ranks: the ordinary trainer, with a context that shares its work with the workers.
 
-It alone has the dataset, the run's folder and the event log. Every decision is made here, between two polls. The
-workers do what messages say, in their order, so all ranks are at the same step with the same settings.
+It has the dataset, the run folder and the event log, and makes every decision. The workers obey its messages in order,
+so all ranks are at the same step with the same settings.
 """
 
 from __future__ import annotations
@@ -41,13 +40,13 @@ from backend.training.not_finite import check_sampled, check_scores
 from backend.types import Group, Problem
 
 LEAST_S = 120.0
-"""The least time that a rank which answers may take for any work before it counts as hung."""
+"""Seconds that a rank which answers may always take."""
 TIMES = 10.0
 """How many times as long as usual work may take besides."""
 FIRST_S = 3600.0
 """The time limit of the first step, which compiles kernels."""
 SERVING_S = 0.02
-"""Seconds that the leader waits for a message before it looks at its own work again."""
+"""Seconds to wait for a message."""
 
 
 class HangDetector:
@@ -60,7 +59,7 @@ class HangDetector:
         self._longest_s = max(self._longest_s, seconds)
 
     def overdue(self, waited_s: float) -> str:
-        """The reason, to follow its name, why a rank that the others wait for counts as hung; "" while it does not."""
+        """Why a rank counts as hung, to follow its name; "" while it does not."""
         if waited_s <= (LEAST_S + TIMES * self._longest_s if self._longest_s else FIRST_S):
             return ""
         usual = f"; a step took {self._longest_s:.1f} s" if self._longest_s else ""
@@ -68,9 +67,8 @@ class HangDetector:
 
 
 class SharedSampling:
-    """The prompts of a step, or of an evaluation, sampled and scored by all ranks. After `run`: every round, and
-    `took_s`. `notes` takes the workers' messages for the user. `scoring_limit_s`: the time limit of a round's reward
-    functions."""
+    """Samples and scores the prompts of a step, or of an evaluation, on all ranks. `notes` receives the workers'
+    messages; `scoring_limit_s`: time limit of a round's reward functions."""
 
     def __init__(
         self,
@@ -136,8 +134,8 @@ class SharedSampling:
         self.took_s = self._clock() - began
 
     def _serve(self, wait_s: float) -> None:
-        """Take what workers have done, and give them more. Waits up to `wait_s` for a first message. Raises
-        LostRankError for a worker that answers, and whose round takes many times as long as its rounds do."""
+        """Collect finished rounds and hand out more; waits up to `wait_s` for a message. Raises LostRankError for a
+        hung worker."""
         while (message := self._workers.receive(wait_s)) is not None:
             wait_s = 0.0
             machine = self._workers.machines[message.rank]
@@ -168,7 +166,7 @@ class SharedSampling:
 
 
 class Leader:
-    """Rank 0's end of the run. `backend`: the link that the ranks sum over, for the event log."""
+    """Rank 0's end of the run. `backend`: for the event log."""
 
     def __init__(self, workers: LeaderChannel, ranks: FlatCollectives, backend: str) -> None:
         self.workers, self.ranks, self.backend = workers, ranks, backend
@@ -214,8 +212,7 @@ class Leader:
 
     @contextmanager
     def detect_hangs(self, limit: HangDetector) -> Generator[None]:
-        """Raise LostRankError for a worker that answers, and that the others wait for in a collective many times as
-        long as usual."""
+        """Raise LostRankError for the slowest worker where a collective exceeds `limit`."""
 
         def look(waited_s: float) -> None:
             if why := limit.overdue(waited_s):

@@ -1,9 +1,7 @@
-"""The check of several machines: reaches each, compares their facts, copies a model on request, and measures how fast
-they sum.
+"""The check of several machines: compares their facts, copies a model on request, and measures their link.
 
-`check_machines` is all of it, for the verb `machines` and the window; `require_machines` the quick part, for a run that
-is about to start. On every machine a process of ours answers (`backend.distributed.machine_probe`). Every wait has a
-limit, and the processes have ended when the functions return.
+`check_machines` serves the verb `machines` and the window; `require_machines` a run that is about to start. Every wait
+has a limit, and no process is left.
 """
 
 from __future__ import annotations
@@ -78,15 +76,15 @@ _SSH_HINTS = {
 }
 """ssh's words → the rest of a sentence that begins with the machine."""
 _UNPACK = 'mkdir -p "$1" && tar -xf - -C "$1" && mv "$1/$2.part" "$1/$2"'
-"""For sh on another machine: the folder of a copied model, and the path of config.json in it, which comes last: as long
-as it is missing, nothing takes the folder for a model."""
+"""For sh on another machine: the folder of a copied model, and its config.json, which comes last, so that nothing takes
+half a folder for a model."""
 
 Stage = Literal["reading", "read", "copying", "measuring"]
 """A stage of the check of a machine."""
 
 
 class NotReachedError(Exception):
-    """A machine, or the connection between several, does not do what a run needs; the message is a sentence."""
+    """A machine or link does not do what a run needs; the message is a sentence."""
 
 
 class _AbandonedError(Exception):
@@ -118,8 +116,7 @@ class CheckProgress:
 def check_machines(
     hosts: HostsFile, name: str, wanted: Wanted, progress: CheckProgress = CheckProgress()
 ) -> MachineReport:
-    """Everything about the machines of a hosts file. `name`: the file's, for messages. Raises what `progress.check`
-    raises."""
+    """The whole check. `name`: the hosts file's. Raises what `progress.check` raises."""
     report = _empty_report(hosts)
     ranks = range(len(hosts.hosts))
     _read_facts(report, hosts, ranks, wanted, progress)
@@ -139,8 +136,7 @@ def check_machines(
 
 
 def require_machines(hosts: HostsFile, name: str, wanted: Wanted) -> MachineReport:
-    """The facts of every machine, without copies and measurements: seconds. Raises UserError with everything that would
-    keep a run from starting; the other findings are in the report."""
+    """The facts of every machine. Raises UserError with everything that would keep a run from starting."""
     report = _empty_report(hosts)
     first_of = {machine.ssh: machine.rank for machine in reversed(report.machines) if not machine.is_here}
     _read_facts(report, hosts, sorted(first_of.values()), wanted, CheckProgress())
@@ -166,7 +162,7 @@ def _empty_report(hosts: HostsFile) -> MachineReport:
 
 
 def _ask(hosts: HostsFile, rank: int, request: dict[str, Any], timeout_s: float, poll: Callable[[], None]) -> Any:
-    """The answer of a process on the machine of a rank. Raises NotReachedError, and whatever `poll` raises."""
+    """The answer of a process on the machine of a rank. Raises NotReachedError."""
     host, is_here = hosts.hosts[rank], hosts.is_here(rank)
     name = "This machine" if is_here else quote(host.ssh, 40)
     program, variables = rank_program(host, PROBE), program_environment(host)
@@ -246,7 +242,7 @@ def _read_facts(
 
 
 def _choose(report: MachineReport, hosts: HostsFile, name: str, wanted: Wanted) -> list[MachineFinding]:
-    """Set the backend of the report. → why there is none, or why the file cannot be used."""
+    """Set the report's backend; returns refusals."""
     found: list[MachineFinding] = []
     if problem := first_host_problem(hosts, name):
         found.append(MachineFinding("refuse", 0, problem.sentence))
@@ -266,8 +262,7 @@ def _findings(report: MachineReport, wanted: Wanted) -> list[MachineFinding]:
 
 
 def _link_speed(report: MachineReport, hosts: HostsFile, progress: CheckProgress) -> LinkSpeed | None:
-    """As the slowest rank measured it; with MPI between this machine and one other, over a ring. None where there is
-    nothing to measure with. Raises NotReachedError, and whatever the check raises."""
+    """As the slowest rank measured it; for MPI over a ring to one other machine. Raises NotReachedError."""
     backend, ranks = report.backend, list(range(len(hosts.hosts)))
     if backend == "mpi":
         ranks = [0, next((each.rank for each in report.machines if not each.is_here), 1)]
@@ -305,8 +300,7 @@ class _CountingWriter(io.RawIOBase):
 
 
 def copy_model(model: str, hosts: HostsFile, rank: int, progress: CheckProgress = CheckProgress()) -> None:
-    """Send a model of this machine to another, as a tar archive over ssh. Raises UserError, naming the machine, where
-    it fails; what has arrived stays, without config.json."""
+    """Send a model to another machine, as tar over ssh. Raises UserError; what has arrived stays."""
     host, label = hosts.hosts[rank], hosts.label(rank)
     folder, files = local_folder(model), model_files(model)
     total = sum(files.values())
@@ -367,7 +361,7 @@ def copy_model(model: str, hosts: HostsFile, rank: int, progress: CheckProgress 
 
 @dataclass(frozen=True, slots=True)
 class PlannedMachines:
-    """The machines of a hosts file in the order of their ranks, and how they communicate."""
+    """The machines in rank order, and their backend."""
 
     hosts: HostsFile
     choice: BackendChoice
@@ -380,8 +374,7 @@ class PlannedMachines:
 
 
 def plan_machines(config: Config) -> PlannedMachines:
-    """The machines of a run, without asking any of them. Raises UserError for a hosts file that cannot be used, and for
-    a backend that the file or this machine lacks something for."""
+    """The machines of a run, without contacting any. Raises UserError."""
     file = Path(config.hosts)
     hosts = read_hosts(file)
     if problem := first_host_problem(hosts, file.name):
@@ -395,14 +388,13 @@ def plan_machines(config: Config) -> PlannedMachines:
 
 
 def check_machines_answer(planned: PlannedMachines, config: Config) -> Sequence[str]:
-    """Reach every machine, and look for the program, its version and the model there. → warnings for the event log.
-    Raises UserError with everything that would keep the run from starting."""
+    """Check every machine before a run. → warnings for the event log. Raises UserError."""
     wanted = Wanted(planned.choice.backend, config.model, config.reward_functions_file)
     report = require_machines(planned.hosts, planned.file.name, wanted)
     return [finding.sentence for finding in report.findings if finding.level == "warn"]
 
 
 def require_one_machine(config: Config, what: str) -> None:
-    """Raise UserError where a hosts file is set for something that runs on one machine. `what` begins the sentence."""
+    """Raise UserError where a hosts file is set; `what` begins the sentence."""
     if config.hosts:
         raise UserError("hosts", f"{what} trains on this machine alone; take the hosts file out of the settings.")

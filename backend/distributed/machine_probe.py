@@ -49,7 +49,7 @@ DEVICES_S = 5.0
 """Seconds for the list of RDMA devices."""
 LATENCY_SUMS = 21
 SMALL_BYTES = 1_000_000
-"""Of the first large sum; where it alone takes longer than SLOW_S, no larger one follows."""
+"""Of the first large sum; if it exceeds SLOW_S, no larger one follows."""
 SLOW_S = 1.0
 
 
@@ -134,9 +134,8 @@ def _rdma_devices() -> tuple[str, ...]:
 
 
 def measure(backend: str, variables: dict[str, str], files: dict[str, str]) -> LinkSpeed:
-    """How fast the ranks sum on the CPU's stream, as a run sums its gradients; every rank calls it at the same time.
-    `variables` and `files` as `commands.mlx_environment` has them. Raises RuntimeError where the ranks do not find each
-    other."""
+    """Measure sums on the CPU's stream, as a run sums gradients; every rank calls it at the same time. Raises
+    RuntimeError."""
     os.environ |= variables
     with tempfile.TemporaryDirectory() as folder:
         for name, content in files.items():
@@ -166,8 +165,7 @@ def measure(backend: str, variables: dict[str, str], files: dict[str, str]) -> L
 
 
 def model_files(model: str) -> dict[str, int]:
-    """Name, with / between its parts → bytes of the files of a model, a folder or an id of the Hub; hidden ones are
-    left out. Empty where the model is not on this machine."""
+    """Relative name → bytes of a model's files, hidden ones left out; empty if it is not on this machine."""
     if (folder := local_folder(model)) is None:
         return {}
     paths = {path.relative_to(folder): path for path in sorted(folder.rglob("*")) if path.is_file()}
@@ -181,8 +179,7 @@ def model_files(model: str) -> dict[str, int]:
 
 
 def digest_of(model: str) -> str:
-    """Of the names and sizes of weights and tokenizer, and of the contents of config.json, so that two machines can be
-    compared without reading weights; "" where the model is not here."""
+    """Digest of names, sizes and config.json, to compare machines without reading weights; "" without the model."""
     files, folder = model_files(model), local_folder(model)
     if not files or folder is None:
         return ""
@@ -195,8 +192,8 @@ def digest_of(model: str) -> str:
 
 
 def place(model: str, revision: str, names: list[str], size: int) -> Path:
-    """The folder for a copied model of `size` bytes: the same path, or the Hub's cache for an id with a revision.
-    Raises UserError without room, and for a folder that holds anything else: nothing of the user's is overwritten."""
+    """The folder for a copied model of `size` bytes. Raises UserError without room, or where it would overwrite
+    anything."""
     folder = repo_cache(model) if revision else user_path(model, "model")
     require_room(folder, size + RESERVE, "The model")
     if revision:

@@ -1,5 +1,4 @@
-"""The result of a check of several machines: plain data, which the command line prints and the window draws, and its
-findings."""
+"""The result of a check of several machines, and its findings."""
 
 from __future__ import annotations
 
@@ -15,18 +14,18 @@ from backend.utils.text import quote
 
 Level = Literal["refuse", "warn", "info"]
 LEVELS: tuple[Level, ...] = ("refuse", "warn", "info")
-"""refuse: a run would not start, or would end; warn: it would be slow or a little different."""
+"""refuse: a run would not start; warn: it would be slow or slightly different."""
 
 COPY_LIMIT = 8_000_000_000
-"""Bytes of the largest model that is copied: a minute and a half over gigabit Ethernet."""
+"""Bytes of the largest model to copy."""
 RESERVE = 2_000_000_000
 """Bytes that must stay free on a machine's disk."""
 GRADIENT_BYTES = 20_000_000
-"""Of a LoRA adapter of rank 8 on every layer of a 4B model, in float32: summed once an update."""
+"""Of a LoRA adapter of rank 8 on a 4B model, in float32."""
 SLOW_SUM_S = 2.0
 """Seconds of such a sum from which the connection is called slow."""
 SLOW_LATENCY_S = 0.02
-"""Seconds of a sum of one number: Wi-Fi that saves power takes tens of milliseconds, a cable less than one."""
+"""Seconds of a sum of one number: a cable takes less than 1 ms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +113,7 @@ class MachineReport:
 
     @property
     def without_model(self) -> list[int]:
-        """Ranks on other machines whose model is missing or another one than here, and to which it can be copied."""
+        """Ranks of other machines to which the model can be copied."""
         first = self.machines[0].facts if self.machines else None
         if first is None or not first.model or first.model_bytes > COPY_LIMIT:
             return []
@@ -141,7 +140,7 @@ class MachineReport:
 
 
 def findings_of(report: MachineReport, model: str = "", model_is_hub_id: bool = False) -> list[MachineFinding]:
-    """Everything that the facts of a report say, the gravest first. `model`: the setting, if any."""
+    """Everything that the facts say, the gravest first. `model`: the setting."""
     found = [MachineFinding("refuse", machine.rank, machine.problem) for machine in report.machines if machine.problem]
     here = report.machines[0].facts
     others = {machine.ssh: machine for machine in reversed(report.machines[1:]) if not machine.is_here}

@@ -1,4 +1,4 @@
-"""Groups of completions, rounds of sampling and reward code as messages hold them: plain JSON and arrays."""
+"""Groups, rounds of sampling and reward code as JSON and arrays."""
 
 from __future__ import annotations
 
@@ -31,13 +31,12 @@ COLUMNS: dict[str, Any] = {
     "log_held": np.float32,
     "mask": np.uint8,
 }
-"""The lists of a completion, one value a token. Log-probabilities were sampled in float32, so nothing is lost."""
+"""The lists of a completion, one value a token."""
 
 
 def pack_groups(groups: Sequence[Group], *, is_scored: bool = False) -> Packed:
-    """The tokens, ends and advantages of every completion, which is what learning needs, and the prompts; with
-    `is_scored` the rest of a scored completion instead of the prompts. Raises UserError for values that reward
-    functions logged and that cannot be sent."""
+    """The prompts, and what learning needs of every completion; with `is_scored` the rest of a completion instead of
+    prompts. Raises UserError."""
     completions = [completion for group in groups for completion in group.completions]
     lists = {name: [getattr(completion, name) for completion in completions] for name in COLUMNS}
     body: dict[str, Any] = {
@@ -109,8 +108,7 @@ class SamplingOrder:
 
 @dataclass(slots=True)
 class SampledRound:
-    """Some of a step's problems, sampled and scored on one rank. `start`: the place of the first among those of the
-    order."""
+    """Some of a step's problems, sampled and scored on one rank. `start`: place of the first."""
 
     rank: int
     start: int
@@ -175,8 +173,7 @@ def pack_problems(problems: Sequence[Problem]) -> list[dict[str, Any]]:
 
 
 def reward_code(config: Config) -> dict[str, tuple[str, str]]:
-    """The name of every file with reward functions in the settings → its path on this machine and its text. Raises
-    UserError."""
+    """Name of each reward file in the settings → (path, text). Raises UserError."""
     entries = [*config.reward_functions]
     for stage in config.stages:
         entries += stage.get("reward_functions") or []
@@ -189,7 +186,7 @@ def reward_code(config: Config) -> dict[str, tuple[str, str]]:
 
 
 def write_reward_code(code: dict[str, tuple[str, str]], folder: Path) -> dict[str, Path]:
-    """Write each file, under its own name, to a separate folder. → its path by its name in the settings."""
+    """Write each file to a separate folder. → path by its name in the settings."""
     written: dict[str, Path] = {}
     for name, (path, text) in code.items():
         file = folder / sha256(path.encode(errors="surrogateescape")).hexdigest()[:16] / Path(path).name

@@ -1,4 +1,4 @@
-"""The surroundings of one rank's process: its launcher's orders, its environment, and the signals that it gets."""
+"""One rank's process: its launcher's orders, environment and signals."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from backend.trainer import control
 ORDERS_VARIABLE = "GRPO_STUDIO_LAUNCH"
 """Environment variable of rank 0 with the folder of its orders."""
 WATCH_VARIABLE = "GRPO_STUDIO_WATCH_STDIN"
-"""Environment variable that makes a rank end itself at the end of its stdin, which its launcher holds open."""
+"""Variable: end with stdin, which the launcher holds open."""
 BACKEND_VARIABLE = "GRPO_STUDIO_BACKEND"
 """Environment variable with the backend of MLX over which the ranks meet."""
 ADDRESSES_VARIABLE = "GRPO_STUDIO_ADDRESSES"
 """Environment variable of rank 0 with its addresses in the hosts file, separated by commas."""
 OWN_FILES_VARIABLE = "GRPO_STUDIO_OWN_FILES"
-"""Environment variable with the names of those that name a file made for this process alone."""
+"""Variable: the names of variables that name a file for this process alone."""
 
 RESTART_RANKS = 75
-"""Exit code of a rank 0 that asks for a new start of all ranks; its run is saved and its event log has no ending."""
+"""Exit code of a rank 0 that has saved and asks for a new start of all ranks."""
 LEADER_LOST = 74
 """Exit code of a worker that has lost its leader."""
 STOPPED = 3
@@ -51,7 +51,7 @@ class Orders:
     is_checked: bool = False
     """Settings and files were checked already."""
     goes_on: bool = False
-    """The ranks are started again without one that was lost, so its loss does not end the run."""
+    """The ranks start again without a lost one."""
     notes: list[str] = field(default_factory=list)
     """Messages for the event log."""
     warnings: list[str] = field(default_factory=list)
@@ -60,9 +60,8 @@ class Orders:
 
 @dataclass(frozen=True, slots=True)
 class OrdersFolder:
-    """A private folder of the launcher's machine: its orders, and what rank 0 reports: its `pid`, `met` (all ranks are
-    connected), `lost` ([rank, sentence]) and `exit_code`. A rank that was started by hand, by `mlx.launch` or `mpirun`,
-    has none."""
+    """The launcher's private folder: its orders, and rank 0's report: `pid`, `met` (all connected), `lost` ([rank,
+    sentence]) and `exit_code`."""
 
     path: Path
 
@@ -93,7 +92,7 @@ def _write(path: Path, value: Any) -> None:
 
 
 def given_orders() -> OrdersFolder | None:
-    """The folder of the launcher that started this process; None without a launcher, and on another machine."""
+    """The folder of the launcher that started this process, if any."""
     named = os.environ.get(ORDERS_VARIABLE, "")
     return OrdersFolder(Path(named)) if named and Path(named, "orders.json").is_file() else None
 
@@ -110,16 +109,15 @@ BACKEND_MARKS = {
 
 
 def backend_of(environment: Mapping[str, str] = os.environ) -> str:
-    """The backend over which this process meets the other ranks, from our launcher, `mlx.launch` or `mpirun`; "" if it
-    is alone."""
+    """The backend over which this process meets the other ranks; "" if it is alone."""
     if named := environment.get(BACKEND_VARIABLE):
         return named
     return next((backend for name, backend in BACKEND_MARKS.items() if environment.get(name)), "")
 
 
 def own_addresses(environment: Mapping[str, str] = os.environ) -> list[str]:
-    """Addresses of this machine at which the other ranks may reach rank 0: those of the hosts file, or else of every
-    interface that is up, the local ones last. Link-local IPv6 is left out: it needs the other machine's interface."""
+    """Addresses at which the other ranks may reach rank 0: those of the hosts file, or else of every interface, local
+    ones last."""
     named = environment.get(ADDRESSES_VARIABLE, "").split(",")
     if not any(named):
         with suppress(OSError, ValueError, KeyError, IndexError, TypeError):
@@ -142,14 +140,14 @@ def own_addresses(environment: Mapping[str, str] = os.environ) -> list[str]:
 
 
 def delete_own_files(environment: Mapping[str, str] = os.environ) -> None:
-    """Delete the files that the launcher made on this machine for MLX, which has read them."""
+    """Delete the launcher's files, which MLX has read."""
     for name in environment.get(OWN_FILES_VARIABLE, "").split():
         with suppress(OSError):
             os.unlink(environment[name])
 
 
 def end_with_launcher() -> None:
-    """End this process once its stdin ends, if its launcher holds that open. Over ssh it ends with the connection."""
+    """End this process with its stdin, if a launcher holds that open."""
 
     def watch() -> None:
         with contextlib.suppress(OSError):
@@ -163,9 +161,8 @@ def end_with_launcher() -> None:
 
 
 def leave_stops_to_leader(patience_s: float = STOP_PATIENCE_S) -> None:
-    """Make a worker ignore stop signals, in its main thread: Ctrl-C under `mlx.launch`, `mpirun` and a batch system
-    signal every process of a run, and rank 0 needs this one until it is saved. A worker that was meant alone ends after
-    `patience_s`."""
+    """Make a worker ignore stop signals: Ctrl-C under `mlx.launch` or `mpirun` reaches every process, and rank 0 needs
+    this one until it has saved. A worker that was meant alone ends after `patience_s`."""
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
     # The main thread may be in a sum of MLX that never returns, where no Python handler runs: the C part writes to this

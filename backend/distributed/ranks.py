@@ -41,8 +41,7 @@ class RankInfo:
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> RankInfo:
-        """From a mapping that may have more or fewer keys. Raises TypeError, ValueError or KeyError if it describes no
-        rank."""
+        """From a mapping with more or fewer keys. Raises TypeError, ValueError or KeyError."""
         known: dict[str, Any] = {field.name: raw[field.name] for field in fields(cls) if field.name in raw}
         return cls(**known | {"rank": int(raw["rank"]), "machine": str(raw["machine"])})
 
@@ -64,7 +63,7 @@ class RankInfo:
 
 
 class LostRankError(UserError):
-    """A rank is gone: its process has ended, its machine is silent, or its cable is out. `why` follows its name."""
+    """A rank's process has ended, its machine is silent, or its cable is out. `why` follows its name."""
 
     def __init__(self, info: RankInfo, why: str) -> None:
         self.rank, self.machine, self.why = info.rank, info.machine, why
@@ -73,7 +72,7 @@ class LostRankError(UserError):
 
 
 class WorkerError(UserError):
-    """An error on another machine: the user's, a bug (with `traceback`), or a GPU error (`gpu_text`: mlx's words)."""
+    """An error of a worker: the user's, a bug (with `traceback`), or a GPU error (`gpu_text`: mlx's words)."""
 
     def __init__(
         self, info: RankInfo, sentence: str, *, exit_code: int = 2, traceback: str = "", gpu_text: str = ""

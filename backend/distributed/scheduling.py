@@ -1,10 +1,9 @@
-"""Splits the work of a step among the ranks by their measured speeds, and measures how long each waits for the others.
+"""Splits the work of a step among the ranks by measured speed.
 
-Decoding a round takes a fixed time (every token of the longest completion is a pass over the weights) and a time that
-grows with its completions, so a rank's pace is a line fitted to its last rounds. A free rank gets three quarters of
-what would let all ranks end together, and the rest later, when lengths are known that nobody could foresee; all of it
-at once where another round would cost more than it evens out; and nothing where it would be the last to end (guided
-self-scheduling, Polychronopoulos and Kuck 1987).
+A round takes a fixed time (a pass per token of the longest completion) and a time per completion: a rank's pace is a
+line fitted to its last rounds. A free rank gets three quarters of its even part, and the rest later, when lengths are
+known; all of it where another round would cost more than it evens out; nothing where it would be the last to end
+(guided self-scheduling, Polychronopoulos and Kuck 1987).
 """
 
 from __future__ import annotations
@@ -29,12 +28,11 @@ ROUNDS = 24
 FADING = 0.9
 """Weight of a round, against the one after it."""
 IDLE_GAIN = 0.9
-"""A rank's seconds are multiplied by this for each step in which it gets nothing, so that a slow one is tried again in
-time."""
+"""Factor of an idle rank's seconds per step, so that it is tried again in time."""
 NEW_SPEED = 0.5
 """Weight of a step's speed of learning, against the mean of those before."""
 UNSEEN_GAIN = 1.1
-"""The learning speed of a rank that had no rows is multiplied by this: it could not show that it has become faster."""
+"""Factor of the learning speed of a rank without rows, so that it is tried again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +65,7 @@ class RankPaces:
         return all(self._rounds)
 
     def usual_s(self, rank: int, completions: int) -> float | None:
-        """Seconds that a round of so many completions takes this rank; None while no rank has done one."""
+        """Seconds of such a round; None while no rank has done one."""
         return self[rank].seconds(completions) if any(self._rounds) else None
 
     def __getitem__(self, rank: int) -> Pace:
@@ -82,8 +80,7 @@ class RankPaces:
 
 
 def _fitted(rounds: Sequence[tuple[int, float]]) -> Pace:
-    """The line through the rounds by weighted least squares; through the origin where a line would fall, or begin below
-    0."""
+    """Line through the rounds by weighted least squares; through the origin where it would fall or begin below 0."""
     weighted = [(FADING**age, n, s) for age, (n, s) in enumerate(reversed(rounds))]
     total = sum(w for w, _, _ in weighted)
     mean_n, mean_s = sum(w * n for w, n, _ in weighted) / total, sum(w * s for w, _, s in weighted) / total
@@ -94,8 +91,7 @@ def _fitted(rounds: Sequence[tuple[int, float]]) -> Pace:
 
 
 class PromptScheduler:
-    """The prompts of one step, each handed out once. `take` is called for every free rank, and again later for one that
-    got nothing."""
+    """The prompts of one step. `take` is called for every free rank, again for one that got nothing."""
 
     def __init__(self, prompts: int, completions_each: int, paces: RankPaces, size: int) -> None:
         self.prompts, self._each, self._paces, self._size = prompts, completions_each, paces, size
@@ -104,7 +100,7 @@ class PromptScheduler:
         """When each rank should be done with its round, in seconds on the caller's clock."""
 
     def take(self, rank: int, now: float) -> range:
-        """The next prompts for a rank that is free now; empty where it should have none."""
+        """The next prompts for a free rank; may be empty."""
         count = self._count(rank, now)
         taken = range(self.prompts - self.left, self.prompts - self.left + count)
         if count:
@@ -135,7 +131,7 @@ class PromptScheduler:
         return min(max(1, int(share * even)), self.left)
 
     def _even_part(self, rank: int, free_at: Sequence[float]) -> float:
-        """How many of the prompts that are left this rank would have if all ended together."""
+        """This rank's share of the remaining prompts if all ended together."""
         paces = [self._paces[other] for other in range(self._size)]
 
         def done_by(end: float, other: int) -> float:
@@ -157,7 +153,7 @@ class PromptScheduler:
 
 @dataclass(frozen=True, slots=True)
 class LearningReport:
-    """A rank's part of a step's updates: `tokens` of its rows; `seconds` in all, with waiting and sums."""
+    """A rank's part of a step's updates. `tokens`: of its rows."""
 
     tokens: int
     seconds: float
@@ -188,7 +184,7 @@ def timed_learning(
 
 
 class StepShares:
-    """The work of each rank in a step, and the speeds by which the next rows are split. `metrics` ends a step."""
+    """The work of each rank in a step, and the speeds by which rows are split."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -210,8 +206,7 @@ class StepShares:
         self._learning[rank] = report
 
     def speeds(self, of_sampling: Sequence[float]) -> list[float]:
-        """By which the rows of the next update are split: tokens a second of learning; before the first,
-        `of_sampling`."""
+        """Tokens a second of learning; before the first update, `of_sampling`."""
         return self._speeds or list(of_sampling)
 
     def metrics(self) -> dict[str, float]:

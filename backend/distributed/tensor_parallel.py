@@ -1,12 +1,10 @@
 """A run whose model is sharded among its ranks: all of them compute every pass together.
 
-Rank 0 is the ordinary trainer. It announces each call of the model to the others, which make the same passes in the
-same order. A rank that waits inside a pass waits in a sum, and Metal kills the GPU's work after 5 s of that (mlx#4475).
-So all ranks meet on the control channel before a call begins, and wherever the trainer polls, between two chunks of
-decoding steps or two micro-batches.
+Rank 0 is the ordinary trainer, and announces each call of the model to the others. A rank that waits inside a pass
+waits in a sum, and Metal kills GPU work after 5 s of that (mlx#4475). So all ranks meet on the control channel before a
+call begins, and wherever the trainer polls.
 
-Rank 0's arrays count: sampled tokens by `Policy.broadcast_from_rank0`, gradients by one sum, adapters by a broadcast
-when they differ in a bit.
+Rank 0's arrays count: sampled tokens are broadcast, gradients summed once, adapters broadcast when a bit differs.
 """
 
 from __future__ import annotations
@@ -59,7 +57,7 @@ _OF_LINK = re.compile(r"\[(ring|mpi|jaccl|nccl|distributed)\]|peer|communicat", 
 
 
 class CallGivenUpError(Exception):
-    """Rank 0 has given a call up; `then` is what it announced instead, if that came at once."""
+    """Rank 0 has given a call up; `then`: its next announcement, if known."""
 
     def __init__(self, then: ChannelMessage | None = None) -> None:
         super().__init__("rank 0 has given the call up")
@@ -100,9 +98,8 @@ def unpack_batch(body: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> B
 
 
 class ComputeThread:
-    """A thread in which rank 0 computes with the model, while its main thread watches the other ranks: the sums of a
-    pass hang for ever when a rank is lost. The process must end with `os._exit`, since this thread may never return.
-    All of the model's work is this thread's, because mlx ties graphs to threads."""
+    """Rank 0's thread for all of the model's work, since mlx ties graphs to threads; the main thread watches the other
+    ranks. The process must end with `os._exit`: a sum with a lost rank never returns."""
 
     def __init__(self, check: Callable[[], None]) -> None:
         self._check = check
@@ -111,7 +108,7 @@ class ComputeThread:
         self._thread.start()
 
     def run(self, call: Callable[[], T]) -> T:
-        """The result of `call`, made in the thread. Raises what `check` raises as soon as it does."""
+        """The result of `call`, made in the thread. Raises what `check` raises."""
         if threading.current_thread() is self._thread:
             return call()
         result: Future[T] = Future()
@@ -140,7 +137,7 @@ class ComputeThread:
 
 
 class LeadingEngine(Engine):
-    """Computes with the other ranks. Its methods announce a call, and make it once all ranks have begun it."""
+    """Announces a call, and makes it once all ranks have begun it."""
 
     def __init__(self, workers: LeaderChannel, ranks: MlxCollectives, backend: str) -> None:
         self.workers, self.ranks, self.backend = workers, ranks, backend
@@ -148,7 +145,7 @@ class LeadingEngine(Engine):
         self.parts: ModelParts
 
     def together(self, kind: str, body: Mapping[str, Any], call: Callable[[], T], arrays: Arrays | None = None) -> T:
-        """The result of `call`, made in the thread that computes while the other ranks make the same call."""
+        """The result of `call`, while the other ranks make the same call."""
 
         def met() -> T:
             mx.synchronize()  # nothing of an earlier call may be under way: the ranks' sums have one order
@@ -159,7 +156,7 @@ class LeadingEngine(Engine):
         return self.thread.run(met)
 
     def meet(self, own: Callable[[], None] = lambda: None) -> None:
-        """Within a call, poll as the trainer does, and wait for the others. An error of `own` gives the call up."""
+        """Within a call, poll and wait for the others. An error of `own` gives the call up."""
         try:
             own()
         except BaseException:
@@ -300,8 +297,7 @@ class ShardedContext(RunContext):
 
 
 def follow(leader: WorkerChannel, ranks: MlxCollectives, first: ChannelMessage) -> ChannelMessage:
-    """A worker's side: make rank 0's calls; `first` is its first announcement. → the first message that is none of
-    them, such as a goodbye. Raises what goes wrong on this machine alone."""
+    """A worker's side: make rank 0's calls from `first` on. → the first message that is none."""
     follower: _Follower | None = None
     message = first
     while message.kind in CALLS:
@@ -336,7 +332,6 @@ class _Follower:
         return None
 
     def _meet(self) -> None:
-        """Tell rank 0 that this rank has come so far, and wait until it lets all go on."""
         self.leader.send(HERE)
         message = self.leader.receive()
         if message.kind == GIVE_UP:

@@ -1,4 +1,4 @@
-"""Keeps the weights, moments and reference of all ranks equal to rank 0's, and takes a broken-off step back."""
+"""Keeps all ranks' weights equal to rank 0's, and takes an interrupted step back."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from backend.utils.errors import UserError
 from backend.utils.text import quote
 
 TOLERANCE = 1e-3
-"""How far apart, relatively, the magnitudes of weights may be that each machine has quantised itself."""
+"""Relative tolerance for weights that each machine has quantised."""
 _WORDS = {1: mx.uint8, 2: mx.uint16, 4: mx.uint32, 8: mx.uint32}
 
 
@@ -47,14 +47,13 @@ def follow_leader(parts: Trained, config: Config, ranks: Collectives) -> None:
 
 
 def keep_together(parts: Trained, config: Config, ranks: Collectives) -> None:
-    """Where a rank's trained arrays differ from the leader's in any bit, all follow the leader."""
+    """Follow the leader where any trained bit differs between ranks."""
     if len(set(ranks.gather(_bit_sum(parts.policy.trainable())))) > 1:
         follow_leader(parts, config, ranks)
 
 
 def check_same_base(parts: Trained, config: Config, ranks: Collectives, machines: Sequence[RankInfo]) -> None:
-    """Raise UserError on the leader where a rank has loaded other weights. `machines`: the ranks' own, on the
-    leader."""
+    """Raise UserError on the leader where a rank has loaded other weights."""
     trained = parts.policy.trainable()
     everything: Any = tree_flatten(parts.policy.model.parameters())
     frozen: dict[str, mx.array] = {name: x for name, x in everything if name not in trained}
@@ -81,18 +80,17 @@ def check_same_base(parts: Trained, config: Config, ranks: Collectives, machines
 
 
 def _bit_sum(arrays: dict[str, mx.array]) -> int:
-    """The sum of all arrays' bits, read as whole numbers, modulo 2³²: exact, whatever the order of the additions."""
+    """Sum of all bits modulo 2³²: exact in any order."""
     sums = [x.reshape(-1).view(_WORDS[x.itemsize]).astype(mx.uint32).sum() for x in arrays.values() if x.size]
     return int(mx.stack(sums).sum()) if sums else 0
 
 
 @dataclass(frozen=True, slots=True)
 class StepSnapshot:
-    """The state that a step's updates change, from before them, so that a step that loses a machine can be taken back.
+    """The state before a step's updates, to take the step back when a machine is lost.
 
-    Evaluated arrays are immutable, and an update makes new ones, so references are enough. They keep a second copy of
-    the trained arrays and the optimizer's state in memory while a step learns: little for adapters, as much as the
-    optimizer itself under full fine-tuning.
+    Evaluated arrays are immutable, so references are enough; they keep a second copy of trained arrays and optimizer
+    state while a step learns.
     """
 
     trained: dict[str, mx.array]

@@ -1,8 +1,7 @@
-"""One connection between two ranks: how it is admitted, its messages, and its heartbeats.
+"""One connection between two ranks: handshake, messages, heartbeats.
 
-Both ends prove that they know the secret of the run's start: each answers the other's random challenge with an HMAC
-over both challenges, the rank and its role, so a proof cannot be reflected or replayed. Until then a fixed number of
-bytes is read and none is interpreted. What follows is JSON and arrays, never pickles, and is not encrypted.
+Each end answers the other's random challenge with an HMAC over both challenges, the rank and its role, so a proof
+cannot be reflected or replayed. What follows is JSON and arrays, never pickles, and is not encrypted.
 """
 
 from __future__ import annotations
@@ -68,11 +67,11 @@ class HandshakeError(Exception):
 
 
 class ConnectionLostError(Exception):
-    """The other end has closed the connection, is silent, or sends garbage; the text follows its name."""
+    """The other end closed the connection, is silent, or sends garbage."""
 
 
 def listen(addresses: Sequence[str]) -> list[socket.socket]:
-    """Listen on a free port at each of these addresses that this machine has. Raises OSError if it has none of them."""
+    """Listen on a free port at each of these addresses that this machine has. Raises OSError."""
     sockets: list[socket.socket] = []
     why: OSError = OSError(errno.EADDRNOTAVAIL, "this machine has no address to listen at")
     for address in dict.fromkeys(addresses):
@@ -89,10 +88,9 @@ def listen(addresses: Sequence[str]) -> list[socket.socket]:
 def accept(
     listeners: Sequence[socket.socket], secret: bytes, ranks: set[int], deadline: float
 ) -> dict[int, socket.socket]:
-    """The proven connection of each of `ranks`; those that did not come by `deadline` (monotonic) are missing. Closes
-    the listeners.
+    """The proven connection of each of `ranks`, until `deadline` (monotonic). Closes the listeners.
 
-    Each connection is proven in a thread of its own, so a silent stranger holds up nobody.
+    Each connection is proven in its own thread, so a silent stranger holds up nobody.
     """
     proven: dict[int, socket.socket] = {}
     changed, done = threading.Condition(), threading.Event()
@@ -168,8 +166,7 @@ def _read_by(connection: socket.socket, count: int, ends: float) -> bytes:
 
 
 def connect(addresses: Sequence[tuple[str, int]], secret: bytes, rank: int, deadline: float) -> socket.socket:
-    """A worker's proven connection to rank 0, at the first of its addresses that answers. Raises OSError where none
-    does by `deadline`."""
+    """A worker's proven connection to the first address of rank 0 that answers. Raises OSError after `deadline`."""
     while True:
         why: Exception = OSError("it named no address")
         for address in addresses:
@@ -220,8 +217,7 @@ def from_json(text: str) -> Any:
 
 
 def encode(kind: str, body: Mapping[str, Any], arrays: Arrays) -> Frame:
-    """The parts of a message, to be sent one after the other. Raises TypeError or ValueError for what cannot be
-    sent."""
+    """The parts of a message. Raises TypeError or ValueError for what cannot be sent."""
     about = [(name, array.dtype.name, array.shape) for name, array in arrays.items()]
     values = [np.ascontiguousarray(array).reshape(-1).view(np.uint8).data for array in arrays.values()]
     header = to_json({"kind": kind, "body": body, "arrays": about}).encode(errors="surrogatepass")
@@ -232,8 +228,7 @@ def encode(kind: str, body: Mapping[str, Any], arrays: Arrays) -> Frame:
 
 
 def decode(read: Callable[[int], bytearray]) -> Message:
-    """The next message; its arrays may be written to. `read` returns exactly as many bytes as it is asked for, and
-    takes memory only as they arrive. Raises ConnectionLostError."""
+    """The next message, with writable arrays. `read` takes memory only as bytes arrive. Raises ConnectionLostError."""
     magic, header_bytes, array_bytes = PREFIX.unpack(read(PREFIX.size))
     if magic != MAGIC or header_bytes > LONGEST_HEADER or array_bytes > LONGEST_ARRAYS:
         raise ConnectionLostError("sent what is no message")
@@ -257,11 +252,10 @@ def decode(read: Callable[[int], bytearray]) -> Message:
 
 
 class Connection:
-    """A proven connection with a thread that reads and one that writes. Its messages go to `take`, in the reading
-    thread. `lost` is called there once with the reason, not after a goodbye. `pulse` returns the body of a heartbeat.
+    """A proven connection with a reading and a writing thread. `take` receives messages, in the reading thread; `lost`
+    the reason, once, unless a goodbye came; `pulse` returns the body of a heartbeat.
 
-    Every received byte is a sign of life. Silence is counted in seconds during which this process has itself been
-    listening, so one that was asleep does not take its own absence for the other's.
+    Silence is counted in seconds of listening, so a process that was asleep does not blame the other end.
     """
 
     def __init__(
@@ -285,7 +279,7 @@ class Connection:
         self._writer.start()
 
     def send(self, kind: str, body: Mapping[str, Any] | None = None, arrays: Arrays | None = None) -> None:
-        """Queue a message and return at once; its arrays must not be written to from then on."""
+        """Queue a message; its arrays must not be written to from then on."""
         self.send_frame(encode(kind, body or {}, arrays or {}))
 
     def send_frame(self, frame: Frame) -> None:

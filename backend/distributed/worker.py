@@ -1,5 +1,4 @@
-"""A rank other than 0: has the model, the optimizer, a sampler and the reward functions, and does what the leader's
-messages say. It has no dataset and no run folder; files with reward functions go into a temporary folder."""
+"""A rank other than 0: has the model, optimizer, sampler and reward functions, and obeys the leader's messages."""
 
 from __future__ import annotations
 
@@ -37,7 +36,7 @@ from backend.types import Problem
 
 
 def work(leader: WorkerChannel, ranks: FlatCollectives) -> None:
-    """Do what the leader's messages say until it has closed the channel. Raises what goes wrong."""
+    """Obey the leader until it has closed the channel. Raises what goes wrong."""
     with tempfile.TemporaryDirectory(prefix="grpo-studio-rank-") as folder:
         worker = Worker(leader, ranks, Path(folder))
         try:
@@ -112,8 +111,7 @@ class Worker:
             self.parts.rest()
 
     def _load(self, body: dict[str, Any]) -> None:
-        """The model; the process of the reward functions begins to start meanwhile. Comes again where the leader had to
-        begin again."""
+        """Loads again where the leader had to begin again."""
         self._keep_awake.start()
         maybe_set_recommended_wired_limit()
         self._files = write_reward_code(body["code"], self._folder)
