@@ -12,6 +12,7 @@ from PySide6.QtWidgets import QApplication, QDialog, QDialogButtonBox, QTextBrow
 
 from app import theme
 from app.state.guide import CONTENTS, place_of_setting
+from app.state.run_files import log_lines
 from app.widgets.basic.labels import key_name, place_about
 from app.widgets.basic.layout import on_screen
 from app.widgets.form.field import field_of
@@ -139,8 +140,9 @@ class HelpMenu(QObject):
 
     def report_run(self, run: Run) -> None:
         """Show the report of a run that ended by a bug."""
-        trace = str((run.ending or {}).get("traceback") or "")
-        self.report_problem(ProblemFacts(run.problem, trace, run.log_tail(LOG_LINES), raw_settings(run.folder)))
+        trace = str((run.data.ending or {}).get("traceback") or "")
+        log = log_lines(run.folder.log, LOG_LINES)
+        self.report_problem(ProblemFacts(run.problem, trace, log, raw_settings(run.folder)))
 
 
 def facts() -> dict[str, str]:

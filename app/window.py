@@ -32,7 +32,7 @@ from app.state.draft import History
 from app.state.memory import MemoryParts
 from app.state.messages import NOTICE, Offer
 from app.state.processes import VerbProcess
-from app.state.run_files import CrashOffer, silence_advice
+from app.state.run_files import CrashOffer, newest_checkpoint, silence_advice
 from app.state.session import RUN, Session
 from app.widgets.basic import icons
 from app.widgets.basic.dialogs import keep_folders_in, open_path
@@ -411,9 +411,11 @@ class Window(QMainWindow):
             self.strip.show_progress(0, 0, None, None)
             return
         left = run.eta_s if run.is_live and not run.silence else None
-        self.strip.show_progress(run.step or 0, run.iterations or 0, left, run.latest("peak_memory_gb"))
-        advice = silence_advice((run.started or {}).get("pid"), run.checkpoint) if run.silence else ""
-        self.session.messages.say(f"{run.silence} {advice}".strip(), SILENCE)
+        self.strip.show_progress(run.step or 0, run.iterations or 0, left, run.data.steps.latest("peak_memory_gb"))
+        said = run.silence
+        if said:
+            said += f" {silence_advice((run.data.started or {}).get('pid'), newest_checkpoint(run.folder))}"
+        self.session.messages.say(said, SILENCE)
 
     def _percent(self) -> int | None:
         run = self.session.run

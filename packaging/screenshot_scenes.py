@@ -42,7 +42,7 @@ def live_scenes(window: Any, wait: Wait) -> Iterator[tuple[str, Any]]:
     panel.fields["temperature"].show_value(0.8)
     yield "change-settings", panel
     panel.change.click()
-    wait(lambda: run.notes)  # the trainer says from which step on it holds
+    wait(lambda: run.data.notes)  # the trainer says from which step on it holds
     panel.close()
     run.send("resume")
     wait(lambda: not run.is_live)

@@ -274,8 +274,8 @@ def show_worse_row(window) -> None:
 def mixed_step(run) -> int:
     """The newest step whose first group has advantages of both signs, so that the page has both to show; else the
     newest."""
-    steps = run.completion_steps()
-    return next((step for step in reversed(steps) if _is_mixed(run.groups(step)[0])), steps[-1])
+    steps = run.index.steps()
+    return next((step for step in reversed(steps) if _is_mixed(run.index.rows(step)[0])), steps[-1])
 
 
 def _is_mixed(group: dict) -> bool:

@@ -49,8 +49,12 @@ class SharedPrompt:
 
     def best(self) -> tuple[CompletionRow | None, CompletionRow | None]:
         """Each run's completion with the highest reward."""
-        first, second = (_best(group) for group in self.groups)
-        return first, second
+
+        def best(group: GroupRow) -> CompletionRow | None:
+            completions: list[Any] = group.get("completions") or []
+            return max(completions, key=lambda one: one.get("reward") or float("-inf"), default=None)
+
+        return best(self.groups[0]), best(self.groups[1])
 
 
 class RunComparison(QObject):
@@ -72,7 +76,6 @@ class RunComparison(QObject):
 
     @property
     def is_reading(self) -> bool:
-        """True if some run is not open yet, or behind its event log."""
         return bool(self._waiting) or not all(run.has_caught_up for run in self.runs)
 
     def _open_next(self) -> None:
@@ -88,7 +91,6 @@ class RunComparison(QObject):
         self.changed.emit()
 
     def close(self) -> None:
-        """Stop following every run."""
         self._waiting = []
         for run in self.runs:
             run.close()
@@ -98,8 +100,8 @@ class RunComparison(QObject):
         rewards = list(dict.fromkeys(name for run in self.runs for name in run.reward_names))
         found = []
         for chart in CHARTS:
-            names_of = Run.eval_metric_names if chart.held_out else Run.metric_names
-            names = dict.fromkeys(name for run in self.runs for name in names_of(run))
+            data = (run.data.evals if chart.held_out else run.data.steps for run in self.runs)
+            names = dict.fromkeys(name for series in data for name in series.names())
             curves = [curve for curve in curves_of(chart, names, rewards) if curve.metric in names]
             for curve in curves:
                 label = curve.label if chart.title == "Other" else f"{chart.title}: {curve.label}"
@@ -109,8 +111,7 @@ class RunComparison(QObject):
         return sorted(found, key=lambda one: one.metric != "reward")
 
     def curve(self, run: Run, metric: ComparedMetric, axis: str) -> tuple[np.ndarray, np.ndarray]:
-        """(x `[n]`, values `[n]`) of a run."""
-        steps, values = run.eval_series(metric.metric) if metric.held_out else run.series(metric.metric)
+        steps, values = run.series(metric.metric, held_out=metric.held_out)
         if axis == "step" or not len(steps):
             return steps, values
         all_steps, positions = self._positions_of(run, axis)
@@ -121,7 +122,7 @@ class RunComparison(QObject):
 
     def changes(self, run: Run, axis: str) -> list[tuple[int, str]]:
         """(x, sentence) of every change of settings during a run."""
-        found = [(mark.step, mark.sentence) for mark in run.marks if mark.kind == "change"]
+        found = [(mark.step, mark.sentence) for mark in run.data.marks if mark.kind == "change"]
         if axis == "step" or not found:
             return found
         all_steps, positions = self._positions_of(run, axis)
@@ -136,14 +137,16 @@ class RunComparison(QObject):
         return np.append(grid, grid[-1] + 1) if len(grid) % 2 else grid
 
     def _positions_of(self, run: Run, axis: str) -> tuple[np.ndarray, np.ndarray]:
-        kept = self._positions.get((id(run), axis))
-        if kept is None or run.span is None or len(kept[0]) == 0 or kept[0][-1] != run.span[1]:
-            kept = self._positions[id(run), axis] = positions_of(run, axis)
+        kept, span = self._positions.get((id(run), axis)), run.data.steps.span
+        if kept is None or span is None or len(kept[0]) == 0 or kept[0][-1] != span[1]:
+            steps, values = run.series("num_tokens" if axis == "tokens" else "time/step")
+            rising = np.maximum.accumulate if axis == "tokens" else np.cumsum
+            kept = self._positions[id(run), axis] = (steps, rising(np.nan_to_num(values)) if len(values) else values)
         return kept
 
     def span(self, axis: str) -> tuple[float, float] | None:
-        """The first and last x of all runs; None before there is one."""
-        spans = [run.span for run in self.runs if run.span is not None]
+        """First and last x of all runs, or None."""
+        spans = [run.data.steps.span for run in self.runs if run.data.steps.span is not None]
         if not spans:
             return None
         if axis == "step":
@@ -153,23 +156,13 @@ class RunComparison(QObject):
 
     def shared_prompts(self, first: Run, second: Run) -> list[SharedPrompt]:
         """Prompts of both runs at the newest of SEARCHED_STEPS common steps that has one."""
-        common = sorted(set(first.completion_steps()) & set(second.completion_steps()), reverse=True)
+        common = sorted(set(first.index.steps()) & set(second.index.steps()), reverse=True)
         for step in common[:SEARCHED_STEPS]:
-            theirs = {group.get("prompt"): group for group in second.groups(step)}
-            both = [
-                (group, theirs[group.get("prompt")]) for group in first.groups(step) if group.get("prompt") in theirs
-            ]
-            if both:
-                return [SharedPrompt(step, pair) for pair in both]
+            theirs = {group.get("prompt"): group for group in second.index.rows(step)}
+            ours = [group for group in first.index.rows(step) if group.get("prompt") in theirs]
+            if ours:
+                return [SharedPrompt(step, (group, theirs[group.get("prompt")])) for group in ours]
         return []
-
-
-def positions_of(run: Run, axis: str) -> tuple[np.ndarray, np.ndarray]:
-    """(steps `[n]`, tokens seen or seconds worked at each `[n]`); a missing figure counts as 0."""
-    steps, values = run.series("num_tokens" if axis == "tokens" else "time/step")
-    if axis == "tokens":
-        return steps, np.maximum.accumulate(np.nan_to_num(values)) if len(values) else values
-    return steps, np.cumsum(np.nan_to_num(values))
 
 
 def resampled(x: np.ndarray, values: np.ndarray, grid: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -189,8 +182,3 @@ def resampled(x: np.ndarray, values: np.ndarray, grid: np.ndarray) -> tuple[np.n
     found[2 * many + 1] = np.fmax.reduceat(padded, starts)[many]
     # The first point that is not before the end still belongs to the run: it has the value of the last step.
     return grid, np.where(np.arange(len(grid)) <= np.searchsorted(grid, x[-1]), found, np.nan)
-
-
-def _best(group: GroupRow) -> CompletionRow | None:
-    completions: list[Any] = group.get("completions") or []
-    return max(completions, key=lambda one: one.get("reward") or float("-inf"), default=None)

@@ -19,8 +19,6 @@ from backend.utils.text import quote
 if TYPE_CHECKING:
     from app.state.session import Session
 
-MAX_AVERAGED = 20
-"""Rewards kept of each end: at least as many as `first_and_last_means` averages."""
 ENDINGS = ("finished", "stopped", "failed", "crashed")
 TROUBLE = ("warning", "bad")
 """Levels of a health finding that raise a notification."""
@@ -29,22 +27,15 @@ LONGEST_NOTE = 600
 LEVELS = ("error", "warning", "info")
 
 
-def rewards_at_the_ends(run: Run) -> list[float]:
-    """The first and the last finite rewards of a run, as many as `first_and_last_means` may need."""
-    return _finite_ends(run)[0]
+def finite_rewards(run: Run) -> list[float]:
+    """The finite rewards of a run."""
+    rewards = run.series("reward")[1]
+    return rewards[np.isfinite(rewards)].tolist()
 
 
 def reward_before_and_after(run: Run) -> tuple[float | None, float | None]:
     """Mean reward over the first and over the last few steps; (None, the only one) below two."""
-    return first_and_last_means(*_finite_ends(run))
-
-
-def _finite_ends(run: Run) -> tuple[list[float], int]:
-    rewards = run.series("reward")[1]
-    rewards = rewards[np.isfinite(rewards)]
-    has_middle = len(rewards) > 2 * MAX_AVERAGED
-    ends = np.concatenate([rewards[:MAX_AVERAGED], rewards[-MAX_AVERAGED:]]) if has_middle else rewards
-    return ends.tolist(), len(rewards)
+    return first_and_last_means(finite_rewards(run))
 
 
 class RunNotices(QObject):
@@ -89,7 +80,7 @@ class RunNotices(QObject):
             return
         is_news = self._was_live  # findings of before are only remembered
         self._was_live = self._was_live or (run.is_live and run.folder.is_locked())
-        for finding in run.health:
+        for finding in run.data.health:
             code = str(finding.get("code"))
             if code not in self._known and finding.get("level") in TROUBLE:
                 self._known.add(code)
@@ -102,7 +93,7 @@ class RunNotices(QObject):
 
 def _result(run: Run) -> str:
     if run.state == "stopped":
-        return str((run.ending or {}).get("sentence") or "Everything is saved.")
+        return str((run.data.ending or {}).get("sentence") or "Everything is saved.")
     before, after = reward_before_and_after(run)
     steps = f"{count_text(run.step, 'step')}."
     return f"{steps} Reward {before:.3g} → {after:.3g}." if before is not None and after is not None else steps
@@ -119,8 +110,8 @@ class Findings:
 
     def of(self, run: Run) -> list[Episode]:
         """Those that hold, the worst first, the trainer's warnings among them."""
-        episodes = [*reported(run.health)]
-        for note in run.notes:
+        episodes = [*reported(run.data.health)]
+        for note in run.data.notes:
             if note.get("level") == "warning" and "answers" not in note:
                 episodes.append(Episode(note_text(note), "Warning", "warning", note_text(note), "", None))
         episodes = [episode for episode in episodes if (episode.code, episode.since) not in self._dismissed]

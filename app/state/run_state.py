@@ -39,10 +39,7 @@ class Series:
         return self._size + len(self._waiting)
 
     def append(self, step: int, values: Mapping[str, Any]) -> None:
-        """Append a step, replacing it and all after it if it exists: steps only rise.
-
-        `values` is kept for a while, and must not be changed afterwards.
-        """
+        """Append a step, replacing it and all after it if it exists. `values` must not be changed afterwards."""
         if self._last is not None and step <= self._last:
             self._store()
             self._size = int(np.searchsorted(self._steps[: self._size], step))
@@ -53,12 +50,12 @@ class Series:
 
     @property
     def span(self) -> tuple[int, int] | None:
-        """The first and the last step, or None while there is none."""
+        """First and last step, or None."""
         self._store()
         return (int(self._steps[0]), int(self._steps[self._size - 1])) if self._size else None
 
     def names(self) -> list[str]:
-        """Every metric so far, in the order of its first appearance."""
+        """Metrics in the order of their first appearance."""
         self._store()
         return list(self._columns)
 
@@ -74,20 +71,12 @@ class Series:
 
     def latest(self, name: str) -> float | None:
         """The last finite value, or None."""
-        return self._finite(name, -1)
+        values = self.get(name)[1]
+        return next((float(value) for value in values[::-1] if math.isfinite(value)), None)
 
     def first(self, name: str) -> float | None:
         """The first finite value, or None."""
-        return self._finite(name, 0)
-
-    def _finite(self, name: str, index: int) -> float | None:
-        values = self.get(name)[1]
-        near = values[:64] if index == 0 else values[-64:]  # nearly always there; a run may have 100,000 steps
-        for part in (near, values):
-            finite = part[np.isfinite(part)]
-            if len(finite):
-                return float(finite[index])
-        return None
+        return next((float(value) for value in self.get(name)[1] if math.isfinite(value)), None)
 
     def _store(self) -> None:
         waiting, self._waiting = self._waiting, []
@@ -169,7 +158,7 @@ KEPT = 200
 
 
 class RunState:
-    """The state of a run, as far as its event log was read. `apply` the events in order."""
+    """The state of a run, as far as its event log was read."""
 
     def __init__(self) -> None:
         self.steps = Series()
@@ -191,7 +180,7 @@ class RunState:
         self._step_times: deque[tuple[int, float]] = deque(maxlen=RATE_WINDOW + 1)
 
     def clear_process(self) -> None:
-        """Clear the state of the last process, its ending above all: a new process is about to resume this run."""
+        """Forget the last process: a new one resumes this run."""
         self.started = self.ending = None
         self.phase, self._phase_event = "", {}
         self.paused = self.stopping = False
@@ -200,24 +189,23 @@ class RunState:
 
     @property
     def pause_reason(self) -> str:
-        """Why a run paused itself; "" where it was asked to, or does not pause."""
+        """Why a run paused itself, or ""."""
         return str(self._phase_event.get("sentence") or "") if self.paused else ""
 
     @property
     def phase_progress(self) -> float | None:
-        """Share of the phase that is done, 0 to 1, from `progress`, or `done` of `total`; None where it has neither."""
+        """Share of the phase that is done, 0 to 1, or None."""
         progress, done, total = (number(self._phase_event.get(key)) for key in ("progress", "done", "total"))
         share = done / total if total > 0 else progress
         return min(1.0, max(0.0, share)) if share == share else None
 
     @property
     def is_empty(self) -> bool:
-        """No event was applied yet."""
         return self._clock.last_t is None
 
     @property
     def last_t(self) -> float | None:
-        """Unix time of the last event; None before the first."""
+        """Unix time of the last event, or None."""
         return self._clock.last_t
 
     def state(
@@ -236,10 +224,7 @@ class RunState:
         return "paused" if state == "running" and self.paused else state
 
     def elapsed_s(self, now: float | None = None) -> float:
-        """Seconds spent on steps, evaluation and saving.
-
-        `now` (unix seconds) adds the time since the last event of a run that is alive.
-        """
+        """Seconds of steps, evaluation and saving; `now` (unix seconds) adds the time since a live run's last event."""
         return self._clock.seconds + self._clock.since_last(now)
 
     def eta_s(self, now: float | None = None) -> float | None:
@@ -267,7 +252,7 @@ class RunState:
         has_step = _is_count(step)
         match kind:
             case "started":
-                self._on_started(event)
+                self._start(event)
             case "phase":
                 phase = event.get("phase", event.get("name"))
                 self.phase = phase if isinstance(phase, str) else ""
@@ -280,7 +265,7 @@ class RunState:
                     self.paused = word == "pause"
                     self.phase = "" if word == "resume" else self.phase
             case "step" if has_step and isinstance(metrics, dict):
-                self._on_step(step, metrics)
+                self._add_step(step, metrics)
             case "eval" if has_step and isinstance(metrics, dict):
                 if event.get("split") == "test":  # measured once, at the end: a result, not a curve
                     self.test_metrics = metrics
@@ -293,7 +278,10 @@ class RunState:
                 self.saved_step = step
                 self.marks.append(Mark(step, "checkpoint", "Saved: a checkpoint."))
             case "change" if has_step and isinstance(settings := event.get("settings"), dict):
-                self.marks.append(Mark(step, "change", _change_sentence(settings)))
+                pairs = {key: pair for key, pair in settings.items() if isinstance(pair, list) and len(pair) == 2}
+                shown = {key: ["none" if value is None else value for value in pair] for key, pair in pairs.items()}
+                text = ", ".join(f"{key} {old} → {new}" for key, (old, new) in shown.items())
+                self.marks.append(Mark(step, "change", f"Changed: {text}." if text else "Settings were changed."))
                 length = settings.get("iters")
                 if isinstance(length, list) and _is_count(length[-1]):
                     self.iterations = length[-1]
@@ -304,7 +292,7 @@ class RunState:
             case "note":
                 self.notes.append(event)
 
-    def _on_started(self, event: Event) -> None:
+    def _start(self, event: Event) -> None:
         self.clear_process()
         if self.step:
             self.marks.append(Mark(self.step, "resume", f"Resumed after step {self.step:,}."))
@@ -313,22 +301,12 @@ class RunState:
         if isinstance(iterations, int) and iterations > 0:
             self.iterations = iterations
 
-    def _on_step(self, step: int, metrics: Mapping[str, Any]) -> None:
+    def _add_step(self, step: int, metrics: Mapping[str, Any]) -> None:
         self.steps.append(step, metrics)
         self.step = step
         self._step_times.append((step, self._clock.seconds))
-        if any(note.get("during") == "pause" for note in self.notes):  # no longer so once a step has followed
+        if any(note.get("during") == "pause" for note in self.notes):  # the pause is over
             self.notes = deque((note for note in self.notes if note.get("during") != "pause"), maxlen=KEPT)
-
-
-def _change_sentence(settings: Mapping[str, Any]) -> str:
-
-    def shown(value: Any) -> str:
-        return "none" if value is None else str(value)
-
-    pairs = {key: pair for key, pair in settings.items() if isinstance(pair, list | tuple) and len(pair) == 2}
-    parts = [f"{key} {shown(old)} → {shown(new)}" for key, (old, new) in pairs.items()]
-    return f"Changed: {', '.join(parts)}." if parts else "Settings were changed."
 
 
 def _is_count(value: Any) -> TypeGuard[int]:
@@ -337,7 +315,7 @@ def _is_count(value: Any) -> TypeGuard[int]:
 
 @dataclass(frozen=True, slots=True)
 class RankNow:
-    """A rank of a run on several machines at the newest step; None where nothing was measured."""
+    """A rank of a run on several machines at the newest step; None for what was not measured."""
 
     info: RankInfo
     sampling: float | None
@@ -351,7 +329,7 @@ class RankNow:
 def ranks_of(
     started: Mapping[str, Any] | None, ending: Mapping[str, Any] | None, latest: Callable[[str], Any]
 ) -> list[RankNow]:
-    """The ranks of a run's newest process; none for a run on one machine. `latest`: the newest value of a metric."""
+    """The ranks of a run on several machines, else []. `latest` returns the newest value of a metric."""
     started = started or {}
     ranks: Any = started.get("ranks")
     if not _is_count(ranks) or not 1 < ranks <= MOST_HOSTS:

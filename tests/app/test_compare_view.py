@@ -180,7 +180,7 @@ def test_an_older_step_is_searched_for_a_prompt_that_both_were_asked(qtbot, arch
     (archive / "fast" / "completions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     comparison = RunComparison([archive / "slow", archive / "fast"])
     qtbot.waitUntil(lambda: len(comparison.runs) == 2 and not comparison.is_reading)
-    qtbot.waitUntil(lambda: len(comparison.runs[1].completion_steps()) == 30)
+    qtbot.waitUntil(lambda: len(comparison.runs[1].index.steps()) == 30)
     assert {shared.step for shared in comparison.shared_prompts(*comparison.runs)} == {27}
     comparison.close()
 
@@ -202,7 +202,7 @@ def test_the_page_shows_the_comparison_until_escape(qtbot, qapp, archive: Path) 
 
 def test_changes_are_marks_where_they_were_made(qtbot, view: CompareView) -> None:
     slow = view.comparison.runs[0]
-    slow.marks.append(Mark(10, "change", "Changed: beta 0.1 → 0."))
+    slow.data.marks.append(Mark(10, "change", "Changed: beta 0.1 → 0."))
     view.refresh()
     card = plot(view, "Reward")
     qtbot.waitUntil(lambda: bool(card.marks))

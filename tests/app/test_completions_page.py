@@ -39,7 +39,7 @@ def page(qtbot, qapp, tmp_path: Path):
 
 def show_run(qtbot, page: CompletionsPage, folder) -> None:
     page.session.open_run(folder.path)
-    qtbot.waitUntil(lambda: page.session.run._at_end and page._shown is not None)
+    qtbot.waitUntil(lambda: page.session.run.has_caught_up and page._shown is not None)
 
 
 def cell(model: CompletionModel, row: int, head: str, role: int = ROLE.DisplayRole):
@@ -67,10 +67,10 @@ def test_the_page_follows_the_newest_step(qtbot, page: CompletionsPage, tmp_path
 
 def test_selecting_a_completion_shows_it_in_full(qtbot, page: CompletionsPage, tmp_path: Path) -> None:
     show_run(qtbot, page, made_up_runs.make_run(tmp_path / "run", steps=2))
-    completion = page.session.run.groups()[0]["completions"][2]
+    completion = page.session.run.index.rows()[0]["completions"][2]
     page.table.selectRow(3)
     assert page.detail.text.toPlainText() == completion["text"]
-    assert page.detail.prompt.toPlainText() == page.session.run.groups()[0]["prompt"]
+    assert page.detail.prompt.toPlainText() == page.session.run.index.rows()[0]["prompt"]
     assert (
         "Accuracy" in page.detail.completion.scores.text()
         and f"{completion['tokens']} tokens" in page.detail.completion.result.text()

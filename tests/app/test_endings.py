@@ -75,7 +75,7 @@ def shown(window: Window, folder: RunFolder, qtbot, state: str) -> Run:
     window.session.open_run(folder.path)
     run = window.session.run
     assert run is not None
-    qtbot.waitUntil(lambda: run._at_end and run.state == state)
+    qtbot.waitUntil(lambda: run.has_caught_up and run.state == state)
     run.poll()
     window.pages["monitor"]._refresh()
     return run
@@ -98,8 +98,8 @@ def age(folder: RunFolder) -> None:
 
 def advance(monkeypatch: pytest.MonkeyPatch, run: Run, seconds: float) -> None:
     """Let the run's monotonic clock go on."""
-    clock = run.clock._monotonic
-    monkeypatch.setattr(run.clock, "_monotonic", lambda: clock() + seconds)
+    clock = run.clock.monotonic
+    monkeypatch.setattr(run.clock, "monotonic", lambda: clock() + seconds)
     run.poll()
 
 
@@ -185,7 +185,7 @@ def test_a_run_that_paused_by_itself_says_why(window: Window, qtbot) -> None:
         assert title == "Paused" and text.startswith(lacks) and "resumes by itself" in text and buttons[0] == "Resume"
         write(folder, "phase", phase="sampling")
         qtbot.waitUntil(lambda: run.state == "running")
-        assert run.pause_reason == "" and card(window) == ("", "", [])
+        assert run.data.pause_reason == "" and card(window) == ("", "", [])
 
 
 def test_crashed(window: Window, qtbot) -> None:
@@ -242,7 +242,7 @@ def test_half_a_line(window: Window, qtbot) -> None:
         event_log.write(line[:40])
         event_log.flush()
         run.poll()
-        assert (run.step, run.latest("reward")) != (31, 7.0) and run.state == "running"
+        assert (run.step, run.data.steps.latest("reward")) != (31, 7.0) and run.state == "running"
         event_log.write(line[40:] + "\n")
         event_log.flush()
         qtbot.waitUntil(lambda: run.step == 31)

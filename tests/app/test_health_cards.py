@@ -104,7 +104,7 @@ def page(qapp) -> Iterator[MonitorPage]:
 
 def open_run(qtbot, page: MonitorPage, folder: RunFolder) -> None:
     page.session.open_run(folder.path)
-    qtbot.waitUntil(lambda: page.session.run._at_end)
+    qtbot.waitUntil(lambda: page.session.run.has_caught_up)
     page.session.run.changed.emit()
 
 

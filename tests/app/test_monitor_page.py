@@ -56,7 +56,7 @@ def show_run(qtbot, session: Session, page: MonitorPage):
 
     def open_run(folder: RunFolder) -> None:
         session.open_run(folder.path)
-        qtbot.waitUntil(lambda: session.run._at_end)
+        qtbot.waitUntil(lambda: session.run.has_caught_up)
         session.run.changed.emit()
         qtbot.waitUntil(lambda: not page.grid.turns.isActive())
 
@@ -250,7 +250,7 @@ def test_marks_tell_what_happened_and_a_resume_takes_back_those_it_cut_off(
     event_log.write("started", iterations=9)
     event_log.close()
     show_run(folder)
-    assert [(mark.step, mark.kind, mark.sentence) for mark in session.run.marks] == [
+    assert [(mark.step, mark.kind, mark.sentence) for mark in session.run.data.marks] == [
         (1, "eval", "Evaluated: held-out reward 1.33."),
         (3, "checkpoint", "Saved: a checkpoint."),
         (4, "change", "Changed: learning_rate 0.0001 → 5e-05, beta 0.1 → none."),
@@ -266,7 +266,7 @@ def test_marks_tell_what_happened_and_a_resume_takes_back_those_it_cut_off(
     with folder.events.open("rb+") as file:
         file.truncate(size)
     EventLog(folder.events).write("started", iterations=9)
-    qtbot.waitUntil(lambda: [mark.kind for mark in session.run.marks] == ["eval", "resume"])
+    qtbot.waitUntil(lambda: [mark.kind for mark in session.run.data.marks] == ["eval", "resume"])
 
 
 def test_save_now_says_when_it_is_saved(qtbot, page: MonitorPage, show_run, tmp_path: Path, session: Session) -> None:
@@ -290,7 +290,7 @@ def test_a_event_log_that_is_being_read_says_so(
     """An archived run of 100,000 steps was "starting", with days of work and no time left."""
     show_run(made_up_runs.make_run(tmp_path / "run", steps=9))
     assert session.run.read_share is None
-    monkeypatch.setattr(session.run, "_at_end", False)
+    monkeypatch.setattr(session.run, "has_caught_up", False)
     session.run._follower.offset //= 2
     page._show_progress(session.run)
     assert page.header.doing.text() == "Step 9 of 60 · reading the event log, 50%"

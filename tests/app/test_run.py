@@ -16,6 +16,7 @@ import pytest
 from PySide6.QtCore import QCoreApplication
 
 from app.state.run import Run
+from app.state.run_files import log_lines
 from app.state.run_state import RunState, Series, number
 from backend.runs.archive import first_and_last_means
 from backend.runs.events import EventLog, JsonLines, truncate_file
@@ -53,7 +54,7 @@ def follow_run(qtbot):
 
 def poll_to_end(run: Run) -> None:
     run.poll()
-    while not run._at_end:
+    while not run.has_caught_up:
         run.poll()
 
 
@@ -68,12 +69,12 @@ def test_the_numbers_of_a_finished_run(follow_run, tmp_path: Path) -> None:
     steps, reward = run.series("reward")
     assert steps.tolist() == list(range(1, 61)) and reward.dtype == np.float64 and np.isfinite(reward).all()
     assert (run.step, run.iterations, run.state, run.is_live) == (60, 60, "finished", False)
-    assert run.first("reward") == reward[0] and run.latest("reward") == reward[-1]
-    assert run.eval_series("accuracy")[0].tolist() == [1, 20, 40, 60]
+    assert run.data.steps.first("reward") == reward[0] and run.data.steps.latest("reward") == reward[-1]
+    assert run.series("accuracy", held_out=True)[0].tolist() == [1, 20, 40, 60]
     assert run.reward_names == list(made_up_runs.REWARDS)
-    assert run.ending and run.ending["sentence"] == "All 60 steps are done."
+    assert run.data.ending and run.data.ending["sentence"] == "All 60 steps are done."
     assert run.config["beta"] == 0.05 and run.problem == ""
-    assert len(run.series("no such metric")[0]) == 0 and run.latest("no such metric") is None
+    assert len(run.series("no such metric")[0]) == 0 and run.data.steps.latest("no such metric") is None
 
 
 def test_the_clock_leaves_out_loading_and_pauses() -> None:
@@ -240,7 +241,7 @@ def test_a_truncated_event_log_is_read_again(follow_run, tmp_path: Path) -> None
     poll_to_end(run)
     assert restarts == [0] and run.step == 19
     assert run.series("reward")[0].tolist() == list(range(1, 20))
-    assert run.completion_steps() == list(range(1, 20))
+    assert run.index.steps() == list(range(1, 20))
 
 
 def test_incomplete_lines_wait_and_invalid_ones_are_skipped(follow_run, tmp_path: Path) -> None:
@@ -252,29 +253,29 @@ def test_incomplete_lines_wait_and_invalid_ones_are_skipped(follow_run, tmp_path
     head += b'{"v": 1, "seq": 1, "kind": ["odd"]}\n{"kind": "step", "step": "x", "metrics": 3}\n'
     folder.events.write_bytes(head + line[:30])
     run = follow_run(folder)
-    assert run.step == 0 and run.started
+    assert run.step == 0 and run.data.started
     with folder.events.open("ab") as file:
         file.write(line[30:] + b"\n")
     poll_to_end(run)
-    assert run.step == 1 and run.latest("reward") == 0.5
+    assert run.step == 1 and run.data.steps.latest("reward") == 0.5
 
 
 def test_the_log_tail_shows_the_last_state_of_a_progress_line(follow_run, tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     folder.log.write_bytes(b"one\ntwo\n 10%\r 60%\r100%\n\x1b[90mlast\x1b[0m \x1b]0;title\x07\xc3")
     run = follow_run(folder)
-    assert run.log_tail(3) == ["two", "100%", "last �"]
+    assert log_lines(run.folder.log, 3) == ["two", "100%", "last �"]
     folder.log.write_text("x" * 70_000 + "\nend\n")
-    assert run.log_tail(3) == ["end"]
+    assert log_lines(run.folder.log, 3) == ["end"]
 
 
 def test_completions_are_found_by_step(follow_run, tmp_path: Path) -> None:
     folder = made_up_runs.make_run(tmp_path / "run", steps=30)
     run = follow_run(folder)
-    newest = run.groups()
+    newest = run.index.rows()
     assert len(newest) == 4 and {row["step"] for row in newest} == {30}
-    assert [len(row["completions"]) for row in run.groups(7)] == [8, 8, 8, 8] and run.groups(7)[0]["step"] == 7
-    assert run.groups(31) == []
+    assert [len(row["completions"]) for row in run.index.rows(7)] == [8, 8, 8, 8] and run.index.rows(7)[0]["step"] == 7
+    assert run.index.rows(31) == []
 
 
 def test_before_and_after_average_over_several_steps() -> None:
@@ -302,6 +303,6 @@ def test_a_long_event_log_is_read_in_slices_between_turns_of_the_event_loop(qtbo
     probe = LatencyProbe(run)
     qtbot.waitUntil(lambda: run.state == "finished")
     probe.check()
-    assert run.step == steps and len(run.series("kl")[0]) == steps and len(run.groups()) == 1
+    assert run.step == steps and len(run.series("kl")[0]) == steps and len(run.index.rows()) == 1
     run.close()
     QCoreApplication.processEvents()

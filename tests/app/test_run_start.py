@@ -50,7 +50,7 @@ def test_a_starting_run_says_how_far_it_has_come_with_its_rows(folder: RunFolder
         shift(folder.log, -1)
         event_log.write("phase", phase="loading")
         run.poll()
-        assert run.start_progress is None and run.phase == "loading", "the event log is newer"
+        assert run.start_progress is None and run.data.phase == "loading", "the event log is newer"
         with folder.log.open("a") as log:
             log.write(StartProgress("Loading b", 0.5, "8 GB, 1 GB/s").line + "\n")
         shift(folder.log, 1)

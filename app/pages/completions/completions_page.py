@@ -240,7 +240,7 @@ class CompletionsPage(QWidget):
             self.completions.follow(self.isVisible() and (self.bar.scope.key == RUN or self.bar.is_filtering))
 
     def _steps(self) -> list[int]:
-        return self._run.completion_steps() if self._run else []
+        return self._run.index.steps() if self._run else []
 
     def _refresh(self) -> None:
         if not self.isVisible():
@@ -268,7 +268,7 @@ class CompletionsPage(QWidget):
         self._refresh()
 
     def _show_step(self, run: Run, completions: RunCompletions, step: int) -> None:
-        placed = run.placed_groups(step)
+        placed = run.index.placed_rows(step)
         rows = [row for _, row in placed]
         facts = CompletionFacts()
         for offset, row in placed:

@@ -15,7 +15,7 @@ from app.pages.monitor.run_charts import RunCharts
 from app.pages.monitor.steering import RunSteering
 from app.state import charts
 from app.state.run import Run
-from app.state.run_files import setting_of_problem, silence_advice
+from app.state.run_files import newest_checkpoint, setting_of_problem, silence_advice
 from app.state.run_notices import note_text, reward_before_and_after
 from app.state.run_state import PHASE_WORDS, ranks_of
 from app.state.run_summary import count_text
@@ -133,7 +133,7 @@ class MonitorPage(QWidget):
         (self._clock.start if run.is_live else self._clock.stop)()
         self._show_tiles(run)
         self._show_ranks(run)
-        notes = [note_text(note) for note in run.notes if note.get("level") != "warning"]  # warnings are findings
+        notes = [note_text(note) for note in run.data.notes if note.get("level") != "warning"]  # warnings are findings
         self.note.setText(notes[-1] if notes else "")
         self.note.setToolTip(plain_tip("\n".join(notes)))
         self.note.setVisible(bool(notes))
@@ -153,10 +153,10 @@ class MonitorPage(QWidget):
             doing = f"{start.doing[:1].lower()}{start.doing[1:]}"
             self.header.show_progress(step, total, doing, start.share, start.figures)
         else:
-            phase = PHASE_WORDS.get(run.phase, run.phase) if run.is_live else ""
+            phase = PHASE_WORDS.get(run.data.phase, run.data.phase) if run.is_live else ""
             if run.state == "starting" and not phase:
                 phase = "starting the training process"
-            self.header.show_progress(step, total, phase, run.phase_progress)
+            self.header.show_progress(step, total, phase, run.data.phase_progress)
 
     def _show_time(self) -> None:
         if self._run is not None and self._run.read_share is None:
@@ -164,15 +164,15 @@ class MonitorPage(QWidget):
 
     def _show_tiles(self, run: Run) -> None:
         for metric, tile in self.tiles.items():
-            tile.show_value(run.latest(metric), run.first(metric))
-        if run.latest("kl") is None and charts.kl_is_off(run.config):
+            tile.show_value(run.data.steps.latest(metric), run.data.steps.first(metric))
+        if run.data.steps.latest("kl") is None and charts.kl_is_off(run.config):
             self.tiles["kl"].show_value(None, instead="off: Beta 0")
-        if not run.latest("clip_ratio_total") and charts.ratio_is_always_1(run.config):
+        if not run.data.steps.latest("clip_ratio_total") and charts.ratio_is_always_1(run.config):
             self.tiles["clip_ratio_total"].show_value(None, instead="ratio always 1")
 
     def _show_ranks(self, run: Run) -> None:
         has_room = self.height() >= theme.scaled(ROOM_FOR_RANKS)
-        self.ranks.show_ranks(ranks_of(run.started, run.ending, run.latest) if has_room else [])
+        self.ranks.show_ranks(ranks_of(run.data.started, run.data.ending, run.data.steps.latest) if has_room else [])
 
     # The card with the result
 
@@ -189,8 +189,8 @@ class MonitorPage(QWidget):
             QWidget.setTabOrder(widget, following)
 
     def _fill_verdict(self, run: Run) -> None:
-        show, session, step = self.verdict.show_result, self.session, run.checkpoint
-        ending = run.ending or {}
+        show, session, step = self.verdict.show_result, self.session, newest_checkpoint(run.folder)
+        ending = run.data.ending or {}
         export = CardAction("Export to LM Studio…", lambda: session.export_requested.emit(run.folder))
         chat = CardAction("Chat", lambda: session.chat_with(run.folder))
         open_folder = CardAction("Open folder", lambda: open_path(run.folder.path))
@@ -200,7 +200,7 @@ class MonitorPage(QWidget):
         resume = CardAction(resume_text, self.resume, primary=True)
         where = f"after step {run.step:,}" if run.step else "before the first step"
         if run.silence:
-            advice = silence_advice((run.started or {}).get("pid"), step)
+            advice = silence_advice((run.data.started or {}).get("pid"), step)
             show(run.silence, "warning", advice=advice, actions=[open_log])
         elif run.state == "queued":
             place = session.queue.now.place_of(run.folder)
@@ -209,12 +209,12 @@ class MonitorPage(QWidget):
             show("Waiting in the queue", "muted", before, actions=[queue])
         elif run.state == "paused":
             waits = "Nothing is lost."
-            advice = f"{waits} It resumes by itself; Resume does so now." if run.pause_reason else ""
+            advice = f"{waits} It resumes by itself; Resume does so now." if run.data.pause_reason else ""
             actions = [
                 CardAction("Resume", lambda: self._send("resume"), primary=True),
                 CardAction("Change settings…", self.change_settings),
             ]
-            show("Paused", "warning", run.pause_reason or waits, advice, actions=actions)
+            show("Paused", "warning", run.data.pause_reason or waits, advice, actions=actions)
         elif run.state == "finished":
             is_early = ending.get("reason") in ("stop_when", "early_stopping")
             sentence = str(ending.get("sentence") or "") if is_early else ""
@@ -231,7 +231,7 @@ class MonitorPage(QWidget):
             is_bug = bool(ending.get("traceback"))
             advice = "This is a bug in GRPO Studio; details are in the log." if is_bug else "Fix this, then resume."
             actions = [resume]
-            if setting_of_problem(run.ending) == "hosts":
+            if setting_of_problem(run.data.ending) == "hosts":
                 actions.append(CardAction("Resume here alone", lambda: self.resume("--hosts", "none")))
             actions += [CardAction("Edit settings", self._edit_settings), open_log, *([report] if is_bug else [])]
             show(f"Failed {where}", "bad", run.problem, advice, actions=actions)
@@ -248,7 +248,7 @@ class MonitorPage(QWidget):
     def _edit_settings(self) -> None:
         if self._run is not None:
             self.session.settings_requested.emit(self._run.folder)
-            if (key := setting_of_problem(self._run.ending)) and not self.session.draft.dirty:
+            if (key := setting_of_problem(self._run.data.ending)) and not self.session.draft.dirty:
                 self.session.field_requested.emit(key)
 
     def _send(self, command: str) -> None:
@@ -262,10 +262,10 @@ class MonitorPage(QWidget):
 def changes(run: Run) -> list[BeforeAfter]:
     """Reward before → after: in training, on held-out prompts, on the test split."""
     found = [BeforeAfter("Reward in training", *reward_before_and_after(run))]
-    held_out = run.eval_series("reward")[1]
+    held_out = run.series("reward", held_out=True)[1]
     if len(held_out) > 1:
         found.append(BeforeAfter("Held-out reward", float(held_out[0]), float(held_out[-1])))
-    test_reward = run.test_metrics.get("reward")
+    test_reward = run.data.test_metrics.get("reward")
     if isinstance(test_reward, int | float):
         found.append(BeforeAfter("Test reward", None, float(test_reward)))
     return [change for change in found if change.after is not None]
@@ -282,7 +282,7 @@ def averaged(run: Run) -> str:
     count = averaging_window(len(run.series("reward")[0]))
     steps = f"{count} steps" if count > 1 else "step"
     text = f"Training: means of the first and last {steps}."
-    evaluated = run.eval_series("reward")[0]
+    evaluated = run.series("reward", held_out=True)[0]
     if len(evaluated) > 1:
         start = f"after step {evaluated[0]:,}" if evaluated[0] else "before training"
         text += f" Held-out: {start}, after step {evaluated[-1]:,}."

@@ -67,7 +67,7 @@ class RunCharts:
     def refresh(self) -> None:
         if self._run is not None:
             self._find_curves(self._run)
-            self.grid.refresh(self._run.span)
+            self.grid.refresh(self._run.data.steps.span)
 
     def show_marks(self, shown: bool) -> None:
         self._session.prefs.chart_marks = self._shows_marks = shown
@@ -78,13 +78,13 @@ class RunCharts:
         self.refresh()
 
     def _find_curves(self, run: Run) -> None:
-        key = (len(run.metric_names()), len(run.eval_metric_names()), tuple(run.reward_names), bool(run.step))
+        key = (len(run.data.steps.names()), len(run.data.evals.names()), tuple(run.reward_names), bool(run.step))
         if key == self._curves_for:
             return
         self._curves_for = key
         expected = [f"rewards/{name}/{kind}" for name in run.reward_names for kind in ("mean", "std")]
-        steps = list(dict.fromkeys([*run.metric_names(), *expected]))
-        evals = list(dict.fromkeys([*run.eval_metric_names(), *expected])) if run.eval_metric_names() else []
+        steps = list(dict.fromkeys([*run.data.steps.names(), *expected]))
+        evals = list(dict.fromkeys([*run.data.evals.names(), *expected])) if run.data.evals.names() else []
         for index, chart in enumerate(CHARTS):
             names = evals if chart.held_out else steps
             curves = charts.curves_of(chart, names, run.reward_names)
@@ -94,7 +94,7 @@ class RunCharts:
         run, chart = self._run, CHARTS[index]
         if run is None:
             return ChartContent()
-        read = run.eval_series if chart.held_out else run.series
+        read = partial(run.series, held_out=chart.held_out)
         naming, scale = self._session.prefs.chart_columns, run.config.get("scale_rewards", "group")
         traces = [
             replace(
@@ -104,7 +104,7 @@ class RunCharts:
             for curve in self._curves[index]
         ]
         shown = [trace for trace in traces if trace.has_data]
-        marks = run.marks if self._shows_marks else ()
+        marks = run.data.marks if self._shows_marks else ()
         reason = charts.flat_reason(chart, run.config)
         if reason and not any((trace.y > 0).any() for trace in shown):
             return ChartContent((), reason, marks, TWO_UPDATES)

@@ -222,15 +222,14 @@ class RunSteering(QObject):
         if run.state not in STEERED_STATES:
             panel.hide()
             return
-        settings = run.present_settings
         try:
-            panel.show_settings(run.folder.name, settings.at_last(), settings.changes(), run.step)
+            panel.show_settings(run.folder.name, *run.settings_now(), run.step)
         except UserError as error:
             panel.show_answer(_message(error), is_refusal=True)
             return
         if self._asked_after is not None:
             after = self._asked_after
-            answers = [note for note in run.notes if _seq(note) > after and note.get("answers") == "change"]
+            answers = [note for note in run.data.notes if _seq(note) > after and note.get("answers") == "change"]
             if answers:
                 self._asked_after = None
                 panel.show_answer(str(answers[0]["sentence"]), is_refusal=answers[0].get("level") == "warning")
@@ -238,7 +237,7 @@ class RunSteering(QObject):
     def _ask(self, settings: dict[str, Any]) -> None:
         if self.panel is None or self._run is None:
             return
-        self._asked_after = max(map(_seq, self._run.notes), default=-1)
+        self._asked_after = max(map(_seq, self._run.data.notes), default=-1)
         try:
             self._run.change(settings)
         except UserError as error:

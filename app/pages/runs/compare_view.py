@@ -40,7 +40,7 @@ from app.state import charts
 from app.state.guide import place_of_chart
 from app.state.run import Run
 from app.state.run_comparison import AXES, ComparedMetric, RunComparison, SharedPrompt
-from app.state.run_notices import rewards_at_the_ends
+from app.state.run_notices import finite_rewards
 from app.state.run_state import Mark
 from app.widgets.basic.controls import ComboBox, Segments
 from app.widgets.basic.dialogs import save_file
@@ -251,7 +251,7 @@ class SharedPromptPanel(QWidget):
         if max(places) >= len(self._comparison.runs) or min(places) < 0:
             return
         first, second = (self._comparison.runs[place] for place in places)
-        newest = tuple(steps[-1] if (steps := run.completion_steps()) else 0 for run in (first, second))
+        newest = tuple(steps[-1] if (steps := run.index.steps()) else 0 for run in (first, second))
         if (first, second, newest) == self._shown:
             return
         self._shown = (first, second, newest)
@@ -459,9 +459,9 @@ class CompareView(QWidget):
     def _result(self, record: RunRecord, run: Run | None) -> RunResult:
         if run is None or not run.has_caught_up:
             return result_of(record, [])
-        steps, rewards = run.eval_series("reward")
+        steps, rewards = run.series("reward", held_out=True)
         pairs = zip(steps.tolist(), rewards.tolist(), strict=True)
-        return result_of(record, [pair for pair in pairs if pair[1] == pair[1]], rewards_at_the_ends(run))
+        return result_of(record, [pair for pair in pairs if pair[1] == pair[1]], finite_rewards(run))
 
     def export_menu(self) -> QMenu:
         menu = QMenu(self)
