@@ -190,12 +190,14 @@ def connect_desktop(app: QApplication, window: Window) -> None:
 
 
 def take_up(window: Window, *, ask: bool) -> None:
-    """Show the last run."""
+    """Show the last run, offering to resume it after a crash."""
+    from app.state.run_files import crash_offer
+
     session = window.session
     session.show_last_run()
     if not ask:
         return
-    offer = session.crash_to_offer()
+    offer = crash_offer(session.run.folder, session.prefs.offered_crash) if session.run is not None else None
     if offer is not None:
         window.offer_resume(offer)
     else:

@@ -44,6 +44,7 @@ from app.widgets.export_panel import ExportPanel
 from app.widgets.form.field import UndoKeys
 from app.widgets.menu_dialogs import PreferencesDialog
 from app.widgets.window_frame import DropOverlay, Sidebar, StatusStrip
+from backend.config import config
 from backend.distributed.hosts_file import HostsToAllow
 from backend.rewards.allowed_code import CodeToAllow
 from backend.runs.run_folder import RunFolder
@@ -347,7 +348,7 @@ class Window(QMainWindow):
 
         def may_run_code_of(run: RunFolder) -> bool:
             try:
-                return session.consent.obtain_for_run(run)
+                return session.consent.obtain(config.read(run.config), base=run.path)
             except UserError:  # whoever needs the settings says that they cannot be read
                 return True
 

@@ -309,7 +309,7 @@ class ChatWithModel(QObject):
             on_refused=on_refused,
             settings=chosen,
             groups=[answer.group],
-            trusted=self.consent.trusted(settings),
+            trusted=self.consent.code.fingerprints(settings),
             with_cases=False,
         )
 

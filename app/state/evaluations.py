@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from PySide6.QtCore import QObject, QTimer, Signal
 
 from app.state.consent import Consent
 from app.state.processes import ProcessOutcome, VerbProcess
+from backend.config import config
 from backend.runs.run_folder import RunFolder
 from backend.runs.saved_weights import saved_weights
 from backend.trainer.evaluation.evaluation_rows import (
@@ -31,29 +32,11 @@ from backend.utils.errors import UserError
 from backend.utils.files import open_regular
 
 SLICE_S = 0.008
-"""How long the rows' file is read in one turn of the event loop."""
 DECODINGS: tuple[DecodingName, ...] = ("greedy", "sampled")
 
 
 @dataclass(frozen=True, slots=True)
-class EvaluationRequest:
-    """What the page asks for. None leaves the choice to the verb."""
-
-    split: str = "test"
-    checkpoint: str = "end"
-    completions: int | None = None
-    limit: int | None = None
-
-    def arguments(self) -> list[str]:
-        numbers = {"--n": self.completions, "--limit": self.limit}
-        given = [part for flag, number in numbers.items() if number is not None for part in (flag, str(number))]
-        return ["--split", self.split, "--checkpoint", self.checkpoint, *given]
-
-
-@dataclass(frozen=True, slots=True)
 class RowSummary:
-    """A row. `means`: decoding → mean reward (before, after) training, or (None, mean) of one side."""
-
     offset: int
     index: int
     prompt: str
@@ -63,16 +46,12 @@ class RowSummary:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """An evaluation in the run's folder."""
-
     path: Path
     evaluation: Evaluation
 
 
 @dataclass(slots=True)
 class RunningEvaluation:
-    """An evaluation that is being made. `left_s` None: not known yet."""
-
     run: RunFolder
     phase: str = "Starting"
     done: float | None = None
@@ -81,17 +60,9 @@ class RunningEvaluation:
 
 
 class Evaluations(QObject):
-    """Signals:
-    listed_changed – there are other evaluations now, or another run's.
-    rows_changed – rows were read, or forgotten.
-    running_changed – an evaluation has begun, has got on, or has ended.
+    """The evaluations of a run, newest first, and the rows of the one that is `shown`.
 
-    Attributes:
-        listed – the run's evaluations, newest first.
-        shown – the one that is shown, or None.
-        rows – what has been read so far of its rows.
-        running – the evaluation that is being made, or None.
-        problem – why the last one gave no result, in a sentence; "" where it did.
+    `running`: the evaluation that is being made, or None; `problem`: why the last one gave no result.
     """
 
     listed_changed = Signal()
@@ -113,19 +84,18 @@ class Evaluations(QObject):
         self.running: RunningEvaluation | None = None
         self.problem = ""
         self._process: Any = None
-        self._file: BinaryIO | None = None
+        self._reader: Iterator[RowSummary] = iter(())
         self._reading = QTimer(self, interval=0)
         self._reading.timeout.connect(self._read_slice)
 
     def set_run(self, run: RunFolder | None) -> None:
-        """List this run's evaluations, and show the newest."""
         if run != self._run:
             self._run, self.problem = run, ""
             self.shown = None
         self.refresh()
 
     def refresh(self, show: Path | None = None) -> None:
-        """List the folder again; show the evaluation at `show`, else the one that was shown, else the newest."""
+        """List the folder again; show the evaluation at `show`, else the same, else the newest."""
         self.listed = []
         for path in evaluations_of(self._run) if self._run is not None else ():
             with suppress(UserError):  # no evaluation
@@ -138,11 +108,8 @@ class Evaluations(QObject):
         if changed:
             self._read_rows()
 
-    def show(self, path: Path) -> None:
-        self.refresh(path)
-
     def row(self, summary: RowSummary) -> EvaluatedRow | None:
-        """A row with its completions; None where the file is gone."""
+        """A row with its completions; None if the file is gone."""
         if self.shown is None:
             return None
         try:
@@ -153,48 +120,34 @@ class Evaluations(QObject):
             return None
 
     def _read_rows(self) -> None:
-        self._stop_reading()
+        self._reading.stop()
         self.rows = []
         self.rows_changed.emit()
         if self.shown is not None:
-            try:
-                self._file = open_regular(rows_file(self.shown.path))
-            except OSError:
-                return  # the figures are shown without their rows
+            self._reader = _rows_in(rows_file(self.shown.path))
             self._reading.start()
 
     def _read_slice(self) -> None:
         until = time.monotonic() + SLICE_S
-        while self._file is not None:
-            offset = self._file.tell()
-            line = self._file.readline()
-            if not line:
-                self._stop_reading()
-            elif (row := parse_row(line)) is not None:
-                self.rows.append(_summary(offset, row))
+        for row in self._reader:
+            self.rows.append(row)
             if time.monotonic() > until:
-                break
-        if self._file is None:  # all at once: a table that grows while it is read loses its selection
-            self.rows_changed.emit()
-
-    def _stop_reading(self) -> None:
+                return
         self._reading.stop()
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        self.rows_changed.emit()  # all at once: a table that grows while it is read loses its selection
 
-    def start(self, request: EvaluationRequest) -> None:
-        """Evaluate the run in a process, unless one is running; `problem` says why it cannot be."""
+    def start(self, options: Sequence[str]) -> None:
+        """Evaluate the run in a process, with options of the verb."""
         if self.running is not None or self._run is None:
             return
         try:
-            if not self._consent.obtain_for_run(self._run):
+            if not self._consent.obtain(config.read(self._run.config), base=self._run.path):
                 self._fail("The reward file was not allowed to run, so nothing was evaluated.")
                 return
         except UserError as mistake:
             self._fail(mistake.faults[0].sentence)
             return
-        command = backend_command("evaluate", str(self._run.path), "--stream", *request.arguments())
+        command = backend_command("evaluate", str(self._run.path), "--stream", *options)
         self.problem, self.running = "", RunningEvaluation(self._run)
         self._process = self._make_process(command, self)
         self._process.line.connect(self._on_line)
@@ -203,7 +156,6 @@ class Evaluations(QObject):
         self.running_changed.emit()
 
     def stop(self) -> None:
-        """End the process."""
         if self._process is not None:
             self._process.cancel()
 
@@ -235,14 +187,20 @@ def checkpoint_steps(run: RunFolder) -> list[int]:
     return [saved.step for saved in reversed(saved_weights(run))]
 
 
-def _summary(offset: int, row: EvaluatedRow) -> RowSummary:
-    means: dict[DecodingName, tuple[float | None, float | None]] = {}
-    for decoding in DECODINGS:
-        if (sides := row[decoding]) is not None:
-            base, tuned = sides.get("base"), sides.get("tuned")
-            before = mean_reward(base) if base is not None and tuned is not None else None
-            means[decoding] = (before, mean_reward(tuned or base or sides.get("model") or []))
-    return RowSummary(offset, row["index"], str(row.get("prompt", "")), str(row.get("answer", "")), means)
+def _rows_in(path: Path) -> Iterator[RowSummary]:
+    with suppress(OSError), open_regular(path) as file:  # without its rows, the figures are shown
+        offset = 0
+        while line := file.readline():
+            row, offset, start = parse_row(line), offset + len(line), offset
+            if row is None:
+                continue
+            means: dict[DecodingName, tuple[float | None, float | None]] = {}
+            for decoding in DECODINGS:
+                if (sides := row[decoding]) is not None:
+                    base, tuned = sides.get("base"), sides.get("tuned")
+                    before = mean_reward(base) if base is not None and tuned is not None else None
+                    means[decoding] = (before, mean_reward(tuned or base or sides.get("model") or []))
+            yield RowSummary(start, row["index"], str(row.get("prompt", "")), str(row.get("answer", "")), means)
 
 
 def _json_object(line: str) -> dict[str, Any]:

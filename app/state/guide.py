@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from html import escape
@@ -18,9 +18,7 @@ from backend.config.other_programs.translation import other_names
 from backend.utils.places import project_root
 
 CONTENTS = "README.md"
-"""The chapter with which the guide opens."""
 PAGE = "app:"
-"""What a link to a page of the app begins with."""
 _ANCHOR = re.compile(r'<a id="([\w-]+)"></a>')
 _KEY = re.compile(r" \(`\w+`\)$")
 _HEADING = re.compile(r"^(#{1,3}) (.+)$")
@@ -28,9 +26,9 @@ _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _FENCE = "```"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Passage:
-    """A heading without a setting's key, and the text below it. `level`: 1 for a chapter, 2 a section, 3 an entry."""
+    """A heading without a setting's key, and the text below it. `level`: 1 chapter, 2 section, 3 entry."""
 
     title: str
     level: int
@@ -38,7 +36,6 @@ class Passage:
     text: str
 
     def matches(self, words: Sequence[str]) -> bool:
-        """True if every one of the lower-case words occurs in it."""
         text = f"{self.title} {self.place} {self.text}".lower()
         return all(word in text for word in words)
 
@@ -56,7 +53,7 @@ def chapters() -> tuple[tuple[Passage, ...], ...]:
 
 
 def found(typed: str) -> list[Passage]:
-    """The passages that have all words that were typed, those with the words in their title or key first."""
+    """The passages with all words, those with the words in their title or key first."""
     words = typed.lower().split()
     matching = [passage for chapter in chapters() for passage in chapter if passage.matches(words)]
     return sorted(
@@ -75,7 +72,7 @@ def _places() -> dict[str, str]:
 
 
 def place_of_setting(key: str) -> str:
-    """Raises KeyError where the guide has no such paragraph, as the following two do."""
+    """Raises KeyError if the guide has no such paragraph, as the next two."""
     return _places()[f"setting-{key}"]
 
 
@@ -88,7 +85,6 @@ def place_of_rule(code: str) -> str:
 
 
 def chart_anchor(title: str) -> str:
-    """A chart's title as part of an anchor."""
     return "-".join(re.findall(r"[a-z0-9]+", title.lower()))
 
 
@@ -109,27 +105,20 @@ def resolved(link: str, chapter: str) -> str:
 
 def chapter_html(chapter: str) -> str:
     """A chapter, or another document that ships, as HTML for Qt's text widgets. Raises OSError."""
-    tokens = _markdown().parse((folder() / chapter).read_text(encoding="utf-8"))
+    markdown = MarkdownIt("commonmark", {"html": True}).enable("table")
+    markdown.add_render_rule("fence", _code_html)
+    tokens = markdown.parse((folder() / chapter).read_text(encoding="utf-8"))
     for token in tokens:
         if token.type in ("heading_open", "heading_close"):
-            _rename_heading(token)
+            token.attrs["class"], token.tag = token.tag, "div"
         for child in token.children or ():
-            _adapt(child, chapter)
-    return _markdown().renderer.render(tokens, _markdown().options, {})
-
-
-def _rename_heading(token: Token) -> None:
-    token.attrs["class"] = token.tag
-    token.tag = "div"
-
-
-def _adapt(token: Token, chapter: str) -> None:
-    if token.type == "html_inline":
-        token.content = token.content.replace("<a id=", "<a name=")
-    elif token.type == "text":
-        token.content = re.sub(r"^\[ \] ", "☐ ", token.content)
-    elif token.type == "link_open" and not is_shown(resolved(str(token.attrs["href"]), chapter)):
-        token.attrs.pop("href")
+            if child.type == "html_inline":
+                child.content = child.content.replace("<a id=", "<a name=")
+            elif child.type == "text":
+                child.content = re.sub(r"^\[ \] ", "☐ ", child.content)
+            elif child.type == "link_open" and not is_shown(resolved(str(child.attrs["href"]), chapter)):
+                child.attrs.pop("href")
+    return markdown.renderer.render(tokens, markdown.options, {})
 
 
 def documents() -> set[str]:
@@ -145,13 +134,6 @@ def is_shown(place: str) -> bool:
     return ":" in place or (folder() / place.partition("#")[0]).is_file()
 
 
-@cache
-def _markdown() -> MarkdownIt:
-    markdown = MarkdownIt("commonmark", {"html": True}).enable("table")
-    markdown.add_render_rule("fence", _code_html)
-    return markdown
-
-
 def _code_html(_renderer: object, tokens: Sequence[Token], index: int, *_: object) -> str:
     code = escape(tokens[index].content.rstrip("\n"))
     return f'<table width="100%" class="code"><tr><td><pre>{code}</pre></td></tr></table>\n'
@@ -159,27 +141,19 @@ def _code_html(_renderer: object, tokens: Sequence[Token], index: int, *_: objec
 
 def _passages(name: str) -> list[Passage]:
     passages: list[Passage] = []
-    lines: list[str] = []
     is_code = False
     for line in (folder() / name).read_text(encoding="utf-8").splitlines():
         is_code ^= line.startswith(_FENCE)
         heading = None if is_code else _HEADING.match(line)
-        if heading is None:
-            lines.append(line)
-            continue
-        _close(passages, lines)
-        anchor = _ANCHOR.search(heading[2])
-        place = f"{name}#{anchor[1]}" if anchor else name
-        passages.append(Passage(_KEY.sub("", _ANCHOR.sub("", heading[2])).replace("`", ""), len(heading[1]), place, ""))
-    _close(passages, lines)
+        if heading is not None:
+            anchor = _ANCHOR.search(heading[2])
+            title = _KEY.sub("", _ANCHOR.sub("", heading[2])).replace("`", "")
+            passages.append(Passage(title, len(heading[1]), f"{name}#{anchor[1]}" if anchor else name, ""))
+        elif passages:
+            passages[-1].text += f"{line}\n"
+    for passage in passages:
+        passage.text = passage.text.strip()
     return passages
-
-
-def _close(passages: list[Passage], lines: list[str]) -> None:
-    if passages:
-        last = passages.pop()
-        passages.append(Passage(last.title, last.level, last.place, "\n".join(lines).strip()))
-    lines.clear()
 
 
 GLOSSARY = project_root() / "docs" / "glossary.md"
@@ -190,7 +164,7 @@ _ENTRY = re.compile(r"^- \*\*(?P<term>.+?)\*\*: (?P<text>.+)$")
 
 @dataclass(frozen=True, slots=True)
 class GlossaryEntry:
-    """One term. `section` is the heading it stands under, `also` other words by which it is found."""
+    """A term under the heading `section`; `also`: other words by which it is found."""
 
     term: str
     text: str
@@ -198,40 +172,29 @@ class GlossaryEntry:
     also: str = ""
 
     def matches(self, words: Sequence[str]) -> bool:
-        """True if every one of the lower-case words occurs in it."""
         text = f"{self.term} {self.also} {self.text}".lower()
         return all(word in text for word in words)
 
 
 def glossary() -> list[GlossaryEntry]:
-    """All entries by section: the file's terms, every chart and every setting."""
-    return [*_terms(), *_charts(), *_settings()]
-
-
-def found_terms(entries: Sequence[GlossaryEntry], typed: str) -> list[GlossaryEntry]:
-    """The entries that have all words that were typed, those with the words in their term first."""
-    words = typed.lower().split()
-    matching = [entry for entry in entries if entry.matches(words)]
-    return (
-        sorted(matching, key=lambda entry: not all(word in entry.term.lower() for word in words)) if words else matching
-    )
-
-
-def _terms() -> Iterator[GlossaryEntry]:
+    """All entries: the terms of the file, every chart and every setting."""
+    entries: list[GlossaryEntry] = []
     section = ""
     for line in GLOSSARY.read_text(encoding="utf-8").splitlines():
         if heading := _SECTION.match(line):
             section = heading["title"]
         elif entry := _ENTRY.match(line):
-            yield GlossaryEntry(entry["term"], entry["text"][:1].upper() + entry["text"][1:], section)
-
-
-def _charts() -> Iterator[GlossaryEntry]:
+            entries.append(GlossaryEntry(entry["term"], entry["text"][:1].upper() + entry["text"][1:], section))
     for chart in CHARTS:
         metrics = " ".join([*(name for curve in chart.curves for name in curve.metrics), chart.pattern])
-        yield GlossaryEntry(chart.title, chart.help, CHART, metrics)
-
-
-def _settings() -> Iterator[GlossaryEntry]:
+        entries.append(GlossaryEntry(chart.title, chart.help, CHART, metrics))
     for key, about in SETTINGS.items():
-        yield GlossaryEntry(about.label, about.help, SETTING, " ".join([key, *other_names(key)]))
+        entries.append(GlossaryEntry(about.label, about.help, SETTING, " ".join([key, *other_names(key)])))
+    return entries
+
+
+def found_terms(entries: Sequence[GlossaryEntry], typed: str) -> list[GlossaryEntry]:
+    """The entries with all words, those with the words in their term first."""
+    words = typed.lower().split()
+    matching = [entry for entry in entries if entry.matches(words)]
+    return sorted(matching, key=lambda entry: not all(word in entry.term.lower() for word in words))

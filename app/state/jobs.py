@@ -16,7 +16,6 @@ from backend.utils import about
 from backend.utils.errors import ConfigProblem
 
 WINDOW_S = 6.0
-"""Seconds over which the speed is averaged."""
 DAY_S = 24 * 3600
 
 State = Literal["running", "paused", "failed", "done"]
@@ -24,7 +23,7 @@ State = Literal["running", "paused", "failed", "done"]
 
 @dataclass(slots=True)
 class Download:
-    """A model or dataset being downloaded. `done`, `total`: bytes, None until known; `sentence`: why it failed."""
+    """A model or dataset being downloaded: bytes `done` of `total`, or the `sentence` why it failed."""
 
     id: str
     repo_type: str
@@ -38,7 +37,7 @@ class Download:
 
     @property
     def speed(self) -> float | None:
-        """Bytes a second; None until that is known."""
+        """Bytes a second, or None."""
         if self.state != "running" or len(self.samples) < 2:
             return None
         (t0, first), (t1, last) = self.samples[0], self.samples[-1]
@@ -49,22 +48,12 @@ class Download:
         speed = self.speed
         return (self.total - self.done) / speed if speed and self.total is not None else None
 
-    def add_sample(self, now: float) -> None:
-        self.samples.append((now, self.done))
-        while self.samples[-1][0] - self.samples[0][0] > WINDOW_S:
-            self.samples.popleft()
-
 
 class Downloads(QObject):
-    """All downloads of this window. They continue whichever page is shown.
+    """All downloads of this window."""
 
-    Signals:
-        changed(Download) – its state or progress.
-        finished(Download) – it is on this machine now.
-    """
-
-    changed = Signal(object)
-    finished = Signal(object)
+    changed = Signal(object)  # Download
+    finished = Signal(object)  # Download
 
     def __init__(self, service: Service, parent: QObject | None = None) -> None:
         super().__init__(parent)
@@ -102,7 +91,6 @@ class Downloads(QObject):
         return download
 
     def pause(self, download: Download) -> None:
-        """Stop for now."""
         if download.number:
             self._service.cancel(download.number)
             self._end(download, "paused")
@@ -119,7 +107,9 @@ class Downloads(QObject):
         download.phase, download.done = progress["phase"], progress["done"]
         download.total = progress["total"] or download.total
         if download.phase == "downloading":
-            download.add_sample(time.monotonic())
+            download.samples.append((time.monotonic(), download.done))
+            while download.samples[-1][0] - download.samples[0][0] > WINDOW_S:
+                download.samples.popleft()
         self.changed.emit(download)
 
     def _end(self, download: Download, state: State) -> None:
@@ -130,11 +120,7 @@ class Downloads(QObject):
 
 
 class Updates(QObject):
-    """The update check, off until the user turns it on, at most once a day.
-
-    Signals:
-        told(str) – one sentence with the result.
-    """
+    """The update check, off until the user turns it on. Emits `told` with the result in one sentence."""
 
     told = Signal(str)
 
@@ -142,21 +128,15 @@ class Updates(QObject):
         super().__init__(parent)
         self._prefs, self._service = prefs, service
 
-    def check_at_start(self) -> bool:
+    def check_at_start(self) -> None:
         """Check if the user wants that and the last check was a day ago."""
-        due = time.time() - self._prefs.updates_checked > DAY_S
-        if not (self._prefs.check_updates and due and about.feed()):
-            return False
-        self._ask(is_asked=False)
-        return True
+        if self._prefs.check_updates and time.time() - self._prefs.updates_checked > DAY_S and about.feed():
+            self._ask(is_asked=False)
 
     def check_now(self) -> None:
-        """Check because the user asks."""
-        if not about.feed():
-            self.told.emit(about.NO_FEED)
-            return
-        self.told.emit("Asking for the latest version…")
-        self._ask(is_asked=True)
+        self.told.emit("Asking for the latest version…" if about.feed() else about.NO_FEED)
+        if about.feed():
+            self._ask(is_asked=True)
 
     def _ask(self, *, is_asked: bool) -> None:
         self._prefs.updates_checked = time.time()

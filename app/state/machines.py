@@ -24,14 +24,11 @@ from backend.utils.places import runs_folder
 THIS = "this Mac" if sys.platform == "darwin" else "this machine"
 ALONE = f"T{THIS[1:]} alone"
 FIRST = Host("127.0.0.1")
-"""The first entry of a new list: this machine."""
 STAGES = {"reading": "Asking…", "read": "Answered", "copying": "Copying", "measuring": "Measuring…"}
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What the check is doing with a machine."""
-
     words: str
     share: float | None = None
 
@@ -40,18 +37,9 @@ class Stage:
 
 
 class Machines(QObject):
-    """The list of machines, and what a check found about them.
+    """The list of machines as it is edited (`hosts`, empty for this machine alone), and the newest check of it.
 
-    Attributes:
-        hosts – the machines as they are edited; empty for this machine alone.
-        is_edited – they differ from the file.
-        problem – why the file cannot be read, or the list not be used; a sentence or "".
-        report – the newest check of these machines, or None.
-        stages – rank → what the check is doing there.
-        is_checking – whether a check is under way.
-
-    Signals:
-        changed – any of them.
+    `problem`: why the file cannot be read, or the list not be used. `stages`: rank → what the check is doing there.
     """
 
     changed = Signal()
@@ -59,7 +47,6 @@ class Machines(QObject):
     def __init__(
         self, draft: Draft, service: Callable[[], Service], consent: Consent, parent: QObject | None = None
     ) -> None:
-        """`service` is a function, so that looking at the list starts no process."""
         super().__init__(parent)
         self._draft, self._service, self._consent = draft, service, consent
         self.hosts: tuple[Host, ...] = ()
@@ -73,8 +60,6 @@ class Machines(QObject):
         draft.changed.connect(self._on_setting)
         self.load()
 
-    # The file
-
     @property
     def path(self) -> str:
         """The form's hosts file, or ""."""
@@ -87,7 +72,6 @@ class Machines(QObject):
             self._forget_check()
 
     def load(self) -> None:
-        """Read the file again."""
         self._path, self.problem, self.is_edited = self.path, "", False
         self._file = HostsFile(())
         if self._path:
@@ -100,29 +84,26 @@ class Machines(QObject):
 
     @property
     def can_save(self) -> bool:
-        """True if there are changes, and a file of them would be one."""
         return self.is_edited and not self.problem and all(host.ssh for host in self.hosts)
 
     def save(self, path: Path) -> None:
         """Write the list and make it the form's hosts file. Raises UserError."""
         hosts = parse_hosts(self._content(), path.name)
-        is_own = not self._path or self._consent.has_hosts(self._path)
+        is_own = not self._path or self._consent.hosts.missing(self._path) is None
         write_hosts(path, hosts)
-        if is_own:  # what the user has written here; a file of somebody else is asked about after an edit too
-            self._consent.allow_hosts(str(path))
+        # What the user has written here is allowed; a file of somebody else is asked about after an edit too.
+        if is_own and (asked := self._consent.hosts.missing(str(path))) is not None:
+            self._consent.hosts.allow(asked)
         self._file, self._path, self.is_edited, self.problem = hosts, str(path), False, ""
         self._draft.set("hosts", str(path))
         self._draft.problems_changed.emit()  # where the path is the same, its contents were mended
         self.changed.emit()
 
-    # The list
-
     def add(self) -> None:
-        """One more machine."""
         self._edit((*(self.hosts or (FIRST,)), Host("")), same_count=False)
 
     def remove(self, rank: int) -> None:
-        """Take a machine out, and the others' RDMA devices that led to it."""
+        """Remove a machine, and the others' RDMA devices that led to it."""
         kept = tuple(host for number, host in enumerate(self.hosts) if number != rank)
         kept = tuple(replace(host, rdma=host.rdma[:rank] + host.rdma[rank + 1 :]) for host in kept)
         self._edit(kept if len(kept) > 1 else (), same_count=True)
@@ -153,8 +134,6 @@ class Machines(QObject):
     def _content(self) -> dict[str, Any]:
         return replace(self._file, hosts=self.hosts).to_json()
 
-    # In words
-
     def summary(self) -> str:
         if self.problem:
             return self.problem
@@ -169,37 +148,25 @@ class Machines(QObject):
 
     def is_here(self, rank: int) -> bool:
         """True if a rank runs on this machine."""
-        return self._listed.is_here(rank)
-
-    @property
-    def _listed(self) -> HostsFile:
-        return replace(self._file, hosts=self.hosts)
-
-    def command(self) -> str:
-        """The line that starts all ranks by hand, for a run folder; "" while there is no list."""
-        return shell_line(self._command())
+        return replace(self._file, hosts=self.hosts).is_here(rank)
 
     def short_command(self) -> str:
-        """`command` with file names in place of paths, and without what only the shell needs to know."""
-        words = self._command()
-        kept = [
-            word
-            for number, word in enumerate(words)
-            if "--env" not in words[max(0, number - 1) : number + 1] and word != "-P"
-        ]
-        return shell_line([Path(word).name for word in kept])
+        """`command` as a line with file names in place of paths, and without environment variables."""
+        words = self.command()
+        pairs = zip(words, ["", *words], strict=False)
+        return shell_line([Path(word).name for word, before in pairs if "--env" not in (word, before) and word != "-P"])
 
-    def _command(self) -> list[str]:
+    def command(self) -> list[str]:
+        """The command that starts all ranks by hand; [] while there is no saved list."""
         if not self.hosts or not self._path or self.is_edited:
             return []
         wanted = str(self._draft.value("distributed_backend"))
         try:
-            choice = choose_backend(self._listed, wanted, has_mpi=shutil.which("mpirun") is not None)
+            listed = replace(self._file, hosts=self.hosts)
+            choice = choose_backend(listed, wanted, has_mpi=shutil.which("mpirun") is not None)
         except UserError:
             return []
-        return launch_command(self._listed, Path(self._path).expanduser(), choice.backend, runs_folder() / "RUN")
-
-    # The check
+        return launch_command(listed, Path(self._path).expanduser(), choice.backend, runs_folder() / "RUN")
 
     @property
     def is_checking(self) -> bool:
@@ -207,15 +174,14 @@ class Machines(QObject):
 
     @property
     def can_copy(self) -> bool:
-        """True if the newest check has found machines without the model, to which it can be copied."""
+        """The newest check found machines without the model."""
         return self.report is not None and bool(self.report.without_model)
 
     def machine(self, rank: int) -> CheckedMachine | None:
-        """What the newest check says of a rank."""
         return self.report.machines[rank] if self.report is not None and rank < len(self.report.machines) else None
 
     def check(self, *, copies: bool = False) -> None:
-        """Ask every machine, if the user allows the file; with `copies`, send the model to those that lack it."""
+        """Check every machine, if the user allows the file; `copies` sends the model to those without it."""
         if self.is_checking or not self.hosts or not self._consent.obtain_hosts(self._path):
             return
         self.problem, self.stages = "", {}

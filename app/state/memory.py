@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from backend.config.config import Config
 
 if TYPE_CHECKING:
-    from backend.trainer.memory.estimate import Estimate
     from backend.trainer.memory.model_shape import ModelShape
 
 NAMES = {
@@ -29,7 +28,7 @@ NAMES = {
 
 
 def memory_parts_of(config: Config, prompt: int | None = None) -> MemoryParts | None:
-    """The memory of a run in its largest phase; None for an unknown model. `prompt`: tokens of the longest prompt."""
+    """The memory of a run in its largest phase; None for an unknown model. `prompt`: tokens of the longest."""
     from backend.models.suggested_models import suggested
     from backend.trainer.memory.model_shape import shape_of
     from backend.utils.hub_cache import local_folder
@@ -44,16 +43,11 @@ def memory_parts_of_shape(config: Config, shape: ModelShape, prompt: int | None 
     from backend.trainer.memory.estimate import estimate_run, machines_note
     from backend.utils.machine import machine_bytes
 
-    return replace(
-        _memory_parts(estimate_run(config, shape, machine_bytes(), prompt)), machines_note=machines_note(config)
-    )
-
-
-def _memory_parts(result: Estimate) -> MemoryParts:
-    # The estimate has already chosen chunk sizes that fit, if any do, so there is no slack.
+    result = estimate_run(config, shape, machine_bytes(), prompt)
     named = [(NAMES.get(name, (name.capitalize(), "")), size) for name, size in result.largest.sizes.items()]
     parts = tuple(MemoryPart(name, size, about) for (name, about), size in named)
-    return MemoryParts(parts, limit=result.limit, advice=result.advice, slack=0.0, row_tip=result.row_tip)
+    # The estimate has already chosen chunk sizes that fit, if any do, so there is no slack.
+    return MemoryParts(parts, result.limit, result.advice, 0.0, result.row_tip, machines_note(config))
 
 
 GB = 1e9
@@ -61,7 +55,7 @@ GB = 1e9
 
 @dataclass(frozen=True, slots=True)
 class MemoryPart:
-    """One use of memory: “Weights”, “KV cache”, …; `about` is a sentence for its tip."""
+    """One use of memory; `about` is a sentence for its tip."""
 
     name: str
     bytes: float
@@ -72,8 +66,8 @@ class MemoryPart:
 class MemoryParts:
     """The memory of a run in bytes, against the `limit` of this machine.
 
-    `advice` says what to change where it may not fit, `row_tip` what would make one that fits faster. `slack`: how far
-    the estimate may be off, as a share of it.
+    `advice`: what to change if it may not fit; `row_tip`: what would be faster if it fits. `slack`: how far the
+    estimate may be off, as a share of it. `machines_note`: whose memory it is, of a run on several machines.
     """
 
     parts: tuple[MemoryPart, ...]
@@ -82,7 +76,6 @@ class MemoryParts:
     slack: float = 0.15
     row_tip: str = ""
     machines_note: str = ""
-    """Whose memory it is, of a run on several machines; a sentence or ""."""
 
     @property
     def total(self) -> float:
@@ -107,7 +100,6 @@ class MemoryParts:
 
 
 MemoryEstimator = Callable[[Config], MemoryParts | None]
-"""Estimates what a run needs; None where that is not known, as for a model that is not on this machine yet."""
 
 
 def amount(size: float) -> str:

@@ -8,16 +8,14 @@ from dataclasses import dataclass
 from PySide6.QtCore import QObject, QTimer, Signal
 
 NOTICE_S = 15.0
-"""How long something that has simply happened (“Saved mine.yaml.”) is shown."""
 REVIEW_MS = 150
-"""How long the form and the run must rest before the messages are reviewed: typing must not wait for that."""
 NOTICE = "notice"
-"""The cause of messages about something that has happened and will not be undone by itself."""
+"""Cause of messages about something that has happened."""
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A link beside a message: its text, and the function it calls."""
+    """A link beside a message."""
 
     text: str
     take: Callable[[], object]
@@ -34,14 +32,9 @@ class Message:
 
 
 class Messages(QObject):
-    """The messages that hold, oldest first.
+    """The messages that hold, oldest first."""
 
-    Signals:
-        changed – `current` is another one.
-        said(str) – this sentence was said.
-    """
-
-    changed = Signal()
+    changed = Signal()  # `current` is another
     said = Signal(str)
 
     def __init__(self, parent: QObject | None = None) -> None:
@@ -57,7 +50,6 @@ class Messages(QObject):
         return self._messages[-1] if self._messages else None
 
     def note(self, sentence: str) -> None:
-        """Say what has happened."""
         self.say(sentence)
 
     def say(
@@ -73,7 +65,7 @@ class Messages(QObject):
         self._replace(kept)
 
     def withdraw(self, *causes: str) -> None:
-        """Remove the messages of these causes, if there are any."""
+        """Remove the messages of these causes."""
         self._replace([message for message in self._messages if message.cause not in causes])
 
     def review(self) -> None:
@@ -82,7 +74,6 @@ class Messages(QObject):
         self._replace([message for message in self._messages if message.holds is None or message.holds()])
 
     def review_soon(self) -> None:
-        """Review once the form and the run have rested."""
         if any(message.holds is not None for message in self._messages):
             self._review_timer.start()
 

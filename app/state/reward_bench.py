@@ -20,7 +20,7 @@ from backend.utils.files import is_file
 
 @dataclass(frozen=True, slots=True)
 class RewardCase:
-    """`expected` scores by metric name, and `calls` the entry of `reward_functions` behind each name."""
+    """`expected` scores by metric name; `calls`: the entry of `reward_functions` behind each name."""
 
     file: Path
     expected: dict[str, float | None]
@@ -28,7 +28,7 @@ class RewardCase:
 
 
 def reward_file(settings: Mapping[str, Any]) -> Path | None:
-    """The user's reward file, where these settings name one that exists."""
+    """The user's reward file, if these settings name one that exists."""
     text = str(settings.get("reward_functions_file") or "").strip()
     try:
         path = catalogue.locate_reward_file(text) if text else None
@@ -38,7 +38,7 @@ def reward_file(settings: Mapping[str, Any]) -> Path | None:
 
 
 def case_of(settings: Mapping[str, Any], scores: Mapping[str, float | None]) -> RewardCase | None:
-    """The case of a completion with these scores; None without a file, or where no function of it gave a score."""
+    """The case of a completion with these scores; None if no function of a reward file gave one."""
     file = reward_file(settings)
     if file is None or not scores:
         return None
@@ -58,9 +58,7 @@ def case_of(settings: Mapping[str, Any], scores: Mapping[str, float | None]) -> 
 MAX_ROWS = 1000
 """Most rows that can be sampled in one request."""
 SETTLE_MS = 300
-"""How long settings must rest before completions are scored again automatically."""
 SCORING_SETTINGS = keys_used_by("scoring")
-"""Settings that scores, rewards or advantages depend on."""
 DECLINED = "The reward file was not allowed to run, so nothing was scored."
 
 Group = dict[str, Any]
@@ -70,18 +68,15 @@ class RewardBench(QObject):
     """The completions on the bench and their scores.
 
     Attributes:
-        groups – rows as in completions.jsonl, with scores added.
-        functions, findings – the result of each reward function, and the verdict on all scores.
-        failed – where a reward file could not be loaded, and why; else None.
-        cases – the kept cases, scored again with everything else.
-        origin – where the completions come from, in words.
-        seconds – how long scoring took; stale – the scores are older than the settings.
+        groups – rows as in completions.jsonl, with scores added; `origin` says where they come from.
+        functions, findings, cases – the answer to the question `score`; `seconds`: how long that took.
+        failed – the reward file that could not be loaded, and why, or None.
+        stale – the scores are older than the settings.
         busy – what is being done, or "".
 
     Signals:
         changed – any attribute but `busy`.
-        busy_changed(str) – what is being done, or "".
-        progress(int, int) – done and total; the total is 0 where it is not known.
+        progress(int, int) – done and total; the total is 0 if unknown.
         refused(str) – a sentence for the user.
     """
 
@@ -111,12 +106,11 @@ class RewardBench(QObject):
     # Loading completions
 
     def sample(self, how: str, count: int, numbers: Sequence[int], group_size: int, seed: int) -> None:
-        """Sample completions from the chosen model and score them."""
         choice = {"how": how, "count": count, "numbers": list(numbers), "group_size": group_size, "seed": seed}
         self._load("sample", "Sampling", "sampled from the model", settings=self.draft.values(), **choice)
 
     def load_run(self, folder: Path, step: int | None) -> None:
-        """Load the completions that a run wrote at a step, the newest by default."""
+        """Load the completions of a step, the newest by default."""
         self._load("run_completions", "Reading the run", "", run=str(folder), step=step)
 
     def load_file(self, path: Path) -> None:
@@ -126,7 +120,6 @@ class RewardBench(QObject):
         self._load("read_completions", "Reading what was pasted", "pasted", text=text)
 
     def cancel(self) -> None:
-        """Cancel the pending request."""
         if self._request is not None:
             self.service.cancel(self._request)
         self._end_request()
@@ -143,7 +136,7 @@ class RewardBench(QObject):
 
     def _set_groups(self, groups: list[Group], origin: str) -> None:
         self.groups, self.origin = groups, origin
-        self._loaded_for = self._task()
+        self._loaded_for = (self.draft.value("model"), self.draft.value("data"))
         self.functions, self.findings, self.failed = [], [], None
         self._end_request()
         self.changed.emit()
@@ -152,7 +145,7 @@ class RewardBench(QObject):
     # Scoring
 
     def score(self) -> None:
-        """Score the completions, after asking for consent where it is missing."""
+        """Score the completions, after asking for missing consent."""
         if not self.groups:
             return
         if not self.consent.obtain(self.draft.values()):
@@ -167,7 +160,7 @@ class RewardBench(QObject):
         if not self.groups:
             return
         # Scoring would cancel what is pending, whose answer leads to scoring anyway.
-        if self.busy or self.consent.unconfirmed(self.draft.values()):
+        if self.busy or self.consent.code.missing(self.draft.values()):
             self.stale = True
             self.changed.emit()
         else:
@@ -179,7 +172,12 @@ class RewardBench(QObject):
         scoring = {key: settings[key] for key in SCORING_SETTINGS}
         groups = [_without_scores(group) for group in self.groups]
         self._ask(
-            "score", "Scoring", self._on_scores, settings=scoring, groups=groups, trusted=self.consent.trusted(settings)
+            "score",
+            "Scoring",
+            self._on_scores,
+            settings=scoring,
+            groups=groups,
+            trusted=self.consent.code.fingerprints(settings),
         )
 
     def _on_scores(self, answer: dict[str, Any]) -> None:
@@ -203,11 +201,8 @@ class RewardBench(QObject):
 
     @property
     def means_of_form(self) -> dict[str, float]:
-        """`means` while the form has the model and dataset for which the completions were loaded."""
-        return self.means if self._loaded_for == self._task() else {}
-
-    def _task(self) -> tuple[Any, ...]:
-        return tuple(self.draft.value(key) for key in ("model", "data"))
+        """`means`, if the form still has the model and dataset of the completions, else {}."""
+        return self.means if self._loaded_for == (self.draft.value("model"), self.draft.value("data")) else {}
 
     @property
     def count(self) -> int:
@@ -217,11 +212,10 @@ class RewardBench(QObject):
 
     @property
     def reward_file(self) -> Path | None:
-        """The user's reward file, where one is set and exists."""
         return reward_file(self.draft.values())
 
     def keep_case(self, group: Mapping[str, Any], completion: Mapping[str, Any]) -> None:
-        """Keep a scored completion as a case of the reward file, with the scores by that file's own functions."""
+        """Keep a scored completion as a case of the reward file."""
         case = case_of(self.draft.values(), completion.get("rewards") or {})
         if case is None:
             self.refused.emit(

@@ -1,4 +1,4 @@
-"""Starts, queues and resumes runs, once everything that stands in the way has been checked or allowed."""
+"""Starts, queues and resumes runs, after checks and consent."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.state.memory import GB, MemoryEstimator, MemoryParts
+from app.state.memory import GB, MemoryEstimator, MemoryParts, memory_parts_of
+from app.state.run_summary import count_text
 from backend.config import config
 from backend.runs.events import check_format
 from backend.runs.run_folder import RunFolder, default_run_name, make_run_folder
@@ -19,16 +20,10 @@ if TYPE_CHECKING:
     from app.state.session import Session
 
 START = "start"
-"""The cause of messages about an attempt to start a run."""
 
 
 class RunStarter:
-    """The session's way to a new training process.
-
-    Attributes:
-        estimate_memory(Config) – the memory of a run, or None if it cannot be estimated. Tests replace it.
-        confirm_over_memory(MemoryParts) – asks whether to train although the run does not fit. Set by the window.
-    """
+    """Starts training processes. The window sets `confirm_over_memory`: may a run start that does not fit?"""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -36,7 +31,6 @@ class RunStarter:
         self.confirm_over_memory: Callable[[MemoryParts], bool] = lambda _memory_parts: False
 
     def start(self) -> None:
-        """Train with the form's settings in a new process."""
         # Imported here, so that the window can open and be tested without the means to start a trainer.
         from app.state.processes import start_training
 
@@ -55,7 +49,6 @@ class RunStarter:
         session.page_requested.emit("monitor")
 
     def queue(self) -> None:
-        """Queue a run with the form's settings."""
         session = self._session
         session.messages.withdraw(START)
         if not self._is_ready():
@@ -75,7 +68,7 @@ class RunStarter:
             session.message.emit(f"{folder.name} waits in the queue.")
 
     def resume(self, folder: RunFolder, *options: str) -> None:
-        """Resume a run from its newest checkpoint in a new process, and show it. `options`: of the verb `resume`."""
+        """Resume a run in a new process with options of the verb, and show it."""
         from app.state.processes import resume_training
 
         session = self._session
@@ -97,7 +90,6 @@ class RunStarter:
         session.page_requested.emit("monitor")
 
     def queue_existing(self, folder: RunFolder) -> None:
-        """Queue a run that has begun before, to be resumed."""
         session = self._session
         session.messages.withdraw(START)
         try:
@@ -109,15 +101,13 @@ class RunStarter:
             session.message.emit(f"{folder.name} waits in the queue.")
 
     def memory_parts(self) -> MemoryParts | None:
-        """The memory that a run of the form would need; None while that cannot be estimated."""
+        """The memory that a run of the form needs; None if unknown."""
         try:
             return self.estimate_memory(self._session.draft.config())
         except UserError:
             return None
 
     def _estimate_memory(self, settings: config.Config) -> MemoryParts | None:
-        from app.state.memory import memory_parts_of
-
         counts = self._session.dataset.counts
         return memory_parts_of(settings, counts.longest if counts is not None and counts.has_tokens else None)
 
@@ -128,8 +118,6 @@ class RunStarter:
 
     def _say(self, text: str) -> None:
         self._session.messages.say(text, START, self._session.while_form_stays())
-
-    # Each of these says what is in the way, if anything is
 
     def _is_busy(self) -> bool:
         from backend.runs.sweeps.sweep_results import live_sweep
@@ -145,26 +133,20 @@ class RunStarter:
         return sweep is not None
 
     def _is_ready(self) -> bool:
-        draft = self._session.draft
+        session, draft = self._session, self._session.draft
+        if problems := draft.problems():
+            more = len(problems) - 1
+            rest = f" There {'is' if more == 1 else 'are'} {count_text(more, 'more problem')}." if more else ""
+            session.page_requested.emit("train")
+            session.field_requested.emit(problems[0].setting)
+            text = problems[0].sentence + rest
+            session.messages.say(text, START, lambda: draft.problems() == problems)
+            return False
         return (
-            self._is_sound()
-            and self._fits_memory()
+            self._fits_memory()
             and self._may_run_code(draft.values())
             and self._may_use_hosts(str(draft.value("hosts") or ""))
         )
-
-    def _is_sound(self) -> bool:
-        session = self._session
-        problems = session.draft.problems()
-        if not problems:
-            return True
-        more = len(problems) - 1
-        rest = "" if not more else " There is one more problem." if more == 1 else f" There are {more} more problems."
-        session.page_requested.emit("train")
-        session.field_requested.emit(problems[0].setting)
-        text = problems[0].sentence + rest
-        session.messages.say(text, START, lambda: session.draft.problems() == problems)
-        return False
 
     def _fits_memory(self) -> bool:
         parts = self.memory_parts()
@@ -184,10 +166,10 @@ class RunStarter:
 
     def _may_run_code(self, settings: Mapping[str, Any], folder: Path | None = None) -> bool:
         session = self._session
-        is_allowed = session.consent.obtain(settings, folder)
+        is_allowed = session.consent.obtain(settings, base=folder)
         if not is_allowed:
             text = "The reward file was not allowed to run, so nothing was started."
-            session.messages.say(text, START, lambda: bool(session.consent.unconfirmed(session.draft.values())))
+            session.messages.say(text, START, lambda: bool(session.consent.code.missing(session.draft.values())))
         return is_allowed
 
     def _may_use_hosts(self, hosts: str) -> bool:
@@ -195,5 +177,5 @@ class RunStarter:
         is_allowed = session.consent.obtain_hosts(hosts)
         if not is_allowed:
             text = "The machines of the hosts file may not be contacted, so nothing was started."
-            session.messages.say(text, START, lambda: not session.consent.has_hosts(hosts))
+            session.messages.say(text, START, lambda: session.consent.hosts.missing(hosts) is not None)
         return is_allowed

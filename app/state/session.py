@@ -15,7 +15,7 @@ from app.state.draft import Draft
 from app.state.messages import Messages, Offer
 from app.state.prefs import Prefs
 from app.state.presets import Preset
-from app.state.run_files import CrashOffer, crash_offer, last_run
+from app.state.run_files import last_run
 from app.state.run_starter import RunStarter
 from backend.runs.archive import MOST_RUNS, CompletionTime, completion_time_of, seconds_per_completion
 from backend.runs.events import check_format
@@ -37,9 +37,7 @@ if TYPE_CHECKING:  # imported on first use, so that the first paint does not wai
     from app.state.run_list import RunQueue
 
 FORM, RUN, FORMAT, BENCH = "form", "run", "format", "bench"
-"""Causes of messages: a change of the whole form, the run on show, a run of a newer version, the reward bench."""
 RELEASE_MS = 200
-"""How often a run that has ended is checked for a process that still holds its folder."""
 SERVICE_FAILED = "Something went wrong inside GRPO Studio. Help, Report a problem… shows a report that you can send."
 
 
@@ -47,19 +45,16 @@ class Session(QObject):
     """One window's state: the form, the run on show, the queue, and services created on first use.
 
     Attributes:
-        prefs, draft, messages, consent – the app's own settings, the form, the status strip, and what the user allowed.
-        starter – starts and resumes runs.
         run – the run that Monitor and Completions show, or None.
         launched – the run that this session has started or found training, or None.
         last_fault – the last failure of the helper process, for a report.
 
     Signals:
-        page_requested(str), field_requested(str), guide_requested(str) – show a page, a setting, a place of the guide.
+        page_requested(key), field_requested(setting), guide_requested(place) – show it.
         undo_requested, presets_requested – undo the last change of the form; show the presets.
         message(str) – something has happened. What is true for as long as its cause is said with `messages.say`.
-        run_changed – `run` is another run now, or None.
-        run_state_changed(str) – the state of `run`, also once its process is gone.
-        export_requested, chat_requested, settings_requested, waiting_settings_requested (RunFolder) – export this run,
+        run_changed, run_state_changed(str) – `run` is another; its state, also once its process is gone.
+        export_requested, chat_requested, settings_requested, waiting_settings_requested(RunFolder) – export this run,
             chat with it, load its settings into the form, edit the settings of this waiting run in the form.
         completions_requested(int, str or None) – show this step's completions under a filter; None: all.
         reward_rows_requested(list[int]) – sample on these rows of the training split, counted from 1.
@@ -97,12 +92,7 @@ class Session(QObject):
         self._release_timer = QTimer(self, singleShot=True, interval=RELEASE_MS)
         self._release_timer.timeout.connect(self._await_release)
         self.message.connect(self.messages.note)
-        for signal in (
-            self.draft.changed,
-            self.draft.problems_changed,
-            self.run_changed,
-            self.run_state_changed,
-        ):
+        for signal in (self.draft.changed, self.draft.problems_changed, self.run_changed, self.run_state_changed):
             signal.connect(self.messages.review_soon)
         self.draft.changed.connect(self._remember_file)
         self.draft.saved.connect(self._remember_file)
@@ -113,7 +103,7 @@ class Session(QObject):
 
     @cached_property
     def service(self) -> Service:
-        """The client of the helper process, which answers everything that takes time."""
+        """The client of the helper process."""
         from app.state.processes import Service
 
         service = Service(self)
@@ -121,7 +111,6 @@ class Session(QObject):
         return service
 
     def remember_fault(self, sentence: str, trace: str) -> None:
-        """Keep a failure of the helper process for a report."""
         self.last_fault = ProblemFacts(sentence, trace, settings=self.draft.values())
         self.message.emit(SERVICE_FAILED)
 
@@ -133,7 +122,6 @@ class Session(QObject):
 
     @cached_property
     def dataset(self) -> Dataset:
-        """The form's dataset, shared by every page that shows it."""
         from app.state.dataset import Dataset
 
         dataset = Dataset(self.draft, self.service, self)
@@ -150,7 +138,7 @@ class Session(QObject):
             form_stays = self.while_form_stays()
 
             def holds() -> bool:
-                is_allowed = sentence == DECLINED and not self.consent.unconfirmed(self.draft.values())
+                is_allowed = sentence == DECLINED and not self.consent.code.missing(self.draft.values())
                 return not bench.busy and form_stays() and not is_allowed
 
             self.messages.say(sentence, BENCH, holds)
@@ -167,7 +155,6 @@ class Session(QObject):
 
     @cached_property
     def machines(self) -> Machines:
-        """The machines of the form's run."""
         from app.state.machines import Machines
 
         return Machines(self.draft, lambda: self.service, self.consent, self)
@@ -192,7 +179,7 @@ class Session(QObject):
     # The form
 
     def restore(self) -> None:
-        """Restore the form of the last session, or load the demo on the first launch."""
+        """Restore the form of the last session, or load the demo at the first launch."""
         try:
             if self.prefs.draft_file.exists():
                 self.draft.restore(self.prefs.config_file)
@@ -218,7 +205,7 @@ class Session(QObject):
         self._say_of_form(f"{text}.")
 
     def load_settings(self, folder: RunFolder) -> bool:
-        """Load a run's settings, as they were at its end, into the form; False if they cannot be read."""
+        """Load a run's settings at its end into the form; False if they cannot be read."""
         try:
             over = changed_values(read_changes(folder))
         except UserError as error:
@@ -244,7 +231,7 @@ class Session(QObject):
         self._say_undoable(f"{preset.title} is set.")
 
     def use_data(self, name: str) -> None:
-        """Set the dataset to this file, folder or Hub id, and map the columns that can be guessed from it."""
+        """Set the dataset to this file, folder or Hub id, and guess its columns."""
         from app.state.presets import data_choice
 
         choice, before = data_choice(self.draft, name), self.draft.values()
@@ -256,7 +243,6 @@ class Session(QObject):
             self._say_undoable(choice.sentence)
 
     def use_path(self, key: str, path: Path) -> None:
-        """Put a file or folder into a setting, and show it there."""
         if key == "reward_functions_file":
             self.draft.use_reward_file(str(path))
         else:
@@ -265,12 +251,12 @@ class Session(QObject):
         self.field_requested.emit(key)
 
     def use_two_updates(self) -> None:
-        """Set the form to two updates per rollout, so that the next run has a ratio that can be clipped."""
+        """Set the form to two updates per rollout, so that the ratio can be clipped."""
         self.draft.set("num_iterations", 2)
         self._say_undoable("Updates per rollout is 2 in the form, for the next run; a running one keeps its own.")
 
     def while_form_stays(self) -> Callable[[], bool]:
-        """A function that returns True as long as the form is the same as now."""
+        """Return a function that is True as long as the form is the same as now."""
         values, path = self.draft.values(), self.draft.path
         return lambda: (self.draft.values(), self.draft.path) == (values, path)
 
@@ -287,6 +273,7 @@ class Session(QObject):
     # The run that is shown
 
     def open_run(self, path: Path) -> None:
+        """Show a run."""
         from app.state.run import Run  # loads numpy, which the first paint does not wait for
 
         self._release_run()
@@ -301,7 +288,6 @@ class Session(QObject):
             self.messages.say(error.faults[0].sentence, FORMAT, lambda: self.run is run)
 
     def close_run(self) -> None:
-        """Show no run."""
         if self.run is not None:
             self._release_run()
             self.run_changed.emit()
@@ -313,7 +299,7 @@ class Session(QObject):
             self.run = None
 
     def reattach(self) -> bool:
-        """Show the newest run that is still training, if there is one: an earlier window may have started it."""
+        """Show the newest run that is still training, if an earlier window left one."""
         live = next((run for run in all_runs() if run.is_locked()), None)
         if live is None:
             return False
@@ -323,19 +309,10 @@ class Session(QObject):
         return True
 
     def show_last_run(self) -> None:
-        """Show the run that has trained last, where none is shown yet."""
+        """Show the run that has trained last, if none is shown."""
         last = last_run() if self.run is None else None
         if last is not None:
             self.open_run(last.path)
-
-    def crash_to_offer(self) -> CrashOffer | None:
-        """The run that is shown, where it crashed and was not offered to be resumed before."""
-        return crash_offer(self.run.folder, self.prefs.offered_crash) if self.run is not None else None
-
-    def try_rewards(self, rows: list[int]) -> None:
-        """Have the reward bench sample the model on these rows of the training split, counted from 1."""
-        self.page_requested.emit("rewards")
-        self.reward_rows_requested.emit(rows)
 
     def chat_with(self, folder: RunFolder) -> None:
         """Chat with this run's model."""
@@ -346,7 +323,7 @@ class Session(QObject):
 
     @property
     def is_training(self) -> bool:
-        """A run of this session is alive, even while another run is shown, or the queue is about to start one."""
+        """A run of this session is alive, or the queue is about to start one."""
         run = self.run
         # A run that is still being read says "starting", whatever its end.
         is_known = run is not None and (run.has_caught_up or self.is_launched(run.folder) or run.folder.is_locked())
@@ -354,7 +331,6 @@ class Session(QObject):
         return is_shown or self._live_folder() is not None or ("queue" in vars(self) and self.queue.is_active)
 
     def is_launched(self, run: RunFolder) -> bool:
-        """This session has started the run, or found it training."""
         return self.launched is not None and self.launched.path == run.path
 
     def stop_training(self) -> None:
@@ -385,14 +361,12 @@ class Session(QObject):
 
 
 REST_MS = 15
-"""Pause between two runs, so that typing and painting come first."""
 
 
 class TimeForecast(QObject):
     """Seconds per completion on this machine, from archived runs, read one per turn of the event loop.
 
-    Signals:
-        changed – the archive was read, and forecasts may differ.
+    Emits `changed` once the archive was read and forecasts may differ.
     """
 
     changed = Signal()
@@ -407,13 +381,12 @@ class TimeForecast(QObject):
         self._timer.timeout.connect(self._read_one)
 
     def refresh(self) -> None:
-        """Read the archive again, unless it is being read."""
         if not self._timer.isActive():
             self._read, self._waiting = [], islice(self._runs(), MOST_RUNS)
             self._timer.start()
 
     def seconds_per_completion(self, values: Mapping[str, Any]) -> float | None:
-        """Seconds per completion in the runs read so far; None if none of them has the same model."""
+        """None if no run read so far has the same model."""
         return seconds_per_completion(values, self._known)
 
     def _read_one(self) -> None:

@@ -65,9 +65,9 @@ def test_consent_is_asked_once(reward_file: Path, tmp_path: Path) -> None:
     )
     assert len(dialog.requests) == 1
     reward_file.write_text(CODE + "\n")
-    assert consent.trusted(settings) != {str(reward_file): read_code(reward_file).fingerprint}
+    assert consent.code.fingerprints(settings) != {str(reward_file): read_code(reward_file).fingerprint}
     assert consent.obtain(settings) and [request.changed for request in dialog.requests] == [False, True]
-    assert consent.trusted(settings) == {str(reward_file): read_code(reward_file).fingerprint}
+    assert consent.code.fingerprints(settings) == {str(reward_file): read_code(reward_file).fingerprint}
     assert consent.obtain({"reward_functions": ["r1_int"]}) and len(dialog.requests) == 2, "what ships needs no consent"
 
 
@@ -138,7 +138,11 @@ def test_run_and_resume_contact_no_machines_without_consent(
     session.close_run()
     session.starter.resume(run, "--hosts", "none")
     hosts_file.write_text(json.dumps(HOSTS))
-    assert session.consent.has_hosts("") and not session.consent.obtain_hosts(str(hosts_file)) and asked[-1].changed
+    assert (
+        session.consent.hosts.missing("") is None
+        and not session.consent.obtain_hosts(str(hosts_file))
+        and asked[-1].changed
+    )
     session.close_run()
 
 
@@ -173,7 +177,7 @@ def test_dropped_file_is_not_run(page: str, qtbot, tmp_path: Path) -> None:
     settings = small_run.settings_for(tmp_path, reward_functions=["low_half"], reward_weights=[])
     window.session.draft.update(settings)
     assert window.session.draft.value("reward_functions_file") == str(file) and not window.session.draft.problems()
-    assert [each.code.path for each in window.session.consent.unconfirmed(window.session.draft.values())] == [file]
+    assert [each.code.path for each in window.session.consent.code.missing(window.session.draft.values())] == [file]
     assert not dialog.requests, "a drop asks nothing, for nothing runs"
     window.session.starter.start()
     assert len(dialog.requests) == 1 and not (tmp_path / "it-ran").exists()

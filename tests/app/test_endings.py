@@ -401,7 +401,7 @@ def test_a_crash_is_offered_to_be_resumed_once(
     folder = running(steps=137)
     age(folder)
     session.show_last_run()
-    offer = session.crash_to_offer()
+    offer = crash_offer(session.run.folder, session.prefs.offered_crash)
     assert offer is not None
     assert offer.question == "run ended unexpectedly after step 137."
     assert offer.detail == "It can go on from step 20. The 117 steps after it would be trained again."
@@ -411,10 +411,10 @@ def test_a_crash_is_offered_to_be_resumed_once(
     box = window.findChildren(QuestionBox)[-1]
     box._buttons[0].click()
     assert resumed == [folder]
-    assert session.crash_to_offer() is None
+    assert crash_offer(session.run.folder, session.prefs.offered_crash) is None
     write(folder, "step", step=138, metrics={})
     age(folder)
-    assert session.crash_to_offer() is not None, "another crash of the same run"
+    assert crash_offer(session.run.folder, session.prefs.offered_crash) is not None, "another crash of the same run"
 
 
 @pytest.mark.parametrize("ending", ["finished", "stopped", "failed"])

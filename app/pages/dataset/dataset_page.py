@@ -160,7 +160,7 @@ class DatasetPage(QWidget):
         self._show_counts()
         self._show_variety()
         self.table.set_placeholder(self._placeholder())
-        has_unconfirmed = bool(self.session.consent.unconfirmed(self._mapping_settings()))
+        has_unconfirmed = bool(self.session.consent.code.missing(self._mapping_settings()))
         self.allow_button.setVisible(bool(self.draft.value("map_function")) and has_unconfirmed)
         self._show_enabled()
         self.model.set_prompt_limit(dataset.prompt_limit)
@@ -213,7 +213,9 @@ class DatasetPage(QWidget):
 
     def try_rewards(self) -> None:
         """Have the reward bench sample the model on the selected rows."""
-        self.session.try_rewards([number + 1 for part in self.table.selected_ranges() for number in part])
+        self.session.page_requested.emit("rewards")
+        rows = [number + 1 for part in self.table.selected_ranges() for number in part]
+        self.session.reward_rows_requested.emit(rows)
 
     def allow_map_function(self) -> None:
         """Ask for consent to the file of the map function, and read the rows again with it."""

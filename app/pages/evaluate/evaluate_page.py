@@ -11,7 +11,7 @@ from PySide6.QtWidgets import QProgressBar, QSizePolicy, QSplitter, QStackedLayo
 from app import theme
 from app.pages.evaluate.tables import FigureModel, FiguresTable, PromptRowModel, PromptRowTable, RowLine, figure_lines
 from app.state import charts
-from app.state.evaluations import EvaluationRequest, Evaluations, Listed, checkpoint_steps
+from app.state.evaluations import Evaluations, Listed, checkpoint_steps
 from app.state.session import Session
 from app.widgets.basic.controls import ComboBox, ElidedLabel, NumberEdit, Segments
 from app.widgets.basic.labels import EmptyState, button, label, plain_tip
@@ -117,14 +117,12 @@ class EvaluationForm(QWidget):
         if self.button.isEnabled():
             (self.stopped if self._is_running else self.started).emit()
 
-    def request(self) -> EvaluationRequest:
-        """The evaluation that the fields describe."""
-        return EvaluationRequest(
-            split=self.split.currentData(),
-            checkpoint=self.checkpoint.currentData() or "end",
-            completions=int(self.completions.text()) if self.completions.hasAcceptableInput() else None,
-            limit=int(self.limit.text()) if self.limit.hasAcceptableInput() else None,
-        )
+    def options(self) -> list[str]:
+        """The options of the verb that the fields describe."""
+        options = ["--split", self.split.currentData(), "--checkpoint", str(self.checkpoint.currentData() or "end")]
+        for flag, line in (("--n", self.completions), ("--limit", self.limit)):
+            options += [flag, str(int(line.text()))] if line.hasAcceptableInput() else []
+        return options
 
 
 class EvaluatePage(QWidget):
@@ -180,7 +178,7 @@ class EvaluatePage(QWidget):
         self.nothing.button_clicked.connect(lambda: self.session.page_requested.emit("train"))
         self.form.started.connect(self.start)
         self.form.stopped.connect(self.evaluations.stop)
-        self.picker.activated.connect(lambda _: self.evaluations.show(self.picker.currentData()))
+        self.picker.activated.connect(lambda _: self.evaluations.refresh(self.picker.currentData()))
         self.decoding.chosen.connect(lambda _: self._show_decoding())
         self.kind.chosen.connect(lambda _: self._show_rows())
         self.rows.chosen.connect(self._show_row)
@@ -215,7 +213,7 @@ class EvaluatePage(QWidget):
 
     def start(self) -> None:
         if self.session.run is not None and not self._obstacle():
-            self.evaluations.start(self.form.request())
+            self.evaluations.start(self.form.options())
 
     def _obstacle(self) -> str:
         if self.session.is_training:

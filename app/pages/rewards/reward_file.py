@@ -378,7 +378,7 @@ class RewardFilePanel(QFrame):
             self._say(f"{path.name} was changed by another program. Save again to overwrite it.", reload=True)
             return
         try:
-            rights = consent.rights(read_code(path.resolve()))
+            rights = consent.code.rights(read_code(path.resolve()))
         except UserError:
             rights = None
         text = self.editor.toPlainText()

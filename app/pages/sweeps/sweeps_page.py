@@ -423,7 +423,7 @@ class SweepsPage(QWidget):
             return
         if self.session.is_training or self.sweeps.is_live:
             self.session.message.emit(ONE_TRAINING)
-        elif not self.session.consent.obtain_all(self.plan.every_settings()):
+        elif not self.session.consent.obtain(*self.plan.every_settings()):
             self.session.message.emit(DECLINED)
         elif self.sweeps.start(self.plan):
             name, taken, number = self.plan.name, set(self.sweeps.names()), 2
@@ -490,7 +490,7 @@ class SweepsPage(QWidget):
 
     def _may_run_code(self, folder: SweepFolder) -> bool:
         try:
-            allowed = self.session.consent.obtain_all(settings_of_runs(folder), folder.path)
+            allowed = self.session.consent.obtain(*settings_of_runs(folder), base=folder.path)
         except UserError as error:
             self.session.message.emit(error.faults[0].sentence)
             return False
