@@ -139,7 +139,7 @@ class ChatWithModel(QObject):
     def unload(self) -> None:
         """End the model's process."""
         if self._service is not None:
-            self._service.retire()
+            self._service.close(wait=False)
             self._service = None
         self.sides, self.notes, self.bytes, self.row, self._question = [], [], 0, None, None
         self.reset()

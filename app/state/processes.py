@@ -10,44 +10,23 @@ from typing import Any
 
 from PySide6.QtCore import QCoreApplication, QObject, QProcess, QProcessEnvironment, QTimer, Signal
 
-from backend.runs.queue import QueueFile
 from backend.runs.run_folder import RunFolder
 from backend.utils.command import backend_command, backend_environment
 from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.text import as_in_a_terminal
-from backend.utils.whole_file import replace_file
 
 OnAnswer = Callable[[Any], None]
 OnRefused = Callable[[list[ConfigProblem]], None]
 OnProgress = Callable[[dict[str, Any]], None]
 
 CANCEL_MS, CLOSE_MS = 3000, 1500
-"""How long a cancelled verb and a closed service may take to end before they are killed."""
-MAX_DEATHS = 2
-"""A service whose processes die this often in a row without an answer starts no more."""
-STDERR_TAIL = 2000
-"""Characters of stderr that a service keeps for its error message."""
-
-
-def start_training(config_text: str, run: RunFolder) -> None:
-    """Write the run's config.yaml and start `train --run` on it, detached. Raises UserError."""
-    replace_file(run.config, config_text)
-    start_detached(backend_command("train", "--run", str(run.path)), run)
-
-
-def resume_training(run: RunFolder, *options: str) -> None:
-    """Resume a run from its newest checkpoint, detached, with options of the verb. Raises UserError."""
-    start_detached(backend_command("resume", str(run.path), *options), run)
-
-
-def start_queue_runner(queue: QueueFile) -> None:
-    """Start the process that trains what waits, detached. Raises UserError."""
-    command = backend_command("queue", "run", "--runs-dir", str(queue.folder))
-    start_detached(command, RunFolder(queue.folder), queue.log)
+"""Grace of a cancelled verb and of a closed service before they are killed."""
+MAX_DEATHS = 2  # in a row, after which a service starts no more processes
+STDERR_TAIL = 2000  # characters of stderr for the error message
 
 
 def start_detached(command: list[str], run: RunFolder, log: Path | None = None) -> None:
-    """Start a process in a run's folder that survives this one; `log` (log.txt) gets its output. Raises UserError."""
+    """Start a process in a run's folder that survives this one, with output to `log` or log.txt. Raises UserError."""
     process = _process(command)
     process.setWorkingDirectory(str(run.path))
     # Files and no pipes: the far end of a pipe would close with the window, and the training's next line would end it.
@@ -71,11 +50,9 @@ def _process(command: list[str], parent: QObject | None = None) -> QProcess:
 
 
 class ChildProcess(QObject):
-    """A backend process that ends with the window, read line by line.
+    """A backend process that ends with the window, read line by line: `printed` on stdout, `warned` on stderr.
 
-    Signals:
-        printed(str), warned(str) – a line of stdout or stderr.
-        ended(int) – its exit status; −1 when it was killed or could not start, and then `start_error` says why.
+    `ended`: its exit status; −1 if it was killed, or could not start, and then `start_error` says why.
     """
 
     printed = Signal(str)
@@ -98,7 +75,6 @@ class ChildProcess(QObject):
         self._process.start()
 
     def write(self, line: bytes) -> None:
-        """Send a line to its stdin."""
         self._process.write(line + b"\n")
 
     @property
@@ -106,7 +82,7 @@ class ChildProcess(QObject):
         return self._process.state() != QProcess.ProcessState.NotRunning
 
     def end(self, grace_ms: int, *, wait: bool = False) -> None:
-        """Close its stdin, terminate a verb, and kill it after the grace; with `wait`, return once it has ended."""
+        """Close its stdin, and kill it after the grace; with `wait`, return once it has ended."""
         self._process.closeWriteChannel()
         if wait:
             if not self._process.waitForFinished(grace_ms):
@@ -136,23 +112,19 @@ class ChildProcess(QObject):
 
 @dataclass(frozen=True, slots=True)
 class ProcessOutcome:
-    """How a verb ended; −1 is the exit code of one that was killed or never started."""
+    """How a verb ended; exit code −1: it was killed or never started.
+
+    `sentence` is its last line, or why there is none; `output` all lines.
+    """
 
     ok: bool
     exit_code: int
     sentence: str
-    """For the user: its last line, or why there is none."""
     output: str
-    """Every line, in the order read."""
 
 
 class VerbProcess(ChildProcess):
-    """One short backend verb (export, evaluate, check).
-
-    Signals:
-        line(str) – a line was printed, on either stream.
-        done(ProcessOutcome) – it ended; emitted once.
-    """
+    """A short backend verb (export, evaluate, check). `line`: printed on either stream; `done`: its outcome, once."""
 
     line = Signal(str)
     done = Signal(object)
@@ -169,7 +141,7 @@ class VerbProcess(ChildProcess):
         self.ended.connect(self._finish)
 
     def cancel(self) -> None:
-        """Terminate it, and kill it after a while. `done` follows."""
+        """Terminate it; `done` follows."""
         if self.is_running:
             self._is_cancelled = True
             self._process.terminate()
@@ -201,15 +173,13 @@ class _Question:
     on_answer: OnAnswer
     on_refused: OnRefused | None
     on_progress: OnProgress | None
-    owner: int | None
-    """id() of the owner: when `destroyed` is emitted, its Python wrapper can no longer be used."""
+    owner: int | None  # id(): when `destroyed` is emitted, the Python wrapper is gone
 
 
 class Service(QObject):
     """Sends questions to one warm `serve` process; `backend.serve.questions` lists them.
 
-    Signals:
-        failed(str, str) – the program failed: a message, and a traceback or the last words of a dead process.
+    `failed(sentence, traceback)`: the program failed or died.
     """
 
     failed = Signal(str, str)
@@ -255,29 +225,22 @@ class Service(QObject):
         return number
 
     def cancel(self, number: int) -> None:
-        """Cancel a question: none of its callbacks is called any more."""
+        """None of its callbacks is called any more."""
         if self._questions.pop(number, None) is not None:
             self._send({"cancel": number})
 
-    def close(self) -> None:
-        """Cancel every question and end the process."""
-        if (process := self._detach()) is not None:
-            process.end(CLOSE_MS, wait=True)
-
-    def retire(self) -> None:
-        """As `close` without waiting."""
-        if (process := self._detach()) is None:
-            self.deleteLater()
-        else:
-            process.ended.connect(self.deleteLater)
-            process.end(CLOSE_MS)
-
-    def _detach(self) -> ChildProcess | None:
+    def close(self, *, wait: bool = True) -> None:
+        """Cancel every question and end the process; without `wait`, delete this object once it has ended."""
         self._is_closed = True
         for number in list(self._questions):
             self.cancel(number)
         process, self._process = self._process, None  # the handler of `ended` then does nothing
-        return process
+        if process is not None:
+            if not wait:
+                process.ended.connect(self.deleteLater)
+            process.end(CLOSE_MS, wait=wait)
+        elif not wait:
+            self.deleteLater()
 
     def _cancel_of(self, owner: int) -> None:
         self._owners.discard(owner)

@@ -13,38 +13,31 @@ from typing import Any
 
 from PySide6.QtCore import QFile, QObject, QTimer, Signal
 
+from app.state.processes import start_detached
 from backend.runs.archive import Summary
 from backend.runs.queue import Queue, QueueFile, is_fresh
 from backend.runs.run_folder import RunFolder, all_runs
 from backend.runs.run_record import RunNotes, RunRecord, read_record, record_of, stamp
+from backend.utils.command import backend_command
 from backend.utils.disk_faults import DiskError
 from backend.utils.errors import UserError
 from backend.utils.whole_file import replace_file
 
 CACHE = "runs-cache.jsonl"
 SLICE_S = 0.010
-"""How long one turn of the event loop may read."""
 CHANGING = ("starting", "running", "queued")
-"""States that may change without a change of a file of the run."""
 CACHE_FORMAT = [[field.name for field in fields(part)] for part in (RunRecord, Summary, RunNotes)]
-"""The cache of a version with other fields is not read."""
 POLL_MS = 1000
 LAUNCH_S = 15.0
-"""How long a queue runner may take from its start to its lock: it imports first."""
+"""Grace of a queue runner from its start to its lock: it imports first."""
 
 
 class RunList(QObject):
-    """Records of all runs, read on the event loop and only where a file has changed since.
+    """Records of all runs, read on the event loop and only if a file has changed since."""
 
-    Signals:
-        listed(set of paths) – the runs that exist now; records of others are gone.
-        read(list of RunRecord) – records that are new or have changed.
-        settled – everything listed has been read.
-    """
-
-    listed = Signal(set)
-    read = Signal(list)
-    settled = Signal()
+    listed = Signal(set)  # paths of the runs that exist now
+    read = Signal(list)  # records that are new or have changed
+    settled = Signal()  # everything listed has been read
 
     def __init__(
         self,
@@ -60,15 +53,14 @@ class RunList(QObject):
         self._cache = cache_folder / CACHE
         self._lines: dict[Path, str] | None = None
         self._is_cache_stale = False
-        self._timer = QTimer(self, interval=0)
-        self._timer.timeout.connect(self._read_slice)
+        self.timer = QTimer(self, interval=0)
+        self.timer.timeout.connect(self._read_slice)
 
     @property
     def is_reading(self) -> bool:
-        return self._timer.isActive()
+        return self.timer.isActive()
 
     def refresh(self) -> None:
-        """List the folder, and begin to read what has changed."""
         if self._lines is None:
             self._lines = _cached_lines(self._cache)
         folders = list(all_runs())
@@ -80,16 +72,13 @@ class RunList(QObject):
             self._is_cache_stale = True
         self.listed.emit(paths)
         self._waiting = deque(folders)
-        self._timer.start()
+        self.timer.start()
 
     def reread(self, path: Path) -> None:
         """Read one run now: the caller has just changed it."""
         folder = RunFolder(path)
         if folder.config.exists():
             self.read.emit([self._take(folder, stamp(folder))])
-
-    def stop(self) -> None:
-        self._timer.stop()
 
     def family_of(self, path: Path) -> dict[str, list[str]]:
         """Run → its clones by name, from its oldest ancestor down."""
@@ -123,7 +112,7 @@ class RunList(QObject):
         if fresh:
             self.read.emit(fresh)
         if not self._waiting:
-            self._timer.stop()
+            self.timer.stop()
             self._write_cache()
             self.settled.emit()
 
@@ -172,21 +161,13 @@ def _cached_lines(path: Path) -> dict[Path, str]:
 class RunQueue(QObject):
     """The queue of the runs folder, read once a second. Its runs are started by a detached process, `queue run`.
 
-    Attributes:
-        now – the queue as its file has it.
-        has_runner – a process starts the waiting runs.
-        problem – why the file cannot be read, or "".
-        edited – the waiting run whose settings are in the form, or None.
-
-    Signals:
-        changed – any of these is another now.
-        started(RunFolder) – a run that waited is being started.
-        refused(str) – why a change was not possible.
+    `now`: the queue as its file has it; `problem`: why that cannot be read; `edited`: the waiting run whose settings
+    are in the form, or None.
     """
 
     changed = Signal()
-    started = Signal(object)
-    refused = Signal(str)
+    started = Signal(object)  # RunFolder
+    refused = Signal(str)  # why a change was not possible
 
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
@@ -207,12 +188,9 @@ class RunQueue(QObject):
 
     @property
     def is_active(self) -> bool:
-        """A run of the queue is being trained, or the next begins by itself."""
-        has_runner = self.has_runner or self._is_launching()
+        """A run of the queue trains, or the next begins by itself."""
+        has_runner = self.has_runner or time.monotonic() < self._launched_until
         return has_runner and not self.now.is_paused and bool(self.waiting or self.now.starting)
-
-    def _is_launching(self) -> bool:
-        return time.monotonic() < self._launched_until
 
     def refresh(self) -> None:
         before, started_before = (self.now, self.has_runner, self.problem), self.now.starting
@@ -231,35 +209,27 @@ class RunQueue(QObject):
             self.started.emit(self.now.starting)
 
     def add(self, run: RunFolder) -> bool:
-        """Queue a run that is to begin or continue, and start a runner; returns whether it waits."""
-        return self._change(self.file.add, run) and self.ensure_runner()
-
-    def move(self, run: RunFolder, place: int) -> None:
-        self._change(self.file.move, run, place)
+        """Queue a run and start a runner; True if it waits."""
+        return self.change(self.file.add, run) and self.ensure_runner()
 
     def remove(self, run: RunFolder) -> None:
-        """Take a run out of the queue."""
         is_new = is_fresh(run)
-        if self._change(self.file.remove, run) and is_new and not QFile.moveToTrash(str(run.path)):
+        if self.change(self.file.remove, run) and is_new and not QFile.moveToTrash(str(run.path)):
             self.refused.emit(f"{run.path} could not be moved to the trash.")
 
     def set_paused(self, paused: bool) -> None:
-        if self._change(self.file.set_paused, paused):
+        if self.change(self.file.set_paused, paused):
             self.ensure_runner()
 
-    def set_pauses_after_failure(self, pauses: bool) -> None:
-        self._change(self.file.set_pauses_after_failure, pauses)
-
     def ensure_runner(self) -> bool:
-        """Start the process that runs the queue, where runs wait and none is alive."""
-        # Imported here, so that the window can open without the means to start a process.
-        from app.state.processes import start_queue_runner
-
+        """Start the process that runs the queue, if runs wait and none is alive."""
         self.refresh()
-        if self.has_runner or self._is_launching() or self.now.is_paused or not self.waiting:
+        is_launching = time.monotonic() < self._launched_until
+        if self.has_runner or is_launching or self.now.is_paused or not self.waiting:
             return True
         try:
-            start_queue_runner(self.file)
+            command = backend_command("queue", "run", "--runs-dir", str(self.file.folder))
+            start_detached(command, RunFolder(self.file.folder), self.file.log)
         except UserError as error:
             self.refused.emit(error.faults[0].sentence)
             return False
@@ -273,9 +243,9 @@ class RunQueue(QObject):
         self.changed.emit()
 
     def keep_settings(self, text: str) -> bool:
-        """Write the form's settings back to the run; returns whether that was possible."""
+        """Write the form's settings to the edited run."""
         run = self.edited
-        kept = run is not None and self._change(self.file.rewrite_settings, run, text)
+        kept = run is not None and self.change(self.file.rewrite_settings, run, text)
         self.stop_editing()
         return kept
 
@@ -284,7 +254,8 @@ class RunQueue(QObject):
             self.edited = None
             self.changed.emit()
 
-    def _change(self, change: Callable[..., object], *arguments: Any) -> bool:
+    def change(self, change: Callable[..., object], *arguments: Any) -> bool:
+        """Call a method of `file`; False if that was not possible."""
         try:
             change(*arguments)
         except UserError as error:

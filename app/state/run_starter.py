@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.state.memory import GB, MemoryEstimator, MemoryParts, memory_parts_of
+from app.state.processes import start_detached
 from app.state.run_summary import count_text
 from backend.config import config
 from backend.runs.events import check_format
 from backend.runs.run_folder import RunFolder, default_run_name, make_run_folder
 from backend.runs.steering import run_config
+from backend.utils.command import backend_command
 from backend.utils.errors import UserError
 from backend.utils.whole_file import replace_file
 
@@ -31,16 +33,14 @@ class RunStarter:
         self.confirm_over_memory: Callable[[MemoryParts], bool] = lambda _memory_parts: False
 
     def start(self) -> None:
-        # Imported here, so that the window can open and be tested without the means to start a trainer.
-        from app.state.processes import start_training
-
         session = self._session
         session.messages.withdraw(START)
         if self._is_busy() or not self._is_ready():
             return
         try:
             folder = self._new_folder()
-            start_training(session.draft.as_yaml(), folder)
+            replace_file(folder.config, session.draft.as_yaml())
+            start_detached(backend_command("train", "--run", str(folder.path)), folder)
         except UserError as error:
             self._say(error.faults[0].sentence)
             return
@@ -69,8 +69,6 @@ class RunStarter:
 
     def resume(self, folder: RunFolder, *options: str) -> None:
         """Resume a run in a new process with options of the verb, and show it."""
-        from app.state.processes import resume_training
-
         session = self._session
         session.messages.withdraw(START)
         if self._is_busy():
@@ -78,7 +76,7 @@ class RunStarter:
         try:
             if not self._may_continue(folder, contacts_hosts="--hosts" not in options):  # the user has chosen those
                 return
-            resume_training(folder, *options)
+            start_detached(backend_command("resume", str(folder.path), *options), folder)
         except UserError as error:
             session.messages.say(error.faults[0].sentence, START)
             return

@@ -201,7 +201,7 @@ def test_the_page_opens_the_clone_and_starts_it(
     page.show()
     qtbot.waitUntil(lambda: not page.runs.is_reading)
     started = []
-    monkeypatch.setattr("app.state.processes.resume_training", lambda folder: started.append(folder.path))
+    monkeypatch.setattr("app.state.run_starter.start_detached", lambda _, run: started.append(run.path))
     page.run_actions.do("clone")
     dialog = page.findChild(CloneDialog)
     assert dialog.windowTitle() == "New run from sums"
@@ -219,7 +219,7 @@ def test_a_clone_waits_while_another_run_trains(qtbot, run: RunFolder, monkeypat
     qtbot.addWidget(page)
     page.show()
     qtbot.waitUntil(lambda: not page.runs.is_reading)
-    monkeypatch.setattr("app.state.processes.start_queue_runner", lambda _queue: None)
+    monkeypatch.setattr("app.state.run_list.start_detached", lambda *_: None)
     monkeypatch.setattr(Session, "is_training", property(lambda _self: True))
     page.run_actions.do("clone")
     dialog = page.findChild(CloneDialog)

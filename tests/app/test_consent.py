@@ -72,11 +72,8 @@ def test_consent_is_asked_once(reward_file: Path, tmp_path: Path) -> None:
 
 
 def test_run_starts_nothing_without_consent(qtbot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import app.state.processes
-
     started: list[Any] = []
-    monkeypatch.setattr(app.state.processes, "start_training", lambda *arguments: started.append(arguments))
-    monkeypatch.setattr(app.state.processes, "resume_training", lambda folder: started.append(folder))
+    monkeypatch.setattr("app.state.run_starter.start_detached", lambda *arguments: started.append(arguments))
     session = Session(Prefs(tmp_path / "prefs"))
     session.draft.update(small_run.settings_for(tmp_path) | small_run.low_half(tmp_path))
     assert session.draft.problems() == []
@@ -111,11 +108,8 @@ def hosts_file(tmp_path: Path) -> Path:
 def test_run_and_resume_contact_no_machines_without_consent(
     qtbot, tmp_path: Path, hosts_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import app.state.processes
-
     started: list[Any] = []
-    monkeypatch.setattr(app.state.processes, "start_training", lambda *arguments: started.append(arguments))
-    monkeypatch.setattr(app.state.processes, "resume_training", lambda *arguments: started.append(arguments))
+    monkeypatch.setattr("app.state.run_starter.start_detached", lambda *arguments: started.append(arguments))
     session = Session(Prefs(tmp_path / "prefs"))
     asked: list[HostsToAllow] = []
     messages: list[str] = []

@@ -519,7 +519,7 @@ def test_memory_verdict(room: float, verdict: str):
 
 def test_too_large_run_needs_confirmation(page: TrainPage, monkeypatch: pytest.MonkeyPatch):
     started: list[str] = []
-    monkeypatch.setattr("app.state.processes.start_training", lambda text, run: started.append(run.name))
+    monkeypatch.setattr("app.state.run_starter.start_detached", lambda _, run: started.append(run.name))
     fix_problems(page.draft)
     page.session.starter.estimate_memory = lambda config: MemoryParts((MemoryPart("Weights", 10e9),), 4e9)
     messages: list[str] = []

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from PySide6.QtWidgets import QApplication
 
-from app.state import messages, processes
+from app.state import messages
 from app.state.messages import Messages, Offer
 from app.state.prefs import Prefs
 from app.state.run_starter import START
@@ -62,7 +62,7 @@ def test_a_run_of_a_newer_version_is_shown_with_a_sentence_and_not_started(
     window: Window, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was shown as any other, and Resume started a process that said it in the log alone."""
-    monkeypatch.setattr(processes, "resume_training", lambda folder: pytest.fail("was started"))
+    monkeypatch.setattr("app.state.run_starter.start_detached", lambda *_: pytest.fail("was started"))
     newer = made_up_runs.make_run(places.runs_folder() / "newer", steps=3, ending="stopped")
     newer.events.write_text(newer.events.read_text().replace('"v": 1', '"v": 9'))
     window.session.open_run(newer.path)

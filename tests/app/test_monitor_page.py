@@ -200,7 +200,7 @@ def test_a_failed_run_says_why_and_can_be_resumed(
     assert made_up_runs.SENTENCES["failed"] in page.verdict.sentence.text()
     assert button_texts(page) == ["Resume from step 10", "Edit settings", "Open log"]
     started = []
-    monkeypatch.setattr("app.state.processes.resume_training", started.append)
+    monkeypatch.setattr("app.state.run_starter.start_detached", lambda _, run: started.append(run))
     page.verdict.buttons()[0].click()
     assert started == [folder] and session.run.state == "starting"
     assert not page.verdict.isVisible()

@@ -298,7 +298,7 @@ def test_unsupported_model_is_a_problem(
     draft, field = local_page.draft, local_page.form.fields["model"]
     messages: list[str] = []
     local_page.session.messages.said.connect(messages.append)
-    monkeypatch.setattr("app.state.processes.start_training", lambda *_: pytest.fail("it was started"))
+    monkeypatch.setattr("app.state.run_starter.start_detached", lambda *_: pytest.fail("it was started"))
     draft.set("data", "a/b")
     field.take(write_unsupported_model(tmp_path / "strange"))
     qtbot.waitUntil(lambda: field._problem is not None and field._problem.text() == sentence)

@@ -13,10 +13,7 @@ from pathlib import Path
 import pytest
 from PySide6.QtCore import QCoreApplication
 
-from app.state import processes
 from app.state.processes import ProcessOutcome, VerbProcess
-from backend.runs.run_folder import RunFolder
-from backend.utils.errors import UserError
 from backend.utils.places import project_root
 
 CHILD = """
@@ -81,25 +78,6 @@ def test_a_training_outlives_its_window(tmp_path: Path, death: int) -> None:
     assert sorted((folder / "log.txt").read_text(encoding="utf-8").split("\n")[:3]) == sorted(
         ["before", "to stdout é", "to stderr"]
     )
-
-
-def test_start_training_writes_the_config_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
-    monkeypatch.setattr(
-        processes, "start_detached", lambda command, run: seen.append((command, run.config.read_text()))
-    )
-    run = RunFolder(tmp_path)
-    processes.start_training("iters: 3\n", run)
-    processes.resume_training(run)
-    assert [(command[-2:], text) for command, text in seen] == [
-        (["--run", str(tmp_path)], "iters: 3\n"),
-        (["resume", str(tmp_path)], "iters: 3\n"),
-    ]
-
-
-def test_a_config_that_cannot_be_written_is_a_mistake(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"config\.yaml cannot be written"):
-        processes.start_training("iters: 3\n", RunFolder(tmp_path / "gone"))
 
 
 def outcome_of(qtbot, *command: str) -> tuple[ProcessOutcome, list[str]]:

@@ -8,7 +8,6 @@ import pytest
 from PySide6.QtCore import QModelIndex, Qt
 
 from app.pages.runs.queue_panel import QueuePanel, QueueRow, SessionQueue
-from app.state import processes
 from app.state.prefs import Prefs
 from app.state.session import Session
 from backend.runs.run_folder import RunFolder
@@ -100,7 +99,7 @@ def test_the_selection_stays_on_its_run_and_an_empty_queue_hides(panel: QueuePan
 
 
 def test_the_page_shows_the_queue_and_changes_it(tmp_path: Path, qtbot, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "start_queue_runner", lambda _queue: None)
+    monkeypatch.setattr("app.state.run_list.start_detached", lambda *_: None)
     session = Session(Prefs(tmp_path / "prefs"))
     for name in "ab":
         run = RunFolder(places.runs_folder() / name)

@@ -7,21 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from app.state import processes
 from app.state.prefs import Prefs
 from app.state.run_list import RunQueue
 from app.state.session import Session
-from backend.runs.queue import QueueFile
 from backend.runs.run_folder import RunFolder
 from backend.utils import places
 from backend.utils.errors import UserError
 
 
 @pytest.fixture
-def runners(monkeypatch: pytest.MonkeyPatch) -> list[QueueFile]:
+def runners(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """Stands in for the runners that are started."""
-    started: list[QueueFile] = []
-    monkeypatch.setattr(processes, "start_queue_runner", started.append)
+    started: list[list[str]] = []
+    monkeypatch.setattr("app.state.run_list.start_detached", lambda command, *_: started.append(command))
     return started
 
 
@@ -58,14 +56,14 @@ def test_a_run_that_is_added_has_a_runner_started_once(qapp, runners) -> None:
 
 
 def test_refusals_are_sentences(qapp, monkeypatch: pytest.MonkeyPatch) -> None:
-    def start(_queue: QueueFile) -> None:
+    def start(*_: object) -> None:
         raise UserError("run", "python cannot be started.")
 
-    monkeypatch.setattr(processes, "start_queue_runner", start)
+    monkeypatch.setattr("app.state.run_list.start_detached", start)
     queue, said = RunQueue(), []
     queue.refused.connect(said.append)
     assert not queue.add(prepared("a"))
-    queue.move(prepared("other"), 0)
+    queue.change(queue.file.move, prepared("other"), 0)
     queue.file.path.write_text("{")
     queue.set_paused(True)
     assert said[0] == "python cannot be started."

@@ -138,7 +138,7 @@ def test_resuming_starts_the_trainer_and_shows_the_run(
     page: RunsPage, archive: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started = []
-    monkeypatch.setattr("app.state.processes.resume_training", started.append)
+    monkeypatch.setattr("app.state.run_starter.start_detached", lambda _, run: started.append(run))
     page.table.choose(archive / "failed")
     page.buttons["resume"].click()
     assert [folder.path for folder in started] == [archive / "failed"]

@@ -223,7 +223,9 @@ def test_run_creates_a_folder_and_starts_a_training_with_the_settings_of_the_for
     session: Session, monkeypatch: pytest.MonkeyPatch
 ):
     started: list[tuple[str, RunFolder]] = []
-    monkeypatch.setattr("app.state.processes.start_training", lambda text, run: started.append((text, run)))
+    monkeypatch.setattr(
+        "app.state.run_starter.start_detached", lambda _, run: started.append((run.config.read_text(), run))
+    )
     quote: list[str] = []
     session.page_requested.connect(quote.append)
     session.restore()

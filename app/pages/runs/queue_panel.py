@@ -236,11 +236,11 @@ class SessionQueue(QueuePanel):
         super().__init__(parent)
         self._session = session
         queue = session.queue
-        self.moved.connect(lambda path, place: queue.move(RunFolder(path), place))
+        self.moved.connect(lambda path, place: queue.change(queue.file.move, RunFolder(path), place))
         self.removed.connect(lambda path: queue.remove(RunFolder(path)))
         self.edit_requested.connect(lambda path: session.waiting_settings_requested.emit(RunFolder(path)))
         self.pause_requested.connect(queue.set_paused)
-        self.pause_after_failure_requested.connect(queue.set_pauses_after_failure)
+        self.pause_after_failure_requested.connect(lambda on: queue.change(queue.file.set_pauses_after_failure, on))
         queue.changed.connect(self._refresh)
         self._refresh()
 

@@ -197,7 +197,7 @@ class RunsPage(QWidget):
         super().hideEvent(event)
         self.details.save()
         self._refresh_timer.stop()
-        self.runs.stop()
+        self.runs.timer.stop()
 
     def refresh(self) -> None:
         if not self.isVisible() or self.runs.is_reading:
