@@ -516,5 +516,5 @@ class Window(QMainWindow):
             return
         self.session.draft.flush()  # the timer of the autosave would not fire any more
         self.session.prefs.geometry = self.saveGeometry()
-        self.session.prefs.sync()
+        self.session.prefs.settings.sync()
         event.accept()

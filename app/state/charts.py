@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Literal
@@ -17,7 +17,7 @@ from backend.utils import places
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """One line of a chart. `colour` is a palette role, or reward:N for the N-th reward function."""
+    """A line of a chart. `colour`: a palette role, or reward:N for the N-th reward function."""
 
     metric: str
     label: str
@@ -33,52 +33,44 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """One plot. `pattern` (as in file names) adds a curve for every metric it fits."""
+    """A plot. `axis`: label of the y axis; `pattern` (as in file names) adds a curve for every metric it fits.
+
+    `held_out`: it shows evaluations; `stacked`: metrics drawn as areas on top of each other.
+    """
 
     title: str
     axis: str
-    """Label of the y axis, with its unit where it has one."""
     help: str
     unit: str = ""
     curves: tuple[Curve, ...] = ()
     pattern: str = ""
     held_out: bool = False
-    """True if it shows evaluations on held-out prompts instead of training steps."""
     stacked: tuple[str, ...] = ()
-    """Metrics whose curves are drawn as areas on top of each other, because they are parts of a whole."""
 
     def shows(self, metric: str) -> bool:
-        """True if the metric belongs to this chart."""
         return any(metric in curve.metrics for curve in self.curves) or fnmatchcase(metric, self.pattern)
 
 
 SPARE_COLOURS = ("accent", "clip", "length", "kl", "good", "bad", "muted")
-"""Roles for curves that have no colour of their own."""
 
 PHASE_LABELS = {"rollout": "Sampling", "reward": "Rewards", "train": "Learning", "gradient_sum": "Summing gradients"}
-"""Labels of a step's phases in the names of matched metrics."""
 
 
-def _read_charts() -> Iterator[Chart]:
-    with (places.resources() / "charts.toml").open("rb") as file:
-        for about in tomllib.load(file)["chart"]:
-            curves = tuple(Curve(**curve) for curve in about.pop("curves", ()))
-            stacked = tuple(about.pop("stacked", ()))
-            yield Chart(**about, curves=curves, stacked=stacked)
+def _chart(curves: Iterable[dict[str, str]] = (), stacked: Iterable[str] = (), **about: Any) -> Chart:
+    return Chart(**about, curves=tuple(Curve(**curve) for curve in curves), stacked=tuple(stacked))
 
 
-CHARTS: tuple[Chart, ...] = tuple(_read_charts())
-"""In the order of the page. `Other` is last: it takes what is left, as *Other of evaluations* does of theirs."""
+CHARTS: tuple[Chart, ...] = tuple(
+    _chart(**about)
+    for about in tomllib.loads((places.resources() / "charts.toml").read_text(encoding="utf-8"))["chart"]
+)
+"""In the order of the page. `Other` is last: it takes what is left."""
 
 
 def curves_of(
     chart: Chart, names: Iterable[str], rewards: list[str], charts: tuple[Chart, ...] = CHARTS
 ) -> list[Curve]:
-    """The chart's curves in a run with these metrics: those it lists, then matches of its pattern.
-
-    `names`: the metrics of the chart's kind (steps, or evaluations where `held_out`); `rewards`: the run's reward
-    functions, whose indices are their colours.
-    """
+    """The chart's curves in a run with these metrics and reward functions: those it lists, then matches."""
     at = charts.index(chart) if chart in charts else 0
     earlier = [other for other in charts[:at] if other.held_out == chart.held_out]
     own = {name for curve in chart.curves for name in curve.metrics}
@@ -113,12 +105,11 @@ def _reward_in(name: str) -> str:
 
 
 def label_of(reward: str) -> str:
-    """The label of a shipped reward function."""
     return next((entry.label for entry in builtin_rewards() if entry.name == reward), reward)
 
 
 def has_place(chart: Chart, curves: Iterable[Curve], metrics: Iterable[str], *, has_steps: bool) -> bool:
-    """True if a run with these metrics has numbers for this chart, or a reason worth telling why there are none."""
+    """True if a run with these metrics has numbers for this chart, or should say why not."""
     recorded = set(metrics)
     explains = any(curve.metric == ("reward" if chart.held_out else "kl") for curve in chart.curves)
     is_expected = not has_steps and not chart.held_out
@@ -126,7 +117,7 @@ def has_place(chart: Chart, curves: Iterable[Curve], metrics: Iterable[str], *, 
 
 
 def placeholder(chart: Chart, config: Mapping[str, Any], *, is_live: bool = True, steps: int = 0) -> str:
-    """The text in an empty chart of a run with these settings, that is live or has ended, after so many steps."""
+    """The text in an empty chart."""
     if any(curve.metric == "kl" for curve in chart.curves) and kl_is_off(config):
         return "KL is off: its weight is 0, so no reference is computed."
     if chart.held_out:
@@ -141,13 +132,13 @@ def placeholder(chart: Chart, config: Mapping[str, Any], *, is_live: bool = True
 
 
 def ratio_is_always_1(config: Mapping[str, Any]) -> bool:
-    """Every update of a run with these settings meets the policy that sampled, so that nothing can be clipped."""
+    """Every update meets the policy that sampled, so nothing can be clipped."""
     updates = [_setting(config, key) for key in ("num_iterations", "steps_per_generation")]
     return updates == [1, 1] and _setting(config, "ratio_against") == "old"
 
 
 def flat_reason(chart: Chart, config: Mapping[str, Any]) -> str:
-    """Why a chart of a run with these settings can only show 0; "" where it can move."""
+    """Why a chart can only show 0, or ""."""
     if not any(curve.metric == "clip_ratio_total" for curve in chart.curves) or not ratio_is_always_1(config):
         return ""
     return (
@@ -157,7 +148,6 @@ def flat_reason(chart: Chart, config: Mapping[str, Any]) -> str:
 
 
 def kl_is_off(config: Mapping[str, Any]) -> bool:
-    """A run with these settings computes no KL at all: it has no reference policy."""
     return not needs_reference(config)
 
 
@@ -171,7 +161,7 @@ NAMINGS: dict[Naming, str] = {
     "diary": "Names in the event log",
     "trl": "Names in TRL",
 }
-"""Names of the columns of a chart's CSV table, each with its words in a menu."""
+"""Names of the columns of a chart's CSV table."""
 
 
 def column_names(chart: Chart, curve: Curve, naming: Naming, scale_rewards: str = "group") -> tuple[str, ...]:

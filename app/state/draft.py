@@ -35,11 +35,9 @@ if TYPE_CHECKING:
     from app.state.presets import Preset
 
 AUTOSAVE_MS = 400
-"""How long typing must rest before the form is written to disk."""
 TYPED = frozenset(get_args(Kind)) - {"bool", "choice", "rewards"}
-"""Kinds of settings that are typed letter by letter: typing without a pause is one undo step."""
+"""Kinds of settings that are typed: typing without a pause is one undo step."""
 PAUSE_S = 2.0
-"""Seconds that typing may rest before it starts another undo step."""
 KEPT = 200
 
 Values = dict[str, Any]
@@ -77,12 +75,12 @@ def typed_value(about: Setting, raw: Any) -> Any:
 
 
 def is_identical(left: Any, right: Any) -> bool:
-    """Equal and of one type: 1, 1.0 and True are three values in a form."""
+    """Equal and of one type: 1, 1.0 and True are three values."""
     return type(left) is type(right) and left == right
 
 
 def is_equivalent(left: Any, right: Any) -> bool:
-    """Equal in meaning: 1e-5 typed and 1e-05 read are one number, None and "" are both empty."""
+    """Equal in meaning: 1e-5 and 1e-05, None and ""."""
     if left == right or (left in (None, "") and right in (None, "")):
         return True
     try:
@@ -93,7 +91,7 @@ def is_equivalent(left: Any, right: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class FormState:
-    """The whole state of a draft: the value of every setting, the values on disk, and the path of that file."""
+    """The value of every setting, the values on disk, and the path of that file."""
 
     values: Mapping[str, Any]
     on_disk: Mapping[str, Any]
@@ -102,7 +100,7 @@ class FormState:
 
 @dataclass(frozen=True, slots=True)
 class FormStep:
-    """An undoable change, named `what` in the menu; `typed` is the setting typed into, or empty."""
+    """An undoable change, named `what` in the menu; `typed`: the setting typed into, or ""."""
 
     what: str
     before: FormState
@@ -111,7 +109,6 @@ class FormStep:
 
     @property
     def replaces_file(self) -> bool:
-        """The form belongs to another file afterwards."""
         return self.before.path != self.after.path or self.before.on_disk is not self.after.on_disk
 
 
@@ -128,7 +125,6 @@ class Draft(QObject):
         edited(FormStep) – a change by the user that can be undone.
         history_cleared – nothing before this can be undone.
         problems_changed – `problems` may differ, though no setting was changed.
-        saved – it was written to `path`.
         save_failed(str) – autosaving failed, and why.
     """
 
@@ -159,11 +155,10 @@ class Draft(QObject):
         return copy.deepcopy(self._values)
 
     def set(self, key: str, value: Any) -> None:
-        """Set one raw value. Raises KeyError for an unknown key."""
         self.update({key: value})
 
     def update(self, values: Mapping[str, Any], what: str = "") -> None:
-        """Set several values in one undo step, named `what` or after the settings."""
+        """Set several values in one undo step."""
         new = {key: value for key, value in values.items() if not is_identical(self._values[key], value)}
         if not new:
             return
@@ -179,22 +174,20 @@ class Draft(QObject):
             self.changed.emit(key)
 
     def reset(self) -> None:
-        """Set every setting to its default, with no file behind the form."""
         self._replace(defaults(), None, "New config")
 
     def apply(self, preset: Preset) -> None:
-        """Apply a preset."""
         if preset.replaces:
             self._replace(preset.applied(self._values), None, preset.title)
         else:
             self.update(preset.applied(self._values), preset.title)
 
     def start_from(self, values: Mapping[str, Any], what: str) -> None:
-        """Replace the form: these values, defaults for the others, no file behind it."""
+        """Replace the form: these values, defaults for the others, no file."""
         self._replace(defaults() | dict(values), None, what)
 
     def use_reward_file(self, path: str) -> None:
-        """Set the user's reward file and tick its functions before the others."""
+        """Set the user's reward file and tick its functions first."""
         old = {entry.name for entry in self._user_rewards()[0]}
         try:
             own = [entry.name for entry in catalogue.rewards_in_file(catalogue.locate_reward_file(path))]
@@ -210,7 +203,7 @@ class Draft(QObject):
         self.update(change, f"Reward file {Path(path).name}")
 
     def use_adapter(self, text: str) -> None:
-        """Start from these adapters, with the settings that belong to them."""
+        """Start from these adapters, with their settings."""
         try:
             belonging = adapter_settings(find_adapter(text))
         except UserError:  # it is set all the same, and becomes a problem with its message
@@ -230,11 +223,9 @@ class Draft(QObject):
 
     @property
     def state(self) -> FormState:
-        """A snapshot."""
         return FormState(dict(self._values), self._on_disk, self.path)
 
     def restore_state(self, state: FormState, *, with_file: bool = False) -> None:
-        """Undo or redo to a snapshot."""
         keys = [key for key in SETTINGS if not is_identical(self._values[key], state.values[key])]
         self._values = dict(state.values)
         if with_file:
@@ -243,7 +234,7 @@ class Draft(QObject):
 
     @property
     def dirty(self) -> bool:
-        """It differs from its file, or without one from the values it started with."""
+        """It differs from its file, or from the values it started with."""
         return not all(is_equivalent(self._values[key], self._on_disk[key]) for key in SETTINGS)
 
     # Files
@@ -261,14 +252,14 @@ class Draft(QObject):
         self._replace(values | dict(over or {}), file, f"Open {Path(path).name}", read_words(raw))
 
     def save(self, path: Path) -> None:
-        """Write the YAML file. Raises DiskError."""
+        """Raises DiskError."""
         save_as(path, self.as_yaml())
         self.path = path
         self._on_disk = self.values()
         self.saved.emit()
 
     def restore(self, path: Path | None) -> list[ConfigProblem]:
-        """Restore the autosaved form, and the file that it belongs to if that can still be read."""
+        """Restore the autosaved form and its file, if that can still be read."""
         assert self.autosave is not None
         values, faults = values_from(config.read(self.autosave))
         self._values, self._on_disk, self.path = values, copy.deepcopy(values), None
@@ -283,7 +274,6 @@ class Draft(QObject):
         return faults
 
     def flush(self) -> None:
-        """Autosave now."""
         self._timer.stop()
         if self.autosave is None:
             return
@@ -298,7 +288,7 @@ class Draft(QObject):
     # Problems
 
     def problems(self) -> list[ConfigProblem]:
-        """All problems that can be found without the trainer, in the form's order."""
+        """All problems that need no trainer to find, in the form's order."""
         sound = self.sound_config()
         found = [
             *config.problems(self._values),
@@ -341,11 +331,11 @@ class Draft(QObject):
     # As a config, a command and a summary
 
     def config(self) -> Config:
-        """The settings as the trainer reads them. Raises UserError where there are problems."""
+        """The settings as the trainer reads them. Raises UserError."""
         return config.parse(self._values)
 
     def as_yaml(self) -> str:
-        """The text to save: the resolved settings, or the raw values where there are problems."""
+        """The resolved settings, or the raw values if there are problems."""
         try:
             return config.dump(self.config())
         except UserError:
@@ -357,23 +347,20 @@ class Draft(QObject):
         return f"{config.dump(rest)}\n{config.dump({'epochs': self._values['epochs']})}"
 
     def valid_values(self) -> Values:
-        """A value of the right type for every setting: the default where the raw value cannot be converted."""
+        """A value of the right type for every setting, the default if it cannot be converted."""
         return {key: typed_value(setting, self._values[key]) for key, setting in SETTINGS.items()}
 
     def sound_config(self) -> Config:
-        """`valid_values` as a Config, not validated: limits and cross-checks may fail."""
+        """`valid_values` as a Config, not validated."""
         return Config.model_construct(**self.valid_values())
 
     def summary(self, seconds: float | None = None, memory: str = "") -> str:
-        """What the run will do, in a sentence, with `seconds` per completion and `memory` where they are known."""
         return run_summary.summary(self.sound_config(), seconds, memory)
 
     def details(self) -> list[str]:
-        """Further facts about the run, in short phrases."""
         return run_summary.details(self.sound_config())
 
     def command(self) -> list[str]:
-        """The command that does in a terminal what Run does."""
         saved = self.path if self.path is not None and not self.dirty else self.autosave
         file = places.demo_config() if self.is_demo else saved
         return backend_command("train", str(file or "config.yaml"))
@@ -400,8 +387,7 @@ class Draft(QObject):
     # Rewards
 
     def rewards(self) -> list[RewardEntry]:
-        """Every reward function that can be ticked: the user's, the shipped ones, and entries of the setting with
-        arguments or a file of their own."""
+        """Reward functions that can be ticked: own, shipped, and entries with arguments or a file."""
         known, names = self._known_rewards(), self._values["reward_functions"]
         plain = {entry.name for entry in known}
         called = [text for text in map(str, names if isinstance(names, list) else ()) if text not in plain]
@@ -426,23 +412,17 @@ class Draft(QObject):
 
 
 class History(QUndoStack):
-    """Undo and redo of every change of a draft; `undoText` and `redoText` name the next steps."""
-
     def __init__(
         self, draft: Draft, parent: QObject | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
         super().__init__(parent)
-        self._draft, self._clock = draft, clock
         self.setUndoLimit(KEPT)
-        draft.edited.connect(self._push)
+        draft.edited.connect(lambda step: self.push(_UndoStep(draft, step, clock())))
         draft.history_cleared.connect(self.clear)
-
-    def _push(self, step: FormStep) -> None:
-        self.push(_UndoStep(self._draft, step, self._clock()))
 
 
 class _UndoStep(QUndoCommand):
-    """One FormStep on the stack. Qt calls `redo` on push, when the draft has already changed."""
+    """One FormStep. Qt calls `redo` on push, when the draft has already changed."""
 
     def __init__(self, draft: Draft, step: FormStep, at: float) -> None:
         super().__init__(step.what)

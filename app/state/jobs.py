@@ -128,10 +128,12 @@ class Updates(QObject):
         super().__init__(parent)
         self._prefs, self._service = prefs, service
 
-    def check_at_start(self) -> None:
+    def check_at_start(self) -> bool:
         """Check if the user wants that and the last check was a day ago."""
-        if self._prefs.check_updates and time.time() - self._prefs.updates_checked > DAY_S and about.feed():
+        is_due = time.time() - self._prefs.updates_checked > DAY_S
+        if is_due := bool(self._prefs.check_updates and is_due and about.feed()):
             self._ask(is_asked=False)
+        return is_due
 
     def check_now(self) -> None:
         self.told.emit("Asking for the latest version…" if about.feed() else about.NO_FEED)

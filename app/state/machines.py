@@ -152,12 +152,15 @@ class Machines(QObject):
 
     def short_command(self) -> str:
         """`command` as a line with file names in place of paths, and without environment variables."""
-        words = self.command()
+        words = self._command()
         pairs = zip(words, ["", *words], strict=False)
         return shell_line([Path(word).name for word, before in pairs if "--env" not in (word, before) and word != "-P"])
 
-    def command(self) -> list[str]:
-        """The command that starts all ranks by hand; [] while there is no saved list."""
+    def command(self) -> str:
+        """The line that starts all ranks by hand; "" while there is no saved list."""
+        return shell_line(self._command())
+
+    def _command(self) -> list[str]:
         if not self.hosts or not self._path or self.is_edited:
             return []
         wanted = str(self._draft.value("distributed_backend"))

@@ -15,9 +15,7 @@ from backend.utils import file_lock, places
 from backend.utils.files import make_private_folder, restrict_to_user
 
 RECENT = 10
-"""Recent files and models that are kept."""
 MAX_WINDOWS = 100
-"""Windows that can each have a form of their own at the same time."""
 CLOSING = ("ask", "keep", "stop")
 
 T = TypeVar("T")
@@ -49,21 +47,13 @@ class Prefs(QObject):
     run_details_shown = Pref[bool](True)
     chart_marks = Pref[bool](True)
     chart_columns = Pref[Naming]("labels", NAMINGS)
-    """Names of the columns of a chart's CSV table."""
     check_updates = Pref[bool](False)
-    """Ask for a newer version at start."""
-    updates_checked = Pref[float](0.0)
-    """Unix seconds of the last check; 0 for never."""
+    updates_checked = Pref[float](0.0)  # unix seconds
     notifies = Pref[bool](True)
-    """Show a notification when a run ends or is in trouble while the window is not in front."""
     shows_progress = Pref[bool](True)
-    """Show the percent of the run on the app's icon."""
     when_closing = Pref[str]("ask", CLOSING)
-    """A live run when the window closes: ask, keep training, or stop it."""
     offered_crash = Pref[str]("")
-    """Key of the crash that was last offered to be resumed."""
     geometry = Pref(QByteArray())
-    """The bytes of QWidget.saveGeometry."""
 
     def __init__(self, folder: Path | None = None, parent: QObject | None = None) -> None:
         super().__init__(parent)
@@ -76,7 +66,7 @@ class Prefs(QObject):
         self.settings = QSettings(str(self.folder / "prefs.ini"), QSettings.Format.IniFormat)
 
     def claim(self) -> int:
-        """Lock the first form that no other window has, for the life of this process; returns its number, from 1."""
+        """Lock the first form that no other window has; returns its number, from 1."""
         for number in range(1, MAX_WINDOWS + 1):
             handle = file_lock.try_hold(self.folder / f"draft-{number}.lock")
             if handle is not None:
@@ -85,13 +75,9 @@ class Prefs(QObject):
         return self.slot
 
     def release(self) -> None:
-        """Unlock the form for another window."""
         if self._claimed is not None:
             os.close(self._claimed)
             self._claimed = None
-
-    def sync(self) -> None:
-        self.settings.sync()
 
     @property
     def draft_file(self) -> Path:
@@ -99,7 +85,6 @@ class Prefs(QObject):
 
     @property
     def config_file(self) -> Path | None:
-        """The YAML file that the form was opened from or saved to."""
         return self._path(self._config_key)
 
     @config_file.setter
@@ -111,7 +96,7 @@ class Prefs(QObject):
         return "config_file" if self.slot == 1 else f"config_file_{self.slot}"
 
     def folder_of(self, kind: str) -> Path | None:
-        """The folder in which a file of this kind (config, dataset, model, …) was last chosen."""
+        """Folder in which a file of this kind (config, dataset, model, …) was last chosen."""
         return self._path(f"folder_{kind}")
 
     def remember_folder(self, kind: str, folder: Path) -> None:
@@ -119,11 +104,9 @@ class Prefs(QObject):
 
     @property
     def recent_files(self) -> list[Path]:
-        """Configs that were opened or saved, the latest first."""
         return [Path(text) for text in self._list("recent_files")]
 
     def remember(self, path: Path) -> None:
-        """Put a config first among the recent files."""
         self._put_first("recent_files", str(path))
         self.remember_folder("config", path.parent)
 
@@ -131,7 +114,7 @@ class Prefs(QObject):
         self.settings.remove("recent_files")
 
     def used(self, kind: str) -> list[str]:
-        """Models or datasets that were chosen recently, the latest first."""
+        """Models or datasets chosen recently, the latest first."""
         return self._list(f"used_{kind}")
 
     def remember_used(self, kind: str, name: str) -> None:
@@ -145,7 +128,6 @@ class Prefs(QObject):
 
     @property
     def open_cards(self) -> set[str]:
-        """Cards of the form whose Advanced was left open."""
         return set(self._text("open_cards").split())
 
     def set_card_open(self, key: str, opened: bool) -> None:
@@ -154,7 +136,6 @@ class Prefs(QObject):
 
     @property
     def log_charts(self) -> set[str]:
-        """Titles of the charts whose value axis is logarithmic."""
         return set(self._list("log_charts"))
 
     def set_log_chart(self, title: str, log: bool) -> None:
@@ -162,7 +143,7 @@ class Prefs(QObject):
 
     @property
     def run_columns(self) -> list[tuple[str, int]]:
-        """Columns of the table of runs in order, as (key, width in pixels)."""
+        """Columns of the table of runs, as (key, width in pixels)."""
         try:
             return [(str(key), int(width)) for key, width in json.loads(self._text("run_columns") or "[]")]
         except (TypeError, ValueError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 from backend.config.config import SETTINGS, Config
@@ -10,10 +9,7 @@ from backend.config.stages import stage_settings
 
 
 def summary(config: Config, seconds: float | None = None, memory: str = "") -> str:
-    """“4 completions for each of 2 prompts a step, 600 steps, about 1 h 20 min, 9.8 GB.”
-
-    `seconds` is the time that one completion takes, None if unknown; `memory` a figure with its unit, or "".
-    """
+    """“4 completions for each of 2 prompts a step, 600 steps, about 1 h 20 min, 9.8 GB.” `seconds`: of a completion."""
     group, prompts, (steps, completions) = config.group_size, config.prompts_per_step, _length(config)
     per_step = f"each of {prompts:,} prompts a step" if prompts != 1 else "one prompt a step"
     parts = [f"{count_text(group, 'completion')} for {per_step}"]
@@ -72,7 +68,7 @@ def _length(config: Config) -> tuple[int, int]:
 
 
 def duration_text(seconds: float) -> str:
-    """“about 40 s”, “about 1 h 20 min”, “about 2 d 3 h”, with no-break spaces: as fine as a forecast."""
+    """“about 40 s”, “about 1 h 20 min”, with no-break spaces."""
     minutes = round(seconds / 60)
     hours, tens = divmod(round(minutes / 10), 6)
     if seconds < 55:
@@ -86,14 +82,8 @@ def duration_text(seconds: float) -> str:
     return f"about {span}".replace(" ", "\u00a0")
 
 
-def columns_sentence(file: str, columns: Mapping[str, str]) -> str:
-    """“questions.csv: prompts from question, answers from answer.”"""
-    parts = [f"{key.removesuffix('_feature')}s from {column}" for key, column in columns.items()]
-    return f"{file}: {', '.join(parts)}."
-
-
 def changed_labels(keys: list[str]) -> str:
-    """The labels of changed settings, for the entry Undo in the menu: the first, and how many more."""
+    """The labels of changed settings for the entry Undo: the first, and how many more."""
     if set(keys) <= {"reward_functions", "reward_weights"}:
         return "Reward functions"
     first = SETTINGS[keys[0]].label
@@ -105,7 +95,6 @@ def count_text(number: int, singular: str, plural: str = "") -> str:
 
 
 def name_of_model(model: str) -> str:
-    """An id without its owner."""
     parts = Path(model.strip()).parts
     if not parts:
         return "a model still to be chosen"

@@ -232,15 +232,14 @@ class Session(QObject):
 
     def use_data(self, name: str) -> None:
         """Set the dataset to this file, folder or Hub id, and guess its columns."""
-        from app.state.presets import data_choice
+        from app.state.presets import use_data
 
-        choice, before = data_choice(self.draft, name), self.draft.values()
-        change = self.draft.start_from if choice.begins else self.draft.update
-        change(choice.values, f"Data {choice.called}")
+        before = self.draft.values()
+        sentence = use_data(self.draft, name)
         self.page_requested.emit("train")
         self.field_requested.emit("data")
         if self.draft.values() != before:
-            self._say_undoable(choice.sentence)
+            self._say_undoable(sentence)
 
     def use_path(self, key: str, path: Path) -> None:
         if key == "reward_functions_file":

@@ -61,10 +61,7 @@ class ServiceByHand(QObject):
     def cancel(self, number: int) -> None:
         self.cancelled.append(number)
 
-    def retire(self) -> None:
-        self.retired = True
-
-    def close(self) -> None:
+    def close(self, *, wait: bool = True) -> None:
         self.retired = True
 
     def last(self, name: str) -> Asked:

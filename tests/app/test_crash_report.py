@@ -15,6 +15,7 @@ from PySide6.QtGui import QGuiApplication
 from app.crash_catcher import CrashCatcher
 from app.state.prefs import Prefs
 from app.state.processes import Service
+from app.state.run_state import RunState
 from app.state.session import SERVICE_FAILED, Session
 from app.widgets.menu_dialogs import ProblemDialog
 from app.window import Window
@@ -135,13 +136,12 @@ class FailedRun:
     """What a report needs of a `Run`."""
 
     def __init__(self, path: Path) -> None:
-        self.ending = {"traceback": "Traceback (most recent call last):\nKeyError: 'k'"}
+        self.data = RunState()
+        self.data.ending = {"traceback": "Traceback (most recent call last):\nKeyError: 'k'"}
         self.problem = "The run failed."
         self.folder = RunFolder(path)
         self.folder.config.write_text("temperature: 0.25\n")
-
-    def log_tail(self, n: int) -> list[str]:
-        return ["the last line"]
+        self.folder.log.write_text("the last line\n")
 
 
 def test_a_failed_run_is_reported_with_log_and_settings(window: Window, tmp_path: Path) -> None:

@@ -234,7 +234,7 @@ def test_preferences_take_effect_at_once(window: Window, heard: Heard, qtbot) ->
     dialog.closing.setCurrentIndex(2)
     dialog.closing.activated.emit(2)
     again = Prefs(window.session.prefs.folder)
-    window.session.prefs.sync()
+    window.session.prefs.settings.sync()
     assert (again.when_closing, again.notifies) == ("stop", False)
     dialog.close()
     os.close(handle)

@@ -546,6 +546,6 @@ def test_run_with_problems_shows_the_first_problem(page: TrainPage):
     page.session.field_requested.connect(requested.append)
     page.launch.run.click()
     assert requested == ["model"]
-    assert messages == ["Choose a base model: a folder, or an id on Hugging Face. There is one more problem."]
+    assert messages == ["Choose a base model: a folder, or an id on Hugging Face. There is 1 more problem."]
     assert page.session.run is None
     assert not places.runs_folder().exists(), "nothing is created"

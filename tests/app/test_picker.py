@@ -317,7 +317,7 @@ def test_recent_and_starred_are_remembered(tmp_path: Path):
     for name in ("a/b", "c/d", "a/b"):
         prefs.remember_used("model", name)
     prefs.set_favourite("dataset", "x/y", True)
-    prefs.sync()
+    prefs.settings.sync()
     again = Prefs(tmp_path / "p")
     assert again.used("model") == ["a/b", "c/d"] and again.used("dataset") == []
     assert again.favourites("dataset") == {"x/y"}

@@ -182,7 +182,7 @@ def test_any_setting_and_metric_can_be_a_column_and_is_one_at_the_next_start(qtb
     dialog.move(1)
     keys = [field.key for field in page.model.columns]
     assert "worked" not in keys and keys.index("curve") < keys.index("state")
-    page.session.prefs.sync()
+    page.session.prefs.settings.sync()
     again = RunsPage(page.session)
     qtbot.addWidget(again)
     assert [field.key for field in again.model.columns] == keys

@@ -23,6 +23,7 @@ from app.menus import MENUS, RUN_ACTIONS
 from app.state.prefs import Prefs
 from app.state.processes import ProcessOutcome
 from app.state.run import RunControl
+from app.state.run_state import RunState
 from app.state.session import Session
 from app.widgets.menu_dialogs import PresetPanel
 from app.window import Window
@@ -46,7 +47,8 @@ class FakeRun(QObject):
     def __init__(self, state: str = "running") -> None:
         super().__init__()
         self.folder = RunFolder(places.runs_folder() / "shown")
-        self.control, self.silence, self.started = RunControl(self.folder), "", None
+        self.control, self.silence, self.data = RunControl(self.folder), "", RunState()
+        self.data.steps.append(1, {"peak_memory_gb": 1.234})
         self.state, self.sent, self.problem = state, [], ""
         self.step, self.iterations, self.eta_s = 12, 60, 75.0
         self.has_caught_up = True
@@ -57,9 +59,6 @@ class FakeRun(QObject):
 
     def send(self, word: str) -> None:
         self.sent.append(word)
-
-    def latest(self, name: str) -> float | None:
-        return {"peak_memory_gb": 1.234}.get(name)
 
     def set_state(self, state: str) -> None:
         self.state = state
