@@ -68,10 +68,8 @@ def presets(folder: Path | None = None) -> list[Preset]:
 
 def preset(file: Path) -> Preset:
     lines = read_text(file, "preset", YAML_LIMIT).splitlines()
-    title, sentence, *more = [line.lstrip("# ").strip() for line in takewhile(lambda x: x.startswith("#"), lines)] + [
-        "",
-        "",
-    ]
+    comments = [line.lstrip("# ").strip() for line in takewhile(lambda line: line.startswith("#"), lines)]
+    title, sentence, *more = [*comments, "", ""]
     if not title or not sentence:
         raise UserError("preset", f"{file.name} must begin with two comment lines: its title, and a sentence.")
     replaces, brings = REPLACES in more, BRINGS in more
