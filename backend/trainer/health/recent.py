@@ -1,4 +1,4 @@
-"""What the rules read of a run: its settings, the metrics of its first and newest steps, its newest evaluations.
+"""A run as the health rules see it: its settings, the metrics of its first and newest steps, its newest evaluations.
 
 Bounded, however long the run is, and a function of the event log alone.
 """
@@ -10,7 +10,7 @@ import statistics
 from collections import deque
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import Any, TypeGuard, cast
+from typing import Any, TypeGuard
 
 from backend.config.config import SETTINGS
 from backend.rewards.catalogue import builtin_rewards
@@ -25,6 +25,13 @@ LONG = 60
 EVALUATIONS = 8
 """Newest evaluations that are kept."""
 
+SOLVED_SPREAD = 0.5
+"""Spread of the rewards over their mean below which nearly all completions succeed: with rewards of 0 and 1 it is
+0.5 at 80 %."""
+LIKELY, CERTAIN = 2.0, 4.0
+"""Standard errors by which two means differ in all likelihood, which holds a finding back, and from which on a
+difference is a finding by itself."""
+
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
@@ -37,7 +44,8 @@ class HeldOut:
 
 class Recent:
     """`first`: metrics of the run's first WINDOW steps; `steps`: of the LONG newest, newest last; `step`: the number
-    of the newest; `not_numbers`: names of its metrics that are null."""
+    of the newest; `not_numbers`: names of its metrics that are null; `changed`: settings that were changed while the
+    run trained."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         """`settings`: raw ones; those that are missing have their defaults."""
@@ -49,34 +57,25 @@ class Recent:
         self.step = 0
         self.not_numbers: Set[str] = set()
         self.changed: set[str] = set()
-        """Settings that were changed while the run trained."""
 
     def take(self, event: Mapping[str, Any]) -> None:
-        """Note what an event of the event log adds; events of no interest are skipped, damaged ones too."""
-        kind = event.get("kind")
-        metrics, changed = _mapping(event.get("metrics")), _mapping(event.get("settings"))
-        if kind == "step" and metrics:
-            self._take_step(event, metrics)
-        elif kind == "eval" and metrics and event.get("split") != "test":
-            self._take_evaluation(metrics)
-        elif kind == "change" and changed:
+        """Take an event of the event log; skips events of no interest, and damaged ones."""
+        kind, metrics, changed = event.get("kind"), event.get("metrics"), event.get("settings")
+        if kind == "step" and isinstance(metrics, dict) and metrics:
+            step = event.get("step")
+            self.step = step if isinstance(step, int) else self.step + 1
+            finite = {name: float(value) for name, value in metrics.items() if is_number(value)}
+            self.not_numbers = metrics.keys() - finite.keys()
+            if len(self.first) < WINDOW:
+                self.first.append(finite)
+            self.steps.append(finite)
+        elif kind == "eval" and isinstance(metrics, dict) and event.get("split") != "test":
+            if is_number(reward := metrics.get("reward")):
+                self.evaluations.append(HeldOut(self.step, reward, self.mean("reward")))
+                self.first_evaluation = self.first_evaluation or self.evaluations[0]
+        elif kind == "change" and isinstance(changed, dict):
             self._settings |= {key: pair[-1] for key, pair in changed.items() if isinstance(pair, list) and pair}
             self.changed |= changed.keys()
-
-    def _take_step(self, event: Mapping[str, Any], metrics: Mapping[str, Any]) -> None:
-        step = event.get("step")
-        self.step = step if isinstance(step, int) else self.step + 1
-        finite = {name: float(value) for name, value in metrics.items() if is_number(value)}
-        self.not_numbers = metrics.keys() - finite.keys()
-        if len(self.first) < WINDOW:
-            self.first.append(finite)
-        self.steps.append(finite)
-
-    def _take_evaluation(self, metrics: Mapping[str, Any]) -> None:
-        reward = metrics.get("reward")
-        if is_number(reward):
-            self.evaluations.append(HeldOut(self.step, reward, self.mean("reward")))
-            self.first_evaluation = self.first_evaluation or self.evaluations[0]
 
     def setting(self, key: str) -> Any:
         """The setting's present value."""
@@ -86,17 +85,10 @@ class Recent:
         """The setting's value times `factor`, in two digits: a proposal."""
         return float(f"{self.setting(key) * factor:.2g}")
 
-    @property
-    def updates_per_rollout(self) -> int:
-        """Optimizer updates between two rollouts: with a single one the ratio is 1, and nothing can be clipped."""
-        return self.setting("num_iterations") * self.setting("steps_per_generation")
-
     def values(self, name: str, count: int = WINDOW) -> list[float]:
         """The metric in the last `count` steps, without the steps that did not measure it; [] while there are fewer
         steps."""
-        if len(self.steps) < count:
-            return []
-        return known([self.steps[index] for index in range(-count, 0)], name)
+        return known([*self.steps][-count:], name) if len(self.steps) >= count else []
 
     def mean(self, name: str, count: int = WINDOW) -> float | None:
         values = self.values(name, count)
@@ -119,22 +111,12 @@ class Recent:
 
     @property
     def has_converged(self) -> bool:
-        """True if the run has learned what its rewards ask for: the reward has risen, and nearly all completions get
-        about the same. Then equal completions and groups without signal are what success looks like."""
+        """True if the reward has risen, and nearly all completions get about the same: then equal completions and
+        groups without signal are what success looks like."""
         reward, spread = self.mean("reward"), self.mean("reward_std")
         if reward is None or spread is None or not self.has_improved:
             return False
         return spread <= SOLVED_SPREAD * abs(reward)
-
-
-SOLVED_SPREAD = 0.5
-"""Spread of the rewards over their mean below which nearly all completions succeed: with rewards of 0 and 1 it is
-0.5 at 80 %."""
-LIKELY = 2.0
-"""Standard errors by which two means differ in all likelihood: enough to hold a finding back."""
-CERTAIN = 4.0
-"""Standard errors from which on a difference is a finding by itself. With many rules and many steps two would come
-by chance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,19 +150,15 @@ class MeanChange:
 
 
 def is_number(value: Any) -> TypeGuard[float]:
-    """True if an event log's value is a finite number: it may hold null, and by damage anything."""
+    """True for a finite number: an event log may hold null, and by damage anything."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _mapping(value: Any) -> dict[str, Any]:
-    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
-
-
-def known(steps: Sequence[Metrics], name: str) -> list[float]:
+def known(steps: Sequence[Metrics] | deque[Metrics], name: str) -> list[float]:
     """The metric's values in these steps, where it was measured."""
     return [step[name] for step in steps if name in step]
 
 
 def label_of(reward: str) -> str:
-    """What a reward function is called in the window: the label of a shipped one, else its name."""
+    """The label of a shipped reward function; else its name."""
     return next((entry.label for entry in builtin_rewards() if entry.name == reward), reward)

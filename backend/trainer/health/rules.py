@@ -7,9 +7,8 @@ page, in `doctor` and, once tested, in docs/guide/charts.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from itertools import pairwise
 from statistics import fmean
 from typing import Any, Literal
 
@@ -17,16 +16,31 @@ import yaml
 
 from backend.config.first_choices import SYSTEM_PROMPT
 from backend.distributed.hosts_file import MOST_HOSTS
-from backend.trainer.health.recent import LONG, WINDOW, MeanChange, Metrics, Recent, known, label_of
+from backend.trainer.health.recent import LONG, WINDOW, MeanChange, Recent, known, label_of
 from backend.utils.places import resources
+
+SUDDEN = 3
+"""Steps that all must lie beyond the limit of an explosion: the KL estimate has single outliers."""
+SETTLED = 30
+"""Steps at the full learning rate before a rate can count as too low."""
+MUST_BE_NUMBERS = ("loss", "grad_norm", "kl", "entropy")
+LOWEST_RATE, SHORTEST = 1e-6, 16
+"""Proposals of a learning rate and of a completion length are never below."""
+MUST_WIDEN = 0.1
+"""An epsilon below it is widened before the learning rate is blamed for clipping."""
+SAMPLING_SHARE = 0.5
+"""Share of the step's time that sampling must take before its longest completion matters."""
+EXPLAINED = 1.1
+"""Growth of the longest completion beyond which memory may well have grown with it."""
+OVER_WINDOW = f"on average over the last {WINDOW} steps"
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
     """`code` stays the same as long as a rule keeps finding the same, so that it is reported once.
 
-    `metric` is the name of the metric behind it, `value` what it was and `threshold` the limit that it passed, in
-    the metric's unit. `settings`: setting → the value that is proposed for it.
+    `metric` is the name of the metric behind it, `value` its value and `threshold` the limit that it passed, in the
+    metric's unit. `settings`: setting → the value that is proposed for it.
     """
 
     code: str
@@ -38,18 +52,10 @@ class Finding:
     threshold: float | None = None
     settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
-    @property
-    def rule(self) -> str:
-        """The code of the rule that found it."""
-        return self.code.partition(" ")[0]
-
     def fields(self) -> dict[str, Any]:
         """As the fields of a `health` event; those that are not known are left out."""
         always = ("code", "sentence", "advice", "level")
         return {key: value for key, value in asdict(self).items() if key in always or value not in ("", None, {})}
-
-
-Level = Literal["error", "warning", "info"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +89,7 @@ Look = Callable[[Recent, float], Sign | None]
 @dataclass(frozen=True, slots=True)
 class Rule:
     """`look(recent, threshold)` returns what it saw, or None. `metric` is the one behind it and `chart` the title of
-    the chart that shows it; `setting` the one to look at first."""
+    the chart that shows it; `setting` the one to look at first; `needs`: steps before it can find anything."""
 
     code: str
     title: str
@@ -93,25 +99,20 @@ class Rule:
     advice: str
     look: Look
     setting: str = ""
-    level: Level = "warning"
+    level: Literal["error", "warning", "info"] = "warning"
     needs: int = WINDOW
-    """Steps before it can find anything."""
 
-    def find(self, recent: Recent) -> Finding | None:
-        """What the rule finds at the newest step."""
-        sign = self.look(recent, self.threshold.value)
-        if sign is None:
-            return None
-        return Finding(
-            " ".join((self.code, *sign.about)),
-            sign.sentence,
-            sign.advice or self.advice,
-            self.level,
-            sign.metric or self.metric,
-            sign.value,
-            self.threshold.value if sign.limit is None else sign.limit,
-            dict(sign.settings),
-        )
+
+def findings(recent: Recent) -> list[Finding]:
+    """What all rules find at the newest step."""
+    found: list[Finding] = []
+    for rule in RULES.values():
+        if (sign := rule.look(recent, rule.threshold.value)) is None:
+            continue
+        code, limit = " ".join((rule.code, *sign.about)), rule.threshold.value if sign.limit is None else sign.limit
+        advice, metric = sign.advice or rule.advice, sign.metric or rule.metric
+        found.append(Finding(code, sign.sentence, advice, rule.level, metric, sign.value, limit, dict(sign.settings)))
+    return found
 
 
 _LOOKS: dict[str, tuple[Look, int]] = {}
@@ -131,29 +132,25 @@ def rule(needs: int = WINDOW) -> Callable[[Look], Look]:
 def never_scores(recent: Recent, threshold: float) -> Sign | None:
     if len(recent.steps) < WINDOW:
         return None
-    silent = [name for name in recent.rewards() if not any(known(recent.steps, f"rewards/{name}/mean"))]
-    silent = [name for name in silent if known(recent.steps, f"rewards/{name}/mean")]
+    scores = {name: known(recent.steps, f"rewards/{name}/mean") for name in recent.rewards()}
+    silent = [name for name, values in scores.items() if values and not any(values)]
     if not silent:
         return None
-    labels = [label_of(name) for name in silent]
-    functions = (
-        f"function{'s' if len(silent) > 1 else ''} {' and '.join(filter(None, [', '.join(labels[:-1]), labels[-1]]))}"
-    )
+    *others, last = map(label_of, silent)
+    functions = f"functions {', '.join(others)} and {last}" if others else f"function {last}"
     # A model that has once written the tags knows of them; one that is cut off never comes to them.
-    knows_tags = any(
-        any(known(recent.first, f"rewards/{name}/mean")) for name in recent.rewards() if name.startswith("r1_")
-    )
+    tag_names = [name for name in scores if name.startswith("r1_")]
+    knows_tags = any(any(known(recent.first, f"rewards/{name}/mean")) for name in tag_names)
     is_told = recent.setting("system_prompt") or (recent.mean("hit_max_tokens_ratio") or 0) > 0.3
-    asks_for_tags = any(name.startswith("r1_") for name in silent) and not (knows_tags or is_told)
+    asks_for_tags = bool({*tag_names} & {*silent}) and not (knows_tags or is_told)
+    advice = "Tell the model in the system prompt to write the tags that these functions look for."
     return Sign(
         0.0,
         f"The reward {functions} gave {threshold:.0f} to every completion of the last {len(recent.steps)} steps.",
         {"system_prompt": SYSTEM_PROMPT} if asks_for_tags else {},
         about=tuple(silent),
         metric=f"rewards/{silent[0]}/mean",
-        advice="Tell the model in the system prompt to write the tags that these functions look for."
-        if asks_for_tags
-        else "",
+        advice=advice if asks_for_tags else "",
     )
 
 
@@ -165,9 +162,8 @@ def no_signal(recent: Recent, threshold: float) -> Sign | None:
     is_cold = recent.setting("temperature") < 0.8
     return Sign(
         share,
-        f"“Groups without signal” is {share:.0%} on average over the last {WINDOW} steps (from {threshold:.0%} "
-        "on nothing is learned): "
-        f"within a group all completions got the same reward.",
+        f"“Groups without signal” is {share:.0%} {OVER_WINDOW} (from {threshold:.0%} on nothing is learned): within a "
+        "group all completions got the same reward.",
         {"temperature": 1.0} if is_cold else {"group_size": recent.setting("group_size") * 2},
     )
 
@@ -177,29 +173,26 @@ def reward_fell(recent: Recent, threshold: float) -> Sign | None:
     weights_vary = recent.setting("stages") or recent.setting("reward_weight_schedule") != "constant"
     if weights_vary or "reward_weights" in recent.changed:  # rewards of other weights cannot be compared
         return None
+    falls: list[tuple[str, float, float]] = []
+    change = MeanChange.between(known(recent.first, "reward"), recent.values("reward"))
+    if recent.step >= 2 * WINDOW and change is not None and change.size < 0 and change.is_clear:
+        falls.append((f"“Reward”, the mean of {WINDOW} steps,", change.before, change.after))
+    first, newest = recent.first_evaluation, [*recent.evaluations][-2:]  # two, as a single evaluation may be chance
+    if first is not None and first.step <= WINDOW and len(newest) == 2 and newest[0] != first:
+        now = max(evaluation.reward for evaluation in newest)
+        falls.append(("“Held-out reward”", first.reward, now))
     # The largest: a model that collapses within a few steps leaves hardly any spread in the later ones.
     spread = max(known(recent.first, "reward_std"), default=0.0)
-    for where, before, after in _falls(recent):
+    for where, before, after in falls:
         fall = (before - after) / spread if spread else 0.0
         if fall > threshold:
             return Sign(
                 fall,
                 f"{where} has fallen from {before:.3g} to {after:.3g}: {fall:.2g} times the spread of the "
-                "completions' rewards at the "
-                f"start (above {threshold:g} the model answers worse than before training).",
+                f"completions' rewards at the start (above {threshold:g} it answers worse than before training).",
                 {"learning_rate": recent.scaled("learning_rate", 0.3)},
             )
     return None
-
-
-def _falls(recent: Recent) -> Iterator[tuple[str, float, float]]:
-    """(which reward, its value at the start, its value now) of the rewards that have clearly fallen."""
-    change = MeanChange.between(known(recent.first, "reward"), recent.values("reward"))
-    if recent.step >= 2 * WINDOW and change is not None and change.size < 0 and change.is_clear:
-        yield f"“Reward”, the mean of {WINDOW} steps,", change.before, change.after
-    first, newest = recent.first_evaluation, [*recent.evaluations][-2:]  # two, as a single evaluation may be chance
-    if first is not None and first.step <= WINDOW and len(newest) == 2 and newest[0] != first:
-        yield "“Held-out reward”", first.reward, max(evaluation.reward for evaluation in newest)
 
 
 @rule(needs=2 * WINDOW)
@@ -221,15 +214,13 @@ def _against_held_out(recent: Recent, threshold: float) -> Sign | None:
         return None
     return Sign(
         now,
-        f"“Held-out reward” has fallen from {best.reward:.3g} after step {best.step} to {now:.3g}, while "
-        "“Reward” in training has risen "
-        f"from {best.training:.3g} to {training:.3g}.",
+        f"“Held-out reward” has fallen from {best.reward:.3g} after step {best.step} to {now:.3g}, while “Reward” in "
+        f"training has risen from {best.training:.3g} to {training:.3g}.",
         about=("held_out",),
         limit=best.reward * (1 - threshold),
         metric="reward",
         advice="The run learns its training prompts and not the task. Go back to the checkpoint of that step; take "
-        "more prompts, a lower "
-        "learning rate or a higher Beta (KL weight).",
+        "more prompts, a lower learning rate or a higher Beta (KL weight).",
     )
 
 
@@ -238,30 +229,27 @@ def _against_another_function(recent: Recent, threshold: float) -> Sign | None:
     last LONG."""
     if len(recent.steps) < 2 * WINDOW:
         return None
-    earlier = [recent.steps[index] for index in range(WINDOW)]
-    for before in (recent.first, earlier):
-        changes = {name: _change(name, before, recent) for name in recent.rewards()}
-        clear = {name: change for name, change in changes.items() if change is not None and change.is_clear}
-        risen = [name for name, change in clear.items() if change.size > threshold * abs(change.before)]
-        fallen = [name for name, change in clear.items() if -change.size > threshold * abs(change.before)]
-        if risen and fallen:
-            up, down = max(risen, key=lambda name: clear[name].size), min(fallen, key=lambda name: clear[name].size)
+    for before in (recent.first, [*recent.steps][:WINDOW]):
+        clear: dict[str, MeanChange] = {}
+        for name in recent.rewards():
+            metric = f"rewards/{name}/mean"
+            change = MeanChange.between(known(before, metric), recent.values(metric))
+            if change is not None and change.is_clear and abs(change.size) > threshold * abs(change.before):
+                clear[name] = change
+        up = max(clear, key=lambda name: clear[name].size, default="")
+        down = min(clear, key=lambda name: clear[name].size, default="")
+        if clear and clear[up].size > 0 > clear[down].size:
+            rise, fall = clear[up], clear[down]
             since = "the first steps" if before is recent.first else f"{len(recent.steps)} steps"
             return Sign(
-                clear[down].after,
-                f"Since {since}, {label_of(up)} has risen from {clear[up].before:.2g} to "
-                f"{clear[up].after:.2g}, and {label_of(down)} has "
-                f"fallen from {clear[down].before:.2g} to {clear[down].after:.2g} (“Rewards per function”).",
+                fall.after,
+                f"Since {since}, {label_of(up)} has risen from {rise.before:.2g} to {rise.after:.2g}, and "
+                f"{label_of(down)} has fallen from {fall.before:.2g} to {fall.after:.2g} (“Rewards per function”).",
                 about=(down,),
-                limit=clear[down].before * (1 - threshold),
+                limit=fall.before * (1 - threshold),
                 metric=f"rewards/{down}/mean",
             )
     return None
-
-
-def _change(name: str, before: Sequence[Metrics], recent: Recent) -> MeanChange | None:
-    metric = f"rewards/{name}/mean"
-    return MeanChange.between(known(before, metric), recent.values(metric))
 
 
 @rule(needs=LONG)
@@ -275,23 +263,8 @@ def flat(recent: Recent, threshold: float) -> Sign | None:
     # Most groups have no signal: another rule's finding. It has converged: nothing is left to learn.
     if (recent.mean("frac_groups_without_signal") or 0) > 0.5 or recent.has_converged:
         return None
-    return Sign(
-        change.size,
-        f"“Reward” has not moved in {LONG} steps: {change.before:.3g} in the older half, {change.after:.3g} in "
-        "the newer.",
-        limit=threshold * change.error,
-    )
-
-
-SUDDEN = 3
-"""Steps that all must lie beyond the limit of an explosion: the KL estimate has single outliers."""
-SETTLED = 30
-"""Steps at the full learning rate before a rate can count as too low."""
-MUST_BE_NUMBERS = ("loss", "grad_norm", "kl", "entropy")
-LOWEST_RATE = 1e-6
-"""A proposal is never below it."""
-MUST_WIDEN = 0.1
-"""An epsilon below it is widened before the learning rate is blamed for clipping."""
+    where = f"{change.before:.3g} in the older half, {change.after:.3g} in the newer."
+    return Sign(change.size, f"“Reward” has not moved in {LONG} steps: {where}", limit=threshold * change.error)
 
 
 @rule()
@@ -302,8 +275,7 @@ def drifting(recent: Recent, threshold: float) -> Sign | None:
     return Sign(
         kl,
         f"“KL from the reference” is {kl:.3g} nats a token, the median of the last {WINDOW} steps (above "
-        f"{threshold:.2g} the policy drifts "
-        f"from the model it started as).",
+        f"{threshold:.2g} the policy drifts from the model it started as).",
         {"learning_rate": recent.scaled("learning_rate", 0.5)},
     )
 
@@ -315,9 +287,8 @@ def kl_exploding(recent: Recent, threshold: float) -> Sign | None:
     kl = recent.median("kl", SUDDEN)
     return Sign(
         kl,
-        f"“KL from the reference” is {kl:.3g} nats a token, above {threshold:.2g} in each of the last {SUDDEN} "
-        "steps: the model is hardly "
-        f"the one it started as.",
+        f"“KL from the reference” is {kl:.3g} nats a token, above {threshold:.2g} in each of the last {SUDDEN} steps: "
+        "the model is hardly the one it started as.",
         {"learning_rate": recent.scaled("learning_rate", 0.1)},
     )
 
@@ -335,24 +306,25 @@ def moving_fast(recent: Recent, threshold: float) -> Sign | None:
     narrow = epsilon < MUST_WIDEN and recent.setting("importance_sampling_level") in ("", "token", None)
     return Sign(
         clipped,
-        f"“Clip ratios” total {clipped:.0%} on average over the last {WINDOW} steps (above {threshold:.0%} the "
-        "policy moves faster than "
-        f"its completions allow)" + (f": Epsilon is only {epsilon:g}." if narrow else "."),
+        f"“Clip ratios” total {clipped:.0%} {OVER_WINDOW} (above {threshold:.0%} the policy moves faster than its "
+        f"completions allow){f': Epsilon is only {epsilon:g}' if narrow else ''}.",
         {"epsilon": 0.2} if narrow else {"learning_rate": recent.scaled("learning_rate", 0.5)},
     )
 
 
 @rule(needs=LONG)
 def never_clips(recent: Recent, threshold: float) -> Sign | None:
-    clipped, updates = recent.values("clip_ratio_total", LONG), recent.updates_per_rollout
+    clipped = recent.values("clip_ratio_total", LONG)
+    # With a single update between two rollouts the ratio is 1, and nothing can be clipped.
+    updates = recent.setting("num_iterations") * recent.setting("steps_per_generation")
     if updates < 2 or len(clipped) < LONG or sum(clipped) >= threshold * LONG or recent.has_improved:
         return None
     share = sum(clipped) / LONG
     return Sign(
         share,
-        f"“Clip ratios” total {share:.1%} on average over the last {LONG} steps (below {threshold:.0%} is too "
-        "seldom), although there are "
-        f"{updates} updates per rollout, and the reward does not rise: the updates are too small to matter.",
+        f"“Clip ratios” total {share:.1%} on average over the last {LONG} steps (below {threshold:.0%} is too seldom), "
+        f"although there are {updates} updates per rollout, and the reward does not rise: the updates are too small "
+        "to matter.",
         {"learning_rate": max(LOWEST_RATE, recent.scaled("learning_rate", 3))},
     )
 
@@ -367,9 +339,8 @@ def too_slow(recent: Recent, threshold: float) -> Sign | None:
         return None  # that estimate is of either sign, and small where the policy has moved far
     return Sign(
         kl,
-        f"“KL from the reference” is still {kl:.1g} nats a token after {recent.step} steps (below "
-        f"{threshold:.0g} the policy has not moved), "
-        f"and the reward has not risen: at a learning rate of {rate:.2g} nothing is learned.",
+        f"“KL from the reference” is still {kl:.1g} nats a token after {recent.step} steps (below {threshold:.0g} the "
+        f"policy has not moved), and the reward has not risen: at a learning rate of {rate:.2g} nothing is learned.",
         {"learning_rate": max(LOWEST_RATE, recent.scaled("learning_rate", 10))},
     )
 
@@ -381,15 +352,13 @@ def gradient_zero(recent: Recent, threshold: float) -> Sign | None:
     if len(norms) < WINDOW or max(norms) > threshold or (silent is not None and silent > 0.5):
         return None
     masked = recent.setting("mask_truncated_completions") and (recent.mean("hit_max_tokens_ratio") or 0) > 0.9
+    why = "Every completion is cut off, and Mask truncated completions leaves out those that are: raise Completion."
     return Sign(
         max(norms),
-        f"“Gradient norm” has been 0 for {WINDOW} steps, although completions of a group get different "
-        "rewards: nothing is learned.",
+        f"“Gradient norm” has been 0 for {WINDOW} steps, although completions of a group get different rewards: "
+        "nothing is learned.",
         {"max_completion_length": recent.setting("max_completion_length") * 2} if masked else {},
-        advice="Every completion is cut off, and Mask truncated completions leaves out those that are: raise "
-        "Completion."
-        if masked
-        else "",
+        advice=why if masked else "",
     )
 
 
@@ -403,10 +372,10 @@ def not_a_number(recent: Recent, threshold: float) -> Sign | None:
     broken += [name for name in measured if name in recent.not_numbers and known(recent.first, name)]
     if not broken:
         return None
+    are = "is" if len(broken) == 1 else "are"
     return Sign(
         None,
-        f"In step {recent.step} {' and '.join(broken)} {'is' if len(broken) == 1 else 'are'} not a number: a "
-        "log-probability has overflowed.",
+        f"In step {recent.step} {' and '.join(broken)} {are} not a number: a log-probability has overflowed.",
         {"learning_rate": recent.scaled("learning_rate", 0.1)},
         metric=broken[0],
     )
@@ -421,9 +390,8 @@ def sampler_differs(recent: Recent, threshold: float) -> Sign | None:
         return None
     return Sign(
         gap,
-        f"“Sampler and learner” differ by {gap:.2g} nats a token in the log-probability of the same token, on "
-        f"average over the last {WINDOW} "
-        f"steps (above {threshold:.2g} the model's numbers are too coarse).",
+        f"“Sampler and learner” differ by {gap:.2g} nats a token in the log-probability of the same token, "
+        f"{OVER_WINDOW} (above {threshold:.2g} the model's numbers are too coarse).",
         {"dtype": "float32"},
     )
 
@@ -439,8 +407,7 @@ def identical(recent: Recent, threshold: float) -> Sign | None:
         return None
     return Sign(
         distinct,
-        f"The {size} completions of a group are on average only {distinct * size:.2g} different texts over the "
-        f"last {WINDOW} steps (up to "
+        f"The {size} completions of a group are only {distinct * size:.2g} different texts {OVER_WINDOW} (up to "
         f"{limit * size:.2g} there is next to nothing to compare).",
         _more_variety(recent),
         limit=limit,
@@ -464,9 +431,8 @@ def mode_collapse(recent: Recent, threshold: float) -> Sign | None:
         return None
     return Sign(
         now,
-        f"“Distinct-2” has fallen from {before:.2g} to {now:.2g}: of the pairs of words that a group was "
-        f"written with at first, {left:.0%} are left "
-        f"(at {threshold:.0%} or less it has collapsed to one way of saying things).",
+        f"“Distinct-2” has fallen from {before:.2g} to {now:.2g}: of the pairs of words that a group was written with "
+        f"at first, {left:.0%} are left (at {threshold:.0%} or less it has collapsed to one way of saying things).",
         _more_variety(recent) or {"learning_rate": recent.scaled("learning_rate", 0.5)},
         limit=threshold * before,
     )
@@ -484,13 +450,11 @@ def entropy_collapse(recent: Recent, threshold: float) -> Sign | None:
     before = sum(at_first) / len(at_first)
     if before <= 0 or entropy > threshold * before:
         return None
-    beta = recent.setting("beta")
     return Sign(
         entropy,
-        f"“Entropy” has fallen from {before:.2g} to {entropy:.2g} nats a token, {entropy / before:.0%} of what "
-        "it was at first (below "
-        f"{threshold:.0%} is a collapse), and the reward has not risen for all.",
-        {"beta": 0.02} if beta == 0 else {"learning_rate": recent.scaled("learning_rate", 0.5)},
+        f"“Entropy” has fallen from {before:.2g} to {entropy:.2g} nats a token, {entropy / before:.0%} of what it was "
+        f"at first (below {threshold:.0%} is a collapse), and the reward has not risen for all.",
+        {"beta": 0.02} if recent.setting("beta") == 0 else {"learning_rate": recent.scaled("learning_rate", 0.5)},
         limit=threshold * before,
     )
 
@@ -502,8 +466,7 @@ def repetition(recent: Recent, threshold: float) -> Sign | None:
         return None
     return Sign(
         share,
-        f"{share:.0%} of what a completion says stood in it before, word for word, averaged over the last "
-        f"{WINDOW} steps (above "
+        f"{share:.0%} of what a completion says stood in it before, word for word, {OVER_WINDOW} (above "
         f"{threshold:.0%} the model turns in circles).",
         {"learning_rate": recent.scaled("learning_rate", 0.5)},
     )
@@ -515,24 +478,17 @@ def cut_off(recent: Recent, threshold: float) -> Sign | None:
     if share is None or share <= threshold:
         return None
     sentence = (
-        f"“Cut off at the limit” is {share:.0%} on average over the last {WINDOW} steps (above {threshold:.0%} "
-        "too many answers are never "
+        f"“Cut off at the limit” is {share:.0%} {OVER_WINDOW} (above {threshold:.0%} too many answers are never "
         f"finished): these completions reached {length:,} tokens."
     )
-    if (recent.mean("completions/repetition") or 0.0) > RULES["repetition"].threshold.value:
-        shorter = max(SHORTEST, length // 2)
-        return Sign(
-            share, sentence, {"max_completion_length": shorter} if shorter < length else {}, advice=ROOM_IS_WASTED
-        )
-    return Sign(share, sentence, {"max_completion_length": length * 2})
-
-
-SHORTEST = 16
-"""Tokens: no shorter completions are proposed."""
-ROOM_IS_WASTED = (
-    "They say the same again and again, so more room would not end them: lower Completion, and strengthen a reward "
-    "for the right form."
-)
+    if (recent.mean("completions/repetition") or 0.0) <= RULES["repetition"].threshold.value:
+        return Sign(share, sentence, {"max_completion_length": length * 2})
+    advice = (
+        "They say the same again and again, so more room would not end them: lower Completion, and strengthen a "
+        "reward for the right form."
+    )
+    shorter = max(SHORTEST, length // 2)
+    return Sign(share, sentence, {"max_completion_length": shorter} if shorter < length else {}, advice=advice)
 
 
 @rule()
@@ -547,19 +503,10 @@ def straggler(recent: Recent, threshold: float) -> Sign | None:
     return Sign(
         longest,
         f"The longest completion of a step has {longest:,.0f} tokens, {longest / mean:.1f} times the mean of "
-        f"{mean:,.0f}, and sampling "
-        f"takes {sampling / step:.0%} of “Step time”: most of it waits for one completion.",
+        f"{mean:,.0f}, and sampling takes {sampling / step:.0%} of “Step time”: most of it waits for one completion.",
         {"max_completion_length": shorter} if shorter < recent.setting("max_completion_length") else {},
         limit=threshold * mean,
     )
-
-
-SAMPLING_SHARE = 0.5
-"""Share of the step's time that sampling must take before its longest completion matters."""
-
-
-EXPLAINED = 1.1
-"""Growth of the longest completion beyond which memory may well have grown with it."""
 
 
 @rule(needs=LONG)
@@ -567,28 +514,25 @@ def memory_creeping(recent: Recent, threshold: float) -> Sign | None:
     peaks, at_first = recent.values("peak_memory_gb", LONG), known(recent.first, "peak_memory_gb")
     if len(peaks) < LONG or not at_first:
         return None
-    before, now = fmean(at_first), fmean(peaks[-WINDOW:])
-    if now <= threshold * before or not _rises_throughout(peaks) or _grew_with_completions(recent):
+    before, now, third = fmean(at_first), fmean(peaks[-WINDOW:]), LONG // 3
+    changes = [
+        MeanChange.between(peaks[start : start + third], peaks[start + third : start + 2 * third])
+        for start in (0, third)
+    ]
+    rises = all(change is not None and change.is_clear and change.size > 0 for change in changes)
+    longest, longest_now = (
+        known(recent.first, "completions/max_length"),
+        recent.values("completions/max_length"),
+    )
+    is_explained = longest and longest_now and fmean(longest_now) > EXPLAINED * fmean(longest)
+    if now <= threshold * before or not rises or is_explained:
         return None
     return Sign(
         now,
         f"“Memory” has grown from {before:.3g} GB in the first steps to {now:.3g} GB, and still grows, though "
-        "completions are no longer than "
-        f"they were: something is kept from step to step.",
+        "completions are no longer than they were: something is kept from step to step.",
         limit=threshold * before,
     )
-
-
-def _rises_throughout(values: list[float]) -> bool:
-    third = len(values) // 3
-    parts = [values[start : start + third] for start in (0, third, 2 * third)]
-    changes = [MeanChange.between(early, late) for early, late in pairwise(parts)]
-    return all(change is not None and change.is_clear and change.size > 0 for change in changes)
-
-
-def _grew_with_completions(recent: Recent) -> bool:
-    before, now = known(recent.first, "completions/max_length"), recent.values("completions/max_length")
-    return bool(before and now) and fmean(now) > EXPLAINED * fmean(before)
 
 
 @rule()
@@ -596,18 +540,15 @@ def seen_often(recent: Recent, threshold: float) -> Sign | None:
     values = recent.values("epoch")
     if not values or values[-1] < threshold:
         return None
-    held_out = [evaluation.reward for evaluation in recent.evaluations]
-    if len(held_out) > 1 and max(held_out[-2:]) >= max(held_out):
-        return None  # it still gets better on prompts that it has not seen
-    tail = (
-        f", and “Held-out reward” no longer rises ({held_out[-1]:.3g}, at best {max(held_out):.3g})."
-        if len(held_out) > 1
-        else "."
-    )
+    held_out, tail = [evaluation.reward for evaluation in recent.evaluations], "."
+    if len(held_out) > 1:
+        if max(held_out[-2:]) >= max(held_out):
+            return None  # it still gets better on prompts that it has not seen
+        tail = f", and “Held-out reward” no longer rises ({held_out[-1]:.3g}, at best {max(held_out):.3g})."
     return Sign(
         values[-1],
-        f"Every prompt has been sampled {values[-1]:.0f} times (from {threshold:.0f} times on a model may "
-        f"learn them by heart){tail}",
+        f"Every prompt has been sampled {values[-1]:.0f} times (from {threshold:.0f} times on a model may learn them "
+        f"by heart){tail}",
     )
 
 
@@ -616,39 +557,25 @@ def machines_wait(recent: Recent, threshold: float) -> Sign | None:
     share = recent.mean("waiting_share")
     if share is None or share <= threshold:
         return None
-    waited = {
-        rank: seconds for rank in range(MOST_HOSTS) if (seconds := recent.mean(f"ranks/{rank}/waiting")) is not None
-    }
+    waits = {rank: recent.mean(f"ranks/{rank}/waiting") for rank in range(MOST_HOSTS)}
+    waited = {rank: seconds for rank, seconds in waits.items() if seconds is not None}
     # Who waits least is who the others wait for.
-    slowest = min(waited, key=lambda rank: waited[rank]) if len(waited) > 1 else None
-    whom = "" if slowest is None else f", mostly for rank {slowest}"
+    whom = f", mostly for rank {min(waited, key=lambda rank: waited[rank])}" if len(waited) > 1 else ""
     return Sign(
         share,
-        f"In the last {WINDOW} steps the machines have spent {share:.0%} of their time waiting for each "
-        f"other{whom} (limit {threshold:.0%}).",
+        f"In the last {WINDOW} steps the machines have spent {share:.0%} of their time waiting for each other{whom} "
+        f"(limit {threshold:.0%}).",
     )
 
 
-def _read_rules() -> dict[str, Rule]:
-    """Code → rule, from resources/health_rules.yaml."""
+def _read_rules() -> Iterator[Rule]:
     numbers = {"WINDOW": WINDOW, "LONG": LONG, "SUDDEN": SUDDEN, "SETTLED": SETTLED, "SAMPLING_SHARE": SAMPLING_SHARE}
-    rules: dict[str, Rule] = {}
     for code, texts in yaml.safe_load((resources() / "health_rules.yaml").read_text(encoding="utf-8")).items():
-        threshold = Threshold(
-            float(texts.pop("threshold")), texts.pop("when").format(**numbers), texts.pop("source").format(**numbers)
-        )
+        when, source = (texts.pop(name).format(**numbers) for name in ("when", "source"))
+        threshold = Threshold(float(texts.pop("threshold")), when, source)
         look, needs = _LOOKS[code]
-        rules[code] = Rule(code, threshold=threshold, look=look, needs=needs, **texts)
-    return rules
+        yield Rule(code, threshold=threshold, look=look, needs=needs, **texts)
 
 
-RULES = _read_rules()
-"""Code → rule."""
-
-
-def findings(recent: Recent) -> list[Finding]:
-    """What all rules find at the newest step."""
-    return [finding for rule in RULES.values() if (finding := rule.find(recent)) is not None]
-
-
-# What a rule has found: a sentence with the figures, advice, and where known the settings that would help.
+RULES = {rule.code: rule for rule in _read_rules()}
+"""Code → rule, from resources/health_rules.yaml."""

@@ -24,10 +24,9 @@ QUIET = WINDOW
 
 class Watch:
     """`standing`: code → the fields of the `health` event with which each finding that still holds began; `newest`:
-    code → the finding as it was when it last held."""
+    code → the finding as it was when it last held. `settings`: the run's raw ones, as its config.yaml has them."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
-        """`settings`: the run's raw settings, as its config.yaml has them; `change` events go on from there."""
         self.recent = Recent(settings)
         self.standing: dict[str, dict[str, Any]] = {}
         self.newest: dict[str, Finding] = {}
@@ -42,7 +41,12 @@ class Watch:
         steps = 0
         for event in events:
             if event.get("kind") == "health":
-                watch._take_report(event)
+                code = str(event.get("code"))
+                fields = {key: value for key, value in event.items() if key not in ("v", "seq", "t", "kind")}
+                if "until" in event:
+                    watch.standing.pop(code, None)
+                else:
+                    watch.standing[code] = fields
                 continue
             unseen.append(event)
             steps += event.get("kind") == "step"
@@ -62,7 +66,17 @@ class Watch:
         self.recent.take(event)
         if event.get("kind") != "step":
             return []
-        return [*self._begun(self._look()), *self._over()]
+        step, reports = self.recent.step, list[dict[str, Any]]()
+        for code, finding in self._look().items():
+            if code not in self.standing:
+                self.standing[code] = finding.fields() | {"step": step}
+                reports.append(self.standing[code])
+        for code in [code for code in self.standing if step - self._held_at.get(code, 0) >= QUIET]:
+            until = self._held_at.pop(code, self.standing.pop(code).get("step"))
+            sentence = f"{title_of(code)}: over, it last held at step {until}."
+            over = {"code": code, "level": "info", "sentence": sentence, "advice": "", "step": step, "until": until}
+            reports.append(over)
+        return reports
 
     def _look(self) -> dict[str, Finding]:
         """Code → finding at the newest step."""
@@ -70,35 +84,6 @@ class Watch:
         self.newest |= found
         self._held_at |= dict.fromkeys(found, self.recent.step)
         return found
-
-    def _begun(self, found: Mapping[str, Finding]) -> list[dict[str, Any]]:
-        step = self.recent.step
-        new = {code: finding.fields() | {"step": step} for code, finding in found.items() if code not in self.standing}
-        self.standing |= new
-        return list(new.values())
-
-    def _over(self) -> list[dict[str, Any]]:
-        step = self.recent.step
-        over = [code for code in self.standing if step - self._held_at.get(code, 0) >= QUIET]
-        return [self._end(self.standing.pop(code), code) for code in over]
-
-    def _end(self, begun: Mapping[str, Any], code: str) -> dict[str, Any]:
-        until = self._held_at.pop(code, begun.get("step"))
-        return {
-            "code": code,
-            "level": "info",
-            "sentence": f"{title_of(code)}: over, it last held at step {until}.",
-            "advice": "",
-            "step": self.recent.step,
-            "until": until,
-        }
-
-    def _take_report(self, event: Event) -> None:
-        code = str(event.get("code"))
-        if "until" in event:
-            self.standing.pop(code, None)
-        else:
-            self.standing[code] = {key: value for key, value in event.items() if key not in ("v", "seq", "t", "kind")}
 
 
 def title_of(code: str) -> str:
@@ -109,7 +94,8 @@ def title_of(code: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """One finding from `since` to `until`, both steps; `until` None: it holds at the newest step."""
+    """One finding from `since` to `until`, both steps; `until` None: it holds at the newest step. `setting`: the one to
+    look at first; "" where no setting helps. `settings`: setting → proposed value."""
 
     code: str
     title: str
@@ -123,33 +109,49 @@ class Episode:
     value: float | None = None
     threshold: float | None = None
     setting: str = ""
-    """The setting to look at first; "" where no setting helps."""
     settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Setting → proposed value."""
 
     @property
     def rule(self) -> str:
         """The code of the rule that found it."""
         return self.code.partition(" ")[0]
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+    @classmethod
+    def of(cls, fields: Mapping[str, Any], until: int | None = None) -> Episode:
+        """The episode that a `health` event began."""
+        code = str(fields.get("code") or fields.get("sentence") or "")
+        rule = RULES.get(code.partition(" ")[0])
+        settings: Mapping[str, Any] = fields.get("settings") or {}
+        return cls(
+            code,
+            title_of(code),
+            str(fields.get("level") or "warning"),
+            str(fields.get("sentence") or ""),
+            str(fields.get("advice") or ""),
+            fields.get("step"),
+            until,
+            rule.chart if rule else "",
+            str(fields.get("metric") or ""),
+            fields.get("value"),
+            fields.get("threshold"),
+            next(iter(settings), rule.setting if rule else ""),
+            settings,
+        )
 
 
 def reported(health: Iterable[Event]) -> list[Episode]:
-    """The episodes that `health` events tell of, in the order in which they began."""
+    """The episodes that `health` events report, in the order in which they began."""
     begun: list[Event] = []
     until: dict[int, int | None] = {}
     open_at: dict[str, int] = {}
     for event in health:
         code = str(event.get("code") or event.get("sentence") or "")
-        if "until" in event:
-            if (index := open_at.pop(code, None)) is not None:
-                until[index] = event["until"]
-        else:
+        if "until" not in event:
             open_at[code] = len(begun)
-            begun.append(event | {"code": code})
-    return [_episode(event, until.get(index)) for index, event in enumerate(begun)]
+            begun.append(event)
+        elif (index := open_at.pop(code, None)) is not None:
+            until[index] = event["until"]
+    return [Episode.of(event, until.get(index)) for index, event in enumerate(begun)]
 
 
 def examined(settings: Mapping[str, Any], events: Iterable[Event]) -> list[Episode]:
@@ -157,54 +159,32 @@ def examined(settings: Mapping[str, Any], events: Iterable[Event]) -> list[Episo
     Sentences have the figures of the last step at which the finding held."""
     watch = Watch(settings)
     episodes: list[Episode] = []
+    standing: dict[str, int] = {}  # code → index of its episode
+
+    def close(code: str, until: int | None) -> None:
+        index = standing.pop(code)
+        episodes[index] = Episode.of(watch.newest[code].fields() | {"step": episodes[index].since}, until)
+
     for event in events:
         for fields in watch.take(event):
             if "until" in fields:
-                _close(episodes, fields, watch)
+                close(fields["code"], fields["until"])
             else:
-                episodes.append(_episode(fields, None))
-    return [_with_newest(episode, watch) if episode.until is None else episode for episode in episodes]
-
-
-def _close(episodes: list[Episode], over: Mapping[str, Any], watch: Watch) -> None:
-    index = max(index for index, episode in enumerate(episodes) if episode.code == over["code"])
-    episodes[index] = _with_newest(episodes[index], watch, over["until"])
-
-
-def _with_newest(episode: Episode, watch: Watch, until: int | None = None) -> Episode:
-    return _episode(watch.newest[episode.code].fields() | {"step": episode.since}, until)
-
-
-def _episode(fields: Mapping[str, Any], until: int | None) -> Episode:
-    code = str(fields["code"])
-    rule = RULES.get(code.partition(" ")[0])
-    settings: Mapping[str, Any] = fields.get("settings") or {}
-    return Episode(
-        code,
-        title_of(code),
-        str(fields.get("level") or "warning"),
-        str(fields.get("sentence") or ""),
-        str(fields.get("advice") or ""),
-        fields.get("step"),
-        until,
-        rule.chart if rule else "",
-        str(fields.get("metric") or ""),
-        fields.get("value"),
-        fields.get("threshold"),
-        next(iter(settings), rule.setting if rule else ""),
-        settings,
-    )
+                standing[fields["code"]] = len(episodes)
+                episodes.append(Episode.of(fields))
+    for code in list(standing):
+        close(code, None)
+    return episodes
 
 
 @dataclass(slots=True)
 class Examination:
-    """`not_measured`: code of a rule → the metric that it needs and no step of the event log has; `too_short`: code
-    → the steps that it needs, where the run has fewer."""
+    """`sentence`: the last line of an ended run. `not_measured`: code of a rule → the metric that it needs and no step
+    of the event log has; `too_short`: code → the steps that it needs, where the run has fewer."""
 
     run: str
     state: str = ""
     sentence: str = ""
-    """How the run ended, in its own words; "" where it has not, or did not say."""
     steps: int = 0
     evaluations: int = 0
     episodes: list[Episode] = field(default_factory=list[Episode])
@@ -217,48 +197,35 @@ class Examination:
         return [code for code in RULES if code not in self.not_measured and code not in self.too_short]
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "run": self.run,
-            "state": self.state,
-            "sentence": self.sentence,
-            "steps": self.steps,
-            "evaluations": self.evaluations,
-            "looked_at": self.looked_at,
-            "not_measured": self.not_measured,
-            "too_short": self.too_short,
-            "findings": [episode.to_dict() for episode in self.episodes],
-        }
+        fields = asdict(self)
+        return fields | {"looked_at": self.looked_at, "findings": fields.pop("episodes")}
 
 
 def examine(run: RunFolder) -> Examination:
     """Examine a whole run. Raises UserError where its settings cannot be read."""
-    return examine_events(run.name, read(run.config), read_events(run.events), archive.summary(run).state)
-
-
-def examine_events(name: str, settings: Mapping[str, Any], events: Iterable[Event], state: str) -> Examination:
-    examination = Examination(name, state)
+    found = Examination(run.name, archive.summary(run).state)
     measured: set[str] = set()
-    examination.episodes = examined(settings, _counted(events, examination, measured))
-    if examination.steps:
-        missing = {code: rule.metric for code, rule in RULES.items() if not matching(measured, rule.metric)}
-        short = {
-            code: rule.needs for code, rule in RULES.items() if rule.needs > examination.steps and code not in missing
+
+    def counted() -> Iterator[Event]:
+        # An event log may be long, and is read once.
+        for event in read_events(run.events):
+            kind = event.get("kind")
+            if kind == "step":
+                metrics: dict[str, Any] = event.get("metrics") or {}
+                found.steps += 1
+                found.sentence = ""  # an event log goes on after an ending only where the run was resumed
+                measured.update(key for key, value in metrics.items() if value is not None)
+            elif kind in ENDINGS:
+                found.sentence = str(event.get("sentence") or "")
+            found.evaluations += kind == "eval" and event.get("split") != "test"
+            yield event
+
+    found.episodes = examined(read(run.config), counted())
+    if found.steps:
+        found.not_measured = {code: rule.metric for code, rule in RULES.items() if not matching(measured, rule.metric)}
+        found.too_short = {
+            code: rule.needs
+            for code, rule in RULES.items()
+            if rule.needs > found.steps and code not in found.not_measured
         }
-        examination.not_measured, examination.too_short = missing, short
-    return examination
-
-
-def _counted(events: Iterable[Event], examination: Examination, measured: set[str]) -> Iterator[Event]:
-    """Pass the events on, and note what there is: an event log may be long, and is read once."""
-    for event in events:
-        kind = event.get("kind")
-        if kind == "step":
-            metrics: dict[str, Any] = event.get("metrics") or {}
-            examination.steps += 1
-            measured |= {key for key, value in metrics.items() if value is not None}
-        examination.evaluations += kind == "eval" and event.get("split") != "test"
-        # An event log goes on after an ending only where the run was resumed.
-        examination.sentence = (
-            str(event.get("sentence") or "") if kind in ENDINGS else "" if kind == "step" else examination.sentence
-        )
-        yield event
+    return found
