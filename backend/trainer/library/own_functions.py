@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import keyword
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -38,33 +38,25 @@ OwnCalls = Mapping[str, Callable[..., Any]]
 """Name in metrics and tables → the object."""
 
 
-@dataclass(frozen=True, slots=True)
 class OwnFunctions:
-    """The functions of a run in their order: entries of `reward_functions`, with names of `calls` among them."""
+    """The functions of a run in their order: `entries` of `reward_functions`, with names of `calls` among them. Raises
+    UserError for what is neither text nor callable."""
 
-    entries: Sequence[str]
-    calls: OwnCalls
-
-    @classmethod
-    def of(cls, functions: Sequence[str | Callable[..., Any]]) -> OwnFunctions:
-        """Raises UserError on `reward_functions` for what is neither text nor callable."""
+    def __init__(self, functions: Sequence[str | Callable[..., Any]]) -> None:
         if isinstance(functions, str) or callable(functions):
             functions = [functions]
         taken = {metric_name(function) for function in functions if isinstance(function, str)}
-        calls: dict[str, Callable[..., Any]] = {}
-        entries: list[str] = []
+        self.calls: dict[str, Callable[..., Any]] = {}
+        self.entries: list[str] = []
         for function in functions:
-            if isinstance(function, str):
-                entries.append(function)
-                continue
-            if not callable(function):
+            name = function if isinstance(function, str) else ""
+            if not callable(function) and not name:
                 sentence = f"A reward function is a name or can be called; {class_name(function)} is neither."
                 raise UserError("reward_functions", sentence)
-            name = _free_name(function, taken)
-            taken.add(name)
-            calls[name] = function
-            entries.append(name)
-        return cls(entries, calls)
+            if callable(function):
+                name = _free_name(function, {*taken, *self.calls})
+                self.calls[name] = function
+            self.entries.append(name)
 
     def write(self, folder: Path) -> list[str]:
         """Write the file that stands for them into the run's folder. → the entries for config.yaml. Raises
@@ -83,9 +75,10 @@ def _free_name(function: Callable[..., Any], taken: set[str]) -> str:
     name = getattr(function, "__name__", "") or type(function).__name__
     name = "".join(letter if letter.isalnum() and letter.isascii() else "_" for letter in name).strip("_")
     name = name if name.isidentifier() else f"function_{name}".rstrip("_")
+    if not keyword.iskeyword(name) and name not in taken:
+        return name
     first = 1 if keyword.iskeyword(name) else 2
-    names = [*([] if first == 1 else [name]), *(f"{name}_{number}" for number in range(first, len(taken) + 3))]
-    return next(each for each in names if each not in taken)
+    return next(each for number in count(first) if (each := f"{name}_{number}") not in taken)
 
 
 class _OwnFunctionHost(FunctionHost):
@@ -101,20 +94,20 @@ class _OwnFunctionHost(FunctionHost):
         if source.file:  # no entry may name a function of it, and rows be mapped by one
             path = locate_reward_file(source.file).resolve()
             executed[path] = load_reward_file(path)
-        return [[self._function(entry, source, executed) for entry in stage] for stage in source.stages]
 
-    def _function(self, entry: str, source: RewardSource, executed: dict[Path, RewardFile]) -> RewardFunction:
-        if (name := own_name(entry)) not in self._calls:
-            (function,) = resolve([entry], source.file, source.base, executed)
-            return function
-        call = self._calls[name]
-        try:
-            return RewardFunction(name, call, Arguments.of(call), dialect="trl")
-        except (TypeError, ValueError):
-            raise UserError("reward_functions", f"{name} is not a function whose arguments can be read.") from None
+        def function(entry: str) -> RewardFunction:
+            if (name := _own_name(entry)) not in self._calls:
+                return resolve([entry], source.file, source.base, executed)[0]
+            call = self._calls[name]
+            try:
+                return RewardFunction(name, call, Arguments.of(call), dialect="trl")
+            except (TypeError, ValueError):
+                raise UserError("reward_functions", f"{name} is not a function whose arguments can be read.") from None
+
+        return [list(map(function, stage)) for stage in source.stages]
 
 
-def own_name(entry: str) -> str:
+def _own_name(entry: str) -> str:
     """The name of a program's function, from its entry in config.yaml; "" for any other entry."""
     try:
         call = reward_call(entry, ())
@@ -144,4 +137,4 @@ def require_no_program(settings: RewardSettings) -> None:
 
 def _own_names(settings: RewardSettings) -> list[str]:
     entries = [entry for stage in reward_source(settings).stages for entry in stage]
-    return [name for entry in entries if (name := own_name(entry))]
+    return [name for entry in entries if (name := _own_name(entry))]

@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from backend.trainer.run_context import Engine
     from backend.trainer.run_inputs import RunInputs
 
-FOLDER = "data"
-"""Of a run: the rows of each split, as JSON lines."""
+FOLDER = "data"  # of a run: the rows of each split, as JSON lines
 MOST_BYTES = 1 << 30
 """Of a split as text. A larger one should have a file of its own."""
 _SPLITS = {"train": "train", "valid": "valid", "validation": "valid", "test": "test"}
@@ -102,9 +101,9 @@ class Callback:
 
 
 class CallbackCalls:
-    """Calls the callbacks of one run after the event log has the step, evaluation or checkpoint. What one raises is
-    kept until the trainer next looks whether to stop, where nothing is lost. Raises UserError for an object that has
-    none of the methods."""
+    """Calls the callbacks of one run after the event log has the step, evaluation or checkpoint. Keeps an exception
+    until the trainer next looks whether to stop, where nothing is lost. Raises UserError for an object that has none of
+    the methods."""
 
     def __init__(self, callbacks: Sequence[Any], folder: Path) -> None:
         for callback in callbacks:
@@ -124,30 +123,25 @@ class CallbackCalls:
             self._call("on_step", step, event["metrics"])
         elif kind == "eval":
             self._call("on_evaluation", step, event["metrics"], event.get("split", "valid"))
-        elif (
-            kind == "checkpoint" and step != self._resumed_from
-        ):  # a resumed run repeats the event of its first checkpoint
+        elif kind == "checkpoint" and step != self._resumed_from:  # a resumed run repeats its first checkpoint's event
             self._call("on_save", step, self._folder / event["path"])
 
     def look(self) -> None:
-        """Raises Stopped or UserError for what a callback has raised since the last call."""
+        """Raises Stopped or UserError where a callback has raised since the last call."""
         raised, self._raised = self._raised, None
         if raised is not None:
             raise raised
 
     def end(self, run: TrainedRun) -> None:
-        """Call `on_end`. Raises UserError for what a callback has raised now, or after the run's last look."""
+        """Call `on_end`. Raises UserError where a callback has raised now, or after the run's last look."""
         self._call("on_end", run)
         if isinstance(self._raised, UserError):
             self.look()
 
     def _call(self, method: str, *arguments: Any) -> None:
         for callback in self._callbacks:
-            call: Callable[..., None] | None = getattr(callback, method, None)
-            if call is None:
-                continue
             try:
-                call(*arguments)
+                getattr(callback, method, lambda *_: None)(*arguments)
             except StopTraining as stop:
                 why = str(stop) or f"{method} of {class_name(callback)} asked for it"
                 self._raised = self._raised or Stopped(why)
@@ -176,28 +170,19 @@ def _lines(rows: Iterable[Any], split: str) -> Iterator[bytes]:
     for number, row in enumerate(rows, 1):
         if not isinstance(row, Mapping):
             raise UserError("dataset", f"Row {number:,} of {split} is {type(row).__name__}, not a mapping of columns.")
-        try:
-            line = json.dumps(dict(row), ensure_ascii=False).encode(errors="replace") + b"\n"
-        except (TypeError, ValueError, RecursionError):
-            what = f"The column {quote(_odd_column(row), 40)} in row {number:,} of {split} holds what JSON cannot"
-            raise UserError("dataset", f"{what}: a run keeps its rows as text.") from None
+        cells: list[str] = []
+        for name, value in row.items():
+            try:
+                cells.append(json.dumps({name: value}, ensure_ascii=False)[1:-1])
+            except (TypeError, ValueError, RecursionError):
+                what = f"The column {quote(name, 40)} in row {number:,} of {split} holds what JSON cannot"
+                raise UserError("dataset", f"{what}: a run keeps its rows as text.") from None
+        line = f"{{{', '.join(cells)}}}\n".encode(errors="replace")
         size += len(line)
         if size > MOST_BYTES:
-            what = (
-                f"The rows of {split} take more than {MOST_BYTES >> 30} GB; write them to a file, and name it "
-                "under data."
-            )
-            raise UserError("dataset", what)
+            what = f"The rows of {split} take more than {MOST_BYTES >> 30} GB; write them to a file, and name it"
+            raise UserError("dataset", f"{what} under data.")
         yield line
-
-
-def _odd_column(row: Mapping[Any, Any]) -> Any:
-    for name, value in row.items():
-        try:
-            json.dumps({name: value})
-        except (TypeError, ValueError, RecursionError):
-            return name
-    return ""
 
 
 def train(
@@ -225,8 +210,17 @@ def train(
     whose traceback is on stderr and in the run's event log.
     """
     require_environment()
-    raw = _raw(config) | ({} if name is None else {"run_name": name})
-    own = OwnFunctions.of(reward_functions or [])
+    if isinstance(config, Config):
+        raw = config.model_dump(exclude_unset=True)
+        if raw.get("epochs"):  # they decide; `iters` is set as well where the settings came from a file
+            raw.pop("iters", None)
+        raw = resolve_paths(Path.cwd(), raw)
+    elif isinstance(config, Mapping):
+        raw = resolve_paths(Path.cwd(), cast("Mapping[str, Any]", config))
+    else:
+        raw = read(os.fspath(config))
+    raw |= {} if name is None else {"run_name": name}
+    own = OwnFunctions(reward_functions or [])
     with _new_folder(raw, runs_dir) as folder:
         if reward_functions is not None:
             raw |= {"reward_functions": own.write(folder.path)} | ({"reward_isolation": "thread"} if own.calls else {})
@@ -277,7 +271,7 @@ def resume(
     if has_finished(folder) and not changes:
         what = f"The run {folder.name} has finished; give it more steps, as in changes={{'iters': 200}}."
         raise UserError("run", what)
-    own = OwnFunctions.of(reward_functions or [])
+    own = OwnFunctions(reward_functions or [])
     calls = CallbackCalls(callbacks, folder.path)
     _prepare_engine(settings)
     from backend.trainer.library.own_updates import GivenUpdates
@@ -295,27 +289,13 @@ def resume(
     return _train(settings, folder, inputs, calls, "backend.resume", changes, given.engine())
 
 
-def _raw(config: Settings) -> dict[str, Any]:
-    if isinstance(config, Config):
-        raw = config.model_dump(exclude_unset=True)
-        if raw.get("epochs"):  # they decide; `iters` is set as well where the settings came from a file
-            raw.pop("iters", None)
-        return resolve_paths(Path.cwd(), raw)
-    if isinstance(config, Mapping):
-        return resolve_paths(Path.cwd(), cast("Mapping[str, Any]", config))
-    return read(os.fspath(config))
-
-
 @contextlib.contextmanager
 def _new_folder(raw: Mapping[str, Any], runs_dir: str | os.PathLike[str] | None) -> Iterator[RunFolder]:
     """The run's folder while it is filled; if that fails, everything new is removed, and the folder too if it is
     new."""
     named = raw.get("run_name")
-    model, train_type, train_mode = (
-        str(raw.get(key) or default)
-        for key, default in (("model", "run"), ("train_type", "lora"), ("train_mode", "grpo"))
-    )
-    name = str(named or default_run_name(model, train_type, train_mode))
+    model, kind, mode = (str(raw.get(key) or "") for key in ("model", "train_type", "train_mode"))
+    name = str(named or default_run_name(model or "run", kind or "lora", mode or "grpo"))
     folder = make_run_folder(name, Path(runs_dir) if runs_dir else None, reuse=bool(named))
     before = set(folder.path.iterdir())
     try:
