@@ -1,13 +1,13 @@
 """Handlers for the Chat page: load a run or a model, answer a prompt, show a row of the held-out split.
 
-The page asks them of a process of its own, which holds one model and ends with it: then its memory is free, whatever
-happened in it. The page has the conversation and sends it with every prompt.
+The page asks them of a separate process with one model, whose memory is free when it ends. The page has the
+conversation and sends it with every prompt.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from backend.serve.questions import QuestionCall
 from backend.utils.errors import UserError
 
 if TYPE_CHECKING:
-    from backend.sampling.chat import Chat, ChatQuestion, Reply
+    from backend.sampling.chat import Chat, Reply
 
 REPORT_EVERY_S = 0.03
 """Interval of reports about an answer's text: as often as a screen shows it."""
@@ -38,8 +38,7 @@ def chat_load(request: Mapping[str, Any], call: QuestionCall) -> dict[str, Any]:
 
 
 def chat_row(request: Mapping[str, Any], call: QuestionCall) -> dict[str, Any]:
-    """{"row": from 0} → {"row", "of": rows of the split, "source", "prompt", "answer"}; a row beyond an end is that at
-    the other."""
+    """{"row": from 0} → {"row", "of": rows of the split, "source", "prompt", "answer"}; wraps around at the ends."""
     from backend.sampling.chat import ChatQuestion
 
     chat = _chat()
@@ -51,18 +50,49 @@ def chat_row(request: Mapping[str, Any], call: QuestionCall) -> dict[str, Any]:
 
 def chat_reply(request: Mapping[str, Any], call: QuestionCall) -> dict[str, Any]:
     """{"sides", "prompt", "turns": {side: [[prompt, answer], …]}, "row"?, "answer"?, "system"?, "temperature", "top_p",
-    "top_k", "min_p", "max_tokens", "seed", "free_output"?} → {}, when all have answered. Penalties are the run's, and
-    so is what output is held to, unless it is to be free. Reports {"new_text": {side: text}}, and as an answer ends
-    {"side", …`Reply.figures`, "group": a line for the question `score`}."""
-    from backend.rewards.completion_lines import line_of
+    "top_k", "min_p", "max_tokens", "seed", "free_output"?} → {}, when all have answered.
 
-    reports = _TextReports(call.report)
+    Penalties and the grammar are the run's; `free_output` leaves the grammar out. Reports {"new_text": {side: text}},
+    and as an answer ends {"side", …`Reply.figures`, "group": a line for the question `score`}.
+    """
+    from backend.rewards.completion_lines import line_of
+    from backend.sampling.chat import ChatQuestion, Turn
+    from backend.sampling.sampler import Sampling
+
+    texts: dict[str, str] = {}
+    begun: set[str] = set()
+    last = 0.0
+
+    def send() -> None:
+        nonlocal texts, last
+        if texts:
+            call.report({"new_text": texts})
+            texts, last = {}, time.monotonic()
+
+    def add(side: str, text: str) -> None:
+        texts[side] = texts.get(side, "") + text
+        if side not in begun or time.monotonic() - last > REPORT_EVERY_S:
+            begun.add(side)
+            send()
 
     def on_reply(reply: Reply) -> None:
-        reports.send()
+        send()
         call.report({"side": reply.side, **reply.figures(), "group": line_of(reply.group)})
 
-    _chat().reply(_question(request), request["sides"], reports.add, call.check, on_reply)
+    turns: dict[Any, list[Turn]] = {side: [Turn(*turn) for turn in turns] for side, turns in request["turns"].items()}
+    asked = {key: request[key] for key in ("temperature", "top_p", "top_k", "min_p")}
+    of_run = Sampling.of(_chat().source.config)
+    question = ChatQuestion(
+        request["prompt"],
+        turns,
+        request.get("row"),
+        request.get("answer") or "",
+        request.get("system"),
+        replace(of_run, **asked, grammar=None if request.get("free_output") else of_run.grammar),
+        int(request["max_tokens"]),
+        int(request["seed"]),
+    )
+    _chat().reply(question, request["sides"], add, call.check, on_reply)
     return {}
 
 
@@ -70,44 +100,3 @@ def _chat() -> Chat:
     if not _loaded:
         raise UserError("model", "No model is loaded.")
     return _loaded[0]
-
-
-def _question(request: Mapping[str, Any]) -> ChatQuestion:
-    from backend.sampling.chat import ChatQuestion, Turn
-    from backend.sampling.sampler import Sampling
-
-    turns: dict[Any, list[Turn]] = {side: [Turn(*turn) for turn in turns] for side, turns in request["turns"].items()}
-    asked = {key: request[key] for key in ("temperature", "top_p", "top_k", "min_p")}
-    of_run = Sampling.of(_chat().source.config)
-    sampling = replace(of_run, **asked, grammar=None if request.get("free_output") else of_run.grammar)
-    return ChatQuestion(
-        request["prompt"],
-        turns,
-        request.get("row"),
-        request.get("answer") or "",
-        request.get("system"),
-        sampling,
-        int(request["max_tokens"]),
-        int(request["seed"]),
-    )
-
-
-class _TextReports:
-    """Collects new text, and reports it at once at the beginning of an answer and then every `REPORT_EVERY_S`."""
-
-    def __init__(self, report: Callable[[dict[str, Any]], None]) -> None:
-        self._report = report
-        self._texts: dict[str, str] = {}
-        self._begun: set[str] = set()
-        self._last = 0.0
-
-    def add(self, side: str, text: str) -> None:
-        self._texts[side] = self._texts.get(side, "") + text
-        if side not in self._begun or time.monotonic() - self._last > REPORT_EVERY_S:
-            self._begun.add(side)
-            self.send()
-
-    def send(self) -> None:
-        if self._texts:
-            self._report({"new_text": self._texts})
-            self._texts, self._last = {}, time.monotonic()

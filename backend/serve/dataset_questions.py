@@ -1,7 +1,6 @@
 """Handlers for the Dataset page: rows, the rendered prompt of one, token counts of all.
 
-Every question carries the settings that its answer depends on, so an answer never belongs to a form that has been
-edited since. Opened datasets and token counts are cached between questions.
+Every question carries the settings that its answer depends on. Opened datasets and token counts are cached.
 """
 
 from __future__ import annotations
@@ -40,54 +39,34 @@ from backend.serve.questions import QuestionCall
 from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.text import quote
 
-# Map functions for the dataset's preview: called in a confined process, and only where the user has allowed their
-# file to run.
-
 _lock = threading.Lock()
 _open: tuple[Any, Any] | None = None
-"""What the process was started for, and its scorer."""
+"""What the process of map functions was started for, and its scorer."""
 
 
 def map_rows_of(config: Config) -> tuple[MapRows | None, list[ConfigProblem]]:
-    """What calls the map function of these settings, None where there is none or its file may not run; and why it may
-    not."""
+    """What calls the map function in a confined process; None without one, or with the reason why it may not run."""
+    global _open
     if not config.map_function:
         return None, []
     if not config.reward_functions_file:
-        return None, [
-            ConfigProblem(
-                "map_function",
-                "There is no reward functions file that has the map function, so rows are shown as they are.",
-            )
-        ]
-    own = config.model_copy(
-        update={"reward_isolation": "process", "reward_functions": ["r1_int_reward_func"], "stages": []}
-    )
-    missing = AllowedCode().missing(
-        {"reward_functions_file": own.reward_functions_file, "reward_network": own.reward_network}
-    )
-    if missing:
+        sentence = "There is no reward functions file that has the map function, so rows are shown as they are."
+        return None, [ConfigProblem("map_function", sentence)]
+    update = {"reward_isolation": "process", "reward_functions": ["r1_int_reward_func"], "stages": []}
+    config = config.model_copy(update=update)
+    file = {"reward_functions_file": config.reward_functions_file, "reward_network": config.reward_network}
+    if missing := AllowedCode().missing(file):
         name = quote(missing[0].code.path.name, 40)
-        return None, [
-            ConfigProblem(
-                "map_function",
-                f"{name} has not been allowed to run yet; allow it above the rows, which are shown as they are.",
-            )
-        ]
-    return _scorer(own).map_rows, []
-
-
-def _scorer(config: Config) -> Any:
-    """A warm process for this file as it is now."""
-    global _open
-    with _lock:
+        sentence = f"{name} has not been allowed to run yet; allow it above the rows, which are shown as they are."
+        return None, [ConfigProblem("map_function", sentence)]
+    with _lock:  # a warm process for this file as it is now
         path = locate_reward_file(config.reward_functions_file).resolve()
         about = path.stat() if path.exists() else None
         stamp = (str(path), about and (about.st_mtime_ns, about.st_size), config.reward_network, config.reward_timeout)
         if _open is None or _open[0] != stamp:
             close()
             _open = (stamp, begin_scorer(config))
-        return _open[1]
+        return _open[1].map_rows, []
 
 
 def close() -> None:
@@ -112,8 +91,7 @@ _PROMPT_TEXT = keys_used_by("prompt_text")
 
 
 def preview(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
-    """`settings`, `fetch` → {absent: true} for a dataset of Hugging Face that is not on this machine, else
-    `overview`."""
+    """`settings`, `fetch` → `overview`, or {absent: true} for a Hub dataset that is not on this machine."""
     config = settings_of(request["settings"])
     if not request.get("fetch") and not is_here(config.data):
         return {"absent": True}
@@ -150,28 +128,20 @@ def _prompt_lengths(opened: LoadedDataset, split: str, indices: range, config: C
 
 
 def preview_row(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
-    """`settings`, `split`, `index` → {cells, messages, answer, type, tokens, kept, pieces, faults}: a row in full, and
-    its prompt as the model gets it. `kept`: of a prompt that is cut, the tokens that are left. Without a tokenizer
-    `tokens` is None, and a fault says why; while one is being loaded, the rest is reported with `loading`."""
+    """`settings`, `split`, `index` → {cells, messages, answer, type, tokens, kept, pieces, faults}.
+
+    A row in full, and its prompt as the model gets it; `kept` tokens of a prompt that is cut. Without a tokenizer
+    `tokens` is None, and a fault says why; while one is being loaded, the rest is reported with `loading`.
+    """
     config = settings_of(request["settings"])
     opened = open_dataset(config, map_rows_of(config)[0])
     index, split = int(request["index"]), request["split"]
     if not 0 <= index < len(opened.rows(split)):
         raise UserError("data", f"{opened.source(split, config)} has no row {index + 1} any more.")
     row = opened.rows(split)[index]
-    answer: dict[str, Any] = {
-        "cells": [
-            {"name": name, "kind": kind_of(value), "text": cell_text(value, FULL_CELL)} for name, value in row.items()
-        ],
-        "messages": [],
-        "answer": "",
-        "type": None,
-        "tokens": None,
-        "kept": None,
-        "pieces": [],
-        "has_template": True,
-        "faults": [],
-    }
+    cells = [{"name": name, "kind": kind_of(value), "text": cell_text(value, FULL_CELL)} for name, value in row.items()]
+    answer: dict[str, Any] = {"cells": cells, "messages": [], "answer": "", "type": None, "tokens": None, "kept": None}
+    answer |= {"pieces": [], "has_template": True, "faults": []}
     if not is_warm(config):
         call.report(_with_prompt(answer, index, row, None, config, opened.source(split, config)) | {"loading": True})
     tokenizer = _tokenizer(config, answer)
@@ -200,8 +170,9 @@ def _with_prompt(
 
 def preview_counts(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
     """`settings`, `split`, `most` → `PromptLengths.summary` and `no_tokens`, the reason why there are no lengths.
-    Reports the same while it counts the first `most` rows, or all, in the order of
-    `backend.data.preview.preview_order`."""
+
+    Reports the same while it counts the first `most` rows, or all, in `preview_order`.
+    """
     config = settings_of(request["settings"])
     opened = open_dataset(config, map_rows_of(config)[0])
     answer: dict[str, Any] = {"faults": []}

@@ -28,8 +28,7 @@ def hub_search(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
 
 
 def hub_files(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
-    """{id, repo_type} → {commit, files: {name: bytes}, total, free}: the content of a download, and free bytes on
-    disk."""
+    """{id, repo_type} → {commit, files: {name: bytes}, total, free bytes on disk}: the content of a download."""
     from backend.models.hub import plan
 
     download_plan = plan(request["id"], request.get("repo_type", "model"))
@@ -80,8 +79,7 @@ def model_facts(request: dict[str, Any], call: QuestionCall) -> dict[str, Any] |
     folder = local_folder(request["name"])
     if folder is None:
         return None
-    name = request["name"]
-    is_path = names_folder(name)
+    name, is_path = request["name"], names_folder(request["name"])
     if not is_path and inventory.is_incomplete(folder):
         return None
     return inventory.model_at(folder, "" if is_path else name, "folder" if is_path else "cache", name).to_dict()
@@ -130,8 +128,7 @@ def newer_release(request: dict[str, Any], call: QuestionCall) -> dict[str, str]
 
 
 def import_adapter(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
-    """{folder, model: id or path} → {path: the new folder beside it, sentences: what is to be said of it}. An earlier
-    import is replaced."""
+    """{folder, model: id or path} → {path: the new folder beside it, sentences}. Replaces an earlier import."""
 
     def report(sentence: str, done: float | None = None) -> None:
         call.check()

@@ -1,12 +1,11 @@
-"""The loop of `python -m backend serve`: questions come in as JSON lines on stdin, answers go out on stdout in any
-order.
+"""The loop of `python -m backend serve`: questions come in as JSON lines on stdin, answers go out in any order.
 
     in:   {"id": 7, "ask": "preview", "with": {…}}   and   {"cancel": 7}
     out:  {"id": 7, "progress": {…}} any number of times, then exactly one of
           {"id": 7, "answer": …}   {"id": 7, "faults": [{"setting", "sentence"}]}   {"id": 7, "cancelled": true}
 
-An exception in a handler is answered as a fault with a "traceback" beside it, and the loop continues. The
-questions are listed in `backend.serve.questions`; the other end is `app.state.processes`.
+An exception in a handler is answered as a fault with a "traceback", and the loop continues. `backend.serve.questions`
+lists the questions; the other end is `app.state.processes`.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TextIO
+from typing import Any
 
 from backend.runs.events import json_safe
 from backend.serve.questions import QUESTIONS, Cancelled, Question, QuestionCall
@@ -58,37 +57,30 @@ class Server:
         try:
             message = json.loads(line)
             if "cancel" in message:
-                self._cancel(message["cancel"])
-            else:
-                self._ask(int(message["id"]), str(message["ask"]), dict(message.get("with") or {}))
+                if call := self._calls.get(message["cancel"]):  # None: it has been answered
+                    call.cancel()
+                return
+            number, name, request = int(message["id"]), str(message["ask"]), dict(message.get("with") or {})
         except (ValueError, TypeError, KeyError):
             self._send({"id": None, "faults": [ConfigProblem("", "A line came in that is not a question.").to_dict()]})
-
-    def _ask(self, number: int, name: str, request: dict[str, Any]) -> None:
+            return
         question = self._questions.get(name)
         if question is None:
             self._send({"id": number, "faults": [ConfigProblem("", f"There is no question {name}.").to_dict()]})
             return
-        call = QuestionCall(lambda progress: self._send({"id": number, "progress": progress}))
-        self._calls[number] = call
-        self._start(question, lambda: self._answer(number, question, request, call))
+        call = self._calls[number] = QuestionCall(lambda progress: self._send({"id": number, "progress": progress}))
 
-    def _start(self, question: Question, work: Callable[[], None]) -> None:
+        def work() -> None:
+            ending = _run_handler(question, request, call)
+            self._calls.pop(number, None)
+            self._send({"id": number, **ending})
+
         if question.own_thread:
             self._own_threads = [thread for thread in self._own_threads if thread.is_alive()]
             self._own_threads.append(threading.Thread(target=work, daemon=True))
             self._own_threads[-1].start()
         else:
             (self._model_thread if question.on_model_thread else self._pool).submit(work)
-
-    def _cancel(self, number: int) -> None:
-        if call := self._calls.get(number):  # None: it was answered while the cancellation was on its way
-            call.cancel()
-
-    def _answer(self, number: int, question: Question, request: dict[str, Any], call: QuestionCall) -> None:
-        ending = _run_handler(question, request, call)
-        self._calls.pop(number, None)
-        self._send({"id": number, **ending})
 
     def _send(self, message: Message) -> None:
         line = json_line(message)
@@ -105,26 +97,24 @@ def _run_handler(question: Question, request: dict[str, Any], call: QuestionCall
         return {"answer": answer}
     except Cancelled:
         return {"cancelled": True}
-    except UserError as mistake:
-        return {"faults": [fault.to_dict() for fault in mistake.faults]}
     except Exception as error:
-        if (fault := fault_of(error) or fault_of_gpu(error)) is not None:
-            return {"faults": [each.to_dict() for each in fault.faults]}
+        known = error if isinstance(error, UserError) else fault_of(error) or fault_of_gpu(error)
+        if known is not None:
+            return {"faults": [problem.to_dict() for problem in known.faults]}
         sentence = f"Something went wrong inside GRPO Studio ({type(error).__name__}: {error})."
         return {"faults": [ConfigProblem("", sentence).to_dict()], "traceback": traceback.format_exc()}
 
 
 def run() -> None:
-    """Answer the lines of this process's stdin until it ends; only answers reach stdout
-    (`backend.utils.child_process.claim_stdout`)."""
+    """Answer the lines of this process's stdin until it ends; only answers reach stdout."""
     out = claim_stdout()
-    Server(lambda line: _write(out, line)).serve(sys.stdin.buffer)
+
+    def write(line: str) -> None:
+        try:
+            out.write(line)
+            out.flush()
+        except BrokenPipeError:  # the window has ended, so no answer would be read
+            os._exit(0)
+
+    Server(write).serve(sys.stdin.buffer)
     out.flush()
-
-
-def _write(out: TextIO, line: str) -> None:
-    try:
-        out.write(line)
-        out.flush()
-    except BrokenPipeError:  # the window has ended, so no answer would be read
-        os._exit(0)

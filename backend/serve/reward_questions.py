@@ -1,13 +1,13 @@
 """Handlers for the reward bench: sample from the model, score completions, read a run's, keep and rerun cases.
 
-A user's code runs in the sandbox, and only if the window sends the SHA-256 of its content under `trusted`: the user
-agreed to that content. The model and the sandbox's process stay warm between questions. Scoring imports no mlx.
+A user's code runs confined, and only if the window sends the SHA-256 of its content under `trusted`. The model and the
+reward worker stay warm between questions. Scoring imports no mlx.
 """
 
 from __future__ import annotations
 
 import atexit
-from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -32,41 +32,36 @@ _NOT_FOR_SAMPLING = (*keys_used_by("rewards"), "stages")
 
 
 def score(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
-    """{"settings", "groups": lines of `backend.rewards.completion_lines`, "trusted", "with_cases"?} → the result of
-    `score_lines`, and "cases" where the reward file has some, unless `with_cases` is false. Reports {"scoring": name of
-    a function}. A file that cannot be loaded is answered as {"failed": {"sentence", "file", "line", "frames"}}."""
-    settings = _scoring_settings(request["settings"])
-    _require_trust(request.get("trusted") or {}, settings)
+    """{"settings", "groups": lines of `backend.rewards.completion_lines`, "trusted": {path: SHA-256}, "with_cases"?} →
+    the result of `score_lines`, and "cases": [{"case", "given": scores, "failures"}] where the reward file has some.
+
+    Reports {"scoring": name of a function}. A file that cannot be loaded is answered as {"failed": {"sentence",
+    "file", "line", "frames"}}. Problems of settings that scoring does not use are reported elsewhere.
+    """
+    used = {key: value for key, value in request["settings"].items() if key in _FOR_SCORING}
+    faults = [fault for fault in problems({"model": "-", "data": "-", **used}) if fault.setting in _FOR_SCORING]
+    if faults:
+        raise UserError(faults)
+    settings = BenchSettings.of(parse({"model": "-", "data": "-", **used}))
+    named = {"reward_functions": list(settings.names), "reward_functions_file": str(settings.file or "")}
+    for path in code_files(named):
+        if (request.get("trusted") or {}).get(str(path)) != read_code(path).fingerprint:
+            raise UserError("reward_functions_file", f"{path.name} has not been allowed to run as it is now.")
     try:
         scored = score_lines(
             _bench, request["groups"], settings, call.check, lambda name: call.report({"scoring": name})
         )
-        return {**scored, **(_rerun_cases(settings, call) if request.get("with_cases", True) else {})}
+        cases = read_cases(settings.file) if settings.file and request.get("with_cases", True) else []
+        if cases and settings.file:
+            results = rerun(_bench, settings.file, cases, settings.timeout_s, call.check)
+            scored["cases"] = [{"case": r.case, "given": r.scores, "failures": r.failures} for r in results]
+        return scored
     except LoadError as error:
         return {"failed": error.place}
 
 
-def _scoring_settings(raw: Mapping[str, Any]) -> BenchSettings:
-    """Raises UserError for faults of the settings that scoring uses; faults of others are reported elsewhere."""
-    used = {key: value for key, value in raw.items() if key in _FOR_SCORING}
-    faults = [fault for fault in problems({"model": "-", "data": "-", **used}) if fault.setting in _FOR_SCORING]
-    if faults:
-        raise UserError(faults)
-    return BenchSettings.of(parse({"model": "-", "data": "-", **used}))
-
-
-def _require_trust(trusted: Mapping[str, str], settings: BenchSettings) -> None:
-    """Raises UserError for a file whose present content the user has not allowed to run. `trusted`: SHA-256 by path."""
-    names, file = list(settings.names), str(settings.file or "")
-    for path in code_files({"reward_functions": names, "reward_functions_file": file}):
-        if trusted.get(str(path)) != read_code(path).fingerprint:
-            sentence = f"{path.name} has not been allowed to run as it is now."
-            raise UserError("reward_functions_file", sentence)
-
-
 def sample(request: dict[str, Any], call: QuestionCall) -> list[dict[str, Any]]:
-    """{"settings", "how", "count", "numbers", "group_size", "seed"} → lines of groups. Reports {"phase", "done", "of"}.
-    Runs on the model's thread."""
+    """{"settings", "how", "count", "numbers", "group_size", "seed"} → lines; reports {"phase", "done", "of"}."""
     from backend.trainer.trial_sampling import Pick
 
     raw = {key: value for key, value in request["settings"].items() if key not in _NOT_FOR_SAMPLING}
@@ -87,45 +82,36 @@ def _trial_sampler() -> Any:
 
 
 def run_completions(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
-    """{"run": folder, "step": number or None for the newest} → {"steps": that have completions, "step", "groups"}."""
+    """{"run": folder, "step": number or None for the newest} → {"steps": that have completions, "step", "groups"}.
+
+    Groups are in the form for scoring, without columns; `tokens` stays the count where there are no ids.
+    """
     path = Path(request["run"]) / "completions.jsonl"
     by_step: dict[int, list[GroupRow]] = {}
-    for row in _rows_of(path, call):
-        by_step.setdefault(row["step"], []).append(row)
+    with suppress(OSError), path.open("rb") as file:
+        for number, written_line in enumerate(file):
+            if number % 500 == 0:
+                call.check()
+            if row := parse_group_row(written_line):  # None for the unfinished last line
+                by_step.setdefault(row["step"], []).append(row)
     if not by_step:
         raise UserError("run", f"The run {path.parent.name} has no completions yet.")
     last = request.get("step")
     step = max((step for step in by_step if last is None or step <= last), default=min(by_step))
-    lines = [_line(row, index, f"Group {index + 1} of step {step}") for index, row in enumerate(by_step[step])]
+    lines: list[dict[str, Any]] = []
+    for index, row in enumerate(by_step[step]):
+        line: dict[str, Any] = {**line_of(group_of(row, index, f"Group {index + 1} of step {step}"))}
+        for completion, written in zip(line["completions"], row["completions"], strict=True):
+            completion["tokens"] = completion["tokens"] or written.get("tokens")
+        del line["columns"]
+        lines.append(line)
     return {"steps": sorted(by_step), "step": step, "groups": lines}
 
 
-def _rows_of(path: Path, call: QuestionCall) -> Iterator[GroupRow]:
-    """Rows of completions.jsonl as they were written, the unfinished last line left out."""
-    try:
-        with path.open("rb") as file:
-            for number, line in enumerate(file):
-                if number % 500 == 0:
-                    call.check()
-                row = parse_group_row(line)
-                if row is not None:
-                    yield row
-    except OSError:
-        raise UserError("run", f"The run {path.parent.name} has no completions yet.") from None
-
-
-def _line(row: GroupRow, index: int, where: str) -> dict[str, Any]:
-    """A row of a run in the form for scoring, without columns; `tokens` stays the count where there are no ids."""
-    line: dict[str, Any] = {**line_of(group_of(row, index, where))}
-    for completion, written in zip(line["completions"], row["completions"], strict=True):
-        completion["tokens"] = completion["tokens"] or written.get("tokens")
-    del line["columns"]
-    return line
-
-
 def read_completions(request: dict[str, Any], call: QuestionCall) -> list[ScoringRow]:
-    """{"path"} or {"text"}, rows {prompt, completion, answer, type?} → lines of groups; consecutive rows of one prompt
-    are one group. Raises UserError on `completions` naming the line."""
+    """{"path"} or {"text"}, rows {prompt, completion, answer, type?} → lines of groups, one for consecutive rows of one
+    prompt. Raises UserError on `completions` naming the line.
+    """
     if "path" in request:
         groups = read_groups(Path(request["path"]))
     elif request["text"].lstrip().startswith("{"):
@@ -151,12 +137,3 @@ def reward_cases(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
         del cases[int(request["place"])]
         write_cases(file, cases)
     return {"path": str(cases_file(file)), "cases": cases}
-
-
-def _rerun_cases(settings: BenchSettings, call: QuestionCall) -> dict[str, Any]:
-    """{"cases": [{"case", "given": scores, "failures"}]} for the cases beside the reward file; {} without any."""
-    cases = read_cases(settings.file) if settings.file else []
-    if not cases or settings.file is None:
-        return {}
-    results = rerun(_bench, settings.file, cases, settings.timeout_s, call.check)
-    return {"cases": [{"case": result.case, "given": result.scores, "failures": result.failures} for result in results]}

@@ -12,14 +12,14 @@ from dataclasses import asdict, dataclass, field
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from backend.config.config import SETTINGS
 from backend.utils.errors import UserError
 from backend.utils.places import project_root, resources
 
 HIDDEN = "…"
-"""What stands for a secret."""
+"""Stands for a secret."""
 _SECRETS = (
     re.compile(r"\b(?:hf|api_org)_[A-Za-z0-9]{8,}"),  # Hugging Face
     re.compile(r"\b(?:ghp|gho|ghs|github_pat)_\w{16,}"),  # GitHub
@@ -30,14 +30,16 @@ _SECRETS = (
 )
 _OTHER_HOMES = re.compile(r"(?<![\w/])/(?:home|Users)/[^/\s'\":]+")
 SHORTEST_NAME = 3
-"""Shorter user names are left in place outside paths: they would be found in the middle of ordinary words."""
+"""Shorter user names are left in place outside paths: ordinary words contain them."""
 _ORDINARY = {"root", "user", "admin", "runner", "ubuntu"}
-"""User names that tell nobody who somebody is, and that ordinary sentences contain."""
+"""User names that identify nobody."""
 
 
 def without_private(text: str, folders: Iterable[str] = ()) -> str:
-    """`text` with the home folder as ~, each of `folders` (such as a temporary one) as its last part, homes of others
-    as /home/…, and without the user's name, access tokens and passwords."""
+    """`text` without the user's name, access tokens and passwords, and with short paths.
+
+    The home folder becomes ~, each of `folders` (such as a temporary one) its last part, homes of others /home/….
+    """
     for folder in sorted(filter(None, folders), key=len, reverse=True):
         text = text.replace(folder, Path(folder).name)
     home = str(Path.home())
@@ -68,8 +70,7 @@ EMPTY = "Write here what you did, what happened, and what you expected."
 
 @dataclass(frozen=True, slots=True)
 class ProblemFacts:
-    """What went wrong: a sentence, the traceback ("" where there is none), the end of the log and the settings that
-    were in use."""
+    """What went wrong: a sentence, the traceback or "", the end of the log and the settings in use."""
 
     sentence: str = EMPTY
     traceback: str = ""
@@ -78,42 +79,33 @@ class ProblemFacts:
 
 
 def report(problem: ProblemFacts) -> str:
-    """The report as plain text."""
+    """The report as plain text.
+
+    Of settings those that differ from their defaults: of paths the last name, of texts and lists their length.
+    """
+    settings: list[str] = []
+    for key, value in problem.settings.items():
+        setting = SETTINGS.get(key)
+        if setting is None or value == setting.default:
+            continue
+        is_path = isinstance(value, str) and os.sep in value and value.startswith("~")
+        if is_path or setting.kind in ("file", "hosts", "model", "adapter", "dataset"):
+            value = str(value)
+            if value.startswith((os.sep, "~", ".")) or value.count("/") > 1:  # no Hub id
+                value = f"…/{Path(value).name}"
+        elif setting.kind == "stages":  # with paths and texts inside
+            value = f"({len(value)} stages)"
+        elif setting.kind in ("prose", "mapping") or (setting.kind == "list" and value):
+            value = f"({len(str(value))} characters)"
+        settings.append(f"{key}: {value}")
     parts = {
         "Versions": "\n".join(f"{name}: {value}" for name, value in versions().items()),
         "Traceback": problem.traceback.strip(),
         "Last lines of the log": "\n".join(problem.log[-LOG_LINES:]).strip(),
-        "Settings": "\n".join(f"{key}: {value}" for key, value in _public(problem.settings).items()),
+        "Settings": "\n".join(settings),
     }
     sections = [f"{title}\n{'-' * len(title)}\n{text}" for title, text in parts.items() if text]
     return without_private("\n\n".join([TITLE, problem.sentence, *sections])) + "\n"
-
-
-def _public(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that differ from their defaults; of paths the last name, of texts and lists of texts their
-    length."""
-    shown: dict[str, Any] = {}
-    for key, value in settings.items():
-        setting = SETTINGS.get(key)
-        if setting is None or value == setting.default:
-            continue
-        if setting.kind in ("file", "hosts", "model", "adapter", "dataset") or (
-            isinstance(value, str) and os.sep in value and "~" in value[:1]
-        ):
-            shown[key] = _name(str(value))
-        elif setting.kind == "stages":  # with paths and texts inside
-            shown[key] = f"({len(value)} stages)"
-        elif setting.kind in ("prose", "mapping") or (setting.kind == "list" and value):
-            shown[key] = f"({len(str(value))} characters)"
-        else:
-            shown[key] = value
-    return shown
-
-
-def _name(value: str) -> str:
-    """A Hub id as it is, of a path the last name."""
-    is_path = value.startswith((os.sep, "~", ".")) or value.count("/") > 1
-    return f"…/{Path(value).name}" if is_path else value
 
 
 FEED_VARIABLE = "GRPO_STUDIO_RELEASE_FEED"
@@ -124,12 +116,13 @@ NO_FEED = (
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """A published version, and the page of it for people; "" where the list names none."""
+    """A published version, and its page for people or ""."""
 
     version: str
     page: str
 
     def to_dict(self) -> dict[str, str]:
+        """As JSON."""
         return asdict(self)
 
 
@@ -145,10 +138,12 @@ def feed() -> str:
 
 
 def release_in(content: Any) -> Release:
-    """The latest release that a feed names: {version, page}, a package index's {info: {version, project_url}}, or a
-    forge's {tag_name, html_url}. Raises UserError for anything else."""
-    fields = _mapping(content)
-    fields = _mapping(fields.get("info")) or fields
+    """The latest release that a feed names. Raises UserError.
+
+    Forms: {version, page}, a package index's {info: {version, project_url}}, a forge's {tag_name, html_url}.
+    """
+    fields = content if isinstance(content, dict) else {}
+    fields = fields["info"] if fields.get("info") and isinstance(fields["info"], dict) else fields
     version = fields.get("version") or fields.get("tag_name")
     page = fields.get("page") or fields.get("html_url") or fields.get("project_url") or ""
     if not isinstance(version, str) or not _numbers(version):
@@ -158,17 +153,13 @@ def release_in(content: Any) -> Release:
     return Release(version.removeprefix("v"), str(page) if is_address else "")
 
 
-def _mapping(value: object) -> dict[str, Any]:
-    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
-
-
 def our_version() -> str:
     """The version of this program."""
     return metadata.version(OURS)
 
 
 def is_newer(version: str, than: str) -> bool:
-    """Whether a released version comes after another. One that is no release, such as 1.0rc1, never does."""
+    """True if a released version comes after another. One that is no release, such as 1.0rc1, never does."""
     return re.fullmatch(r"v?[\d.]+", version) is not None and _numbers(version) > _numbers(than)
 
 
@@ -186,19 +177,18 @@ LONGEST_LICENCE = 60
 """Characters of the metadata's field License that can be a name; longer ones are the text itself."""
 _REQUIREMENT = re.compile(r"[\w.-]+(\[[^\]]*\])?")
 """The name of a requirement, with the extras that it asks for: mlx[cpu]."""
+_EXTRA = re.compile(r"""extra\s*==\s*["']([^"']+)["']""")
 _LICENCE_FILE = re.compile(r"(^|/)(licen[cs]e|copying|notice|authors|copyright)[^/]*$", re.IGNORECASE)
-
 GENERAL_TEXTS = {
     "Apache": ("Apache-2.0.txt",),
     "LGPL-3": ("LGPL-3.0.txt", "GPL-3.0.txt"),  # the first adds to the second
 }
-"""What a licence's name contains → its text in resources/licences/, for packages that bring none."""
+"""Part of a licence's name → its text in resources/licences/, for packages that bring none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Component:
-    """`licence` is its name, as SPDX has it where the package says so; `text` is all of the licence's files, "" where
-    it ships none."""
+    """`licence` is its name, by SPDX where the package says so; `text` is all of the licence's files, or ""."""
 
     name: str
     version: str
@@ -210,25 +200,18 @@ class Component:
 def components() -> tuple[Component, ...]:
     """GRPO Studio, then everything it needs here, by name, then what a frozen app brings besides, then Python."""
     ours, *others = (component(name) for name in needed())
-    system = _parts_of_system()
+    system: dict[str, Component] = {}
+    # A frozen app's parts of the system that built it (`packaging/system_licences.py`).
+    for file in sorted((project_root() / "system_licences").glob("*.txt")):
+        name, _, version = file.stem.partition("_")
+        licence = "PSF-2.0" if name == "Python" else "see its text"
+        system[name] = Component(name, version, licence, file.read_text(encoding="utf-8", errors="replace").strip())
     python = system.pop("Python", None) or Component("Python", platform.python_version(), "PSF-2.0", sys.copyright)
     return (ours, *sorted(others, key=lambda part: part.name.lower()), *system.values(), python)
 
 
-def _parts_of_system() -> dict[str, Component]:
-    """By name, what a frozen app has from the system that built it (`packaging/system_licences.py`); from source
-    nothing."""
-    found: dict[str, Component] = {}
-    for file in sorted((project_root() / "system_licences").glob("*.txt")):
-        name, _, version = file.stem.partition("_")
-        licence = "PSF-2.0" if name == "Python" else "see its text"
-        found[name] = Component(name, version, licence, file.read_text(encoding="utf-8", errors="replace").strip())
-    return found
-
-
 def needed(name: str = OURS) -> list[str]:
-    """A distribution and all that it requires on this machine and is installed; of extras only those that a requirement
-    asks for."""
+    """A distribution and all that it requires and is installed here; of extras those that a requirement asks for."""
     found: dict[str, None] = {}
     seen: set[str] = set()
     waiting = [name]
@@ -238,20 +221,14 @@ def needed(name: str = OURS) -> list[str]:
             requirements = metadata.requires(wanted) or []
         except metadata.PackageNotFoundError:
             continue  # for another platform or Python
-        lines = [line for line in requirements if _is_wanted(line, extras)]
         if wanted not in found or extras:
-            waiting += [
-                match.group() for line in lines if (match := _REQUIREMENT.match(line)) and match.group() not in seen
-            ]
+            for line in requirements:
+                extra, match = _EXTRA.search(line), _REQUIREMENT.match(line)
+                if match and match.group() not in seen and (extra is None or _plain(extra.group(1)) in extras):
+                    waiting.append(match.group())
             seen.update(waiting)
         found[wanted] = None
     return list(found)
-
-
-def _is_wanted(requirement: str, extras: list[str]) -> bool:
-    """Whether a line of Requires-Dist counts: it belongs to no extra, or to one of these."""
-    named = re.search(r"""extra\s*==\s*["']([^"']+)["']""", requirement)
-    return named is None or _plain(named.group(1)) in extras
 
 
 def _plain(name: str) -> str:
@@ -261,57 +238,26 @@ def _plain(name: str) -> str:
 def component(name: str) -> Component:
     """One installed distribution. Raises PackageNotFoundError."""
     distribution = metadata.distribution(name)
-    return Component(
-        distribution.metadata["Name"], distribution.version, _licence(distribution), "\n\n".join(_texts(distribution))
-    )
-
-
-def _licence(distribution: metadata.Distribution) -> str:
-    named = _field(distribution, "License-Expression") or _field(distribution, "License")
-    if named and len(named) <= LONGEST_LICENCE and "\n" not in named:
-        return named
-    classified = [line.rpartition(" :: ")[2] for line in _classifiers(distribution) if line.startswith("License ::")]
-    return ", ".join(classified) or "see its text"
-
-
-def _field(distribution: metadata.Distribution, name: str) -> str:
-    values: list[str] = distribution.metadata.get_all(name) or []
-    return values[0] if values else ""
-
-
-def _classifiers(distribution: metadata.Distribution) -> list[str]:
-    return distribution.metadata.get_all("Classifier") or []
-
-
-def _texts(distribution: metadata.Distribution) -> list[str]:
-    """The licence files of a package, and the field License where that is a text; nothing twice. Where it ships
-    neither, the general text of its licence, if we have it."""
-    texts = [path.read_text(encoding="utf-8", errors="replace").strip() for path in _licence_files(distribution)]
-    field = _field(distribution, "License")
+    about = distribution.metadata
+    field = (about.get_all("License") or [""])[0]
+    licence = (about.get_all("License-Expression") or [field])[0]
+    if not licence or len(licence) > LONGEST_LICENCE or "\n" in licence:
+        classifiers = [line for line in about.get_all("Classifier") or [] if line.startswith("License ::")]
+        licence = ", ".join(line.rpartition(" :: ")[2] for line in classifiers) or "see its text"
+    # The folder is listed, and not RECORD read, which the frozen app has not. A package's code may have files of such
+    # names that are not its licence.
+    texts: list[str] = []
+    for folder in sorted(Path(str(distribution.locate_file(""))).glob("*.dist-info")):
+        for path in sorted(folder.rglob("*")) if _plain(folder.name.partition("-")[0]) == _plain(about["Name"]) else ():
+            if path.is_file() and _LICENCE_FILE.search(path.relative_to(folder).as_posix()):
+                texts.append(path.read_text(encoding="utf-8", errors="replace").strip())
     if not any(texts) and len(field) > LONGEST_LICENCE:
         texts = [field.strip()]
     if not any(texts):
-        named = _licence(distribution)
-        texts = [_general_text(file) for mark, files in GENERAL_TEXTS.items() if mark in named for file in files]
-    return list(dict.fromkeys(text for text in texts if text))
-
-
-def _licence_files(distribution: metadata.Distribution) -> list[Path]:
-    # The folder is listed, and not RECORD read, which the frozen app has not. A package's code may have files of such
-    # names that are not
-    # its licence.
-    wanted = _plain(distribution.metadata["Name"])
-    return [
-        path
-        for folder in sorted(Path(str(distribution.locate_file(""))).glob("*.dist-info"))
-        if _plain(folder.name.partition("-")[0]) == wanted
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and _LICENCE_FILE.search(path.relative_to(folder).as_posix())
-    ]
-
-
-def _general_text(file: str) -> str:
-    return (resources() / "licences" / file).read_text(encoding="utf-8").strip()
+        files = [file for mark, files in GENERAL_TEXTS.items() if mark in licence for file in files]
+        texts = [(resources() / "licences" / file).read_text(encoding="utf-8").strip() for file in files]
+    text = "\n\n".join(dict.fromkeys(filter(None, texts)))
+    return Component(about["Name"], distribution.version, licence, text)
 
 
 def system() -> str:
@@ -323,8 +269,7 @@ def system() -> str:
 
 @cache
 def versions() -> dict[str, str]:
-    """What a report about a problem has to name: our version, those of the packages that compute and draw, Python's and
-    the system's."""
+    """Versions for a problem report: ours, those of the packages that compute and draw, Python's and the system's."""
     found: dict[str, str] = {}
     for name in (OURS, "mlx", "mlx-lm", "transformers", "PySide6-Essentials"):
         try:

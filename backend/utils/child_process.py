@@ -1,16 +1,10 @@
 """Child processes that answer requests: one JSON value a line on stdin, one a line on stdout.
 
 The parent holds a `ChildProcess`, starts it with the first request, keeps it warm and starts another where one died. A
-request has at most one answer, and the next request is sent only after it, so the caller's lock is all the
-synchronisation there is. The child ends when its stdin does, so none outlives its parent, however that one ended.
+request has at most one answer, and the next one is sent only after it. The child ends when its stdin does.
 
-In the child, `claim_stdout` keeps the pipe for answers: file descriptor 1 becomes a copy of stderr, so that neither a
-`print` in a user's code nor a C library can put a line between them. The parent keeps the end of stderr for its error
-messages.
-
-The window's own side of `backend.serve` is a QProcess (`app.state.processes`), where several questions are open at a
-time; it shares `claim_stdout` and `json_line`. This module knows nothing of the content of requests and answers, and
-starts no threads in the child.
+In the child, `claim_stdout` keeps the pipe for answers: neither a `print` in a user's code nor a C library can put a
+line between them. The window's side of `backend.serve` is a QProcess (`app.state.processes`).
 """
 
 from __future__ import annotations
@@ -31,14 +25,12 @@ from backend.runs.events import json_safe
 from backend.utils.command import backend_command, backend_environment, is_bundled
 
 POLL_S = 0.05
-"""How often a waiting parent calls `poll`, and may be interrupted from another thread."""
 STDERR_TAIL = 2000
 """Bytes of a child's stderr that are kept for the message of its end."""
 LAST_WORDS_S = 2.0
-"""How long a message of a child's end waits for the rest of its stderr. The wait is over at the pipe's end, so it takes
-this long only where a process that the child started holds the pipe open."""
-
-# In the child
+"""Seconds to wait for the rest of its stderr, which a process that it started may keep open."""
+CHILD_VERB = "child"
+"""Hidden verb of a bundled app, which has no Python to run a module with."""
 
 
 def claim_stdout() -> TextIO:
@@ -53,7 +45,7 @@ def claim_stdout() -> TextIO:
 
 
 def requests() -> Iterator[Any]:
-    """The parent's requests, one value a line, until it closes our stdin."""
+    """The parent's requests, until it closes our stdin."""
     for line in sys.stdin.buffer:
         yield json.loads(line)
 
@@ -69,28 +61,17 @@ def json_line(message: Any, default: Callable[[Any], Any] | None = None) -> str:
     return json.dumps(json_safe(message), ensure_ascii=False, allow_nan=False, default=default) + "\n"
 
 
-# In the parent
-
-
 class ChildEnded(Exception):
     """The child ended before it answered. `exit_code` is negative for a signal; `stderr` is the end of its stderr."""
 
     def __init__(self, exit_code: int, stderr: str = "") -> None:
-        super().__init__(f"the process ended with {describe_exit(exit_code)}" + (f":\n{stderr}" if stderr else ""))
+        how = f"signal {-exit_code}" if exit_code < 0 else f"exit code {exit_code}"
+        super().__init__(f"the process ended with {how}" + (f":\n{stderr}" if stderr else ""))
         self.exit_code, self.stderr = exit_code, stderr
 
 
 class ChildTimeout(Exception):
     """The child did not answer in time, and was killed."""
-
-
-def describe_exit(code: int) -> str:
-    """`exit code 3`, or `signal 9` for the negative code that subprocess gives."""
-    return f"signal {-code}" if code < 0 else f"exit code {code}"
-
-
-CHILD_VERB = "child"
-"""Hidden verb of a bundled app, which has no Python to run a module with."""
 
 
 def module_command(module: str) -> list[str]:
@@ -104,10 +85,10 @@ def module_command(module: str) -> list[str]:
 
 
 class ChildProcess:
-    """A child that answers one request at a time. Not thread-safe: callers that share it hold a lock over each request.
+    """A child that answers one request at a time. Not thread-safe: callers that share it hold a lock.
 
-    `grace_s` is how long `stop` waits for the child to end by itself before it is killed. With `own_session` Ctrl-C in
-    the terminal does not reach the child: it is for the trainer, which saves and stops.
+    `stop` waits `grace_s` before it kills. With `own_session` Ctrl-C in the terminal does not reach the child. Lines
+    that do not begin with `marker`, such as those of a remote shell's startup files, are passed over.
     """
 
     def __init__(
@@ -120,8 +101,6 @@ class ChildProcess:
         own_session: bool = True,
         marker: str = "",
     ) -> None:
-        """`marker`: what the child's lines begin with; other lines are of somebody else, such as the startup files of a
-        shell on another machine, and are passed over."""
         self.command, self.grace_s, self._marker = list(command), grace_s, marker.encode()
         self._environment, self._folder, self._own_session = environment, folder, own_session
         self._process: subprocess.Popen[bytes] | None = None
@@ -130,32 +109,54 @@ class ChildProcess:
 
     @property
     def pid(self) -> int | None:
-        """None while no child was started, or after it was stopped."""
+        """Process id; None while no child was started, or after it was stopped."""
         return self._process.pid if self._process else None
 
     @property
     def is_started(self) -> bool:
-        """Whether there is a child to ask; it may have died since the last request, which the next one finds out."""
+        """True if there is a child to ask; it may have died since the last request, which the next one finds out."""
         return self._process is not None
 
     def request(self, message: Any, timeout_s: float | None = None, poll: Callable[[], None] = lambda: None) -> Any:
         """Send `message`, to a new child if there is none, and wait for the answer.
 
-        `poll` is called every `POLL_S` and may raise to give up. Raises ChildEnded, ChildTimeout, and whatever `poll`
+        `poll` is called every `POLL_S` and may raise to give up. Raises ChildEnded, ChildTimeout, and what `poll`
         raises; the child is gone then, for the answer to this request would be taken for the answer to the next.
         """
         self.start()
+        assert self._process is not None and self._process.stdin is not None
+        rest = memoryview(json_line(message, default=str).encode(errors="replace"))
         try:
-            self._send(message)
-            return self._receive(timeout_s, poll)
+            with suppress(BrokenPipeError):  # reading the answer finds that the child has ended, and how
+                while rest:  # an unbuffered write may take a part only
+                    rest = rest[self._process.stdin.write(rest) :]
         except BaseException:
             self.stop()
             raise
+        return self.receive(timeout_s, poll)
 
     def receive(self, timeout_s: float | None = None, poll: Callable[[], None] = lambda: None) -> Any:
-        """Wait for a line that the child sends unasked, such as a greeting. Raises as `request` does."""
+        """Wait for a line of the child, which may be unasked, such as a greeting. Raises as `request` does."""
+        assert self._process is not None and self._process.stdout is not None
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
         try:
-            return self._receive(timeout_s, poll)
+            with selectors.DefaultSelector() as selector:
+                selector.register(self._process.stdout, selectors.EVENT_READ)
+                while True:
+                    while b"\n" in self._received:
+                        line, _, self._received = self._received.partition(b"\n")
+                        if line.startswith(self._marker):
+                            return json.loads(line.removeprefix(self._marker))
+                    poll()
+                    if deadline is not None and time.monotonic() > deadline:
+                        raise ChildTimeout
+                    # Short waits even without a `poll`: an exception that another thread raises in this one arrives
+                    # only between calls into C.
+                    if selector.select(POLL_S):
+                        piece = self._process.stdout.read(1 << 16)
+                        if not piece:
+                            raise ChildEnded(self.stop(), self._stderr.text())
+                        self._received += piece
         except BaseException:
             self.stop()
             raise
@@ -164,8 +165,7 @@ class ChildProcess:
         """Start a child unless there is one."""
         if self._process is not None:
             return
-        # Without buffers of Python's: a child that is stopped must leave nothing behind that closing the pipe would
-        # flush into it.
+        # Without buffers of Python's: a stopped child must leave nothing that closing the pipe would flush into it.
         self._process = subprocess.Popen(
             self.command,
             bufsize=0,
@@ -184,50 +184,14 @@ class ChildProcess:
         if process is None:
             return 0
         assert process.stdin is not None and process.stdout is not None
-        # The end of its stdin asks the child to end: `requests` stops there.
         with suppress(OSError):
-            process.stdin.close()
+            process.stdin.close()  # `requests` ends in the child
         try:
             process.wait(self.grace_s)
         except subprocess.TimeoutExpired:
             process.kill()
         process.stdout.close()
         return process.wait()
-
-    def _send(self, message: Any) -> None:
-        assert self._process is not None and self._process.stdin is not None
-        rest = memoryview(json_line(message, default=str).encode(errors="replace"))
-        with suppress(BrokenPipeError):  # reading the answer finds that the child has ended, and how
-            # An unbuffered write may take a part only. It cannot deadlock: the child writes nothing before it has the
-            # line.
-            while rest:
-                rest = rest[self._process.stdin.write(rest) :]
-
-    def _receive(self, timeout_s: float | None, poll: Callable[[], None]) -> Any:
-        assert self._process is not None and self._process.stdout is not None
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._process.stdout, selectors.EVENT_READ)
-            while (line := self._next_line()) is None:
-                poll()
-                if deadline is not None and time.monotonic() > deadline:
-                    raise ChildTimeout
-                # Short waits even without a `poll`: an exception that another thread raises in this one arrives only
-                # between calls into C.
-                if selector.select(POLL_S):
-                    piece = self._process.stdout.read(1 << 16)
-                    if not piece:
-                        raise ChildEnded(self.stop(), self._stderr.text())
-                    self._received += piece
-        return json.loads(line)
-
-    def _next_line(self) -> bytes | None:
-        """The next line of the child's among those that have arrived, without its marker."""
-        while b"\n" in self._received:
-            line, _, self._received = self._received.partition(b"\n")
-            if line.startswith(self._marker):
-                return line.removeprefix(self._marker)
-        return None
 
 
 class _StderrTail:

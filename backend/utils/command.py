@@ -10,15 +10,12 @@ from pathlib import Path
 
 from backend.utils.places import project_root
 
-BUNDLED_PROGRAM = "grpo-studio-backend"
-"""The trainer's executable in a bundled app, beside the window's. There `sys.executable` is one of the two, and not
-Python."""
-BUNDLED_WINDOW = "grpo-studio"
-"""The window's."""
+BUNDLED_PROGRAM, BUNDLED_WINDOW = "grpo-studio-backend", "grpo-studio"
+"""The executables of a bundled app, where `sys.executable` is one of them, and not Python."""
 
 
 def is_bundled() -> bool:
-    """Whether this program was made by PyInstaller (`packaging/grpo-studio.spec`)."""
+    """True if this program was made by PyInstaller (`packaging/grpo-studio.spec`)."""
     return getattr(sys, "frozen", False)
 
 
@@ -54,9 +51,7 @@ def backend_environment(base: Mapping[str, str] | None = None) -> dict[str, str]
         return environment
     ours, theirs = str(project_root()), environment.get("PYTHONPATH")
     environment["PYTHONPATH"] = f"{ours}{os.pathsep}{theirs}" if theirs else ours
-    environment["PYTHONUNBUFFERED"] = "1"
-    environment["PYTHONIOENCODING"] = "utf-8"
-    return environment
+    return environment | {"PYTHONUNBUFFERED": "1", "PYTHONIOENCODING": "utf-8"}
 
 
 def shell_line(command: list[str]) -> str:

@@ -1,8 +1,7 @@
-"""A file that could not be written: which one, and why, in plain words.
+"""Files that could not be written: which one, and why, in plain words; and space on disks.
 
-Whatever writes a file of a run does so inside `writing`, which turns the system's errors into a DiskError. A full disk
-is no bug: the run ends with a sentence and exit code 2, its last checkpoint stands, and it can be resumed once there is
-room.
+Code that writes a file of a run does so inside `writing`. A full disk is no bug: the run ends with a message and exit
+code 2, its last checkpoint stands, and it can be resumed once there is room.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from backend.utils.files import reason
 from backend.utils.text import quote
 
 LONGEST_PLACE = 110
-"""Characters of a path in a sentence."""
+"""Characters of a path in a message."""
 
 CAUSES = {
     errno.ENOSPC: "the disk is full",
@@ -41,22 +40,12 @@ CAUSES = {
 }
 """errno → the cause, as the end of a sentence."""
 
-OF_DISKS = frozenset(
-    {
-        errno.ENOSPC,
-        errno.EDQUOT,
-        errno.EIO,
-        errno.EROFS,
-        errno.EFBIG,
-        errno.ESTALE,
-        errno.EMFILE,
-        errno.ENFILE,
-    }
+OF_DISKS = (
+    *(errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EFBIG, errno.ESTALE, errno.EMFILE, errno.ENFILE),
 )
 """Errors that no program can cause by a wrong call: wherever they come from, the disk or its limits are at fault."""
-
 MLX_WRITING = ("[write]", "[save_safetensors]", "[save]", "[load] Failed to write")
-"""How mlx's RuntimeError for a file that it could not write begins; it keeps no errno."""
+"""Beginnings of mlx's RuntimeErrors for a file that it could not write; they keep no errno."""
 
 
 class DiskError(UserError):
@@ -67,40 +56,36 @@ class DiskError(UserError):
 
 
 def disk_fault(path: Path, error: BaseException) -> DiskError:
-    """The fault of a file that could not be written because of `error`."""
+    """The error for a file that could not be written because of `error`."""
     return DiskError(f"{quote(path, LONGEST_PLACE)} cannot be written: {cause(error)}.")
 
 
 def cause(error: BaseException) -> str:
     """Why a file could not be written, as the end of a sentence."""
     if not isinstance(error, OSError):
-        return f"mlx reports {quote(str(error).rstrip(chr(46)))}"
+        return f"mlx reports {quote(str(error).rstrip('.'))}"
     return CAUSES.get(error.errno or 0) or reason(error)
 
 
 def is_of_mlx(error: RuntimeError) -> bool:
-    """Whether mlx says that it could not write a file; its other RuntimeErrors are about the GPU or the arrays."""
+    """True if mlx could not write a file; its other RuntimeErrors are about the GPU or the arrays."""
     return str(error).startswith(MLX_WRITING)
 
 
 @contextmanager
 def writing(path: Path) -> Generator[None]:
-    """Turn the errors of the block, which writes `path`, into DiskError. What is named is `path`, not the draft beside
-    it."""
+    """Turn errors of the block, which writes `path`, into DiskError naming it."""
     try:
         yield
-    except OSError as error:
+    except (OSError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not is_of_mlx(error):
+            raise
         raise disk_fault(path, error) from error
-    except RuntimeError as error:
-        if is_of_mlx(error):
-            raise disk_fault(path, error) from error
-        raise
 
 
 @contextmanager
 def disk_errors_of(path: Path) -> Generator[None]:
-    """As `writing`, for a block that reads and computes too: what may be a missing file or a bug is passed on as it
-    is."""
+    """As `writing`, for a block that reads and computes too: passes on what may be a missing file or a bug."""
     try:
         yield
     except (OSError, RuntimeError) as error:
@@ -110,37 +95,26 @@ def disk_errors_of(path: Path) -> Generator[None]:
 
 
 def fault_of(error: BaseException) -> DiskError | None:
-    """The fault behind an error that came from code which does not use `writing`, such as a library's; None for what
-    may be a bug.
-
-    The last net, for the end of a run and of a verb.
-    """
+    """The disk's fault behind an error of code that does not use `writing`; None for what may be a bug."""
     if isinstance(error, RuntimeError) and is_of_mlx(error):
         return DiskError(f"A file cannot be written: {cause(error)}.")
     if not isinstance(error, OSError) or error.errno not in OF_DISKS:
         return None
     if not isinstance(error.filename, str | bytes):
         return DiskError(f"A file cannot be written: {cause(error)}.")
-    name = error.filename if isinstance(error.filename, str) else error.filename.decode(errors="replace")
-    return DiskError(f"{quote(Path(name), LONGEST_PLACE)} cannot be used: {cause(error)}.")
-
-
-# ── disk space ───────────────────────────────────────────────────────────────────────────────────────────────────────
-
-# How much room there is on a disk. `room_on` is the one place that asks the system.
+    return DiskError(f"{quote(Path(os.fsdecode(error.filename)), LONGEST_PLACE)} cannot be used: {cause(error)}.")
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What a user without special rights may still write to a disk."""
+    """What a user without special rights may still write to a disk; `files` is None without such a limit."""
 
     bytes: int
     files: int | None
-    """How many more files; None for a file system that has no such limit."""
 
 
 def room_on(folder: Path) -> Room | None:
-    """The room on the disk of `folder`, which need not exist yet; None where the system does not say."""
+    """Room on the disk of `folder`, which need not exist yet; None where the system does not say."""
     try:
         about = os.statvfs(next(path for path in (folder, *folder.parents) if path.exists()))
     except (OSError, StopIteration):
@@ -152,10 +126,8 @@ def require_room(path: Path, needed: int, what: str) -> None:
     """Raise DiskError unless the disk of `path` has `needed` bytes free for `what`, as far as the system says."""
     room = room_on(path)
     if room is not None and room.bytes < needed:
-        raise DiskError(
-            f"{what} needs {gigabytes(needed)} on the disk of {quote(path, LONGEST_PLACE)}, which has "
-            f"{gigabytes(room.bytes)} free."
-        )
+        where = f"on the disk of {quote(path, LONGEST_PLACE)}, which has {gigabytes(room.bytes)} free"
+        raise DiskError(f"{what} needs {gigabytes(needed)} {where}.")
 
 
 def gigabytes(size: float) -> str:

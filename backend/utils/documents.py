@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import yaml
 
@@ -23,12 +23,13 @@ _MERGE = "tag:yaml.org,2002:merge"
 
 
 def read_yaml(path: Path, setting: str) -> Any:
-    """The content of a YAML file. Raises UserError that names the file."""
+    """Content of a YAML file. Raises UserError that names the file."""
     return parse_yaml(read_text(path, setting, YAML_LIMIT), str(path), setting)
 
 
 def parse_yaml(text: str, what: str, setting: str) -> Any:
-    """The content of a YAML text without tags. Raises UserError; `what` names the text, such as a file's path."""
+    """Content of a YAML text without tags. Raises UserError; `what` names the text, such as a file's path."""
+    where, why = "", None
     try:
         if len(text) > YAML_LIMIT:
             raise ValueError(f"it is longer than {YAML_LIMIT:,} characters")
@@ -38,11 +39,11 @@ def parse_yaml(text: str, what: str, setting: str) -> Any:
         where = f" at line {mark.line + 1}" if mark else ""
         why = error.problem or error.context
     except yaml.YAMLError as error:
-        where, why = "", getattr(error, "reason", None)
+        why = getattr(error, "reason", None)
     except RecursionError:
-        where, why = "", f"it is nested more than {DEPTH} levels deep"
+        why = f"it is nested more than {DEPTH} levels deep"
     except (ValueError, OverflowError) as error:  # a date such as 2026-13-45, a float written with colons
-        where, why = "", str(error).strip().partition("\n")[0]
+        why = str(error).strip().partition("\n")[0]
     raise UserError(setting, about_path(what, f" is not valid YAML{where}: {quote(why or 'it cannot be parsed')}."))
 
 
@@ -50,19 +51,17 @@ class _Loader(yaml.SafeLoader):
     """PyYAML's safe loader, which also refuses tags and keys that are given twice."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        event = cast("Any", self.peek_event())  # pyright: ignore
+        event: Any = self.peek_event()  # pyright: ignore
         if getattr(event, "tag", None) is not None:
             problem = f"tags are not read, and {quote(event.tag, 40)} is one"
             raise yaml.MarkedYAMLError(None, None, problem, event.start_mark)
-        node = cast("yaml.Node", super().compose_node(parent, index))
-        if isinstance(node, yaml.MappingNode):
-            seen: set[tuple[str, str]] = set()
-            for key, _ in cast("list[tuple[yaml.Node, yaml.Node]]", node.value):
-                if isinstance(key, yaml.ScalarNode) and key.tag != _MERGE:
-                    if (key.tag, key.value) in seen:
-                        problem = f"{quote(key.value, 40)} is given twice"
-                        raise yaml.MarkedYAMLError(None, None, problem, key.start_mark)
-                    seen.add((key.tag, key.value))
+        node: Any = super().compose_node(parent, index)
+        seen: set[tuple[str, str]] = set()
+        for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
+            if isinstance(key, yaml.ScalarNode) and key.tag != _MERGE:
+                if (key.tag, key.value) in seen:
+                    raise yaml.MarkedYAMLError(None, None, f"{quote(key.value, 40)} is given twice", key.start_mark)
+                seen.add((key.tag, key.value))
         return node
 
 
@@ -71,15 +70,18 @@ _Loader.add_constructor("tag:yaml.org,2002:value", yaml.SafeLoader.construct_yam
 
 
 def read_json(path: Path, setting: str, limit: int = TEXT_LIMIT, *, advice: str = "") -> Any:
-    """The content of a JSON file of at most `limit` bytes. Raises UserError that names the file and ends in
-    `advice`."""
+    """Content of a JSON file of at most `limit` bytes. Raises UserError that names the file and ends in `advice`."""
     return parse_json(read_text(path, setting, limit), str(path), setting, advice=advice)
 
 
 def parse_json(text: str, what: str, setting: str, *, advice: str = "") -> Any:
-    """The content of a JSON text without NaN and Infinity. Raises UserError; `what` names the text in its message."""
+    """Content of a JSON text without NaN and Infinity. Raises UserError; `what` names the text in its message."""
+
+    def refuse(name: str) -> Any:
+        raise BrokenJson(f"{name} is not a number")
+
     try:
-        return _loads(text, DEPTH, parse_constant=_refuse_constant)
+        return _loads(text, DEPTH, parse_constant=refuse)
     except BrokenJson as error:
         where = f" at line {error.line}" if error.line > 1 else f" at character {error.column}" if error.line else ""
         ending = f"; {advice}." if advice else "."
@@ -88,10 +90,7 @@ def parse_json(text: str, what: str, setting: str, *, advice: str = "") -> Any:
 
 
 def parse_loose_json(text: str) -> Any:
-    """The value of a JSON text as Python writes it, NaN and Infinity included, as in rows of datasets and files of
-    models.
-
-    Raises BrokenJson, also for more than 100 levels: what reads a value later walks it by recursion."""
+    """Value of a JSON text as Python writes it, NaN and Infinity included, of at most 100 levels. Raises BrokenJson."""
     return _loads(text, 100)
 
 
@@ -119,14 +118,10 @@ def _loads(text: str, most_levels: int, **options: Any) -> Any:
     return value
 
 
-def _refuse_constant(name: str) -> Any:
-    raise BrokenJson(f"{name} is not a number")
-
-
 def levels(value: Any, most: int) -> int:
     """Levels of lists and mappings in a value, counted without recursion up to `most` + 1."""
     level, depth = [value], 0
-    while depth <= most and (nested := [part for part in level if isinstance(part, (list, tuple, dict))]):
+    while depth <= most and (nested := [part for part in level if isinstance(part, list | tuple | dict)]):
         depth += 1
         level = [item for part in nested for item in (part.values() if isinstance(part, dict) else part)]
     return depth
@@ -147,9 +142,9 @@ def validation_error(value: object) -> str:
             if isinstance(part, int) and not fits_a_float(part):
                 return f"contains {quote(part)}, which is beyond every limit"
             if isinstance(part, dict):
-                inner += [*part, *part.values()]  # pyright: ignore
-            elif isinstance(part, (list, tuple)):
-                inner += part  # pyright: ignore
+                inner += [*part, *part.values()]
+            elif isinstance(part, list | tuple):
+                inner += part
         count += len(inner)
         if count > VALUES:  # a small YAML file with aliases can stand for billions of values
             return f"contains more than {VALUES:,} values"
@@ -160,9 +155,8 @@ def validation_error(value: object) -> str:
 
 
 def whole_number(value: object, setting: str) -> int:
-    """A whole number; 3.0 is one, true and "3" are not. Raises UserError, also beyond the range of a float
-    (1.8e308)."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not fits_a_float(value) or value != int(value):
+    """A whole number; 3.0 is one, true and "3" are not. Raises UserError."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not fits_a_float(value) or value != int(value):
         raise UserError(setting, f"{setting} must be a whole number, not {quote(value)}.")
     return int(value)
 
@@ -175,13 +169,13 @@ def written_whole(text: str) -> int | None:
 
 def number(value: object, setting: str) -> float:
     """A finite number as a float. Raises UserError."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not fits_a_float(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not fits_a_float(value):
         raise UserError(setting, f"{setting} must be a number, not {quote(value)}.")
     return float(value)
 
 
 def fits_a_float(value: float) -> bool:
-    """Returns True for a number that is finite as a float; an int may have any size."""
+    """True for a number that is finite as a float; an int may have any size."""
     try:
         return math.isfinite(value)
     except OverflowError:

@@ -1,4 +1,4 @@
-"""Errors that the user can fix: the setting (or file, or function) concerned and one sentence about it.
+"""Errors that the user can fix: the setting (or file, or function) concerned and one message about it.
 
 Every other error is an exception that ends the run as `failed`, with its traceback.
 """
@@ -11,17 +11,16 @@ from dataclasses import asdict, dataclass
 from backend.utils.text import one_line, quote, shorten
 
 LONGEST_KEY = 60
-"""Characters of what a fault is about: a key that a user misspelt may be of any length."""
+"""Characters of `setting`: a key that a user misspelt may be of any length."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConfigProblem:
     """One problem with the input.
 
-    `setting` is the key of the form's field (`temperature`, `data`, `reward_functions_file`, …), so that the window can
-    show the sentence beside it. `sentence` is in plain words and ends in a full stop. Values in it go through
-    `backend.utils.text.quote`, which keeps it short; whatever was supplied, both are one printable line of a limited
-    length.
+    `setting` is the key of the form's field (`temperature`, `reward_functions_file`, …), so that the window can show
+    the sentence beside it. `sentence` ends in a full stop; values in it go through `backend.utils.text.quote`. Both
+    become one printable line of a limited length.
     """
 
     setting: str
@@ -35,14 +34,17 @@ class ConfigProblem:
         return f"{self.setting}: {self.sentence}"
 
     def to_dict(self) -> dict[str, str]:
+        """As JSON."""
         return asdict(self)
 
 
 class UserError(Exception):
-    """The user's input cannot be used; carries all faults. The CLI exits with 2 on it."""
+    """The user's input cannot be used; carries all problems. The CLI exits with 2 on it.
+
+    `traceback` is that of the user's own code, for log.txt.
+    """
 
     traceback: str = ""
-    """The traceback of the user's own code, for log.txt; empty where none of it ran."""
 
     def __init__(self, setting: str | Iterable[ConfigProblem], sentence: str = "") -> None:
         self.faults: list[ConfigProblem] = (

@@ -9,13 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 CREATED = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
-"""How a lock's file is opened: not through a link that somebody has put there, and without waiting where it is a
-pipe."""
+"""Flags for a lock's file: follows no link, and does not wait at a pipe."""
 
 
 def is_held(path: Path) -> bool:
-    """Whether a process holds this lock. A missing file is held by nobody, nor is one on a file system without locks;
-    nothing is created."""
+    """True if a process holds this lock; False for a missing file and on a file system without locks."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
@@ -40,19 +38,19 @@ def try_hold(path: Path) -> int | None:
     while True:
         handle = os.open(path, CREATED, 0o600)
         try:
-            if not take(handle):
-                os.close(handle)
-                return None
+            is_taken = take(handle)
         except OSError:
             os.close(handle)
             raise
-        if leads_to(path, handle):
+        if is_taken and leads_to(path, handle):
             return handle
-        os.close(handle)  # deleted or replaced after it was opened: this lock is on a file that nobody else will open
+        os.close(handle)  # held, or deleted after it was opened: a lock on a file that nobody else will open
+        if not is_taken:
+            return None
 
 
 def leads_to(path: Path, handle: int) -> bool:
-    """Whether an open file is still the one of this name."""
+    """True if an open file is still the one of this name."""
     try:
         return os.path.samestat(path.stat(), os.fstat(handle))
     except FileNotFoundError:
@@ -60,8 +58,7 @@ def leads_to(path: Path, handle: int) -> bool:
 
 
 def take(handle: int) -> bool:
-    """Try to take the lock on an open file; returns whether this process holds it now. Raises OSError on a file system
-    without locks."""
+    """Try to take the lock on an open file. Raises OSError on a file system without locks."""
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -71,8 +68,7 @@ def take(handle: int) -> bool:
 
 @contextmanager
 def held(path: Path) -> Generator[None]:
-    """Hold the lock for the block, waiting for it as long as another holds it. Raises OSError where the file cannot be
-    made."""
+    """Hold the lock for the block, waiting for it. Raises OSError where the file cannot be made."""
     handle = os.open(path, CREATED, 0o600)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
@@ -82,7 +78,7 @@ def held(path: Path) -> Generator[None]:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether there is a process of this number, whoever's it is by now."""
+    """True if there is a process of this number, whoever's it is by now."""
     try:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):

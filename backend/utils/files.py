@@ -1,8 +1,7 @@
-"""Files that a user named: regular files of a limited size, read whole."""
+"""Files and paths that a user named: regular files of a limited size, read whole."""
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import itertools
 import os
@@ -17,35 +16,40 @@ from typing import BinaryIO, TypeGuard
 from backend.utils.errors import UserError
 from backend.utils.text import quote
 
-# Paths that a user supplied, and why the system could not use one.
-
 LONGEST_NAME = 255
 """Bytes of one part of a path, on every file system in use."""
 LONGEST_PATH = 1023 if sys.platform == "darwin" else 4095
 """Bytes of a whole path: PATH_MAX without its final NUL."""
+TEXT_LIMIT = 16 * 2**20
+"""Bytes of a text file, where the caller knows no better limit."""
+OWNER_ONLY = 0o700
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
 
 
 def user_path(text: str, setting: str, base: Path | None = None) -> Path:
     """The path that a user wrote, with ~ expanded and, where it is relative, below `base`. Looks at no file.
 
-    Raises UserError for a NUL, a lone surrogate (bytes that are no UTF-8 text; no config.yaml could name them), a user
-    that this machine does not have, and a name or path that no file system takes.
+    Raises UserError for a path that no file system takes and for an unknown home folder.
     """
-    if "\0" in text:
-        raise UserError(setting, f"{quote(text)} cannot be a path: it contains a NUL character.")
-    if not is_text(text):
-        raise UserError(setting, f"{quote(text)} cannot be a path: it contains characters that are not valid text.")
+    if "\0" in text or not is_text(text):
+        what = "a NUL character" if "\0" in text else "characters that are not valid text"
+        raise UserError(setting, f"{quote(text)} cannot be a path: it contains {what}.")
     try:
         path = Path(text).expanduser()
     except RuntimeError:  # pathlib's answer for an unknown user, and for a user without a home
         user = quote(Path(text).parts[0], 40)
         raise UserError(setting, f"{quote(text)} cannot be a path: this machine has no home folder {user}.") from None
     path = path if base is None else base / path
-    too_long = next((part for part in path.parts if len(os.fsencode(part)) > LONGEST_NAME), None)
-    if too_long is not None:
-        raise UserError(
-            setting, f"{quote(too_long, 40)} cannot be a file's name: it is longer than {LONGEST_NAME} bytes."
-        )
+    for part in path.parts:
+        if len(os.fsencode(part)) > LONGEST_NAME:
+            sentence = f"{quote(part, 40)} cannot be a file's name: it is longer than {LONGEST_NAME} bytes."
+            raise UserError(setting, sentence)
     if len(os.fsencode(path)) > LONGEST_PATH:
         raise UserError(setting, f"{quote(text)} cannot be a path: it is longer than {LONGEST_PATH} bytes.")
     return path
@@ -60,20 +64,19 @@ def possible_path(text: str) -> Path | None:
 
 
 def resolved(path: Path) -> Path:
-    """`path.resolve()`, which before Python 3.13 raises RuntimeError for a link that leads to itself; that one stays as
-    it is."""
+    """`path.resolve()`, which before Python 3.13 raises RuntimeError for a link to itself."""
     return Path(os.path.realpath(path))
 
 
 def is_folder_name(value: object) -> TypeGuard[str]:
-    """Whether a value names a folder directly inside another, and nothing outside of it."""
+    """True if a value names a folder directly inside another, and nothing outside of it."""
     if not isinstance(value, str) or value in ("", ".", "..") or "/" in value or "\0" in value:
         return False
     return is_text(value) and len(value.encode()) <= LONGEST_NAME
 
 
 def is_text(text: str) -> bool:
-    """Whether `text` can be written as UTF-8: it contains no lone surrogate."""
+    """True if `text` can be written as UTF-8: it contains no lone surrogate."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -82,123 +85,95 @@ def is_text(text: str) -> bool:
 
 
 def reason(error: OSError) -> str:
-    """The system's cause in a few words, such as Permission denied, without the path that the sentence names
-    already."""
+    """The system's cause in a few words, such as Permission denied, without the path."""
     return quote(error.strerror or error)
 
 
-# ── files ────────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-TEXT_LIMIT = 16 * 2**20
-"""Bytes of a text file, where the caller knows no better limit."""
-PART = 2**20
-"""Bytes that are read at a time."""
-_KINDS = {
-    stat.S_IFDIR: "a folder",
-    stat.S_IFIFO: "a pipe",
-    stat.S_IFSOCK: "a socket",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-}
-_OTHER_ENCODINGS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
-
-
 def kind_of(mode: int) -> str:
-    """What a path leads to that is no regular file, in words, from its st_mode."""
+    """What a path leads to that is not a regular file, in words, from its st_mode."""
     return _KINDS.get(stat.S_IFMT(mode), "something else")
 
 
 def read_bytes(path: Path, setting: str, limit: int = TEXT_LIMIT) -> bytes:
-    """A regular file's content. Raises UserError, with the path and the cause, for a file that is missing, not
-    readable, longer than `limit` bytes, or no file at all; a pipe or a device is never opened, since that can wait for
-    ever."""
+    """Content of a regular file. Raises UserError for one that is missing, not readable, or over `limit` bytes."""
     try:
-        kind = stat.S_IFMT(path.stat().st_mode)
-        if kind != stat.S_IFREG:
-            raise UserError(setting, f"{quote(path)} cannot be read: it is {kind_of(kind)}, not a file.")
-        # Not blocking: between the two calls the file may have become a pipe.
-        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as stream:
-            content = _read(stream, limit + 1)
+        mode = path.stat().st_mode
+        if not stat.S_ISREG(mode):  # opening a pipe may wait for ever
+            raise UserError(setting, f"{quote(path)} cannot be read: it is {kind_of(mode)}, not a file.")
+        if path.stat().st_size <= limit:
+            with path.open("rb") as file:
+                content = file.read()
+            if len(content) <= limit:
+                return content
     except FileNotFoundError:
         raise UserError(setting, f"There is no file {quote(path)}.") from None
     except OSError as error:
         raise UserError(setting, f"{quote(path)} cannot be read: {reason(error)}.") from None
     except ValueError:  # a NUL or a lone surrogate in the path
         raise UserError(setting, f"{quote(path)} cannot be a path.") from None
-    if len(content) > limit:
-        raise UserError(setting, f"{quote(path)} cannot be read: it is larger than {_size(limit)}.")
-    return content
-
-
-def _read(stream: BinaryIO, most: int) -> bytes:
-    """Up to `most` bytes, a part at a time: Python asks for the memory of all that it may read before it reads."""
-    parts = list[bytes]()
-    while most > 0 and (part := stream.read(min(most, PART))):
-        parts.append(part)
-        most -= len(part)
-    return b"".join(parts)
+    size = f"{limit / 2**20:.3g} MB" if limit >= 2**20 else f"{limit / 2**10:.3g} KB"
+    raise UserError(setting, f"{quote(path)} cannot be read: it is larger than {size}.")
 
 
 def read_text(path: Path, setting: str, limit: int = TEXT_LIMIT) -> str:
-    """A regular file's text, UTF-8 with or without a byte order mark, its lines ending in a newline. Raises UserError
-    as `read_bytes` does, and for another encoding."""
+    """Text of a regular UTF-8 file, with or without a byte order mark, with newlines as line ends.
+
+    Raises UserError as `read_bytes`, and for another encoding.
+    """
     content = read_bytes(path, setting, limit)
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError:
-        other = _OTHER_ENCODINGS.get(content[:2])
-        advice = f"it is {other}; save it as UTF-8" if other else "it is not UTF-8 text"
+        is_utf_16 = content[:2] in (b"\xff\xfe", b"\xfe\xff")
+        advice = "it is UTF-16; save it as UTF-8" if is_utf_16 else "it is not UTF-8 text"
         raise UserError(setting, f"{quote(path)} cannot be read: {advice}.") from None
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def exists(path: Path) -> bool:
-    """Whether something is at `path`; no for a path that no file system could have, where `Path.exists` raises."""
-    try:
-        return path.exists()
-    except (OSError, ValueError):
-        return False
+    """`path.exists()`; False also for a path that no file system could have."""
+    return os.path.exists(path)
 
 
 def is_file(path: Path) -> bool:
-    """Whether a regular file is at `path`; no for a path that no file system could have, where `Path.is_file`
-    raises."""
-    try:
-        return path.is_file()
-    except (OSError, ValueError):
-        return False
+    """`path.is_file()`; False also for a path that no file system could have."""
+    return os.path.isfile(path)
 
 
 def is_folder(path: Path) -> bool:
-    """Whether a folder is at `path`; no for a path that no file system could have, where `Path.is_dir` raises."""
-    try:
-        return path.is_dir()
-    except (OSError, ValueError):
-        return False
+    """`path.is_dir()`; False also for a path that no file system could have."""
+    return os.path.isdir(path)
 
 
 def names_folder(text: str) -> bool:
-    """Whether a text that a user wrote, and that may be something else than a path, names a folder."""
+    """True if a text that a user wrote, possibly not a path, names a folder."""
     path = possible_path(text)
     return path is not None and is_folder(path)
 
 
-def _size(count: int) -> str:
-    return f"{count / 2**20:.3g} MB" if count >= 2**20 else f"{count / 2**10:.3g} KB"
-
-
 def open_regular(path: Path, buffering: int = -1) -> BinaryIO:
-    """A file opened for reading; `buffering` as in `open`. Raises OSError as `open` does, and for whatever is not a
-    regular file; never waits."""
+    """Open a regular file for reading, without waiting. Raises OSError."""
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(handle).st_mode):
-        os.close(handle)
-        raise OSError(errno.EINVAL, "It is not a file", str(path))
+    _require_regular(handle, path)
     return os.fdopen(handle, "rb", buffering)
 
 
+def append_regular(path: Path) -> FileIO:
+    """Open or make a regular file for appending, without following links or waiting. Raises OSError."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    handle = os.open(path, flags, 0o666)
+    _require_regular(handle, path)
+    return FileIO(handle, "ab")
+
+
+def _require_regular(handle: int, path: Path) -> None:
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "It is not a file", str(path))
+
+
 def read_regular(path: Path) -> bytes:
-    """A file's content. Raises OSError as `open_regular`."""
+    """Content of a regular file. Raises OSError."""
     with open_regular(path) as file:
         return file.read()
 
@@ -226,12 +201,11 @@ def remove_tree(folder: Path) -> None:
     if os.path.islink(top):
         return
     for number in itertools.count():
-        inner = [entry.path for entry in _emptied(top) if entry.is_dir(follow_symlinks=False)]
         removed = False
-        for name, path in enumerate(inner):
+        for name, path in enumerate(_emptied(top)):
             for each, deep in enumerate(_emptied(path)):
                 with suppress(OSError):
-                    os.rename(deep.path, os.path.join(top, f".removed-{number}-{name}-{each}"))
+                    os.rename(deep, os.path.join(top, f".removed-{number}-{name}-{each}"))
             with suppress(OSError):
                 os.rmdir(path)
                 removed = True
@@ -241,19 +215,18 @@ def remove_tree(folder: Path) -> None:
         os.rmdir(top)
 
 
-def _emptied(folder: str) -> list[os.DirEntry[str]]:
-    """The folders in a folder, after its files are deleted."""
+def _emptied(folder: str) -> list[str]:
+    """Folders in a folder, after its files are deleted."""
+    folders: list[str] = []
     with suppress(OSError):
-        os.chmod(folder, 0o700)
-    try:
-        entries = list(os.scandir(folder))
-    except OSError:
-        return []
-    for entry in entries:
-        if not entry.is_dir(follow_symlinks=False):
+        os.chmod(folder, OWNER_ONLY)
+        for entry in list(os.scandir(folder)):
+            if entry.is_dir(follow_symlinks=False):
+                folders.append(entry.path)
+                continue
             with suppress(OSError):
                 os.unlink(entry.path)
-    return [entry for entry in entries if entry.is_dir(follow_symlinks=False)]
+    return folders
 
 
 def require_plain_files(folder: Path) -> None:
@@ -272,38 +245,19 @@ def require_plain_files(folder: Path) -> None:
                 raise UserError("run", f"{quote(entry.path)} {rest}")
 
 
-def append_regular(path: Path) -> FileIO:
-    """A file opened for appending, made where there is none. Raises OSError, also for a link and whatever is not a
-    regular file; never waits."""
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    handle = os.open(path, flags, 0o666)
-    if not stat.S_ISREG(os.fstat(handle).st_mode):
-        os.close(handle)
-        raise OSError(errno.EINVAL, "It is not a file", str(path))
-    return FileIO(handle, "ab")
-
-
-OWNER_ONLY = 0o700
-
-
 def make_private_folder(path: Path, *, exist_ok: bool = True) -> None:
     """Make a folder, and every missing one above it, for this user alone. Raises OSError as `Path.mkdir` does."""
-    for parent in reversed([parent for parent in path.parents if not parent.exists()]):
-        _make(parent, exist_ok=True)
-    _make(path, exist_ok=exist_ok)
-
-
-def _make(path: Path, *, exist_ok: bool) -> None:
-    was_there = path.is_dir()
-    path.mkdir(mode=OWNER_ONLY, exist_ok=exist_ok)
-    if not was_there:
-        restrict_to_user(path)
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    for folder in reversed(missing):
+        folder.mkdir(mode=OWNER_ONLY, exist_ok=exist_ok or folder != path)
+        restrict_to_user(folder)
+    if path not in missing:
+        path.mkdir(exist_ok=exist_ok)
 
 
 def restrict_to_user(path: Path) -> None:
-    """Take the rights to a file or folder from everybody but its owner. What is not ours, is a link, or lies on a disk
-    without rights stays as it is."""
-    with contextlib.suppress(OSError):
+    """Take the rights to a file or folder of ours from everybody else, where the disk has rights."""
+    with suppress(OSError):
         status = os.lstat(path)
         wanted = stat.S_IMODE(status.st_mode) & OWNER_ONLY
         is_ours = status.st_uid == os.geteuid() and not stat.S_ISLNK(status.st_mode)

@@ -1,5 +1,4 @@
-"""What the environment tells Hugging Face's libraries: in which folder they cache what they download, and which address
-the Hub has. Nothing here asks the Hub."""
+"""What the environment says of Hugging Face's libraries: their cache and the Hub's address. Asks no Hub."""
 
 from __future__ import annotations
 
@@ -17,8 +16,7 @@ ENDPOINT_VARIABLE = "HF_ENDPOINT"
 
 
 def require_hub_address() -> None:
-    """Raises UserError where the environment names a Hub that no web address is: huggingface_hub parses it while it is
-    imported, and ends that import in a traceback."""
+    """Raise UserError for a Hub that is not a web address: huggingface_hub parses it while it is imported."""
     address = os.environ.get(ENDPOINT_VARIABLE)
     if not address:
         return
@@ -29,27 +27,23 @@ def require_hub_address() -> None:
     except ValueError:
         is_address = False
     if not is_address or any(letter.isspace() or not letter.isprintable() for letter in address):
-        raise UserError(
-            ENDPOINT_VARIABLE,
-            f"{quote(address, 70)} is no web address; write one that begins with https://, or unset the variable.",
-        )
+        advice = "write one that begins with https://, or unset the variable."
+        raise UserError(ENDPOINT_VARIABLE, f"{quote(address, 70)} is no web address; {advice}")
 
 
 def hub_cache() -> Path:
-    """The folder in which huggingface_hub keeps downloaded repositories, by the variables that it reads: HF_HUB_CACHE
-    (or its older name HUGGINGFACE_HUB_CACHE), HF_HOME, XDG_CACHE_HOME."""
+    """The folder of downloaded repositories, by HF_HUB_CACHE, HUGGINGFACE_HUB_CACHE, HF_HOME and XDG_CACHE_HOME."""
     named = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
     return _expanded(named) if named else _hugging_face_home() / "hub"
 
 
 def repo_cache(repo_id: str, repo_type: RepoType = "model") -> Path:
-    """The folder of one repository in the cache, whether it exists or not."""
+    """The folder of one repository in the cache, which may not exist."""
     return hub_cache() / f"{repo_type}s--{repo_id.replace('/', '--')}"
 
 
 def local_folder(name: str, repo_type: RepoType = "model") -> Path | None:
-    """The files of a model or dataset: the folder `name` itself, or the cached snapshot of an id; None if it is not on
-    this machine."""
+    """Files of a model or dataset: the folder `name` itself, or the cached snapshot of an id; None if not here."""
     try:
         path = user_path(name, "model")
     except UserError:  # neither a folder nor an id
@@ -58,8 +52,7 @@ def local_folder(name: str, repo_type: RepoType = "model") -> Path | None:
 
 
 def is_dataset_cached(repo_id: str) -> bool:
-    """Whether any of a dataset was fetched before: by a download, or by `datasets`, which keeps owner/MyData as
-    owner___my_data."""
+    """True if any of a dataset was downloaded, or prepared by `datasets`, which names owner/MyData owner___my_data."""
     if (repo_cache(repo_id, "dataset") / "snapshots").is_dir():
         return True
     prepared = Path(os.environ.get("HF_DATASETS_CACHE") or _hugging_face_home() / "datasets")
@@ -85,7 +78,5 @@ def snapshot_of(repo: Path) -> Path | None:
         named = None
     if named is not None and named.is_dir():
         return named
-    snapshots = (repo / "snapshots").glob("*") if (repo / "snapshots").is_dir() else ()
-    return max(
-        (folder for folder in snapshots if folder.is_dir()), key=lambda folder: folder.stat().st_mtime, default=None
-    )
+    folders = [folder for folder in (repo / "snapshots").glob("*") if folder.is_dir()]
+    return max(folders, key=lambda folder: folder.stat().st_mtime, default=None)

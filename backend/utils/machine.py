@@ -1,5 +1,4 @@
-"""This machine as far as it can be told without mlx: whether a run computes on a GPU, the chip, the memory that a run
-may use."""
+"""This machine, without mlx: GPU or CPU, the chip, and the memory that a run may use."""
 
 from __future__ import annotations
 
@@ -17,23 +16,19 @@ from backend.utils.errors import UserError
 
 TREAT_CPU_AS = "GRPO_STUDIO_TREAT_CPU_AS"
 """The environment variable that makes a CPU take the choices of a GPU (`backend.engine.device`)."""
-
 PROCESS_BYTES = 600_000_000
 """Memory of Python and the libraries beside MLX's arrays, data and tokenizer included."""
-
 USABLE_SHARE = 0.75
 """Share of the memory that a run may use; the rest is for the system and other programs."""
-
 GB_36 = 36 << 30
-
-
 LEAST_ADDRESS_SPACE = 3 << 29
-"""Bytes that `ulimit -v` must allow. The smallest model takes five sixths of it, and with less, libraries crash or wait
-for ever, without a word."""
+"""Bytes that `ulimit -v` must allow. With less, libraries crash or wait for ever, without a word."""
+READ_S = 2.0
+"""Seconds that a command may take."""
 
 
 def require_address_space() -> None:
-    """Raises UserError where the system lets a process have too little memory for Python, mlx and their libraries."""
+    """Raise UserError where the system lets a process have too little memory for Python, mlx and their libraries."""
     allowed, _ = resource.getrlimit(resource.RLIMIT_AS)
     if allowed != resource.RLIM_INFINITY and allowed < LEAST_ADDRESS_SPACE:
         allows = f"The system lets this process have {allowed / 2**30:.2g} GB of address space (ulimit -v)"
@@ -41,11 +36,12 @@ def require_address_space() -> None:
 
 
 def treats_cpu_as_gpu() -> bool:
+    """True if the environment says so."""
     return os.environ.get(TREAT_CPU_AS) == "gpu"
 
 
 def has_gpu() -> bool:
-    """Whether a run on this machine makes the choices of a GPU: on a Mac, or where the environment says so."""
+    """True if a run makes the choices of a GPU: on a Mac, or where the environment says so."""
     return sys.platform == "darwin" or treats_cpu_as_gpu()
 
 
@@ -57,19 +53,22 @@ def chip() -> str:
 
 @cache
 def processor() -> str:
-    """The processor's own name, as the system tells it; what kind it is where it tells no name."""
+    """The processor's own name, else its kind."""
     if sys.platform == "darwin":
         return chip() or platform.machine()
+    return _read_proc("cpuinfo", "model name") or platform.machine()
+
+
+def _read_proc(file: str, key: str) -> str:
     try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        lines = Path("/proc", file).read_text(encoding="utf-8").splitlines()
     except OSError:
-        return platform.machine()
-    return next((line.split(": ")[1] for line in lines if line.startswith("model name")), platform.machine())
+        return ""
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(key)), "")
 
 
 def sysctl(name: str) -> bytes:
-    """The bytes of a value of macOS's kernel (man 3 sysctlbyname); b"" where there is no such value or no such
-    function."""
+    """Bytes of a value of macOS's kernel (man 3 sysctlbyname); b"" where there is no such value or function."""
     read = getattr(ctypes.CDLL(None), "sysctlbyname", None)
     if read is None:
         return b""
@@ -80,11 +79,10 @@ def sysctl(name: str) -> bytes:
 
 
 def machine_bytes(held: int = 0, working_set: int | None = None) -> int:
-    """Bytes that a run may use of this machine.
+    """Bytes that a run may use of this machine, without what the process holds beside its arrays.
 
-    On a Mac a share of all memory, and no more than Metal's working set: `working_set`, where a process with mlx knows
-    it. Elsewhere a share of what is available, plus what the run holds already (`held`). In both, less what the process
-    holds beside its arrays.
+    On a Mac a share of all memory, at most Metal's `working_set` where a process with mlx knows it. Elsewhere a share
+    of what is available, plus what the run holds already (`held`).
     """
     if sys.platform == "darwin":
         physical = _physical()
@@ -96,8 +94,10 @@ def machine_bytes(held: int = 0, working_set: int | None = None) -> int:
 
 
 def working_set_of(physical: int) -> int:
-    """About Metal's `recommendedMaxWorkingSetSize` on a Mac with that many bytes: two thirds of the memory up to 36 GB,
-    three quarters above; or what the user has set with `sysctl iogpu.wired_limit_mb`, which is 0 otherwise."""
+    """About Metal's `recommendedMaxWorkingSetSize` on a Mac with that many bytes.
+
+    Two thirds of the memory up to 36 GB, three quarters above; or the user's `sysctl iogpu.wired_limit_mb`.
+    """
     if megabytes := int.from_bytes(sysctl("iogpu.wired_limit_mb"), sys.byteorder):
         return megabytes << 20
     return physical * 2 // 3 if physical <= GB_36 else physical * 3 // 4
@@ -108,16 +108,9 @@ def _physical() -> int:
 
 
 def _available() -> int:
-    """MemAvailable of /proc/meminfo: free memory and the caches that the kernel would give up for a program."""
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return _physical()
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")), _physical())
-
-
-READ_S = 2.0
-"""Seconds that a command may take."""
+    """Free memory and the caches that the kernel would give up for a program."""
+    kilobytes = _read_proc("meminfo", "MemAvailable").partition(" ")[0]
+    return int(kilobytes) * 1024 if kilobytes else _physical()
 
 
 def printed_by(command: Sequence[str]) -> str:

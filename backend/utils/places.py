@@ -1,5 +1,4 @@
-"""Folders of this machine: our resources, the runs, the preferences, and LM Studio's models. Nothing here opens or
-creates one."""
+"""Folders of this machine: our resources, the runs, the preferences, and LM Studio's models. Opens and makes none."""
 
 from __future__ import annotations
 
@@ -7,20 +6,15 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any, cast
 
 from backend.utils.files import possible_path, user_path
 
 RUNS_VARIABLE = "GRPO_STUDIO_RUNS"
 """Environment variable that moves the runs folder."""
-
 PREFS_VARIABLE = "GRPO_STUDIO_PREFS"
 """Environment variable that moves the window's preferences."""
-
-
 BUNDLED = "Bundled "
-"""What a path inside our resources begins with where it is shown, in place of the folder where this copy of the app is
-installed."""
+"""Beginning of a path inside our resources where it is shown."""
 
 
 def project_root() -> Path:
@@ -30,6 +24,7 @@ def project_root() -> Path:
 
 
 def resources() -> Path:
+    """The folder of files that are not code."""
     return project_root() / "resources"
 
 
@@ -50,19 +45,16 @@ def path_text(path: str) -> str:
 
 
 def runs_folder() -> Path:
-    """The default folder of runs: $GRPO_STUDIO_RUNS, else the platform's folder for application data. Raises UserError
-    for a variable that names no path."""
+    """The default folder of runs: $GRPO_STUDIO_RUNS, else in the application data. Raises UserError for no path."""
     return _named_by(RUNS_VARIABLE) or _data_folder() / "runs"
 
 
 def preferences_folder() -> Path:
-    """The folder of the window's preferences and stored forms: $GRPO_STUDIO_PREFS, else the platform's folder for
-    application data. Raises UserError, as `runs_folder` does."""
+    """The folder of preferences: $GRPO_STUDIO_PREFS, else the application data. Raises UserError for no path."""
     return _named_by(PREFS_VARIABLE) or _data_folder()
 
 
 def _named_by(variable: str) -> Path | None:
-    """The path that an environment variable names; None for one that is not set, or empty. Raises UserError."""
     named = os.environ.get(variable)
     return user_path(named, variable) if named else None
 
@@ -86,12 +78,12 @@ def lm_studio_home() -> Path:
 
 
 def lm_studio_models() -> Path:
-    """Where LM Studio looks for models; the layout below it is <publisher>/<model>/files."""
+    """The folder in which LM Studio looks for <publisher>/<model>/files."""
     home = lm_studio_home()
     try:
         settings = json.loads((home / "settings.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         settings = {}
-    folder = cast("dict[str, Any]", settings).get("downloadsFolder") if isinstance(settings, dict) else None
+    folder = settings.get("downloadsFolder") if isinstance(settings, dict) else None
     named = possible_path(folder) if isinstance(folder, str) and folder else None
     return home / "models" if named is None else named

