@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from PySide6.QtCore import Qt, Signal
-from PySide6.QtGui import QIntValidator, QResizeEvent, QShowEvent
-from PySide6.QtWidgets import QProgressBar, QSizePolicy, QSplitter, QStackedLayout, QWidget
+from PySide6.QtGui import QResizeEvent, QShowEvent
+from PySide6.QtWidgets import QSizePolicy, QStackedLayout, QWidget
 
 from app import theme
 from app.pages.evaluate.tables import FigureModel, FiguresTable, PromptRowModel, PromptRowTable, RowLine, figure_lines
 from app.state import charts
-from app.state.evaluations import Evaluations, Listed, checkpoint_steps
+from app.state.evaluations import Listed, checkpoint_steps
 from app.state.session import Session
 from app.widgets.basic.controls import ComboBox, ElidedLabel, NumberEdit, Segments
-from app.widgets.basic.labels import EmptyState, button, label, plain_tip
-from app.widgets.basic.layout import NestedStack, TabArea, column, holder, row
+from app.widgets.basic.labels import EmptyState, button, label, plain_tip, progress_bar, show_text
+from app.widgets.basic.layout import NestedStack, TabArea, column, holder, row, splitter
 from app.widgets.basic.number_format import duration, moment
 from app.widgets.run_header import BeforeAfter, ResultCard
 from app.widgets.side_by_side import TITLES, SideBySide
@@ -23,7 +21,6 @@ from backend.trainer.evaluation.evaluation_rows import Decoding, DecodingName
 
 SPLITS = {"test": "Test", "valid": "Validation", "train": "Training"}
 KINDS = {"all": "All", "better": "Better", "worse": "Worse", "unchanged": "Same"}
-BAR_STEPS = 1000
 LEAST_TABLES, LEAST_DETAIL, DETAIL = 236, 150, 180
 """Heights in pixels: least of the tables and the completions, and of the completions at first."""
 FIGURES_SHARE = 0.55
@@ -37,36 +34,30 @@ NOT_YET = (
 class EvaluationForm(QWidget):
     """A row of fields, and below it the progress of an evaluation or the error of the last one."""
 
-    started = Signal()
-    stopped = Signal()
+    pressed = Signal()
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
-        self._is_running = False
-        self.split, self.checkpoint = ComboBox(), ComboBox()
-        for key, title in SPLITS.items():
-            self.split.addItem(title, key)
-        self.completions, self.limit = NumberEdit(), NumberEdit()
-        for field, placeholder in ((self.completions, "as in training"), (self.limit, "all")):
-            field.setValidator(QIntValidator(1, 1_000_000, field))
-            field.setPlaceholderText(placeholder)
-            field.setAlignment(Qt.AlignmentFlag.AlignRight)
-            field.returnPressed.connect(self._press)
+    def __init__(self) -> None:
+        super().__init__()
+        self.split = ComboBox(items=SPLITS)
+        self.checkpoint = ComboBox()
+        self.completions, self.limit = NumberEdit(integers=(1, 1_000_000)), NumberEdit(integers=(1, 1_000_000))
         self.completions.setToolTip("Sampled completions of each prompt, in addition to the greedy one.")
         self.limit.setToolTip("Only the first prompts of the split.")
-        self.button = button("Evaluate", self._press, primary=True)
-        self.bar = QProgressBar(textVisible=False, maximum=BAR_STEPS)
-        self.bar.setAccessibleName("Progress of the evaluation")
+        self.button = button("Evaluate", self.pressed.emit, primary=True)
+        for line, placeholder in ((self.completions, "as in training"), (self.limit, "all")):
+            line.setPlaceholderText(placeholder)
+            line.setAlignment(Qt.AlignmentFlag.AlignRight)
+            line.returnPressed.connect(self.button.click)
+        self.bar = progress_bar("Progress of the evaluation")
         self.status = ElidedLabel(font=theme.figures_font())
         self.problem = label(role="problem", wrap=True, selectable=True)
-        self._fields = {
-            "Split": (self.split, 110),
-            "Checkpoint": (self.checkpoint, 130),
-            "Completions": (self.completions, 104),
-            "Prompts": (self.limit, 64),
-        }
         fields = row()
-        for name, (field, width) in self._fields.items():
+        for name, field, width in (
+            ("Split", self.split, 110),
+            ("Checkpoint", self.checkpoint, 130),
+            ("Completions", self.completions, 104),
+            ("Prompts", self.limit, 64),
+        ):
             caption = label(name, role="muted")
             caption.setBuddy(field)
             field.setAccessibleName(name)
@@ -78,44 +69,18 @@ class EvaluationForm(QWidget):
         fields.addStretch(1)
         fields.addWidget(self.button)
         column(fields, row((self.bar, 1), (self.status, 1), spacing=2 * theme.SPACE), self.problem, into=self)
-        self.show_idle("")
+        self.show_state("")
 
-    def set_checkpoints(self, steps: Sequence[int]) -> None:
-        """Offer the newest, the best and every step."""
-        items = {"end": "End", "best": "Best", **{str(step): f"Step {step:,}" for step in steps}}
-        if [self.checkpoint.itemData(i) for i in range(self.checkpoint.count())] == list(items):
-            return
-        chosen = self.checkpoint.currentData()
-        self.checkpoint.clear()
-        for key, title in items.items():
-            self.checkpoint.addItem(title, key)
-        self.checkpoint.setCurrentIndex(max(0, self.checkpoint.findData(chosen)))
-
-    def show_idle(self, problem: str, obstacle: str = "") -> None:
-        """Nothing is running. `problem`: the error of the last evaluation; `obstacle`: why none can begin."""
-        self._show_running(False)
-        self.button.setEnabled(not obstacle)
-        self.problem.setText(obstacle or problem)
-        self.problem.setVisible(bool(obstacle or problem))
-
-    def show_running(self, phase: str, done: float | None, left_s: float | None) -> None:
-        self._show_running(True)
-        self.button.setEnabled(True)
-        self.problem.hide()
-        self.bar.setValue(round(BAR_STEPS * (done or 0.0)))
+    def show_state(self, phase: str, done: float | None = None, left_s: float | None = None, problem: str = "") -> None:
+        """Show a running evaluation or, without `phase`, that none is."""
+        self.button.setText("Stop" if phase else "Evaluate")
+        self.bar.setVisible(bool(phase))
+        self.bar.setValue(round(self.bar.maximum() * (done or 0.0)))
+        self.status.setVisible(bool(phase))
         self.status.setText(f"{phase}, {duration(left_s)} left" if left_s is not None else f"{phase}…")
-
-    def _show_running(self, running: bool) -> None:
-        self._is_running = running
-        self.button.setText("Stop" if running else "Evaluate")
-        self.bar.setVisible(running)
-        self.status.setVisible(running)
-        for field, _ in self._fields.values():
-            field.setEnabled(not running)
-
-    def _press(self) -> None:
-        if self.button.isEnabled():
-            (self.stopped if self._is_running else self.started).emit()
+        show_text(self.problem, problem)
+        for field in (self.split, self.checkpoint, self.completions, self.limit):
+            field.setEnabled(not phase)
 
     def options(self) -> list[str]:
         """The options of the verb that the fields describe."""
@@ -129,14 +94,9 @@ class EvaluatePage(QWidget):
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.session = session
-        self.evaluations: Evaluations = session.evaluations
-        self._build()
-        self._connect()
-        self._on_run_changed()
-
-    def _build(self) -> None:
+        evaluations = self.evaluations = session.evaluations
         sentence = "Once a run has trained, its model answers prompts that it has never seen."
-        self.nothing = EmptyState("No run to evaluate", sentence, "Go to Train")
+        nothing = EmptyState("No run to evaluate", sentence, "Go to Train")
         self.about = ElidedLabel(Qt.TextElideMode.ElideMiddle)
         self.picker = ComboBox(name="Evaluation", length=34)
         self.form, self.card, self.detail = EvaluationForm(), ResultCard(), SideBySide()
@@ -145,48 +105,40 @@ class EvaluatePage(QWidget):
         self.kind = Segments(KINDS, "Prompts")
         self.figures_model, self.row_model = FigureModel(self), PromptRowModel(self)
         self.figures, self.rows = FiguresTable(self.figures_model), PromptRowTable(self.row_model)
-        self.tables = QSplitter(childrenCollapsible=False, handleWidth=theme.SPACE)
-        above_figures, above_rows = row(self.decoding, (self.how, 1)), row(self.kind, None)
-        self.tables.addWidget(holder(column(above_figures, (self.figures.in_card(), 1), spacing=6)))
-        self.tables.addWidget(holder(column(above_rows, (self.rows.in_card(), 1), spacing=6)))
+        figures = column(row(self.decoding, (self.how, 1)), (self.figures.in_card(), 1), spacing=6)
+        rows = column(row(self.kind, None), (self.rows.in_card(), 1), spacing=6)
+        self.tables = splitter(holder(figures), holder(rows))
         self.tables.setMinimumHeight(theme.scaled(LEAST_TABLES))
         self.detail.setMinimumHeight(theme.scaled(LEAST_DETAIL))
-        self.parts = QSplitter(Qt.Orientation.Vertical, childrenCollapsible=False, handleWidth=theme.SPACE)
-        self.parts.addWidget(self.tables)
-        self.parts.addWidget(self.detail)
+        self.parts = splitter(self.tables, self.detail, stretch=(3, 2), upright=True)
         # Labels that wrap ask for more height the narrower they are; the page must not take that for its least height.
         self.parts.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Ignored)
         self.parts.setMinimumHeight(theme.scaled(LEAST_TABLES + LEAST_DETAIL) + theme.SPACE)
-        self.parts.setStretchFactor(0, 3)
-        self.parts.setStretchFactor(1, 2)
         content = QWidget()
-        centre = Qt.AlignmentFlag.AlignCenter
-        self.not_yet = label("Not evaluated yet", theme.title_font(), align=centre)
-        explanation = label(NOT_YET, role="muted", align=centre, wrap=True)
+        self.not_yet = EmptyState("Not evaluated yet", NOT_YET)
         self._result = NestedStack(content)
-        self._result.addWidget(holder(column((None, 2), self.not_yet, explanation, (None, 3), spacing=2 * theme.SPACE)))
+        self._result.addWidget(self.not_yet)
         self._result.addWidget(holder(column(self.card, (self.parts, 1), spacing=12)))
         head = row(label("Evaluate", theme.title_font()), (self.about, 1), self.picker)
         column(head, self.form, (self._result, 1), into=content, spacing=12, margins=theme.GUTTER)
         scrolled = TabArea()
         scrolled.setWidget(content)
         self._stack = QStackedLayout(self)
-        self._stack.addWidget(self.nothing)
+        self._stack.addWidget(nothing)
         self._stack.addWidget(scrolled)
 
-    def _connect(self) -> None:
-        self.nothing.button_clicked.connect(lambda: self.session.page_requested.emit("train"))
-        self.form.started.connect(self.start)
-        self.form.stopped.connect(self.evaluations.stop)
-        self.picker.activated.connect(lambda _: self.evaluations.refresh(self.picker.currentData()))
-        self.decoding.chosen.connect(lambda _: self._show_decoding())
-        self.kind.chosen.connect(lambda _: self._show_rows())
+        nothing.button_clicked.connect(lambda: session.page_requested.emit("train"))
+        self.form.pressed.connect(lambda: self.start() if evaluations.running is None else evaluations.stop())
+        self.picker.activated.connect(lambda: evaluations.refresh(self.picker.currentData()))
+        self.decoding.chosen.connect(self._show_decoding)
+        self.kind.chosen.connect(self._show_rows)
         self.rows.chosen.connect(self._show_row)
-        self.evaluations.listed_changed.connect(self._show_listed)
-        self.evaluations.rows_changed.connect(self._show_rows)
-        self.evaluations.running_changed.connect(self._show_running)
-        self.session.run_changed.connect(self._on_run_changed)
-        self.session.run_state_changed.connect(lambda _: self._show_running())
+        evaluations.listed_changed.connect(self._show_listed)
+        evaluations.rows_changed.connect(self._show_rows)
+        evaluations.running_changed.connect(self._show_running)
+        session.run_changed.connect(self._on_run_changed)
+        session.run_state_changed.connect(self._show_running)
+        self._on_run_changed()
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
@@ -198,8 +150,6 @@ class EvaluatePage(QWidget):
         super().showEvent(event)
         self._on_run_changed()
 
-    # The run and its evaluations
-
     def _on_run_changed(self) -> None:
         run = self.session.run
         self._stack.setCurrentIndex(0 if run is None else 1)
@@ -208,7 +158,9 @@ class EvaluatePage(QWidget):
         self.evaluations.set_run(run.folder if run is not None else None)
         if run is not None:
             self.about.setText(run.folder.name)
-            self.form.set_checkpoints(checkpoint_steps(run.folder))
+            steps = {str(step): f"Step {step:,}" for step in checkpoint_steps(run.folder)}
+            chosen = self.form.checkpoint.currentData()
+            self.form.checkpoint.fill({"end": "End", "best": "Best", **steps}, chosen)
         self._show_running()
 
     def start(self) -> None:
@@ -225,24 +177,28 @@ class EvaluatePage(QWidget):
 
     def _show_running(self) -> None:
         running, run = self.evaluations.running, self.session.run
-        self.not_yet.setText("Not evaluated yet" if running is None else "Evaluating")
+        self.not_yet.title.setText("Not evaluated yet" if running is None else "Evaluating")
+        obstacle = self._obstacle()
+        self.form.button.setEnabled(running is not None or not obstacle)
         if running is None:
-            self.form.show_idle(self.evaluations.problem, self._obstacle())
+            self.form.show_state("", problem=obstacle or self.evaluations.problem)
             return
         is_this = run is not None and run.folder == running.run
         phase = running.phase if is_this else f"{running.run.name}: {running.phase}"
-        self.form.show_running(phase, running.done, running.left_s)
+        self.form.show_state(phase, running.done, running.left_s)
 
     def _show_listed(self) -> None:
         shown, listed = self.evaluations.shown, self.evaluations.listed
-        self.picker.clear()
+        titles = {}
         for entry in listed:
-            self.picker.addItem(_title(entry), entry.path)
+            made, step = entry.evaluation, entry.evaluation.subject.step
+            where = f"{made.data.split}, step {step:,}" if step is not None else made.data.split
+            titles[entry.path] = f"{where}, {made.data.rows:,} prompts, {moment(made.created)}"
+        self.picker.fill(titles, shown.path if shown is not None else None)
         self.picker.setVisible(bool(listed))
         self._result.setCurrentIndex(0 if shown is None else 1)
         if shown is None:
             return
-        self.picker.setCurrentIndex(self.picker.findData(shown.path))
         names = [function.name for function in shown.evaluation.functions]
         self.detail.set_rewards(names, [charts.label_of(name) for name in names])
         available = [decoding.name for decoding in shown.evaluation.decodings]
@@ -250,8 +206,6 @@ class EvaluatePage(QWidget):
             self.decoding.set_shown(key, key in available)
         self.decoding.buttons[self.decoding.key if self.decoding.key in available else available[0]].setChecked(True)
         self._show_decoding()
-
-    # One evaluation
 
     @property
     def _decoding_name(self) -> DecodingName:
@@ -287,7 +241,14 @@ class EvaluatePage(QWidget):
             before = first.pass_at[k].value if first else None
             changes.append(BeforeAfter(f"Pass@{k}", before, last.pass_at[k].value, "share"))
         changes.append(BeforeAfter("Tokens", first.tokens.value if first else None, last.tokens.value))
-        title, role = _verdict(decoding, evaluation.data.split)
+        prompts = "the prompts of training" if evaluation.data.split == "train" else "prompts not seen in training"
+        if decoding.difference is None:
+            title, role = "Evaluated", "accent"
+        elif not decoding.difference.reward.excludes_zero:
+            title, role = f"No significant difference on {prompts}", "muted"
+        else:
+            is_better = (decoding.difference.reward.value or 0) > 0
+            title, role = (f"Better on {prompts}", "good") if is_better else (f"Worse on {prompts}", "bad")
         self.card.show_result(title, role, evaluation.sentence(decoding), " ".join(evaluation.notes), changes)
 
     def _show_rows(self) -> None:
@@ -309,19 +270,3 @@ class EvaluatePage(QWidget):
         shown = self.evaluations.row(rows[place]) if 0 <= place < len(rows) else None
         sides = (shown[self._decoding_name] or {}) if shown is not None else {}
         self.detail.show_row(shown, dict(sides))  # pyright: ignore[reportArgumentType]
-
-
-def _title(entry: Listed) -> str:
-    evaluation = entry.evaluation
-    step = f", step {evaluation.subject.step:,}" if evaluation.subject.step is not None else ""
-    return f"{evaluation.data.split}{step}, {evaluation.data.rows:,} prompts, {moment(evaluation.created)}"
-
-
-def _verdict(decoding: Decoding, split: str) -> tuple[str, str]:
-    if decoding.difference is None:
-        return "Evaluated", "accent"
-    change = decoding.difference.reward
-    prompts = "the prompts of training" if split == "train" else "prompts not seen in training"
-    if not change.excludes_zero:
-        return f"No significant difference on {prompts}", "muted"
-    return (f"Better on {prompts}", "good") if (change.value or 0) > 0 else (f"Worse on {prompts}", "bad")

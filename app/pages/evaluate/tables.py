@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from PySide6.QtCore import QModelIndex, QPointF, QRect, QRectF, Qt, Signal
 from PySide6.QtGui import QColor, QFont, QPainter, QPen, QResizeEvent
-from PySide6.QtWidgets import QAbstractItemView, QHeaderView, QStyledItemDelegate, QStyleOptionViewItem
+from PySide6.QtWidgets import QHeaderView, QStyledItemDelegate, QStyleOptionViewItem
 
 from app import theme
 from app.theme import CELL_PADDING
@@ -90,26 +90,8 @@ class FigureModel(RowsModel):
 
     rows: Sequence[FigureLine]
 
-    def __init__(self, parent: Any = None) -> None:
-        super().__init__(parent)
-        self._axis = (0.0, 1.0)
-        self._set_columns("Tuned")
-
-    def _set_columns(self, after: str) -> None:
-        plot = "Difference" if self.has_difference else ""
-        plot_tip = "Change of the mean with its 95 % interval. The line is zero."
-        self.columns = (
-            Column(""),
-            Column("Base", 64, is_figure=True),
-            Column(after, 64, is_figure=True),
-            Column(plot, tip=plot_tip),
-            Column("Change", 72, is_figure=True, tip="Tuned minus base; of shares, in percentage points."),
-            Column("95 % interval", 152, is_figure=True, tip="95 % bootstrap interval over prompts."),
-        )
-
-    @property
-    def has_difference(self) -> bool:
-        return any(line.difference is not None for line in self.rows)
+    _axis = (0.0, 1.0)
+    has_difference = False
 
     def show_lines(self, lines: Sequence[FigureLine], after: str) -> None:
         """`after` heads the column of the later side, or of the only one."""
@@ -118,21 +100,29 @@ class FigureModel(RowsModel):
         low, high = min([0.0, *ends]), max([0.0, *ends])
         margin = 0.04 * (high - low or 1.0)
         self._axis = (low - margin, high + margin)
-        self.rows = lines
-        self._set_columns(after)
+        self.has_difference = any(line.difference is not None for line in lines)
+        plot_tip = "Change of the mean with its 95 % interval. The line is zero."
+        self.columns = (
+            Column(""),
+            Column("Base", 64, is_figure=True),
+            Column(after, 64, is_figure=True),
+            Column("Difference" if self.has_difference else "", tip=plot_tip),
+            Column("Change", 72, is_figure=True, tip="Tuned minus base; of shares, in percentage points."),
+            Column("95 % interval", 152, is_figure=True, tip="95 % bootstrap interval over prompts."),
+        )
         self.set_rows(lines)
 
     def text(self, row: FigureLine, column: int) -> str:
         interval = row.interval
         has_interval = interval.low is not None and interval.high is not None
-        texts = {
-            NAME: row.name,
-            BEFORE: figure(row.before.value, row.unit) if row.before is not None else "",
-            AFTER: figure(row.after.value, row.unit),
-            CHANGE: row.fixed(row.difference.value) if row.difference is not None else "",
-            INTERVAL: f"{row.fixed(interval.low)} to {row.fixed(interval.high)}" if has_interval else DASH,
-        }
-        return texts.get(column, "")
+        return (
+            row.name,
+            figure(row.before.value, row.unit) if row.before is not None else "",
+            figure(row.after.value, row.unit),
+            "",
+            row.fixed(row.difference.value) if row.difference is not None else "",
+            f"{row.fixed(interval.low)} to {row.fixed(interval.high)}" if has_interval else DASH,
+        )[column]
 
     def colour(self, row: FigureLine, column: int) -> QColor:
         colours = theme.palette()
@@ -190,12 +180,11 @@ class FiguresTable(BaseTable):
     """The table of figures. A narrow one leaves out the interval as text, then the sides: the plot stays."""
 
     def __init__(self, model: FigureModel) -> None:
-        super().__init__()
+        super().__init__(name="Figures with intervals")
         self._figures = model
+        model.show_lines([], "Tuned")
         self.setModel(model)
         self.setItemDelegateForColumn(FOREST, ForestDelegate(self))
-        self.setSelectionMode(QAbstractItemView.SelectionMode.ExtendedSelection)
-        self.setAccessibleName("Figures with intervals")
         self.horizontalHeader().setSectionResizeMode(QHeaderView.ResizeMode.Fixed)
         model.modelReset.connect(self._fit_columns)
 
@@ -277,20 +266,13 @@ class PromptRowModel(RowsModel):
 
 
 class PromptRowTable(BaseTable):
-    chosen = Signal(int)  # int
+    chosen = Signal(int)  # place of a row
 
     def __init__(self, model: PromptRowModel) -> None:
-        super().__init__()
-        self._rows = model
         model.show_lines([], "all")
-        self.setModel(model)
-        self.setSelectionMode(QAbstractItemView.SelectionMode.ExtendedSelection)
-        self.setAccessibleName("Prompts")
-        self.horizontalHeader().setSectionResizeMode(QHeaderView.ResizeMode.Fixed)
-        self.horizontalHeader().setSectionResizeMode(PROMPT, QHeaderView.ResizeMode.Stretch)
-        for place, each in enumerate(model.columns):
-            self.setColumnWidth(place, theme.scaled(each.width))
-        self.selectionModel().currentRowChanged.connect(lambda current, _: self._emit_chosen(current))
+        super().__init__(model=model, name="Prompts")
+        self._rows = model
+        self.selectionModel().currentRowChanged.connect(self._emit_chosen)
         model.modelReset.connect(self._on_reset)
 
     def _on_reset(self) -> None:

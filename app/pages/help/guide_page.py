@@ -2,19 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
-
-from PySide6.QtCore import QSize, Qt, Signal
+from PySide6.QtCore import QSignalBlocker, QSize, Qt, Signal
 from PySide6.QtGui import QKeySequence, QResizeEvent, QShortcut, QTextCursor
-from PySide6.QtWidgets import (
-    QFrame,
-    QSplitter,
-    QTextBrowser,
-    QTreeWidget,
-    QTreeWidgetItem,
-    QWidget,
-)
+from PySide6.QtWidgets import QFrame, QTextBrowser, QTreeWidget, QTreeWidgetItem, QWidget
 
 from app import theme
 from app.state import guide
@@ -22,7 +12,7 @@ from app.state.session import Session
 from app.widgets.basic.controls import SearchEdit
 from app.widgets.basic.dialogs import open_link
 from app.widgets.basic.labels import button, label
-from app.widgets.basic.layout import column, holder, row
+from app.widgets.basic.layout import column, holder, row, splitter
 
 PLACE = Qt.ItemDataRole.UserRole
 CONTENTS_WIDTH = 264
@@ -46,30 +36,13 @@ th {{ background-color: {hover}; font-weight: 600; }}
 """
 
 
-class Heading(Protocol):
-    """An entry of the contents; `app.state.guide.Passage` is one."""
-
-    @property
-    def title(self) -> str: ...
-    @property
-    def level(self) -> int: ...
-    @property
-    def place(self) -> str: ...
-
-
 class GuideContents(QWidget):
-    """A line that searches, and below it the chapters, or the headings that `find(typed)` returns."""
+    """A line that searches, and below it the chapters, or the headings that are found."""
 
-    chosen = Signal(str)  # str
+    chosen = Signal(str)  # place
 
-    def __init__(
-        self,
-        chapters: Iterable[Sequence[Heading]],
-        find: Callable[[str], Sequence[Heading]],
-        parent: QWidget | None = None,
-    ) -> None:
-        super().__init__(parent)
-        self._chapters, self._find = [list(chapter) for chapter in chapters], find
+    def __init__(self) -> None:
+        super().__init__()
         self._place = ""
         self.search = SearchEdit("Find in the guide")
         self.search.textChanged.connect(self._fill)
@@ -90,70 +63,57 @@ class GuideContents(QWidget):
     def show_place(self, place: str) -> None:
         """Mark the place that is shown, and open its chapter."""
         self._place = place
-        self.tree.blockSignals(True)
-        self._mark()
-        self.tree.blockSignals(False)
+        tree, flags = self.tree, Qt.MatchFlag.MatchExactly | Qt.MatchFlag.MatchRecursive
+        with QSignalBlocker(tree):
+            found = tree.model().match(tree.model().index(0, 0), PLACE, place, 1, flags)
+            part = item = tree.itemFromIndex(found[0]) if found else None
+            if item is None:
+                tree.clearSelection()
+                return
+            tree.setCurrentItem(item)
+            tree.collapseAll()  # an open chapter with two hundred settings would hide the chapters after it
+            while part is not None:
+                part.setExpanded(True)
+                part = part.parent()
+            tree.scrollToItem(item)
 
     def _fill(self, typed: str) -> None:
-        self.tree.blockSignals(True)
-        self.tree.clear()
-        self.tree.setRootIsDecorated(not typed.strip())
-        if typed.strip():
-            self.tree.addTopLevelItems([_item(heading) for heading in self._find(typed)])
-        else:
-            self.tree.addTopLevelItems([_chapter_item(chapter) for chapter in self._chapters])
-        self._mark()
-        self.tree.blockSignals(False)
-
-    def _mark(self) -> None:
-        model, flags = self.tree.model(), Qt.MatchFlag.MatchExactly | Qt.MatchFlag.MatchRecursive
-        found = model.match(model.index(0, 0), PLACE, self._place, 1, flags)
-        item = self.tree.itemFromIndex(found[0]) if found else None
-        if item is None:
-            self.tree.clearSelection()
-            return
-        self.tree.setCurrentItem(item)
-        self.tree.collapseAll()  # an open chapter with two hundred settings would hide the chapters after it
-        part: QTreeWidgetItem | None = item
-        while part is not None:
-            part.setExpanded(True)
-            part = part.parent()
-        self.tree.scrollToItem(item)
+        is_search = bool(typed.strip())
+        with QSignalBlocker(self.tree):
+            self.tree.clear()
+            self.tree.setRootIsDecorated(not is_search)
+            for chapter in [[found] for found in guide.found(typed)] if is_search else guide.chapters():
+                top: QTreeWidgetItem | None = None
+                section: QTreeWidgetItem | None = None
+                for heading in chapter:
+                    if top is not None and heading.place == chapter[0].place:
+                        continue
+                    item = QTreeWidgetItem([heading.title])
+                    item.setData(0, PLACE, heading.place)
+                    item.setSizeHint(0, QSize(0, theme.scaled(24)))
+                    item.setToolTip(0, heading.title)
+                    if top is None or section is None:
+                        top = section = item
+                        self.tree.addTopLevelItem(item)
+                    elif heading.level == 2:
+                        section = item
+                        top.addChild(item)
+                    else:
+                        section.addChild(item)
+        self.show_place(self._place)
 
     def _choose(self, item: QTreeWidgetItem | None) -> None:
         if item is not None:
             self.chosen.emit(item.data(0, PLACE))
 
 
-def _item(heading: Heading) -> QTreeWidgetItem:
-    item = QTreeWidgetItem([heading.title])
-    item.setData(0, PLACE, heading.place)
-    item.setSizeHint(0, QSize(0, theme.scaled(24)))
-    item.setToolTip(0, heading.title)
-    return item
-
-
-def _chapter_item(chapter: Sequence[Heading]) -> QTreeWidgetItem:
-    top = section = _item(chapter[0])
-    for heading in chapter[1:]:
-        if heading.place == chapter[0].place:
-            continue
-        item = _item(heading)
-        if heading.level == 2:
-            section = item
-            top.addChild(item)
-        else:
-            section.addChild(item)
-    return top
-
-
 class GuideView(QTextBrowser):
-    link_chosen = Signal(str)  # str
+    link_chosen = Signal(str)
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._html = ""
-        self._top = 0
+        self.position = 0  # the character at the top of the view, counted from the chapter's beginning
         self._is_fitting = False
         self.setAccessibleName("Guide")
         self.setOpenLinks(False)
@@ -162,7 +122,7 @@ class GuideView(QTextBrowser):
         self.setFont(theme.body_font())
         self.document().setDocumentMargin(theme.SPACE)
         self.anchorClicked.connect(lambda url: self.link_chosen.emit(url.toString()))
-        self.verticalScrollBar().valueChanged.connect(self._keep_top)
+        self.verticalScrollBar().valueChanged.connect(self.keep_top)
         theme.signals.changed.connect(self._restyle)
 
     def show_html(self, html: str) -> None:
@@ -172,17 +132,6 @@ class GuideView(QTextBrowser):
         self._fit()
         self.show_position(0)
 
-    def show_anchor(self, name: str) -> None:
-        """Scroll so that the paragraph with this anchor is at the top."""
-        self.document().size()  # lays all of it out: a part of it has no place to scroll to
-        self.scrollToAnchor(name)
-        self._keep_top()
-
-    @property
-    def position(self) -> int:
-        """The character at the top of the view, counted from the chapter's beginning."""
-        return self._top
-
     def show_position(self, position: int) -> None:
         """Scroll so that this character is at the top."""
         self.document().size()
@@ -190,11 +139,11 @@ class GuideView(QTextBrowser):
         cursor.setPosition(min(position, self.document().characterCount() - 1))
         bar = self.verticalScrollBar()
         bar.setValue(bar.value() + self.cursorRect(cursor).top() if position else 0)
-        self._top = position
+        self.position = position
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         """Keep the paragraph at the top, although lines break elsewhere at another width."""
-        top = self._top
+        top = self.position
         self._is_fitting = True
         super().resizeEvent(event)
         self._fit()
@@ -202,18 +151,18 @@ class GuideView(QTextBrowser):
         self.show_position(top)
 
     def _fit(self) -> None:
-        """Leave room after the last paragraph, so that it can be at the top too."""
+        """Leave space after the last paragraph, so that it can be at the top too."""
         root = self.document().rootFrame()
         shape = root.frameFormat()
         shape.setBottomMargin(max(theme.SPACE, self.viewport().height() - theme.scaled(WHOLE_LINE)))
         root.setFrameFormat(shape)
 
-    def _keep_top(self) -> None:
+    def keep_top(self) -> None:
         if not self._is_fitting:
-            self._top = self.cursorForPosition(self.viewport().rect().topLeft()).position()
+            self.position = self.cursorForPosition(self.viewport().rect().topLeft()).position()
 
     def _restyle(self) -> None:
-        top = self._top
+        top = self.position
         if self._html:
             self.show_html(self._html)
             self.show_position(top)
@@ -238,17 +187,15 @@ class GuidePage(QWidget):
         self.session = session
         self.place = ""
         self._earlier: list[tuple[str, int]] = []
-        self.contents, self.view = GuideContents(guide.chapters(), guide.found), GuideView()
+        self.contents, self.view = GuideContents(), GuideView()
         self.contents.chosen.connect(self.show_place)
         self.view.link_chosen.connect(self.follow)
         self.back = button("Back", self.go_back, tip="Go back in the guide, or to the page before it (Ctrl+Alt+Left)")
         backspace = QShortcut(QKeySequence(Qt.Key.Key_Backspace), self.view, self.go_back)
         backspace.setContext(Qt.ShortcutContext.WidgetShortcut)
-        parts = QSplitter(Qt.Orientation.Horizontal, childrenCollapsible=False)
-        parts.addWidget(self.contents)
-        parts.addWidget(holder(column((self.view, 1), margins=(theme.SPACE, 0, 0, 0))))
-        parts.setStretchFactor(1, 1)
-        parts.setSizes([theme.scaled(CONTENTS_WIDTH), theme.scaled(4 * CONTENTS_WIDTH)])
+        reading = holder(column((self.view, 1), margins=(theme.SPACE, 0, 0, 0)))
+        sizes = (theme.scaled(CONTENTS_WIDTH), theme.scaled(4 * CONTENTS_WIDTH))
+        parts = splitter(self.contents, reading, stretch=(0, 1), sizes=sizes)
         head = row((label("Guide", theme.title_font()), 1), self.back)
         margins = (theme.GUTTER, theme.GUTTER, theme.GUTTER, theme.SPACE)
         column(head, (parts, 1), into=self, spacing=12, margins=margins)
@@ -293,7 +240,9 @@ class GuidePage(QWidget):
         if chapter != self.place.partition("#")[0]:
             self.view.show_html(guide.chapter_html(chapter))
         if anchor:
-            self.view.show_anchor(anchor)
+            self.view.document().size()  # lays all of it out: a part of it has no place to scroll to
+            self.view.scrollToAnchor(anchor)
+            self.view.keep_top()
         else:
             self.view.show_position(0)
         self.place = place
