@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QShowEvent
-from PySide6.QtWidgets import QDialog, QGridLayout, QPushButton, QWidget
+from PySide6.QtWidgets import QDialog, QWidget
 
 from app import theme
 from app.widgets.basic.dialogs import open_path
 from app.widgets.basic.labels import button, label
-from app.widgets.basic.layout import card, column, row
+from app.widgets.basic.layout import card, column, grid, row
 from app.widgets.basic.number_format import figure
-from backend.distributed.hosts_file import Host, HostsToAllow
+from backend.distributed.hosts_file import HostsToAllow
 from backend.rewards.allowed_code import CodeToAllow
 from backend.utils.text import quote
 
 MOST = 12
 """Names, machines and programs that are listed."""
 IN_PROCESS = "It runs in its own process. It can read your files, though not keys and tokens in their usual places"
+IN_TRAINER = "It runs inside the trainer, with your rights: it can read and change your files and use the network."
+OR_SAYS_SO = "If the system cannot ensure that, the run says so."
 CONNECTS = (
     "GRPO Studio connects to each of them over ssh, with your keys, and starts itself there. A run sends them its "
     "prompts, completions, the text of its reward file and its weights, unencrypted. Allow only machines that you know."
@@ -32,21 +33,8 @@ LISTENS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class StatedFact:
-    """A row of a card; `warns` gives it the colour of problems."""
-
-    name: str
-    text: str
-    warns: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class ShownFile:
-    """A file that the question is about, and the card of its facts."""
-
-    path: Path
-    facts: Sequence[StatedFact]
+Facts = list[tuple[str, str, str]]
+"""Name, text, and the text's role, such as "problem"."""
 
 
 class AllowDialog(QDialog):
@@ -57,25 +45,30 @@ class AllowDialog(QDialog):
         title: str,
         question: str,
         meaning: str,
-        files: Sequence[ShownFile],
-        yes: str,
-        no: str,
+        files: Mapping[Path, Facts],
+        buttons: tuple[str, str],
         parent: QWidget | None = None,
     ) -> None:
+        """`files` have the facts about each; `buttons` are the texts of yes and no."""
         super().__init__(parent)
         self.setWindowTitle(title)
         self.setMinimumWidth(theme.scaled(520))
-        self.allow, self.decline = QPushButton(yes), QPushButton(no)
-        show = button("Show the File", lambda: [open_path(file.path) for file in files])
+        self.allow, self.decline = button(buttons[0], self.accept), button(buttons[1], self.reject)
+        show = button("Show the File", lambda: [open_path(path) for path in files])
+        cards = []
+        for facts in files.values():
+            rows = grid((), stretch=1, spacing=(12, 4), margins=(12, 10, 12, 10))
+            for place, (name, text, role) in enumerate(facts):
+                rows.addWidget(label(name, role="muted"), place, 0, Qt.AlignmentFlag.AlignTop)
+                rows.addWidget(label(text, role=role, wrap=True, selectable=True), place, 1)
+            cards.append(card(rows))
         texts = (label(question, theme.heading_font(), wrap=True), label(meaning, role="muted", wrap=True))
         # Not a QDialogButtonBox: with a default button in it, Tab skips the first button.
-        buttons = row(show, None, self.decline, self.allow)
-        column(*texts, *map(_card, files), buttons, into=self, spacing=12, margins=3 * theme.SPACE)
+        foot = row(show, None, self.decline, self.allow)
+        column(*texts, *cards, foot, into=self, spacing=12, margins=3 * theme.SPACE)
         for other in (self.allow, show):  # a focused button with autoDefault would take Return from the default one
             other.setAutoDefault(False)
         self.decline.setDefault(True)
-        self.allow.clicked.connect(self.accept)
-        self.decline.clicked.connect(self.reject)
         self.decline.setFocus()
 
     def showEvent(self, event: QShowEvent) -> None:
@@ -85,19 +78,6 @@ class AllowDialog(QDialog):
 
     def is_allowed(self) -> bool:
         return self.exec() == QDialog.DialogCode.Accepted
-
-
-def _card(file: ShownFile) -> QWidget:
-    grid = QGridLayout()
-    grid.setContentsMargins(12, 10, 12, 10)
-    grid.setHorizontalSpacing(12)
-    grid.setVerticalSpacing(4)
-    grid.setColumnStretch(1, 1)
-    for place, fact in enumerate(file.facts):
-        grid.addWidget(label(fact.name, role="muted"), place, 0, Qt.AlignmentFlag.AlignTop)
-        text = label(fact.text, role="problem" if fact.warns else "", wrap=True, selectable=True)
-        grid.addWidget(text, place, 1)
-    return card(grid)
 
 
 class ConsentDialog(AllowDialog):
@@ -110,18 +90,14 @@ class ConsentDialog(AllowDialog):
             has = "has" if len(files) == 1 else "have"
             question = f"{names} {has} changed since you allowed it to run. Run it as it is now?"
         if any(file.rights.in_trainer for file in files):
-            rights = (
-                "It runs inside the trainer, with your rights: it can read and change your files and use the network."
-            )
+            rights = IN_TRAINER
         else:
-            if any(file.rights.network for file in files):
-                rights = f"{IN_PROCESS}, and send them over the network. It can change nothing outside its own folder."
-            else:
-                rights = f"{IN_PROCESS}. It has no network, and can change nothing outside its own folder."
-            rights += " If the system cannot ensure that, the run says so."
+            has_network = any(file.rights.network for file in files)
+            network = ", and send them over the network. It" if has_network else ". It has no network, and"
+            rights = f"{IN_PROCESS}{network} can change nothing outside its own folder. {OR_SAYS_SO}"
         meaning = f"It is a program. {rights} Allow only code that you know."
-        shown = [ShownFile(file.code.path, _code_facts(file)) for file in files]
-        super().__init__("Reward code", question, meaning, shown, "Allow and Run", "Do Not Run", parent)
+        shown = {file.code.path: _code_facts(file) for file in files}
+        super().__init__("Reward code", question, meaning, shown, ("Allow and Run", "Do Not Run"), parent)
 
 
 def ask_consent(files: Sequence[CodeToAllow], parent: QWidget | None = None) -> bool:
@@ -129,25 +105,25 @@ def ask_consent(files: Sequence[CodeToAllow], parent: QWidget | None = None) -> 
     return ConsentDialog(files, parent).is_allowed()
 
 
-def _code_facts(file: CodeToAllow) -> list[StatedFact]:
+def _code_facts(file: CodeToAllow) -> Facts:
     code = file.code
-    facts = [
-        StatedFact("File", str(code.path)),
-        StatedFact("Size", f"{figure(code.size)} bytes{', changed' if file.changed else ''}"),
-        StatedFact("Functions", _names(code.functions) or "none found in its text"),
-        StatedFact("Imports", _names(code.imports) or "none"),
+    facts: Facts = [
+        ("File", str(code.path), ""),
+        ("Size", f"{figure(code.size)} bytes{', changed' if file.changed else ''}", ""),
+        ("Functions", _listed(code.functions) or "none found in its text", ""),
+        ("Imports", _listed(code.imports) or "none", ""),
     ]
     if code.reaches:
-        text = f"{_names(code.reaches)}, for files, programs or the network"
-        facts.append(StatedFact("Among them", text, warns=True))
+        facts.append(("Among them", f"{_listed(code.reaches)}, for files, programs or the network", "problem"))
     if code.beside:
-        text = f"{_names(code.beside)}. Also run; you are not asked again when only these change."
-        facts.append(StatedFact("Beside it", text))
+        text = f"{_listed(code.beside)}. Also run; you are not asked again when only these change."
+        facts.append(("Beside it", text, ""))
     return facts
 
 
-def _names(names: Sequence[str]) -> str:
-    return ", ".join(names[:MOST]) + (f" and {len(names) - MOST} more" if len(names) > MOST else "")
+def _listed(names: Sequence[str], between: str = ", ", last: str = " and") -> str:
+    more = [f"{last} {len(names) - MOST} more"] if len(names) > MOST else []
+    return between.join(names[:MOST]) + "".join(more)
 
 
 class HostsDialog(AllowDialog):
@@ -159,29 +135,24 @@ class HostsDialog(AllowDialog):
             question = f"{name} has changed since you allowed it. Use it as it is now?"
         else:
             question = f"Connect to the machines in {name}?" if asked.others else f"Train with the ranks in {name}?"
-        meaning, shown = CONNECTS if asked.others else LISTENS, [ShownFile(asked.path, _host_facts(asked))]
-        super().__init__("Machines", question, meaning, shown, "Allow and Connect", "Do Not Connect", parent)
-
-
-def _host_facts(asked: HostsToAllow) -> list[StatedFact]:
-    others = asked.others
-    here = [host for rank, host in enumerate(asked.hosts.hosts) if asked.hosts.is_here(rank)]
-    machines = _lines([_machine(host) for host in others]) or f"this one, with {len(here)} ranks"
-    facts = [StatedFact("File", str(asked.path)), StatedFact("Machines", machines)]
-    places = [(host, host.program or host.folder) for host in others]
-    if programs := [f"{quote(host.ssh, 40)}: {quote(place, 90)}" for host, place in places if place]:
-        facts.append(StatedFact("Starts there", _lines(programs), warns=True))
-    if addresses := [address for host in here for address in host.ips]:
-        facts.append(StatedFact("Listens at", _lines(list(dict.fromkeys(addresses)))))
-    if asked.hosts.envs:
-        facts.append(StatedFact("Sets", _lines([quote(variable, 90) for variable in asked.hosts.envs])))
-    return facts
-
-
-def _machine(host: Host) -> str:
-    elsewhere = ", ".join(address for address in host.ips if address != host.ssh)
-    return f"{quote(host.ssh, 90)}{f' at {elsewhere}' if elsewhere else ''}"
-
-
-def _lines(texts: list[str]) -> str:
-    return "\n".join([*texts[:MOST], *([f"and {len(texts) - MOST} more"] if len(texts) > MOST else [])])
+        meaning, others = CONNECTS if asked.others else LISTENS, asked.others
+        here = [host for rank, host in enumerate(asked.hosts.hosts) if asked.hosts.is_here(rank)]
+        machines = []
+        for host in others:
+            elsewhere = ", ".join(address for address in host.ips if address != host.ssh)
+            machines.append(f"{quote(host.ssh, 90)}{f' at {elsewhere}' if elsewhere else ''}")
+        programs = [(host, host.program or host.folder) for host in others]
+        starts = [f"{quote(host.ssh, 40)}: {quote(place, 90)}" for host, place in programs if place]
+        listed = {
+            "Machines": machines or [f"this one, with {len(here)} ranks"],
+            "Starts there": starts,
+            "Listens at": list(dict.fromkeys(address for host in here for address in host.ips)),
+            "Sets": [quote(variable, 90) for variable in asked.hosts.envs],
+        }
+        facts: Facts = [("File", str(asked.path), "")]
+        for title, lines in listed.items():
+            if lines:
+                role = "problem" if title == "Starts there" else ""
+                facts.append((title, _listed(lines, "\n", "\nand"), role))
+        buttons = ("Allow and Connect", "Do Not Connect")
+        super().__init__("Machines", question, meaning, {asked.path: facts}, buttons, parent)

@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from PySide6.QtCore import Qt, Signal
-from PySide6.QtGui import QCloseEvent
-from PySide6.QtWidgets import QDialog, QFrame, QGridLayout, QLineEdit, QProgressBar, QScrollArea, QWidget
+from PySide6.QtWidgets import QFrame, QLineEdit, QScrollArea, QWidget
 
 from app import theme
-from app.state.processes import VerbProcess
 from app.widgets.basic.controls import CheckBox, ComboBox, ElidedLabel
 from app.widgets.basic.dialogs import first_folder, open_folder, open_link, open_path
-from app.widgets.basic.labels import button, label, plain_tip
-from app.widgets.basic.layout import column, row, set_shown
+from app.widgets.basic.labels import button, from_home, label, plain_tip, show_text
+from app.widgets.basic.layout import column, grid, row, set_shown
 from app.widgets.basic.number_format import figure
-from app.widgets.upload_dialog import (
-    LogIn,
-    MakeTask,
-    UploadDialog,
-    UploadPreview,
-    cancel_before_closing,
-    json_object,
-    show_share,
-    without_setting,
-)
+from app.widgets.upload_dialog import LogIn, MakeTask, UploadDialog, UploadPreview, VerbDialog
 from backend.config.config import SETTINGS
 from backend.config.other_programs.into_trl import into_trl
 from backend.export import exports
@@ -58,14 +47,11 @@ class ExportChoices(QWidget):
         self.obstacle = self._unreadable = ""
         self._folder = run.path
         self._can_compare = exports.has_held_out_prompts(run)
-        self.weights, self.format, self.target = ComboBox(), ComboBox(), ComboBox()
-        for choice in exports.weights_choices(run):
-            self.weights.addItem(choice.label, choice.key)
-        for key, about in FORMATS.items():
-            if about.kind != "adapter" or exports.has_adapter(run):
-                self.format.addItem(about.label, key)
-        for key, about in TARGETS.items():
-            self.target.addItem(about.label, key)
+        has_adapter = exports.has_adapter(run)
+        formats = {key: about.label for key, about in FORMATS.items() if about.kind != "adapter" or has_adapter}
+        self.weights = ComboBox(items={choice.key: choice.label for choice in exports.weights_choices(run)})
+        self.format = ComboBox(items=formats)
+        self.target = ComboBox(items={key: about.label for key, about in TARGETS.items()})
         top_left = Qt.AlignmentFlag.AlignTop | Qt.AlignmentFlag.AlignLeft
         self.format_line = label(role="caption", wrap=True, align=top_left)
         # Room for two lines from the start: the dialog does not jump when another format is chosen.
@@ -89,28 +75,25 @@ class ExportChoices(QWidget):
         self._account_area.setAccessibleName("Settings that are not carried over")
         self._account_area.setWidget(self.account)
 
-        self._captions: dict[str, QWidget] = {}
-        form = QGridLayout(self)
-        form.setContentsMargins(0, 0, 0, 0)
-        form.setHorizontalSpacing(2 * theme.SPACE)
-        form.setVerticalSpacing(theme.SPACE)
-        form.setColumnStretch(1, 1)
+        right = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
+        fields = {
+            "Weights": self.weights,
+            "Format": self.format,
+            "To": self.target,
+            "Name": self.name,
+            "Repository": self.repo,
+        }
+        captions = self._captions = {text: label(text, role="muted", align=right) for text in fields}
+        for text, field in fields.items():
+            field.setAccessibleName(text)
+        lines = (self.public, self.replace, self.overwrite, self.held_out, self._account_area)
         rows = (
-            *(("Weights", self.weights), ("Format", self.format), ("", self.format_line), ("To", self.target)),
-            *(("", row((self.folder, 1), self.choose)), ("Name", self.name), ("Repository", self.repo)),
-            *(("", self.public), ("", self.replace), ("", self.overwrite), ("", self.held_out)),
-            ("", self._account_area),
+            *((captions["Weights"], self.weights), (captions["Format"], self.format), (None, self.format_line)),
+            *((captions["To"], self.target), (None, row((self.folder, 1), self.choose))),
+            *((captions["Name"], self.name), (captions["Repository"], self.repo)),
+            *((None, line) for line in lines),
         )
-        for place, (text, field) in enumerate(rows):
-            if text:
-                right = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
-                self._captions[text] = label(text, role="muted", align=right)
-                form.addWidget(self._captions[text], place, 0)
-            if isinstance(field, QWidget):
-                form.addWidget(field, place, 1)
-                field.setAccessibleName(text or field.accessibleName())
-            else:
-                form.addLayout(field, place, 1)
+        grid(rows, into=self, stretch=1)
         self.target.currentIndexChanged.connect(self._choose_target)
         for signal in (self.weights.currentIndexChanged, self.format.currentIndexChanged, self.overwrite.toggled):
             signal.connect(self._show_choice)
@@ -140,18 +123,15 @@ class ExportChoices(QWidget):
 
     @property
     def compares_rewards(self) -> bool:
-        """The export runs the reward functions, on completions of held-out prompts."""
         has_model = FORMATS[self.format.currentData()].kind == "model" and not self.takes_settings
         return self.held_out.isChecked() and has_model and not self.is_upload
 
     @property
     def is_upload(self) -> bool:
-        """It goes to Hugging Face, after a preview."""
         return self.target.currentData() == "hub"
 
     @property
     def takes_settings(self) -> bool:
-        """It exports settings, for a program that trains with them, and no weights."""
         return TARGETS[self.target.currentData()].takes_settings
 
     def refresh(self) -> None:
@@ -190,9 +170,16 @@ class ExportChoices(QWidget):
             return
         left_out = [(f"{SETTINGS[left.setting].label}: {left.shown}", left.instead) for left in settings.left_out]
         by_files = [(SETTINGS[key].label, how) for key, how in settings.by_files.items()]
-        none = "<p>Nothing is left out: TRL has every setting of this run.</p>"
-        text = _section("Not carried over, and what stands in", left_out) or none
-        self.account.setText(text + _section("Carried by the folder's own files", by_files))
+        text = "" if left_out else "<p>Nothing is left out: TRL has every setting of this run.</p>"
+        muted = theme.palette().muted.name()
+        for title, rows in (
+            ("Not carried over, and what stands in", left_out),
+            ("Carried by the folder's own files", by_files),
+        ):
+            text += f"<p><b>{escape(title)}</b></p>" if rows else ""
+            for name, how in rows:
+                text += f"<p>{escape(name)}<br><span style='color: {muted}'>{escape(how)}</span></p>"
+        self.account.setText(text)
 
     def _choose_folder(self) -> None:
         what = "folder for TRL" if self.takes_settings else "model"
@@ -238,20 +225,8 @@ class ExportChoices(QWidget):
         return ""
 
 
-def _section(title: str, rows: Sequence[tuple[str, str]]) -> str:
-    muted = theme.palette().muted.name()
-    lines = [f"<p>{escape(name)}<br><span style='color: {muted}'>{escape(text)}</span></p>" for name, text in rows]
-    return f"<p><b>{escape(title)}</b></p>{''.join(lines)}" if rows else ""
-
-
-def from_home(path: str) -> str:
-    """A path as people write it: in their home folder it begins with ~."""
-    home = f"{Path.home()}/"
-    return f"~/{path.removeprefix(home)}" if path.startswith(home) else path
-
-
-class ExportPanel(QDialog):
-    """Not modal: the window stays usable during an export. Closing the dialog cancels the export."""
+class ExportPanel(VerbDialog):
+    """Closing it cancels the export."""
 
     def __init__(
         self,
@@ -262,28 +237,21 @@ class ExportPanel(QDialog):
         may_run_code: Callable[[RunFolder], bool] = lambda _run: True,
     ) -> None:
         """`may_run_code` asks if the run's reward files may be run, for comparing rewards."""
-        super().__init__(parent)
-        self.run = run
-        self.log_in = log_in
-        self._make_task, self._may_run_code = make_task, may_run_code
-        self._task: VerbProcess | None = None
-        self._result: dict[str, Any] | None = None
-        self.setWindowTitle(f"Export {run.name}")
-        self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        super().__init__(make_task, f"Export {run.name}", "export", parent)
+        self.run, self.log_in, self._may_run_code = run, log_in, may_run_code
+        self._result: dict[str, Any] = {}
         self.setMinimumWidth(theme.scaled(560))
         self.choices = ExportChoices(run)
         self.progress_label = label(role="muted", wrap=True)
-        self.progress = QProgressBar(textVisible=False)
-        self.progress.setAccessibleName("Progress of the export")
-        self.outcome_label = label(wrap=True, selectable=True)
         self.details_label = label(role="muted", wrap=True, selectable=True)
         self.close_button = button("Close", self.close)
-        self.reveal = button("Show in folder", self._show_exported)
+        self.reveal = button("Show in folder", lambda: open_path(Path(self._result["path"])))
         self.open_app = button("Open in LM Studio", self._open_lm_studio, tip="The model is under My Models there")
         self.start = button("Export", self.start_export, primary=True)
         self.start.setDefault(True)
         outcome = (self.progress_label, self.progress, self.outcome_label, self.details_label)
-        for widget in (*outcome, self.reveal, self.open_app):
+        self._of_result = (self.details_label, self.reveal, self.open_app)
+        for widget in (*outcome, *self._of_result):
             widget.hide()
         buttons = row(None, self.close_button, self.reveal, self.open_app, self.start)
         parts = (self.choices, *outcome, buttons)
@@ -302,69 +270,58 @@ class ExportPanel(QDialog):
         return backend_command("export", *self.choices.arguments(), *preview, "--json")
 
     def _show_ready(self) -> None:
-        if self._task is not None and self._task.is_running:
+        if self.is_running:
             return
         self.start.setEnabled(not self.choices.obstacle)
         self.start.setText("Preview…" if self.choices.is_upload else "Export")
-        for widget in (self.details_label, self.reveal, self.open_app):
+        for widget in self._of_result:
             set_shown(widget, False)
-        self._report(self.choices.obstacle, "warning")
+        self.report(self.choices.obstacle, "warning")
 
     def start_export(self) -> None:
-        for widget in (self.outcome_label, self.details_label, self.reveal, self.open_app):
+        for widget in (self.outcome_label, *self._of_result):
             widget.hide()
-        self._result = None
+        self._result = {}
         uses_code = self.choices.compares_rewards or self.choices.takes_settings
         if uses_code and not self._may_run_code(self.run):
-            self._report(DECLINED_CARRYING if self.choices.takes_settings else DECLINED_COMPARING, "warning")
+            self.report(DECLINED_CARRYING if self.choices.takes_settings else DECLINED_COMPARING, "warning")
             return
-        self._task = self._make_task(self.command(), self)
-        self._task.line.connect(self._read)
-        self._task.done.connect(self._end)
         self.choices.setEnabled(False)
-        self._show_progress("Starting…", None)
-        self._task.start()
         self.close_button.setText("Cancel")
         self.start.setEnabled(False)
+        self.run_verb(self.command())
 
-    def _read(self, line: str) -> None:
-        content = json_object(line)
-        if "progress" in content:
-            self._show_progress(content["progress"], content.get("done"))
-        elif "path" in content or "preview" in content:
+    def show_progress(self, sentence: str, done: float | None) -> None:
+        super().show_progress(sentence, done)
+        show_text(self.progress_label, sentence)
+
+    def on_result(self, content: dict[str, Any]) -> None:
+        if "path" in content or "preview" in content:
             self._result = content
 
-    def _show_progress(self, sentence: str, done: float | None) -> None:
-        self.progress_label.setText(sentence)
-        set_shown(self.progress_label, True)
-        show_share(self.progress, done)
-
-    def _end(self, outcome: Any) -> None:
+    def on_end(self, outcome: Any, problem: str) -> None:
         self.close_button.setText("Close")
         self.progress_label.hide()
-        self.progress.hide()
         self.choices.setEnabled(True)
-        if outcome.ok and self._result is not None and "preview" in self._result:
-            self._open_upload(UploadPreview.read(self._result["preview"]))
-        elif outcome.ok and self._result is not None:
+        if not outcome.ok or not self._result:
+            self.report(problem, "bad")
+            self.start.setEnabled(not self.choices.obstacle)
+        elif "preview" in self._result:
+            preview = UploadPreview.read(self._result["preview"])
+            self.choices.repo.setText(preview.repo)  # with its owner, which only the preview knows
+            command = backend_command("export", *self.choices.arguments(), "--json")
+            assert self.log_in is not None
+            UploadDialog(preview, command, self.make_task, self.log_in, self.parentWidget()).show()
+            self.close()
+        else:
             self.choices.refresh()
             self._show_result(self._result)
-        else:
-            self._report(without_setting(outcome.sentence), "bad")
-            self.start.setEnabled(not self.choices.obstacle)
-
-    def _open_upload(self, preview: UploadPreview) -> None:
-        self.choices.repo.setText(preview.repo)  # with its owner, which only the preview knows
-        command = backend_command("export", *self.choices.arguments(), "--json")
-        assert self.log_in is not None
-        UploadDialog(preview, command, self._make_task, self.log_in, self.parentWidget()).show()
-        self.close()
 
     def _show_result(self, result: dict[str, Any]) -> None:
         target = TARGETS[self.choices.target.currentData()]
         what, where = "folder for TRL" if target.takes_settings else "model", "in" if target.store else "at"
         size = figure(result["bytes"] / 1e9, "GB")
-        self._report(f"The {what} is {where} {from_home(result['place'])} ({size}).", "good")
+        self.report(f"The {what} is {where} {from_home(result['place'])} ({size}).", "good")
         # The settings that an export for TRL leaves out are listed in the form already.
         self.details_label.setText(README_HINT if target.takes_settings else "\n".join(result["sentences"]))
         self.details_label.show()
@@ -372,19 +329,6 @@ class ExportPanel(QDialog):
         self.open_app.setVisible(self.choices.target.currentData() == "lmstudio")
         self.start.setEnabled(False)  # the name is taken now; another one enables it
 
-    def _report(self, sentence: str, role: str) -> None:
-        self.outcome_label.setText(sentence)
-        self.outcome_label.setStyleSheet(f"color: {getattr(theme.palette(), role).name()};")
-        set_shown(self.outcome_label, bool(sentence))
-
-    def _show_exported(self) -> None:
-        if self._result is not None:
-            open_path(Path(self._result["path"]))
-
     def _open_lm_studio(self) -> None:
         if not open_link(LM_STUDIO_LINK):
-            self._report("LM Studio did not open. Start it, and look under My Models.", "warning")
-
-    def closeEvent(self, event: QCloseEvent) -> None:
-        if not cancel_before_closing(self, self._task, event):
-            super().closeEvent(event)
+            self.report("LM Studio did not open. Start it, and look under My Models.", "warning")

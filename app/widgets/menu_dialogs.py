@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date
 from html import escape
-from itertools import groupby
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from PySide6.QtCore import QSize, Qt, Signal
 from PySide6.QtGui import QGuiApplication
@@ -15,12 +13,8 @@ from PySide6.QtWidgets import (
     QDialog,
     QDialogButtonBox,
     QFormLayout,
-    QGridLayout,
-    QHeaderView,
     QListWidget,
     QPlainTextEdit,
-    QTableWidget,
-    QTableWidgetItem,
     QTextBrowser,
     QWidget,
 )
@@ -30,14 +24,16 @@ from app.state.presets import Preset
 from app.widgets.basic.controls import CheckBox, ComboBox, SearchEdit
 from app.widgets.basic.dialogs import save_file
 from app.widgets.basic.icons import app_icon
-from app.widgets.basic.labels import PlainLabel, button, label, plain_tip
-from app.widgets.basic.layout import TabArea, column, holder, on_screen, row, wrap_in_card
+from app.widgets.basic.labels import PlainLabel, button, label, plain_tip, show_text
+from app.widgets.basic.layout import TabArea, column, grid, holder, on_screen, row, wrap_in_card
+from app.widgets.basic.tables import BaseTable, Column, RowsModel
 from app.widgets.form import value_text
 from backend.config.setting import Setting
 from backend.utils.disk_faults import DiskError
 from backend.utils.whole_file import save_as
 
 if TYPE_CHECKING:
+    from app.state.guide import GlossaryEntry
     from backend.utils.about import Component
 
 NAME = "GRPO Studio"
@@ -50,6 +46,18 @@ EXPLANATION = (
     "Nothing is sent. Read the report, remove what you want to keep private, and paste it into a message or an issue. "
     "Your home folder, user name, access tokens, and the paths and prompts of your settings are left out already."
 )
+
+
+class ChangeModel(RowsModel):
+    """(setting, value now, value then) as rows."""
+
+    columns = (Column("Setting"), Column("Now"), Column("Then"))
+
+    def text(self, row: tuple[str, str, str], column: int) -> str:
+        return row[column]
+
+    def tip(self, row: tuple[str, str, str], column: int) -> str:
+        return plain_tip(row[column])  # the view elides wide texts
 
 
 class PresetPanel(QDialog):
@@ -69,19 +77,10 @@ class PresetPanel(QDialog):
         self.list.addItems([preset.title for preset in presets])
         self.title, self.sentence = label(font=theme.title_font()), label(wrap=True, role="muted")
         self.keeps = label(wrap=True, role="muted")
-        self.table = QTableWidget(0, 3)
-        self.table.setHorizontalHeaderLabels(["Setting", "Now", "Then"])
-        self.table.setAccessibleName("Changes of the preset")
-        self.table.verticalHeader().hide()
-        self.table.setShowGrid(False)
-        self.table.setEditTriggers(QTableWidget.EditTrigger.NoEditTriggers)
-        self.table.setSelectionMode(QTableWidget.SelectionMode.NoSelection)
+        self.model = ChangeModel(self)
+        self.table = BaseTable(model=self.model, name="Changes of the preset")
+        self.table.setSelectionMode(BaseTable.SelectionMode.NoSelection)
         self.table.setFocusPolicy(Qt.FocusPolicy.TabFocus)  # to scroll it with the arrows
-        self.table.setTabKeyNavigation(False)
-        header = self.table.horizontalHeader()
-        header.setDefaultAlignment(Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter)
-        header.setSectionResizeMode(QHeaderView.ResizeMode.Stretch)
-        header.setHighlightSections(False)
         self.buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Cancel)
         self.apply = self.buttons.addButton("Apply", QDialogButtonBox.ButtonRole.AcceptRole)
         self.apply.setProperty("role", "primary")
@@ -91,8 +90,8 @@ class PresetPanel(QDialog):
         preview = column(self.title, self.sentence, (wrap_in_card(self.table), 1), self.keeps)
         space = 2 * theme.SPACE
         column((row(choices, (preview, 1), spacing=space), 1), self.buttons, into=self, spacing=space, margins=space)
-        self.list.currentRowChanged.connect(lambda _: self._show_chosen())
-        self.list.itemActivated.connect(lambda _: self._apply())
+        self.list.currentRowChanged.connect(self._show_chosen)
+        self.list.itemActivated.connect(self._apply)
         self.buttons.accepted.connect(self._apply)
         self.buttons.rejected.connect(self.reject)
         self.list.setCurrentRow(0)
@@ -106,12 +105,9 @@ class PresetPanel(QDialog):
         changes = preset.changes(self._values)
         self.title.setText(preset.title)
         self.sentence.setText(preset.sentence)
-        self.table.setRowCount(len(changes))
-        for place, (setting, before, after) in enumerate(changes):
-            for across, text in enumerate((setting.label, value_label(setting, before), value_label(setting, after))):
-                item = QTableWidgetItem(text)
-                item.setToolTip(plain_tip(text))  # the view elides wide texts
-                self.table.setItem(place, across, item)
+        self.model.set_rows(
+            [(each.label, value_label(each, old), value_label(each, new)) for each, old, new in changes]
+        )
         self.apply.setEnabled(bool(changes))
         if not changes:
             self.keeps.setText("The form is like this already.")
@@ -160,11 +156,9 @@ class PreferencesDialog(QDialog):
         self.shows_progress = CheckBox("Show the percent of the run on the app's icon")
         self.shows_progress.setChecked(shows_progress)
         self.shows_progress.clicked.connect(self.shows_progress_changed)
-        self.closing = ComboBox(name="When the window is closed while a run trains")
-        for value, text in CLOSING.items():
-            self.closing.addItem(text, value)
+        self.closing = ComboBox(name="When the window is closed while a run trains", items=CLOSING)
         self.closing.choose(closing)
-        self.closing.activated.connect(lambda _: self.closing_changed.emit(self.closing.currentData()))
+        self.closing.activated.connect(lambda: self.closing_changed.emit(self.closing.currentData()))
         choices = QFormLayout()
         choices.setHorizontalSpacing(2 * theme.SPACE)
         choices.addRow(label("Closed while a run trains"), self.closing)
@@ -197,16 +191,14 @@ class AboutDialog(QDialog):
         picture.setPixmap(app_icon().pixmap(theme.scaled_size(QSize(88, 88))))
         picture.setAlignment(Qt.AlignmentFlag.AlignTop)
         ours, *others = facts.items()
-        grid = QGridLayout()
-        grid.setHorizontalSpacing(2 * theme.SPACE)
-        grid.setVerticalSpacing(2)
-        grid.setColumnStretch(1, 1)
-        for place, (name, value) in enumerate(others):
-            grid.addWidget(label(name, role="muted"), place, 0, Qt.AlignmentFlag.AlignTop)
-            grid.addWidget(label(value, theme.figures_font(), wrap=True, selectable=True), place, 1)
+        lines = []
+        for name, value in others:
+            lines.append((label(name, role="muted"), label(value, theme.figures_font(), wrap=True, selectable=True)))
+            lines[-1][0].setAlignment(Qt.AlignmentFlag.AlignTop)
+        facts_grid = grid(lines, stretch=1, spacing=(2 * theme.SPACE, 2))
         purpose = "Fine-tunes language models with GRPO, on this machine. Nothing leaves it unless you send it."
         texts = (label(f"{NAME} {ours[1]}", theme.title_font()), label(purpose, role="muted", wrap=True))
-        head = row(picture, (column(*texts, theme.SPACE, grid, spacing=4), 1), spacing=3 * theme.SPACE)
+        head = row(picture, (column(*texts, theme.SPACE, facts_grid, spacing=4), 1), spacing=3 * theme.SPACE)
         packages = wrap_in_card(self.list)
         packages.setFixedWidth(theme.scaled(232))
         licences = row(packages, (column(self._licence, (self.text, 1)), 1), spacing=2 * theme.SPACE)
@@ -233,21 +225,10 @@ class AboutDialog(QDialog):
         self.text.setPlainText(part.text or NO_TEXT)
 
 
-class Term(Protocol):
-    """An entry of the glossary; `app.state.guide.GlossaryEntry` is one."""
-
-    @property
-    def term(self) -> str: ...
-    @property
-    def text(self) -> str: ...
-    @property
-    def section(self) -> str: ...
-
-
 class GlossaryDialog(QDialog):
     """Terms by section, with a search; typing leaves those that `find(words)` returns. It is not modal."""
 
-    def __init__(self, find: Callable[[str], Sequence[Term]], parent: QWidget | None = None) -> None:
+    def __init__(self, find: Callable[[str], Sequence[GlossaryEntry]], parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.resize(on_screen(self, 680, 620))
         self._find = find
@@ -265,20 +246,14 @@ class GlossaryDialog(QDialog):
         self.search.setFocus()
 
     def _show(self, typed: str) -> None:
-        terms = self._find(typed)
-        if not terms:
-            self.text.setHtml(f"<p>No term has “{escape(typed)}” in it.</p>")
-        elif typed.strip():
-            self.text.setHtml("".join(_term_html(term, f"<i> &nbsp;{escape(term.section)}</i>") for term in terms))
-        else:
-            sections = groupby(terms, key=lambda term: term.section)
-            self.text.setHtml(
-                "".join(f"<h3>{escape(title)}</h3>{''.join(map(_term_html, of))}" for title, of in sections)
-            )
-
-
-def _term_html(term: Term, origin: str = "") -> str:
-    return f"<p><b>{escape(term.term)}</b>{origin}<br>{escape(term.text)}</p>"
+        shown, section, is_search = "", "", bool(typed.strip())
+        for term in self._find(typed):
+            if not is_search and term.section != section:
+                section = term.section
+                shown += f"<h3>{escape(section)}</h3>"
+            origin = f"<i> &nbsp;{escape(term.section)}</i>" if is_search else ""
+            shown += f"<p><b>{escape(term.term)}</b>{origin}<br>{escape(term.text)}</p>"
+        self.text.setHtml(shown or f"<p>No term has “{escape(typed)}” in it.</p>")
 
 
 class ProblemDialog(QDialog):
@@ -299,34 +274,23 @@ class ProblemDialog(QDialog):
         box.addButton(button("Copy", self.copy, primary=True), role.ActionRole)
         box.addButton(button("Save…", self.save), role.ActionRole)
         box.rejected.connect(self.reject)
-        heading, explanation = (
-            label(title, theme.heading_font(), wrap=True),
-            label(EXPLANATION, role="muted", wrap=True),
-        )
-        parts = (heading, explanation, (self.text, 1), self.done_label, box)
+        texts = (label(title, theme.heading_font(), wrap=True), label(EXPLANATION, role="muted", wrap=True))
+        parts = (*texts, (self.text, 1), self.done_label, box)
         column(*parts, into=self, spacing=2 * theme.SPACE, margins=3 * theme.SPACE)
 
     def copy(self) -> None:
-        """Put the report, as edited, into the clipboard."""
         QGuiApplication.clipboard().setText(self.text.toPlainText())
-        self._say("Copied.")
+        show_text(self.done_label, "Copied.")
 
     def save(self) -> None:
         """Write the report, as edited, to a file that the user chooses."""
-        path = self.choose_path()
+        name = f"grpo-studio-problem-{date.today():%Y-%m-%d}.txt"
+        path = save_file(self, "report", "Save the report", name, "Text (*.txt)")
         if path is None:
             return
         try:
             save_as(path, self.text.toPlainText())
         except DiskError as error:
-            self._say(error.faults[0].sentence)
+            show_text(self.done_label, error.faults[0].sentence)
         else:
-            self._say(f"Saved as {path.name}.")
-
-    def _say(self, sentence: str) -> None:
-        self.done_label.setText(sentence)
-        self.done_label.show()
-
-    def choose_path(self) -> Path | None:
-        name = f"grpo-studio-problem-{date.today():%Y-%m-%d}.txt"
-        return save_file(self, "report", "Save the report", name, "Text (*.txt)")
+            show_text(self.done_label, f"Saved as {path.name}.")

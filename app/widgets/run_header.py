@@ -9,12 +9,12 @@ from datetime import datetime
 
 from PySide6.QtCore import QRectF, QSize, Qt
 from PySide6.QtGui import QFont, QPainter, QPaintEvent, QResizeEvent
-from PySide6.QtWidgets import QBoxLayout, QFrame, QProgressBar, QPushButton, QSizePolicy, QWidget
+from PySide6.QtWidgets import QBoxLayout, QFrame, QPushButton, QSizePolicy, QWidget
 
 from app import theme
-from app.widgets.basic.controls import ElidedLabel
-from app.widgets.basic.labels import PlainLabel, button, label, plain_tip
-from app.widgets.basic.layout import clear_layout, column, row
+from app.widgets.basic.controls import Dot, ElidedLabel
+from app.widgets.basic.labels import PlainLabel, button, label, plain_tip, progress_bar, show_text
+from app.widgets.basic.layout import clear_layout, column, holder, row
 from app.widgets.basic.number_format import duration, figure
 
 STATES = {
@@ -33,52 +33,31 @@ STATES = {
 STATE_LABELS = {state: text for state, (text, _) in STATES.items()}
 STATE_ROLES = {state: role for state, (_, role) in STATES.items()}
 
-_BAR_STEPS = 1000
 _DEFAULT_NAME = re.compile(r"(.+)-(\d{4}-\d\d-\d\d-\d{6})((?:-\d+)?)")
 """A run's default name: model and kind of training, timestamp, and a number if that name existed already."""
 NARROW = 860
 """Width in pixels below which the buttons of a result go under its text."""
 
 
-class StateDot(QWidget):
-    """A run's state as a colour."""
-
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
-        self._state = ""
-        self.setFixedSize(theme.scaled_size(QSize(10, 10)))
-
-    def show_state(self, state: str) -> None:
-        self._state = state
-        self.update()
-
-    def paintEvent(self, event: QPaintEvent) -> None:
-        painter = QPainter(self)
-        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
-        painter.setPen(Qt.PenStyle.NoPen)
-        painter.setBrush(getattr(theme.palette(), STATE_ROLES[self._state]))
-        painter.drawEllipse(QRectF(self.rect()).adjusted(1, 1, -1, -1))
-
-
 class StateChip(QWidget):
     """A run's state as a dot and a label."""
 
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
-        self._dot, self._label = StateDot(), PlainLabel()
+    def __init__(self) -> None:
+        super().__init__()
+        self._dot, self._label = Dot("placeholder"), PlainLabel()
         row(self._dot, self._label, into=self, spacing=6)
 
     def show_state(self, state: str) -> None:
-        self._label.setText(STATE_LABELS[state])
-        self._dot.show_state(state)
+        text, role = STATES[state]
+        self._label.setText(text)
+        self._dot.show_colour(role)
 
 
 class ElidedTitle(ElidedLabel):
     """A page title that is elided in the middle, where run names differ least."""
 
     def __init__(self) -> None:
-        super().__init__(Qt.TextElideMode.ElideMiddle)
-        self.setFont(theme.title_font())
+        super().__init__(Qt.TextElideMode.ElideMiddle, font=theme.title_font(), colour="text")
         self.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Fixed)
 
     def sizeHint(self) -> QSize:
@@ -86,12 +65,6 @@ class ElidedTitle(ElidedLabel):
 
     def minimumSizeHint(self) -> QSize:
         return QSize(120, self.fontMetrics().height())
-
-    def paintEvent(self, event: QPaintEvent) -> None:
-        painter = QPainter(self)
-        painter.setPen(theme.palette().text)
-        text = self.fontMetrics().elidedText(self.text(), Qt.TextElideMode.ElideMiddle, self.width())
-        painter.drawText(self.rect(), Qt.AlignmentFlag.AlignVCenter, text)
 
 
 class RunHeader(QWidget):
@@ -101,15 +74,12 @@ class RunHeader(QWidget):
         super().__init__()
         self._name, self._when, self._chip = ElidedTitle(), label(role="muted"), StateChip()
         self.tools = row()
-        self._bar = QProgressBar(textVisible=False, maximum=_BAR_STEPS)
-        self._bar.setAccessibleName("Progress of the run")
-        self.doing = ElidedLabel()
-        self.doing.setFont(theme.figures_font(theme.BODY))
+        self._bar = progress_bar("Progress of the run")
+        self.doing = ElidedLabel(font=theme.figures_font(theme.BODY))
         self._time = label(font=theme.figures_font(), role="muted")
         baseline = Qt.AlignmentFlag.AlignBaseline
         top = row((self._name, 0, baseline), (self._when, 0, baseline), None, self._chip, self.tools, spacing=12)
-        self._live = QWidget()
-        column(self._bar, row((self.doing, 1), self._time), into=self._live, spacing=6)
+        self._live = holder(column(self._bar, row((self.doing, 1), self._time), spacing=6))
         column(top, self._live, into=self, spacing=6)
 
     def show_run(self, name: str, state: str, *, live: bool) -> None:
@@ -127,7 +97,7 @@ class RunHeader(QWidget):
         """Show the step and the phase (`doing`) with the share of it that is done, 0 to 1, and its figures."""
         # Otherwise setValue paints at once, and with the bar everything else that is due in the window.
         self._bar.setUpdatesEnabled(False)
-        self._bar.setValue(round(_BAR_STEPS * min(1.0, step / total)) if total else 0)
+        self._bar.setValue(round(self._bar.maximum() * min(1.0, step / total)) if total else 0)
         self._bar.setUpdatesEnabled(True)
         phase = f"{doing}, {share:.0%}" if doing and share is not None else doing
         where = f"Step {step:,} of {total:,}" if total else f"Step {step:,}"
@@ -202,12 +172,17 @@ class ResultCard(QFrame):
             return
         self._content, self._role = content, role
         self.title.setText(title)
-        for line, text in ((self.sentence, sentence), (self.advice, advice)):
-            line.setText(text)
-            line.setVisible(bool(text))
+        show_text(self.sentence, sentence)
+        show_text(self.advice, advice)
         clear_layout(self._changes)
         for change in changes:
-            self._changes.addWidget(_before_after(change))
+            figures, font = row(spacing=6), theme.figures_font(theme.TITLE, QFont.Weight.DemiBold)
+            if change.before is not None:
+                before = f"{figure(change.before, change.unit)} →"
+                figures.addWidget(label(before, theme.figures_font(theme.TITLE), "muted"))
+            figures.addWidget(label(figure(change.after, change.unit), font), 1)
+            caption = label(change.label, theme.caption_font(), "caption")
+            self._changes.addWidget(holder(column(figures, caption, spacing=0)))
         if changes:
             self._changes.addStretch(1)
         clear_layout(self._buttons)
@@ -234,14 +209,3 @@ class ResultCard(QFrame):
         painter.setPen(Qt.PenStyle.NoPen)
         painter.setBrush(getattr(theme.palette(), self._role))
         painter.drawRoundedRect(QRectF(6, 10, 3, self.height() - 20), 1.5, 1.5)
-
-
-def _before_after(change: BeforeAfter) -> QWidget:
-    figures = row(spacing=6)
-    if change.before is not None:
-        figures.addWidget(label(f"{figure(change.before, change.unit)} →", theme.figures_font(theme.TITLE), "muted"))
-    font = theme.figures_font(theme.TITLE, QFont.Weight.DemiBold)
-    figures.addWidget(label(figure(change.after, change.unit), font), 1)
-    widget = QWidget()
-    column(figures, label(change.label, theme.caption_font(), "caption"), into=widget, spacing=0)
-    return widget

@@ -6,19 +6,20 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from markdown_it import MarkdownIt
 from PySide6.QtCore import Qt, QUrl
 from PySide6.QtGui import QCloseEvent, QImage, QResizeEvent, QTextDocument
-from PySide6.QtWidgets import QDialog, QFrame, QGridLayout, QLineEdit, QProgressBar, QTextBrowser, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QDialog, QFrame, QLabel, QLineEdit, QTextBrowser, QWidget
 
 from app import theme
 from app.state.processes import VerbProcess
 from app.widgets.basic.dialogs import open_link, open_path
-from app.widgets.basic.labels import button, label
-from app.widgets.basic.layout import column, on_screen, row, set_shown, wrap_in_card
+from app.widgets.basic.labels import button, label, progress_bar, show_text
+from app.widgets.basic.layout import column, grid, holder, on_screen, row, set_shown, wrap_in_card
 from app.widgets.basic.number_format import file_size
 
 MakeTask = Callable[[list[str], QWidget], VerbProcess]
@@ -42,25 +43,65 @@ def cancel_before_closing(dialog: QWidget, task: VerbProcess | None, event: QClo
     return True
 
 
-def without_setting(sentence: str) -> str:
-    return re.sub(r"^[a-z_]+: ", "", sentence)
+class VerbDialog(QDialog):
+    """A dialog that runs a verb, shows its progress and result, and cancels it before it closes. It is not modal."""
 
+    def __init__(self, make_task: MakeTask, title: str, what: str, parent: QWidget | None) -> None:
+        super().__init__(parent)
+        self.make_task = make_task
+        self.task: VerbProcess | None = None
+        self.setWindowTitle(title)
+        self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        self.progress = progress_bar(f"Progress of the {what}")
+        self.progress.hide()
+        self.outcome_label = label(wrap=True, selectable=True)
 
-def json_object(line: str) -> dict[str, Any]:
-    """A line of a verb's `--json` output."""
-    try:
-        content = json.loads(line)
-    except ValueError:
-        return {}
-    return content if isinstance(content, dict) else {}
+    @property
+    def is_running(self) -> bool:
+        return self.task is not None and self.task.is_running
 
+    def run_verb(self, command: list[str]) -> None:
+        self.task = self.make_task(command, self)
+        self.task.line.connect(self._read)
+        self.task.done.connect(self._end)
+        self.show_progress("Starting…", None)
+        self.task.start()
 
-def show_share(bar: QProgressBar, done: float | None) -> None:
-    """Show a progress of 0 to 1; None for a busy bar without an end in sight."""
-    bar.setRange(0, 0 if done is None else 1000)
-    if done is not None:
-        bar.setValue(round(1000 * done))
-    set_shown(bar, True)
+    def show_progress(self, sentence: str, done: float | None) -> None:
+        """`done` from 0 to 1; None for a busy bar without an end in sight."""
+        self.progress.setRange(0, 0 if done is None else 1000)
+        if done is not None:
+            self.progress.setValue(round(1000 * done))
+        set_shown(self.progress, True)
+
+    def on_result(self, content: dict[str, Any]) -> None:
+        """A line of the verb that is not its progress."""
+        raise NotImplementedError
+
+    def on_end(self, outcome: Any, problem: str) -> None:
+        raise NotImplementedError
+
+    def _read(self, line: str) -> None:
+        try:
+            content = json.loads(line)
+        except ValueError:
+            return
+        if isinstance(content, dict) and "progress" in content:
+            self.show_progress(content["progress"], content.get("done"))
+        elif isinstance(content, dict):
+            self.on_result(content)
+
+    def _end(self, outcome: Any) -> None:
+        self.progress.hide()
+        self.on_end(outcome, re.sub(r"^[a-z_]+: ", "", outcome.sentence))
+
+    def report(self, sentence: str, role: str) -> None:
+        show_text(self.outcome_label, sentence)
+        self.outcome_label.setStyleSheet(f"color: {getattr(theme.palette(), role).name()};")
+
+    def closeEvent(self, event: QCloseEvent) -> None:
+        if not cancel_before_closing(self, self.task, event):
+            super().closeEvent(event)
 
 
 class CardView(QTextBrowser):
@@ -135,8 +176,8 @@ class UploadPreview:
         return cls(**{**{name: content[name] for name in cls.__slots__}, **changed})
 
 
-class UploadDialog(QDialog):
-    """Not modal. Closing it pauses a running upload."""
+class UploadDialog(VerbDialog):
+    """Closing it pauses a running upload."""
 
     def __init__(
         self,
@@ -146,14 +187,9 @@ class UploadDialog(QDialog):
         log_in: LogIn,
         parent: QWidget | None = None,
     ) -> None:
-        super().__init__(parent)
-        self.preview, self.command, self._make_task, self._log_in = preview, command, make_task, log_in
-        self._account = preview.account
-        self._task: VerbProcess | None = None
-        self._paused = False
-        self._page = ""
-        self.setWindowTitle("Upload to Hugging Face")
-        self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        super().__init__(make_task, "Upload to Hugging Face", "upload", parent)
+        self.preview, self.command, self._log_in = preview, command, log_in
+        self._paused, self._page = False, ""
         self.resize(on_screen(self, 1120, 740))
         self.card = CardView()
         self.card.show_card(preview.card, preview.folder)
@@ -166,51 +202,38 @@ class UploadDialog(QDialog):
         self.log_in_button = button("Log in", self.log_in, tip="Stores the token in the system's keychain only")
         readme = preview.folder / "README.md"
         self.edit = button("Edit the card", lambda: open_path(readme), tip="Opens README.md; saved changes are sent")
-        self.progress = QProgressBar(textVisible=False)
-        self.progress.setAccessibleName("Progress of the upload")
-        self.progress.hide()
-        self.sentence = label("Nothing has been sent yet.", role="muted", wrap=True, selectable=True)
         close = button("Close", self.close)
         self.upload = button("Upload", self._press, primary=True)
         for widget in (self.log_in_button, self.edit, close):
             widget.setAutoDefault(False)
         self.upload.setDefault(True)
         self.upload.setFocus()
-        body = row((wrap_in_card(self.card), 1), self._side(), spacing=3 * theme.SPACE)
-        foot = row((self.sentence, 1), close, self.upload)
-        column((body, 1), self.progress, foot, into=self, spacing=2 * theme.SPACE, margins=2 * theme.SPACE)
-        self._show_account(preview.account_problem)
 
-    def _side(self) -> QVBoxLayout:
-        preview = self.preview
-        files = QWidget()
-        grid = QGridLayout(files)
-        grid.setContentsMargins(0, 0, 0, 0)
-        grid.setVerticalSpacing(theme.SPACE // 2)
-        grid.setColumnStretch(0, 1)
         right = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignTop
-        for place, (name, size) in enumerate(preview.files[:FIRST_FILES]):
-            grid.addWidget(label(name, wrap=True), place, 0)
-            grid.addWidget(label(file_size(size), theme.figures_font(), "muted", align=right), place, 1)
+        files: list[tuple[QLabel, QLabel | None]] = []
+        for name, size in preview.files[:FIRST_FILES]:
+            files.append((label(name, wrap=True), label(file_size(size), theme.figures_font(), "muted", align=right)))
         if len(preview.files) > FIRST_FILES:
-            grid.addWidget(label(f"and {len(preview.files) - FIRST_FILES} more", role="muted"), FIRST_FILES, 0)
+            files.append((label(f"and {len(preview.files) - FIRST_FILES} more", role="muted"), None))
         visible = "Private: others cannot see it." if preview.private else "Public: everybody can see it."
-        heads = [
-            label(text, role="caption") for text in ("Repository", f"Files, {file_size(preview.bytes)}", "Account")
-        ]
-        for head in heads:
-            head.setContentsMargins(0, theme.SPACE, 0, 0)
-        repo = label(preview.repo, wrap=True, selectable=True)
+        heads = []
+        for text in ("Repository", f"Files, {file_size(preview.bytes)}", "Account"):
+            heads.append(label(text, role="caption"))
+            heads[-1].setContentsMargins(0, theme.SPACE, 0, 0)
+        listed = holder(grid(files, stretch=0, spacing=(theme.SPACE, theme.SPACE // 2)))
         parts = (
-            *(heads[0], repo, label(visible, role="muted", wrap=True)),
-            *(heads[1], files, heads[2], self.account_label, self.token, self.log_in_button),
+            *(heads[0], label(preview.repo, wrap=True, selectable=True), label(visible, role="muted", wrap=True)),
+            *(heads[1], listed, heads[2], self.account_label, self.token, self.log_in_button),
         )
         for part in parts:
             part.setFixedWidth(theme.scaled(SIDE))
-        return column(*parts, None, self.edit)
+        body = row((wrap_in_card(self.card), 1), column(*parts, None, self.edit), spacing=3 * theme.SPACE)
+        foot = row((self.outcome_label, 1), close, self.upload)
+        column((body, 1), self.progress, foot, into=self, spacing=2 * theme.SPACE, margins=2 * theme.SPACE)
+        self.report("Nothing has been sent yet.", "muted")
+        self._show_account(preview.account, preview.account_problem)
 
-    def _show_account(self, problem: str) -> None:
-        account = self._account
+    def _show_account(self, account: Account, problem: str) -> None:
         can_write = bool(account) and account["can_write"]
         if can_write:
             problem = f"{account['name']} (token from {account['source']})"
@@ -219,6 +242,7 @@ class UploadDialog(QDialog):
         self.account_label.setText(problem)
         set_shown(self.token, not can_write)
         set_shown(self.log_in_button, not can_write)
+        self.log_in_button.setEnabled(True)
         self.upload.setEnabled(can_write)
 
     def log_in(self) -> None:
@@ -226,65 +250,48 @@ class UploadDialog(QDialog):
         self.token.clear()
         if token:
             self.log_in_button.setEnabled(False)
-            self._log_in(token, lambda account: self._on_answer(account, ""), lambda text: self._on_answer({}, text))
-
-    def _on_answer(self, account: Account, problem: str) -> None:
-        self.log_in_button.setEnabled(True)
-        self._account = account
-        self._show_account(problem)
+            self._log_in(token, lambda account: self._show_account(account, ""), partial(self._show_account, {}))
 
     def _press(self) -> None:
         if self._page:
             open_link(self._page)
-        elif self._task is not None and self._task.is_running:
+        elif self.is_running:
             self.pause()
         else:
             self.start()
 
     def start(self) -> None:
         self._paused = False
-        self._task = self._make_task(self.command, self)
-        self._task.line.connect(self._read)
-        self._task.done.connect(self._end)
-        self._report("Starting…", "muted")
-        show_share(self.progress, None)
         self.upload.setText("Pause")
-        self._task.start()
+        self.run_verb(self.command)
 
     def pause(self) -> None:
-        if self._task is not None and self._task.is_running:
+        if self.task is not None and self.task.is_running:
             self._paused = True
             self.upload.setEnabled(False)
-            self._task.cancel()
+            self.task.cancel()
 
-    def _read(self, line: str) -> None:
-        content = json_object(line)
-        if "progress" in content:
-            self._report(content["progress"], "muted")
-            show_share(self.progress, content.get("done"))
-        elif "place" in content:
-            self._page = content["place"]
+    def show_progress(self, sentence: str, done: float | None) -> None:
+        super().show_progress(sentence, done)
+        self.report(sentence, "muted")
 
-    def _end(self, outcome: Any) -> None:
+    def on_result(self, content: dict[str, Any]) -> None:
+        self._page = content.get("place", self._page)
+
+    def on_end(self, outcome: Any, problem: str) -> None:
         self.upload.setEnabled(True)
-        set_shown(self.progress, False)
         if outcome.ok and self._page:
-            self._report(f"Uploaded to {self._page}.", "good")
+            self.report(f"Uploaded to {self._page}.", "good")
             self.upload.setText("Open the page")
             self.edit.setEnabled(False)
             return
         self._page = ""
         self.upload.setText("Resume")
         if self._paused:
-            self._report("Paused. Uploaded files stay there.", "muted")
+            self.report("Paused. Uploaded files stay there.", "muted")
         else:
-            self._report(without_setting(outcome.sentence), "bad")
-
-    def _report(self, sentence: str, role: str) -> None:
-        self.sentence.setText(sentence)
-        self.sentence.setStyleSheet(f"color: {getattr(theme.palette(), role).name()};")
+            self.report(problem, "bad")
 
     def closeEvent(self, event: QCloseEvent) -> None:
         self._paused = True
-        if not cancel_before_closing(self, self._task, event):
-            super().closeEvent(event)
+        super().closeEvent(event)

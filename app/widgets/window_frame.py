@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import html
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from functools import partial
+from typing import Any
 
 from PySide6.QtCore import QEvent, QObject, QRectF, QSize, Qt, Signal
 from PySide6.QtGui import QColor, QFocusEvent, QPainter, QPaintEvent, QPen
@@ -12,12 +13,12 @@ from PySide6.QtWidgets import QAbstractButton, QButtonGroup, QFrame, QSizePolicy
 
 from app import theme
 from app.widgets.basic import icons
-from app.widgets.basic.controls import ElidedLabel, LinkButton
-from app.widgets.basic.labels import label
+from app.widgets.basic.controls import Dot, ElidedLabel, LinkButton
+from app.widgets.basic.labels import label, show_text
 from app.widgets.basic.layout import BY_KEYBOARD, column, paint_ring, row
 from app.widgets.basic.number_format import duration, figure
 from app.widgets.basic.tables import RIGHT
-from app.widgets.run_header import STATE_LABELS, StateDot
+from app.widgets.run_header import STATES
 
 WIDE, NARROW, ROW, CORNER = 176, 56, 34, 6
 """Sidebar: its widths, the height of a row, and the radius of its corners."""
@@ -31,19 +32,14 @@ class DropOverlay(QWidget):
     def __init__(self, parent: QWidget) -> None:
         super().__init__(parent)
         self._covered = parent
-        self._sentence = ""
+        self.sentence = ""
         self.setAttribute(Qt.WidgetAttribute.WA_TransparentForMouseEvents)
         self.hide()
         parent.installEventFilter(self)
 
-    @property
-    def sentence(self) -> str:
-        """The sentence shown; "" while it is hidden."""
-        return self._sentence if not self.isHidden() else ""
-
     def show_sentence(self, sentence: str) -> None:
         """Show the effect of a drop; "" hides the veil."""
-        self._sentence = sentence
+        self.sentence = sentence
         self.setGeometry(self._covered.rect())
         self.setVisible(bool(sentence))
         self.raise_()
@@ -66,33 +62,20 @@ class DropOverlay(QWidget):
         painter.setPen(colours.text)
         painter.setFont(theme.title_font())
         flags = Qt.AlignmentFlag.AlignCenter | Qt.TextFlag.TextWordWrap
-        painter.drawText(inside.adjusted(MARGIN, MARGIN, -MARGIN, -MARGIN), flags, self._sentence)
-
-
-class SidebarEntry(Protocol):
-    """A page in the sidebar; `app.pages.PageEntry` is one."""
-
-    @property
-    def key(self) -> str: ...
-    @property
-    def title(self) -> str: ...
-    @property
-    def icon(self) -> str: ...
-    @property
-    def shortcut(self) -> str: ...
+        painter.drawText(inside.adjusted(MARGIN, MARGIN, -MARGIN, -MARGIN), flags, self.sentence)
 
 
 class Sidebar(QWidget):
-    """The list of pages: icon and title, or icons alone when collapsed."""
+    """The list of pages (`app.pages.PageEntry`): icon and title, or icons alone when collapsed."""
 
     chosen = Signal(str)  # page key
 
-    def __init__(self, entries: Sequence[SidebarEntry], parent: QWidget | None = None) -> None:
+    def __init__(self, entries: Sequence[Any], parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._group = QButtonGroup(self)
         self.buttons = {entry.key: PageButton(entry) for entry in entries}
         for key, button in self.buttons.items():
-            button.clicked.connect(lambda _checked=False, key=key: self.chosen.emit(key))
+            button.clicked.connect(partial(self.chosen.emit, key))
             self._group.addButton(button)
         margins = (theme.SPACE, 2 * theme.SPACE, theme.SPACE, theme.SPACE)
         column(*self.buttons.values(), None, into=self, spacing=2, margins=margins)
@@ -117,7 +100,7 @@ class Sidebar(QWidget):
 class PageButton(QAbstractButton):
     """A page's icon and title, painted by us: a style sheet cannot recolour an SVG icon by state."""
 
-    def __init__(self, entry: SidebarEntry, parent: QWidget | None = None) -> None:
+    def __init__(self, entry: Any, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._icon = entry.icon
         self.collapsed = False
@@ -167,15 +150,15 @@ class StatusStrip(QFrame):
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self._dot = StateDot()
+        self._dot = Dot("placeholder")
         figures = theme.figures_font(12)
         self.state, self.step, self.left, self.memory = (label(font=figures, role="muted") for _ in range(4))
         self.sentence = ElidedLabel()
         self.sentence.setAlignment(RIGHT)
         self.sentence.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Preferred)
         self.waiting = LinkButton("", tip="Show the queue")
-        self._take: Callable[[], object] = lambda: None
-        self.offer = LinkButton("", on_click=lambda: self._take())
+        self._take: Callable[[], object] | None = None
+        self.offer = LinkButton("", on_click=lambda: self._take and self._take())
         self.waiting.hide()
         self.offer.hide()
         labels = (self._dot, self.state, self.step, self.left, self.memory, self.waiting)
@@ -185,16 +168,15 @@ class StatusStrip(QFrame):
         theme.signals.changed.connect(self.update)
 
     def show_state(self, state: str) -> None:
-        self.state.setText(STATE_LABELS[state])
-        self._dot.show_state(state)
+        text, role = STATES[state]
+        self.state.setText(text)
+        self._dot.show_colour(role)
 
     def show_progress(self, step: int, total: int, eta_s: float | None, memory_gb: float | None) -> None:
         """Show a run's progress; a total of 0 and None hide their label."""
-        self.step.setText(f"step {step:,} of {total:,}" if total else "")
-        self.left.setText(f"{duration(eta_s)} left" if eta_s is not None else "")
-        self.memory.setText(f"peak {figure(memory_gb, 'GB')}" if memory_gb is not None else "")
-        for part in (self.step, self.left, self.memory):
-            part.setVisible(bool(part.text()))
+        show_text(self.step, f"step {step:,} of {total:,}" if total else "")
+        show_text(self.left, f"{duration(eta_s)} left" if eta_s is not None else "")
+        show_text(self.memory, f"peak {figure(memory_gb, 'GB')}" if memory_gb is not None else "")
 
     def show_waiting(self, count: int, *, is_paused: bool = False) -> None:
         """Show the number of runs in the queue; 0 hides it."""
@@ -206,9 +188,8 @@ class StatusStrip(QFrame):
         """Show a sentence and, where `offer` is not empty, a link of that text that calls `take()`."""
         self.sentence.setText(sentence)
         self.sentence.setToolTip(f"<p>{html.escape(sentence)}</p>" if sentence else "")
-        self._take = take or (lambda: None)
-        self.offer.setText(offer)
-        self.offer.setVisible(bool(offer))
+        self._take = take
+        show_text(self.offer, offer)
 
     def paintEvent(self, event: QPaintEvent) -> None:
         painter = QPainter(self)

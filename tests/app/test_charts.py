@@ -294,9 +294,12 @@ def export(grid: ChartGrid, tmp_path: Path) -> ChartExport:
     return made
 
 
-def test_all_charts_with_data_become_files(grid: ChartGrid, export: ChartExport, tmp_path: Path) -> None:
+def test_all_charts_with_data_become_files(
+    grid: ChartGrid, export: ChartExport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for format in ("png", "svg", "csv"):
-        export.write_all(tmp_path, format)
+        monkeypatch.setattr("app.widgets.charts.chart_grid.open_folder", lambda *_: tmp_path)
+        export.save_all(format)
     names = sorted(path.name for path in tmp_path.glob("my-run-*"))
     assert names == [f"my-run-{chart}.{format}" for chart in ("kl", "scores") for format in ("csv", "png", "svg")]
     assert export.messages == [f"Saved 2 charts in {tmp_path.name}."] * 3
@@ -305,7 +308,8 @@ def test_all_charts_with_data_become_files(grid: ChartGrid, export: ChartExport,
     texts = " ".join(ElementTree.parse(tmp_path / "my-run-scores.svg").getroot().itertext())
     assert all(text in texts for text in ("Scores", "score", "step", "One", "Two")), "title, axes and legend, as text"
     export.messages.clear()
-    export.write_all(tmp_path / "missing", "csv")
+    monkeypatch.setattr("app.widgets.charts.chart_grid.open_folder", lambda *_: tmp_path / "missing")
+    export.save_all("csv")
     assert len(export.messages) == 1 and "cannot be written" in export.messages[0]
 
 

@@ -112,10 +112,10 @@ def test_the_report_can_be_edited_copied_and_saved(
     dialog.text.setPlainText("only this")
     dialog.copy()
     assert QGuiApplication.clipboard().text() == "only this"
-    monkeypatch.setattr(dialog, "choose_path", lambda: tmp_path / "report.txt")
+    monkeypatch.setattr("app.widgets.menu_dialogs.save_file", lambda *_: tmp_path / "report.txt")
     dialog.save()
     assert (tmp_path / "report.txt").read_text() == "only this" and "Saved" in dialog.done_label.text()
-    monkeypatch.setattr(dialog, "choose_path", lambda: tmp_path / "none" / "report.txt")
+    monkeypatch.setattr("app.widgets.menu_dialogs.save_file", lambda *_: tmp_path / "none" / "report.txt")
     dialog.save()
     assert "cannot be written" in dialog.done_label.text()
 

@@ -108,7 +108,7 @@ def test_repository_files_and_account_are_shown_and_nothing_starts_by_itself(mak
         texts
     )
     assert dialog.account_label.text() == "someone (token from keychain)" and not dialog.token.isVisible()
-    assert dialog.upload.isEnabled() and dialog.sentence.text() == "Nothing has been sent yet."
+    assert dialog.upload.isEnabled() and dialog.outcome_label.text() == "Nothing has been sent yet."
 
 
 def test_a_token_goes_to_the_keychain_and_is_forgotten_here(make_dialog: MakeDialog, logins: Logins):
@@ -135,15 +135,17 @@ def test_upload_pause_resume_and_the_page(qtbot, make_dialog: MakeDialog, monkey
     dialog = make_dialog(printing(progress, then="time.sleep(60)"), printing(progress, DONE))
     dialog.upload.click()
     qtbot.waitUntil(lambda: dialog.progress.value() == 500)
-    assert dialog.upload.text() == "Pause" and dialog.sentence.text() == "Uploading: 1.0 MB of 2.0 MB."
+    assert dialog.upload.text() == "Pause" and dialog.outcome_label.text() == "Uploading: 1.0 MB of 2.0 MB."
     dialog.upload.click()
     qtbot.waitUntil(lambda: dialog.upload.text() == "Resume")
     assert (
-        dialog.sentence.text().startswith("Paused.") and dialog.upload.isEnabled() and not dialog.progress.isVisible()
+        dialog.outcome_label.text().startswith("Paused.")
+        and dialog.upload.isEnabled()
+        and not dialog.progress.isVisible()
     )
     dialog.upload.click()
     qtbot.waitUntil(lambda: dialog.upload.text() == "Open the page")
-    assert dialog.sentence.text() == "Uploaded to https://hub.example/someone/sums."
+    assert dialog.outcome_label.text() == "Uploaded to https://hub.example/someone/sums."
     opened: list[str] = []
     monkeypatch.setattr(upload_dialog, "open_link", opened.append)
     dialog.upload.click()
@@ -154,7 +156,7 @@ def test_a_refusal_is_said_and_the_upload_can_be_tried_again(qtbot, make_dialog:
     dialog = make_dialog(printing(then="print('repo: It has other content.', file=sys.stderr); sys.exit(2)"))
     dialog.upload.click()
     qtbot.waitUntil(lambda: dialog.upload.text() == "Resume")
-    assert dialog.sentence.text() == "It has other content." and dialog.upload.isEnabled()
+    assert dialog.outcome_label.text() == "It has other content." and dialog.upload.isEnabled()
 
 
 def test_closing_pauses_the_upload_first(qtbot, make_dialog: MakeDialog):

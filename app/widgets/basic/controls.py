@@ -302,7 +302,7 @@ class Dot(QWidget):
 
 
 class ElidedLabel(QLabel):
-    """One line of grey text, elided where it does not fit; `text()` stays complete."""
+    """One line of text, elided where it does not fit; `text()` stays complete."""
 
     def __init__(
         self,
@@ -310,9 +310,11 @@ class ElidedLabel(QLabel):
         parent: QWidget | None = None,
         *,
         font: QFont | None = None,
+        colour: str = "muted",
     ) -> None:
+        """`colour` is a role of the palette."""
         super().__init__(parent)
-        self._elide_mode = elide_mode
+        self._elide_mode, self._colour = elide_mode, colour
         if font is not None:
             self.setFont(font)
 
@@ -323,7 +325,7 @@ class ElidedLabel(QLabel):
 
     def paintEvent(self, event: QPaintEvent) -> None:
         painter = QPainter(self)
-        painter.setPen(theme.palette().muted)
+        painter.setPen(getattr(theme.palette(), self._colour))
         text = self.fontMetrics().elidedText(self.text(), self._elide_mode, self.width())
         painter.drawText(self.rect(), self.alignment(), text)
 

@@ -67,8 +67,8 @@ def label(
     return widget
 
 
-def show_text(label: QLabel, text: str) -> None:
-    """Show a text; "" hides the label."""
+def show_text(label: QLabel | QPushButton, text: str) -> None:
+    """Show a text; "" hides the label or button."""
     label.setText(text)
     label.setVisible(bool(text))
 

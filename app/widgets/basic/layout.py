@@ -67,7 +67,7 @@ def _fill_box(layout: QBoxLayout, parts: Sequence[Placed], spacing: int, margins
 
 
 def grid(
-    rows: Sequence[Sequence[QWidget | QLayout]],
+    rows: Sequence[Sequence[QWidget | QLayout | None]],
     into: QWidget | None = None,
     *,
     stretch: int = -1,
@@ -85,7 +85,7 @@ def grid(
         for across, part in enumerate(parts):
             if isinstance(part, QLayout):
                 layout.addLayout(part, place, across)
-            else:
+            elif part is not None:
                 layout.addWidget(part, place, across)
     return layout
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from PySide6.QtCore import QEvent, QObject, QTimer, Signal
@@ -48,12 +49,10 @@ class ChartGrid(TabArea):
     Signals:
         zoomed((first, last), or None) – the range of steps that all plots show now.
         step_chosen(int) – a point of a curve was clicked.
-        save_requested(Plot, str) – save this plot as a file of this format.
     """
 
     zoomed = Signal(object)
     step_chosen = Signal(int)
-    save_requested = Signal(object, str)
 
     def __init__(
         self, plots: Sequence[Plot], content_of: Callable[[int], ChartContent], is_included: Callable[[int], bool]
@@ -86,7 +85,6 @@ class ChartGrid(TabArea):
             plot.hovered.connect(self._mark_step)
             plot.zoomed.connect(self.zoom)
             plot.step_chosen.connect(self._choose)
-            plot.save_requested.connect(lambda format, plot=plot: self.save_requested.emit(plot, format))
             plot.installEventFilter(self)
 
     def refresh(self, all_steps: tuple[float, float] | None = None) -> None:
@@ -162,9 +160,8 @@ class ChartGrid(TabArea):
 
     def _arrange(self) -> None:
         width = self.width() - theme.GUTTER + theme.SPACE
-        fitting, comfortable = (
-            width // (theme.scaled(least) + theme.SPACE) for least in (MIN_WIDTH, COMFORTABLE_WIDTH)
-        )
+        fitting = width // (theme.scaled(MIN_WIDTH) + theme.SPACE)
+        comfortable = width // (theme.scaled(COMFORTABLE_WIDTH) + theme.SPACE)
         columns = max(1, min(MAX_COLUMNS, max(comfortable, min(fitting, MAX_COLUMNS - 1))))
         included = tuple(i for i in range(len(self.plots)) if self._is_included(i))
         if (columns, included) == self._arrangement:
@@ -199,7 +196,7 @@ class ChartGrid(TabArea):
 
 
 class ZoomButton(QPushButton):
-    """Says which steps are shown while these are not all, and shows all again."""
+    """Says which steps are shown while these are not all; a click shows all."""
 
     def __init__(self, grid: ChartGrid) -> None:
         super().__init__()
@@ -224,7 +221,8 @@ class ChartExport(QObject):
     def __init__(self, grid: ChartGrid, run_name: Callable[[], str], report: Callable[[str], object]) -> None:
         super().__init__(grid)
         self._grid, self._run_name, self._report = grid, run_name, report
-        grid.save_requested.connect(self.save)
+        for plot in grid.plots:
+            plot.save_requested.connect(partial(self.save, plot))
 
     def save(self, plot: Plot, format: Format) -> None:
         filters = f"{FORMATS[format]} (*.{format})"
@@ -235,12 +233,9 @@ class ChartExport(QObject):
                 self._report(f"Saved {plot.title} as {target.name}.")
 
     def save_all(self, format: Format) -> None:
-        folder = open_folder(self._grid, "charts", f"Folder for all charts as {FORMATS[format]}")
-        if folder is not None:
-            self.write_all(folder, format)
-
-    def write_all(self, folder: Path, format: Format) -> None:
-        written = 0
+        folder, written = open_folder(self._grid, "charts", f"Folder for all charts as {FORMATS[format]}"), 0
+        if folder is None:
+            return
         for plot in self._grid.included_plots():
             self._grid.draw(plot)
             if any(trace.has_data for trace in plot.traces):
@@ -275,22 +270,16 @@ class ChartsMenu(QPushButton):
         self.marks: QAction = menu.addAction("Show marks")
         self.marks.setCheckable(True)
         self.marks.setToolTip("Evaluations, saves, changed settings, findings and resumes")
-        menu.addAction("Show all curves", lambda: self._show_all_curves(grid))
+        menu.addAction("Show all curves", lambda: [plot.show_all_curves() for plot in grid.plots])
         menu.addAction("Show all steps", lambda: grid.zoom(None))
         menu.addSeparator()
         for name, text in FORMATS.items():
-            menu.addAction(f"Save all as {text}s…", lambda name=name: export.save_all(name))
+            menu.addAction(f"Save all as {text}s…", partial(export.save_all, name))
         columns = menu.addMenu("Columns of CSV tables")
         names = QActionGroup(columns)
         self.namings: dict[Naming, QAction] = {}
         for naming, text in NAMINGS.items():
             action = self.namings[naming] = names.addAction(columns.addAction(text))
             action.setCheckable(True)
-            action.triggered.connect(lambda _, naming=naming: self.naming_chosen.emit(naming))
+            action.triggered.connect(partial(self.naming_chosen.emit, naming))
         self.setMenu(menu)
-
-    @staticmethod
-    def _show_all_curves(grid: ChartGrid) -> None:
-        for plot in grid.plots:
-            for name in list(plot.hidden):
-                plot.toggle_curve(name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from html import escape
 
 from PySide6.QtCore import QEvent, Qt, Signal
@@ -17,13 +18,13 @@ from PySide6.QtGui import (
     QPen,
     QResizeEvent,
 )
-from PySide6.QtWidgets import QFrame, QLabel, QMenu, QSizePolicy, QWidget
+from PySide6.QtWidgets import QFrame, QLabel, QMenu, QSizePolicy
 
 from app import theme
 from app.state.run_state import Mark
 from app.widgets.basic.controls import LinkButton
-from app.widgets.basic.labels import button, label, place_about, plain_tip
-from app.widgets.basic.layout import BY_KEYBOARD, NestedStack, column, paint_ring, row
+from app.widgets.basic.labels import button, label, place_about, plain_tip, show_text
+from app.widgets.basic.layout import BY_KEYBOARD, NestedStack, column, holder, paint_ring, row
 from app.widgets.basic.number_format import figure
 from app.widgets.charts.chart_files import FORMATS, table_text
 from app.widgets.charts.curves import Trace, has_spike, nearest_index, pile, steps_of
@@ -63,21 +64,20 @@ class Legend(QLabel):
 
     def show_entries(self, entries: Sequence[LegendEntry]) -> None:
         self.entries = entries
-        self.setText(" &nbsp; ".join(self._html(i, entry) for i, entry in enumerate(entries)))
+        colours, parts = theme.palette(), []
+        for i, entry in enumerate(entries):
+            swatch = "━━" if entry.pen.style() == Qt.PenStyle.SolidLine else "╍╍"
+            name, text = escape(entry.label), colours.text.name()
+            if entry.hidden:
+                name, text = f"<s>{name}</s>", colours.muted.name()
+            colour = (colours.outline if entry.hidden else entry.pen.color()).name()
+            parts.append(
+                f'<a href="{i}" style="white-space:nowrap; text-decoration:none; color:{colours.muted.name()}">'
+                f'<span style="color:{colour}">{swatch}</span>&nbsp;{name}&nbsp;'
+                f'<span style="color:{text}">{escape(entry.value)}</span></a>'
+            )
+        self.setText(" &nbsp; ".join(parts))
         self._show_tip()
-
-    def _html(self, index: int, entry: LegendEntry) -> str:
-        colours = theme.palette()
-        swatch = "━━" if entry.pen.style() == Qt.PenStyle.SolidLine else "╍╍"
-        name, text = escape(entry.label), colours.text.name()
-        if entry.hidden:
-            name, text = f"<s>{name}</s>", colours.muted.name()
-        colour = (colours.outline if entry.hidden else entry.pen.color()).name()
-        return (
-            f'<a href="{index}" style="white-space:nowrap; text-decoration:none; color:{colours.muted.name()}">'
-            f'<span style="color:{colour}">{swatch}</span>&nbsp;{name}&nbsp;'
-            f'<span style="color:{text}">{escape(entry.value)}</span></a>'
-        )
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
@@ -141,9 +141,8 @@ class Plot(QFrame):
         title = label(self.title, theme.heading_font())
         title.setToolTip(plain_tip(f"{self.title}\n{self.help}"))
         title.setMinimumWidth(40)  # a long one is cut instead of widening the column
-        self.step_label = label(
-            font=theme.figures_font(theme.CAPTION), role="caption", align=Qt.AlignmentFlag.AlignRight
-        )
+        right = Qt.AlignmentFlag.AlignRight
+        self.step_label = label(font=theme.figures_font(theme.CAPTION), role="caption", align=right)
         self.log_button = button("Log axis", lambda: self.set_log(self.log_button.isChecked()))
         self.log_button.setCheckable(True)
         self.log_button.setProperty("role", "small")
@@ -157,8 +156,8 @@ class Plot(QFrame):
         self.offer = LinkButton("")
         self.offer.clicked.connect(self.offer_taken)
         self.offer.hide()
-        self._placeholder = QWidget()
-        column(None, self.waiting, (self.offer, 0, Qt.AlignmentFlag.AlignHCenter), None, into=self._placeholder)
+        centred = (self.offer, 0, Qt.AlignmentFlag.AlignHCenter)
+        self._placeholder = holder(column(None, self.waiting, centred, None))
         self._body = NestedStack(self)
         self._body.addWidget(self._placeholder)
         head = row((title, 1), self.step_label, self.log_button)
@@ -173,8 +172,7 @@ class Plot(QFrame):
         self.traces, self.marks = traces, marks
         if not any(trace.has_data for trace in traces):
             self.waiting.setText(waiting)
-            self.offer.setText(offer)
-            self.offer.setVisible(bool(offer))
+            show_text(self.offer, offer)
             self._body.setCurrentWidget(self._placeholder)
             self.legend.show_entries(())
             self.step_label.setText("")
@@ -183,7 +181,7 @@ class Plot(QFrame):
         if self.view is None:
             self.view = PlotView(self.axis, self.unit)
             self.view.hovered.connect(lambda x: self.hovered.emit(self._nearest_step(x)))
-            self.view.point_clicked.connect(self._choose)
+            self.view.point_clicked.connect(lambda x: self.step_chosen.emit(self._nearest_step(x)))
             self.view.span_chosen.connect(self.zoomed)
             self._body.addWidget(self.view)
         shown = self.visible_traces()
@@ -206,14 +204,18 @@ class Plot(QFrame):
         self.hidden ^= {name}
         self._show_again()
 
-    @property
-    def is_log(self) -> bool:
-        return self._log_wanted and self.can_be_log
+    def show_all_curves(self) -> None:
+        if self.hidden:
+            self.hidden = set()
+            self._show_again()
 
     @property
     def can_be_log(self) -> bool:
-        """Some value is above 0."""
         return any(bool((trace.y > 0).any()) for trace in self.visible_traces())
+
+    @property
+    def is_log(self) -> bool:
+        return self._log_wanted and self.can_be_log
 
     def set_log(self, on: bool) -> None:
         self._log_wanted = on
@@ -268,11 +270,6 @@ class Plot(QFrame):
         i = None if x is None else nearest_index(steps, x)
         return None if i is None else int(steps[i])
 
-    def _choose(self, x: float) -> None:
-        step = self._nearest_step(x)
-        if step is not None:
-            self.step_chosen.emit(step)
-
     def _restyle_when_visible(self) -> None:
         self._needs_restyle = self.view is not None
         if not self.visibleRegion().isEmpty():
@@ -309,29 +306,22 @@ class Plot(QFrame):
         if event.matches(QKeySequence.StandardKey.Copy):
             self.copy()
         elif key in (Qt.Key.Key_Left, Qt.Key.Key_Right, Qt.Key.Key_Home, Qt.Key.Key_End):
-            self._move_step(key)
+            steps = steps_of(self.traces)
+            if self._span is not None:
+                steps = steps[(steps >= self._span[0]) & (steps <= self._span[1])]
+            if len(steps):
+                last = len(steps) - 1
+                at = nearest_index(steps, self._step) if self._step is not None else None
+                here, by = last if at is None else at, {Qt.Key.Key_Left: -1, Qt.Key.Key_Right: 1}.get(key, 0)
+                moved = max(0, min(last, here + (by if at is not None else 0)))
+                ends = {Qt.Key.Key_Home: 0, Qt.Key.Key_End: last}
+                self.hovered.emit(int(steps[ends.get(key, moved)]))
         elif key in (Qt.Key.Key_Return, Qt.Key.Key_Enter) and self._step is not None:
             self.step_chosen.emit(self._step)
         elif key == Qt.Key.Key_Escape and (self._step is not None or self._span is not None):
             (self.zoomed if self._step is None else self.hovered).emit(None)
         else:
             super().keyPressEvent(event)
-
-    def _move_step(self, key: Qt.Key) -> None:
-        steps = steps_of(self.traces)
-        if self._span is not None:
-            steps = steps[(steps >= self._span[0]) & (steps <= self._span[1])]
-        if len(steps) == 0:
-            return
-        last = len(steps) - 1
-        at = nearest_index(steps, self._step) if self._step is not None else None
-        if key == Qt.Key.Key_Home:
-            at = 0
-        elif key == Qt.Key.Key_End or at is None:
-            at = last
-        else:
-            at = max(0, at - 1) if key == Qt.Key.Key_Left else min(last, at + 1)
-        self.hovered.emit(int(steps[at]))
 
     def contextMenuEvent(self, event: QContextMenuEvent) -> None:
         self.menu().popup(event.globalPos())
@@ -343,7 +333,7 @@ class Plot(QFrame):
         menu.addAction("Copy values as CSV", QKeySequence.StandardKey.Copy, self.copy)
         menu.addAction("Copy image", lambda: QGuiApplication.clipboard().setPixmap(self.grab()))
         for name, text in FORMATS.items():
-            menu.addAction(f"Save as {text}…", lambda name=name: self.save_requested.emit(name))
+            menu.addAction(f"Save as {text}…", partial(self.save_requested.emit, name))
         for action in menu.actions():
             action.setEnabled(has_data)
         menu.addSeparator()
@@ -361,7 +351,7 @@ class Plot(QFrame):
         if len(self.traces) > 1:
             menu.addSeparator()
             for trace in self.traces:
-                action = menu.addAction(trace.label, lambda name=trace.label: self.toggle_curve(name))
+                action = menu.addAction(trace.label, partial(self.toggle_curve, trace.label))
                 action.setCheckable(True)
                 action.setChecked(trace.label not in self.hidden)
         return menu

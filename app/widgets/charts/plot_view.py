@@ -117,20 +117,15 @@ class CurveItems:
     """Line, dots for isolated points, the faint raw line of a smoothed curve, and a band or area."""
 
     def __init__(self, box: Any) -> None:
-        self._box = box
         self.raw, self.line = (pg.PlotCurveItem(connect="finite") for _ in range(2))
         self.dots = pg.ScatterPlotItem(size=4, pen=None)
         self.low, self.high = (pg.PlotCurveItem(connect="finite", pen=None) for _ in range(2))
         self.band = pg.FillBetweenItem(self.low, self.high)
         self.band.setZValue(-10)
         self.raw.setZValue(-5)
-        self._items = (self.band, self.raw, self.line, self.dots)
-        for item in self._items:
+        self.items = (self.band, self.raw, self.line, self.dots)
+        for item in self.items:
             box.addItem(item, ignoreBounds=True)
-
-    def remove(self) -> None:
-        for item in self._items:
-            self._box.removeItem(item)
 
     def draw(self, trace: Trace, curve: DrawnCurve, *, fine: bool) -> None:
         pen = trace.pen
@@ -243,7 +238,8 @@ class PlotView(pg.GraphicsView):
     ) -> None:
         """Draw the traces and marks over the steps `span`, None for all."""
         while len(self.curves) > len(traces):
-            self.curves.pop().remove()
+            for item in self.curves.pop().items:
+                self.box.removeItem(item)
         while len(self.curves) < len(traces):
             self.curves.append(CurveItems(self.box))
         first, last = self._shown = span or _all_steps(traces)
