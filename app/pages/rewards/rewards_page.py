@@ -149,8 +149,9 @@ class RewardsPage(QWidget):
         if bench.groups:
             status = f"{counted(len(bench.groups), 'prompt')}, {counted(bench.count, 'completion')}"
             if not narrow:
-                has_time = bench.seconds is not None and bench.functions
-                status += f" {bench.origin}{f'; scored in {short_duration(bench.seconds)}' if has_time else ''}"
+                status += f" {bench.origin}"
+                if bench.seconds is not None and bench.functions:
+                    status += f"; scored in {short_duration(bench.seconds)}"
         self.about.setText(status)
         if key != "scores":
             self._sides.setCurrentIndex(("completion", "file", "cases").index(key))

@@ -169,8 +169,8 @@ class RewardModel(DraggedRowsModel):
             case Qt.ItemDataRole.AccessibleTextRole, 0:
                 return f"{row.entry.label}, {'used' if row.ticked else 'not used'}"
             case Qt.ItemDataRole.DecorationRole, 1:
-                index = next((i for i, other in enumerate(self.ticked) if other is row), None)
-                colour = theme.palette().hairline if index is None else theme.reward_colour(index)
+                place = next((i for i, other in enumerate(self.ticked) if other is row), None)
+                colour = theme.palette().hairline if place is None else theme.reward_colour(place)
                 return icons.dot(colour.name(), 10, 3)
         return None
 
