@@ -47,11 +47,12 @@ def test_what_has_the_focus_looks_it(qtbot, qapp: QApplication, mode: str) -> No
     around = QWidget()
     qtbot.addWidget(around)
     column = QVBoxLayout(around)
+    sidebar = Sidebar(PAGES[:1])
     parts = [
         button("Run", lambda: None, primary=True),
         BaseTable(),
         GuideView(),
-        Sidebar(PAGES[:1]).buttons["train"],
+        sidebar.buttons["train"],
         Plot("Reward"),
     ]
     for part in parts:

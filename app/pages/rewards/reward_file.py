@@ -175,10 +175,10 @@ class CodeEditor(QPlainTextEdit):
 
     def event(self, event: QEvent) -> bool:
         # Accepting ShortcutOverride makes Ctrl+S a key press of the editor instead of the window's shortcut.
-        if event.type() == QEvent.Type.ShortcutOverride and isinstance(event, QKeyEvent):
-            if event.matches(QKeySequence.StandardKey.Save):
-                event.accept()
-                return True
+        is_override = event.type() == QEvent.Type.ShortcutOverride
+        if is_override and isinstance(event, QKeyEvent) and event.matches(QKeySequence.StandardKey.Save):
+            event.accept()
+            return True
         return super().event(event)
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
