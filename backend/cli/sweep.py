@@ -34,7 +34,7 @@ from backend.utils.command import shell_line
 from backend.utils.errors import UserError
 
 if TYPE_CHECKING:
-    from backend.runs.sweeps.member import SweepInputs
+    from backend.runs.sweeps.run_sweep import SweepInputs
 
 
 @verb
@@ -95,7 +95,7 @@ def _checked(plan: SweepPlan) -> SweepInputs:
     from backend.distributed.machine_check import require_one_machine
 
     require_one_machine(base, "A sweep")
-    from backend.runs.sweeps.member import SweepInputs
+    from backend.runs.sweeps.run_sweep import SweepInputs
 
     inputs = SweepInputs()
     inputs.check(plan)

@@ -1,7 +1,4 @@
-"""Summary of a run for the list of runs, its working time, and forecasts from earlier runs.
-
-Reads only both ends of the event log.
-"""
+"""Summary of a run for the list of runs, its working time, and forecasts; reads only both ends of the event log."""
 
 from __future__ import annotations
 
@@ -34,11 +31,8 @@ IDLE_PHASES = ("loading", "paused")
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """One run in the list. Numbers are None before there are any.
-
-    `reward` and `metrics` are the newest step's, `reward_before` and `reward_after` means over the first and the last
-    few steps. `began` is in unix seconds; `worked_s` excludes loading and pauses.
-    """
+    """One run in the list. `reward` and `metrics` are the newest step's, `reward_before` and `reward_after` means over
+    the first and the last few steps. `worked_s` excludes loading and pauses."""
 
     name: str
     path: str
@@ -111,10 +105,8 @@ def averaging_window(count: int) -> int:
 
 
 def first_and_last_means(values: Iterable[Any], count: int | None = None) -> tuple[float | None, float | None]:
-    """Means over the first and the last `averaging_window` values that are numbers; (None, the only value) below two.
-
-    `count`: the steps of the run, if `values` covers only its two ends.
-    """
+    """Means over the first and the last `averaging_window` numbers; (None, the only value) below two. `count`: the
+    steps of the run, if `values` covers only its two ends."""
     numbers = [float(value) for value in values if isinstance(value, int | float) and math.isfinite(value)]
     if len(numbers) < 2:
         return None, numbers[0] if numbers else None
@@ -131,11 +123,8 @@ def may_be_starting(run: RunFolder) -> bool:
 def state_of(
     ending: Event | None, *, is_locked: bool, has_started: bool, may_be_coming: bool, is_queued: bool = False
 ) -> State:
-    """The state of a run from its event log and its lock.
-
-    `ending`: the event that ended the run. `has_started`: the log has a `started` event. `may_be_coming`: a process
-    that was just launched may still be importing. `is_queued`: the run waits its turn (`backend.runs.queue`).
-    """
+    """The state of a run from its event log and its lock. `ending`: the event that ended the run. `may_be_coming`: a
+    process that was just launched may still be importing."""
     if ending is not None:
         return ending["kind"]
     if is_locked:
@@ -178,10 +167,8 @@ def _changed(run: RunFolder) -> dict[str, Any]:
 
 
 class WorkClock:
-    """Working time of a run: loading, pauses, the time between two processes and the machine's sleep do not count.
-
-    `take` its events in order, all of them or those of both ends of the log. `seconds` is the time up to the last one.
-    """
+    """Working time of a run without loading, pauses and the machine's sleep. `take` its events in order, all of them or
+    those of both ends of the log."""
 
     def __init__(self) -> None:
         self.seconds = 0.0

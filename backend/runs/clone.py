@@ -1,11 +1,10 @@
 """A new run from a checkpoint of another, with some settings changed.
 
-*Warm*: the clone has the parent's weights, optimizer, place in the data, event log and completions up to that step, so
-that without changes it continues as the parent would have, bit for bit. *Cold*: the clone starts at step 0 from the
-parent's weights, with a fresh optimizer and the prompts from the beginning.
+*Warm*: the clone continues with the parent's weights, optimizer, place in the data, event log and completions; without
+changes bit for bit as the parent would have. *Cold*: it starts at step 0 from the parent's weights.
 
-The folder appears complete or not at all, and starts nothing: a clone is a stopped run, which `resume` continues.
-Changes of settings that the parent had by that step are in the clone's config.yaml; later ones are not inherited.
+The folder appears complete or not at all. A clone is a stopped run, which `resume` continues. Its config.yaml has the
+changes of settings that the parent had by that step.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ OF_THE_PARENT: dict[str, Any] = {"run_name": "", "adapter": ""}
 
 def clone_settings(parent: RunFolder, which: str, changes: Mapping[str, Any], *, warm: bool) -> tuple[Config, Config]:
     """The parent's settings at checkpoint `which` ("best", "last" or a step), and those of a clone with `changes`, raw
-    settings of which None means the default. Raises UserError for changes that a clone cannot have."""
+    settings of which None means the default. Raises UserError."""
     step = find_checkpoint(parent, which).step
     before = own_config(load(parent.config), read_changes(parent), step)
     values, problems = translate(changes)

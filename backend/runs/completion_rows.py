@@ -1,8 +1,5 @@
-"""Rows of completions as typed dictionaries: one line of a run's completions.jsonl, and one group to be scored.
-
-In completions.jsonl `tokens` is a count; in a group to be scored it holds the sampled ids. Rows are checked as far as
-their step: a file may be cut off or edited, so code that shows a row must expect missing keys.
-"""
+"""Rows of completions as typed dictionaries: one line of a run's completions.jsonl, and one group to be scored. Only
+the step of a row is checked: code that shows a row must expect missing keys."""
 
 from __future__ import annotations
 
@@ -15,12 +12,9 @@ Stop = Literal["eos", "length", "string"]
 
 
 class TokenData(TypedDict):
-    """Every token of one completion, recorded with `record_tokens`. Each list has one entry a token.
-
-    Log-probabilities are in nats, after the logits were divided by the temperature; None where one is not finite. The
-    learner's values are of the last update of the step, and absent where the completion was left out of every update
-    (`skip_zero_signal`, `mask_truncated_completions`).
-    """
+    """Every token of one completion, recorded with `record_tokens`. Each list has one entry a token. Log-probabilities
+    are in nats, after the temperature. The learner's values are of the last update of the step, and absent where the
+    completion was left out of every update."""
 
     text: list[str]  # of a character that several tokens make up, the last one has it
     logp: list[float | None]  # when sampled, before top-p, top-k and min-p
@@ -45,8 +39,7 @@ class CompletionRow(TypedDict):
 
 
 class GroupRow(TypedDict):
-    """One line of completions.jsonl: the completions that a step sampled for one prompt, in sampling order. Written by
-    `backend.trainer.telemetry.group_row`, read by `parse_group_row`."""
+    """One line of completions.jsonl: the completions that a step sampled for one prompt."""
 
     step: int
     prompt: str
@@ -64,7 +57,7 @@ class SampledRow(TypedDict):
 
 
 class ScoringRow(TypedDict):
-    """A group to be scored: the inputs of reward functions. Written and read by `backend.rewards.completion_lines`."""
+    """A group to be scored: the inputs of reward functions."""
 
     prompt: str
     answer: str

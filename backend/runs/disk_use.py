@@ -80,11 +80,8 @@ def freeable_space(runs: Iterable[RunFolder]) -> list[FreeableSpace]:
 
 
 def free_space(run: RunFolder) -> int:
-    """Delete a run's checkpoints but the best and the newest; returns the bytes freed.
-
-    A checkpoint is renamed before its files are deleted, so none is ever half there. Raises UserError for a run that is
-    being trained or cannot be written.
-    """
+    """Delete a run's checkpoints but the best and the newest; returns the bytes freed. A checkpoint is renamed before
+    its files are deleted, so none is ever half there. Raises UserError."""
     handle = hold_lock(run)
     freed = 0
     try:

@@ -1,8 +1,7 @@
 """The event log of a run, events.jsonl: one JSON object per line, one writer, any number of readers.
 
-Every line has `v`, `seq`, `t` (unix seconds), `mono` (seconds on the monotonic clock; older logs lack it) and `kind`.
-A resume truncates events.jsonl and completions.jsonl to the lengths in the checkpoint's state.json and appends, so each
-step appears once. A `Follower` that had read past that length starts over.
+Every line has `v`, `seq`, `t` (unix seconds), `mono` (the monotonic clock; older logs lack it) and `kind`. A resume
+truncates events.jsonl and completions.jsonl to the lengths in the checkpoint's state.json, so each step appears once.
 """
 
 from __future__ import annotations
@@ -124,11 +123,9 @@ def json_safe(value: Any) -> Any:
 
 
 class JsonLines:
-    """Appends whole JSON lines to a file and counts its bytes in `size`. One writer at a time.
-
-    A line that cannot be written whole is cut off again and raises DiskError. The descriptor has no buffer, since
-    Python's keeps bytes that failed and writes them later.
-    """
+    """Appends whole JSON lines to a file and counts its bytes in `size`. A line that cannot be written whole is cut off
+    again and raises DiskError. The descriptor has no buffer, since Python's keeps bytes that failed and writes them
+    later."""
 
     def __init__(self, path: Path) -> None:
         """Cuts off half a line at the end, which a killed process leaves. Raises DiskError."""
@@ -198,11 +195,8 @@ class EventLog(JsonLines):
         self._echo_error: DiskError | None = None
 
     def write(self, kind: str, **fields: Any) -> Event:
-        """Append one event and return it. With a `t` among the fields it has no `mono`.
-
-        Raises DiskError with nothing written. An error of `echo` is raised by the next call, since this event is
-        written.
-        """
+        """Append one event and return it. With a `t` among the fields it has no `mono`. Raises DiskError with nothing
+        written. An error of `echo` is raised by the next call."""
         if (error := self.take_echo_error()) is not None:
             raise error
         times = {} if "t" in fields else {"t": time.time(), "mono": round(time.monotonic(), 3)}
@@ -228,7 +222,7 @@ class Follower:
     """Reads a growing file of JSON lines incrementally. Never raises for anything a writer may do.
 
     After `read`, `restarted` says that the file was truncated or replaced, so that earlier events are void. To notice
-    it, each `read` compares the last line read before with the bytes now at its offset.
+    it, each `read` compares the last line read before.
     """
 
     def __init__(self, path: Path, *, limit: int = 4 << 20) -> None:
@@ -317,10 +311,8 @@ def step_of_end(run: RunFolder) -> int | None:
 
 
 def first_and_last_events(path: Path) -> tuple[list[Event], list[Event]]:
-    """(events of the first TAIL_BYTES of an event log, events of its last TAIL_BYTES or of more, up to a `step`).
-
-    A step may be far from the end: a long rollout or evaluation writes thousands of `phase` events after it.
-    """
+    """(events of the first TAIL_BYTES of an event log, events of its last TAIL_BYTES or of more, up to a `step`): a
+    long rollout or evaluation writes thousands of `phase` events after a step."""
     try:
         with open_regular(path) as file:
             head = file.read(TAIL_BYTES)

@@ -32,10 +32,8 @@ class FolderPlace:
 
 
 class RunFolderGuard:
-    """Notices that the folder of a training run was moved or deleted.
-
-    The trainer's open files go with a folder that is moved, while everything it writes by name would miss it.
-    """
+    """Notices that the folder of a training run was moved or deleted: open files go with a moved folder, new files do
+    not."""
 
     def __init__(self, run: RunFolder) -> None:
         self._run = run
@@ -97,10 +95,7 @@ CHECK_EVERY_S = 2.0
 
 
 class DiskSpaceGuard:
-    """Pauses a run while its disk is nearly full, before a save fails.
-
-    A user who resumes it meanwhile is not asked again before there was space.
-    """
+    """Pauses a run while its disk is nearly full, before a save fails. A user who resumes it is not asked again."""
 
     def __init__(self, run: RunFolder, event_log: EventLog, control: Control) -> None:
         self._run, self._event_log, self._control = run, event_log, control

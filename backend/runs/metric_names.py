@@ -1,8 +1,5 @@
-"""Names of metrics, ours and TRL's.
-
-The event log and the window have our names. Trackers and tables that leave this program have TRL's (`trl_metrics`,
-`prefixed`), and where a user names a metric, both are accepted (`our_name`).
-"""
+"""Names of metrics, ours and TRL's. Trackers and tables that leave this program have TRL's; a user may name a metric
+either way (`our_name`)."""
 
 from __future__ import annotations
 
@@ -61,8 +58,8 @@ def known_metrics(rewards: Iterable[str]) -> list[str]:
 
 
 def our_name(name: str) -> str:
-    """Our name of a metric that may have TRL's: `step_time` is time/step, `eval_reward` is eval/reward, `eval/hard_kl`
-    is eval/hard/kl, of the evaluation set hard. Any other name is returned as it is."""
+    """Our name of a metric that may have TRL's: `step_time` is time/step, `eval_hard_kl` is eval/hard/kl, of the
+    evaluation set hard. Any other name is returned as it is."""
     if name.startswith(TRAINING):
         rest = _plain(name.removeprefix(TRAINING))
         return rest if _is_known(rest) else name
@@ -104,7 +101,7 @@ def _is_known(name: str) -> bool:
 
 def trl_name(name: str, scale_rewards: str, *, has_both: bool = True) -> str:
     """TRL's name of a metric. Its `reward_std` is the mean within groups, but with `scale_rewards: batch` that over the
-    step; the other one keeps a name of ours. `has_both`: the groups have two completions or more."""
+    step. `has_both`: the groups have two completions or more."""
     over_step, within = SPREAD
     if scale_rewards != "batch" and has_both:
         return {within: over_step, over_step: OVER_THE_STEP}.get(name) or TRL_NAMES.get(name, name)
@@ -181,11 +178,8 @@ def with_our_name(text: str) -> str:
 
 
 def condition_fault(text: str, rewards: Sequence[str], may_log_metrics: bool, sets: Sequence[str] = ()) -> str:
-    """The problem of a condition, or "". `rewards` and `sets`: the run's reward functions and evaluation sets.
-
-    `may_log_metrics`: the user's reward functions may log any metric, so a name is only refused if it is nearly a known
-    one.
-    """
+    """The problem of a condition, or "". `may_log_metrics`: the user's reward functions may log any metric, so a name
+    is only refused if it is nearly a known one."""
     try:
         condition = parse_condition(text)
     except ValueError as error:

@@ -1,8 +1,7 @@
 """The queue: runs that wait their turn, in the order of queue.json in the folder of runs.
 
-An entry is the name of a run folder: a run that has never begun, or one to be resumed (stopped, failed, crashed, or a
-clone). It waits as long as its event log is as it was when it joined, so nothing has to be undone when a process dies.
-The runner (`backend.runs.queue_runner`) has a lock of its own.
+An entry is the name of a run that has never begun, or of one to be resumed. It waits as long as its event log is as it
+was when it joined, so nothing has to be undone when a process dies.
 """
 
 from __future__ import annotations
@@ -44,12 +43,9 @@ _CONTENT = TypeAdapter(_Content)
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """The content of queue.json.
-
-    `waiting`: the folders in their order. `starting`: the run that the runner has started and that may have written
-    nothing yet. `is_paused`: no other run is started. `diaries`: of the runs that began before they joined, name → time
-    of their event log's last write, in ns.
-    """
+    """The content of queue.json. `starting`: the run that the runner has started and that may have written nothing yet.
+    `is_paused`: no other run is started. `diaries`: of the runs that began before they joined, name → time of their
+    event log's last write, in ns."""
 
     waiting: tuple[RunFolder, ...] = ()
     starting: RunFolder | None = None
@@ -149,8 +145,8 @@ class QueueFile:
         return handle
 
     def start_next(self, otherwise: Callable[[Queue], None]) -> RunFolder | None:
-        """Take the next run out of the queue. Without one, or where the queue is paused, call `otherwise` under the
-        lock on changes, so that a runner that ends leaves no run behind that was added a moment too late."""
+        """Take the next run out of the queue. Without one, or while paused, call `otherwise` under the lock on changes,
+        so that a runner that ends leaves no run behind that was added a moment too late."""
         with self._locked():
             queue = self.read()
             if queue.waiting and not queue.is_paused:
@@ -160,8 +156,8 @@ class QueueFile:
             return None
 
     def settle(self, run: RunFolder) -> None:
-        """Note that the process of this run has ended. A run that wrote nothing is dropped, lest it be started for
-        ever; one that another process holds stays."""
+        """Note that the process of this run has ended. A run that wrote nothing is dropped; one that another process
+        holds stays."""
         with self._locked():
             queue = replace(self._listed(), starting=None)
             self._write(queue if run.is_locked() else queue.without(run))
@@ -190,8 +186,8 @@ class QueueFile:
         replace_file(self.path, json.dumps(content, ensure_ascii=False, indent=1) + "\n")
 
     def _listed(self) -> Queue:
-        """The runs of the file that have not been deleted, begun or resumed since they joined. A run that is just being
-        started is one: it waits again should its process die before the event log's first line."""
+        """The runs of the file that have not been deleted, begun or resumed since they joined, that just being started
+        included."""
         if not os.path.lexists(self.path):
             return Queue()
         raw = read_json(self.path, "queue", advice=_ADVICE)

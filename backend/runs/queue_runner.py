@@ -1,8 +1,5 @@
-"""The process that trains the waiting runs, one after the other, without a window: `queue run`.
-
-It starts `train --run` for the first run of the queue, or `resume` if that has begun before, waits for its end, and
-takes the next. Killed, it leaves a training that continues and a queue in which nothing is missing.
-"""
+"""The process that trains the waiting runs, one after the other: `queue run`. Killed, it leaves a training that
+continues and a queue in which nothing is missing."""
 
 from __future__ import annotations
 
@@ -26,8 +23,8 @@ Reason = Literal["empty", "paused"]
 
 
 def train_in_process(run: RunFolder) -> int:
-    """Train a prepared run, or resume one that has begun, in a process of its own session; returns its exit code, below
-    0 for a signal. Neither Ctrl-C in the runner's terminal nor the runner's death reaches it."""
+    """Train a prepared run, or resume one that has begun, in a process of its own session, which survives Ctrl-C and
+    the runner; returns its exit code, below 0 for a signal."""
     verb = ("train", "--run") if is_fresh(run) else ("resume",)
     with run.log.open("ab") as log:
         trainer = subprocess.Popen(

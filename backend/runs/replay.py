@@ -1,9 +1,6 @@
 """Plays a recorded run into a new folder, for demonstrations: the same events, completions and log at the recorded
-times, divided by a speed.
-
-The lock is held as a trainer holds it and control words are obeyed, so the window shows a live run; at the end the
-folder is as the original is: finished, stopped, failed, or without an ending. Nothing is trained.
-"""
+times, divided by a speed, and the same ending. The lock is held and control words are obeyed, so the window shows a
+live run. Nothing is trained."""
 
 from __future__ import annotations
 
@@ -80,8 +77,7 @@ class Replay:
 
 
 def replay(source: RunFolder, runs_dir: Path | None = None, name: str = "", speed: float = 1.0) -> Replay:
-    """Prepare a replay in a new folder of `runs_dir`. Raises UserError without an event log, for a negative speed or a
-    bad name, and for a link in the run's folder."""
+    """Prepare a replay in a new folder of `runs_dir`. Raises UserError."""
     if speed < 0:
         raise UserError("speed", f"The speed is a number above 0, or 0 for at once, not {speed:g}.")
     require_plain_files(source.path)  # a copy would take what they lead to

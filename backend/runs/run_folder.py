@@ -106,8 +106,8 @@ def default_run_name(model: str, train_type: str, train_mode: str, now: datetime
 
 
 def make_run_folder(name: str, folder: Path | None = None, *, reuse: bool = False) -> RunFolder:
-    """Make a folder for a run. Without `reuse`, a number is added where the name is taken; with it, an existing folder
-    is used. Raises UserError for a bad name, a folder with an event log, and one that cannot be written."""
+    """Make a folder for a run. Without `reuse`, a number is added where the name is taken; with it, a folder without an
+    event log is used. Raises UserError."""
     parent = folder or runs_folder()
     if not is_folder_name(name):
         raise UserError("run_name", f"A run cannot be called {quote(name, 40)}: that is no name of a folder.")

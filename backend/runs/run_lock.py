@@ -1,8 +1,5 @@
 """The locks of a run, by which one process at a time trains it: the trainer's own, and that of a launcher of ranks.
-
-Both are flocks, which the kernel releases however their process ends. A lock is passed over an exec as a file
-descriptor, and from a launcher to its processes by an environment variable.
-"""
+Both are flocks, which end with their process; an exec or a launcher passes them on."""
 
 from __future__ import annotations
 
@@ -25,10 +22,7 @@ NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.E
 
 
 def hold_lock(run: RunFolder) -> int:
-    """Lock the run for this process, until it ends or the returned handle is closed.
-
-    Raises UserError when another process holds it or starts its ranks, or the folder cannot be written.
-    """
+    """Lock the run for this process, until it ends or the returned handle is closed. Raises UserError."""
     handle = _held(run, run.lock)
     # `held_for_launch` takes the two locks in the other order, so that one of two processes sees the other.
     if os.environ.get(LAUNCH_VARIABLE) != str(run.path) and file_lock.is_held(run.launch_lock):

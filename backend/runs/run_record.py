@@ -53,11 +53,9 @@ def read_notes(run: RunFolder) -> RunNotes:
 
 
 def change_notes(run: RunFolder, **changes: Any) -> RunNotes:
-    """Change some fields and return the notes as saved.
-
-    The file is read again first, so that two windows lose nothing, and unknown fields of a later version are kept.
-    Raises UserError for a file that cannot be read, which stays as it is, or cannot be written.
-    """
+    """Change some fields and return the notes as saved, with unknown fields of a later version. The file is read again
+    first, so that two windows lose nothing. Raises UserError for a file that cannot be read, which stays as it is, or
+    written."""
     content = _content(run)
     notes = replace(_notes(content, run), **changes)
     replace_file(run.about, json.dumps({**content, **asdict(notes)}, ensure_ascii=False, indent=1) + "\n")
@@ -149,11 +147,8 @@ def newest_evaluation(event_log: Path) -> Event | None:
 
 @dataclass(frozen=True, slots=True)
 class Parent:
-    """The run that a clone began from, in its parent.json.
-
-    `path`: its folder at that time. `warm`: the clone continues from `step`; else it took only the weights. `changed`:
-    key → (the parent's value at that step, the clone's).
-    """
+    """The run that a clone began from, in its parent.json. `warm`: the clone continues from `step`; else it took only
+    the weights. `changed`: key → (the parent's value at that step, the clone's)."""
 
     run: str
     path: Path
@@ -184,12 +179,8 @@ def write_parent(run: RunFolder, parent: Parent) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """Everything that a list of runs shows of one.
-
-    `settings`: those that differ from the defaults. `held_out`: metrics of the newest evaluation. `notes_problem`: why
-    about.json cannot be read. `parent`: name of the run that it was cloned from. `disk`: part of the folder → bytes.
-    `curve`: the reward in a few points.
-    """
+    """Everything that a list of runs shows of one. `settings`: those that differ from the defaults. `held_out`: metrics
+    of the newest evaluation. `notes_problem`: why about.json cannot be read. `disk`: part of the folder → bytes."""
 
     summary: Summary
     settings: Mapping[str, Any] = field(default_factory=dict[str, Any])

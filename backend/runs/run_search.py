@@ -1,7 +1,7 @@
 """The search for runs, `lr>1e-5 tag:math loss:dapo -state:failed addition`, and the columns of the list.
 
-All words and conditions of a query must hold; `-` negates one, and quotes keep spaces. A condition is a field, setting
-or metric, one of `: = > < >= <=`, and a value; `:` means "contains" for text and "equals" for numbers.
+All words and conditions must hold; `-` negates one, and quotes keep spaces. `:` means "contains" for text and "equals"
+for numbers.
 """
 
 from __future__ import annotations
@@ -149,9 +149,7 @@ _CONDITION = re.compile(r"(-?)([A-Za-z_][\w./-]*)(>=|<=|[:=<>])(.*)", re.DOTALL)
 
 def search(query: str, metrics: Collection[str] = tuple(METRICS)) -> Test:
     """The test of a query; an empty one passes every run. `metrics`: names that conditions may use besides fields.
-
-    Raises UserError for an unknown name, with the nearest one, and for a value that cannot be compared.
-    """
+    Raises UserError for an unknown name and for a value that cannot be compared."""
     tests: list[tuple[bool, Test]] = []
     for part in _PART.findall(query):
         if condition := _CONDITION.fullmatch(part):

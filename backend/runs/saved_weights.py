@@ -75,10 +75,8 @@ def has_optimizer(state: Mapping[str, Any]) -> bool:
 
 
 def best_of(checkpoints: Iterable[SavedWeights]) -> SavedWeights | None:
-    """The one with the best score of the newest series; None without scores.
-
-    The score of an evaluation is repeated until the next one: the evaluated checkpoint is the first that has it.
-    """
+    """The one with the best score of the newest series; None without scores. A score is repeated until the next
+    evaluation: the evaluated checkpoint is the first that has it."""
     scored = [(saved.series, saved.score, saved) for saved in checkpoints if saved.score is not None]
     newest = max((series for series, _, _ in scored), default=0)
     ranked = [
@@ -119,8 +117,8 @@ END, BEST = "end", "best"
 
 @dataclass(frozen=True, slots=True)
 class WeightChoice:
-    """Weights of one step. `key`: end, best, or the step's number. `path`: a file of trained arrays, or the folder of a
-    whole model. `step`: None for the weights that a run leaves besides its checkpoints."""
+    """Weights of one step. `key`: end, best, or the step's number. `path`: a file of arrays, or the folder of a whole
+    model."""
 
     key: str
     path: Path

@@ -1,8 +1,5 @@
-"""Progress of the work before a run's first step: reading a dataset, fetching one, loading a model.
-
-Working code reports lines; the run's process prints them, so that they are in its log, where the window reads the
-newest: before the run holds a model there is no event log.
-"""
+"""Progress of the work before a run's first step: reading a dataset, fetching one, loading a model. The lines are in
+the run's log, where the window reads the newest."""
 
 from __future__ import annotations
 
@@ -84,11 +81,8 @@ def telling(
     unit: str = "rows",
     looked: int | None = None,
 ) -> Iterator[T]:
-    """The items, with reports such as “Checking rows.jsonl: 35%, 1,204,000 rows, 310,000 rows/s.”
-
-    `share` and `amount` of the number of items so far: 0 to 1, and in `unit`. `looked`: items between two looks at the
-    clock.
-    """
+    """The items, with reports such as “Checking rows.jsonl: 35%, 1,204,000 rows, 310,000 rows/s.” `share` and `amount`
+    of the number of items so far: 0 to 1, and in `unit`. `looked`: items between two looks at the clock."""
     listener = _listener.get()
     if listener is None:
         yield from items

@@ -1,9 +1,5 @@
-"""Changes of settings during a run: which settings may change, what a change must satisfy, and how changes are kept.
-
-A change holds from the beginning of a step on. `changes.json` lists every change with its step; config.yaml and this
-list determine the run, so a resume from any checkpoint repeats it exactly (`backend.trainer.steering`). A changed
-setting means from its step on what it would mean had the run begun with it.
-"""
+"""Changes of settings during a run, from the beginning of a step on. config.yaml and `changes.json`, which lists every
+change with its step, determine the run, so a resume from any checkpoint repeats it exactly."""
 
 from __future__ import annotations
 
@@ -63,10 +59,10 @@ def _shown(value: Any) -> str:
 def changed(
     config: Config, asked: Mapping[str, Any], done: int = 0, *, at_resume: bool = False
 ) -> dict[str, tuple[Any, Any]]:
-    """The changes that the raw settings `asked` make in `config`: key → (old, new), without unchanged keys.
+    """The changes that the raw settings `asked` make in `config`: key → (old, new). None means the default.
 
     `done`: steps that will have been done when the change begins to hold. `at_resume`: no trainer runs, so `AT_RESUME`
-    may change too. A key with the value None goes back to its default. Raises UserError with every problem.
+    may change too. Raises UserError with every problem.
     """
     values, found = translate(asked)
     allowed = (*STEERABLE, *AT_RESUME) if at_resume else STEERABLE
@@ -111,8 +107,8 @@ def _problems_in_course(config: Config, new: Config, changes: Mapping[str, Any],
 
 
 def read_changes(run: RunFolder) -> list[Change]:
-    """The changes of a run in the order of their steps; none where there is no file. Raises UserError for a damaged
-    file, without which the run cannot be repeated."""
+    """The changes of a run in the order of their steps. Raises UserError for a damaged file, without which the run
+    cannot be repeated."""
     if not os.path.lexists(run.changes):
         return []
     kept = read_json(run.changes, "run", advice=_ADVICE)
@@ -145,7 +141,7 @@ def run_config(run: RunFolder, step: int | None = None) -> Config:
 
 def config_at(config: Config, changes: Sequence[Change], step: int | None = None) -> Config:
     """The settings of a step: those of config.yaml, `config`, with every change that holds by then, and of its stage;
-    without a step with every change, in the last stage. Raises UserError where they do not fit together."""
+    without a step at the end of the run. Raises UserError where they do not fit together."""
     new = changed_values(changes, step)
     if config.stages:
         values, index = config.model_dump() | new, stage_at(config.stages, step)
@@ -200,7 +196,7 @@ def changed_values(changes: Sequence[Change], step: int | None = None) -> dict[s
 
 def request_change(run: RunFolder, asked: Mapping[str, Any]) -> None:
     """Ask the trainer of a run to change settings, in addition to a request that it has not taken yet. Raises
-    UserError where the folder cannot be written."""
+    UserError."""
     waiting = read_request(run.change_request)
     replace_file(run.change_request, json.dumps({"settings": waiting | dict(asked)}, ensure_ascii=False))
 

@@ -24,8 +24,7 @@ from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_lock import LOCK_VARIABLE
 from backend.runs.sweeps import run_sweep as sweep_module
-from backend.runs.sweeps.member import SweepInputs
-from backend.runs.sweeps.run_sweep import run_sweep
+from backend.runs.sweeps.run_sweep import SweepInputs, run_sweep
 from backend.runs.sweeps.sweep import SweepPlan, parse_sweep
 from backend.runs.sweeps.sweep_results import (
     SweepFolder,

@@ -1,12 +1,11 @@
 """Checkpoints of a run: weights, optimizer and training state, written completely or not at all, rotated and verified.
 
-A checkpoint is a folder `checkpoints/000100/`. It is written as `.000100`, synced to disk and renamed, and loses its
-name before its files when it is deleted, so a folder with a number for a name is complete. There is no random state to
-save: each random number is a function of the seed and of its position in the run.
+A checkpoint is a folder `checkpoints/000100/`. It is written as `.000100`, synced and renamed, and loses its name
+before its files when it is deleted, so a folder with a number for a name is complete. There is no random state to save:
+each random number is a function of the seed and of its position in the run.
 
 After a kill, events.jsonl and completions.jsonl are ahead of the newest checkpoint; a resume truncates them to the byte
-lengths in its state.json. Both are synced before the checkpoint gets its name. A damaged checkpoint is set aside under
-another name, and the run continues from the one before.
+lengths in its state.json.
 """
 
 from __future__ import annotations
@@ -76,8 +75,7 @@ NEUTRAL = ("began", "score_metric", "best_is_lowest", "score_series", "stream_fi
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A complete checkpoint on disk. `filled_in`: fields of the state that an earlier version has not written. `sums`:
-    file → length and checksum; earlier versions have none."""
+    """A complete checkpoint on disk. `filled_in`: fields of the state that an earlier version has not written."""
 
     path: Path
     state: TrainingState
@@ -128,8 +126,7 @@ def save(
     is_full_model: bool,
     keep: int,
 ) -> Path:
-    """Write a checkpoint of `state`, and delete those that are neither among the newest `keep` nor the best. Raises
-    DiskError when it cannot be written; the run's other checkpoints are untouched then."""
+    """Write a checkpoint, and delete those that are neither among the newest `keep` nor the best. Raises DiskError."""
     final = run.checkpoints / f"{state.step:06d}"
     with writing(final):
         run.path.stat()  # a run folder that is gone must not come back half
@@ -242,10 +239,8 @@ class DamagedCheckpoint(UserError):
 
 
 def newest_whole(run: RunFolder) -> tuple[Checkpoint | None, list[Damaged]]:
-    """The newest checkpoint that is as it was written, and the damaged ones that are newer; changes nothing.
-
-    Raises UserError where steps were saved and no checkpoint is whole: a run never starts over by itself then.
-    """
+    """The newest checkpoint that is as it was written, and the damaged ones that are newer. Raises UserError where
+    steps were saved and no checkpoint is whole."""
     damaged: list[Damaged] = []
     folders = [path for path in run.checkpoints.glob("[0-9]*") if path.name.isascii() and path.name.isdigit()]
     for folder in sorted(folders, key=lambda path: -int(path.name)):
@@ -302,8 +297,8 @@ def last_step(run: RunFolder) -> int:
 
 
 def go_back(run: RunFolder, which: str) -> str:
-    """Delete the checkpoints after `which` ("best", "last" or a step), so that the next resume begins there. Returns a
-    message for the event log. Raises UserError without a whole checkpoint of that name, or while the run trains."""
+    """Delete the checkpoints after `which` ("best", "last" or a step), so that the next resume begins there; returns a
+    message for the event log. Raises UserError."""
     lock = hold_lock(run)
     try:
         chosen, last = find_checkpoint(run, which), last_step(run)

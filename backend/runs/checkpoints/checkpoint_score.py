@@ -1,8 +1,5 @@
-"""The score of a checkpoint, which decides the best one and early stopping.
-
-A score is a metric of held-out prompts (`eval/…`) at the newest evaluation, or a metric of the steps, averaged since
-the checkpoint before.
-"""
+"""The score of a checkpoint, which decides the best one and early stopping: a metric of held-out prompts (`eval/…`) at
+the newest evaluation, or a metric of the steps since the checkpoint before."""
 
 from __future__ import annotations
 

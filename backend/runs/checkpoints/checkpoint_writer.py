@@ -1,8 +1,7 @@
 """Checkpoints written by a thread: the next step samples while the last one goes to disk.
 
-An evaluated mlx array is immutable: an update makes new arrays. So a snapshot is a set of references, and nothing is
-copied. The trainer waits for the thread before the next update all the same: after it the snapshot alone would keep the
-old weights alive, a second copy of the model.
+An evaluated mlx array is immutable, so a snapshot is a set of references, and nothing is copied. The trainer waits for
+the thread before the next update: after it the snapshot alone would keep a second copy of the model alive.
 """
 
 from __future__ import annotations
@@ -62,10 +61,7 @@ def snapshot(state: TrainingState, policy: Policy, learner: Learner, config: Con
 
 
 class CheckpointWriter:
-    """Writes one checkpoint of a run at a time, and its event once it is complete: `begin`, then `wait`.
-
-    `saved_step`: the step of the newest complete checkpoint. `clock`: the trainer's, in seconds.
-    """
+    """Writes one checkpoint of a run at a time, and its event once it is complete: `begin`, then `wait`."""
 
     def __init__(
         self,

@@ -1,7 +1,8 @@
 """The course of a sweep: its runs in turns, rung by rung.
 
-Runs on one base take turns of `round_steps` steps. Where a sweep has several bases, or runs of full fine-tuning, which
-change every weight, they are loaded one after the other at each rung.
+Each run is an ordinary run folder and an ordinary trainer, which takes `round_steps` steps at a time. Nothing of it
+changes between its turns, and runs share only frozen arrays, so each computes what it would compute alone, bit for bit.
+Runs of several bases, or of full fine-tuning, are loaded one after the other at each rung.
 """
 
 from __future__ import annotations
@@ -13,19 +14,25 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import mlx.core as mx
 
-from backend.config.config import load
+from backend.config.config import Config, load
+from backend.data.rows import SPLITS, LazyRows, Rows
 from backend.engine.cpu import left_nothing
 from backend.models.policy import load_base
+from backend.rewards.scorer import SharedProcesses
+from backend.rewards.worker_process import RewardWorker
+from backend.runs.checkpoints import checkpoint
 from backend.runs.events import last_event
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_lock import hand_on_lock, hold_lock, inherited_lock
-from backend.runs.sweeps.member import MemberRun, SweepInputs
 from backend.runs.sweeps.sweep import Member, Rung, SweepPlan
 from backend.runs.sweeps.sweep_results import (
+    MemberResult,
     RungResult,
     SweepFolder,
     SweepResults,
@@ -36,18 +43,24 @@ from backend.runs.sweeps.sweep_results import (
     write_results,
 )
 from backend.trainer import control
-from backend.trainer.control import read_word, remove_word
+from backend.trainer.control import Stopped, read_word, remove_word
 from backend.trainer.ending import RESTART, Ending, ending_of
-from backend.trainer.run_context import SharedResources
+from backend.trainer.preflight import preflight
+from backend.trainer.run_context import SharedResources, load_context
+from backend.trainer.run_inputs import RunInputs, read_inputs
+from backend.trainer.run_process import end_run, open_run, save_without_gpu, stops_as_exceptions
+from backend.trainer.trackers.follow import RunTrackers
+from backend.trainer.trainer import Trainer
 from backend.utils.disk_faults import DiskError
+from backend.utils.errors import ConfigProblem, UserError
 
 POLL_S = 0.3
 END = Rung(1 << 62, 0)  # the end of every run, however long it is
 
 
 class SweepCommands:
-    """The words pause, resume and stop in the folder of a sweep, and stop signals, passed to the run whose turn it is.
-    `stop_reason` is set for good once a stop has come."""
+    """Passes the words pause, resume and stop in the folder of a sweep, and stop signals, to the run whose turn it
+    is."""
 
     def __init__(self, process: RunFolder) -> None:
         self.current: RunFolder | None = None
@@ -110,11 +123,10 @@ def run_sweep(
     echo: Callable[[SweepResults], None] = lambda results: None,
     may_restart: bool = False,
 ) -> Ending:
-    """Train a sweep from where it was, in folders that exist, with their settings inside.
+    """Train a sweep from where it was, in folders that exist. `echo` is called after every turn.
 
     Errors of single runs end those runs; errors of the sweep are returned in the Ending. With `may_restart` that may be
-    a RESTART, as in `backend.trainer.run_process.train`. Raises UserError when another process trains the sweep. `echo`
-    is called after every turn.
+    a RESTART. Raises UserError when another process trains the sweep.
     """
     process = folder.process
     inherited = inherited_lock(process)
@@ -306,3 +318,209 @@ class Sweep:
     def report(self) -> None:
         write_results(self.folder, self.results)
         self._echo(self.results)
+
+
+TURN_OVER = "turn over"  # the kind of an ending after which the run continues at its next turn
+
+
+class MemberRun:
+    """One run of a sweep. `result` is its line of the sweep's results, `ending` its end in this process. `gpu_retries`:
+    how often a GPU error may be answered by a RESTART. `stop_reason`: why the sweep is to stop, "" while it
+    continues."""
+
+    def __init__(
+        self,
+        config: Config,
+        folder: RunFolder,
+        result: MemberResult,
+        read_inputs: Callable[[], RunInputs],
+        *,
+        command: str,
+        gpu_retries: int = 0,
+        stop_reason: Callable[[], str] = str,
+    ) -> None:
+        self.config, self.folder, self.result = config, folder, result
+        self.ending: Ending | None = None
+        self._read_inputs, self._command, self._gpu_retries = read_inputs, command, gpu_retries
+        self._stop_reason = stop_reason
+        self.trainer: Trainer | None = None
+        self._lock: int | None = None
+        self._completions_before = result.completions
+
+    @property
+    def is_open(self) -> bool:
+        return self.trainer is not None
+
+    @property
+    def is_loaded(self) -> bool:
+        return self.trainer is not None and self.trainer.has_parts
+
+    def load(self, shared: SharedResources) -> None:
+        """Take the run's lock and load it, from its newest checkpoint if it has one; after `park`, where it was."""
+        if self.trainer is not None:
+            return self._unpark(shared)
+        # The lock stays with the sweep until the run has ended: a run that waits for its turn is not crashed.
+        self._lock = hold_lock(self.folder)
+        trainer, saved = open_run(self.config, self.folder, shared=shared)
+        self.trainer = trainer
+        self.result.state = "training"
+
+        def load() -> Ending | None:
+            trainer.load(saved, self._command, self._read_inputs())
+            return self._train(trainer.state.step)  # an evaluation that is due before the next step
+
+        self._guarded(load)
+
+    def train(self, until: int) -> None:
+        """Train up to step `until`, and to the run's end if that is its last one."""
+        self._guarded(lambda: self._train(until))
+
+    def _train(self, until: int) -> Ending | None:
+        trainer = self.trainer
+        assert trainer is not None
+        if trainer.train_until(until if until < trainer.parts.steps else None):
+            return trainer.complete()
+        trainer.saver.wait()  # no thread writes while another run has its turn
+        return None
+
+    def park(self) -> None:
+        """Save the run and free its memory, until the next `load`."""
+        trainer = self.trainer
+        assert trainer is not None
+
+        def save() -> None:
+            if trainer.saver.saved_step != trainer.state.step:
+                trainer.save()
+            trainer.saver.wait()
+            trainer.parts.background_tokenizer.close()
+            del trainer.parts
+
+        self._guarded(save)
+        self._completions_before = self.result.completions
+
+    def _unpark(self, shared: SharedResources) -> None:
+        trainer = self.trainer
+        assert trainer is not None
+
+        def load() -> None:
+            # Its notes are in the event log since the first time.
+            parts = load_context(
+                trainer.config,
+                lambda sentence: None,
+                self._read_inputs(),
+                trainer.gpu_errors.step_size,
+                shared,
+                trainer.steering.stage_configs(),
+            )
+            saved = checkpoint.newest(self.folder)
+            if saved is None:
+                raise UserError("run", f"The checkpoints of {self.folder.name} were deleted while it waited.")
+            parts.restore(saved, trainer.note)
+            trainer.take_parts(parts)
+
+        self._guarded(load)
+
+    def _guarded(self, work: Callable[[], Ending | None]) -> None:
+        """Do a part of the run's work; end the run where `work` returns its ending, fails or is stopped."""
+        trainer = self.trainer
+        assert trainer is not None
+
+        def obey_signal() -> None:  # the sweep has the signals of its process
+            if reason := self._stop_reason():
+                raise Stopped(reason)
+
+        def part() -> Ending:
+            with stops_as_exceptions(trainer, obey_signal):
+                return work() or Ending(TURN_OVER, trainer.state.step, "", 0)
+
+        rollout = trainer.parts.rollout if trainer.has_parts else None  # the end of a run drops its parts
+        ending = ending_of(part, lambda: trainer.state.step)
+        if rollout is not None:
+            self.result.completions = self._completions_before + rollout.completions
+        self.result.step = trainer.state.step
+        if ending.kind != TURN_OVER:
+            self._end(ending)
+
+    def stop(self, sentence: str, *, is_given_up: bool = False) -> None:
+        """End the run between two turns, saved, as stopped. One that is given up will not be resumed, so it keeps its
+        whole model."""
+        if is_given_up and self.is_open and self.config.train_type == "full" and not self.is_loaded:
+            self._unpark(SharedResources(None))
+        if self.is_open:
+            self._end(Ending("stopped", self.result.step, sentence, 3))
+            self.result.state = "given up" if is_given_up else self.result.state
+
+    def _end(self, ending: Ending) -> None:
+        """Write the run's ending and close it. After a GPU error it may be left open for the next process (RESTART)."""
+        trainer, self.trainer = self.trainer, None
+        assert trainer is not None
+        self.ending = end_run(trainer, ending, self._gpu_retries)
+        self._release(trainer)
+        if self.ending.kind in ("finished", "stopped", "failed"):
+            self.result.state, self.result.sentence = self.ending.kind, self.ending.sentence
+            # Only now: as many processes as a sweep has runs would wait for their turns.
+            if self.folder.config.exists():
+                RunTrackers(self.folder).start(self.config.report_to, lambda sentence: None)
+
+    def save_without_gpu(self) -> None:
+        """Save after a GPU error of another run, which may have made the GPU useless to this process."""
+        if self.trainer is not None:
+            save_without_gpu(self.trainer)
+
+    def leave(self) -> None:
+        """Close the run without an ending, for the next process."""
+        trainer, self.trainer = self.trainer, None
+        if trainer is not None:
+            trainer.close()
+            self._release(trainer)
+            self.ending = Ending(RESTART, trainer.state.step, "", 0)
+
+    def _release(self, trainer: Trainer) -> None:
+        if trainer.has_parts:
+            del trainer.parts
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+
+class SweepInputs:
+    """The inputs of a sweep's runs besides their model."""
+
+    def __init__(self) -> None:
+        self._read: dict[str, RunInputs] = {}
+        self._rows: list[Rows] = []
+        # One process for all reward functions that may use the network, one for the others.
+        self._processes: SharedProcesses = {network: RewardWorker(network) for network in (False, True)}
+
+    def check(self, plan: SweepPlan) -> None:
+        """Check the inputs of every configuration, once for all seeds. Raises UserError with all problems."""
+        found: dict[ConfigProblem, None] = {}
+        for member in plan.members():
+            if member.seed == plan.seeds[0]:
+                try:
+                    self._read[member.run] = self._shared(preflight(plan.raw_settings(member), self._processes))
+                except UserError as error:
+                    found |= dict.fromkeys(error.faults)
+        if found:
+            raise UserError(list(found))
+
+    def of(self, member: Member, config: Config) -> RunInputs:
+        """The inputs of one run, read now if `check` has not read them. Raises UserError."""
+        if member.run not in self._read:
+            self._read[member.run] = self._shared(read_inputs(config, self._processes))
+        return self._read[member.run]
+
+    def _shared(self, inputs: RunInputs) -> RunInputs:
+        """The same inputs with equal lists of rows of another run."""
+        rows: dict[str, Any] = {split: self._known(inputs.splits.rows(split)) for split in SPLITS}
+        stages = {id(stage): replace(stage, rows=self._known(stage.rows)) for stage in inputs.stages}
+        of_stages = tuple(stages[id(stage)] for stage in inputs.stages)  # two stages may have the same object
+        return RunInputs(replace(inputs.splits, **rows), inputs.scorer, of_stages)
+
+    def _known(self, rows: Rows) -> Rows:
+        if isinstance(rows, LazyRows):  # on the disk, and to compare them would mean to read them
+            return rows
+        known = next((known for known in self._rows if known == rows), None)
+        if known is None:
+            self._rows.append(rows)
+        return rows if known is None else known

@@ -1,8 +1,7 @@
-"""A sweep as plain data, and its YAML file: the runs, their settings, and when configurations are stopped early.
+"""A sweep as plain data, and its YAML file.
 
 Successive halving (Jamieson & Talwalkar, 2016, arXiv:1502.07943): all configurations train to the first rung, the best
-share `keep` of them goes on to a rung 1/`keep` times as far, and so on; the rest trains to the end. So each rung costs
-about the same.
+share `keep` of them goes on to a rung 1/`keep` times as far, and so on. So each rung costs about the same.
 """
 
 from __future__ import annotations
@@ -113,8 +112,8 @@ class SweepPlan:
         return [self.base | configuration.settings for configuration in self.configurations]
 
     def groups(self) -> list[list[Member]]:
-        """Runs that take turns on one base model in the same precision. Full fine-tuning changes every weight, so such
-        a run is a group of its own."""
+        """Runs that take turns on one base model in the same precision; a run of full fine-tuning is a group of its
+        own."""
         groups: dict[tuple[str, ...], list[Member]] = {}
         for member in self.members():
             config = parse(self.raw_settings(member))
@@ -332,8 +331,8 @@ def _unknown(key: str, known: tuple[str, ...], of: str, what: str = "key") -> st
 def _configurations(
     over: Mapping[str, Any], search: str, trials: int | None, search_seed: int
 ) -> tuple[Configuration, ...]:
-    """Raises UserError where there are too many, or fewer than `trials`. The first n of a random search are the same
-    for any number of trials."""
+    """Raises UserError for too many, or fewer than `trials`. The first n of a random search are the same for any
+    number."""
     if search == "grid":
         count = math.prod(len(values) for values in over.values())
         if count > MOST_RUNS:

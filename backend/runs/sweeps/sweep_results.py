@@ -1,13 +1,5 @@
-"""A sweep's folder, `<runs>/sweeps/<name>/`, and its results so far.
-
-    sweep.yaml      the sweep, its base and values resolved; loading it again gives the same runs
-    results.json    a line for each configuration; written by the process that trains, read by anyone
-    run.lock        held by that process as long as it lives
-    control         (transient) one word: pause, resume or stop
-    log.txt         its stdout and stderr
-
-The runs themselves are ordinary run folders beside `sweeps/`.
-"""
+"""A sweep's folder, `<runs>/sweeps/<name>/`, with sweep.yaml, results.json (a line for each configuration, written by
+the process that trains), run.lock, control and log.txt. The runs are ordinary run folders beside `sweeps/`."""
 
 from __future__ import annotations
 
