@@ -83,7 +83,6 @@ def verb(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def print_problems(error: UserError) -> None:
-    """Print one line per problem on stderr."""
     for problem in error.faults:
         tell(problem, file=sys.stderr)
 

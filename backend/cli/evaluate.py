@@ -157,7 +157,6 @@ def evaluate(
 
 
 def _ks(text: str, most: int) -> tuple[int, ...]:
-    """Parse `--k`. Raises UserError for invalid numbers or more than the completions."""
     numbers: list[int] = []
     for part in filter(None, (part.strip() for part in text.split(","))):
         number = written_whole(part)

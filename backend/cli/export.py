@@ -148,7 +148,6 @@ def _stopping() -> Iterator[None]:
 
 
 def _line_reporter() -> Callable[..., None]:
-    """Prints one stderr line per stage."""
     last = ""
 
     def report(sentence: str, done: float | None = None) -> None:
@@ -161,7 +160,6 @@ def _line_reporter() -> Callable[..., None]:
 
 
 def _report_json(sentence: str, done: float | None = None) -> None:
-    """Print progress as a JSON line for the window."""
     tell_json({"progress": sentence, "done": None if done is None else round(done, 3)})
 
 
@@ -232,7 +230,6 @@ def _preview(
 def _publish(
     run: RunFolder, export: Export, repo: str, private: bool, report: Callable[..., None], as_json: bool
 ) -> None:
-    """Upload the model, preparing it first if needed."""
     from backend.export.hub_upload import need_token, whose
     from backend.export.publishing import prepare_upload, send
 
@@ -279,7 +276,6 @@ def _byte_bar() -> Iterator[Callable[..., None]]:
 
 @contextmanager
 def _byte_lines() -> Iterator[Callable[..., None]]:
-    """Byte progress as JSON lines for the window."""
     last = 0.0
 
     def show(sentence: str, done: int | None = None, total: int | None = None) -> None:

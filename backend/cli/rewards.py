@@ -131,7 +131,6 @@ def rerun_cases(
 
 
 def _score(settings: Config, lines: Sequence[Any]) -> dict[str, Any]:
-    """Raises UserError if a function fails, since a run would stop there."""
     from backend.rewards.bench import BenchSettings, RewardBench, score_lines
 
     bench = RewardBench()

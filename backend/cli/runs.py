@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -131,10 +130,10 @@ def compare(
         raise UserError("run", "Name at least two runs to compare.")
     settings, results = run_record.compare([find_run(name, runs_dir) for name in names])
     if as_json:
-        tell_json({"settings": settings, "results": [asdict(one) for one in results]})
+        tell_json({"settings": settings, "results": results})
         return
     tables = [
-        run_record.settings_table([one.title for one in results], settings),
+        run_record.settings_table([one["title"] for one in results], settings),
         run_record.results_table(results),
     ]
     if markdown:

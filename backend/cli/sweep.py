@@ -89,7 +89,6 @@ def resume_sweep(name: str, runs_dir: Path | None, *, allow_code: bool = False, 
 
 
 def _checked(plan: SweepPlan) -> SweepInputs:
-    """Load the inputs of the runs. Raises UserError with every problem."""
     base = parse(plan.base)
     relax_gpu_timeout(base)  # before the imports below, which import mlx
     from backend.distributed.machine_check import require_one_machine
@@ -103,7 +102,6 @@ def _checked(plan: SweepPlan) -> SweepInputs:
 
 
 def _train(plan: SweepPlan, folder: SweepFolder, inputs: SweepInputs, as_json: bool) -> None:
-    """Train the sweep, print its table, and exit with its code."""
     from backend.engine import cpu_setup
     from backend.runs.sweeps.run_sweep import run_sweep
     from backend.trainer.ending import RESTART
@@ -129,7 +127,6 @@ def _train(plan: SweepPlan, folder: SweepFolder, inputs: SweepInputs, as_json: b
 
 
 def _lines(out: TextIO) -> Callable[[SweepResults], None]:
-    """Print a line per finished run and per rung."""
     told: set[str] = set()
 
     def once(line: str) -> None:

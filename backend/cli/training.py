@@ -121,7 +121,6 @@ def prepared_run(path: Path, *, allow_code: bool = False) -> PreparedRun:
 
 
 def _end_before_start(folder: RunFolder, lock: int, kind: str, sentence: str) -> None:
-    """Write the only event of the log and release the lock."""
     remove_word(folder.control)
     event_log = EventLog(folder.events)
     event_log.write(kind, step=0, reason=kind, sentence=sentence)
@@ -211,7 +210,6 @@ class Tee(LostTerminal):
 
 
 def say(text: str, stream: Any) -> None:
-    """Print a line, ignoring a closed stream."""
     try:
         tell(text, file=stream, flush=True)
     except OSError:
@@ -245,7 +243,6 @@ def stdout_is_log(folder: RunFolder) -> bool:
 
 
 def restart(verb: str, *arguments: str) -> NoReturn:
-    """Replace this process by `python -m backend VERB …`."""
     command = backend_command(verb, *arguments)
     # exec skips exit handlers, such as a reward file's that stops its judge.
     atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]: multiprocessing ends its children with it too

@@ -52,7 +52,6 @@ class Summary:
 
 
 def summary(run: RunFolder) -> Summary:
-    """Summarise a run from its lock, its settings and both ends of its event log."""
     locked = run.is_locked()  # before reading: a process that releases the lock has written everything
     first, last = first_and_last_events(run.events)
     # The two ends of a short event log overlap.
@@ -214,8 +213,6 @@ LEAST_STEPS = 3  # the first step includes compilation
 
 @dataclass(frozen=True, slots=True)
 class CompletionTime:
-    """Measured on one earlier run: seconds per completion, training included."""
-
     settings: Mapping[str, Any]
     seconds: float
 

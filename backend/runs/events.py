@@ -165,7 +165,6 @@ class JsonLines:
 
 
 def after_last_newline(file: Any) -> bytes:
-    """The unfinished line at the end of an open file."""
     end = file.seek(0, 2)
     reach = TAIL_BYTES
     while True:
@@ -261,7 +260,7 @@ class Follower:
 
 
 def read_events(path: Path) -> Iterator[Event]:
-    """Every complete event of an event log; none where there is no file. Raises UserError for an unreadable one."""
+    """Every complete event; none where there is no file. Raises UserError for an unreadable one."""
     try:
         file = open_regular(path)
     except FileNotFoundError:
@@ -294,7 +293,6 @@ def truncate_file(path: Path, size: int) -> None:
 
 
 def last_event(run: RunFolder) -> Event:
-    """The newest event of a run; {} without any."""
     last = first_and_last_events(run.events)[1]
     return last[-1] if last else {}
 

@@ -68,7 +68,6 @@ class RunFolderGuard:
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
-    """Device and inode; None where there is no such file."""
     try:
         about = path.stat()
     except OSError:
@@ -77,7 +76,6 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 
 def _path_of(folder: int) -> Path | None:
-    """The present path of an open folder; None where the system cannot say."""
     try:
         if sys.platform == "darwin":
             named = fcntl.fcntl(folder, fcntl.F_GETPATH, bytes(1024))  # MAXPATHLEN of macOS
@@ -127,7 +125,6 @@ class DiskSpaceGuard:
         self._control.obey()
 
     def _lacking(self, needed: int) -> str:
-        """A message on what the disk lacks, or ""."""
         room = room_on(self._run.path)
         has_files = room is None or room.files is None or room.files >= RESERVED_FILES
         if room is None or (room.bytes >= needed and has_files):

@@ -116,7 +116,6 @@ class QueueFile:
             self._write(self._listed().moved(entry, max(0, place)))
 
     def set_paused(self, paused: bool) -> None:
-        """Start no other run, or start them again."""
         with self._locked():
             self._write(replace(self._listed(), is_paused=paused))
 
@@ -132,7 +131,6 @@ class QueueFile:
             replace_file(run.config, text)
 
     def has_runner(self) -> bool:
-        """True while a process starts the waiting runs one after the other."""
         return file_lock.is_held(self.folder / RUNNER_LOCK)
 
     def hold_runner_lock(self) -> int:
@@ -208,13 +206,11 @@ class QueueFile:
         )
 
     def _own(self, run: RunFolder) -> RunFolder:
-        """The same run as an entry of this queue. Raises UserError for a folder elsewhere."""
         if resolved(run.path).parent != resolved(self.folder):
             raise UserError("queue", f"{quote(run.path, 80)} is not in the folder of runs, {quote(self.folder, 80)}.")
         return RunFolder(self.folder / run.name)
 
     def _waiting(self, run: RunFolder) -> RunFolder:
-        """The run's entry. Raises UserError for one that does not wait."""
         entry = self._own(run)
         if entry not in self.read().waiting:
             raise UserError("queue", f"The run {quote(run.name)} does not wait in the queue.")

@@ -18,8 +18,6 @@ from backend.utils.whole_file import replace_file
 
 
 class _Entry:
-    """A file or folder of a run folder, by name."""
-
     def __init__(self, name: str) -> None:
         self.name = name
 

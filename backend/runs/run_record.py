@@ -173,7 +173,6 @@ def read_parent(run: RunFolder) -> Parent | None:
 
 
 def write_parent(run: RunFolder, parent: Parent) -> None:
-    """Raises DiskError."""
     replace_file(run.parent, json.dumps(asdict(parent), default=str, ensure_ascii=False, indent=1) + "\n")
 
 
@@ -204,7 +203,6 @@ class RunRecord:
         return self.settings[key] if key in self.settings else SETTINGS[key].default
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it, with the fields of the summary and the notes beside the others."""
         values = asdict(self)
         return {**values.pop("summary"), **values.pop("notes"), **values, "bytes": self.bytes}
 
@@ -267,27 +265,9 @@ def stamp(run: RunFolder) -> list[int]:
 MISSING = "–"
 
 
-@dataclass(frozen=True, slots=True)
-class RunResult:
-    """The results of a run for a comparison; None where it has no such number.
-
-    `reward_first` and `reward_last` are means over the first and the last few steps (`archive.averaging_window`).
-    `held_out_best` is the highest reward of an evaluation on held-out prompts, first reached at `best_step`.
-    """
-
-    name: str
-    title: str
-    state: str
-    steps: int
-    reward_first: float | None
-    reward_last: float | None
-    held_out_first: float | None
-    held_out_last: float | None
-    held_out_best: float | None
-    best_step: int | None
-    tokens: float | None
-    worked_s: float | None
-
+RunResult = dict[str, Any]
+"""The name, title and RESULTS of a run for a comparison; None where it has no such number. Held-out best is the highest
+reward of an evaluation on held-out prompts, first reached at `best_step`."""
 
 RESULTS = {
     "state": "State",
@@ -332,20 +312,20 @@ def result_of(
     if rewards is not None:
         first, last = first_and_last_means(rewards, about.step)
     best = max(evaluations, key=lambda pair: (pair[1], -pair[0]), default=None)
-    return RunResult(
-        name=about.name,
-        title=record.title,
-        state=about.state,
-        steps=about.step or 0,
-        reward_first=first,
-        reward_last=last,
-        held_out_first=evaluations[0][1] if evaluations else None,
-        held_out_last=evaluations[-1][1] if evaluations else None,
-        held_out_best=best[1] if best else None,
-        best_step=best[0] if best else None,
-        tokens=about.metrics.get("num_tokens"),
-        worked_s=about.worked_s,
-    )
+    return {
+        "name": about.name,
+        "title": record.title,
+        "state": about.state,
+        "steps": about.step or 0,
+        "reward_first": first,
+        "reward_last": last,
+        "held_out_first": evaluations[0][1] if evaluations else None,
+        "held_out_last": evaluations[-1][1] if evaluations else None,
+        "held_out_best": best[1] if best else None,
+        "best_step": best[0] if best else None,
+        "tokens": about.metrics.get("num_tokens"),
+        "worked_s": about.worked_s,
+    }
 
 
 def evaluations(run: RunFolder) -> list[tuple[int, float]]:
@@ -367,15 +347,13 @@ def compare(runs: Sequence[RunFolder]) -> tuple[dict[str, list[Any]], list[RunRe
 
 
 def settings_table(titles: Sequence[str], settings: Mapping[str, Sequence[Any]]) -> list[list[str]]:
-    """A header with the runs' titles, and a row for each setting that differs."""
     return [["Setting", *titles], *([SETTINGS[key].label, *map(value_text, row)] for key, row in settings.items())]
 
 
 def results_table(
     results: Sequence[RunResult], write: Callable[[str, Any], str] = lambda _name, value: value_text(value)
 ) -> list[list[str]]:
-    """A header, and a row for each run. `write(field, value)` gives a cell's text."""
-    rows = ([one.title, *(write(name, getattr(one, name)) for name in RESULTS)] for one in results)
+    rows = ([one["title"], *(write(name, one[name]) for name in RESULTS)] for one in results)
     return [["Run", *RESULTS.values()], *rows]
 
 

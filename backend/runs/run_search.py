@@ -46,39 +46,25 @@ def _change(record: RunRecord) -> float | None:
 
 
 _FIELDS: tuple[RunField, ...] = (
-    RunField("name", "Run", "text", lambda record: record.title, "Its title, else the name of its folder."),
-    RunField("state", "State", "text", lambda record: record.summary.state),
-    RunField("model", "Model", "text", lambda record: "/".join(Path(record.summary.model).parts[-2:])),
-    RunField("steps", "Steps", "steps", lambda record: record.summary.step or 0),
-    RunField("curve", "Curve", "curve", lambda record: record.curve or None, "The reward over the run."),
-    RunField("reward", "Reward", "number", lambda record: record.summary.reward_after, "Mean over the last steps."),
+    RunField("name", "Run", "text", lambda r: r.title, "Its title, else the name of its folder."),
+    RunField("state", "State", "text", lambda r: r.summary.state),
+    RunField("model", "Model", "text", lambda r: "/".join(Path(r.summary.model).parts[-2:])),
+    RunField("steps", "Steps", "steps", lambda r: r.summary.step or 0),
+    RunField("curve", "Curve", "curve", lambda r: r.curve or None, "The reward over the run."),
+    RunField("reward", "Reward", "number", lambda r: r.summary.reward_after, "Mean over the last steps."),
     RunField("change", "Change", "change", _change, "Of the reward, against the mean over the first steps."),
-    RunField(
-        "held_out",
-        "Held-out",
-        "number",
-        lambda record: record.held_out.get("reward"),
-        "Reward of the newest evaluation on held-out prompts.",
-    ),
-    RunField("began", "Began", "time", lambda record: record.summary.began),
-    RunField("worked", "Worked", "duration", lambda record: record.summary.worked_s, "Without loading and pauses."),
-    RunField("ranks", "Ranks", "number", lambda record: record.summary.ranks, "Processes that it trains on."),
-    RunField(
-        "machines",
-        "Machines",
-        "text",
-        lambda record: ", ".join(dict.fromkeys(record.summary.machines)) or None,
-        "Of a run on several.",
-    ),
-    RunField(
-        "tokens", "Tokens", "number", lambda record: record.summary.metrics.get("num_tokens"), "Since the run began."
-    ),
-    RunField("disk", "Disk", "bytes", lambda record: record.bytes),
-    RunField("tags", "Tags", "text", lambda record: " ".join(record.notes.tags)),
-    RunField("note", "Note", "text", lambda record: record.notes.note.partition("\n")[0]),
-    RunField("parent", "Parent", "text", lambda record: record.parent, "The run that it was cloned from."),
-    RunField("favourite", "Favourite", "flag", lambda record: record.notes.favourite),
-    RunField("folder", "Folder", "text", lambda record: record.summary.name),
+    RunField("held_out", "Held-out", "number", lambda r: r.held_out.get("reward"), "Reward of the newest evaluation."),
+    RunField("began", "Began", "time", lambda r: r.summary.began),
+    RunField("worked", "Worked", "duration", lambda r: r.summary.worked_s, "Without loading and pauses."),
+    RunField("ranks", "Ranks", "number", lambda r: r.summary.ranks, "Processes that it trains on."),
+    RunField("machines", "Machines", "text", lambda r: ", ".join(dict.fromkeys(r.summary.machines)) or None),
+    RunField("tokens", "Tokens", "number", lambda r: r.summary.metrics.get("num_tokens"), "Since the run began."),
+    RunField("disk", "Disk", "bytes", lambda r: r.bytes),
+    RunField("tags", "Tags", "text", lambda r: " ".join(r.notes.tags)),
+    RunField("note", "Note", "text", lambda r: r.notes.note.partition("\n")[0]),
+    RunField("parent", "Parent", "text", lambda r: r.parent, "The run that it was cloned from."),
+    RunField("favourite", "Favourite", "flag", lambda r: r.notes.favourite),
+    RunField("folder", "Folder", "text", lambda r: r.summary.name),
 )
 FIELDS: dict[str, RunField] = {about.key: about for about in _FIELDS}
 
@@ -162,7 +148,6 @@ def search(query: str, metrics: Collection[str] = tuple(METRICS)) -> Test:
 
 
 def asks_for_archived(query: str) -> bool:
-    """True for a query that names archived runs, which are hidden otherwise."""
     return "is:archived" in query.lower()
 
 
@@ -193,7 +178,6 @@ def _condition(name: str, sign: str, value: str, metrics: Collection[str]) -> Te
 
 
 def _key(name: str, sign: str, metrics: Collection[str]) -> str:
-    """The key that was typed. `loss:dapo` is the kind of loss, `loss>0.1` the metric."""
     lower = name.lower()
     is_metric = lower in metrics and sign in _COMPARISONS
     ours = our_name(name)  # a metric may have TRL's name

@@ -36,7 +36,6 @@ class SavedWeights:
 
     @property
     def arrays(self) -> Path:
-        """The file of trained arrays."""
         return next(file for name in WEIGHT_FILES if (file := self.path / name).exists())
 
 

@@ -49,7 +49,6 @@ class StartProgress:
 
 @contextmanager
 def progress_listener(listener: Callable[[str], None]) -> Generator[None]:
-    """Pass the lines of this thread to `listener`."""
     token = _listener.set(listener)
     try:
         yield

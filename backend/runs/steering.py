@@ -90,7 +90,6 @@ def changed(
 
 
 def _problems_in_course(config: Config, new: Config, changes: Mapping[str, Any], done: int) -> Iterator[ConfigProblem]:
-    """Problems of changes that would be fine as settings of a new run."""
     if "iters" in changes and (config.epochs or config.stages):
         what = "Epochs decides" if config.epochs else "The stages decide"
         yield ConfigProblem("iters", f"{what} how long this run is, so Iterations cannot change it.")
@@ -189,7 +188,6 @@ def stage_change(config: Config, changes: Sequence[Change], step: int) -> Change
 
 
 def changed_values(changes: Sequence[Change], step: int | None = None) -> dict[str, Any]:
-    """Key → value of the settings that are changed by a step, or ever."""
     held = (change for change in changes if step is None or change.step <= step)
     return {key: pair[1] for change in held for key, pair in change.settings.items()}
 
@@ -215,7 +213,6 @@ def take_request(run: RunFolder) -> dict[str, Any]:
 
 
 def read_request(path: Path) -> dict[str, Any]:
-    """The settings in the file of a request; {} without a valid one."""
     try:
         settings = read_json(path, "run")["settings"]
     except (UserError, TypeError, KeyError):

@@ -235,9 +235,9 @@ def test_two_runs_are_compared_by_what_differs(run: RunFolder, tmp_path: Path) -
         "grpo_loss_type": ["dapo", "grpo"],
         "reward_weights": [[], [1, 2, 1, 1, 1]],
     }, "in the order of the form; a default written out is no difference"
-    assert (first.steps, second.steps) == (60, 20) and first.best_step == 60
-    assert first.held_out_first == pytest.approx(1.3 + 1.8 / 60) and first.held_out_best == pytest.approx(3.1)
-    assert first.reward_last == summary(run).reward_after
+    assert (first["steps"], second["steps"]) == (60, 20) and first["best_step"] == 60
+    assert first["held_out_first"] == pytest.approx(1.3 + 1.8 / 60) and first["held_out_best"] == pytest.approx(3.1)
+    assert first["reward_last"] == summary(run).reward_after
     table = run_record.settings_table(["a", "b|c"], settings)
     assert run_record.as_csv(table).splitlines()[1] == "Learning Rate,3e-05,0.0001"
     assert run_record.as_markdown(table).splitlines()[:2] == ["| Setting | a | b\\|c |", "|---|---|---|"]
@@ -251,4 +251,4 @@ def test_the_change_of_equal_rewards_is_zero(record: RunRecord) -> None:
 
 def test_the_best_step_is_the_first_of_equal_ones(run: RunFolder) -> None:
     result = run_record.result_of(read_record(run), [(10, 2.0), (20, 3.0), (30, 3.0)])
-    assert (result.best_step, result.held_out_best, result.held_out_last) == (20, 3.0, 3.0)
+    assert (result["best_step"], result["held_out_best"], result["held_out_last"]) == (20, 3.0, 3.0)

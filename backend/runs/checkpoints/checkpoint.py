@@ -154,13 +154,11 @@ def first_start(run: RunFolder) -> float | None:
 
 
 def all_checkpoints(run: RunFolder) -> list[Checkpoint]:
-    """Every complete checkpoint, oldest first."""
     checkpoints = [saved for saved in map(read_checkpoint, run.checkpoints.glob("[0-9]*")) if saved is not None]
     return sorted(checkpoints, key=lambda saved: saved.state.step)
 
 
 def newest(run: RunFolder) -> Checkpoint | None:
-    """The newest complete one; its checksums are not compared (see `newest_whole`)."""
     checkpoints = all_checkpoints(run)
     return checkpoints[-1] if checkpoints else None
 

@@ -101,12 +101,11 @@ class CheckpointWriter:
             self._seconds += self._clock() - began
 
     def write_here(self, taken: Snapshot) -> None:
-        """As `begin` and `wait`, in the calling thread and on its stream."""
+        """In the calling thread and on its stream."""
         assert self._pending is None
         self.tell(*self._write([taken]))
 
     def tell(self, step: int, path: Path) -> None:
-        """Write the event of a complete checkpoint."""
         self.saved_step = step
         self._event_log.write("checkpoint", step=step, path=str(path.relative_to(self.run.path)))
 

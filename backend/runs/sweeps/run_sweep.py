@@ -146,8 +146,6 @@ class Stop(Exception):
 
 
 class Sweep:
-    """One process of a sweep. `results` are written after every turn."""
-
     def __init__(
         self,
         plan: SweepPlan,
@@ -223,8 +221,6 @@ class Sweep:
         return Ending("finished", 0, sentence, 0)
 
     def _train_group(self, group: list[MemberRun], rung: Rung, *, parks: bool) -> None:
-        """Train the runs of one base to a rung, in turns. Those of several bases are parked then, to make room for the
-        next."""
         if not all(run.is_loaded for run in group if run.ending is None):
             first = group[0].config
             shared = SharedResources(None if first.train_type == "full" else load_base(first))
@@ -248,7 +244,6 @@ class Sweep:
             mx.clear_cache()
 
     def _unfinished(self, group: list[Member]) -> list[MemberRun]:
-        """The runs of a group that are still in the sweep and have not ended in this process or for good."""
         alive = {run.run for each in self.results.alive for run in each.runs}
         runs = [self.members[member.run] for member in group if member.run in alive]
         return [run for run in runs if run.ending is None and not self._has_finished(run)]
@@ -262,7 +257,6 @@ class Sweep:
         return True
 
     def _turn(self, run: MemberRun, work: Callable[[], None]) -> None:
-        """Let a run work, and write its result. Raises Stop."""
         self.commands.begin_turn(run.folder)
         try:
             work()
@@ -274,7 +268,6 @@ class Sweep:
             raise Stop
 
     def _judge(self, rung: Rung) -> None:
-        """Keep the best configurations at a rung, and end the runs of the others."""
         alive = self.results.alive
         kept = keep_best(alive, rung.keep)
         for each in alive:
@@ -291,7 +284,6 @@ class Sweep:
         self.report()
 
     def _read_value(self, run: MemberRun) -> None:
-        """The run's metric at its last held-out evaluation, from its event log."""
         values = held_out_values(run.folder, self.plan.metric)
         if values:
             run.result.evaluated = max(values)
@@ -372,7 +364,6 @@ class MemberRun:
         self._guarded(load)
 
     def train(self, until: int) -> None:
-        """Train up to step `until`, and to the run's end if that is its last one."""
         self._guarded(lambda: self._train(until))
 
     def _train(self, until: int) -> Ending | None:
@@ -484,8 +475,6 @@ class MemberRun:
 
 
 class SweepInputs:
-    """The inputs of a sweep's runs besides their model."""
-
     def __init__(self) -> None:
         self._read: dict[str, RunInputs] = {}
         self._rows: list[Rows] = []
@@ -511,7 +500,6 @@ class SweepInputs:
         return self._read[member.run]
 
     def _shared(self, inputs: RunInputs) -> RunInputs:
-        """The same inputs with equal lists of rows of another run."""
         rows: dict[str, Any] = {split: self._known(inputs.splits.rows(split)) for split in SPLITS}
         stages = {id(stage): replace(stage, rows=self._known(stage.rows)) for stage in inputs.stages}
         of_stages = tuple(stages[id(stage)] for stage in inputs.stages)  # two stages may have the same object

@@ -104,7 +104,6 @@ class SweepPlan:
         ]
 
     def raw_settings(self, member: Member) -> dict[str, Any]:
-        """The settings of one run, not validated."""
         return self.base | member.configuration.settings | {"seed": member.seed, "run_name": member.run}
 
     def every_settings(self) -> list[dict[str, Any]]:
@@ -123,7 +122,6 @@ class SweepPlan:
         return list(groups.values())
 
     def rungs(self) -> list[Rung]:
-        """The rungs of halving; empty without."""
         return rungs(self.halving, len(self.configurations), self.steps or 0, parse(self.base).steps_per_eval)
 
     @property
@@ -134,7 +132,6 @@ class SweepPlan:
 
 
 def text_of(value: Any) -> str:
-    """A value as a table shows it."""
     if isinstance(value, float):
         return f"{value:.4g}"
     if isinstance(value, list):
@@ -253,7 +250,6 @@ def parse_sweep(raw: Mapping[str, Any]) -> SweepPlan:
 
 
 def _range_of(key: str, values: Any, search: str) -> list[Any] | dict[str, list[float]]:
-    """The valid values of a setting that varies, or {distribution: [low, high]}. Raises UserError."""
     if key not in SETTINGS:
         raise UserError(key, _unknown(key, tuple(SETTINGS), "a run"))
     label = SETTINGS[key].label
@@ -362,7 +358,6 @@ def _draw(key: str, values: Any, chance: random.Random) -> Any:
 
 
 def _check_plan(plan: SweepPlan) -> None:
-    """Check every run's settings, and that halving finds what it needs. Raises UserError with every problem."""
     members = plan.members()
     if len(members) > MOST_RUNS:
         raise UserError("seeds", f"The sweep has {len(members):,} runs; at most {MOST_RUNS} can be trained.")

@@ -63,7 +63,6 @@ def sweep_folder(name: str, runs: Path | None = None) -> SweepFolder:
 
 
 def all_sweeps(runs: Path | None = None) -> Iterator[SweepFolder]:
-    """Every sweep, newest first."""
     plans = ((runs or runs_folder()) / "sweeps").glob("*/sweep.yaml")
     yield from (SweepFolder(plan.parent) for plan in sorted(plans, key=modified_at, reverse=True))
 
@@ -106,7 +105,6 @@ def settings_of_runs(folder: SweepFolder) -> list[dict[str, Any]]:
 
 
 def live_sweep() -> SweepFolder | None:
-    """The newest sweep that a process trains."""
     return next((folder for folder in all_sweeps() if folder.process.is_locked()), None)
 
 
@@ -127,8 +125,6 @@ class MemberResult:
 
 @dataclass(slots=True)
 class ConfigurationResult:
-    """One configuration: its runs, one for each seed."""
-
     number: int
     settings: dict[str, Any]
     runs: list[MemberResult]
@@ -184,13 +180,11 @@ class SweepResults:
 
     @property
     def alive(self) -> list[ConfigurationResult]:
-        """The configurations that no rung has stopped."""
         kept = self.rungs[-1].kept if self.rungs else [each.number for each in self.configurations]
         return [each for each in self.configurations if each.number in kept]
 
     @property
     def winner(self) -> ConfigurationResult | None:
-        """The best configuration of a finished sweep."""
         best = self.ranked[0]
         return best if self.state == "finished" and best.value is not None else None
 
@@ -208,7 +202,6 @@ class SweepResults:
         return next(run for each in self.configurations for run in each.runs if run.run == name)
 
     def best_run(self) -> MemberResult | None:
-        """The winner's run with the highest value."""
         runs = [run for run in self.winner.runs if run.value is not None] if self.winner else []
         return max(runs, key=lambda run: cast("float", run.value), default=None)
 
@@ -234,7 +227,6 @@ def fresh_results(plan: SweepPlan) -> SweepResults:
 
 
 def write_results(folder: SweepFolder, results: SweepResults) -> None:
-    """Raises DiskError."""
     results.updated = time.time()
     replace_file(folder.results, json.dumps(results.to_dict(), ensure_ascii=False, indent=1) + "\n")
 
