@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from backend.cli.common import AllowCode, AsJson, ExistingRunsDir, tell, tell_error, tell_json, verb
-from backend.cli.completions import checkpoints, run_names
+from backend.cli.completions import RunOrModel, checkpoints
 from backend.config.config import SETTINGS, Config, problems
 from backend.rewards.allowed_code import require_allowed
 from backend.rewards.catalogue import scorable
@@ -40,7 +40,7 @@ COMMANDS = {
 
 @verb
 def chat(
-    name: Name,
+    name: RunOrModel,
     checkpoint: CheckpointKey = "",
     temperature: Temperature = None,
     top_p: TopP = None,
@@ -152,12 +152,6 @@ class TerminalChat:
             _tell_scores(replies, score(self._chat.source.config, replies))
 
 
-Name = Annotated[
-    str,
-    typer.Argument(
-        metavar="RUN|MODEL", help="A run (folder or name), or a model (folder or id).", autocompletion=run_names
-    ),
-]
 CheckpointKey = Annotated[
     str, typer.Option("--checkpoint", help="Of a run: end, best, or a step.", autocompletion=checkpoints)
 ]
@@ -168,9 +162,7 @@ MinP = Annotated[float | None, typer.Option("--min-p", help="0 keeps all tokens.
 MaxTokens = Annotated[int | None, typer.Option("--max-tokens", help="Longest answer.")]
 Seed = Annotated[int, typer.Option("--seed", help="The same seed gives the same answer.")]
 System = Annotated[str | None, typer.Option("--system", help="A system message in place of the run's.")]
-FreeOutput = Annotated[
-    bool, typer.Option("--free-output", help="Do not hold answers to the run's regex or JSON schema.")
-]
+FreeOutput = Annotated[bool, typer.Option("--free-output", help="Without the run's regex or JSON schema.")]
 Score = Annotated[bool, typer.Option("--score", help="Score each answer with the run's reward functions.")]
 
 
@@ -277,11 +269,9 @@ def _tell_scores(replies: Sequence[Reply], scored: Sequence[dict[str, Any]]) -> 
 
 @verb
 def generate(
-    name: Name,
+    name: RunOrModel,
     prompt: Annotated[str | None, typer.Option("--prompt", "-p", help="What to answer; - reads it from stdin.")] = None,
-    row: Annotated[
-        int | None, typer.Option("--row", help="In its place a row of the run's test split, from 1.")
-    ] = None,
+    row: Annotated[int | None, typer.Option("--row", help="Or a row of the run's test split, from 1.")] = None,
     base: Annotated[bool, typer.Option("--base", help="The model before training.")] = False,
     both: Annotated[bool, typer.Option("--both", help="The base, then the tuned model, with the same seed.")] = False,
     checkpoint: CheckpointKey = "",

@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Sequence
+from typing import Annotated
+
+import typer
 
 from backend.utils.command import BUNDLED_PROGRAM
 from backend.utils.errors import UserError
@@ -74,3 +77,12 @@ def _yaml(value: object) -> str:
         return ""
     text = str(value).lower() if isinstance(value, bool) else str(value)
     return "" if any(character.isspace() for character in text) else text
+
+
+RunName = Annotated[str, typer.Argument(help="A run folder, or the name of a run.", autocompletion=run_names)]
+RunOrModel = Annotated[
+    str, typer.Argument(metavar="RUN|MODEL", help="A run, or a model's folder or id.", autocompletion=run_names)
+]
+Changes = Annotated[
+    list[str] | None, typer.Option("--set", help="key=value, over the other settings.", autocompletion=changes)
+]

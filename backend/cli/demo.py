@@ -24,9 +24,7 @@ def demo(
     iters: Annotated[int | None, typer.Option(help="Steps, in place of the preset's.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed, in place of the preset's.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
-    rebuild: Annotated[
-        bool, typer.Option("--rebuild", help="Make the bundled model and data again, then stop.")
-    ] = False,
+    rebuild: Annotated[bool, typer.Option("--rebuild", help="Make the bundled model and data again.")] = False,
     run: Annotated[Path | None, typer.Option("--run", hidden=True, help="Go on with this run of the demo.")] = None,
     stream: Stream = False,
     progress: Live = None,

@@ -42,12 +42,7 @@ def estimate(
     config: Annotated[Path, typer.Argument(help="The settings, a YAML file.")],
     as_json: Annotated[bool, typer.Option("--json", help="One line of JSON on stdout, in bytes.")] = False,
     prompt: Annotated[int | None, typer.Option("--prompt", help="Tokens of the longest prompt.", min=1)] = None,
-    hosts: Annotated[
-        Path | None,
-        typer.Option(
-            "--hosts", metavar="FILE", help="Also measure what connects these machines, and what a step loses to it."
-        ),
-    ] = None,
+    hosts: Annotated[Path | None, typer.Option(metavar="FILE", help="Also the network time on these machines.")] = None,
 ) -> None:
     """Estimate a run's memory, phase by phase; loads no weights. With --hosts, estimate the network time of a step."""
     from backend.config.model_and_data_names import model_source

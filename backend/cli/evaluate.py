@@ -14,7 +14,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 
 from backend.cli.common import STOPPED, AllowCode, ExistingRunsDir, ignore_sighup, tell, tell_error, tell_json, verb
-from backend.cli.completions import checkpoints, run_names
+from backend.cli.completions import RunOrModel, checkpoints
 from backend.cli.display import new_console, print_line
 from backend.config.config import load
 from backend.rewards.allowed_code import require_allowed
@@ -49,48 +49,20 @@ class _StopRequestedError(Exception):
 @verb
 @ignore_sighup
 def evaluate(
-    model: Annotated[
-        str, typer.Argument(metavar="RUN|MODEL", help="A run, or a model's folder or id.", autocompletion=run_names)
-    ],
-    config: Annotated[
-        Path | None,
-        typer.Argument(metavar="CONFIG", help="Settings for data, rewards and sampling; a run has its own."),
-    ] = None,
+    model: RunOrModel,
+    config: Annotated[Path | None, typer.Argument(help="Settings for a model; a run has its own.")] = None,
     config_option: Annotated[Path | None, typer.Option("--config", help="The same, as an option.")] = None,
-    split: Annotated[
-        str,
-        typer.Option(
-            help="The split whose prompts are answered: test, valid, train, or the name of a set of eval_data."
-        ),
-    ] = "test",
-    is_greedy: Annotated[
-        bool | None,
-        typer.Option("--greedy/--sampled", help="Only the likeliest answers, or only sampled ones (default: both)."),
-    ] = None,
-    completions: Annotated[
-        int | None,
-        typer.Option(
-            "--n", min=1, help="Sampled completions of each prompt (default: those of an evaluation in training)."
-        ),
-    ] = None,
+    split: Annotated[str, typer.Option(help="test, valid, train, or the name of a set of eval_data.")] = "test",
+    is_greedy: Annotated[bool | None, typer.Option("--greedy/--sampled", help="Only one of the two.")] = None,
+    completions: Annotated[int | None, typer.Option("--n", min=1, help="Sampled completions of each prompt.")] = None,
     ks: Annotated[str, typer.Option("--k", help="The k of pass@k, as 1,4,8 (default: 1, 2, 4 … up to --n).")] = "",
-    passing: Annotated[
-        str, typer.Option("--pass", help="What passes: NAME>=SCORE of a reward function, or of reward, their sum.")
-    ] = "",
+    passing: Annotated[str, typer.Option("--pass", help="What passes: NAME>=SCORE of a reward, or of reward.")] = "",
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first prompts of the split.")] = None,
-    checkpoint: Annotated[
-        str,
-        typer.Option(
-            help="end, which is what the run has left, last, best, or the number of a step.", autocompletion=checkpoints
-        ),
-    ] = "end",
+    checkpoint: Annotated[str, typer.Option(help="end, last, best, or a step.", autocompletion=checkpoints)] = "end",
     is_base_only: Annotated[bool, typer.Option("--base-only", help="Only the model as it was before the run.")] = False,
     seed: Annotated[int | None, typer.Option(min=0, max=2**32 - 1, help="Seed of the sampled completions.")] = None,
     name: Annotated[str, typer.Option(help="Name of the result.")] = "",
-    out: Annotated[
-        Path | None,
-        typer.Option(help="Folder of the result (default: evaluations in the run's folder; of a model, none)."),
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the result (default: the run's evaluations).")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
     is_stream: Annotated[bool, typer.Option("--stream", help="Progress on stdout, one JSON object a line.")] = False,
     allow_code: AllowCode = False,

@@ -44,15 +44,9 @@ EVERY_S = 0.2  # between two lines of byte progress
 
 # Any word is read, and one that is no target or format refused with a sentence.
 Target = Annotated[str, typer.Option("--to", metavar="<where>", help=f"{', '.join(TARGETS)}.")]
-Format = Annotated[
-    str,
-    typer.Option(
-        "--format",
-        metavar=f"<{'|'.join(FORMATS)}>",
-        help="Form of the weights. full: the base's floats, if left out; fused: a quantised base keeps its bits; "
-        "adapter: without the base.",
-    ),
-]
+FORMAT_HELP = "full: the base's floats (default); fused: a quantised base keeps its bits; adapter: without the base."
+Format = Annotated[str, typer.Option("--format", metavar=f"<{'|'.join(FORMATS)}>", help=FORMAT_HELP)]
+Quantize = Annotated[Literal[4, 6, 8] | None, typer.Option("--quantize", help="The same as --format 4bit and so on.")]
 
 
 @verb
@@ -62,35 +56,19 @@ def export(
         str, typer.Argument(help="A run folder, or its name; for --to trl a YAML file too.", autocompletion=run_names)
     ],
     to: Target,
-    name: Annotated[
-        str | None, typer.Option("--name", help="Name of the model there (the run's name if left out).")
-    ] = None,
+    name: Annotated[str | None, typer.Option("--name", help="Name of the model there, instead of the run's.")] = None,
     folder: Annotated[Path | None, typer.Option("--folder", help="Parent folder for --to folder and --to trl.")] = None,
     checkpoint: Annotated[
-        str,
-        typer.Option(
-            "--checkpoint", help="best, last or a step; left out: the end of the run.", autocompletion=checkpoints
-        ),
+        str, typer.Option("--checkpoint", help="best, last or a step, instead of the end.", autocompletion=checkpoints)
     ] = "",
     format_: Format = "",
-    quantize: Annotated[
-        Literal[4, 6, 8] | None, typer.Option("--quantize", help="The same as --format 4bit, 6bit or 8bit.")
-    ] = None,
-    held_out: Annotated[
-        int, typer.Option("--held-out", min=0, help="Compare rewards on so many held-out prompts, before and after.")
-    ] = 0,
-    fetch: Annotated[
-        bool,
-        typer.Option("--fetch", help="Download the original weights where a format needs them and they are not here."),
-    ] = False,
+    quantize: Quantize = None,
+    held_out: Annotated[int, typer.Option(min=0, help="Compare rewards on so many held-out prompts.")] = 0,
+    fetch: Annotated[bool, typer.Option("--fetch", help="Download original weights that a format needs.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a model of that name.")] = False,
-    repo: Annotated[
-        str, typer.Option("--repo", help="For --to hub: owner/name (you and the run's name if left out).")
-    ] = "",
+    repo: Annotated[str, typer.Option("--repo", help="For --to hub: owner/name, instead of yours.")] = "",
     public: Annotated[bool, typer.Option("--public", help="For --to hub: everybody may see it.")] = False,
-    preview: Annotated[
-        bool, typer.Option("--preview", help="For --to hub: show the card and the files, and send nothing.")
-    ] = False,
+    preview: Annotated[bool, typer.Option("--preview", help="For --to hub: show the files, and send nothing.")] = False,
     allow_code: AllowCode = False,
     runs_dir: ExistingRunsDir = None,
     as_json: AsJson = False,

@@ -17,38 +17,16 @@ from backend.utils.text import quote
 @verb
 def import_settings(
     file: Annotated[
-        Path,
-        typer.Argument(
-            metavar="FILE|FOLDER",
-            help="A file for TRL, mlx-lm-lora or mlx-grpo, YAML or JSON; or the folder of an adapter of peft.",
-        ),
+        Path, typer.Argument(metavar="FILE|FOLDER", help="Settings in YAML or JSON; or the folder of a PEFT adapter.")
     ],
     output: Annotated[
         Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="OUT",
-            help="Where it goes. Left out, settings are printed, and an adapter goes beside FOLDER, "
-            "with -mlx after its name.",
-        ),
+        typer.Option("--output", "-o", metavar="OUT", help="Instead of printing, or of FOLDER-mlx for an adapter."),
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT if it is there.")] = False,
-    our_defaults: Annotated[
-        bool, typer.Option("--our-defaults", help="Settings: leave what the file leaves out to GRPO Studio's defaults.")
-    ] = False,
-    model: Annotated[
-        str,
-        typer.Option(
-            "--model",
-            metavar="M",
-            help="Adapters: the model that it is put on (the one it was trained on, if left out).",
-        ),
-    ] = "",
-    fetch: Annotated[
-        bool,
-        typer.Option("--fetch", help="Adapters: download the original weights of a converted model, to compare with."),
-    ] = False,
+    our_defaults: Annotated[bool, typer.Option("--our-defaults", help="Leave the rest to our defaults.")] = False,
+    model: Annotated[str, typer.Option("--model", metavar="M", help="Adapters: put it on this model.")] = "",
+    fetch: Annotated[bool, typer.Option("--fetch", help="Adapters: download the original of a model.")] = False,
 ) -> None:
     """Convert a TRL, mlx-lm-lora or mlx-grpo file to our format, with that program's defaults; or a PEFT LoRA or DoRA
     adapter to mlx-lm, for chat, evaluation, export and training.

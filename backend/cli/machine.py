@@ -20,9 +20,7 @@ if TYPE_CHECKING:
 
 @verb
 def where(
-    remove: Annotated[
-        str, typer.Option("--remove", metavar="<settings|kernels>", help="Delete these; without --yes only list them.")
-    ] = "",
+    remove: Annotated[str, typer.Option(metavar="<settings|kernels>", help="List these, with --yes delete them.")] = "",
     yes: Annotated[bool, typer.Option("--yes", help="With --remove: delete, and do not only list.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -71,9 +69,7 @@ def machines(
     file: Annotated[Path, typer.Argument(help="The hosts file, as mlx.launch takes it.")],
     model: Annotated[str, typer.Option("--model", metavar="M", help="Look for this model on every machine.")] = "",
     reward_file: Annotated[str, typer.Option("--reward-file", metavar="F", help="Look for this file.")] = "",
-    backend: Annotated[
-        str, typer.Option("--backend", metavar="B", help="Measure over ring, mpi, jaccl or nccl, not what suits them.")
-    ] = "auto",
+    backend: Annotated[str, typer.Option(metavar="B", help="Measure over ring, mpi, jaccl or nccl.")] = "auto",
     copy: Annotated[bool, typer.Option("--copy", help="Copy the model (up to 8 GB) to machines that lack it.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -146,9 +142,7 @@ bench = typer.Typer(help="Measure speed and memory on this machine.", no_args_is
 @bench.command("device")
 @verb
 def bench_device(
-    minutes: Annotated[
-        float | None, typer.Option(min=0.05, help="The most minutes it may take; 10, or 1 with --quick.")
-    ] = None,
+    minutes: Annotated[float | None, typer.Option(min=0.05, help="At most; 10, or 1 with --quick.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Tiny models, a minute.")] = False,
     out: Annotated[Path, typer.Option("--out", help="The folder for the file.")] = Path(),
 ) -> None:

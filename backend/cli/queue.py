@@ -20,8 +20,7 @@ from backend.cli.common import (
     tell_json,
     verb,
 )
-from backend.cli.completions import changes as changes_offered
-from backend.cli.completions import run_names
+from backend.cli.completions import Changes, run_names
 from backend.config.config import read
 from backend.rewards.allowed_code import require_allowed
 from backend.runs.queue import QueueFile
@@ -59,9 +58,7 @@ def add(
     config: Annotated[Path, typer.Argument(help="The settings, a YAML file; or a run that is to begin or go on.")],
     runs_dir: NewRunsDir = None,
     name: Annotated[str | None, typer.Option("--name", help="Name of the run folder.")] = None,
-    changes: Annotated[
-        list[str] | None, typer.Option("--set", help="key=value, over the file.", autocompletion=changes_offered)
-    ] = None,
+    changes: Changes = None,
     first: Annotated[bool, typer.Option("--first", help="Before the runs that wait already.")] = False,
     allow_code: AllowCode = False,
 ) -> None:

@@ -39,10 +39,7 @@ def list_rewards(
 @verb
 def score_rewards(
     config: Annotated[Path, typer.Argument(help="The settings, a YAML file.")],
-    completions: Annotated[
-        Path,
-        typer.Option("--completions", help="Rows {prompt, completion, answer, type?}, or a run's completions.jsonl."),
-    ],
+    completions: Annotated[Path, typer.Option(help="Rows {prompt, completion, answer, type?}, or completions.jsonl.")],
     as_json: AsJson = False,
 ) -> None:
     """Score given completions with the config's reward functions and weights; prints the verdict on stderr."""

@@ -20,8 +20,8 @@ from backend.cli.common import (
     tell_json,
     verb,
 )
+from backend.cli.completions import Changes, RunName, checkpoints
 from backend.cli.completions import changes as changes_offered
-from backend.cli.completions import checkpoints, run_names
 from backend.cli.training import PreparedRun, check_settings, parse_changes, train_and_exit
 from backend.config.config import load, read
 from backend.distributed.hosts_file import allow_hosts
@@ -72,7 +72,7 @@ def runs(
 
 @verb
 def doctor(
-    run: Annotated[str, typer.Argument(help="A run folder, or the name of a run.")],
+    run: RunName,
     runs_dir: ExistingRunsDir = None,
     as_json: AsJson = False,
 ) -> None:
@@ -156,12 +156,10 @@ def compare(
 
 @verb
 def replay(
-    run: Annotated[str, typer.Argument(help="A run folder, or the name of a run.")],
+    run: RunName,
     speed: Annotated[float, typer.Option("--speed", help="How many times as fast as it was; 0: at once.")] = 1.0,
     runs_dir: NewRunsDir = None,
-    name: Annotated[
-        str, typer.Option("--name", help="Name of the new folder; by default the run's, with -replay.")
-    ] = "",
+    name: Annotated[str, typer.Option("--name", help="Name of the new folder, instead of RUN-replay.")] = "",
 ) -> None:
     """Replay a recorded run into a new folder, in real time or faster. Trains nothing."""
     from backend.runs import replay as replays
@@ -175,16 +173,12 @@ def replay(
 
 @verb
 def clone(
-    run: Annotated[str, typer.Argument(help="A run folder, or its name.", autocompletion=run_names)],
+    run: RunName,
     step: Annotated[
         str, typer.Option("--step", help="The checkpoint: a step, best or last.", autocompletion=checkpoints)
     ] = "last",
-    warm: Annotated[
-        bool, typer.Option("--warm/--cold", help="Go on from that step, or start at 0 with its weights.")
-    ] = True,
-    changes: Annotated[
-        list[str] | None, typer.Option("--set", help="key=value, for the clone.", autocompletion=changes_offered)
-    ] = None,
+    warm: Annotated[bool, typer.Option("--warm/--cold", help="Go on from that step, or start at 0 from it.")] = True,
+    changes: Changes = None,
     name: Annotated[str, typer.Option("--name", help="Name of the clone's folder.")] = "",
     reference: Annotated[
         Literal["base", "clone"],
@@ -221,7 +215,7 @@ PATIENCE_S = 60.0  # the trainer checks for changes only between batches
 
 @verb
 def change(
-    run: Annotated[str, typer.Argument(help="A run folder, or its name.", autocompletion=run_names)],
+    run: RunName,
     settings: Annotated[
         list[str], typer.Argument(metavar="KEY=VALUE …", help="What to change.", autocompletion=changes_offered)
     ],

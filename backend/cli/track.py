@@ -10,17 +10,16 @@ from typing import Annotated
 import typer
 
 from backend.cli.common import BUG, USER_ERROR, ExistingRunsDir, print_problems, tell, verb
+from backend.cli.completions import RunName
 from backend.utils.disk_faults import disk_fault, fault_of
 
 
 @verb
 def track(
-    run: Annotated[str, typer.Argument(help="A run folder, or the name of a run.")],
+    run: RunName,
     to: Annotated[str, typer.Option("--to", help="csv, tensorboard, trackio or wandb.")],
     runs_dir: ExistingRunsDir = None,
-    upload: Annotated[
-        bool, typer.Option("--upload", help="wandb only: send it to your account, over the network.")
-    ] = False,
+    upload: Annotated[bool, typer.Option("--upload", help="wandb only: send it to your account.")] = False,
 ) -> None:
     """Write a run's metrics and completions to a tracker, with TRL's metric names."""
     from backend.runs.run_folder import find_run

@@ -10,8 +10,7 @@ import typer
 
 from backend.cli import sweep
 from backend.cli.common import AllowCode, Hosts, Live, NewRunsDir, Stream, ignore_sighup, tell, verb
-from backend.cli.completions import changes as changes_offered
-from backend.cli.completions import checkpoints, run_names
+from backend.cli.completions import Changes, checkpoints, run_names
 from backend.cli.training import (
     PreparedRun,
     apply_changes,
@@ -42,9 +41,7 @@ def train(
     run: Annotated[Path | None, typer.Option("--run", help="Train in this folder, which holds config.yaml.")] = None,
     runs_dir: NewRunsDir = None,
     name: Annotated[str | None, typer.Option("--name", help="Name of the run folder.")] = None,
-    changes: Annotated[
-        list[str] | None, typer.Option("--set", help="key=value, over the file.", autocompletion=changes_offered)
-    ] = None,
+    changes: Changes = None,
     hosts: Hosts = None,
     allow_code: AllowCode = False,
     stream: Stream = False,
@@ -69,17 +66,10 @@ def train(
 def resume(
     run: Annotated[str, typer.Argument(help="A run or a sweep: its folder or its name.", autocompletion=run_names)],
     runs_dir: NewRunsDir = None,
-    changes: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="key=value, from the next step on.", autocompletion=changes_offered),
-    ] = None,
+    changes: Changes = None,
     step: Annotated[
         str | None,
-        typer.Option(
-            "--step",
-            help="Go back to this checkpoint, a step or best, and take back what came after it.",
-            autocompletion=checkpoints,
-        ),
+        typer.Option("--step", help="Go back to this checkpoint, a step or best.", autocompletion=checkpoints),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="With --step: take the later steps back without asking.")] = False,
     hosts: Hosts = None,
