@@ -1,11 +1,7 @@
-"""Commands to a running trainer: pause, resume, save, stop, finish-step, from the window's `control` file or from a
-signal.
+"""Commands to a running trainer from the window's `control` file or a signal: pause, resume, save, stop, finish-step.
 
-The window writes one command to a temporary file and renames it to `control`; a second one replaces a command that was
-not read yet. The trainer looks for the file between decode chunks, micro-batches and evaluation batches, and claims it
-by renaming it to `control.taken`: a rename succeeds for one reader only, and what the window writes in the meantime is
-a new file. A request to change settings is a file of its own, `change.json`, so that the next command does not replace
-it.
+The window renames a finished file to `control`; the trainer claims it by renaming it to `control.taken`, which succeeds
+for one reader only. A request to change settings is a file of its own, `change.json`.
 """
 
 from __future__ import annotations
@@ -30,9 +26,7 @@ LONGEST_WORD = 64
 PAUSE_POLL_S = 0.1
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGXCPU)
-"""Signals that mean "save and stop", in every process that holds work. SIGHUP comes when the terminal is closed;
-under `nohup` it stays ignored. SIGXCPU is a batch system's warning. SIGQUIT (Ctrl-\\) ends a process at once, and
-the run resumes from its last checkpoint."""
+"""Signals that mean "save and stop". SIGHUP comes when the terminal is closed; SIGXCPU is a batch system's warning."""
 
 
 def do_nothing() -> None: ...
@@ -43,8 +37,8 @@ class Stopped(Exception):
 
 
 class StopPending(BaseException):
-    """Raised out of a wait that a stop ends, in any thread; the stop is not obeyed yet. Not an Exception, so that
-    code that reads a user's data does not take it for an error of the data."""
+    """Raised out of a wait that a stop ends, in any thread. A BaseException, so that it does not pass for an error of a
+    user's data."""
 
 
 def read_word(control: Path) -> str:
@@ -85,9 +79,8 @@ class Control:
         look: Callable[[], None] = do_nothing,
         keep_words: bool = False,
     ) -> None:
-        """`look` is called wherever the run may stop, and may raise Stopped. `take_change` takes a request to change
-        settings. `keep_words`: this process, or the one that handed the run on, locked the run before, so a command
-        that is there is meant for it."""
+        """`look` is called wherever the run may stop, and may raise Stopped. `keep_words`: the run was locked before by
+        this process, so a command that is there is meant for it."""
         self.run = run
         self.event_log = event_log
         self._before_pause, self._after_pause = before_pause, after_pause
@@ -149,8 +142,7 @@ class Control:
     def obey(self, *, may_stop: bool = True) -> None:
         """Obey the command that came since the last call, if any. Blocks while paused; raises Stopped for a stop.
 
-        Between the updates of a rollout the weights belong to no step, so the trainer passes may_stop=False there
-        and the stop waits for the end of the step.
+        With may_stop=False, as between two updates of a rollout, a stop waits for the end of the step.
         """
         if may_stop:
             self._look()
@@ -172,8 +164,6 @@ class Control:
             look()
 
     def _claim(self) -> str | None:
-        """The next command, written to the event log; None without one. A signal counts as "stop". A request for a
-        change is passed on first."""
         if self.run.change_request.exists():
             self.event_log.write("command", word="change")
             self._take_change()
@@ -197,9 +187,8 @@ class Control:
         return word
 
     def pause_until(self, is_over: Callable[[], bool], why: str = "") -> bool:
-        """Pause until `is_over`, which is called about every PAUSE_POLL_S seconds, or until a command ends the
-        pause. → True if `is_over` ended it. `why`: a sentence, where nobody asked for the pause. The next `obey`
-        raises for a stop."""
+        """Pause until `is_over` or until a command ends the pause. → True if `is_over` ended it. `why`: a sentence,
+        where nobody asked for the pause. The next `obey` raises for a stop."""
         self._before_pause()
         self.event_log.write("phase", phase="paused", **({"sentence": why} if why else {}))
         began, word = time.monotonic(), None
@@ -254,8 +243,8 @@ class StopRequested(BaseException):
 
 @contextmanager
 def raising_stop() -> Iterator[None]:
-    """Raise StopRequested in the main thread at the first stop signal: for work whose files are complete or absent
-    at any moment. Later signals are ignored, so that they do not interrupt the cleaning up."""
+    """Raise StopRequested in the main thread at the first stop signal, for work whose files are complete or absent at
+    any moment. Ignores later signals, so that cleaning up is not interrupted."""
     received: list[int] = []
 
     def stop(number: int, frame: FrameType | None) -> None:

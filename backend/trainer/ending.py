@@ -1,8 +1,5 @@
-"""How a run ended: finished, stopped on request, or failed, with the sentence and the exit code that go with it.
-
-After a GPU error a process may end without the run: then the kind is RESTART, and the run continues in the next
-process.
-"""
+"""How a run ended: finished, stopped on request, or failed. After a GPU error the kind is RESTART, and the run
+continues in the next process."""
 
 from __future__ import annotations
 
@@ -29,9 +26,9 @@ LAST_LINE_RETRY_S = 2.0
 class Ending:
     """The event log's last kind, the step that the run reached, a sentence and an exit code.
 
-    `traceback` of a bug. `reason` of a run that finished early: "stop_when" or "early_stopping". `ends_with`: the step
-    whose weights a finished run leaves, where that is not its last. `gpu_text`: mlx's own text. `lost_rank`: the rank
-    of the machine without which the run could not continue.
+    `reason` of a run that finished early: "stop_when" or "early_stopping". `ends_with`: the step whose weights a
+    finished run leaves, where that is not its last. `gpu_text`: mlx's own text. `lost_rank`: the machine without which
+    the run could not continue.
     """
 
     kind: str
@@ -47,10 +44,8 @@ class Ending:
 
 
 def ending_of(work: Callable[[], Ending], last_step: Callable[[], int]) -> Ending:
-    """Call `work` and turn its exception into an Ending: a requested stop, a UserError, a GPU error, or a bug.
-
-    `last_step` is called afterwards, and returns the last step finished by then.
-    """
+    """Call `work` and turn its exception into an Ending. `last_step` is called afterwards, and returns the last
+    finished step."""
     try:
         return work()
     except Stopped as stop:
@@ -81,9 +76,8 @@ def ending_of(work: Callable[[], Ending], last_step: Callable[[], int]) -> Endin
 
 
 def write_ending(event_log: EventLog, ending: Ending) -> Ending:
-    """Write the event log's last line. → the ending; a failure if that line could not be written in
-    LAST_LINE_RETRY_S seconds, whose sentence is for stderr alone: to its readers the run has crashed, and is resumed
-    as such."""
+    """Write the event log's last line. → the ending; a failure if the line could not be written in LAST_LINE_RETRY_S
+    seconds: then the run counts as crashed."""
     event = {"step": ending.step, "reason": ending.reason or ending.kind, "sentence": ending.sentence}
     extra = {"ends_with": ending.ends_with, "lost_rank": ending.lost_rank, "traceback": ending.traceback or None}
     event |= {name: value for name, value in extra.items() if value is not None}

@@ -1,9 +1,8 @@
 """A run and the machine under it: GPU errors and the smaller steps after them, sleep, heat and Low Power Mode.
 
-After a GPU error the process is useless: Metal refuses the work of one that caused errors before. So the run
-continues in a new process, from its newest checkpoint, with half the micro-batch. gpu_errors.jsonl in the run folder
-outlives both: it has the limits that every later process keeps to, and the sentences that a resume may cut from the
-event log. Each line is one error; nothing is ever removed.
+After a GPU error Metal refuses the process's work, so the run continues in a new process, from its newest checkpoint,
+with half the micro-batch. gpu_errors.jsonl in the run folder has the limits that later processes keep to, one error a
+line.
 """
 
 from __future__ import annotations
@@ -101,10 +100,7 @@ _PATTERNS = [
 
 
 def gpu_error(error: BaseException) -> GpuError | None:
-    """The kind of GPU error that mlx has raised, or MEMORY for any lack of memory; None for everything else.
-
-    An exception of a reward function never counts: it arrives as a RewardError.
-    """
+    """The kind of GPU error that mlx has raised, or MEMORY for any lack of memory; None for everything else."""
     if isinstance(error, MemoryError):  # of Python, of numpy, or mlx's std::bad_alloc: the same helps
         return MEMORY
     if type(error) is not RuntimeError:  # what nanobind makes of std::runtime_error; mlx raises no subclass
@@ -114,8 +110,7 @@ def gpu_error(error: BaseException) -> GpuError | None:
 
 
 def fault_of_gpu(error: BaseException) -> UserError | None:
-    """A GPU error as a UserError, outside of a run: in a verb, or a question of the window. None for what may be a
-    bug."""
+    """A GPU error as a UserError, outside of a run. None for what may be a bug."""
     kind = gpu_error(error)
     if kind is None:
         return None
@@ -126,8 +121,7 @@ def fault_of_gpu(error: BaseException) -> UserError | None:
 
 @dataclass(frozen=True, slots=True)
 class StepSize:
-    """The part of a step that the device computes at once: tokens in a micro-batch, padding included, and completions
-    decoded together. Where a value is None, the memory plan decides alone."""
+    """Tokens in a micro-batch, padding included, and completions decoded together. None: the memory plan decides."""
 
     micro_batch_tokens: int | None = None
     rows: int | None = None
@@ -143,9 +137,8 @@ class StepSize:
 
 @dataclass(frozen=True, slots=True)
 class LoggedError:
-    """One GPU error: when (unix seconds), after which finished step, mlx's text, and a sentence for the event log: what
-    happened, what follows, what helps. `is_retried`: the run continued in a new process, with steps of the size in the
-    last two fields; otherwise it ended."""
+    """One GPU error: when (unix seconds), after which finished step, mlx's text, and a sentence for the event log.
+    `is_retried`: the run continued in a new process, with steps of the size in the last two fields."""
 
     t: float
     step: int
@@ -182,8 +175,7 @@ class GpuErrorLog:
     def add(self, error: GpuError, text: str, *, step: int, in_use: StepSize, retries: int) -> LoggedError:
         """Log an error after step `step` of a process whose steps had the size `in_use`; decides whether it is retried.
 
-        `retries`: restarts in a row that are allowed without a finished step. A person who resumes a run that ended
-        with a GPU error begins a new row.
+        `retries`: restarts in a row that are allowed without a finished step.
         """
         done = 0
         for earlier in reversed(self.errors):
@@ -209,11 +201,8 @@ class GpuErrorLog:
 
 
 class KeepAwake:
-    """Keeps a Mac awake while a run works, with `caffeinate`; does nothing on other systems.
-
-    `start` when the run begins to work, `stop` when it pauses or ends; either may be repeated. `warn` takes a sentence
-    if the Mac cannot be kept awake.
-    """
+    """Keeps a Mac awake while a run works, with `caffeinate`; does nothing on other systems. `start` and `stop` may be
+    repeated. `warn` takes a sentence if the Mac cannot be kept awake."""
 
     def __init__(self, warn: Callable[[str], None]) -> None:
         self._warn = warn
@@ -276,8 +265,8 @@ def is_low_power(printed: str) -> bool | None:
 
 @dataclass(slots=True)
 class SlowdownWatch:
-    """`look` between two steps: calls `note` with a sentence when a Mac is slowed down by heat or Low Power Mode,
-    and when that ends."""
+    """`look` between two steps: calls `note` when a Mac is slowed down by heat or Low Power Mode, and when that
+    ends."""
 
     note: Callable[[str], None]
     _next: float = 0.0

@@ -1,8 +1,5 @@
-"""A step with a number that is not finite ends the run: a sentence for it, and the step's batch in readable files.
-
-What is not finite is never applied to the weights and never saved. The run ends at the step before, and its sentence
-names the setting that most likely caused it, with a value to continue with.
-"""
+"""A step with a number that is not finite ends the run at the step before: a sentence that names the likely setting,
+and the step's batch in readable files."""
 
 from __future__ import annotations
 
@@ -56,8 +53,7 @@ def weights_error(config: Config, step: int, names: Sequence[str]) -> UserError:
 
 
 def _likely_cause(config: Config, quantity: Quantity, *, is_first: bool) -> tuple[str, str]:
-    """(the setting that most likely caused it, what to change). `is_first`: no update was applied yet, so none can
-    be the cause."""
+    """(the setting that most likely caused it, what to change). `is_first`: no update was applied yet."""
     if quantity == "reward":
         return "reward_functions", "Scores this large cannot be computed with; scale them down, to 0 … 1 at best."
     if config.dtype == "float16":

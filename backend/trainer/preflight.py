@@ -1,7 +1,5 @@
-"""Every problem that a user can fix before a run: settings first, then model, dataset and reward files on disk.
-
-Loads no weights. What it reads of the dataset and the reward files is passed on to the run.
-"""
+"""Every problem that a user can fix before a run: settings first, then model, dataset and reward files on disk. Loads
+no weights."""
 
 from __future__ import annotations
 
@@ -76,14 +74,12 @@ def preflight(
     *,
     of_program: bool = False,
 ) -> RunInputs:
-    """Check settings (raw ones first), then model, reference, dataset, columns, prompts and rewards, each independently
-    of the others.
+    """Check settings (raw ones first), then model, reference, dataset, columns, prompts and rewards, each by itself.
 
-    Returns the rows and reward functions that were read. `processes`: those that are shared with other runs.
-    `runs_dir`: where the run will be, the folder of runs by default; its disk must have room. `begin`: makes the
-    scorer, where functions are objects of a program. `of_program`: the caller may have an optimizer and a schedule
-    that are objects. Raises UserError with all problems. A reward file is executed to see what it registers: naming it
-    on the command line is consent.
+    Returns the rows and reward functions that were read. `processes` are shared with other runs. `runs_dir`: where the
+    run will be; its disk must have room. `begin` makes the scorer, where functions are objects of a program;
+    `of_program`: optimizer and schedule may be. Raises UserError with all problems. A reward file is executed: naming
+    it on the command line is consent.
     """
     config = settings if isinstance(settings, Config) else parse(settings)
     if not of_program:
@@ -151,8 +147,7 @@ def _check_models(config: Config, runs_dir: Path, problems: list[ConfigProblem])
 
 
 def _check_learns(folder: Path, config: Config, problems: list[ConfigProblem]) -> Any:
-    """Adds the problems of a model that cannot be loaded, quantised or adapted as the settings say. → its tokenizer,
-    None without one."""
+    """Adds the problems of a model that cannot be loaded, quantised or adapted. → its tokenizer, None without one."""
     opened = _caught(problems, lambda: _opened(folder, config.model, "model"))
     if opened is None:
         return None
@@ -168,8 +163,7 @@ def _check_learns(folder: Path, config: Config, problems: list[ConfigProblem]) -
 
 
 def check_division(model: nn.Module, model_config: dict[str, Any], config: Config) -> None:
-    """Raises UserError for a model whose layers cannot be divided among the machines of the hosts file. `model` is
-    of no use afterwards."""
+    """Raises UserError for a model whose layers cannot be divided among the hosts. `model` is of no use afterwards."""
     if refusal := sharding_refusal(model_config):
         raise UserError("parallelism", refusal)
     size = len(read_hosts(config.hosts).hosts)
@@ -178,8 +172,7 @@ def check_division(model: nn.Module, model_config: dict[str, Any], config: Confi
 
 
 def _check_reference(config: Config) -> Any:
-    """A reference is another model, or a folder with an adapter of the base. → the other model's tokenizer, None
-    without one."""
+    """→ the tokenizer of another model, None for a folder with an adapter of the base."""
     name, setting = config.reference_model_path, "reference_model_path"
     if not name or not config.needs_reference:
         return None
@@ -193,14 +186,13 @@ def _check_reference(config: Config) -> Any:
 
 
 def _opened(folder: Path, name: str, setting: str) -> tuple[nn.Module, Any, dict[str, Any]] | None:
-    """A model without its weights; None where only its config.json is on this machine. Raises UserError for files
-    that cannot be loaded."""
+    """A model without its weights; None where only its config.json is on this machine."""
     return check_opens(folder, name, setting) if any(folder.glob("model*.safetensors")) else None
 
 
 def check_model(name: str, setting: str) -> Path:
-    """The folder with the model's config.json (from the Hub's cache or the Hub itself for an id). Raises UserError
-    for a model that does not exist, or that mlx-lm has no code for."""
+    """The folder with the model's config.json, from the Hub for an id. Raises UserError for a model that does not
+    exist, or that mlx-lm has no code for."""
     source = Path(model_source(name, setting))
     file = source / "config.json" if source.is_dir() else config_file(name, setting)
     if refusal := architecture_refusal(check_config(file, name, setting)):
@@ -220,8 +212,6 @@ def _check_quantised(folder: Path, config: Config) -> None:
 
 
 def _read_and_check_data(config: Config, tokenizer: Any, scorer: Scorer) -> Splits:
-    """Rows, columns, and, where the model's tokenizer is on disk, whether any prompt leaves room for a completion.
-    The training rows of a run with stages are `_check_stages`'."""
     splits = read_rows(config, scorer)
     of_held_out = held_out_settings(config, stage_configs(config))
     for split in (split for split in SPLITS if splits.rows(split) and not (split == "train" and config.stages)):
@@ -237,7 +227,6 @@ def _read_and_check_data(config: Config, tokenizer: Any, scorer: Scorer) -> Spli
 
 
 def _check_stages(config: Config, splits: Splits, tokenizer: Any, scorer: Scorer) -> tuple[StageRows, ...]:
-    """The training rows of each stage, their columns and prompts checked. Raises UserError, naming the stage."""
     stages = read_stages(config, splits, scorer)
     for index, (own, of_stage) in enumerate(zip(stages, stage_configs(config) if stages else [], strict=True)):
         try:

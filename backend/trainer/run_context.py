@@ -44,8 +44,8 @@ Note = Callable[[str], None]
 
 @dataclass
 class StepContext:
-    """What computes a run's steps. Every rank of a run has one; `RunContext` adds what the leader alone has. `steps` is
-    the length of the run: `iters`, or the steps that `epochs` or `stages` amount to."""
+    """What computes a run's steps. Every rank has one; `RunContext` adds what the leader alone has. `steps`: the length
+    of the run."""
 
     policy: Policy
     learner: Learner
@@ -59,8 +59,8 @@ class StepContext:
         return self.steps if config.epochs or config.stages else config.iters
 
     def change(self, config: Config, keys: Collection[str], step: int) -> None:
-        """Apply the settings of `config` from `step` on, between two steps; `keys` names those that differ from before.
-        Raises UserError for a reference model that cannot be loaded."""
+        """Apply the settings of `config` from `step` on; `keys` names those that differ from before. Raises
+        UserError."""
         self.policy.use_reference(config)
         self.scoring.change(config, self.steps_of(config))
         self.steps = self.scoring.steps
@@ -103,7 +103,7 @@ class SamplingContext:
     """What sampling and scoring a step needs of the trainer.
 
     `poll` takes the phase and the share of it that is done, if known, and may raise to stop. `report` takes the phase
-    while something is waited for. `groups`: those sampled so far, also where the step is interrupted.
+    while something is waited for. `groups`: those sampled so far.
     """
 
     timer: StepTimer
@@ -114,12 +114,8 @@ class SamplingContext:
 
 @dataclass
 class RunContext(StepContext):
-    """Everything that one run computes with.
-
-    `stage_prompts`: the training prompts of each stage, if there are stages. `longest_prompts`: tokens of the longest
-    prompt of each set, for which memory is planned. `slow_paths`: a sentence for each part that does not take its
-    fastest path, with the reason.
-    """
+    """Everything that one run computes with. `longest_prompts`: tokens of the longest prompt of each set. `slow_paths`:
+    a sentence for each part that does not take its fastest path, with the reason."""
 
     prompt_stream: PromptStream
     background_tokenizer: BackgroundTokenizer
@@ -158,11 +154,9 @@ class RunContext(StepContext):
         """Fill `work.groups` with the step's scored groups. → metrics of the rollout, and those that reward functions
         logged.
 
-        Dynamic sampling (DAPO, arXiv:2503.14476, eq. 11): a group whose completions all have the same reward has
-        advantage 0 and no gradient. Such groups are replaced by groups of new prompts, in at most
-        `dynamic_sampling_rounds` rounds; groups still missing then are filled from those set aside, so that the
-        step's size never varies. Prompts are taken from the stream in order, so the choice depends neither on chance
-        nor on timing.
+        Dynamic sampling (DAPO, arXiv:2503.14476, eq. 11): groups whose completions all have the same reward have no
+        gradient. They are replaced by groups of new prompts, in at most `dynamic_sampling_rounds` rounds; groups still
+        missing then are filled from those set aside, so that the step's size never varies.
         """
         count, dynamic = config.prompts_per_step, config.dynamic_sampling
         kept, without_gradient, logged = list[Group](), list[Group](), dict[str, float]()
@@ -186,8 +180,8 @@ class RunContext(StepContext):
     def sample_and_score(
         self, problems: list[Problem], position: int, step: int, config: Config, work: SamplingContext
     ) -> dict[str, float]:
-        """Append a scored group of every problem, in order, to `work.groups`; `position` is the first one's number
-        in the run. → the metrics that reward functions logged. Raises NotFiniteError."""
+        """Append a scored group of every problem to `work.groups`; `position` is the first one's number in the run. →
+        the metrics that reward functions logged. Raises NotFiniteError."""
         most_tokens = len(problems) * config.group_size * config.max_completion_length
         with work.timer.phase("rollout"):
             groups = self.rollout.sample(
@@ -220,8 +214,8 @@ class RunContext(StepContext):
     def held_out(
         self, problems: list[Problem], count: int, step: int, config: Config, poll: Callable[[float], None]
     ) -> dict[str, float]:
-        """Held-out rewards after `step`, over the first `count` batches (−1: all) of `problems`, with the entropy and
-        the KL of some of the completions, which have a standard error."""
+        """Held-out rewards over the first `count` batches (−1: all) of `problems`, with entropy and KL of some
+        completions."""
         stage = self.scoring.stage(step)
         chosen = problems if count < 0 else problems[: count * config.prompts_per_evaluation_batch]
         groups = self.held_out_groups(chosen, step, config, poll)
@@ -260,7 +254,7 @@ class RunContext(StepContext):
 
     def restore(self, saved: Checkpoint, note: Note) -> None:
         """Bring everything to the state of a checkpoint. Raises DamagedCheckpoint for arrays that are not this
-        model's; this context cannot be used then."""
+        model's."""
         state = saved.state
         try:
             self.policy.assign(saved.weights())
@@ -289,8 +283,8 @@ class StepLimits:
 
 
 class Engine:
-    """Loads the model of a run and builds what computes with it, in a process that has all of the model. `own`: the
-    optimizer and schedule of the program that trains."""
+    """Loads the model of a run and builds what computes with it. `own`: the optimizer and schedule of the program that
+    trains."""
 
     def __init__(self, own: OwnUpdates = SETTINGS_DECIDE) -> None:
         self.own = own
@@ -319,8 +313,8 @@ def build_step_context(
     engine: Engine | None = None,
     make: Callable[..., C] = StepContext,
 ) -> C:
-    """The context around a loaded policy, for a run of `steps` steps (with stages, as many as they have) and prompts
-    of these lengths in tokens. `most`, `stages`, `engine`, `make` and `note` as in `load_context`. Raises UserError."""
+    """The context around a loaded policy, for a run of `steps` steps and prompts of these lengths in tokens. The rest
+    is as in `load_context`. Raises UserError."""
     scoring = ScoringStages(config, scorer, steps)
     plan = plan_memory(config, policy, longest_prompts, note, stages)
     limits = StepLimits(learner_limits(plan, most), rollout_limits(plan, most))
@@ -365,8 +359,7 @@ def load_context(
     """Build what a run computes with. Raises UserError for settings or files that cannot be used.
 
     `inputs`: the result of `preflight`, else they are read now. `most`: the step size that GPU errors have left.
-    `shared`: what other runs of the process share with this one. `stages`: the settings of each stage. `engine`:
-    loads the model and computes with it. `make`: the class of the result, which takes the fields of `RunContext`.
+    `stages`: the settings of each stage. `make`: the class of the result, which takes the fields of `RunContext`.
     """
     inputs = inputs or read_inputs(config)
     engine = engine or Engine()

@@ -1,8 +1,6 @@
-"""What a run reads before its model: the rows of its dataset, its reward functions, and the prompts made of the rows.
-
-Read once a process: `preflight` checks them and hands them to `load_context`. A reward file is a user's program;
-running it a second time would repeat its side effects.
-"""
+"""What a run reads before its model, once a process: the rows of its dataset, its reward functions, and the prompts
+made of the rows. `preflight` hands them to `load_context`: running a user's reward file twice would repeat its
+effects."""
 
 from __future__ import annotations
 
@@ -89,12 +87,10 @@ Poll = Callable[[float], None]
 
 @dataclass(slots=True)
 class EvaluationSets:
-    """The prompts on which a run is evaluated while it trains: its valid split, and the datasets of `eval_data` by
-    name.
+    """The prompts of the valid split, and of the datasets of `eval_data` by name.
 
-    One evaluation is one `eval` event. The metrics of the valid split have their plain names, those of a named set
-    its name before them (`gsm8k/reward`). Without a valid split the first named set has the plain names too, which
-    early stopping reads.
+    The metrics of the valid split have their plain names, those of a named set its name before them (`gsm8k/reward`).
+    Without a valid split the first named set has the plain names too, which early stopping reads.
     """
 
     valid: list[Problem]
@@ -139,8 +135,7 @@ class StagePrompts:
 
 @dataclass(frozen=True, slots=True)
 class RunPrompts:
-    """Every prompt that a run may take: of the splits that it uses (without `train` where stages have the rows), of the
-    sets of `eval_data`, and of the stages."""
+    """Every prompt that a run may take: of its splits, of the sets of `eval_data`, and of the stages."""
 
     by_split: dict[str, TokenizedPrompts]
     named: dict[str, TokenizedPrompts]
@@ -227,11 +222,8 @@ def used_splits(config: Config) -> list[str]:
 
 
 def held_out_settings(config: Config, stages: Sequence[Config]) -> Config:
-    """The settings by which held-out rows are checked and their prompts chosen. `stages`: the settings of each stage.
-
-    The rows are the same in every stage: the longest completions decide which prompts fit, and the functions of all
-    stages score them.
-    """
+    """The settings by which held-out rows are checked. The rows are the same in every stage: the longest completions
+    decide which prompts fit, and the functions of all stages score them."""
     if not config.stages:
         return config
     functions = dict.fromkeys(name for stage in stages for name in stage.reward_functions)

@@ -1,8 +1,8 @@
 """One process of a run, from taking its lock to the event log's last line.
 
-A run that ends early is saved at its last finished step; a UserError ends the event log with a sentence, a bug with a
-traceback too. After a GPU error the run does not end: this process saves it, leaves the event log without a last line
-and the lock held, and its caller execs a program that trains on with smaller micro-batches.
+A run that ends early is saved at its last finished step. After a GPU error the run does not end: this process saves it,
+leaves the event log without a last line and the lock held, and its caller execs a program that trains on with smaller
+micro-batches.
 """
 
 from __future__ import annotations
@@ -65,14 +65,12 @@ def train(
 
     `inputs`: what `preflight` read. `changes`: raw settings to change from the step after that checkpoint on.
     `warnings`: sentences for the event log. `look` is called wherever the run may stop, and may raise Stopped or
-    UserError. `load` builds what the run computes with; where other ranks share the work, `goes_on` says that losing
-    one ends this process and not the run. `lock`: the handle of the run's lock, where the caller has it already; it is
-    closed here.
+    UserError. `load` builds what the run computes with. `goes_on`: losing a rank ends this process and not the run.
+    `lock`: the handle of the run's lock, where the caller has it; it is closed here.
 
-    Errors of the run are written to the event log and returned in the Ending, never raised. Raises UserError when
-    another process holds the run, its log of GPU errors or its changes are damaged, or `changes` are invalid. With
-    `may_restart` the Ending may be a RESTART: the run stays locked, the stop signals stay blocked, and the caller
-    has to exec a program that calls this again.
+    Errors of the run are written to the event log and returned in the Ending. Raises UserError when another process
+    holds the run, its files are damaged, or `changes` are invalid. With `may_restart` the Ending may be a RESTART: the
+    run stays locked, the stop signals stay blocked, and the caller has to exec a program that calls this again.
     """
     # An flock, which the kernel releases however this process ends. It is held before the checkpoint is read and the
     # files are truncated, so that two processes never append to one event log.
@@ -145,8 +143,8 @@ def open_run(
     """A trainer for a run whose lock this process holds, and the newest whole checkpoint, to which the run's files are
     cut back.
 
-    Sets damaged checkpoints aside, and logs it after the warnings `notes`. `keep_words` as in `Control`, `changes` as
-    in `train`. Raises UserError as `train`, for a run of a newer version, and where no checkpoint is whole.
+    Sets damaged checkpoints aside, and logs it after the warnings `notes`. Raises UserError as `train`, and where no
+    checkpoint is whole.
     """
     check_format(run)
     saved, damaged = newest_whole(run)
@@ -173,7 +171,7 @@ def open_run(
 
 def cut_back(run: RunFolder, state: TrainingState) -> str:
     """Cut event log and completions back to a checkpoint, by the lengths that it recorded, or by their content where
-    those no longer fit; → a sentence in that case, else ""."""
+    those no longer fit. → a sentence in that case."""
     fits = _fits(run.events, state.events_bytes, state.step) and _fits(run.completions, state.completions_bytes, None)
     if fits or not state.step:
         truncate_file(run.events, state.events_bytes)
@@ -223,8 +221,8 @@ def _fits(path: Path, length: int, step: int | None) -> bool:
 
 @contextlib.contextmanager
 def stops_as_exceptions(trainer: Trainer, obey_signal: Callable[[], None]) -> Iterator[None]:
-    """Turn what a stop has interrupted into Stopped: a wait for reward functions, or mlx's compiler, which Ctrl-C in
-    a terminal ends too. `obey_signal` raises Stopped where a stop signal has come."""
+    """Turn what a stop has interrupted into Stopped: a wait for reward functions, or mlx's compiler. `obey_signal`
+    raises Stopped where a stop signal has come."""
     try:
         yield
     except StopPending:
@@ -239,11 +237,8 @@ def stops_as_exceptions(trainer: Trainer, obey_signal: Callable[[], None]) -> It
 
 
 def end_run(trainer: Trainer, ending: Ending, gpu_retries: int = 0, *, goes_on: bool = False) -> Ending:
-    """Save what is not saved yet, write the event log's last line unless the run goes on, and close the files.
-
-    → the ending as it became. `gpu_retries`: how often a GPU error may become a RESTART; `goes_on`: the loss of a
-    rank becomes one.
-    """
+    """Save what is not saved yet, write the event log's last line unless the run goes on, and close the files. → the
+    ending as it became. `gpu_retries`: how often a GPU error may become a RESTART."""
     place = trainer.held.place()
     if place.state in ("deleted", "out of reach"):
         trainer.close()
@@ -290,7 +285,6 @@ def _loss_of_folder(place: FolderPlace, step: int) -> str:
 
 
 def _save_before(trainer: Trainer, ending: Ending) -> Ending:
-    """Save the last finished step before an early end. → `ending`, or a failure with both sentences if that fails."""
 
     def save_last_step() -> Ending:
         with contextlib.suppress(UserError):  # a checkpoint that could not be written is tried once more below
@@ -310,8 +304,7 @@ def _save_before(trainer: Trainer, ending: Ending) -> Ending:
 
 
 def _after_gpu_error(trainer: Trainer, ending: Ending, error: GpuError, retries: int) -> Ending:
-    """Log a GPU error and save the last finished step. → a RESTART if the error is to be retried, a stop if one was
-    requested meanwhile, else the failure."""
+    """→ a RESTART if the error is to be retried, a stop if one was requested meanwhile, else the failure."""
     log, step = trainer.gpu_errors, trainer.state.step
     try:
         logged = log.add(error, ending.gpu_text, step=step, in_use=trainer.step_size, retries=retries)

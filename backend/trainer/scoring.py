@@ -39,9 +39,8 @@ class ScoringStage:
 
 
 class ScoringStages:
-    """Scores groups by the stage of their step. `steps` is the length of the run: the sum over its stages if it has
-    any. `poll` is called while functions are waited for; may raise to give them up. `uses_mlx`: a reward file imports
-    mlx itself, so its functions are never called beside sampling: the two would share the device and its memory."""
+    """Scores groups by the stage of their step. `steps` is the length of the run. `poll` is called while functions are
+    waited for, and may raise. `uses_mlx`: a reward file imports mlx, so it would share the device with sampling."""
 
     def __init__(self, config: Config, scorer: Scorer, steps: int) -> None:
         self.config = config

@@ -1,8 +1,5 @@
-"""How a run changes and ends on its way: changed settings, stop conditions, early stopping.
-
-A change is on disk before any step uses it. Otherwise a run killed just after would be resumed with other settings
-than it had.
-"""
+"""How a run changes and ends on its way: changed settings, stop conditions, early stopping. A change is on disk before
+any step uses it, so that a killed run is resumed with the same settings."""
 
 from __future__ import annotations
 
@@ -42,8 +39,8 @@ class Steering:
         self._in_event_log: list[Any] = []  # the changes that the event log holds after its last step
 
     def note_past(self, event: Mapping[str, Any]) -> None:
-        """Take an event that the event log holds already. A checkpoint of the step before may have been saved after
-        a change was logged, and a resume from it applies the change once more."""
+        """Take an event that the event log holds already: a resume may apply a change once more that was logged before
+        the kill."""
         if event.get("kind") == "step":
             self._in_event_log.clear()
         elif event.get("kind") == "change":
@@ -64,13 +61,13 @@ class Steering:
         return ([of_stage] if of_stage else []) + [change for change in self.changes if change.step == step]
 
     def stage_configs(self) -> list[Config]:
-        """The settings of each stage, its training rows included; of a run without stages its own. Requested
-        changes, which concern neither rows nor memory, are left out."""
+        """The settings of each stage, its training rows included, requested changes left out; of a run without stages
+        its own."""
         return stage_configs(self._config)
 
     def take(self, begun: int) -> tuple[str, str]:
-        """Record the change that the window has requested, if it is valid; `begun` is the last step that has begun.
-        → level and sentence of the answer."""
+        """Record the change that the window has requested, if it is valid; `begun` is the last step that has begun. →
+        level and sentence."""
         try:
             change = self.record(take_request(self._run), begun)
         except UserError as error:
@@ -78,13 +75,8 @@ class Steering:
         return "info", change.sentence if change else "Nothing was changed: the settings have these values already."
 
     def record(self, asked: Mapping[str, Any], begun: int, *, at_resume: bool = False) -> Change | None:
-        """Record a change that holds from the step after `begun` on; None where every setting has this value already.
-        `at_resume` as in `backend.runs.steering.changed`.
-
-        After a resume from an older checkpoint there may be changes of later steps: a new one then holds with the
-        last of them, so that they stay in the order in which they were made. Raises UserError for invalid settings,
-        and where the file cannot be written.
-        """
+        """Record a change that holds from the step after `begun` on, and not before earlier changes; None where every
+        setting has this value already. Raises UserError for invalid settings, and where the file cannot be written."""
         step = max([begun + 1, *(change.step for change in self.changes)])
         pairs = changed(self.config_at(step), asked, done=step - 1, at_resume=at_resume)
         if not pairs:
@@ -125,8 +117,8 @@ class MetricWatch:
             self._evaluation = metrics
 
     def value(self, metric: str) -> float:
-        """The mean of the last `WINDOW` steps, NaN until there are as many or where one has no such number; of a
-        metric of held-out prompts the newest."""
+        """The mean of the last `WINDOW` steps, NaN until there are as many; of a metric of held-out prompts the
+        newest."""
         is_held_out = metric.startswith(EVALUATION)
         rows = [self._evaluation] if is_held_out else list(self._steps)
         found = [row.get(metric.removeprefix(EVALUATION) if is_held_out else metric) for row in rows]

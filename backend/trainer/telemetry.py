@@ -123,10 +123,7 @@ class PhaseReporter:
 
 
 def report_health(event_log: EventLog, settings: Mapping[str, Any], events: Iterable[Event]) -> None:
-    """From now on, log what the health rules find: each finding when it begins, and when it is over.
-
-    `settings`: the run's. `events`: what the event log of a resumed run holds already.
-    """
+    """From now on, log what the health rules find. `events`: the event log of a resumed run so far."""
     watch = Watch.resumed(settings, events)
 
     def follow(event: Event) -> None:
@@ -152,8 +149,8 @@ def versions() -> dict[str, str]:
 
 
 class ResourceUse:
-    """What a run uses of its machine in each step. `begin` at the start of a step, `metrics` at its end. A thread reads
-    how busy a Mac's GPU is, until `close`."""
+    """What a run uses of its machine in each step, between `begin` and `metrics`. A thread reads a Mac's GPU, until
+    `close`."""
 
     def __init__(self) -> None:
         self._processes: list[psutil.Process] = []
@@ -180,9 +177,8 @@ class ResourceUse:
     def metrics(self, elapsed_s: float) -> dict[str, float]:
         """The metrics of the step that began `elapsed_s` ago; leaves out what the system does not report.
 
-        `process/memory_gb`: resident memory of the run's processes now, in 10⁹ bytes, shared pages counted for each.
-        `process/cpu_cores`: cores that they kept busy. `process/gpu_use`: share of the time, 0 to 1, that the Mac's
-        GPU was busy with any program. `machine/swap_gb`: memory of the whole machine that is swapped out.
+        Resident memory of the run's processes (10⁹ bytes, shared pages counted for each), cores that they kept busy,
+        share of the time that the Mac's GPU was busy with any program, memory of the machine that is swapped out.
         """
         cpu_s = self._cpu_times()
         # A process that is new since `begin` has spent all of its time in this step.
@@ -220,15 +216,13 @@ class ResourceUse:
 
 
 def gpu_share(printed: str) -> float | None:
-    """The share of time, 0 to 1, that the busiest GPU was busy, from the output of GPU_STATISTICS; None if it does
-    not say."""
+    """The share of time, 0 to 1, that the busiest GPU was busy, from the output of GPU_STATISTICS."""
     percent = [int(number) for number in re.findall(r'"Device Utilization %"\s*=\s*(\d+)', printed)]
     return min(max(percent), 100) / 100 if percent else None
 
 
 class StepTimer:
-    """Times one step, from its construction. `clock` returns seconds; it may stop while the run is paused. `use` may be
-    that of the step before."""
+    """Times one step, from its construction. `clock` returns seconds, and may stop while the run is paused."""
 
     def __init__(self, clock: Callable[[], float], use: ResourceUse | None = None) -> None:
         self._clock = clock
@@ -269,8 +263,8 @@ class StepTimer:
         return count / max(self.seconds[name], 1e-9)
 
     def metrics(self) -> dict[str, float]:
-        """The metrics of `ResourceUse`; `time/<phase>` in seconds (the phases and `time/other` add up to
-        `time/step`), and `peak_memory_gb` of the step, of its rollout and of its training."""
+        """The metrics of `ResourceUse`; `time/<phase>` in seconds, which add up to `time/step`; `peak_memory_gb` of the
+        step, of its rollout and of its training."""
         self._record_peak("other")
         elapsed = self.elapsed()
         times = {f"time/{name}": seconds for name, seconds in self.seconds.items()}

@@ -48,9 +48,8 @@ class Trainer:
     """One run. `state` is that of the last finished step: a step counts once its line is in the event log.
 
     `parts` is set once everything is loaded, and deleted before exporting: a run without it has nothing to save.
-    `load_parts` builds it; the leader's, where several ranks share the work. `shared`: of a sweep, whose process
-    handles the signals for all of its runs. `ends_with`: the step of the checkpoint that the run leaves, where it is
-    not the last.
+    `shared`: of a sweep, whose process handles the signals for all of its runs. `ends_with`: the step of the checkpoint
+    that the run leaves, where it is not the last.
     """
 
     parts: RunContext
@@ -60,7 +59,6 @@ class Trainer:
     def __init__(
         self, config: Config, run: RunFolder, event_log: EventLog, steering: Steering, *, keep_words: bool = False
     ) -> None:
-        """`config`: the settings of the checkpoint's step. `keep_words`: as in `Control`."""
         self.config = config  # of the present step
         self.steering = steering
         self._begun = 0  # the last step that has begun
@@ -93,7 +91,6 @@ class Trainer:
         self.ends_with: int | None = None
 
     def _history(self) -> Iterator[Event]:
-        """The events of a resumed run so far, shared by all who need them, so that the log is read once."""
         for event in read_events(self.folder.events):
             self.steering.note_past(event)
             self.metrics.take(event)
@@ -284,8 +281,7 @@ class Trainer:
         return metrics
 
     def complete(self) -> Ending:
-        """After the last step: evaluate and save what is missing, evaluate the test split, write the model, export.
-        → the ending, with its sentence."""
+        """After the last step: evaluate and save what is missing, evaluate the test split, write the model, export."""
         self.evaluate_if_due()  # of a run that was shortened to the steps that it has done
         self.saver.wait()
         if self.saver.saved_step != self.state.step:
@@ -311,8 +307,8 @@ class Trainer:
         return Ending("finished", step, sentence, 0, reason=early.reason if early else "", ends_with=self.ends_with)
 
     def load_best(self) -> None:
-        """Give the policy, and `adapters/`, the weights of the best checkpoint, if that is not the last. Raises
-        DiskError, and UserError for a damaged checkpoint."""
+        """Load the weights of the best checkpoint into the policy and `adapters/`. Raises DiskError, and UserError for
+        a damaged checkpoint."""
         best = best_of(saved_weights(self.folder))
         saved = read_checkpoint(best.path) if best is not None else None
         if best is None or saved is None:
@@ -343,8 +339,8 @@ class Trainer:
         self.saver.begin(self._snapshot)
 
     def save_without_gpu(self) -> None:
-        """Save the last finished step, in this thread and on the CPU: after an error the GPU may refuse all further
-        work. The arrays are evaluated, and on a Mac the CPU reads them where they are."""
+        """Save the last finished step in this thread and on the CPU: after an error the GPU may refuse all further
+        work. On a Mac the CPU reads the arrays where they are."""
         with mx.stream(mx.cpu):
             self.saver.write_here(self._snapshot())
 

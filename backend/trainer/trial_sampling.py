@@ -1,6 +1,5 @@
-"""Completions of a few rows by the model as a run begins with it, for trying rewards on them. The model stays in memory
-from one trial to the next.
-"""
+"""Completions of a few rows by the model as a run begins with it, for trying rewards on them. Keeps the model in
+memory."""
 
 from __future__ import annotations
 
@@ -85,7 +84,7 @@ class TrialSampler:
         check: Callable[[], None] = lambda: None,
     ) -> list[Group]:
         """`group_size` completions of each picked row. `report` takes {"phase", "done"?, "of"?}; `check` is called
-        often and may raise to stop. Raises UserError where dataset or model cannot be loaded."""
+        often and may raise to stop. Raises UserError."""
         report({"phase": "reading the dataset"})
         dataset = open_dataset(config)
         check()
@@ -106,8 +105,6 @@ class TrialSampler:
         return self._rollout[1].sample(problems, group_size, Sampling.of(config), seed, 0, poll)
 
     def _cached_policy(self, config: Config) -> Policy:
-        """The model of the run's first step: the base, or the base with the adapter that the run starts from. Raises
-        UserError."""
         names = (config.model, config.tokenizer)
         key = (*names, *map(_last_written, names), config.quantization, config.dtype, config.device)
         if config.adapter:
@@ -140,7 +137,6 @@ def _problems(dataset: LoadedDataset, policy: Policy, config: Config, pick: Pick
 
 
 def _last_written(name: str) -> float:
-    """When a local model or tokenizer was last written; 0 for a name on the Hub, and for none."""
     if not name:
         return 0.0
     path = Path(name).expanduser()

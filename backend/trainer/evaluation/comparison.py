@@ -1,9 +1,7 @@
 """Evaluate a model on a split: sample, score, and compare the run's model before training with the one at a checkpoint.
 
-One model is loaded. Fresh adapters change nothing, and a full fine-tuning starts from the base's weights, so the
-base comes first and then the checkpoint's arrays are put in place: there is never a second model in memory. Both
-sides get the same prompts and the same random numbers, so a difference comes from the weights. Every completion is
-scored once, by the run's own functions and weights.
+One model is loaded: the base comes first, then the checkpoint's arrays replace its own. Both sides get the same prompts
+and random numbers, so a difference comes from the weights.
 """
 
 from __future__ import annotations
@@ -86,11 +84,8 @@ MODEL_KEYS = (
 
 @dataclass(frozen=True, slots=True)
 class EvaluationChoices:
-    """The user's choices for an evaluation.
-
-    `completions` of each prompt where they are sampled. `ks`: the k of pass@k; () for 1, 2, 4 … up to `completions`.
-    `limit`: prompts; −1 for all. `passing`: as `read_pass_rule` reads it; "" for the default.
-    """
+    """The user's choices for an evaluation. `ks`: the k of pass@k; () for 1, 2, 4 … up to `completions`. `limit`:
+    prompts; −1 for all. `passing`: as `read_pass_rule` reads it; "" for the default."""
 
     split: str = "test"
     decodings: tuple[DecodingName, ...] = ("greedy", "sampled")
@@ -119,11 +114,8 @@ Report = Callable[[EvaluationProgress], None]
 
 @dataclass(frozen=True, slots=True)
 class EvaluatedModel:
-    """A run at one of its checkpoints, or a plain model, which has neither `run` nor `checkpoint`.
-
-    `config` has the settings to load the model, read the data and score. `step` is the step whose reward functions
-    and weights score, of `steps` in all.
-    """
+    """A run at one of its checkpoints, or a plain model, which has neither `run` nor `checkpoint`. The reward functions
+    and weights of `step`, of `steps` in all, score."""
 
     config: Config
     run: RunFolder | None
@@ -136,12 +128,8 @@ class EvaluatedModel:
 
 
 def find_evaluated(name: str, config: Config | None, runs_dir: Path | None = None, which: str = END) -> EvaluatedModel:
-    """The run `name`, a path or a name in the runs folder, at the checkpoint `which`; else the model `name`, a folder
-    or an id.
-
-    `which` is end (the last step unless the run has left another), last, best, or a step. `config` gives data,
-    rewards and sampling in place of the run's own settings; a model needs it. Raises UserError.
-    """
+    """The run `name` at the checkpoint `which` (end, last, best, or a step); else the model `name`, a folder or an id.
+    `config` gives data, rewards and sampling in place of the run's own settings; a model needs it. Raises UserError."""
     try:
         run = find_run(name, runs_dir)
     except UserError:
@@ -357,10 +345,7 @@ def restore_checkpoint(policy: Policy, evaluated: EvaluatedModel) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One figure of every prompt, in the prompts' order; NaN where a prompt has none.
-
-    `low` and `high` are the ends of the range that the figure can have, or that was seen where its range is not known.
-    """
+    """One figure of every prompt, in the prompts' order; NaN where a prompt has none. `low` and `high`: its range."""
 
     values: np.ndarray
     low: float
@@ -372,12 +357,8 @@ class Column:
 
     @classmethod
     def difference(cls, after: Column, before: Column) -> Column:
-        """after − before, prompt by prompt.
-
-        Its range reaches as far as the largest change that was seen, to both sides; where nothing changed, as far as
-        it could have. The whole range in any case would drown small changes of rewards that differ much between
-        prompts.
-        """
+        """after − before, prompt by prompt. Its range reaches as far as the largest change that was seen, to both
+        sides; where nothing changed, as far as it could have."""
         values = after.values - before.values
         largest = float(np.nanmax(np.abs(values), initial=0.0))
         reach = largest if largest > ROUNDING else max(after.high, before.high) - min(after.low, before.low)
@@ -387,11 +368,8 @@ class Column:
 def estimates(
     columns: Sequence[Column], resamples: int = RESAMPLES, rng: np.random.Generator | None = None
 ) -> list[MeanWithInterval]:
-    """The mean of each column over its prompts, with its bootstrap interval. All columns are resampled together.
-
-    A column without any number has no mean. One whose range is a single value has no interval: nothing varied, so
-    nothing is known of how much could.
-    """
+    """The mean of each column over its prompts, with its bootstrap interval. All columns are resampled together. A
+    column whose range is a single value has no interval: nothing varied."""
     if not columns:
         return []
     values_PM = np.stack([column.values for column in columns], axis=1)

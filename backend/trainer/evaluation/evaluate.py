@@ -17,12 +17,10 @@ from backend.training.variety import variety_metrics
 from backend.types import Group, Problem
 
 EVAL_SEED = 0x6576616C
-"""Seed of held-out completions, the same at every evaluation ("eval" in ASCII): differences between two evaluations
-come from the policy, not from the random numbers."""
+"""Seed of held-out completions, the same at every evaluation ("eval" in ASCII)."""
 
 FORWARD_SHARE = 1 / 8
-"""Of the completions of an evaluation, which the model and the reference read once more for `entropy` and `kl`: less
-than a tenth of the evaluation's time."""
+"""Of the completions of an evaluation, which the model and the reference read once more for `entropy` and `kl`."""
 LEAST_FORWARD_ROWS, FORWARD_ROWS = 4, 32
 """Limits of that: fewer have no useful standard error, more would cost time."""
 
@@ -31,8 +29,8 @@ Score = Callable[[list[Group], Poll], object]
 
 
 def evaluation_metrics(groups: Sequence[Group], names: Sequence[str], weights: Sequence[float]) -> dict[str, float]:
-    """Rewards, lengths and variety of scored groups of one size; those metrics of a step that need no model. Leaves out
-    those about the spread within a group for groups of one."""
+    """Rewards, lengths and variety of scored groups of one size. Leaves out the spread within a group for groups of
+    one."""
     completions = [completion for group in groups for completion in group.completions]
     scores = [[completion.scores[name] for name in names] for completion in completions]
     size = len(groups[0].completions)
@@ -58,10 +56,8 @@ def scored_groups(
 ) -> list[Group]:
     """`group_size` completions of every problem, scored, in order; `batch_size` problems are sampled together.
 
-    `score` fills the completions' scores. With `overlap_scoring` a thread scores one batch while the next one is
-    sampled; calls and their order are the same. `poll` takes the fraction done and may raise to stop. The random
-    numbers depend on `seed` and the place in `problems` alone, so two models that get the same problems get the same
-    numbers.
+    With `overlap_scoring` a thread scores one batch while the next one is sampled. `poll` takes the fraction done and
+    may raise to stop. The random numbers depend on `seed` and the place in `problems` alone.
     """
     groups: list[Group] = []
     tokens, scoring, is_given_up = 0, list[Future[object]](), False
@@ -100,8 +96,8 @@ def scored_groups(
 
 
 def sample_of(groups: Sequence[Group]) -> list[Group]:
-    """The first completion of each of some groups, spread evenly over all, each as a group of its own: FORWARD_SHARE
-    of the completions within the limits."""
+    """The first completion of some groups, spread evenly over all: FORWARD_SHARE of the completions within the
+    limits."""
     completions = sum(len(group.completions) for group in groups)
     most = min(FORWARD_ROWS, max(LEAST_FORWARD_ROWS, round(FORWARD_SHARE * completions)))
     every = -(-len(groups) // most)

@@ -1,8 +1,5 @@
-"""An evaluation on disk: two files in `<run>/evaluations/`: NAME.json, an `Evaluation`, and NAME.jsonl, an
-`EvaluatedRow` a line.
-
-The rows are written first and the .json is renamed into place last, so an evaluation that is listed is complete.
-"""
+"""An evaluation on disk, in `<run>/evaluations/`: NAME.json, an `Evaluation`, and NAME.jsonl, an `EvaluatedRow` a line.
+The .json comes last, so an evaluation that is listed is complete."""
 
 from __future__ import annotations
 
@@ -150,10 +147,9 @@ def _full_scores(entries: Iterable[str]) -> dict[str, float | None]:
 class Figures(_Part):
     """The figures of one side, or the differences tuned − base of all of them.
 
-    `reward`: the weighted sum of the scores; `rewards` by function. `cut_off`: the share of completions that ran into
-    the length limit. `pass_at`: k → pass@k, 0 … 1; empty where nothing says what passes. `spread`: standard deviation
-    (n − 1) of the reward over the completions of a prompt, and `different`: the share of them that are different texts;
-    None where each prompt has one completion.
+    `reward`: the weighted sum of the scores. `cut_off`: the share of completions at the length limit. `pass_at`: k →
+    pass@k. `spread`: standard deviation (n − 1) of the reward over a prompt's completions, and `different`: the share
+    of them that are different texts; None for one completion a prompt.
     """
 
     reward: MeanWithInterval
@@ -175,10 +171,7 @@ class SideResult(_Part):
 
 class Decoding(_Part):
     """The results of one way of sampling, both sides on the same prompts and with the same random numbers.
-
-    `completions` of each prompt. `difference`: tuned − base, paired by prompt; None where there is one side. `better`:
-    prompts whose mean reward is higher after training.
-    """
+    `difference`: tuned − base, paired by prompt. `better`: prompts whose mean reward is higher after training."""
 
     name: DecodingName
     completions: int
@@ -194,8 +187,7 @@ class Decoding(_Part):
 
 
 class Evaluation(_Part):
-    """One evaluation: the content of NAME.json. `created` is in Unix seconds; the first of `decodings` is the one to
-    quote; `notes` are sentences for the reader."""
+    """The content of NAME.json. `created` is in Unix seconds; the first of `decodings` is the one to quote."""
 
     version: int = VERSION
     name: str
@@ -265,8 +257,7 @@ SAME = 1e-9
 
 
 def change_of(row: EvaluatedRow, decoding: DecodingName) -> float | None:
-    """tuned − base of a prompt's mean reward, 0 where they are equal but for rounding; None where a side is missing
-    or unscored."""
+    """tuned − base of a prompt's mean reward, 0 but for rounding; None where a side is missing or unscored."""
     sides = row[decoding] or {}
     before, after = mean_reward(sides.get("base", [])), mean_reward(sides.get("tuned", []))
     if before is None or after is None:

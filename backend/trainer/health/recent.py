@@ -1,7 +1,4 @@
-"""A run as the health rules see it: its settings, the metrics of its first and newest steps, its newest evaluations.
-
-Bounded, however long the run is, and a function of the event log alone.
-"""
+"""A run as the health rules see it: its settings, the metrics of its first and newest steps, its newest evaluations."""
 
 from __future__ import annotations
 
@@ -29,8 +26,7 @@ SOLVED_SPREAD = 0.5
 """Spread of the rewards over their mean below which nearly all completions succeed: with rewards of 0 and 1 it is
 0.5 at 80 %."""
 LIKELY, CERTAIN = 2.0, 4.0
-"""Standard errors by which two means differ in all likelihood, which holds a finding back, and from which on a
-difference is a finding by itself."""
+"""Standard errors by which two means differ in all likelihood, and from which on a difference is a finding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +39,8 @@ class HeldOut:
 
 
 class Recent:
-    """`first`: metrics of the run's first WINDOW steps; `steps`: of the LONG newest, newest last; `step`: the number
-    of the newest; `not_numbers`: names of its metrics that are null; `changed`: settings that were changed while the
-    run trained."""
+    """`first`: metrics of the run's first WINDOW steps; `steps`: of the LONG newest, newest last; `step`: the number of
+    the newest; `not_numbers`: names of its metrics that are null; `changed`: settings changed on the way."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         """`settings`: raw ones; those that are missing have their defaults."""
@@ -111,8 +106,7 @@ class Recent:
 
     @property
     def has_converged(self) -> bool:
-        """True if the reward has risen, and nearly all completions get about the same: then equal completions and
-        groups without signal are what success looks like."""
+        """True if the reward has risen, and nearly all completions get about the same."""
         reward, spread = self.mean("reward"), self.mean("reward_std")
         if reward is None or spread is None or not self.has_improved:
             return False

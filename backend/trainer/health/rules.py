@@ -1,8 +1,7 @@
 """The health rules: one function each. Their titles, thresholds and texts are in resources/health_rules.yaml, in the
-order in which findings are shown: the worst and the most basic first.
+order in which findings are shown.
 
-To add one, write a function with `@rule()` and an entry under its name; it appears in the event log, on the Monitor
-page, in `doctor` and, once tested, in docs/guide/charts.md.
+To add one, write a function with `@rule()` and an entry under its name.
 """
 
 from __future__ import annotations
@@ -37,11 +36,8 @@ OVER_WINDOW = f"on average over the last {WINDOW} steps"
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`code` stays the same as long as a rule keeps finding the same, so that it is reported once.
-
-    `metric` is the name of the metric behind it, `value` its value and `threshold` the limit that it passed, in the
-    metric's unit. `settings`: setting → the value that is proposed for it.
-    """
+    """`code` stays the same as long as a rule keeps finding the same, so that it is reported once. `value` and
+    `threshold` are in the metric's unit. `settings`: setting → the value that is proposed for it."""
 
     code: str
     sentence: str
@@ -69,10 +65,8 @@ class Threshold:
 
 @dataclass(frozen=True, slots=True)
 class Sign:
-    """What a rule saw. `value` and `limit` (where it is not the threshold itself) are in the metric's unit.
-
-    `about` tells findings of one rule apart: the reward functions it is about. `advice` replaces the rule's.
-    """
+    """What a rule saw. `value` and `limit` (where it is not the threshold) are in the metric's unit. `about`: the
+    reward functions it is about. `advice` replaces the rule's."""
 
     value: float | None
     sentence: str
@@ -88,8 +82,8 @@ Look = Callable[[Recent, float], Sign | None]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """`look(recent, threshold)` returns what it saw, or None. `metric` is the one behind it and `chart` the title of
-    the chart that shows it; `setting` the one to look at first; `needs`: steps before it can find anything."""
+    """`look(recent, threshold)` returns what it saw, or None. `chart`: the title of the chart that shows `metric`;
+    `setting`: the one to look at first; `needs`: steps before it can find anything."""
 
     code: str
     title: str

@@ -24,7 +24,7 @@ QUIET = WINDOW
 
 class Watch:
     """`standing`: code → the fields of the `health` event with which each finding that still holds began; `newest`:
-    code → the finding as it was when it last held. `settings`: the run's raw ones, as its config.yaml has them."""
+    code → the finding as it was when it last held."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self.recent = Recent(settings)
@@ -61,8 +61,8 @@ class Watch:
         return watch
 
     def take(self, event: Event) -> list[dict[str, Any]]:
-        """Apply one event of the event log. Returns the fields of the `health` events that follow from it: one for
-        each finding that begins, and one for each that is over, with `until`, the last step at which it held."""
+        """Apply one event. Returns the fields of the `health` events that follow: for each finding that begins, and,
+        with `until`, for each that is over."""
         self.recent.take(event)
         if event.get("kind") != "step":
             return []
@@ -95,7 +95,7 @@ def title_of(code: str) -> str:
 @dataclass(frozen=True, slots=True)
 class Episode:
     """One finding from `since` to `until`, both steps; `until` None: it holds at the newest step. `setting`: the one to
-    look at first; "" where no setting helps. `settings`: setting → proposed value."""
+    look at first. `settings`: setting → proposed value."""
 
     code: str
     title: str
@@ -155,8 +155,8 @@ def reported(health: Iterable[Event]) -> list[Episode]:
 
 
 def examined(settings: Mapping[str, Any], events: Iterable[Event]) -> list[Episode]:
-    """The episodes of an event log by the rules as they are now, whatever was reported while it was written.
-    Sentences have the figures of the last step at which the finding held."""
+    """The episodes of an event log by today's rules. Sentences have the figures of the last step at which the finding
+    held."""
     watch = Watch(settings)
     episodes: list[Episode] = []
     standing: dict[str, int] = {}  # code → index of its episode
@@ -179,8 +179,8 @@ def examined(settings: Mapping[str, Any], events: Iterable[Event]) -> list[Episo
 
 @dataclass(slots=True)
 class Examination:
-    """`sentence`: the last line of an ended run. `not_measured`: code of a rule → the metric that it needs and no step
-    of the event log has; `too_short`: code → the steps that it needs, where the run has fewer."""
+    """`not_measured`: code of a rule → the metric that it needs and no step has; `too_short`: code → the steps that it
+    needs, where the run has fewer."""
 
     run: str
     state: str = ""

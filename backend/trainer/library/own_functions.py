@@ -1,8 +1,7 @@
 """Reward functions that are objects of the program: lambdas, closures, anything that can be called.
 
-They run in this process, each call in a thread with the time limit of `reward_timeout`, called as TRL calls them.
-config.yaml names them as functions of a file in the run's folder, which says where they are to be found: so every
-verb can read the run's settings, and only scoring again needs the program.
+They run in this process, each call in a thread with the time limit of `reward_timeout`. config.yaml names them as
+functions of a file in the run's folder, so every verb can read the run's settings.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ OwnCalls = Mapping[str, Callable[..., Any]]
 
 class OwnFunctions:
     """The functions of a run in their order: `entries` of `reward_functions`, with names of `calls` among them. Raises
-    UserError for what is neither text nor callable."""
+    UserError."""
 
     def __init__(self, functions: Sequence[str | Callable[..., Any]]) -> None:
         if isinstance(functions, str) or callable(functions):
@@ -69,7 +68,6 @@ class OwnFunctions:
 
 
 def _free_name(function: Callable[..., Any], taken: set[str]) -> str:
-    """The name of a function, as an identifier; with a number where it is taken, or a keyword such as lambda."""
     while isinstance(function, functools.partial):
         function = function.func
     name = getattr(function, "__name__", "") or type(function).__name__
@@ -108,7 +106,6 @@ class _OwnFunctionHost(FunctionHost):
 
 
 def _own_name(entry: str) -> str:
-    """The name of a program's function, from its entry in config.yaml; "" for any other entry."""
     try:
         call = reward_call(entry, ())
     except UserError:

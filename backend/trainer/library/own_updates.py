@@ -1,10 +1,8 @@
 """An optimizer and a schedule that are objects of the program, in place of those that the settings name
 (docs/library.md).
 
-The settings of such a run say `optimizer: own` or `lr_schedule: own`, and describe the object in text. A resume
-compares the text: with another optimizer or another schedule the run would not be the one that it began as. A
-checkpoint keeps an optimizer's `state`, arrays by name, and nothing else, so each optimizer is tried out on a few small
-arrays before the run begins.
+The settings of such a run describe the object in text, and a resume compares the text. A checkpoint keeps an
+optimizer's `state` and nothing else, so each optimizer is tried out on a few small arrays before the run begins.
 """
 
 from __future__ import annotations
@@ -68,8 +66,7 @@ class ProgramOptimizer(Optimizer):
 
 
 def _maker(given: GivenOptimizer) -> Callable[[float], Optimizer]:
-    """Learning rate → a new optimizer: a copy of an object, with its own learning rate, or what a callable returns
-    for the rate. Raises UserError for anything else, and for an object that is in use already."""
+    """Learning rate → a new optimizer. Raises UserError for an object that is in use already."""
     if isinstance(given, Optimizer):
         for each in _leaves(given):
             if each.state.keys() - {"step", "learning_rate"} or int(each.state.get("step", 0)):
@@ -156,10 +153,7 @@ def _name_of(function: Any) -> str:
 
 
 class GivenUpdates:
-    """The `optimizer` and `schedule` of a program, checked and tried out. `config`: the settings of the run.
-
-    Raises UserError for what cannot train, cannot be saved, or contradicts itself.
-    """
+    """The `optimizer` and `schedule` of a program, checked and tried out. Raises UserError."""
 
     def __init__(self, optimizer: Any, schedule: Any, config: Config) -> None:
         if schedule is not None and not callable(schedule):
@@ -198,8 +192,8 @@ class GivenUpdates:
         return rate
 
     def settings(self, config: Config) -> dict[str, Any]:
-        """Raw settings that describe them, in place of the program's other ones: a schedule as in “half_life: 0.0001,
-        9.9e-05 at updates 0, 1”. Raises UserError for a schedule that gives another rate the second time."""
+        """Raw settings that describe them: a schedule as “half_life: 0.0001, 9.9e-05 at updates 0, 1”. Raises UserError
+        for a schedule that gives another rate the second time."""
         raw: dict[str, Any] = {}
         if self._sample is not None:
             raw |= {"optimizer": OWN, "own_optimizer": _described(self._sample)}

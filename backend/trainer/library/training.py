@@ -102,8 +102,7 @@ class Callback:
 
 class CallbackCalls:
     """Calls the callbacks of one run after the event log has the step, evaluation or checkpoint. Keeps an exception
-    until the trainer next looks whether to stop, where nothing is lost. Raises UserError for an object that has none of
-    the methods."""
+    until the trainer next looks whether to stop. Raises UserError for an object that has none of the methods."""
 
     def __init__(self, callbacks: Sequence[Any], folder: Path) -> None:
         for callback in callbacks:
@@ -151,9 +150,8 @@ class CallbackCalls:
 
 
 def write_dataset(dataset: Any, folder: Path) -> None:
-    """Write rows (an iterable of mappings, as a list or a `datasets.Dataset`), or splits of such rows by name, below
-    `folder`, so that the run can be resumed, cloned and evaluated as any other. Raises UserError on `dataset`, and
-    DiskError."""
+    """Write rows (an iterable of mappings), or splits of such rows by name, below `folder`. Raises UserError on
+    `dataset`, and DiskError."""
     splits = dataset if isinstance(dataset, Mapping) else {"train": dataset}
     for name, rows in splits.items():
         if name not in _SPLITS:
@@ -291,8 +289,7 @@ def resume(
 
 @contextlib.contextmanager
 def _new_folder(raw: Mapping[str, Any], runs_dir: str | os.PathLike[str] | None) -> Iterator[RunFolder]:
-    """The run's folder while it is filled; if that fails, everything new is removed, and the folder too if it is
-    new."""
+    """The run's folder while it is filled; if that fails, everything new is removed."""
     named = raw.get("run_name")
     model, kind, mode = (str(raw.get(key) or "") for key in ("model", "train_type", "train_mode"))
     name = str(named or default_run_name(model or "run", kind or "lora", mode or "grpo"))

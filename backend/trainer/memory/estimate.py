@@ -1,8 +1,5 @@
-"""Memory estimate of a run from its settings and its model's shape, and the plan by which its steps fit.
-
-The estimate is the worst case: prompts of the greatest length and completions that all reach their limit. No weights
-are loaded and no device is queried.
-"""
+"""Memory estimate of a run from its settings and its model's shape, and the plan by which its steps fit. It assumes
+prompts of the greatest length and completions that all reach their limit, loads no weights and queries no device."""
 
 from __future__ import annotations
 
@@ -42,10 +39,9 @@ WHOLE = ("kv_a_proj_with_mqa", "q_a_proj", "gate", "router", "norm")
 class Estimate:
     """The memory of a run's two phases under `plan`, in bytes.
 
-    `machine` is what a run may use of this machine, `limit` what this one may use: the setting Memory limit, or
-    `machine`. `reductions` names where the plan trades time for memory; `advice` says which settings to change where
-    even that is not enough. `row_tip` says what more completions a step would gain on a GPU; "" where that is
-    little, or memory is short. `rough`: the architecture's activations are guessed.
+    `limit`: the setting Memory limit, or `machine`. `reductions` names where the plan trades time for memory; `advice`
+    says which settings to change where that is not enough. `row_tip`: what more completions a step would gain on a GPU.
+    `rough`: the architecture's activations are guessed.
     """
 
     rollout: Phase
@@ -128,9 +124,8 @@ def estimate(
 ) -> Estimate:
     """The memory of a run with these valid settings, under the quickest plan that fits; else under the smallest.
 
-    `machine`: bytes that it may use (`machine_bytes`). `prompt`: tokens of the longest prompt, where known; else
-    prompts are assumed to fill what `max_seq_length` leaves beside the completion. `gpu`: whether it computes on one
-    (None: as this machine). Of a model that is divided among machines, the memory is that of each.
+    `machine`: bytes that it may use. `prompt`: tokens of the longest prompt; None for what `max_seq_length` leaves
+    beside the completion. `gpu` None: as this machine. Of a model that is divided among machines, the memory of each.
     """
     gpu = has_gpu() and config.device != "cpu" if gpu is None else gpu
     if config.parallelism == "tensor" and config.hosts:
@@ -183,7 +178,6 @@ def _fit(config: Config, shape: ModelShape, machine: int, prompt: int | None, gp
 def _first_that_fits(
     plans: Iterator[MemoryPlan], phase_of: Callable[[MemoryPlan], Phase], limit: int
 ) -> tuple[Phase, MemoryPlan]:
-    """The first plan within the limit, with its phase; else the plan that needs least memory."""
     tried: list[tuple[Phase, MemoryPlan]] = []
     for plan in plans:
         tried.append((phase_of(plan), plan))
@@ -193,8 +187,8 @@ def _first_that_fits(
 
 
 def _learning_plans(memory: MemoryModel) -> Iterator[MemoryPlan]:
-    """Plans for training, the quickest first. Smaller micro-batches cost little until they are very small, gradient
-    checkpointing costs a third, small chunks of logits read the output layer's weights often."""
+    """Plans for training, the quickest first: smaller micro-batches, gradient checkpointing, smaller chunks of
+    logits."""
     config, most = memory.config, MICRO_BATCH_TOKENS[memory.gpu]
     # The user's own chunk size replaces both of ours.
     configured = config.seq_step_size if config.efficient_long_context else None
@@ -215,8 +209,7 @@ def _learning_plans(memory: MemoryModel) -> Iterator[MemoryPlan]:
 
 
 def _sampling_plans(memory: MemoryModel, base: MemoryPlan) -> Iterator[MemoryPlan]:
-    """Plans for sampling under a plan for training, the quickest first: without merged weights, with smaller prefill
-    chunks, with fewer rows at a time."""
+    """Plans for sampling under a plan for training, the quickest first."""
     yield base
     # Chunks in the inner loop: smaller ones cost less speed than decoding fewer rows together.
     for rows in memory.row_costs.fewer(memory.rows):
@@ -249,8 +242,7 @@ def _reductions(quickest: MemoryPlan, chosen: MemoryPlan) -> Iterator[str]:
 
 
 def _advice(config: Config, shape: ModelShape, machine: int, prompt: int | None, gpu: bool) -> str:
-    """The first change of settings that makes the run fit, the least loss of quality first; else the change that
-    saves most, and a smaller model."""
+    """The first change of settings that makes the run fit; else the one that saves most, and a smaller model."""
     changes: list[tuple[str, dict[str, Any]]] = []
     if config.train_type == "full":
         changes.append(("With LoRA instead of full fine-tuning", {"train_type": "lora"}))
@@ -279,7 +271,6 @@ def _advice(config: Config, shape: ModelShape, machine: int, prompt: int | None,
 
 
 def _row_tip(config: Config, shape: ModelShape, prompt: int | None, now: Estimate) -> str:
-    """What a GPU would gain by as many completions a step as fill its tiles, and their memory."""
     count = config.prompts_per_step * config.group_size
     costs = row_costs_of(config, shape, gpu=True)
     full = costs.filled(count)

@@ -1,8 +1,5 @@
-"""Layer sizes and bytes of a model, from its config.json and the headers of its safetensors files.
-
-Where the weights are on this machine the bytes of every array are exact; where only config.json is, they are computed
-from its sizes: exact for the usual decoder layers, experts, gated delta nets (Qwen 3 Next, Qwen 3.5) and Gemma 4.
-"""
+"""Layer sizes and bytes of a model, from its config.json and the headers of its safetensors files. Without the files
+they are computed: exact for the usual decoder layers, experts, gated delta nets (Qwen 3 Next, Qwen 3.5) and Gemma 4."""
 
 from __future__ import annotations
 
@@ -51,8 +48,8 @@ LARGEST = 2**31  # mlx counts in 32 bits
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """A weight matrix of one layer: its name within the layer, input and output size, the number of experts stacked
-    in it (1 without), and its bytes as stored, quantisation scales included."""
+    """A weight matrix of one layer. `experts`: the number stacked in it; `bytes` as stored, quantisation scales
+    included."""
 
     name: str
     inputs: int
@@ -69,10 +66,9 @@ class Linear:
 class ModelShape:
     """One model. Sizes count numbers, `weights` is in bytes, `width` is the bytes per activation.
 
-    `kinds`: what each layer keeps of earlier tokens. `window`: tokens of a sliding window. `layers_with_keys`: the
-    number of layers, from the first, with keys and values of their own. `outside`: embedding and output layer, a single
-    matrix where they are tied. `has_qk_norm`: queries and keys are normalised, so autodiff saves them once more.
-    `exact`: `weights` was read from the files.
+    `kinds`: what each layer keeps of earlier tokens. `layers_with_keys`: the number of layers, from the first, with
+    keys and values of their own. `outside`: embedding and output layer, a single matrix where they are tied. `exact`:
+    `weights` was read from the files.
     """
 
     kind: str
@@ -118,8 +114,7 @@ class ModelShape:
         return [*(linear for layer in self.layers for linear in layer), *self.outside]
 
     def cached_numbers(self, columns: int) -> int:
-        """Numbers that one row's caches hold of `columns` tokens: keys and values by layer, in a window at most its
-        tokens. States, whose size does not grow, are left out."""
+        """Numbers that one row's caches hold of `columns` tokens, states left out."""
         held = {"full": columns, "window": min(columns, self.window or columns), "state": 0}
         # Where config.json does not say which layers are attention (Jamba), or all of them keep both (Falcon-H1), the
         # names do.

@@ -1,9 +1,8 @@
 """Peak memory of each phase of a step in bytes, as a sum over the arrays that are alive at the same time.
 
-Each term is an array of the engine; its factor is how many arrays of that size are alive together, counted in the
-graphs that autodiff makes of mlx-lm's layers. A change in `backend.engine` that keeps another array alive has to be
-counted here; `tests/trainer/test_memory_plan.py` compares the sums with measured peaks. Axes: B rows, K prompt tokens,
-T completion tokens, H hidden size, V vocabulary.
+The factor of a term is how many arrays of that size are alive together. A change in `backend.engine` that keeps another
+array alive has to be counted here; `tests/trainer/test_memory_plan.py` measures. Axes: B rows, K prompt tokens, T
+completion tokens, H hidden size, V vocabulary.
 """
 
 from __future__ import annotations
@@ -71,10 +70,9 @@ class Phase:
 class MemoryPlan:
     """The sizes into which a step is split. Every choice trades time for memory and changes results by rounding only.
 
-    `rows`: completions decoded together. `prefill_chunk`: tokens per prompt in one pass of prefill. `merge`: decode
-    with adapters merged into a copy of the weights. `micro_batch_tokens`: tokens, padding included, of one
-    forward and backward pass. `chunk`: completion tokens whose logits exist at the same time. `recompute`: gradient
-    checkpointing.
+    `rows`: completions decoded together. `prefill_chunk`: tokens per prompt in one pass. `merge`: decode with adapters
+    merged into a copy of the weights. `micro_batch_tokens` include padding. `chunk`: completion tokens whose logits
+    exist at the same time. `recompute`: gradient checkpointing.
     """
 
     rows: int
@@ -86,10 +84,7 @@ class MemoryPlan:
 
 
 class MemoryModel:
-    """Sizes of the arrays of one run, from its settings and its model's shape.
-
-    `prompt`: tokens of the longest prompt. `gpu`: MLX computes on one, where its fused norms save less for backward.
-    """
+    """Sizes of the arrays of one run. `prompt`: tokens of the longest prompt. `gpu`: MLX computes on one."""
 
     def __init__(self, config: Config, shape: ModelShape, prompt: int, *, gpu: bool) -> None:
         self.config, self.shape, self.prompt, self.gpu = config, shape, prompt, gpu
@@ -157,7 +152,7 @@ class MemoryModel:
 
     def weights(self) -> int:
         """The weights as trained: in the type that the settings give, quantised after loading if they say so. Under
-        full fine-tuning float32, and beside it the 16-bit copies that the model computes with, if it does."""
+        full fine-tuning float32, and beside it the 16-bit copies that the model computes with."""
         quantization = QUANTIZED.get(self.config.quantization)
         if self.shape.quantised:
             # Two floats for every 64 numbers, as a rule: scale and bias.
@@ -178,8 +173,8 @@ class MemoryModel:
         return round(self.shape.weights * width / self.shape.width)
 
     def trainable(self) -> int:
-        """Bytes of all trainable weights; their gradients are as large. An adapter is LoRA's A [in, rank] and B [rank,
-        out] per expert (arXiv:2106.09685), and with DoRA the magnitude of each output row (arXiv:2402.09353)."""
+        """Bytes of all trainable weights, and of their gradients: LoRA's A [in, rank] and B [rank, out] per expert
+        (arXiv:2106.09685), DoRA's magnitude of each output row (arXiv:2402.09353)."""
         if self.full:
             return self._in_floats(FLOAT_BYTES)
         rank, dora = self.config.rank, self.config.train_type == "dora"
@@ -257,8 +252,8 @@ class MemoryModel:
         )
 
     def _merged_weights(self, plan: MemoryPlan) -> int:
-        """Bytes of the weights that only decoding uses: float weights with their adapters merged in, else the adapters
-        fused side by side; under full fine-tuning the fused matrices that share an input (q, k, v; gate, up)."""
+        """The weights that only decoding uses: float weights with adapters merged in, else the adapters fused side by
+        side; under full fine-tuning the fused matrices that share an input (q, k, v; gate, up)."""
         if self.full:
             fused = sum(
                 linear.numbers
@@ -273,8 +268,8 @@ class MemoryModel:
         return self.width * sum(linear.numbers for linear in self.adapted if linear.experts == 1)
 
     def training(self, plan: MemoryPlan) -> Phase:
-        """The peak of training: in the backward pass of the largest micro-batch, in that of the prompts where they are
-        shared between micro-batches, or in the optimizer update. All rows have full length."""
+        """The peak of training: in the backward pass of the largest micro-batch or of shared prompts, or in the
+        update."""
         config, group, prompt, budget = self.config, self.group, self.prompt, plan.micro_batch_tokens
         prompts = config.batch_size * config.gradient_accumulation_steps
         # A prompt's keys and values may be shared by its group's micro-batches (`backend.training.shared_prefix`).
@@ -336,7 +331,7 @@ class MemoryModel:
 
     def _backward(self, rows: int, prompts: int, plan: MemoryPlan) -> tuple[int, int]:
         """(activations, logits) at the peak of a pass with gradient over `rows` completions, and `prompts` that are
-        computed once for their group: what all layers save, and the temporaries of the output layer or of one layer."""
+        computed once for their group."""
         shape, width = self.shape, self.width
         is_dora, prompt, completion = self.config.train_type == "dora", self.prompt, self.completion
         tokens = rows * (completion + (0 if self.shares_prompts else prompt)) + prompts * prompt
@@ -385,10 +380,9 @@ class MemoryModel:
     def _saved_per_token(self, layer: tuple[Linear, ...]) -> int:
         """Bytes that a layer saves per token.
 
-        Norms save their input (float32 on a CPU, where they are composed of plain operations), attention its queries
-        and the log-sum-exp of its scores, the gated MLP gate, sigmoid, silu and up. Adapters save their input, with
-        dropout the dropped input of each too. DoRA saves the product before scaling. A trainable weight saves its
-        input, a trainable norm its normalised input.
+        Norms save their input, attention its queries and the log-sum-exp of its scores, the gated MLP gate, sigmoid,
+        silu and up. Adapters save their input, with dropout the dropped input of each too. DoRA saves the product
+        before scaling. A trainable norm saves its normalised input.
         """
         shape, width, config = self.shape, self.width, self.config
         adapted = self.adapted_in(layer)
@@ -420,10 +414,9 @@ class MemoryModel:
         return saved
 
     def _logits(self, tokens: int, plan: MemoryPlan) -> int:
-        """Memory of the output layer on `chunk` tokens: five arrays [chunk, V] (logits, logits minus their maximum,
-        exponentials, the gradient before and after the target's entry is subtracted) and the first or second of the
-        next chunk. The hidden states [N, H] of all chunks and their gradients stay. A trainable output layer holds its
-        weight gradient three times: of this chunk, of those before, and their sum."""
+        """The output layer on `chunk` tokens: five arrays [chunk, V] (logits, logits minus their maximum, exponentials,
+        the gradient before and after the target's entry) and one of the next chunk. The hidden states [N, H] of all
+        chunks and their gradients stay. A trainable output layer holds its weight gradient three times."""
         is_cut, vocabulary, hidden = plan.chunk < tokens, self.shape.vocabulary, self.shape.hidden
         arrays = 5.5 if is_cut else 5
         arrays += 2 if self.config.penalises else 0  # the tokens' counts, and the penalised logits
@@ -443,16 +436,13 @@ def _in_flight(work: int) -> dict[str, int]:
 
 CHAT_PROCESS_BYTES = 250_000_000
 """Memory of the chat's process beside its arrays: 125 MB on Linux with the demo, and as much again for a large
-vocabulary's tokenizer and the rows of a dataset."""
+tokenizer."""
 
 CONTEXT = 4096  # tokens of a conversation, on each side
 
 
 def chat_bytes(config: Config, shape: ModelShape, weights: WeightChoice | None) -> int:
-    """Bytes of a process that has loaded base and tuned model; of a plain model (`weights` None) that alone.
-
-    Full fine-tuning leaves two models of one size; adapters are as large as their file.
-    """
+    """Bytes of a process that has loaded base and tuned model; of a plain model (`weights` None) that alone."""
     lora = config.model_copy(update={"train_type": "lora"})
     memory = MemoryModel(lora, shape, 0, gpu=has_gpu() and config.device != "cpu")
     base = memory.weights()

@@ -1,8 +1,5 @@
-"""The memory plan of a run on this machine, and MLX's memory limit set to it.
-
-The arithmetic is `backend.trainer.memory.estimate`'s; this module knows the model's folder, the run's prompts and
-the device.
-"""
+"""The memory plan of a run on this machine, and MLX's memory limit set to it. `backend.trainer.memory.estimate` does
+the arithmetic."""
 
 from __future__ import annotations
 
@@ -43,7 +40,7 @@ def _limits(plan: MemoryPlan | None, names: Sequence[str], limited: str, most: i
 
 def refuse_too_large(config: Config, stages: Sequence[Config] = ()) -> None:
     """Raises UserError for a model that this machine cannot train even on the shortest prompts. Loads nothing.
-    `stages`: the settings of each, where they are not those of `config`."""
+    `stages`: the settings of each stage."""
     shape = _shape(config)
     if shape is not None:
         machine = machine_bytes(working_set=_working_set())
@@ -53,11 +50,11 @@ def refuse_too_large(config: Config, stages: Sequence[Config] = ()) -> None:
 def plan_memory(
     config: Config, policy: Any, prompts: Iterable[int], note: Callable[[str], None], stages: Sequence[Config] = ()
 ) -> MemoryPlan | None:
-    """The plan for prompts of these lengths in tokens, and MLX's memory limit set to it while `policy` lives.
+    """The plan for prompts of these lengths in tokens, and MLX's memory limit set to it while `policy` lives. None
+    where the model's sizes are not known.
 
-    `stages`: the settings of each stage, for whose largest the plan is made, where they are not those of `config`.
-    `note` takes a sentence where the memory limit constrains the run. None where the model's sizes are not known.
-    Raises UserError where even the smallest plan does not fit.
+    `stages`: the settings of each, for whose largest the plan is made. `note` takes a sentence where the memory limit
+    constrains the run. Raises UserError where even the smallest plan does not fit.
     """
     shape = _shape(config)
     if shape is None:
@@ -104,8 +101,8 @@ _limit_before = 0
 
 
 def _hold_limit(size: int, policy: Any) -> None:
-    """Keep MLX's memory limit at the largest of the policies that live (a sweep has several), and restore it when the
-    last one is collected. They are collected in any order, so none may restore what it had found."""
+    """Keep MLX's memory limit at the largest of the policies that live (a sweep has several), and restore it with the
+    last one. They are collected in any order, so none may restore what it had found."""
     global _limit_before
     if not _limits_held:
         _limit_before = mx.set_memory_limit(size)

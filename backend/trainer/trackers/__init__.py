@@ -1,2 +1,1 @@
-"""Trackers: processes that follow a run's event log and write it for csv, tensorboard, trackio or wandb. The run
-knows only how to start them."""
+"""Trackers: processes that write a run's event log for csv, tensorboard, trackio or wandb."""

@@ -1,7 +1,5 @@
-"""Trackers follow a run's event log, each in a process of its own that the run starts and does not wait for.
-
-One process at a time serves a tracker of a run; a second one takes over when the first has ended.
-"""
+"""Trackers follow a run's event log, each in a process of its own that the run starts and does not wait for. A second
+process for the same tracker waits for the first."""
 
 from __future__ import annotations
 
@@ -60,8 +58,7 @@ class RunTrackers:
         self._looked = time.monotonic()
 
     def start(self, report_to: Sequence[str], tell: Say) -> None:
-        """Start a process for each that `report_to` chooses. It ends with the run; one that cannot be started is
-        a sentence and no more."""
+        """Start a process for each that `report_to` chooses. It ends with the run; `tell` takes a sentence for each."""
         for name in chosen(report_to):
             if fault := missing_fault(name):  # a run that is resumed where the package is no more
                 tell(f"{fault.sentence} The run goes on without it.")
@@ -120,12 +117,8 @@ def _last_line(log: Path) -> str:
 
 
 def track(run: RunFolder, name: str, *, may_upload: bool = False, waits: bool = False, say: Say) -> None:
-    """Send all of a run to a tracker; of one that is training, until it is over. With `waits` behind another process
-    that does so.
-
-    Raises UserError for settings that cannot be read, a package that is missing, and, without `waits`, another
-    process at work.
-    """
+    """Send all of a run to a tracker, until the run is over. Raises UserError for settings that cannot be read, a
+    package that is missing, and, without `waits`, another process at work."""
     if fault := missing_fault(name):
         raise UserError([fault])
     require_plain_files(run.path)
@@ -208,10 +201,8 @@ def _follow(about: AboutRun, tracker: Tracker, say: Say) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """A tracker's process as a run starts it, with low priority: NAME FOLDER → the exit code.
-
-    Problems go to the process's log, and to the run's log where the run does not report them.
-    """
+    """A tracker's process as a run starts it: NAME FOLDER → the exit code. Problems go to the process's log, and to the
+    run's log where the run does not report them."""
     name, run = arguments[0], RunFolder(Path(arguments[1]))
     told: set[str] = set()
 

@@ -1,13 +1,13 @@
 """The trackers csv, tensorboard, trackio and wandb.
 
 csv, tensorboard and trackio are written again from the event log whenever a process of theirs begins or the event log
-was cut back, so they hold each step once. trackio stays in its database on this machine, never on a Space.
+was cut back. trackio stays in its database on this machine.
 
-wandb is offline unless the user says WANDB_MODE=online in the environment, or `track --upload`: a YAML file of
-somebody else must not upload anything. Its files lie in our folder of preferences and not in the run's: wandb makes
-a link among them, and reads settings from there, which somebody else's run folder could bring along. Offline, what
-was not synced yet is written again by every process. What has left the machine cannot be: wandb.json says how far that
-is, and where a resume has changed settings of steps that were sent, a second run begins.
+wandb is offline unless the user says WANDB_MODE=online in the environment, or `track --upload`: a YAML file of somebody
+else must not upload anything. Its files lie in our folder of preferences: wandb reads settings from its folder, which
+somebody else's run could bring along. Offline, what was not synced yet is written again. What has left the machine
+cannot be: wandb.json says how far that is, and where a resume has changed settings of steps that were sent, a second
+run begins.
 """
 
 from __future__ import annotations
@@ -42,8 +42,7 @@ from backend.utils.whole_file import replace_file
 
 METRICS, COMPLETIONS = "metrics.csv", "completions.csv"
 REST, LEAST_REST_S = 20.0, 5.0
-"""Pause between two writings, as a multiple of what one takes, and at least: a table that grows is written ever less
-often, at 5 % of a core."""
+"""Pause between two writings, as a multiple of what one takes, and at least: 5 % of a core."""
 COMMANDS = ("=", "+", "-", "@", "\t", "\r")
 """A spreadsheet may run text that begins so as a formula."""
 

@@ -1,7 +1,5 @@
-"""A run's event log and completions as records: everything about one step, in one piece and in order, for trackers.
-
-Reads the two files as they grow. A resume cuts both back; the reader then begins again and says so.
-"""
+"""A run's event log and completions as records, one a step, for trackers. Reads the two files as they grow; where a
+resume cut them back it begins again and says so."""
 
 from __future__ import annotations
 
@@ -22,11 +20,8 @@ LAST_COLUMNS = ("advantage", "reward", "answer", "stop", "tokens")
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """The event log of one step. Metrics have our names; values that are not finite are left out.
-
-    `training` is empty before the first step, where there may be an evaluation; `evaluations`: split, or name of an
-    evaluation set → metrics. `scale_rewards`: the setting in this step.
-    """
+    """The event log of one step, without values that are not finite. `training` is empty before the first step;
+    `evaluations`: split, or name of an evaluation set → metrics. `scale_rewards`: the setting in this step."""
 
     step: int
     training: Mapping[str, float] = field(default_factory=dict[str, float])
@@ -113,7 +108,7 @@ class RecordReader:
     """Reads the records of a run, each once it is complete: when the next step samples, or the run has ended.
     `settings`: those with which the run began.
 
-    After `read`, `has_restarted` says that the event log was cut back: earlier records are void and come again.
+    After `read`, `has_restarted` says that the event log was cut back: earlier records come again.
     """
 
     def __init__(self, run: RunFolder, settings: Mapping[str, Any]) -> None:
@@ -199,11 +194,8 @@ class Tracker(Protocol):
     """One run in one tracker. Its methods may raise anything and take any time: the run does not wait for them."""
 
     def open(self, about: AboutRun) -> Sent:
-        """Begin, or continue after an earlier process. → how far that was; a tracker that writes everything again
-        returns `Sent()`.
-
-        Called again where the event log was cut back. Raises UserError for what a user can fix.
-        """
+        """Begin, or continue after an earlier process, also where the event log was cut back. → how far that was;
+        `Sent()` where everything is written again. Raises UserError."""
         ...
 
     def send(self, record: StepRecord) -> None:

@@ -1,7 +1,5 @@
 """The trackers that a run can report to: what each writes, which package it needs, and which of them a setting chooses.
-
-A tracker follows a run's event log from a process of its own (`backend.trainer.trackers`). Nothing here imports one.
-"""
+Imports none of the packages."""
 
 from __future__ import annotations
 
