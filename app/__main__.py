@@ -23,18 +23,14 @@ if TYPE_CHECKING:
 
 NO_DISPLAY = "No display was found, so the demo runs here in the terminal."
 DESKTOP_FILE = "grpo-studio"
-"""Name of our .desktop file on Linux, without its suffix: Wayland takes the icon of a window from there."""
+"""Our .desktop file on Linux: Wayland takes the icon of a window from there."""
 SCREENSHOT_MS = 900
-"""How long a page may settle before its screenshot."""
 LONGEST_READ_S = 60.0
-"""How long a screenshot waits for the run that its page shows."""
 FIRST_SIZE = "1280x800"
-"""Of a screenshot's window, in pixels."""
 READ_AHEAD_MS = 300
-"""Delay of importing the other pages and of showing the last run, so that nothing competes with the first paint."""
+"""Delay of imports and of showing the last run, after the first paint."""
 
 UPDATES_MS = 5000
-"""Delay of the update check, where the user has turned it on."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -50,7 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(mistake, file=sys.stderr)
         return 2
     if options.selftest:
-        exec_selftest(options.report)
+        exec_backend("--selftest", *(["--report", str(options.report)] if options.report else []))
     if options.screenshot:
         os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")  # a screenshot needs no display
     if options.draw_pages:
@@ -59,7 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
         return draw_pages(options.draw_pages)
     if not has_display():
         print(NO_DISPLAY, flush=True)
-        exec_demo()
+        exec_backend("demo")
     return show_window(options)
 
 
@@ -91,15 +87,9 @@ def has_display() -> bool:
     return not sys.platform.startswith("linux") or any(os.environ.get(name) for name in variables)
 
 
-def exec_demo() -> None:
-    """Replace this process by the backend's `demo`."""
-    command = backend_command("demo")
-    os.execve(command[0], command, backend_environment())
-
-
-def exec_selftest(report: Path | None) -> None:
-    """Replace this process by the backend's self-test, which starts this program to draw the pages."""
-    command = backend_command("--selftest", *(["--report", str(report)] if report else []))
+def exec_backend(*arguments: str) -> None:
+    """Replace this process by a verb of the backend."""
+    command = backend_command(*arguments)
     os.execve(command[0], command, backend_environment())
 
 

@@ -17,7 +17,7 @@ from backend.config.model_and_data_names import DATA_SUFFIXES
 from backend.runs.run_folder import RunFolder
 
 if TYPE_CHECKING:
-    from jeepney import DBusAddress, Message
+    from jeepney import Message
     from jeepney.io.blocking import DBusConnection
 
 Kind = Literal["config", "run", "data", "model", "reward_functions_file"]
@@ -33,7 +33,7 @@ _DEEDS: dict[Kind, str] = {
 
 @dataclass(frozen=True, slots=True)
 class DroppedFile:
-    """`kind` is its use: a config to open, a run to show, or the setting to put its path into."""
+    """`kind`: a config to open, a run to show, or the setting to put its path into."""
 
     kind: Kind
     path: Path
@@ -44,7 +44,7 @@ class DroppedFile:
 
 
 def dropped_file(mime: QMimeData) -> DroppedFile | None:
-    """The file or folder being dropped; None for anything but a single one of a known kind."""
+    """The single file or folder of a known kind being dropped, or None."""
     urls = mime.urls()
     if len(urls) != 1 or not urls[0].isLocalFile():
         return None
@@ -68,7 +68,7 @@ def kind_of(path: Path) -> Kind | None:
 
 
 class FileOpener(QObject):
-    """An event filter of the application: calls `open_path` with every file that the desktop asks to open."""
+    """Event filter of the application: calls `open_path` with files that the desktop asks to open."""
 
     def __init__(self, open_path: Callable[[Path], None], parent: QObject | None = None) -> None:
         super().__init__(parent)
@@ -85,15 +85,14 @@ INTERFACE, LAUNCHER_PATH = "com.canonical.Unity.LauncherEntry", "/org/grpostudio
 
 
 class LauncherIcon:
-    """Shows a percentage on the icon. The same one twice costs nothing."""
+    """Shows a percentage on the icon. `bus`: the desktop's, on Linux."""
 
     def __init__(self, bus: SessionBus | None = None) -> None:
-        """`bus`: the desktop's, on Linux."""
         self._bus = bus
         self._shown: int | None = None
 
     def show_percent(self, percent: int | None) -> None:
-        """Show how much is done, 0 to 100; None shows the bare icon."""
+        """Show 0 to 100, or None for the bare icon."""
         if percent == self._shown:
             return
         self._shown = percent
@@ -102,36 +101,24 @@ class LauncherIcon:
             assert isinstance(app, QApplication)
             app.setBadgeNumber(percent or 0)  # 0 takes the badge away
         elif self._bus is not None:
-            self._emit(self._bus, percent)
+            from jeepney import DBusAddress, new_signal
 
-    def _emit(self, bus: SessionBus, percent: int | None) -> None:
-        from jeepney import DBusAddress
-
-        progress = {"progress": ("d", (percent or 0) / 100), "progress-visible": ("b", percent is not None)}
-        uri = f"application://{QApplication.desktopFileName()}.desktop"
-        bus.emit_signal(DBusAddress(LAUNCHER_PATH, interface=INTERFACE), "Update", "sa{sv}", (uri, progress))
+            progress = {"progress": ("d", (percent or 0) / 100), "progress-visible": ("b", percent is not None)}
+            uri = f"application://{QApplication.desktopFileName()}.desktop"
+            address = DBusAddress(LAUNCHER_PATH, interface=INTERFACE)
+            self._bus.send(new_signal(address, "Update", "sa{sv}", (uri, progress)))
 
 
 SERVICE, PATH = "org.freedesktop.Notifications", "/org/freedesktop/Notifications"
 DEFAULT_ACTION = "default"
-"""The specification's name for a click on the notification itself."""
-
-
-BACK_MS = 1000
-"""Delay of hiding the icon once the app is in front: a click brings it there first, and is heard then."""
 
 
 class Notifier(QObject):
-    """Shows notifications.
-
-    Signals:
-        clicked – one of ours was clicked.
-    """
+    """Shows notifications. `clicked`: one of ours was clicked. `bus`: the desktop's, on Linux."""
 
     clicked = Signal()
 
     def __init__(self, bus: SessionBus | None = None, parent: QObject | None = None) -> None:
-        """`bus`: the desktop's, on Linux."""
         super().__init__(parent)
         self._bus = bus
         self._is_listening = False
@@ -139,21 +126,22 @@ class Notifier(QObject):
         self._tray: QSystemTrayIcon | None = None
 
     def show(self, title: str, sentence: str) -> bool:
-        """Show a notification; returns whether the desktop was asked to."""
+        """True if the desktop was asked to show it."""
         if sys.platform == "darwin":
             return self._show_by_tray(title, sentence)
         return self._bus is not None and self._show_by_bus(self._bus, title, sentence)
 
     def close(self) -> None:
-        """Take the icon in the menu bar away, which would outlive the window."""
+        """Remove the icon in the menu bar, which would outlive the window."""
         if self._tray is not None:
             self._tray.hide()
 
     def _show_by_bus(self, bus: SessionBus, title: str, sentence: str) -> bool:
-        from jeepney import DBusAddress
+        from jeepney import DBusAddress, MatchRule, message_bus, new_method_call
 
         if not self._is_listening:
-            self._is_listening = bus.listen(SERVICE, PATH)
+            rule = MatchRule(type="signal", interface=SERVICE, path=PATH)
+            self._is_listening = bus.send(message_bus.AddMatch(rule))
             bus.heard.connect(self._on_heard)
         hints = {"desktop-entry": ("s", QApplication.desktopFileName()), "urgency": ("y", 1)}
         body = (
@@ -166,7 +154,8 @@ class Notifier(QObject):
             hints,
             -1,
         )
-        return bus.call(DBusAddress(PATH, SERVICE, SERVICE), "Notify", "susssasa{sv}i", body, self._on_shown)
+        address = DBusAddress(PATH, SERVICE, SERVICE)
+        return bus.send(new_method_call(address, "Notify", "susssasa{sv}i", body), self._on_shown)
 
     def _on_shown(self, reply: tuple[object, ...]) -> None:
         if reply and isinstance(reply[0], int):
@@ -194,19 +183,16 @@ class Notifier(QObject):
 
     def _on_application_state(self, state: Qt.ApplicationState) -> None:
         if state == Qt.ApplicationState.ApplicationActive:
-            QTimer.singleShot(BACK_MS, self, self.close)
+            # A click brings the app to the front first, and is heard then.
+            QTimer.singleShot(1000, self, self.close)
 
 
 AUTH_S = 0.5
-"""How long the bus may take to answer when the connection is made."""
+"""Time limit of the connection."""
 
 
 class SessionBus(QObject):
-    """A connection, made on first use. Without a bus every call does nothing and returns False.
-
-    Signals:
-        heard(member, body) – a signal that `listen` asked for.
-    """
+    """A connection, made on first use. `heard(member, body)`: a signal that was subscribed to."""
 
     heard = Signal(str, tuple)
 
@@ -217,30 +203,6 @@ class SessionBus(QObject):
         self._notifier: QSocketNotifier | None = None
         self._replies: dict[int, Callable[[tuple[Any, ...]], None]] = {}
 
-    def call(
-        self,
-        address: DBusAddress,
-        method: str,
-        signature: str,
-        body: tuple[Any, ...],
-        on_reply: Callable[[tuple[Any, ...]], None] | None = None,
-    ) -> bool:
-        """Send a call; the answer comes later from the event loop. Returns whether it was sent."""
-        from jeepney import new_method_call
-
-        return self._send(new_method_call(address, method, signature, body), on_reply)
-
-    def emit_signal(self, address: DBusAddress, member: str, signature: str, body: tuple[Any, ...]) -> bool:
-        from jeepney import new_signal
-
-        return self._send(new_signal(address, member, signature, body))
-
-    def listen(self, interface: str, path: str) -> bool:
-        """Have the signals of an object come as `heard`."""
-        from jeepney import MatchRule, message_bus
-
-        return self._send(message_bus.AddMatch(MatchRule(type="signal", interface=interface, path=path)))
-
     def close(self) -> None:
         if self._notifier is not None:
             self._notifier.setEnabled(False)
@@ -249,7 +211,8 @@ class SessionBus(QObject):
             self._connection.close()
             self._connection = None
 
-    def _send(self, message: Message, on_reply: Callable[[tuple[Any, ...]], None] | None = None) -> bool:
+    def send(self, message: Message, on_reply: Callable[[tuple[Any, ...]], None] | None = None) -> bool:
+        """Send a message; its answer comes later from the event loop. False if it was not sent."""
         if not self._is_connected():
             return False
         assert self._connection is not None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -11,12 +11,10 @@ from PySide6.QtCore import QSize, Qt, QTimer
 from PySide6.QtGui import QCloseEvent, QDragEnterEvent, QDragLeaveEvent, QDropEvent, QResizeEvent
 from PySide6.QtWidgets import (
     QApplication,
-    QHBoxLayout,
     QLabel,
     QMainWindow,
     QSizePolicy,
     QToolBar,
-    QVBoxLayout,
     QWidget,
 )
 
@@ -38,26 +36,23 @@ from app.widgets.basic import icons
 from app.widgets.basic.dialogs import keep_folders_in, open_path
 from app.widgets.basic.icons import IconButton
 from app.widgets.basic.labels import PlainLabel
-from app.widgets.basic.layout import on_screen
+from app.widgets.basic.layout import column, on_screen, row
 from app.widgets.consent_dialog import HostsDialog, ask_consent
 from app.widgets.export_panel import ExportPanel
 from app.widgets.form.field import UndoKeys
 from app.widgets.menu_dialogs import PreferencesDialog
 from app.widgets.window_frame import DropOverlay, Sidebar, StatusStrip
 from backend.config import config
-from backend.distributed.hosts_file import HostsToAllow
-from backend.rewards.allowed_code import CodeToAllow
 from backend.runs.run_folder import RunFolder
 from backend.utils.errors import UserError
 
 NAME = "GRPO Studio"
 MINIMUM = (880, 600)
 LEAST_PAGE = (816, 480)
-"""The least size of a page, as much as a window of MINIMUM has."""
 FIRST_SIZE = (1280, 800)
 FORM_PAGES = ("train", "dataset", "rewards")
 NARROW = 1000
-"""Below this width the sidebar shows icons alone, whatever the preference says."""
+"""Below this width the sidebar shows icons alone."""
 CONTROL, SILENCE = "control", "silence"
 """Causes of messages: another window controls the run; the run is silent."""
 
@@ -66,9 +61,7 @@ class Window(QMainWindow):
     """The main window.
 
     Attributes:
-        session, history – the state and its undo stack.
         files, help, menus – the File and the Help menu, and all actions by name.
-        sidebar, toolbar, page_stack, strip – its parts; drop_overlay – what is shown while a file is dragged over them.
         document – the label in the toolbar with the name of the config file.
         icon – the app's icon on the desktop; None shows no progress there.
     """
@@ -85,6 +78,7 @@ class Window(QMainWindow):
         self.files, self.help = ConfigFiles(self), HelpMenu(self)
         self.menus = Menus(self)
         self.sidebar, self.page_stack, self.strip = Sidebar(PAGES), PageStack(session), StatusStrip()
+        self.pages: dict[str, Any] = self.page_stack.pages  # those built so far
         self._build()
         self.history = History(session.draft, self)
         self.menus.follow_history(self.history)
@@ -96,21 +90,13 @@ class Window(QMainWindow):
         if not self.restoreGeometry(session.prefs.geometry):  # False also for the empty bytes of a first launch
             self.resize(on_screen(self, *FIRST_SIZE))
 
-    # Building
-
     def _build(self) -> None:
         self._build_toolbar()
         content = QWidget()
-        across = QHBoxLayout(content)
-        across.addWidget(self.sidebar)
-        across.addWidget(PageArea(self.page_stack, theme.scaled_size(QSize(*LEAST_PAGE))), 1)
+        area = PageArea(self.page_stack, theme.scaled_size(QSize(*LEAST_PAGE)))
+        row(self.sidebar, (area, 1), into=content, spacing=0)
         central = QWidget()
-        column = QVBoxLayout(central)
-        column.addWidget(content, 1)
-        column.addWidget(self.strip)
-        for layout in (across, column):
-            layout.setContentsMargins(0, 0, 0, 0)
-            layout.setSpacing(0)
+        column((content, 1), self.strip, into=central, spacing=0)
         self.setCentralWidget(central)
         self.drop_overlay = DropOverlay(central)
 
@@ -138,7 +124,7 @@ class Window(QMainWindow):
     def _connect(self) -> None:
         session = self.session
         self.sidebar.chosen.connect(self.show_page)
-        self.strip.waiting.clicked.connect(self._show_runs)
+        self.strip.waiting.clicked.connect(lambda: self.show_page("runs"))
         session.page_requested.connect(self.show_page)
         session.guide_requested.connect(self.help.show_guide)
         session.completions_requested.connect(self.show_completions)
@@ -155,15 +141,13 @@ class Window(QMainWindow):
         session.run_changed.connect(self._connect_run)
         session.run_state_changed.connect(self._show_state)
         session.queue.changed.connect(self._show_queue)
-        session.consent.ask = self.ask_about_code
-        session.consent.ask_hosts = self.ask_about_hosts
+        session.consent.ask = lambda requests: ask_consent(requests, self)
+        session.consent.ask_hosts = lambda request: HostsDialog(request, self).is_allowed()
         session.starter.confirm_over_memory = self.ask_about_memory
         theme.signals.changed.connect(self.menus.update_icons)
 
-    # Pages
-
     def show_page(self, key: str) -> None:
-        """Show a page. Raises KeyError for an unknown key."""
+        """Raises KeyError for an unknown key."""
         is_new = key not in self.pages
         page: Any = self.page_stack.show_page(key)
         if is_new and hasattr(page, "enabled_actions_changed"):
@@ -173,16 +157,12 @@ class Window(QMainWindow):
         # Hiding the page that had the focus moves it along the tab order; the sidebar is predictable.
         self.sidebar.buttons[key].setFocus()
 
-    def _show_runs(self) -> None:
-        self.show_page("runs")
-
     def show_completions(self, step: int, filter_name: str | None) -> None:
-        """Show a step's completions that a filter leaves; None: all."""
         self.show_page("completions")
         self.pages["completions"].show_requested(step, filter_name)
 
     def find_text(self) -> None:
-        """Find something on the page that is shown, if it can."""
+        """Find something on the page that is shown, if it can, else a setting."""
         page = self.pages.get(self.current_page)
         if page is not None and hasattr(page, "find_text"):
             page.find_text()
@@ -190,23 +170,17 @@ class Window(QMainWindow):
             self.do_on_page("train", "find_setting")
 
     @property
-    def pages(self) -> dict[str, Any]:
-        """The pages built so far, by key."""
-        return self.page_stack.pages
-
-    @property
     def current_page(self) -> str:
-        """The key of the current page; "" before the first."""
+        """The key of the current page, or ""."""
         return self.page_stack.current_key
 
     def do_on_page(self, key: str, slot: str) -> None:
-        """Show a page, and call one of its slots for a menu."""
         if self.current_page != key:  # showing it moves the focus, from which some slots go on
             self.show_page(key)
         attrgetter(slot)(self.pages[key])()
 
     def copy(self) -> None:
-        """Copy the selection of the widget with the focus: text, rows of a table, the values of a chart."""
+        """Copy the selection of the widget with the focus."""
         # A text edit takes Ctrl+C itself; this serves the menu entry, labels, and our tables and plots.
         widget: Any = QApplication.focusWidget()
         if isinstance(widget, QLabel):
@@ -241,7 +215,6 @@ class Window(QMainWindow):
         self._fit_sidebar()
 
     def set_theme(self, mode: str) -> None:
-        """Apply a theme, now and at the next launch."""
         self.session.prefs.theme = mode
         app = QApplication.instance()
         assert isinstance(app, QApplication)
@@ -262,8 +235,6 @@ class Window(QMainWindow):
         dialog.closing_changed.connect(lambda answer: setattr(prefs, "when_closing", answer))
         dialog.open()
 
-    # Drops and files from the desktop
-
     def dragEnterEvent(self, event: QDragEnterEvent) -> None:
         file = dropped_file(event.mimeData())
         if file is not None:
@@ -282,7 +253,6 @@ class Window(QMainWindow):
             QTimer.singleShot(0, self, lambda: self.open_dropped(file))
 
     def open_dropped(self, file: DroppedFile) -> None:
-        """Open a config, show a run, or put any other file into its setting, wherever on the window it was dropped."""
         if file.kind == "config":
             self.files.open_path(file.path)
         elif file.kind == "run":
@@ -294,14 +264,11 @@ class Window(QMainWindow):
             self.session.use_path(file.kind, file.path)
 
     def open_from_desktop(self, path: Path) -> None:
-        """Do with a file or folder that the desktop asks to open what a drop of it does."""
         kind = kind_of(path)
         if kind is None:
             self.session.messages.note(f"{path.name} is not a config, run, model, dataset or reward file.")
         else:
             self.open_dropped(DroppedFile(kind, path))
-
-    # Actions on the run that is shown
 
     def pause(self) -> None:
         self._send("resume" if self._state() == "paused" else "pause")
@@ -314,7 +281,6 @@ class Window(QMainWindow):
         self._send("save")  # a refusal is the newer message
 
     def take_over(self) -> None:
-        """Take the control of the run from the window that has it."""
         self._try(lambda: self.session.run and self.session.run.take_over())
 
     def _send(self, word: str) -> None:
@@ -343,7 +309,7 @@ class Window(QMainWindow):
             self.show_export(self.session.run.folder)
 
     def show_export(self, run: RunFolder) -> None:
-        """Open the panel that puts a run's model into LM Studio, a folder or Hugging Face."""
+        """Open the panel that exports a run's model."""
         session = self.session
 
         def may_run_code_of(run: RunFolder) -> bool:
@@ -361,17 +327,14 @@ class Window(QMainWindow):
         ExportPanel(run, VerbProcess, self, log_in, may_run_code_of).open_beside()
 
     def show_run(self) -> None:
-        """Bring the window and its run to the front, for a click on a notification."""
+        """Bring the window and its run to the front."""
         self.show_page("monitor")
         self.showNormal() if self.isMinimized() else self.show()
         self.raise_()
         self.activateWindow()
 
     def is_in_front(self) -> bool:
-        """The user has the window, or a dialog of it, before them."""
         return QApplication.activeWindow() is not None and not self.isMinimized()
-
-    # The run that is shown, and the queue
 
     def _state(self) -> str:
         return self.session.run.state if self.session.run is not None else ""
@@ -423,7 +386,7 @@ class Window(QMainWindow):
         return 100 * run.step // run.iterations if run is not None and run.is_live and run.iterations else None
 
     def show_title(self, _key: str = "") -> None:
-        """“43 % – run – GRPO Studio” while a run is live, otherwise the name of the form's file."""
+        """“43 % – run – GRPO Studio” while a run is live, else the name of the form's file."""
         draft, percent = self.session.draft, self._percent()
         name = draft.path.name if draft.path else "Demo" if draft.is_demo else "Untitled"
         self.document.setText(f"{name} – edited" if draft.dirty else name)
@@ -447,8 +410,6 @@ class Window(QMainWindow):
             self.toolbar.insertAction(other, wanted)
             self.toolbar.removeAction(other)
 
-    # Questions: one method each, which tests replace by an answer
-
     def ask_about_training(self) -> str:
         count = len(self.session.queue.waiting)
         waits = f" {count} more wait{'s' if count == 1 else ''} for it to end." if count else ""
@@ -464,21 +425,11 @@ class Window(QMainWindow):
         return answer
 
     def ask_about_memory(self, memory_parts: MemoryParts) -> bool:
-        """True to train although memory surely does not suffice."""
         advice = memory_parts.advice or "The run would end as soon as memory runs out."
         answers = {"no": "Change the settings", "yes": "Run all the same", "cancel": "Cancel"}
         return ask(self, memory_parts.sentence, advice, answers) == "yes"
 
-    def ask_about_code(self, requests: Sequence[CodeToAllow]) -> bool:
-        """True if the user's own reward code may run."""
-        return ask_consent(requests, self)
-
-    def ask_about_hosts(self, request: HostsToAllow) -> bool:
-        """True if the machines of a hosts file may be contacted."""
-        return HostsDialog(request, self).is_allowed()
-
     def offer_resume(self, offer: CrashOffer) -> None:
-        """Ask once whether to resume a run that crashed unseen."""
         self.session.prefs.offered_crash = offer.key
         answers = {"resume": offer.action, "show": "Show it", "later": "Not now"}
         box = QuestionBox(self, offer.question, offer.detail, answers)
@@ -493,10 +444,8 @@ class Window(QMainWindow):
         box.finished.connect(on_answer)
         box.open()
 
-    # Closing
-
     def leave_training(self) -> bool:
-        """Settle what becomes of a live run when this window closes; returns False where the window should stay."""
+        """Settle what becomes of a live run; False if the window should stay."""
         session = self.session
         watched_only = session.run is not None and session.run.control.is_elsewhere
         if not session.is_training or watched_only:

@@ -32,10 +32,7 @@ SCORING = keys_used_by("scoring")
 
 @dataclass(slots=True)
 class ChatAnswer:
-    """One side's answer. `figures` are those of `backend.sampling.chat.Reply`, empty until it has ended.
-
-    `scores` by metric name, `reward` their weighted sum; `problem`: why it could not be given or scored.
-    """
+    """One side's answer. `figures`: of `backend.sampling.chat.Reply`; `problem`: why it was not given or scored."""
 
     text: str = ""
     state: Literal["waiting", "writing", "done", "stopped", "failed"] = "waiting"
@@ -59,8 +56,6 @@ class ChatTurn:
 
 @dataclass(frozen=True, slots=True)
 class HeldOutRow:
-    """A prompt of the run's dataset; `number` counts from 0."""
-
     number: int
     of: int
     source: str
@@ -73,19 +68,10 @@ class ChatWithModel(QObject):
 
     Attributes:
         state – empty, loading, ready, answering, or failed with `problem`.
-        choice, checkpoint – what is loaded, or being loaded; None before.
-        sides – the sides that are loaded.
-        bytes – memory of the loaded weights.
-        notes – sentences about what was loaded.
+        choice, checkpoint – what is loaded, or being loaded.
+        sides, bytes, notes – of what is loaded: its sides, the memory of its weights, sentences.
         turns – what is shown: the present conversation, and those before it since `reset`.
         row – the row that was picked last, or None.
-
-    Signals:
-        state_changed – `state`, and what goes with it.
-        turns_changed – a turn was added, or all were removed.
-        answer_changed(int, str) – the answer of this turn and side.
-        row_changed – `row`.
-        message(str) – a sentence for the user.
     """
 
     state_changed = Signal()
@@ -112,8 +98,6 @@ class ChatWithModel(QObject):
         self._question: int | None = None
         self._may_score = False
 
-    # What is loaded
-
     @property
     def is_loaded(self) -> bool:
         return self.state in ("ready", "answering")
@@ -126,7 +110,6 @@ class ChatWithModel(QObject):
         )
 
     def load(self, choice: ChatChoice, checkpoint: str) -> None:
-        """Load a run at a checkpoint, or a model, in place of what is loaded."""
         self.unload()
         self.choice, self.checkpoint = choice, checkpoint
         self._may_score = choice.is_run and self.consent.obtain(choice.settings)
@@ -165,8 +148,6 @@ class ChatWithModel(QObject):
             self.problem = ""
         self.state_changed.emit()
 
-    # Prompts of the dataset
-
     def pick_row(self, number: int) -> None:
         """Read a row of the run's held-out split, counted from 0."""
 
@@ -177,10 +158,7 @@ class ChatWithModel(QObject):
         if self._service is not None and self.is_loaded:
             self._service.ask("chat_row", on_row, on_refused=self._on_refused, row=number)
 
-    # The conversation
-
     def reset(self) -> None:
-        """Begin a new conversation, with none shown."""
         self.stop()
         self.turns, self._first, self._opening_row = [], 0, None
         self.turns_changed.emit()
@@ -194,7 +172,7 @@ class ChatWithModel(QObject):
         expected: str = "",
         system: str | None = None,
     ) -> None:
-        """Have `sides` answer `prompt`. `how`: temperature, top_p, top_k, min_p, max_tokens, seed, free_output."""
+        """Have `sides` answer. `how`: temperature, top_p, top_k, min_p, max_tokens, seed, free_output."""
         sides = [side for side in self.sides if side in sides]
         if self._service is None or self.state != "ready" or not sides:
             return
@@ -220,7 +198,6 @@ class ChatWithModel(QObject):
         )
 
     def stop(self) -> None:
-        """Stop the answer that is being written."""
         if self._service is not None and self._question is not None:
             self._service.cancel(self._question)
             self._end_answers("stopped")
@@ -271,11 +248,8 @@ class ChatWithModel(QObject):
                 self.answer_changed.emit(index, side)
         self._set_state("ready")
 
-    # Scores
-
     @property
     def reward_names(self) -> list[str]:
-        """Metric names of the run's reward functions."""
         names = self.choice.settings.get("reward_functions", []) if self.choice is not None else []
         return [catalogue.metric_name(str(name)) for name in names]
 
@@ -317,14 +291,12 @@ class ChatWithModel(QObject):
         if index < len(self.turns) and self.turns[index].answers.get(side) is answer:
             self.answer_changed.emit(index, side)
 
-    # Cases
-
     def can_keep(self, answer: ChatAnswer) -> bool:
-        """True if functions of the run's own reward file have scored it."""
+        """Functions of the run's own reward file have scored it."""
         return self.choice is not None and not answer.kept and case_of(self.choice.settings, answer.scores) is not None
 
     def keep_case(self, index: int, side: str) -> None:
-        """Keep an answer as a case of the run's reward file, with the scores that the file's own functions gave it."""
+        """Keep an answer as a case of the run's reward file."""
         answer = self.turns[index].answers[side]
         case = case_of(self.choice.settings, answer.scores) if self.choice is not None else None
         if self._service is None or case is None:
@@ -352,10 +324,7 @@ class ChatWithModel(QObject):
 
 
 def sampling_of(choice: ChatChoice) -> dict[str, Any]:
-    """The sampling settings of a run, or the defaults for a model, as `ChatWithModel.send` takes them.
-
-    `free_output` is None where the run constrained nothing.
-    """
+    """The sampling settings of a run, or the defaults, as `ChatWithModel.send` takes them."""
     try:
         config = choice.config
     except UserError:
@@ -371,8 +340,6 @@ def sampling_of(choice: ChatChoice) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class ChatChoice:
-    """A run or a model by its `name`. `settings` are a run's; `problem`: why it cannot be loaded."""
-
     name: str
     label: str
     settings: dict[str, Any] = field(default_factory=dict)
@@ -385,12 +352,11 @@ class ChatChoice:
 
     @property
     def is_full(self) -> bool:
-        """True if base and tuned share no weights."""
         return self.settings.get("train_type") == "full"
 
     @property
     def config(self) -> Config:
-        """The settings of a run; for a model the defaults. Raises UserError."""
+        """The settings of a run; the defaults for a model. Raises UserError."""
         return config.parse(self.settings or {"model": self.name, "data": "-", "system_prompt": ""})
 
 
@@ -410,7 +376,7 @@ def model_choice(name: str) -> ChatChoice:
 
 
 def memory_sentence(choice: ChatChoice, checkpoint: str) -> str:
-    """The memory that the chosen model will need; "" where its size is not known."""
+    """The memory that the chosen model needs, or ""."""
     size = needed_bytes(choice, checkpoint)
     if size is None:
         return ""
@@ -433,5 +399,4 @@ def needed_bytes(choice: ChatChoice, checkpoint: str) -> int | None:
 
 
 def live_run() -> RunFolder | None:
-    """A run that is being trained at this moment, by this window or by any other process."""
     return next((run for run in all_runs() if run.is_locked()), None)

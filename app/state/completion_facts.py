@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
-import time
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -23,7 +22,7 @@ from backend.utils.files import open_regular
 from backend.utils.text import quote
 
 CUT_OFF, IDENTICAL, BEST, WORST = 1, 2, 4, 8
-"""Flags: cut off by the length limit, text occurs again in its group, best or worst reward of a group that differs."""
+"""Flags; BEST and WORST only in a group whose rewards differ."""
 ROW_COLUMNS = {"step": "q", "offset": "q", "prompt": "q"}
 COLUMNS = {"row": "i", "place": "i", "reward": "f", "advantage": "f", "tokens": "f", "flags": "B"}
 """Column → type code. `place` is the number in its row, `prompt` a hash of the row's prompt."""
@@ -32,10 +31,7 @@ COLUMNS = {"row": "i", "place": "i", "reward": "f", "advantage": "f", "tokens": 
 class CompletionFacts:
     """Columns by name: COLUMNS, ROW_COLUMNS by row, `score:<function>`, `logged:<name>`.
 
-    Attributes:
-        rows – how many rows there are.
-        largest – function → its largest score by magnitude so far.
-        logged – name that a function logged → True if any value was a number.
+    `largest`: function → its largest score by magnitude; `logged`: name that a function logged → some were numbers.
     """
 
     def __init__(self) -> None:
@@ -53,7 +49,7 @@ class CompletionFacts:
 
     @property
     def rewards(self) -> list[str]:
-        """The functions that have scores, in the order in which they came up."""
+        """The functions that have scores."""
         return [name.removeprefix("score:") for name in self._arrays if name.startswith("score:")]
 
     def column(self, name: str) -> np.ndarray:
@@ -67,7 +63,6 @@ class CompletionFacts:
         return self._views[name]
 
     def per_completion(self, name: str) -> np.ndarray:
-        """A column of ROW_COLUMNS, once for each completion."""
         return self.column(name)[self.column("row")]
 
     def append(self, row: Mapping[str, Any], offset: int) -> None:
@@ -87,17 +82,11 @@ class CompletionFacts:
         scores = self._append_columns("score:", [scores_of(completion) for completion in completions])
         for name, numbers in scores.items():
             self.largest[name] = max(self.largest.get(name, 0.0), *(abs(x) for x in numbers if x == x), 0.0)
-        self._append_logged([logged_of(completion) for completion in completions])
+        logged = [logged_of(completion) for completion in completions]
+        if self.logged or any(logged):  # rarely, and a large file has millions of rows
+            for name, numbers in self._append_columns("logged:", logged).items():
+                self.logged[name] = self.logged.get(name, False) or any(x == x for x in numbers)
         self.rows += 1
-
-    def _append_logged(self, logged: Sequence[Mapping[str, Any]]) -> None:
-        names = [name for values in logged for name in values]
-        if not names and not self.logged:  # nearly always, and a large file has millions of rows
-            return
-        for name in dict.fromkeys(names):
-            has_number = any(x == x for x in (_number(values.get(name)) for values in logged))
-            self.logged[name] = self.logged.get(name, False) or has_number
-        self._append_columns("logged:", logged)
 
     def _append_columns(self, prefix: str, values: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
         before = len(self) - len(values)
@@ -119,13 +108,11 @@ def listed_completions(row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def scores_of(completion: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Function → score of a completion."""
     scores = completion.get("rewards")
     return scores if isinstance(scores, dict) else {}
 
 
 def logged_of(completion: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Name → value that reward functions logged of a completion."""
     logged = completion.get("logged")
     return logged if isinstance(logged, dict) else {}
 
@@ -157,8 +144,6 @@ ALL, SCORE, WELL_FORMED_WRONG = "all", "score", "well_formed_wrong"
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """One filter: its label, its description, and the flag that it tests, 0 where it needs more."""
-
     label: str
     sentence: str
     flag: int = 0
@@ -184,7 +169,7 @@ FILTERS: dict[str, Filter] = {
 class Query:
     """A filter. `measure` (reward, advantage, tokens, score:<function>, logged:<name>) and the next two are for SCORE.
 
-    `prompt` is a prompt's hash, None for every prompt.
+    `prompt`: hash of a prompt, None for every prompt.
     """
 
     filter: str = ALL
@@ -195,15 +180,19 @@ class Query:
 
 
 def select(facts: CompletionFacts, query: Query, largest: dict[str, float] | None = None) -> np.ndarray:
-    """Numbers of the completions that the query leaves, ascending.
-
-    `largest`: the functions' largest scores over the run, where `facts` is a part of it.
-    """
+    """Numbers of the completions that the query leaves, ascending. `largest`: largest scores over the whole run."""
     flag = FILTERS[query.filter].flag
     if flag:
         keep = (facts.column("flags") & flag) > 0
     elif query.filter == WELL_FORMED_WRONG:
-        keep = _well_formed_wrong(facts, facts.largest if largest is None else largest)
+        right, form = answer_rewards(facts.rewards), format_rewards(facts.rewards)
+        if not right or not form:
+            return np.zeros(0, np.int64)
+        most = facts.largest if largest is None else largest
+        shares = [facts.column(f"score:{name}") / (most.get(name) or 1.0) for name in form]
+        answers = [facts.column(f"score:{name}") for name in right]
+        # Not the mean over those that scored: a function without an opinion must not make a completion well-formed.
+        keep = (np.mean(shares, axis=0) >= 0.75) & (np.max(answers, axis=0) <= 0)
     elif query.filter == SCORE:
         values = facts.column(query.measure)
         keep = values > query.limit if query.is_above else values < query.limit  # NaN is neither
@@ -214,31 +203,21 @@ def select(facts: CompletionFacts, query: Query, largest: dict[str, float] | Non
     return np.flatnonzero(keep)
 
 
-def _well_formed_wrong(facts: CompletionFacts, largest: dict[str, float]) -> np.ndarray:
-    right, form = answer_rewards(facts.rewards), format_rewards(facts.rewards)
-    if not right or not form:
-        return np.zeros(len(facts), bool)
-    shares = [facts.column(f"score:{name}") / (largest.get(name) or 1.0) for name in form]
-    answers = [facts.column(f"score:{name}") for name in right]
-    # Not the mean over those that scored: a function without an opinion must not make a completion well-formed.
-    return (np.mean(shares, axis=0) >= 0.75) & (np.max(answers, axis=0) <= 0)
-
-
 def answer_rewards(names: Sequence[str]) -> list[str]:
-    """The functions that compare with the right answer: ours by the catalogue, a user's own by what they are called."""
+    """Functions that compare with the right answer: by the catalogue, or by their name."""
     by_name = re.compile(r"accura|correct|exact_match|right_answer", re.IGNORECASE)
     judging = (*COMPARING_REWARDS, CODE_TESTS)
     return [name for name in names if name.split("(")[0] in judging or by_name.search(name)]
 
 
 def format_rewards(names: Sequence[str]) -> list[str]:
-    """The functions that look at the form of a completion, by what they are called."""
+    """Functions that look at the form of a completion, by their name."""
     by_name = re.compile(r"format|xml|tag|valid_json|structure", re.IGNORECASE)
     return [name for name in names if by_name.search(name) and name not in answer_rewards(names)]
 
 
 def why_empty(query: Query, rewards: Sequence[str]) -> str:
-    """Why a filter cannot find anything in a run with these functions; "" where it can."""
+    """Why a filter cannot find anything in a run with these functions, or ""."""
     if query.filter != WELL_FORMED_WRONG:
         return ""
     if not answer_rewards(rewards):
@@ -247,7 +226,7 @@ def why_empty(query: Query, rewards: Sequence[str]) -> str:
 
 
 def sort(facts: CompletionFacts, numbers: np.ndarray, key: str, *, descending: bool) -> np.ndarray:
-    """These completions by a column of the facts or `step`."""
+    """These completions by a column of the facts, or `step`."""
     values = facts.per_completion("step") if key == "step" else facts.column(key)
     chosen = values[numbers].astype(np.float64)
     order = np.argsort(-chosen if descending else chosen, kind="stable")  # NaN sorts last either way
@@ -260,61 +239,33 @@ Place = tuple[int, int]
 SUFFIXES = {".jsonl": "JSON lines", ".md": "Markdown"}
 
 
-class CompletionExport:
-    """Writes completions of `source` to `target`, whose suffix decides the format. It is renamed into place at the end.
+def export_completions(source: Path, places: Sequence[Place], target: Path) -> Generator[int, None, None]:
+    """Write completions of `source` to `target`, a file of SUFFIXES, and yield the number written so far.
 
-    Attributes:
-        target – the file.
-        written – completions written so far.
-        total – completions that there are to write.
+    The file is renamed into place at the end; closing the iterator before leaves nothing. Raises UserError.
     """
-
-    def __init__(self, source: Path, places: Sequence[Place], target: Path) -> None:
-        """Raises UserError for a suffix that is not in SUFFIXES, and for a target that cannot be written."""
-        if target.suffix not in SUFFIXES:
-            raise UserError("export", f"{target.name} must end in .jsonl or .md.")
-        self.target, self.total, self.written = target, len(places), 0
-        self._format = _jsonl if target.suffix == ".jsonl" else _markdown
-        self._partial = target.with_name(f".{target.name}.part")
-        try:
-            self._source, self._file = open_regular(source), self._partial.open("w", encoding="utf-8", errors="replace")
-        except OSError as error:
-            raise UserError("export", f"{quote(error.filename or target)} cannot be opened: {cause(error)}.") from None
-        self._chunks = self._texts(places)
-
-    def advance(self, seconds: float) -> bool:
-        """Write for about so long; True if there is more. Raises UserError."""
-        deadline = time.perf_counter() + seconds
-        try:
-            for text in self._chunks:
-                self._file.write(text)
-                self.written += 1
-                if time.perf_counter() > deadline:
-                    return True
-            self._file.flush()
-            os.fsync(self._file.fileno())  # before the rename, as `replace_file`
-            self._file.close()
-            os.replace(self._partial, self.target)
-        except OSError as error:
-            self.cancel()
-            raise UserError("export", f"{quote(self.target)} cannot be written: {cause(error)}.") from None
-        self._source.close()
-        return False
-
-    def cancel(self) -> None:
-        """Stop, and leave nothing behind."""
-        self._source.close()
-        self._file.close()
-        self._partial.unlink(missing_ok=True)
-
-    def _texts(self, places: Sequence[Place]) -> Iterator[str]:
-        for offset, group in groupby(places, key=lambda place: place[0]):  # a row's line is parsed once
-            self._source.seek(offset)
-            row = parse_group_row(self._source.readline()) or {}
-            completions = listed_completions(row)
-            for _, place in group:
-                if place < len(completions):
-                    yield self._format(row, completions[place])
+    if target.suffix not in SUFFIXES:
+        raise UserError("export", f"{target.name} must end in .jsonl or .md.")
+    write, written = _jsonl if target.suffix == ".jsonl" else _markdown, 0
+    partial = target.with_name(f".{target.name}.part")
+    try:
+        with open_regular(source) as file, partial.open("w", encoding="utf-8", errors="replace") as out:
+            for offset, group in groupby(places, key=lambda place: place[0]):  # a row's line is parsed once
+                file.seek(offset)
+                row = parse_group_row(file.readline()) or {}
+                completions = listed_completions(row)
+                for _, place in group:
+                    if place < len(completions):
+                        out.write(write(row, completions[place]))
+                        written += 1
+                        yield written
+            out.flush()
+            os.fsync(out.fileno())  # before the rename, as `replace_file`
+        os.replace(partial, target)
+    except OSError as error:
+        raise UserError("export", f"{quote(target)} cannot be written: {cause(error)}.") from None
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def _jsonl(row: Mapping[str, Any], completion: Mapping[str, Any]) -> str:

@@ -15,19 +15,16 @@ from backend.config.row_settings import prompt_limit
 from backend.utils.errors import ConfigProblem
 
 ANSWER_SETTINGS = keys_used_by("rows", "row_view")
-"""Settings that every answer of the helper process depends on."""
+"""Settings that every answer depends on."""
 LIMIT_SETTINGS = keys_used_by("prompt_limit")
-"""Settings that decide which prompts are too long."""
 CODE_SETTINGS = ("reward_functions_file", "reward_network", "reward_timeout")
-"""Settings that answers depend on where a map function makes the rows."""
+"""Settings that answers depend on if a map function makes the rows."""
 SETTLE_MS = 250
-"""How long typing must rest before a request is sent."""
 OnAnswer = Callable[[dict[str, Any] | None], None]
 USES = {"prompt_feature": "prompt", "answer_feature": "answer", "system_feature": "system", "type_feature": "type"}
-"""Setting of a column → the role of that column."""
 SPLITS = {"train": "Train", "valid": "Valid", "test": "Test"}
 SAMPLE_SIZE = 2000
-"""Prompts counted for the line on Train, spread over the dataset."""
+"""Prompts counted for the line on Train."""
 STATE_LINES = {
     "none": "",
     "reading": "Reading the dataset…",
@@ -38,9 +35,9 @@ STATE_LINES = {
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Prompt lengths in tokens, counted over `seen` of `rows` rows, of which training would refuse `refused`.
+    """Prompt lengths in tokens, over `seen` of `rows` rows, of which training would refuse `refused`.
 
-    `lengths` is a histogram of (tokens, rows); where it is empty, `no_tokens` says why. `done`: counting has ended.
+    `lengths`: a histogram of (tokens, rows); if empty, `no_tokens` says why.
     """
 
     rows: int
@@ -58,12 +55,8 @@ class Counts:
     def longest(self) -> int:
         return self.lengths[-1][0] if self.lengths else 0
 
-    @property
-    def median(self) -> int:
-        return self.percentile(50)
-
     def percentile(self, percent: float) -> int:
-        """The least length that so many percent of the prompts do not exceed; 0 where none is known."""
+        """The least length that so many percent of the prompts do not exceed."""
         wanted = sum(rows for _, rows in self.lengths) * percent / 100
         passed = 0
         for tokens, rows in self.lengths:
@@ -73,7 +66,7 @@ class Counts:
         return 0
 
     def too_long(self, limit: int) -> tuple[int, bool]:
-        """(rows whose prompt has more than `limit` tokens, True if exact and not extrapolated from a sample)."""
+        """(rows with a prompt of more than `limit` tokens, True if all rows were counted)."""
         counted = sum(rows for tokens, rows in self.lengths if tokens > limit)
         is_exact = self.seen >= self.rows
         return (counted if is_exact else round(counted * self.rows / max(1, self.seen))), is_exact
@@ -83,18 +76,15 @@ class Dataset(QObject):
     """The draft's dataset, as far as the helper process has read it.
 
     Attributes:
-        state – none (not chosen), reading, absent (on the Hub, not on this machine), fetching, ready, or failed.
-        preview – the answer to the question `preview`.
+        state – none (not chosen), reading, absent (on the Hub only), fetching, ready, or failed.
+        preview, variety – the answers to the questions `preview` and `preview_variety`.
         choices – {configs, splits} that the Hub offers.
-        split – the split that is shown.
-        counts – token counts of that split's prompts, or None.
-        variety – the answer to the question `preview_variety` about that split, or {}.
+        counts – token counts of the prompts of `split`, or None.
         faults – all problems of the dataset and its mapping.
         download_progress – (bytes so far, bytes in all or None).
 
     Signals:
-        changed – any attribute but `counts`.
-        counts_changed, variety_changed – `counts`; `variety`.
+        changed, counts_changed, variety_changed – `counts`; `variety`; any other attribute.
         rows_replaced – the split has other rows now.
     """
 
@@ -127,12 +117,11 @@ class Dataset(QObject):
     # Watching
 
     def watch(self, watcher: QObject, *, count_all: bool = True) -> None:
-        """Keep the data up to date for a widget. `count_all`: count every prompt, not only SAMPLE_SIZE of them."""
+        """Keep the data current for a widget. `count_all`: count every prompt, not only a sample."""
         self._watchers[id(watcher)] = count_all
         self.refresh(again=True)
 
     def unwatch(self, watcher: QObject) -> None:
-        """End a widget's `watch`."""
         self._watchers.pop(id(watcher), None)
         if not self._watchers:
             self._rest_timer.stop()
@@ -145,20 +134,19 @@ class Dataset(QObject):
     # Data
 
     def settings(self) -> dict[str, Any]:
-        """The settings that every request carries, each of the right type."""
         valid_values = self._draft.valid_values()
         code = CODE_SETTINGS if valid_values["map_function"] else ()
         return {key: valid_values[key] for key in (*ANSWER_SETTINGS, *LIMIT_SETTINGS, *code)}
 
     @property
     def prompt_limit(self) -> int:
-        """Tokens that a prompt may have: Max Seq less the completion length, or its own limit."""
+        """Tokens that a prompt may have."""
         values = self._draft.valid_values()
         return prompt_limit(values["max_seq_length"], values["max_completion_length"], values["max_prompt_length"])
 
     @property
     def splits(self) -> dict[str, dict[str, Any]]:
-        """Split → {rows, source, unanswered, repeated}, of the splits that have rows."""
+        """Split → {rows, source, unanswered, repeated}."""
         return self.preview.get("splits", {})
 
     @property
@@ -167,7 +155,7 @@ class Dataset(QObject):
 
     @property
     def suggested_columns(self) -> dict[str, str]:
-        """Setting → the column that it probably is, where the column that is set does not exist."""
+        """Setting → the column that it probably is."""
         return self.preview.get("likely", {})
 
     def accept_suggestions(self) -> None:
@@ -177,7 +165,7 @@ class Dataset(QObject):
         return self.choices["splits"] or self.preview.get("names", [])
 
     def summary_line(self) -> tuple[str, bool]:
-        """(“2,048 rows · question → prompt, answer → answer · 3 too long”, or a problem; True for a problem)."""
+        """(“2,048 rows · question → prompt · 3 too long” or a problem, True for a problem)."""
         if self.faults:
             return self.faults[0].sentence, True
         if self.state in STATE_LINES or "train" not in self.splits:
@@ -203,7 +191,7 @@ class Dataset(QObject):
     # Requests
 
     def refresh(self, again: bool = False) -> None:
-        """Request missing data, if there are watchers. `again`: even if no setting has changed, as files may have."""
+        """Request missing data, if there are watchers. `again`: even if no setting has changed."""
         self._rest_timer.stop()
         if not self._watchers:
             return
@@ -235,11 +223,10 @@ class Dataset(QObject):
         self.refresh(again=True)
 
     def request_rows(self, start: int, count: int, on_answer: OnAnswer, owner: QObject) -> int:
-        """Request a range of rows of the split; returns the request's number."""
+        """Request a range of rows; returns the number of the request."""
         return self._request("preview_rows", on_answer, None, owner, start=start, count=count)
 
     def request_row(self, index: int, on_answer: OnAnswer, owner: QObject) -> int:
-        """Request one row with its rendered prompt."""
         return self._request("preview_row", on_answer, on_answer, owner, index=index)
 
     def cancel(self, number: int) -> None:
@@ -334,14 +321,23 @@ class Dataset(QObject):
     # Download
 
     def download(self) -> None:
-        """Download a dataset from the Hub, then read it."""
         self._cancel("download")
+
+        def on_progress(progress: dict[str, Any]) -> None:
+            self.download_progress = (progress["done"], progress["total"])
+            self.changed.emit()
+
+        def on_downloaded(_: Any) -> None:
+            self._pending.pop("download", None)
+            self._fetch, self.state = True, "reading"
+            self.refresh()
+
         self.download_progress = (0, None)
         self._set_state("fetching", {})
         self._pending["download"] = self._service.ask(
             "download",
-            lambda _: self._on_downloaded(),
-            on_progress=self._on_download_progress,
+            on_downloaded,
+            on_progress=on_progress,
             on_refused=self._on_refused,
             owner=self,
             id=self.settings()["data"].strip(),
@@ -349,23 +345,12 @@ class Dataset(QObject):
         )
 
     def try_again(self) -> None:
-        """Repeat what failed: the download, or reading."""
         (self.download if self._fetch_failed else self.reload)()
-
-    def _on_download_progress(self, progress: dict[str, Any]) -> None:
-        self.download_progress = (progress["done"], progress["total"])
-        self.changed.emit()
-
-    def _on_downloaded(self) -> None:
-        self._pending.pop("download", None)
-        self._fetch, self.state = True, "reading"
-        self.refresh()
 
     # Counts and variety
 
     @property
     def can_count(self) -> bool:
-        """There are rows and a column of prompts."""
         return self.split in self.splits and self._draft.valid_values()["prompt_feature"] in self.columns
 
     def _request_counts(self) -> None:

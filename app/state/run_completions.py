@@ -7,9 +7,9 @@ import os
 import re
 import time
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 from PySide6.QtCore import QObject, QTimer, Signal
@@ -18,18 +18,13 @@ from app.state.completion_facts import CompletionFacts, Query, listed_completion
 from backend.runs.completion_rows import GroupRow, TokenData, parse_group_row, without_token_data
 from backend.utils.files import open_regular
 
-SLICE = 1 << 20
-"""Bytes that the index reads at a time."""
-READ_BYTES = 128 << 10
-"""Bytes that facts and search read between two looks at the clock: about a millisecond."""
-TAIL = 4 << 20
-"""Bytes at the end of the file that are searched for the newest step."""
+SLICE, READ_BYTES, TAIL = 1 << 20, 128 << 10, 4 << 20
+"""Bytes that the index, and that facts and search read at a time; searched at the end for the newest step."""
 MOST_HITS = 20_000
-"""Matching completions after which the search ends: a word of every completion would parse the whole file."""
+"""Matching completions after which a search ends."""
 SLICE_S = 0.006
-"""Time that one turn of the event loop may spend reading."""
 BEHIND_MS, PAINT_MS, CAUGHT_UP_MS = 2, 20, 500
-"""Pauses before reading on: while there is more, while a page paints what is new, and at the end of the file."""
+"""Pauses before reading on: while there is more, while a page paints what is new, at the end of the file."""
 GROWN_EVERY_S = 0.4
 KEPT_ROWS = 64
 _STEP = re.compile(rb'^\s*\{\s*"step":\s*(\d+)\b')
@@ -37,11 +32,10 @@ _STEP = re.compile(rb'^\s*\{\s*"step":\s*(\d+)\b')
 
 
 class LineReader:
-    """Complete lines of a growing file in order. A file that became shorter is read from its start again.
+    """Complete lines of a growing file in order. A file that became shorter is read again from its start.
 
-    Attributes:
-        offset – where the next line begins: the end of what was returned by `read`.
-        size – bytes of the file at the last call.
+    `offset`: where the next line begins; `size`: bytes of the file at the last call; `was_cut`: everything read before
+    the last cut is void.
     """
 
     def __init__(self, path: Path, slice_size: int = SLICE) -> None:
@@ -52,22 +46,19 @@ class LineReader:
     def clear(self) -> None:
         self.offset = self.size = self._waiting = 0
         self.was_cut = False
-        """The file was cut back or is gone: everything read before is void."""
         self._partial: list[bytes] = []  # read, but its newline was not written yet
         self._pending: Iterator[tuple[int, bytes]] = iter(())
 
     @property
     def is_behind(self) -> bool:
-        """The file held more than was read, at the last call."""
         return self.offset + self._waiting < self.size
 
     @property
     def share(self) -> float:
-        """How much of the file was read, 0 to 1."""
         return (self.offset + self._waiting) / self.size if self.size else 1.0
 
     def next(self) -> tuple[int, bytes] | None:
-        """(offset, line) of the next line; None where no slice has one, or `was_cut`."""
+        """(offset, line) of the next line, or None."""
         placed = next(self._pending, None)
         if placed is None:
             self._pending = iter(self.read())
@@ -75,7 +66,7 @@ class LineReader:
         return placed
 
     def read(self) -> list[tuple[int, bytes]]:
-        """(offset, line without its newline) of the next slice; none where `was_cut`."""
+        """(offset, line without its newline) of the next slice."""
         try:
             with open_regular(self.path) as file:
                 size = os.fstat(file.fileno()).st_size
@@ -111,7 +102,6 @@ def _placed(text: bytes, offset: int) -> list[tuple[int, bytes]]:
 
 
 def read_line(path: Path, offset: int) -> bytes:
-    """The line that begins at `offset`."""
     try:
         with open_regular(path) as file:
             file.seek(offset)
@@ -135,11 +125,11 @@ class CompletionIndex:
         self._tail: tuple[int, int, int] | None = None
 
     def steps(self) -> list[int]:
-        """Steps that have rows and were read so far, ascending."""
+        """Steps read so far, ascending."""
         return [*self._steps, self._tail[0]] if self._tail else self._steps
 
     def advance(self) -> bool:
-        """Index the rows in the next slice of the file; returns True if there is more to read."""
+        """Index the next slice of the file; True if there is more."""
         is_first = self._lines.offset == 0
         placed = self._lines.read()
         if self._lines.was_cut:
@@ -165,7 +155,7 @@ class CompletionIndex:
         return self._lines.is_behind
 
     def rows(self, step: int | None = None) -> list[GroupRow]:
-        """The rows of a step without token data, the newest step's by default."""
+        """The rows of a step, by default the newest, without token data."""
         return [row for _, row in self.placed_rows(step)]
 
     def placed_rows(self, step: int | None = None) -> list[tuple[int, GroupRow]]:
@@ -216,13 +206,10 @@ def _step_of(line: bytes) -> int | None:
 
 
 class TextSearch:
-    """Searches prompts, completions and what reward functions logged for a text, case-insensitively.
+    """Searches prompts, completions and logged texts for a text, case-insensitively.
 
-    Attributes:
-        facts – the rows with a match, whole.
-        matches – numbers of the matching completions among `facts`, ascending.
-        is_done – the end of the file, or MOST_HITS, was reached.
-        is_void – the file was cut back, so that the search has to start over.
+    `facts`: the rows with a match; `matches`: numbers of the matching completions among them. `is_done`: the end of the
+    file, or MOST_HITS, was reached; `is_void`: the file was cut back.
     """
 
     def __init__(self, path: Path, text: str) -> None:
@@ -236,7 +223,6 @@ class TextSearch:
 
     @property
     def share(self) -> float:
-        """How much of the file was searched, 0 to 1."""
         return self._lines.share
 
     @property
@@ -244,7 +230,7 @@ class TextSearch:
         return len(self.matches) >= MOST_HITS
 
     def advance(self, seconds: float) -> bool:
-        """Search on for about so long; True if there is more."""
+        """Search for about so long; True if there is more."""
         deadline = time.perf_counter() + seconds
         self.is_done = self.is_void or self.is_cut_short
         while not self.is_done and time.perf_counter() < deadline:
@@ -265,15 +251,13 @@ class TextSearch:
         if self._in_text.search(str(row.get("prompt"))):
             places = list(range(len(completions)))
         else:
-            places = [place for place, completion in enumerate(completions) if self._is_in(completion)]
+            texts = [[completion.get("text"), *logged_of(completion).values()] for completion in completions]
+            found = [any(isinstance(text, str) and self._in_text.search(text) for text in each) for each in texts]
+            places = [place for place, is_found in enumerate(found) if is_found]
         if places:
             before = len(self.facts)
             self.facts.append(row, offset)
             self.matches += [before + place for place in places]
-
-    def _is_in(self, completion: Mapping[str, Any]) -> bool:
-        texts = [completion.get("text"), *logged_of(completion).values()]
-        return any(isinstance(text, str) and self._in_text.search(text) for text in texts)
 
 
 def _spelled(letter: str) -> bytes:
@@ -283,14 +267,10 @@ def _spelled(letter: str) -> bytes:
 
 
 class RunCompletions(QObject):
-    """The completions of the run that is shown, beyond the step on screen.
-
-    Attributes:
-        facts – of every completion read so far.
-        search – the search under way or done, or None.
+    """The completions of the run on show: `facts` of all read so far, and the `search`, or None.
 
     Signals:
-        grew – `facts` or `search` has more; every GROWN_EVERY_S seconds, less often for many, and at the end.
+        grew – `facts` or `search` has more, now and then, and at the end.
         voided – the file was cut back: everything shown of it is void.
     """
 
@@ -312,7 +292,7 @@ class RunCompletions(QObject):
         self._timer.timeout.connect(self.advance)
 
     def follow(self, wanted: bool) -> None:
-        """Read on while `wanted`: a page that nobody sees needs no facts."""
+        """Read on while `wanted`."""
         self._is_wanted = wanted
         if wanted and not self._timer.isActive():
             self._timer.start(BEHIND_MS)
@@ -320,7 +300,6 @@ class RunCompletions(QObject):
             self._timer.stop()
 
     def clear(self) -> None:
-        """Forget everything, and begin again."""
         self.facts.clear()
         self._lines.clear()
         self._is_caught_up = False
@@ -331,7 +310,7 @@ class RunCompletions(QObject):
 
     @property
     def share(self) -> float:
-        """How much of what is asked for was read, 0 to 1."""
+        """Share of what is asked for that was read, 0 to 1."""
         return self.search.share if self.search is not None else self._lines.share
 
     @property
@@ -339,14 +318,14 @@ class RunCompletions(QObject):
         return self.search.is_done if self.search is not None else self._is_caught_up
 
     def find(self, text: str) -> None:
-        """Search for a text, or for nothing where it is empty."""
+        """Search for a text; "" ends the search."""
         self.search = TextSearch(self.path, text) if text else None
         self._has_news, self._last_grew = True, 0.0
         if self._is_wanted:
             self._timer.start(0)
 
     def advance(self) -> None:
-        """Read for about SLICE_S, a search first, because someone waits for it."""
+        """Read for about SLICE_S, a search first."""
         every_s = GROWN_EVERY_S * (1 + len(self.found) / 100_000)  # a page needs longer for more
         if self._has_news and time.monotonic() - self._last_grew > every_s:
             self._emit_grew()
@@ -390,7 +369,7 @@ class RunCompletions(QObject):
         self.grew.emit()
 
     def number_of(self, offset: int, place: int) -> int | None:
-        """The number among `facts` of a row's completion; None while the file is not read up to it."""
+        """The number among `facts` of a row's completion, or None."""
         row = int(np.searchsorted(self.facts.column("offset"), offset))
         if row >= self.facts.rows or self.facts.column("offset")[row] != offset:
             return None
@@ -398,18 +377,17 @@ class RunCompletions(QObject):
 
     @property
     def found(self) -> CompletionFacts:
-        """The facts that `select` numbers refer to: those of the search's rows, or of all."""
+        """The facts that `select` numbers refer to."""
         return self.search.facts if self.search is not None else self.facts
 
     def select(self, query: Query) -> np.ndarray:
-        """Numbers in `found` of what the query and the search leave, ascending."""
+        """Numbers in `found` of what the query and the search leave."""
         chosen = select(self.found, query, self.facts.largest or None)
         if self.search is None:
             return chosen
         return np.intersect1d(chosen, np.array(self.search.matches, np.int64), assume_unique=True)
 
     def row_at(self, offset: int) -> GroupRow | None:
-        """The row at this offset without token data."""
         if offset not in self._rows:
             if len(self._rows) >= KEPT_ROWS:
                 self._rows.pop(next(iter(self._rows)))
@@ -417,7 +395,7 @@ class RunCompletions(QObject):
         return self._rows[offset]
 
     def token_data(self, offset: int, place: int) -> TokenData | None:
-        """The tokens of a completion of the row at this offset; None where they were not recorded."""
+        """The tokens of a completion, None if not recorded."""
         row = parse_group_row(read_line(self.path, offset))
         completions = (row or {}).get("completions") or []
         data = completions[place].get("token_data") if place < len(completions) else None

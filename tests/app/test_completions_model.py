@@ -12,7 +12,7 @@ import pytest
 
 from app.pages.completions.reading_pane import diff, fold
 from app.state import run_completions
-from app.state.completion_facts import CompletionExport, CompletionFacts, Query, select, sort, why_empty
+from app.state.completion_facts import CompletionFacts, Query, export_completions, select, sort, why_empty
 from app.state.run_completions import TAIL, CompletionIndex, RunCompletions, TextSearch
 from backend.runs.completion_rows import without_token_data
 from backend.runs.events import JsonLines
@@ -241,8 +241,7 @@ def test_folding_counts_the_words_between_tags() -> None:
 
 
 def exported(source: Path, target: Path, places: list[tuple[int, int]]) -> str:
-    export = CompletionExport(source, places, target)
-    while export.advance(0.0):  # no time at all: one completion a call
+    for _ in export_completions(source, places, target):
         assert not target.exists(), "never half a file"
     return target.read_text()
 
@@ -271,11 +270,11 @@ def test_an_export_has_what_was_chosen_in_its_order(tmp_path: Path) -> None:
 
 def test_an_export_that_is_cancelled_or_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
     source = write(tmp_path / "completions.jsonl", [row(1, completion("a"), completion("b"))])
-    export = CompletionExport(source, [(0, 0), (0, 1)], tmp_path / "out.jsonl")
-    assert export.advance(0.0) and export.written == 1
-    export.cancel()
+    export = export_completions(source, [(0, 0), (0, 1)], tmp_path / "out.jsonl")
+    assert next(export) == 1
+    export.close()
     assert [path.name for path in tmp_path.iterdir()] == ["completions.jsonl"]
     with pytest.raises(UserError, match="must end in"):
-        CompletionExport(source, [], tmp_path / "out.txt")
-    with pytest.raises(UserError, match="cannot be opened"):
-        CompletionExport(source, [], tmp_path / "no" / "out.md")
+        next(export_completions(source, [], tmp_path / "out.txt"))
+    with pytest.raises(UserError, match="cannot be written"):
+        next(export_completions(source, [], tmp_path / "no" / "out.md"))

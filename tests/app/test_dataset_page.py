@@ -189,7 +189,8 @@ def test_hub_dataset_is_downloaded(qtbot, page: DatasetPage) -> None:
     service.held["download"] = []
     page.absent.button_clicked.emit()
     assert service.of("download") == [{"id": "owner/sums", "repo_type": "dataset"}]
-    page.dataset._on_download_progress({"done": 1_500_000, "total": 4_000_000, "phase": "fetching"})
+    page.dataset.download_progress = (1_500_000, 4_000_000)
+    page.dataset.changed.emit()
     assert page.table._placeholder == "Fetching owner/sums from Hugging Face: 1.50\u202fMB of 4.00\u202fMB"
     service.canned["download"] = {"place": "somewhere"}
     service.held["download"][0]()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, overload
@@ -21,9 +22,9 @@ from app.state.completion_facts import (
     ALL,
     FILTERS,
     SUFFIXES,
-    CompletionExport,
     CompletionFacts,
     Query,
+    export_completions,
     listed_completions,
     scores_of,
     select,
@@ -153,7 +154,8 @@ class CompletionsPage(QWidget):
         self._run: Run | None = None
         self._shown: tuple[Run, int] | None = None
         self._picked = 0
-        self._export: CompletionExport | None = None
+        self._export: Generator[int, None, None] | None = None
+        self._export_of: tuple[Path, int] = (Path(), 0)
         self._saving = QTimer(self, interval=0)
         self._saving.timeout.connect(self._save_slice)
 
@@ -383,31 +385,29 @@ class CompletionsPage(QWidget):
             if target.suffix not in SUFFIXES:
                 suffix = next((suffix for suffix, text in SUFFIXES.items() if name.startswith(text)), ".jsonl")
                 target = target.with_name(target.name + suffix)
-            try:
-                self._export = CompletionExport(self.completions.path, places, target)
-            except UserError as error:
-                self.session.message.emit(error.faults[0].sentence)
-                return
+            self._export = export_completions(self.completions.path, places, target)
+            self._export_of = target, len(places)
             self._saving.start()
             self._show_saving()
 
     def _save_slice(self) -> None:
-        export = self._export
-        if export is None:
+        if self._export is None:
             self._saving.stop()
             return
+        (target, total), until, written = self._export_of, time.perf_counter() + SLICE_S, 0
         try:
-            if export.advance(SLICE_S):
-                self.session.message.emit(f"Saving {export.written:,} of {export.total:,} completions…")
-            else:
-                self._end_saving(f"Saved {export.written:,} completions in {export.target.name}.")
+            for written in self._export:
+                if time.perf_counter() > until:
+                    self.session.message.emit(f"Saving {written:,} of {total:,} completions…")
+                    return
+            self._end_saving(f"Saved {total:,} completions in {target.name}.")
         except UserError as error:
             self._end_saving(error.faults[0].sentence)
 
     def cancel_saving(self) -> None:
         if self._export is not None:
-            self._export.cancel()
-            self._end_saving(f"{self._export.target.name} was not saved.")
+            self._export.close()
+            self._end_saving(f"{self._export_of[0].name} was not saved.")
 
     def _end_saving(self, sentence: str) -> None:
         self._saving.stop()

@@ -307,7 +307,7 @@ def lengths_caption(dataset: Dataset) -> str:
     if not counts.has_tokens:
         return " · ".join(notes)
     lengths = (
-        f"median {counts.median:,}",
+        f"median {counts.percentile(50):,}",
         f"95% up to {counts.percentile(95):,}",
         f"longest {counts.longest:,}",
         f"{max(0, dataset.prompt_limit):,} fit",

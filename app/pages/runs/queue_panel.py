@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from PySide6.QtCore import QModelIndex, QObject, QPersistentModelIndex, QPoint, Qt, Signal
-from PySide6.QtGui import QKeySequence, QShortcut
-from PySide6.QtWidgets import QAbstractItemView, QFrame, QHeaderView, QMenu, QWidget
+from PySide6.QtCore import QObject, QPoint, Qt, Signal
+from PySide6.QtGui import QColor, QKeySequence, QShortcut
+from PySide6.QtWidgets import QAbstractItemView, QFrame, QHeaderView, QMenu
 
 from app import theme
 from app.state.session import Session
@@ -17,72 +15,45 @@ from app.widgets.basic.controls import CheckBox, ElidedLabel
 from app.widgets.basic.labels import REMOVE_KEYS, button, label, plain_tip
 from app.widgets.basic.layout import column, row
 from app.widgets.basic.number_format import DASH
-from app.widgets.basic.tables import ROW_HEIGHT, BaseTable, DraggedRowsModel
+from app.widgets.basic.tables import ROW_HEIGHT, BaseTable, Column, DraggedRowsModel, Index
 from backend.runs.archive import raw_settings
 from backend.runs.queue import is_fresh
 from backend.runs.run_folder import RunFolder
 
-Index = QModelIndex | QPersistentModelIndex
 SHOWN_ROWS = 3
-"""Rows in sight."""
-HEADS = ("Place", "Run", "Model", "Steps")
 
 
 @dataclass(frozen=True, slots=True)
 class QueueRow:
     """A waiting run. One that `has_begun` will be resumed, so its settings are fixed."""
 
-    path: Path
+    run: RunFolder
     model: str
     steps: int | None
     has_begun: bool = False
 
 
 class QueueModel(DraggedRowsModel):
-    """The rows in the order of the queue.
-
-    Signals:
-        dropped(from, to) – a row was dragged to a place, both from 0; the order changes when the queue says so.
-    """
+    """The rows in the order of the queue. `dropped(from, to)`: a row was dragged; the queue changes the order."""
 
     DRAG_TYPE = "application/x-grpo-studio-queue-place"
+    columns = (Column("Place", 40, is_figure=True), Column("Run"), Column("Model", 260), Column("Steps", 100, True))
     dropped = Signal(int, int)
 
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
-        self.rows: tuple[QueueRow, ...] = ()
+        self.rows: list[QueueRow] = []
 
-    def set_rows(self, rows: Sequence[QueueRow]) -> None:
-        self.beginResetModel()
-        self.rows = tuple(rows)
-        self.endResetModel()
+    def text(self, row: QueueRow, column: int) -> str:
+        steps = DASH if row.steps is None else f"to step {row.steps:,}" if row.has_begun else f"{row.steps:,} steps"
+        model = "/".join(Path(row.model).parts[-2:]) or DASH
+        return (str(self.rows.index(row) + 1), row.run.name, model, steps)[column]
 
-    def rowCount(self, parent: Index = QModelIndex()) -> int:
-        return 0 if parent.isValid() else len(self.rows)
+    def colour(self, row: QueueRow, column: int) -> QColor:
+        return theme.palette().text if column == 1 else theme.palette().muted
 
-    def columnCount(self, parent: Index = QModelIndex()) -> int:
-        return 0 if parent.isValid() else len(HEADS)
-
-    def headerData(self, section: int, orientation: Qt.Orientation, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
-        is_title = orientation == Qt.Orientation.Horizontal and role == Qt.ItemDataRole.DisplayRole
-        return HEADS[section] if is_title else None
-
-    def data(self, index: Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
-        run, place = self.rows[index.row()], index.column()
-        if role == Qt.ItemDataRole.DisplayRole:
-            steps = DASH if run.steps is None else f"to step {run.steps:,}" if run.has_begun else f"{run.steps:,} steps"
-            model = "/".join(Path(run.model).parts[-2:]) or DASH
-            return (str(index.row() + 1), run.path.name, model, steps)[place]
-        if role == Qt.ItemDataRole.TextAlignmentRole:
-            side = Qt.AlignmentFlag.AlignRight if place in (0, 3) else Qt.AlignmentFlag.AlignLeft
-            return side | Qt.AlignmentFlag.AlignVCenter
-        if role == Qt.ItemDataRole.FontRole:
-            return theme.figures_font()
-        if role == Qt.ItemDataRole.ForegroundRole:
-            return theme.palette().text if place == 1 else theme.palette().muted
-        if role == Qt.ItemDataRole.ToolTipRole and place in (1, 2):
-            return plain_tip(str(run.path) if place == 1 else run.model)
-        return None
+    def tip(self, row: QueueRow, column: int) -> str | None:
+        return plain_tip(str(row.run.path) if column == 1 else row.model) if column in (1, 2) else None
 
     def flags(self, index: Index) -> Qt.ItemFlag:
         if not index.isValid():
@@ -96,78 +67,83 @@ class QueueModel(DraggedRowsModel):
 class QueuePanel(QFrame):
     """A card with the waiting runs and what can be done with them. Hidden while there is nothing to say."""
 
-    moved = Signal(object, int)  # a run's path, and its new place from 0
-    removed = Signal(object)  # a run's path
-    edit_requested = Signal(object)  # a run's path
-    pause_requested = Signal(bool)
-    pause_after_failure_requested = Signal(bool)
-
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, session: Session) -> None:
+        super().__init__()
         self.setProperty("role", "card")
-        self._is_paused = False
+        self._session, self._queue = session, session.queue
         self.model = QueueModel(self)
         self.model.dropped.connect(self._move)
-        self.table = BaseTable()
-        self.table.setModel(self.model)
-        self.table.setAccessibleName("Waiting runs, in their order")
-        self.table.setSelectionMode(QAbstractItemView.SelectionMode.SingleSelection)
-        self.table.setDragDropMode(QAbstractItemView.DragDropMode.InternalMove)
-        self.table.setDragDropOverwriteMode(False)
-        self.table.setDropIndicatorShown(True)
-        self.table.setTextElideMode(Qt.TextElideMode.ElideMiddle)  # names of runs and models differ at their end
-        self.table.setContextMenuPolicy(Qt.ContextMenuPolicy.CustomContextMenu)
-        self.table.customContextMenuRequested.connect(self._show_menu)
-        self.table.activated.connect(lambda _: self._edit())
-        self.table.selectionModel().selectionChanged.connect(lambda *_: self._show_choice())
-        head = self.table.horizontalHeader()
-        head.hide()  # for a copy it names the columns; here they explain themselves
-        head.setSectionResizeMode(1, QHeaderView.ResizeMode.Stretch)
-        for place, width in ((0, 40), (2, 260), (3, 100)):
-            self.table.setColumnWidth(place, theme.scaled(width))
+        self.table = table = BaseTable()
+        table.setModel(self.model)
+        table.setAccessibleName("Waiting runs, in their order")
+        table.setSelectionMode(QAbstractItemView.SelectionMode.SingleSelection)
+        table.setDragDropMode(QAbstractItemView.DragDropMode.InternalMove)
+        table.setDragDropOverwriteMode(False)
+        table.setDropIndicatorShown(True)
+        table.setTextElideMode(Qt.TextElideMode.ElideMiddle)  # names of runs and models differ at their end
+        table.setContextMenuPolicy(Qt.ContextMenuPolicy.CustomContextMenu)
+        table.customContextMenuRequested.connect(self._show_menu)
+        table.activated.connect(lambda _: self._edit())
+        table.selectionModel().selectionChanged.connect(lambda *_: self._show_choice())
+        table.horizontalHeader().hide()  # for a copy it names the columns; here they explain themselves
+        table.horizontalHeader().setSectionResizeMode(1, QHeaderView.ResizeMode.Stretch)
+        for place, about in enumerate(self.model.columns):
+            if about.width:
+                table.setColumnWidth(place, theme.scaled(about.width))
         keys = {
             "Alt+Up": lambda: self._shift(-1),
             "Alt+Down": lambda: self._shift(1),
-            "Alt+Home": self.run_next,
+            "Alt+Home": self._run_next,
             REMOVE_KEYS: self._remove,
         }
         for sequence, slot in keys.items():
-            shortcut = QShortcut(QKeySequence(sequence), self.table, slot)
-            shortcut.setContext(Qt.ShortcutContext.WidgetShortcut)
+            QShortcut(QKeySequence(sequence), table, slot).setContext(Qt.ShortcutContext.WidgetShortcut)
         self.status = ElidedLabel()
         self.status.setProperty("role", "muted")
-        self.next_button = button("Run next", self.run_next, tip="Put the run first (Alt+Home)")
+        self.next_button = button("Run next", self._run_next, tip="Put the run first (Alt+Home)")
         self.edit_button = button("Edit settings", self._edit, tip="Load its settings into the form (Return)")
         self.remove_button = button("Remove", self._remove)
         self.after_failure = CheckBox("Pause after a failure")
-        self.after_failure.clicked.connect(self.pause_after_failure_requested)
-        self.pause = button("Pause", lambda: self.pause_requested.emit(not self._is_paused))
+        self.after_failure.clicked.connect(lambda on: self._queue.change(self._queue.file.set_pauses_after_failure, on))
+        self.pause = button("Pause", lambda: self._queue.set_paused(not self._queue.now.is_paused))
         self._parts = (self.next_button, self.edit_button, self.remove_button, self.after_failure)
         title = label("Queue", theme.heading_font())
         margins = (2 * theme.SPACE, theme.SPACE, 2 * theme.SPACE, theme.SPACE)
-        column(row(title, (self.status, 1), *self._parts, self.pause), self.table, into=self, margins=margins)
-        self._show_choice()
-        self.hide()
+        column(row(title, (self.status, 1), *self._parts, self.pause), table, into=self, margins=margins)
+        self._queue.changed.connect(self.refresh)
+        self.refresh()
 
-    def show_queue(
-        self, rows: Sequence[QueueRow], status: str, *, is_paused: bool = False, pauses_after_failure: bool = False
-    ) -> None:
-        if tuple(rows) != self.model.rows:
-            chosen = self.selected()
+    def refresh(self) -> None:
+        """Show the queue as it is now."""
+        queue, rows, chosen = self._queue, list[QueueRow](), self.selected()
+        for run in queue.waiting:
+            settings = raw_settings(run)
+            steps = settings.get("iters")
+            known_steps = steps if isinstance(steps, int) and not isinstance(steps, bool) else None
+            rows.append(QueueRow(run, str(settings.get("model", "")), known_steps, has_begun=not is_fresh(run)))
+        if queue.problem or not rows:
+            status = queue.problem
+        elif queue.now.is_paused:
+            status = "Paused: no other run is started."
+        elif queue.now.starting is not None:
+            status = f"After {queue.now.starting.name}, which trains now."
+        else:
+            status = f"The first starts {'when the present run ends' if self._session.is_training else 'now'}."
+        if rows != self.model.rows:
             self.model.set_rows(rows)
-            paths = [each.path for each in rows]
-            if chosen is not None and chosen.path in paths:  # the selected run stays selected wherever it goes
-                self.table.selectRow(paths.index(chosen.path))
-            self._show_choice()
+            runs = [each.run for each in rows]
+            if chosen is not None and chosen.run in runs:  # the selected run stays selected wherever it goes
+                self.table.selectRow(runs.index(chosen.run))
             self.table.setFixedHeight(min(len(rows), SHOWN_ROWS) * theme.scaled(ROW_HEIGHT) + 2)
-        self._is_paused = is_paused
+        self._show_choice()
         self.status.setText(status)
         self.status.setToolTip(plain_tip(status))
+        is_paused = queue.now.is_paused
         self.pause.setText("Resume" if is_paused else "Pause")
         self.pause.setToolTip(
             "Start waiting runs again" if is_paused else "Start no other run; the present one continues"
         )
-        self.after_failure.setChecked(pauses_after_failure)
+        self.after_failure.setChecked(queue.now.pauses_after_failure)
         for part in (self.table, *self._parts):
             part.setVisible(bool(rows))
         self.setVisible(bool(rows) or bool(status))
@@ -177,90 +153,51 @@ class QueuePanel(QFrame):
         return self.model.rows[chosen[0]] if chosen else None
 
     def _show_choice(self) -> None:
-        run = self.selected()
-        has_begun = run is not None and run.has_begun
+        chosen = self.selected()
+        has_begun = chosen is not None and chosen.has_begun
         goes = "Removes it from the queue; the run stays" if has_begun else "Removes it and moves it to the trash"
         self.remove_button.setToolTip(f"{goes} ({REMOVE_KEYS})")
         for part, enabled in (
-            (self.next_button, run is not None and self.model.rows.index(run) > 0),
-            (self.edit_button, run is not None and not has_begun),
-            (self.remove_button, run is not None),
+            (self.next_button, chosen is not None and self.model.rows.index(chosen) > 0),
+            (self.edit_button, chosen is not None and not has_begun),
+            (self.remove_button, chosen is not None),
         ):
             if not enabled and part.hasFocus():  # Qt would pass the focus on to the next button, Remove in the end
                 self.table.setFocus(Qt.FocusReason.OtherFocusReason)
             part.setEnabled(enabled)
 
     def _show_menu(self, where: QPoint) -> None:
-        run = self.selected()
-        if run is None:
+        if (chosen := self.selected()) is None:
             return
-        place, last = self.model.rows.index(run), len(self.model.rows) - 1
+        place, last = self.model.rows.index(chosen), len(self.model.rows) - 1
         menu = QMenu(self)
         for text, slot, enabled in (
-            ("Run next", self.run_next, place > 0),
+            ("Run next", self._run_next, place > 0),
             ("Move up", lambda: self._shift(-1), place > 0),
             ("Move down", lambda: self._shift(1), place < last),
-            ("Edit settings", self._edit, not run.has_begun),
+            ("Edit settings", self._edit, not chosen.has_begun),
             ("Remove", self._remove, True),
         ):
             menu.addAction(text, slot).setEnabled(enabled)
         menu.popup(self.table.viewport().mapToGlobal(where))
 
-    def run_next(self) -> None:
-        if (run := self.selected()) is not None:
-            self.moved.emit(run.path, 0)
-
-    def _move(self, origin: int, place: int) -> None:
-        if origin != place:
-            self.moved.emit(self.model.rows[origin].path, place)
+    def _run_next(self) -> None:
+        if (chosen := self.selected()) is not None:
+            self._move(self.model.rows.index(chosen), 0)
 
     def _shift(self, by: int) -> None:
-        if (run := self.selected()) is not None:
-            place = self.model.rows.index(run) + by
-            if 0 <= place < len(self.model.rows):
-                self.moved.emit(run.path, place)
+        if (chosen := self.selected()) is not None:
+            place = self.model.rows.index(chosen)
+            self._move(place, place + by)
+
+    def _move(self, origin: int, place: int) -> None:
+        if origin != place and 0 <= place < len(self.model.rows):
+            self._queue.change(self._queue.file.move, self.model.rows[origin].run, place)
 
     def _edit(self) -> None:
-        if (run := self.selected()) is not None and not run.has_begun:
-            self.edit_requested.emit(run.path)
+        if (chosen := self.selected()) is not None and not chosen.has_begun:
+            self._session.waiting_settings_requested.emit(chosen.run)
 
     def _remove(self) -> None:
-        if (run := self.selected()) is not None:
-            self.removed.emit(run.path)
-
-
-class SessionQueue(QueuePanel):
-    """The panel over a session's queue."""
-
-    def __init__(self, session: Session, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
-        self._session = session
-        queue = session.queue
-        self.moved.connect(lambda path, place: queue.change(queue.file.move, RunFolder(path), place))
-        self.removed.connect(lambda path: queue.remove(RunFolder(path)))
-        self.edit_requested.connect(lambda path: session.waiting_settings_requested.emit(RunFolder(path)))
-        self.pause_requested.connect(queue.set_paused)
-        self.pause_after_failure_requested.connect(lambda on: queue.change(queue.file.set_pauses_after_failure, on))
-        queue.changed.connect(self._refresh)
-        self._refresh()
-
-    def _refresh(self) -> None:
-        queue = self._session.queue
-        rows = []
-        for run in queue.waiting:
-            settings = raw_settings(run)
-            steps = settings.get("iters")
-            known_steps = steps if isinstance(steps, int) and not isinstance(steps, bool) else None
-            rows.append(QueueRow(run.path, str(settings.get("model", "")), known_steps, has_begun=not is_fresh(run)))
-        if queue.problem or not rows:
-            status = queue.problem
-        elif queue.now.is_paused:
-            status = "Paused: no other run is started."
-        elif queue.now.starting is not None:
-            status = f"After {queue.now.starting.name}, which trains now."
-        else:
-            status = (
-                "The first starts when the present run ends." if self._session.is_training else "The first starts now."
-            )
-        pauses = queue.now.pauses_after_failure
-        self.show_queue(rows, status, is_paused=queue.now.is_paused, pauses_after_failure=pauses)
+        if (chosen := self.selected()) is not None:
+            self._queue.remove(chosen.run)

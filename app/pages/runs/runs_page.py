@@ -12,7 +12,7 @@ from PySide6.QtWidgets import QFrame, QLineEdit, QSplitter, QStackedLayout, QWid
 from app import theme
 from app.pages.runs.clone_dialog import CloneDialog
 from app.pages.runs.compare_view import CompareView
-from app.pages.runs.queue_panel import SessionQueue
+from app.pages.runs.queue_panel import QueuePanel
 from app.pages.runs.run_actions import ACTIONS, FreeSpaceDialog, RunActions
 from app.pages.runs.run_details import RunDetails
 from app.pages.runs.run_table import ColumnDialog, RunModel, RunTable
@@ -117,7 +117,7 @@ class RunsPage(QWidget):
         self.parts.setStretchFactor(0, 1)
         content = QWidget()
         column(
-            *(head, self.search_line, SessionQueue(session), (self.parts, 1)),
+            *(head, self.search_line, QueuePanel(session), (self.parts, 1)),
             *(self.undo_bar, row(*first, self.more_button, None, trash)),
             into=content,
             spacing=12,
