@@ -21,7 +21,6 @@ from backend.distributed.rank_process import (
     Orders,
     OrdersFolder,
     backend_of,
-    delete_own_files,
     given_orders,
     leave_stops_to_leader,
 )
@@ -77,7 +76,6 @@ def rank_session(run: Path, stream: bool, progress: bool | None) -> int:
     collectives = None
     try:
         collectives = init_collectives(backend)
-        delete_own_files()
         if collectives.rank:  # before anything is compiled; rank 0 shares its folder with other programs
             cpu_setup.use_own_kernel_folder()
             leave_stops_to_leader()

@@ -132,11 +132,8 @@ class LeaderChannel:
 
     def close(self) -> None:
         """Send what is waiting and a goodbye, and hang up."""
-        closing = [threading.Thread(target=each.close, daemon=True) for each in self._connections.values()]
-        for each in closing:
-            each.start()
-        for each in closing:
-            each.join(wire.CLOSING_PATIENCE_S + 1)
+        for each in self._connections.values():
+            each.close()
 
     # In the reading threads:
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import queue
 import threading
 import time
@@ -21,6 +22,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from backend.distributed.commands import FILES_VARIABLE, mlx_files
 from backend.training.collectives import Collectives
 from backend.utils.errors import UserError
 
@@ -181,7 +183,8 @@ def wait_for_reason(check: Callable[[], None], within_s: float) -> None:
 def init_collectives(backend: str) -> MlxCollectives:
     """Join the other ranks that the environment names. Raises UserError."""
     try:
-        group = mx.distributed.init(strict=True, backend=backend)
+        with mlx_files(json.loads(os.environ.get(FILES_VARIABLE, "{}"))):
+            group = mx.distributed.init(strict=True, backend=backend)
     except (RuntimeError, ValueError) as error:
         raise UserError("distributed_backend", f"The ranks cannot be joined over {backend}: {error}") from error
     return MlxCollectives(group, mx.gpu if backend == "nccl" else mx.cpu)

@@ -8,8 +8,10 @@ import os
 import shlex
 import shutil
 import sys
+import tempfile
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from backend.distributed.hosts_file import Host, HostsFile
@@ -28,6 +30,8 @@ MPI_OPTIONS = shlex.split(
 )
 """mpirun's options: rank 0 outlives another rank, waiting ranks yield their core, and large sums go round a ring."""
 LIBRARY_VARIABLE = "MLX_MPI_LIBNAME"
+FILES_VARIABLE = "GRPO_STUDIO_FILES"
+"""Variable with a JSON object for `mlx_files`."""
 _USUAL_FOLDERS = ("/opt/homebrew/bin", "/usr/local/bin", "/opt/local/bin")
 """Homebrew's and MacPorts', which a Mac app lacks in its PATH."""
 
@@ -108,6 +112,16 @@ def mlx_environment(hosts: HostsFile, backend: str, rank: int, port: int) -> tup
         variables |= {"NCCL_HOST_IP": first, "NCCL_PORT": str(port)}
         variables |= {"MLX_WORLD_SIZE": str(len(hosts.hosts)), "CUDA_VISIBLE_DEVICES": str(before)}
     return variables, {}
+
+
+@contextmanager
+def mlx_files(files: Mapping[str, str]) -> Generator[None]:
+    """Write the files that MLX reads while it connects: the variable that names a file → its content."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name, content in files.items():
+            Path(folder, name).write_text(content, encoding="utf-8")
+            os.environ[name] = str(Path(folder, name))
+        yield
 
 
 def mpirun() -> str | None:

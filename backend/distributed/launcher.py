@@ -11,6 +11,7 @@ reaches the launcher alone; workers end with their stdin.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import signal
@@ -26,6 +27,7 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 from backend.distributed.commands import (
+    FILES_VARIABLE,
     MPI_OPTIONS,
     mlx_environment,
     mpi_variables,
@@ -71,14 +73,6 @@ MPI_PATIENCE_S = 3.0
 FIRST_PORT, PORTS = 20_000, 10_000
 """Ports that a run chooses from: below those that systems hand out by themselves."""
 RESUMED = "The run goes on from its last checkpoint when it is resumed."
-
-_REMOTE = """
-while [ "$1" != -- ]; do
-  f=$(mktemp) || exit 1; printf %s "$2" > "$f"
-  export "$1=$f" "GRPO_STUDIO_OWN_FILES=$GRPO_STUDIO_OWN_FILES $1"; shift 2
-done; shift; exec "$@"
-"""
-"""For sh on another machine. Arguments: pairs of a variable and the content of its file, --, the program."""
 
 _UNDER_MPI = """
 rank=${OMPI_COMM_WORLD_RANK:-${PMIX_RANK:-$PMI_RANK}}; logs=$1; name=$2; shift 2
@@ -204,31 +198,22 @@ class _Start:
     def _program(self, rank: int) -> list[str]:
         return rank_program(self._hosts.hosts[rank], "rank", "--run", str(self._launch.run.path), *self._launch.options)
 
-    def _variables(self, rank: int) -> tuple[dict[str, str], dict[str, str]]:
-        """Variables and files of a rank, as `mlx_environment` has them; a single process meets nobody."""
+    def _variables(self, rank: int) -> dict[str, str]:
+        """A rank's own part of its environment; a single process meets nobody."""
         host, backend = self._hosts.hosts[rank], self._launch.backend if self._size > 1 else "mpi"
         variables, files = mlx_environment(self._hosts, backend, rank, self._port)
-        variables = program_environment(host) | variables
+        variables = program_environment(host) | variables | {FILES_VARIABLE: json.dumps(files)}
         if self._size > 1:
             variables[BACKEND_VARIABLE] = self._launch.backend
         if rank:
-            variables |= {WATCH_VARIABLE: "1", LOG_VARIABLE: f"ranks/rank-{rank}.log in the run folder"}
-        else:
-            variables |= {ORDERS_VARIABLE: str(self._orders.path), ADDRESSES_VARIABLE: ",".join(host.ips)}
-        return variables, files
+            return variables | {WATCH_VARIABLE: "1", LOG_VARIABLE: f"ranks/rank-{rank}.log in the run folder"}
+        return variables | {ORDERS_VARIABLE: str(self._orders.path), ADDRESSES_VARIABLE: ",".join(host.ips)}
 
     def _start(self, rank: int) -> None:
-        host, program, (variables, files) = self._hosts.hosts[rank], self._program(rank), self._variables(rank)
-        if self._hosts.is_here(rank):
-            for name, content in files.items():
-                file = self._orders.path / f"{name.lower()}.json"
-                file.write_text(content, encoding="utf-8")
-                variables[name] = str(file)
-            environment = backend_environment() | variables
-        else:
-            pairs = [part for pair in files.items() for part in pair]
-            words = ["/bin/sh", "-c", _REMOTE, "rank", *pairs, "--", *program]
-            program = ssh_command(host, words, variables | {MACHINE_VARIABLE: host.ssh} | _python_variables())
+        host, program, variables = self._hosts.hosts[rank], self._program(rank), self._variables(rank)
+        environment = backend_environment() | variables
+        if not self._hosts.is_here(rank):
+            program = ssh_command(host, program, variables | {MACHINE_VARIABLE: host.ssh} | _python_variables())
             environment = dict(os.environ)
         if rank == 0:
             self._processes[0] = _popen(program, environment, subprocess.DEVNULL, None, None)
@@ -237,7 +222,7 @@ class _Start:
             self._processes[rank] = _popen(program, environment, subprocess.PIPE, log, subprocess.STDOUT)
 
     def _start_mpi(self) -> None:
-        variables = self._variables(0)[0] | _python_variables() | mpi_variables()
+        variables = self._variables(0) | _python_variables() | mpi_variables()
         slots = Counter(
             "localhost" if self._hosts.is_here(rank) else host.ssh for rank, host in enumerate(self._hosts.hosts)
         )

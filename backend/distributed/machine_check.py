@@ -14,7 +14,7 @@ import subprocess
 import tarfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -85,10 +85,6 @@ Stage = Literal["reading", "read", "copying", "measuring"]
 
 class NotReachedError(Exception):
     """A machine or link does not do what a run needs; the message is a sentence."""
-
-
-class _AbandonedError(Exception):
-    """Another rank has failed, so this one's answer would never come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,48 +193,28 @@ def _why(ended: ChildEnded, host: Host, is_here: bool) -> str:
     return f"could not start GRPO Studio: {quote(last[0], 110)}."
 
 
-def _in_parallel(work: Callable[[int], None], ranks: Iterable[int], abandon: threading.Event) -> None:
-    def guarded(rank: int) -> None:
-        try:
-            work(rank)
-        except BaseException:
-            abandon.set()
-            raise
-
-    with ThreadPoolExecutor(64, thread_name_prefix="machine") as threads:
-        futures = [threads.submit(guarded, rank) for rank in ranks]
-    errors = [error for future in futures if (error := future.exception()) is not None]
-    if errors:
-        raise next((error for error in errors if not isinstance(error, _AbandonedError)), errors[0])
-
-
-def _poll_of(progress: CheckProgress, abandon: threading.Event) -> Callable[[], None]:
-    def poll() -> None:
-        progress.check()
-        if abandon.is_set():
-            raise _AbandonedError
-
-    return poll
+def _in_parallel(work: Callable[[int], None], ranks: Sequence[int]) -> None:
+    with ThreadPoolExecutor(len(ranks) or 1, thread_name_prefix="machine") as threads:
+        list(threads.map(work, ranks))
 
 
 def _read_facts(
-    report: MachineReport, hosts: HostsFile, ranks: Iterable[int], wanted: Wanted, progress: CheckProgress
+    report: MachineReport, hosts: HostsFile, ranks: Sequence[int], wanted: Wanted, progress: CheckProgress
 ) -> None:
-    abandon = threading.Event()
     request = {"ask": "facts", "model": wanted.model, "reward_file": wanted.reward_file}
 
     def read(rank: int) -> None:
         machine = report.machines[rank]
         progress.reached(rank, "reading", None)
         try:
-            answer = _ask(hosts, rank, request, FACTS_S, _poll_of(progress, abandon))
+            answer = _ask(hosts, rank, request, FACTS_S, progress.check)
             known = {key: value for key, value in answer.items() if key in MachineFacts.__slots__}
             machine.facts, machine.problem = MachineFacts(**known), ""
         except NotReachedError as problem:
             machine.problem = str(problem)
         progress.reached(rank, "read", None)
 
-    _in_parallel(read, ranks, abandon)
+    _in_parallel(read, ranks)
 
 
 def _choose(report: MachineReport, hosts: HostsFile, name: str, wanted: Wanted) -> list[MachineFinding]:
@@ -270,20 +246,26 @@ def _link_speed(report: MachineReport, hosts: HostsFile, progress: CheckProgress
         if not all(host.ips for host in hosts.hosts):
             return None
     port = FIRST_PORT + random.randrange(PORTS)
-    speeds: list[LinkSpeed] = []
-    abandon = threading.Event()
+    speeds, problems = list[LinkSpeed](), list[str]()
+
+    def poll() -> None:
+        progress.check()
+        if problems:
+            raise NotReachedError("another rank has failed, so this one's answer would never come")
 
     def measure(rank: int) -> None:
         progress.reached(ranks[rank], "measuring", None)
         variables, files = mlx_environment(hosts, backend, rank, port)
         request = {"ask": "link", "backend": backend, "variables": variables, "files": files}
-        speeds.append(LinkSpeed(**_ask(hosts, rank, request, LINK_S, _poll_of(progress, abandon))))
+        try:
+            speeds.append(LinkSpeed(**_ask(hosts, rank, request, LINK_S, poll)))
+        except NotReachedError as problem:
+            problems.append(str(problem))
 
-    try:
-        _in_parallel(measure, range(len(ranks)), abandon)
-    except NotReachedError as problem:
+    _in_parallel(measure, range(len(ranks)))
+    if problems:
         advice = "A firewall may be between them, or an address in the hosts file wrong."
-        raise NotReachedError(f"The machines could not sum over {backend}. {problem} {advice}") from None
+        raise NotReachedError(f"The machines could not sum over {backend}. {problems[0]} {advice}")
     if (found := min(speed.ranks for speed in speeds)) != len(ranks):
         raise NotReachedError(f"Only {found} of {len(ranks)} ranks have found each other over {backend}.")
     slowest = min(speed.bytes_per_second for speed in speeds)

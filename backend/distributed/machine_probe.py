@@ -20,7 +20,6 @@ import shutil
 import statistics
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from dataclasses import asdict
@@ -31,7 +30,7 @@ from typing import Any
 
 import psutil
 
-from backend.distributed.commands import mpirun
+from backend.distributed.commands import mlx_files, mpirun
 from backend.distributed.machine_report import GRADIENT_BYTES, RESERVE, LinkSpeed, MachineFacts
 from backend.utils.child_process import claim_stdout, json_line
 from backend.utils.command import is_bundled
@@ -137,10 +136,7 @@ def measure(backend: str, variables: dict[str, str], files: dict[str, str]) -> L
     """Measure sums on the CPU's stream, as a run sums gradients; every rank calls it at the same time. Raises
     RuntimeError."""
     os.environ |= variables
-    with tempfile.TemporaryDirectory() as folder:
-        for name, content in files.items():
-            Path(folder, name).write_text(content, encoding="utf-8")
-            os.environ[name] = str(Path(folder, name))
+    with mlx_files(files):
         import mlx.core as mx
 
         group = mx.distributed.init(backend=backend.removesuffix("-ring"), strict=True)

@@ -27,9 +27,6 @@ BACKEND_VARIABLE = "GRPO_STUDIO_BACKEND"
 """Environment variable with the backend of MLX over which the ranks meet."""
 ADDRESSES_VARIABLE = "GRPO_STUDIO_ADDRESSES"
 """Environment variable of rank 0 with its addresses in the hosts file, separated by commas."""
-OWN_FILES_VARIABLE = "GRPO_STUDIO_OWN_FILES"
-"""Variable: the names of variables that name a file for this process alone."""
-
 RESTART_RANKS = 75
 """Exit code of a rank 0 that has saved and asks for a new start of all ranks."""
 LEADER_LOST = 74
@@ -137,13 +134,6 @@ def own_addresses(environment: Mapping[str, str] = os.environ) -> list[str]:
         and not entry.address.startswith("fe80:")
     )
     return sorted(found, key=lambda address: address == "::1" or address.startswith("127."))
-
-
-def delete_own_files(environment: Mapping[str, str] = os.environ) -> None:
-    """Delete the launcher's files, which MLX has read."""
-    for name in environment.get(OWN_FILES_VARIABLE, "").split():
-        with suppress(OSError):
-            os.unlink(environment[name])
 
 
 def end_with_launcher() -> None:

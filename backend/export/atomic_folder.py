@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import shutil
 from collections.abc import Iterator, Sequence
@@ -89,19 +88,6 @@ def _rename(new: Path, target: Path, overwrite: bool) -> None:
             with contextlib.suppress(OSError):
                 folder.rmdir()
         raise
-
-
-def are_equal(new: Path, target: Path) -> bool:
-    """Compare two flat folders byte for byte."""
-
-    def digests(folder: Path) -> dict[str, bytes]:
-        found: dict[str, bytes] = {}
-        for path in folder.iterdir():
-            with path.open("rb") as file:
-                found[path.name] = hashlib.file_digest(file, "sha256").digest()
-        return found
-
-    return target.is_dir() and digests(new) == digests(target)
 
 
 def drop_hidden_files(folder: Path) -> None:

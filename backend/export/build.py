@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,19 +39,73 @@ GGUF_FILE = "model.gguf"
 GGUF_TOLERANCE = {"f16": TOLERANCE["float16"], "bf16": TOLERANCE["bfloat16"], "q8_0": None}
 SLACK = 16 << 20
 """Bytes for tokenizer files and headers."""
+NOTICEABLE_LOSS = 0.1
+"""Share of the training effect lost above which a warning appears."""
 
 
 @dataclass(frozen=True, slots=True)
-class BuiltModel:
-    """Path and size of an export, and its difference from the trained model."""
+class HeldOutDifference:
+    """Mean held-out rewards before and after the export, one completion per prompt.
 
+    `error` is the standard error of the mean difference; None for one prompt.
+    """
+
+    split: str
+    prompts: int
+    trained: float
+    exported: float
+    error: float | None
+
+    @property
+    def difference(self) -> float:
+        return self.exported - self.trained
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"difference": self.difference}
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedModel:
     place: str
     path: Path
+    format: str
     bytes: int
     verification: Verification
-    extra: Any
-    """The result of `also`."""
+    held_out: HeldOutDifference | None
     notes: tuple[str, ...] = ()
+
+    def sentences(self) -> list[str]:
+        """Messages about the comparison."""
+        checked, sentences = self.verification, list[str]()
+        if not checked.max_error:
+            sentences.append("Loaded back, it gives exactly the logits of the trained model.")
+        else:
+            sentences.append(
+                f"Loaded back, its logits differ from the trained model's by {checked.max_error:.2g} at most, and the "
+                f"log-probability of a token of the run's completions by {checked.nats:.2g} nats on average."
+            )
+        if checked.lost is not None and checked.lost > NOTICEABLE_LOSS:
+            moved = f"Rounding has moved its logits by {checked.lost:.0%} of what training did"
+            sentences.append(f"{moved}; more bits keep more.")
+        sentences += self.notes
+        if (found := self.held_out) is not None:
+            error = f" ± {found.error:.2g}" if found.error else ""
+            prompts = f"{found.prompts} prompt{'s' * (found.prompts != 1)} of the {found.split} split"
+            rewards = f"its reward is {found.exported:.3g}, and the trained model's {found.trained:.3g}"
+            difference = f"{found.difference:+.2g}".replace("-", "−") if found.difference else "0"
+            sentences.append(f"On {prompts} {rewards}: a difference of {difference}{error}.")
+        return sentences
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "place": self.place,
+            "path": str(self.path),
+            "format": self.format,
+            "bytes": self.bytes,
+            **asdict(self.verification),
+            "held_out": self.held_out.to_dict() if self.held_out else None,
+            "sentences": self.sentences(),
+        }
 
 
 def build(
@@ -60,13 +114,17 @@ def build(
     destination: Destination,
     samples: list[AnsweredPrompt],
     *,
-    also: Callable[[TrainedWeights, Path], Any] = lambda trained, built: None,
+    also: Callable[[TrainedWeights, Path], tuple[HeldOutDifference | None, tuple[str, ...]]] = lambda trained, built: (
+        None,
+        (),
+    ),
     progress: Progress = silent,
     fetch: Fetch | None = None,
-) -> BuiltModel:
+) -> ExportedModel:
     """Export trained weights; on any error an existing model stays.
 
-    `also` runs on the verified folder before it is moved. `fetch` downloads missing original weights; None refuses.
+    `also` runs on the verified folder before it is moved, and returns a comparison and notes. `fetch` downloads missing
+    original weights; None refuses.
 
     Raises UserError for an unusable model, an existing target or a full disk; RuntimeError if the logits differ.
     """
@@ -90,7 +148,7 @@ def build(
         verification = _verified(trained, format_, built, reference)
         for warning in lm_studio_rules.warnings(built) if format_.kind == "model" else ():
             progress(warning.sentence)
-        extra = also(replace(requested, adapters=trained.adapters), built)
+        held_out, more_notes = also(replace(requested, adapters=trained.adapters), built)
         size = atomic_folder.folder_bytes(built)
         place = destination.deliver(built)
     notes: tuple[str, ...] = ()
@@ -98,7 +156,7 @@ def build(
         merged = f"The adapters were trained on quantised weights and are now on the original ones of {trained.name}"
         differs = "in use, its answers differ from the run's by what quantisation had changed"
         notes = (f"{merged}, with which these logits were compared: {differs}.",)
-    return BuiltModel(place, target, size, verification, extra, notes)
+    return ExportedModel(place, target, format_.key, size, verification, held_out, (*notes, *more_notes))
 
 
 def check_kind(trained: TrainedWeights, format_: ExportFormat) -> None:

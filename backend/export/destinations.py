@@ -6,10 +6,8 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from backend.config.checks import cross_setting_faults
 from backend.export import atomic_folder
@@ -21,87 +19,40 @@ from backend.utils.errors import UserError
 from backend.utils.files import resolved
 
 
-class Destination(Protocol):
-    @property
-    def target(self) -> Path:
-        """The finished folder; for a service, the model's name here."""
-        ...
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """A folder, built in `workshop`."""
 
-    @property
-    def workshop(self) -> Path: ...
+    target: Path
+    workshop: Path
+    overwrite: bool = False
 
     def check(self) -> None:
         """Raise UserError for anything that would make the export fail."""
-        ...
+        atomic_folder.check_target(self.target, overwrite=self.overwrite)
 
     def deliver(self, built: Path) -> str:
         """Move the finished folder into place; returns the location to show."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Name, parent folder, and whether to overwrite. `keeps_equal` accepts an identical existing model."""
-
-    run: RunFolder
-    name: str
-    folder: Path | None = None
-    overwrite: bool = False
-    keeps_equal: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class OnDisk:
-    target: Path
-    workshop: Path
-    overwrite: bool
-    keeps_equal: bool = False
-
-    def check(self) -> None:
-        # Checked again by `move_into_place`: the target may have appeared since. With `keeps_equal` only then.
-        if not self.keeps_equal:
-            atomic_folder.check_target(self.target, overwrite=self.overwrite)
-
-    def deliver(self, built: Path) -> str:
-        if not (self.keeps_equal and atomic_folder.are_equal(built, self.target)):
-            atomic_folder.move_into_place(built, self.target, overwrite=self.overwrite)
+        atomic_folder.move_into_place(built, self.target, overwrite=self.overwrite)
         return str(self.target)
 
 
-def in_lm_studio(place: Place) -> Destination:
-    """`grpo-studio`/name in LM Studio's models folder. Raises UserError."""
-    root = lm_studio_root()
-    # Built outside LM Studio's models folder, which it watches, but on the same disk, so that the last step is a
-    # rename: usually beside the models folder, else in the run. If the models have their own disk, `move_into_place`
-    # copies.
-    workshop = atomic_folder.staging_parent(root, (root.parent, place.run.path))
-    return OnDisk(root / PUBLISHER / safe_name(place.name), workshop, place.overwrite, place.keeps_equal)
-
-
-def in_folder(place: Place) -> Destination:
-    """`folder`/name, or the run's fused/. Raises UserError for a bad name."""
-    target = resolved(place.folder.expanduser()) / safe_name(place.name) if place.folder else place.run.fused
-    return OnDisk(target, atomic_folder.nearest_existing(target.parent), place.overwrite)
-
-
-def in_uploads(place: Place) -> Destination:
-    """The run folder's upload area."""
-    return OnDisk(place.run.uploads / place.name, place.run.path, overwrite=True)
-
-
-def in_ollama(place: Place) -> Destination:
-    name, run = place.name.strip(), place.run.path
-    target = run / f"ollama-{name.replace(':', '-')}"
-    return OllamaModel(name, target, atomic_folder.nearest_existing(run), place.overwrite)
-
-
-DESTINATIONS: dict[str, Callable[[Place], Destination]] = {
-    "lmstudio": in_lm_studio,
-    "folder": in_folder,
-    "ollama": in_ollama,
-    "hub": in_uploads,
-}
-"""By key of `backend.export.exports.TARGETS`."""
+def destination_of(run: RunFolder, to: str, name: str, folder: Path | None, overwrite: bool) -> Destination:
+    """The destination for a key of `backend.export.exports.TARGETS`. Raises UserError."""
+    if to == "hub":
+        return Destination(run.uploads / name, run.path, overwrite=True)
+    if to == "ollama":
+        target = run.path / f"ollama-{name.strip().replace(':', '-')}"
+        return OllamaModel(target, run.path, overwrite, name.strip())
+    if to == "lmstudio":
+        root = lm_studio_root()
+        # Built outside LM Studio's models folder, which it watches, but on the same disk, so that the last step is a
+        # rename: usually beside the models folder, else in the run. If the models have their own disk,
+        # `move_into_place` copies.
+        workshop = atomic_folder.staging_parent(root, (root.parent, run.path))
+        return Destination(root / PUBLISHER / safe_name(name), workshop, overwrite)
+    target = resolved(folder.expanduser()) / safe_name(name) if folder else run.fused
+    return Destination(target, atomic_folder.nearest_existing(target.parent), overwrite)
 
 
 def safe_name(name: str) -> str:
@@ -133,13 +84,10 @@ OLLAMA_TIMEOUT_S = 3600
 
 
 @dataclass(frozen=True, slots=True)
-class OllamaModel:
+class OllamaModel(Destination):
     """A model in Ollama's store; `target` exists only during the build."""
 
-    name: str
-    target: Path
-    workshop: Path
-    overwrite: bool
+    name: str = ""
 
     def check(self) -> None:
         """Raise UserError for a bad or existing name, or if Ollama is not running."""
@@ -158,14 +106,9 @@ class OllamaModel:
         return f"Ollama, as {self.name}"
 
 
-def find_ollama() -> str | None:
-    """Find the program on the PATH or where installers put it."""
-    places = [os.environ.get("PATH", ""), *(str(Path(place).expanduser()) for place in OLLAMA_PLACES)]
-    return shutil.which("ollama", path=os.pathsep.join(places))
-
-
 def _ollama(*arguments: str) -> str:
-    program = find_ollama()
+    places = [os.environ.get("PATH", ""), *(str(Path(place).expanduser()) for place in OLLAMA_PLACES)]
+    program = shutil.which("ollama", path=os.pathsep.join(places))
     if program is None:
         advice = "install it from https://ollama.com, or export to a folder and run `ollama create` there"
         raise UserError("to", f"Ollama was not found; {advice}.")

@@ -6,7 +6,7 @@ import contextlib
 import gc
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -17,13 +17,13 @@ from backend.config.config import Config
 from backend.data.problems import PromptFormat
 from backend.data.prompts import TokenizedPrompts
 from backend.data.rows import check_columns
-from backend.export.build import GGUF_FILE, build, check_kind
-from backend.export.destinations import DESTINATIONS, OnDisk, Place
+from backend.export.build import GGUF_FILE, ExportedModel, HeldOutDifference, build, check_kind
+from backend.export.destinations import Destination, destination_of
 from backend.export.exports import DEFAULT_FORMAT, Progress, format_named, silent, target_for
 from backend.export.modelfile import write_modelfile
 from backend.export.original_files import fetch_original
 from backend.export.trained_weights import AdapterFiles, TrainedWeights
-from backend.export.verify import SAMPLES, AnsweredPrompt, Verification
+from backend.export.verify import SAMPLES, AnsweredPrompt
 from backend.models.policy import Policy, load_policy
 from backend.models.tokenizers import tokenizer_folder
 from backend.runs.completion_rows import parse_group_row
@@ -45,8 +45,6 @@ BATCH = 16
 """Held-out prompts per batch."""
 READ_BYTES = 1 << 20
 """Bytes to read from the end of completions.jsonl."""
-NOTICEABLE_LOSS = 0.1
-"""Share of the training effect lost above which a warning appears."""
 
 Poll = Callable[[float], None]
 
@@ -66,73 +64,6 @@ class Export:
     overwrite: bool = False
     fetch: bool = False
     """Download missing original weights."""
-    keeps_equal: bool = False
-    """Accept an identical existing model, left by an export whose process was killed."""
-
-
-@dataclass(frozen=True, slots=True)
-class HeldOutDifference:
-    """Mean held-out rewards before and after the export, one completion per prompt.
-
-    `error` is the standard error of the mean difference; None for one prompt.
-    """
-
-    split: str
-    prompts: int
-    trained: float
-    exported: float
-    error: float | None
-
-    @property
-    def difference(self) -> float:
-        return self.exported - self.trained
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self) | {"difference": self.difference}
-
-
-@dataclass(frozen=True, slots=True)
-class ExportedModel:
-    place: str
-    path: Path
-    format: str
-    bytes: int
-    verification: Verification
-    held_out: HeldOutDifference | None
-    notes: tuple[str, ...] = ()
-
-    def sentences(self) -> list[str]:
-        """Messages about the comparison."""
-        checked, sentences = self.verification, list[str]()
-        if not checked.max_error:
-            sentences.append("Loaded back, it gives exactly the logits of the trained model.")
-        else:
-            sentences.append(
-                f"Loaded back, its logits differ from the trained model's by {checked.max_error:.2g} at most, and the "
-                f"log-probability of a token of the run's completions by {checked.nats:.2g} nats on average."
-            )
-        if checked.lost is not None and checked.lost > NOTICEABLE_LOSS:
-            moved = f"Rounding has moved its logits by {checked.lost:.0%} of what training did"
-            sentences.append(f"{moved}; more bits keep more.")
-        sentences += self.notes
-        if (found := self.held_out) is not None:
-            error = f" ± {found.error:.2g}" if found.error else ""
-            prompts = f"{found.prompts} prompt{'s' * (found.prompts != 1)} of the {found.split} split"
-            rewards = f"its reward is {found.exported:.3g}, and the trained model's {found.trained:.3g}"
-            difference = f"{found.difference:+.2g}".replace("-", "−") if found.difference else "0"
-            sentences.append(f"On {prompts} {rewards}: a difference of {difference}{error}.")
-        return sentences
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "place": self.place,
-            "path": str(self.path),
-            "format": self.format,
-            "bytes": self.bytes,
-            **asdict(self.verification),
-            "held_out": self.held_out.to_dict() if self.held_out else None,
-            "sentences": self.sentences(),
-        }
 
 
 def export_run(run: RunFolder, export: Export, progress: Progress = silent) -> ExportedModel:
@@ -142,7 +73,7 @@ def export_run(run: RunFolder, export: Export, progress: Progress = silent) -> E
     """
     format_ = format_named(export.format)
     target_for(export.to, format_)
-    destination = DESTINATIONS[export.to](Place(run, export.name, export.folder, export.overwrite, export.keeps_equal))
+    destination = destination_of(run, export.to, export.name, export.folder, export.overwrite)
     require_plain_files(run.path)  # a copy would follow links, and an upload publish their targets
     config = run_config(run, find_checkpoint(run, export.checkpoint).step if export.checkpoint else None)
     trained = run_weights(run, config, export.checkpoint)
@@ -151,22 +82,17 @@ def export_run(run: RunFolder, export: Export, progress: Progress = silent) -> E
         raise UserError("held_out", "mlx does not run GGUF files, so their rewards are not compared here.")
     destination.check()
     comparison = HeldOutComparison(config, read_inputs(config), export.held_out) if export.held_out else None
-    notes: list[str] = []
 
-    def also(trained: TrainedWeights, built: Path) -> HeldOutDifference | None:
-        if format_.kind == "gguf":
-            notes.extend(write_modelfile(config, trained.tokenizer, built / GGUF_FILE))
+    def also(trained: TrainedWeights, built: Path) -> tuple[HeldOutDifference | None, tuple[str, ...]]:
+        notes = write_modelfile(config, trained.tokenizer, built / GGUF_FILE) if format_.kind == "gguf" else ()
         if comparison is None or format_.kind == "adapter":  # the same adapters: the same completions
-            return None
+            return None, notes
         doing = "Comparing rewards on held-out prompts."
         progress(doing, 0.0)
-        return comparison.compare(trained, built, lambda done: progress(doing, done))
+        return comparison.compare(trained, built, lambda done: progress(doing, done)), notes
 
     fetch = (lambda name: fetch_original(name, progress)) if export.fetch else None
-    built = build(trained, format_, destination, run_samples(run, config), also=also, progress=progress, fetch=fetch)
-    return ExportedModel(
-        built.place, built.path, format_.key, built.bytes, built.verification, built.extra, (*built.notes, *notes)
-    )
+    return build(trained, format_, destination, run_samples(run, config), also=also, progress=progress, fetch=fetch)
 
 
 def fuse_run(run: RunFolder, progress: Progress = silent) -> Path:
@@ -175,7 +101,7 @@ def fuse_run(run: RunFolder, progress: Progress = silent) -> Path:
     Free the policy first, or its arrays are in memory twice.
     """
     config = run_config(run)
-    destination = OnDisk(run.fused, run.path, overwrite=True)
+    destination = Destination(run.fused, run.path, overwrite=True)
     trained, samples = run_weights(run, config), run_samples(run, config)
     return build(trained, format_named(DEFAULT_FORMAT), destination, samples, progress=progress).path
 
@@ -199,7 +125,7 @@ def export_finished(config: Config, run: RunFolder, event_log: EventLog) -> None
     if not config.lm_studio_name:
         return
     try:
-        exported = export_run(run, Export("lmstudio", config.lm_studio_name, keeps_equal=True))
+        exported = export_run(run, Export("lmstudio", config.lm_studio_name))
     except UserError as error:
         sentence = " ".join(fault.sentence for fault in error.faults)
         event_log.write("note", level="warning", sentence=f"The model was not put into LM Studio. {sentence}")

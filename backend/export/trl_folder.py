@@ -9,11 +9,13 @@ import ast
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from keyword import iskeyword
 from pathlib import Path
 from typing import Any
+
+from jinja2 import Environment
 
 from backend.config.config import Config
 from backend.config.other_programs.into_trl import LeftOut, TrlSettings, into_trl, trl_yaml
@@ -449,73 +451,17 @@ def readme(
     requirements: Requirements,
     files: Iterable[str],
     by_files: Mapping[str, str],
-    left_out: Iterable[LeftOut],
+    left_out: Sequence[LeftOut],
 ) -> str:
     """Text of README.md; `files` are the folder's top-level names."""
-
-    def in_code(text: str) -> str:
-        return text.replace("`", "'").replace("|", "\\|")
-
-    there = set(files)
-    listed = [f"| `{file}` | {about} |" for file, about in FILES.items() if file in there]
-    carried = [f"| `{setting}` | {how} |" for setting, how in by_files.items()]
-    left = [f"| `{row.setting}: {in_code(row.shown)}` | {row.instead} |" for row in left_out]
-    trains = f"It trains on CUDA machines with TRL {requirements.trl} and needs nothing of GRPO Studio."
-    parts = [
-        f"# {name}, for TRL\n\nWritten by GRPO Studio. {trains}\n",
-        _RUN.format(install=requirements.install_line),
-        "## What is here\n\n| | |\n|---|---|\n" + "\n".join(listed) + "\n",
-    ]
-    if carried:
-        heading = (
-            "## What TRL has no argument for, and these files do\n\nWhat train.py does, `trl grpo` alone does not."
-        )
-        parts.append(f"{heading}\n\n| setting | how |\n|---|---|\n" + "\n".join(carried) + "\n")
-    if left:
-        table = "| setting | what stands in for it |\n|---|---|\n" + "\n".join(left)
-    else:
-        table = "Nothing: every setting of this run has its counterpart."
-    parts.append(f"## What is not carried over\n\n{table}\n")
-    return "\n".join([*parts, _DIFFERENT])
-
-
-_RUN = """\
-## Run it
-
-One GPU; [uv](https://docs.astral.sh/uv/) installs what the first lines of train.py name:
-
-    uv run train.py
-
-Several GPUs, here four, where the packages are installed. train.py divides an update among them, so that it has as
-many completions as on one:
-
-    {install}
-    accelerate launch --num_processes 4 train.py
-
-Hugging Face Jobs, from this folder. The folder is copied into a bucket, and `output/` is written there; what the job
-prints says how to fetch it:
-
-    hf jobs uv run --flavor a100-large --timeout 12h --secrets HF_TOKEN -v .:/run:rw train.py --folder /run
-
-TRL's own script, which knows the arguments alone (below is what it leaves out):
-
-    python dataset.py
-    trl grpo --config grpo_config.yaml
-
-Any argument of `trl grpo` may follow train.py and overrides the file: `--max_steps 2 --report_to none`. Without CUDA,
-train.py trains on the CPU and samples with transformers. Reward functions run in the trainer's own process: code that
-a model wrote is executed there, so use a machine or container that may be lost.
-
-`output/` has the adapter in PEFT's files, or the whole model. An adapter comes home to GRPO Studio, onto the model
-there, with its logits compared:
-
-    python -m backend import output --model MODEL
-"""
-
-_DIFFERENT = """\
-## What is different all the same
-
-Sampling draws other random numbers, and vLLM or transformers computes in other kernels: the run is the same
-experiment, not the same numbers. Loss and advantages of one batch are the same to five digits (GRPO Studio's tests
-compare them with TRL's).
-"""
+    template = Environment(trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True).from_string(
+        script("README.md")
+    )
+    return template.render(
+        name=name,
+        requirements=requirements,
+        files=set(files),
+        described=FILES,
+        by_files=by_files,
+        left_out=left_out,
+    )

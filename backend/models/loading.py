@@ -18,7 +18,7 @@ from backend.config.model_and_data_names import model_source
 from backend.engine import cpu
 from backend.engine.model_probe import is_causal
 from backend.engine.output_layer import PROBE
-from backend.models.model_folder import check_arrays, check_config, check_kinds
+from backend.models.model_folder import check_arrays, check_config
 from backend.models.tokenizers import is_panic, load_tokenizer, reason_of
 from backend.runs.start_progress import tell, telling
 from backend.utils.errors import UserError
@@ -60,8 +60,8 @@ def check_opens(folder: Path, name: str, setting: str) -> tuple[nn.Module, Any, 
 
 def open_weights(folder: Path, name: str, setting: str) -> tuple[nn.Module, dict[str, Any]]:
     """(model, config.json) with unread arrays that match config.json. Raises UserError."""
-    check_kinds(folder, setting)
-    check_arrays(folder, check_config(folder / "config.json", name, setting), setting)
+    check_config(folder / "config.json", name, setting)
+    check_arrays(folder, setting)
     with loading(name, setting):
         return mlx_lm_utils.load_model(folder, lazy=True, trust_remote_code=False)
 

@@ -6,7 +6,6 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from backend.models.model_folder import check_kinds
 from backend.utils.errors import UserError
 from backend.utils.files import is_file, is_folder, user_path
 from backend.utils.hub_cache import local_folder
@@ -41,7 +40,6 @@ def load_tokenizer(folder: Path, setting: str = "model", eos_token_ids: Any = No
     import_mlx_lm()
     from mlx_lm.utils import load_tokenizer as load
 
-    check_kinds(folder, setting)
     cannot = f"The tokenizer in {quote(folder, 70)} cannot be loaded"
     try:
         return load(folder, tokenizer_config_extra=NO_CODE, eos_token_ids=eos_token_ids)

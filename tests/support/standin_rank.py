@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 
 from backend.distributed.channel import LeaderChannel, WorkerChannel, open_channel
 from backend.distributed.collectives import FlatCollectives
+from backend.distributed.commands import FILES_VARIABLE
 from backend.distributed.launcher import write_late_ending
 from backend.distributed.rank_process import RESTART_RANKS, Orders, OrdersFolder, end_with_launcher, given_orders
 from backend.distributed.ranks import LostRankError, WorkerError
@@ -70,8 +71,8 @@ def main() -> NoReturn:
 
 def _place() -> tuple[int, int, str]:
     """Rank, size, and what is different for each start."""
-    if hosts := os.environ.get("MLX_HOSTFILE"):
-        ring = json.loads(Path(hosts).read_text())
+    if hosts := json.loads(os.environ.get(FILES_VARIABLE, "{}")).get("MLX_HOSTFILE"):
+        ring = json.loads(hosts)
         return int(os.environ["MLX_RANK"]), len(ring), ring[0][0].rpartition(":")[2]
     if size := os.environ.get("OMPI_COMM_WORLD_SIZE"):
         return int(os.environ["OMPI_COMM_WORLD_RANK"]), int(size), os.environ["PMIX_NAMESPACE"].replace("/", "-")
