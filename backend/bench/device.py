@@ -1,8 +1,8 @@
 """`bench device`: sampling, learning, memory and precision on random models of Qwen3's sizes, within a time limit.
 
-The models are made on the device: no download, no file of weights. The result is one JSON file, which is written again
-after every task and holds nothing of its user: no name, no host, no path. Sizes are in GB of 10⁹ bytes, rates in tokens
-a second, log-probabilities in nats. Seconds are wall time on a GPU; on a CPU those of all threads of this process.
+The models are made on the device. The result is one JSON file, which is written again after every task and holds no
+name, host or path. Sizes are in GB of 10⁹ bytes, rates in tokens a second, log-probabilities in nats. Seconds are wall
+time on a GPU; on a CPU those of all threads of this process.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from datetime import date
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -56,21 +57,19 @@ LORA_B_STD = 1e-3
 """With rank 8 and scale 20, adapters then add about 3 % to a layer's output."""
 FIRST_WORD = 2
 """Token ids below are padding and the end."""
+_SIZES = ("name", "hidden", "layers", "intermediate", "heads", "kv_heads", "head_dim", "vocab")
 
 
-_SIZES: tuple[str, ...] = ("name", "hidden", "layers", "intermediate", "heads", "kv_heads", "head_dim", "vocab")
-QWEN3: list[dict[str, Any]] = [
-    dict(zip(_SIZES, sizes, strict=True))
-    for sizes in (
-        ("Qwen3-0.6B", 1024, 28, 3072, 16, 8, 128, 151936),
-        ("Qwen3-1.7B", 2048, 28, 6144, 16, 8, 128, 151936),
-        ("Qwen3-4B", 2560, 36, 9728, 32, 8, 128, 151936),
-    )
+def _shape(*sizes: Any) -> dict[str, Any]:
+    return dict(zip(_SIZES, sizes, strict=True))
+
+
+QWEN3 = [
+    _shape("Qwen3-0.6B", 1024, 28, 3072, 16, 8, 128, 151936),
+    _shape("Qwen3-1.7B", 2048, 28, 6144, 16, 8, 128, 151936),
+    _shape("Qwen3-4B", 2560, 36, 9728, 32, 8, 128, 151936),
 ]
-TINY: list[dict[str, Any]] = [
-    dict(zip(_SIZES, sizes, strict=True))
-    for sizes in (("tiny", 128, 2, 384, 4, 2, 32, 1024), ("small", 256, 4, 768, 4, 2, 64, 8192))
-]
+TINY = [_shape("tiny", 128, 2, 384, 4, 2, 32, 1024), _shape("small", 256, 4, 768, 4, 2, 64, 8192)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,52 +123,27 @@ def scale_for(gpu: bool, quick: bool) -> Scale:
 
 def tasks(scale: Scale) -> list[Task]:
     """All measurements, the most important of every model first: the time may end before the list does."""
+    first, rest = list[Task](), list[Task]()
+    for shape, precision in [(shape, precision) for precision in scale.precisions for shape in scale.shapes]:
 
-    def task(measure: str, shape: dict[str, Any], precision: str, **fields: Any) -> Task:
-        defaults: dict[str, Any] = {"group_size": 8, "prompt": scale.prompt, "most_rounds": scale.most_rounds}
-        return Task(shape, precision, measure, **(defaults | fields))
+        def task(
+            measure: str, group_size: int = 8, prompt: int = scale.prompt, shape=shape, precision=precision, **more: Any
+        ) -> Task:
+            return Task(shape, precision, measure, group_size, prompt, most_rounds=scale.most_rounds, **more)
 
-    first, rest = [], []
-    for model in [(shape, precision) for precision in scale.precisions for shape in scale.shapes]:
         for size in scale.group_sizes:
-            sampling = {"group_size": size, "completion": scale.sampled}
-            (first if size in (8, 32) else rest).append(task("sampling", *model, filters=True, **sampling))
-            rest.append(task("sampling", *model, **sampling))
-        first.append(task("learning", *model, completion=scale.learned))
-        first.append(task("gap", *model, completion=scale.sampled))
+            important = first if size in (8, 32) else rest
+            important.append(task("sampling", size, completion=scale.sampled, filters=True))
+            rest.append(task("sampling", size, completion=scale.sampled))
+        first += [task("learning", completion=scale.learned), task("gap", completion=scale.sampled)]
         prompts, length = scale.prefilled
-        rest.append(task("prefill", *model, prompts=prompts, prompt=length, group_size=1))
-        rest.append(task("learning", *model, completion=scale.learned, kl=True))
+        rest.append(task("prefill", 1, length, prompts=prompts))
+        rest.append(task("learning", completion=scale.learned, kl=True))
     return first + rest
 
 
-# Random models
-
-
-def model_config(shape: dict[str, Any], precision: str) -> dict[str, Any]:
-    """The config.json of such a model."""
-    config = {
-        "model_type": "qwen3",
-        "hidden_size": shape["hidden"],
-        "num_hidden_layers": shape["layers"],
-        "intermediate_size": shape["intermediate"],
-        "num_attention_heads": shape["heads"],
-        "num_key_value_heads": shape["kv_heads"],
-        "head_dim": shape["head_dim"],
-        "vocab_size": shape["vocab"],
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 1e6,
-        "max_position_embeddings": 40960,
-        "tie_word_embeddings": True,
-        "torch_dtype": "float32" if "float32" in precision else "bfloat16",
-    }
-    packed = {"quantization": {"bits": BITS, "group_size": GROUP, "mode": "affine"}} if "4-bit" in precision else {}
-    return config | packed
-
-
 def random_policy(config: Config, about: dict[str, Any]) -> Policy:
-    """A policy on a model with this config.json, with adapters as `config` has them and a reference that shares its
-    base."""
+    """A policy on a model with this config.json, with adapters and a reference that shares its base."""
     model: Any = qwen3.Model(qwen3.ModelArgs.from_dict(about))
     model.set_dtype(getattr(mx, about["torch_dtype"]))
     if "quantization" in about:
@@ -219,9 +193,6 @@ class SilentTokenizer:
         return ""
 
 
-# Measuring
-
-
 def _now() -> float:
     return time.perf_counter() if on_gpu() else time.process_time()
 
@@ -234,15 +205,8 @@ def _seconds(run: Callable[[], Any]) -> float:
     return _now() - began
 
 
-def _peak_gb() -> float:
-    """mlx's peak since the last call, weights included."""
-    peak = mx.get_peak_memory() / GB
-    mx.reset_peak_memory()
-    return peak
-
-
-def _rounds(run: Callable[[], float], allowance_s: float, most: int) -> list[float]:
-    """Results of `run` after one to warm up: `most`, or as many as the allowance lasts, at least one."""
+def _rounds(run: Callable[[], float], allowance_s: float, most: int) -> tuple[int, float]:
+    """(rounds, their median) after one to warm up: `most`, or as many as the allowance lasts, at least one."""
     deadline = time.perf_counter() + allowance_s
     run()
     results: list[float] = []
@@ -251,7 +215,7 @@ def _rounds(run: Callable[[], float], allowance_s: float, most: int) -> list[flo
         results.append(run())
         if 2 * time.perf_counter() - began > deadline:  # another one, as long as this
             break
-    return results
+    return len(results), statistics.median(results)
 
 
 class ModelBench:
@@ -265,64 +229,25 @@ class ModelBench:
 
     def measure(self, task: Task, allowance_s: float) -> dict[str, Any]:
         """The task's numbers. Raises UserError if it does not fit this machine's memory."""
-        about = model_config(task.shape, task.precision)
+        about = {
+            "model_type": "qwen3",
+            "hidden_size": task.shape["hidden"],
+            "num_hidden_layers": task.shape["layers"],
+            "intermediate_size": task.shape["intermediate"],
+            "num_attention_heads": task.shape["heads"],
+            "num_key_value_heads": task.shape["kv_heads"],
+            "head_dim": task.shape["head_dim"],
+            "vocab_size": task.shape["vocab"],
+            "rms_norm_eps": 1e-6,
+            "rope_theta": 1e6,
+            "max_position_embeddings": 40960,
+            "tie_word_embeddings": True,
+            "torch_dtype": "float32" if "float32" in task.precision else "bfloat16",
+        }
+        if "4-bit" in task.precision:
+            about["quantization"] = {"bits": BITS, "group_size": GROUP, "mode": "affine"}
         (self.folder / "config.json").write_text(json.dumps(about), encoding="utf-8")
-        config = self._settings(task)
-        shape = shape_of(self.folder)
-        assert shape is not None  # the sizes of a Qwen3 are known
-        if task.model_name != self.model_name:
-            self.policy = None  # before the next is made
-            gc.collect()
-        machine = machine_bytes(mx.get_active_memory(), working_set_bytes())
-        needs = estimate(config, shape, machine, task.prompt, gpu=on_gpu())
-        if not needs.fits:
-            raise UserError("memory_limit", needs.sentence)
-        if self.policy is None:
-            self.policy, self.model_name = random_policy(config, about), task.model_name
-        plan = plan_memory(config, self.policy, [task.prompt], lambda sentence: None)
-        assert plan is not None
-        gc.collect()  # compiled steps of the task before hold one another in circles, and would count in this peak
-        mx.clear_cache()
-        _peak_gb()
-        if task.measure == "learning":
-            learner, batch = self._learner(config, task, learner_limits(plan)), self._random_batch(task)
-
-            def learn() -> None:
-                release_cached_buffers()  # as the trainer does between sampling and learning
-                learner.learn(batch)
-
-            step_s = statistics.median(took := _rounds(lambda: _seconds(learn), allowance_s, task.most_rounds))
-            return {
-                "rounds": len(took),
-                "step_s": step_s,
-                "tokens_per_s": task.rows * task.completion / step_s,
-                "peak_gb": _peak_gb(),
-                "estimate_gb": needs.training.total / GB,
-                "reductions": list(needs.reductions),
-            }
-        limits = rollout_limits(plan)
-        limits["rows"] = limits["rows"] if limits["rows"] < task.rows else None
-        sampler = Sampler(self.policy, task.completion, **limits)
-        if task.measure == "prefill":
-            took = _rounds(lambda: _seconds(lambda: self._sample(task, config, sampler)), allowance_s, task.most_rounds)
-            return {"rounds": len(took), "tokens_per_s": task.prompts * task.prompt / statistics.median(took)}
-        if task.measure == "sampling":
-            rates = _rounds(lambda: self._decoding_rate(task, config, sampler), allowance_s, task.most_rounds)
-            rate = statistics.median(rates)
-            return {
-                "rounds": len(rates),
-                "tokens_per_s": rate,
-                "step_ms": 1000 * task.rows / rate,
-                "peak_gb": _peak_gb(),
-                "estimate_gb": needs.rollout.total / GB,
-                "reductions": list(needs.reductions),
-            }
-        return self._gap(task, config, sampler, self._learner(config, task, learner_limits(plan)))
-
-    def _settings(self, task: Task) -> Config:
-        """The default settings except for the task's own, with adapters on every projection."""
-        filters = {} if task.filters else {"top_p": 1.0, "top_k": 0}
-        return parse(
+        config = parse(
             {
                 "model": str(self.folder),
                 "data": str(self.folder),
@@ -336,8 +261,55 @@ class ModelBench:
                 "max_completion_length": task.completion,
                 "max_seq_length": task.prompt + task.completion,
             }
-            | filters
+            | ({} if task.filters else {"top_p": 1.0, "top_k": 0})
         )
+        if task.model_name != self.model_name:
+            self.policy = None  # before the next is made
+            gc.collect()
+        shape, machine = shape_of(self.folder), machine_bytes(mx.get_active_memory(), working_set_bytes())
+        assert shape is not None  # the sizes of a Qwen3 are known
+        needs = estimate(config, shape, machine, task.prompt, gpu=on_gpu())
+        if not needs.fits:
+            raise UserError("memory_limit", needs.sentence)
+        if self.policy is None:
+            self.policy, self.model_name = random_policy(config, about), task.model_name
+        plan = plan_memory(config, self.policy, [task.prompt], lambda sentence: None)
+        assert plan is not None
+        gc.collect()  # compiled steps of the task before hold one another in circles, and would count in this peak
+        mx.clear_cache()
+        mx.reset_peak_memory()
+        if task.measure == "learning":
+            learner, batch = self._learner(config, task, learner_limits(plan)), self._random_batch(task)
+
+            def learn() -> None:
+                release_cached_buffers()  # as the trainer does between sampling and learning
+                learner.learn(batch)
+
+            rounds, step_s = _rounds(lambda: _seconds(learn), allowance_s, task.most_rounds)
+            numbers = {"step_s": step_s, "tokens_per_s": task.rows * task.completion / step_s}
+            memory = {"peak_gb": mx.get_peak_memory() / GB, "estimate_gb": needs.training.total / GB}
+            return {"rounds": rounds, **numbers, **memory, "reductions": list(needs.reductions)}
+        limits = rollout_limits(plan)
+        limits["rows"] = limits["rows"] if limits["rows"] < task.rows else None
+        sampler = Sampler(self.policy, task.completion, **limits)
+        if task.measure == "gap":
+            return self._gap(task, config, sampler, self._learner(config, task, learner_limits(plan)))
+        if task.measure == "prefill":
+            once = partial(_seconds, lambda: self._sample(task, config, sampler))
+            rounds, took_s = _rounds(once, allowance_s, task.most_rounds)
+            return {"rounds": rounds, "tokens_per_s": task.prompts * task.prompt / took_s}
+
+        def decode() -> float:
+            """Completion tokens a second of all rows, between the first chunk of decoding steps and the last."""
+            marks: list[tuple[float, int]] = []
+            self._sample(task, config, sampler, lambda tokens: marks.append((_now(), tokens)))
+            (began, before), (ended, after) = marks[0], marks[-1]
+            return (after - before) / (ended - began)
+
+        rounds, rate = _rounds(decode, allowance_s, task.most_rounds)
+        memory = {"peak_gb": mx.get_peak_memory() / GB, "estimate_gb": needs.rollout.total / GB}
+        numbers = {"tokens_per_s": rate, "step_ms": 1000 * task.rows / rate}
+        return {"rounds": rounds, **numbers, **memory, "reductions": list(needs.reductions)}
 
     def _problems(self, task: Task) -> list[Problem]:
         shape = (task.prompts, task.prompt)
@@ -359,16 +331,9 @@ class ModelBench:
         finally:
             self.policy.eos_ids = ends
 
-    def _decoding_rate(self, task: Task, config: Config, sampler: Sampler) -> float:
-        """Completion tokens a second of all rows, between the first chunk of decoding steps and the last."""
-        marks: list[tuple[float, int]] = []
-        self._sample(task, config, sampler, lambda tokens: marks.append((_now(), tokens)))
-        (began, before), (ended, after) = marks[0], marks[-1]
-        return (after - before) / (ended - began)
-
     def _learner(self, config: Config, task: Task, limits: dict[str, Any]) -> Any:
-        assert self.policy is not None
         policy = self.policy
+        assert policy is not None
         if not task.kl:
             policy = copy.copy(policy)
             policy.reference = policy.reference_model = None
@@ -377,9 +342,8 @@ class ModelBench:
     def _random_batch(self, task: Task) -> Batch:
         """Random completions of full length with random advantages."""
         assert self.policy is not None
-        draw = np.random.default_rng(7)
+        draw, groups = np.random.default_rng(7), list[Group]()
         logps = [-math.log(task.shape["vocab"])] * task.completion
-        groups = []
         for problem in self._problems(task):
             ids_GT = draw.integers(FIRST_WORD, task.shape["vocab"], (task.group_size, task.completion)).tolist()
             completions = [Completion(ids, list(logps), "", "length") for ids in ids_GT]
@@ -394,17 +358,13 @@ class ModelBench:
         batch = pack(self._sample(task, config, sampler), pad_id=self.policy.pad_id)
         parts = learner.forward.micro_batches(self.policy.split_model, batch)
         logps = learner.forward.logps_without_gradient(self.policy.split_model, parts)
-        gap_N = np.concatenate(
-            [
-                np.abs(np.array(logp_BT) - np.array(part.batch.sampling_logp_BT))[np.array(part.batch.mask_BT) > 0]
-                for logp_BT, part in zip(logps, parts, strict=True)
-            ]
-        )
+        gaps: list[Any] = []
+        for logp_BT, part in zip(logps, parts, strict=True):
+            gap_BT = np.abs(np.array(logp_BT) - np.array(part.batch.sampling_logp_BT))
+            gaps.append(gap_BT[np.array(part.batch.mask_BT) > 0])
+        gap_N = np.concatenate(gaps)
         mean, p99, most = float(gap_N.mean()), float(np.quantile(gap_N, 0.99)), float(gap_N.max())
         return {"tokens": len(gap_N), "mean_nats": mean, "p99_nats": p99, "max_nats": most}
-
-
-# The whole bench
 
 
 def working_set_bytes() -> int | None:
@@ -458,34 +418,29 @@ class DeviceBench:
                 except Exception as problem:  # of any kind: mlx and Metal raise here; the next task continues
                     known = gpu_error(problem)
                     error = known.happened if known else f"{type(problem).__name__}: {problem}"
-                outcome = {
-                    "task": asdict(task),
-                    "at_s": at - began,
-                    "took_s": time.monotonic() - at,
-                    "numbers": numbers,
-                    "error": re.sub(r"(~|/[\w.+-]+)(/[\w.+@-]*\w)+/?", "…", error),  # paths hold the user's name
-                }
-                self.outcomes.append(outcome)
+                error = re.sub(r"(~|/[\w.+-]+)(/[\w.+@-]*\w)+/?", "…", error)  # paths hold the user's name
+                times = {"at_s": at - began, "took_s": time.monotonic() - at}
+                self.outcomes.append({"task": asdict(task), **times, "numbers": numbers, "error": error})
                 waiting.pop(0)
                 self.ended = "interrupted" if waiting else "finished"
                 self._write(began, waiting)
-                yield task, outcome
+                yield task, self.outcomes[-1]
             self.ended = "out of time" if waiting else "finished"
             self._write(began, waiting)
 
     def _write(self, began: float, waiting: list[Task]) -> None:
-        defaults = Config()
+        usual = Config()
+        filters = f"default filters: top-k {usual.top_k}, top-p {usual.top_p:g}"
+        versions = {name: version(name) for name in ("grpo-studio", "mlx", "mlx-lm")}
         file = {
             "format": FORMAT,
             "date": date.today().isoformat(),
             "machine": self.machine,
-            "versions": {name: version(name) for name in ("grpo-studio", "mlx", "mlx-lm")}
-            | {"Python": platform.python_version()},
+            "versions": versions | {"Python": platform.python_version()},
             "settings": {
                 "minutes": self.minutes,
                 "scale": self.scale.name,
-                "sampling": f"temperature {defaults.temperature:g}; "
-                f"default filters: top-k {defaults.top_k}, top-p {defaults.top_p:g}",
+                "sampling": f"temperature {usual.temperature:g}; {filters}",
                 "clock": "wall" if on_gpu() else "CPU",
             },
             "ended": self.ended,

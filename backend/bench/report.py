@@ -69,7 +69,12 @@ def tables(file: DeviceFile) -> list[TextTable]:
     measured = [(outcome["task"], outcome["numbers"]) for outcome in file["outcomes"] if outcome["numbers"]]
     models = list(dict.fromkeys(_model(task) for task, _ in measured))
     by_model: dict[str, list[tuple[dict[str, Any], dict[str, Any]]]] = {
-        measure: [pair for model in models for pair in measured if _model(pair[0]) == model and _is(pair, measure)]
+        measure: [
+            (task, numbers)
+            for model in models
+            for task, numbers in measured
+            if _model(task) == model and task["measure"] == measure
+        ]
         for measure in ("sampling", "prefill", "learning", "gap")
     }
     sizes = sorted({task["group_size"] for task, _ in by_model["sampling"]})
@@ -79,27 +84,25 @@ def tables(file: DeviceFile) -> list[TextTable]:
         for task, numbers in by_model["sampling"]
     }
     sampling = [
-        [model, "default" if filters else "none"]
-        + [number(rates.get((model, filters, size))) for size in sizes]
-        + [number(prefill.get(model) if filters else None)]
+        [
+            *(model, "default" if filters else "none"),
+            *(number(rates.get((model, filters, size))) for size in sizes),
+            number(prefill.get(model) if filters else None),
+        ]
         for model in models
         for filters in (True, False)
         if any((model, filters, size) in rates for size in sizes)
     ]
     learning = [
         [
-            _model(task),
-            f"{task['group_size']} × {task['completion']}",
-            "on" if task["kl"] else "off",
-            number(numbers["step_s"]),
-            number(numbers["tokens_per_s"]),
+            *(_model(task), f"{task['group_size']} × {task['completion']}", "on" if task["kl"] else "off"),
+            *(number(numbers[key]) for key in ("step_s", "tokens_per_s")),
         ]
         for task, numbers in by_model["learning"]
     ]
     memory = [
         [
-            _model(task),
-            _title(task),
+            *(_model(task), _title(task)),
             *(number(numbers[key]) for key in ("peak_gb", "estimate_gb")),
             number(numbers["peak_gb"] / numbers["estimate_gb"]),
             ", ".join(numbers["reductions"]) or "–",
@@ -140,10 +143,6 @@ def _title(task: dict[str, Any]) -> str:
     if task["measure"] == "learning":
         return f"learning, {'with' if task['kl'] else 'without'} KL"
     return task["measure"]
-
-
-def _is(pair: tuple[dict[str, Any], dict[str, Any]], measure: str) -> bool:
-    return pair[0]["measure"] == measure
 
 
 def markdown(files: Sequence[DeviceFile]) -> str:
