@@ -111,19 +111,21 @@ class Setting:
         return self.when is None or values.get(self.when[0]) in self.when[1]
 
 
+_RANGES = {"within": ("ge", "le"), "above": ("gt", "le"), "below": ("ge", "lt"), "between": ("gt", "lt")}
+
+
 def setting(default: Any, label: str, help: str, *, section: str, **about: Any) -> Any:
     """Declare a setting.
 
-    `about` takes pydantic's limits (gt, ge, lt, le), `within=(ge, le)`, `above=(gt, le)`, and fields of `Setting`.
+    `about` takes a range (low, high) or (low, high, unit) and fields of `Setting`. The range is `within` (both ends
+    included), `above` (without its lower end), `below` (without its upper end) or `between` (without both).
     """
-    limits = {name: about.pop(name) for name in ("gt", "ge", "lt", "le") if name in about}
-    if "within" in about:
-        limits |= dict(zip(("ge", "le"), about.pop("within"), strict=True))
-    if "above" in about:
-        limits |= dict(zip(("gt", "le"), about.pop("above"), strict=True))
-    finite = {"allow_inf_nan": False} if limits else {}
+    limits: dict[str, Any] = {}
+    for name in about.keys() & _RANGES.keys():
+        *ends, about["unit"] = (*about.pop(name), "")[:3]
+        limits = dict(zip(_RANGES[name], ends, strict=True)) | {"allow_inf_nan": False}
     extra = {"section": section, "label": label, "help": help, **about}
-    return Field(default, **limits, **finite, json_schema_extra={"setting": extra})  # pyright: ignore
+    return Field(default, **limits, json_schema_extra={"setting": extra})  # pyright: ignore
 
 
 def setting_from_field(key: str, field: FieldInfo) -> Setting:

@@ -10,12 +10,12 @@ from pydantic import BaseModel
 from backend.config.form import ANSWERS, COLUMNS, HELD_OUT, PROMPTS, ROWS
 from backend.config.setting import MOST_COMPLETIONS, MOST_TOKENS, setting
 
-_columns = partial(setting, section="columns", group=COLUMNS)
+_columns = partial(setting, section="columns", group=COLUMNS, used_by=("task", "row_view"))
 _prompts = partial(setting, section="columns", group=PROMPTS)
 _advanced_prompts = partial(_prompts, advanced=True)
 _answers = partial(setting, section="columns", group=ANSWERS, advanced=True)
 _held_out = partial(setting, section="columns", group=HELD_OUT, advanced=True)
-_rows = partial(setting, section="columns", group=ROWS, advanced=True)
+_rows = partial(setting, section="columns", group=ROWS, advanced=True, used_by=("task", "rows"))
 _output = partial(setting, section="output")
 _advanced_output = partial(_output, advanced=True)
 
@@ -29,12 +29,8 @@ class DataFields(BaseModel):
         "Column with the question: text, or a list of chat messages.",
         used_by=("task", "row_view", "prompt_text"),
     )
-    answer_feature: str = _columns(
-        "answer", "Answer", "Column with the right answer, for rewards that compare.", used_by=("task", "row_view")
-    )
-    type_feature: str = _columns(
-        "type", "Type", "Optional column that reward functions may read.", used_by=("task", "row_view")
-    )
+    answer_feature: str = _columns("answer", "Answer", "Column with the right answer, for rewards that compare.")
+    type_feature: str = _columns("type", "Type", "Optional column that reward functions may read.")
     system_feature: str = _columns(
         "system",
         "System",
@@ -95,22 +91,16 @@ class DataFields(BaseModel):
         "Streaming",
         "Reads rows from disk when they are needed, for datasets larger than memory. Needs jsonl, csv, parquet or "
         "Hugging Face.",
-        used_by=("task", "rows"),
     )
-    dataset_config: str = _rows(
-        "", "Dataset config", "Configuration of a Hugging Face dataset.", used_by=("task", "rows")
-    )
-    train_split: str = _rows("train", "Train split", "Split to train on.", used_by=("task", "rows"))
-    valid_split: str = _rows(
-        "valid", "Valid split", "Split for evaluations; “validation” works too.", used_by=("task", "rows")
-    )
-    test_split: str = _rows("test", "Test split", "Split for the test at the end.", used_by=("task", "rows"))
+    dataset_config: str = _rows("", "Dataset config", "Configuration of a Hugging Face dataset.")
+    train_split: str = _rows("train", "Train split", "Split to train on.")
+    valid_split: str = _rows("valid", "Valid split", "Split for evaluations; “validation” works too.")
+    test_split: str = _rows("test", "Test split", "Split for the test at the end.")
     validation_split: float = _rows(
         0.0,
         "Validation share",
         "Share of the training rows held out if there is no valid split.",
-        ge=0,
-        lt=1,
+        below=(0, 1),
         used_by=("rows",),
     )
     chat_template_kwargs: dict[str, Any] = _advanced_prompts(
@@ -123,8 +113,7 @@ class DataFields(BaseModel):
         None,
         "Max prompt",
         "Maximum prompt tokens. Empty: whatever Max Seq leaves.",
-        within=(1, MOST_TOKENS),
-        unit="tokens",
+        within=(1, MOST_TOKENS, "tokens"),
         used_by=("prompt_limit",),
     )
     long_prompts: str = _advanced_prompts(

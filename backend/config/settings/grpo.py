@@ -21,7 +21,8 @@ _entropy = partial(setting, section="generation", group=ENTROPY, advanced=True)
 _advantages = partial(setting, section="generation", group=ADVANTAGES, advanced=True)
 _course = partial(setting, section="generation", group=COURSE, advanced=True)
 _reward_limits = partial(setting, section="generation", group=REWARD_LIMITS, advanced=True)
-_SAPO, _VESPO = ("grpo_loss_type", ("sapo",)), ("grpo_loss_type", ("vespo",))
+_sapo = partial(_loss, above=(0, 1_000_000), when=("grpo_loss_type", ("sapo",)))
+_vespo = partial(_loss, above=(0, 1_000_000), when=("grpo_loss_type", ("vespo",)))
 _CORRECTED = ("sampling_correction", ("auto", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"))
 
 
@@ -54,8 +55,7 @@ class GrpoFields(BaseModel):
         512,
         "Sync every",
         "Updates between two moves of the reference.",
-        within=(1, NEVER),
-        unit="updates",
+        within=(1, NEVER, "updates"),
         when=("sync_ref_model", (True,)),
     )
     log_kl: bool = _advanced_preference(
@@ -93,15 +93,13 @@ class GrpoFields(BaseModel):
         4,
         "Group",
         "Completions sampled per prompt and compared with each other. More give a steadier signal and cost more.",
-        within=(2, MOST_COMPLETIONS),
-        unit="completions",
+        within=(2, MOST_COMPLETIONS, "completions"),
     )
     max_completion_length: int = _generation(
         512,
         "Completion",
         "Longest completion.",
-        within=(1, MOST_TOKENS),
-        unit="tokens",
+        within=(1, MOST_TOKENS, "tokens"),
         used_by=("prompt_limit", "scoring", "duration"),
     )
     temperature: float = _generation(
@@ -115,7 +113,7 @@ class GrpoFields(BaseModel):
         0.95, "Top P", "Samples from the likeliest tokens that make up this share. 1: off.", above=(0, 1)
     )
     top_k: int = _generation(
-        20, "Top K", "Samples from this many likeliest tokens. 0: off.", within=(0, MOST_TOKENS), unit="tokens"
+        20, "Top K", "Samples from this many likeliest tokens. 0: off.", within=(0, MOST_TOKENS, "tokens")
     )
     min_p: float = _generation(
         0.0, "Min P", "Drops tokens below this share of the likeliest one. 0: off.", within=(0, 1)
@@ -152,7 +150,7 @@ class GrpoFields(BaseModel):
         "Constrains completions to JSON of this JSON schema, as text or a file. Empty: free text.",
         kind="prose",
     )
-    epsilon: float = _generation(1e-4, "Epsilon", "Clip range below 1: how far the ratio may fall.", gt=0, lt=1)
+    epsilon: float = _generation(1e-4, "Epsilon", "Clip range below 1: how far the ratio may fall.", between=(0, 1))
     epsilon_high: float | None = _generation(
         None, "Epsilon high", "Clip range above 1. Empty: as Epsilon; DAPO sets it higher.", above=(0, 1_000_000)
     )
@@ -176,47 +174,19 @@ class GrpoFields(BaseModel):
         "Upper bound of the ratio where nothing else clips it (two-sided clipping, INTELLECT-2). Empty: off.",
         above=(1, 1_000_000),
     )
-    sapo_temperature_pos: float = _loss(
-        1.0,
-        "SAPO temperature, better",
-        "Sharpness of the gate for completions above the group's mean.",
-        above=(0, 1_000_000),
-        when=_SAPO,
+    sapo_temperature_pos: float = _sapo(
+        1.0, "SAPO temperature, better", "Sharpness of the gate for completions above the group's mean."
     )
-    sapo_temperature_neg: float = _loss(
-        1.05,
-        "SAPO temperature, worse",
-        "Sharpness of the gate for completions below the group's mean.",
-        above=(0, 1_000_000),
-        when=_SAPO,
+    sapo_temperature_neg: float = _sapo(
+        1.05, "SAPO temperature, worse", "Sharpness of the gate for completions below the group's mean."
     )
-    vespo_k_pos: float = _loss(
-        2.0,
-        "VESPO k, better",
-        "Exponent of the ratio for completions above the group's mean.",
-        above=(0, 1_000_000),
-        when=_VESPO,
+    vespo_k_pos: float = _vespo(2.0, "VESPO k, better", "Exponent of the ratio for completions above the group's mean.")
+    vespo_lambda_pos: float = _vespo(
+        3.0, "VESPO lambda, better", "Decay of the weight for completions above the group's mean."
     )
-    vespo_lambda_pos: float = _loss(
-        3.0,
-        "VESPO lambda, better",
-        "Decay of the weight for completions above the group's mean.",
-        above=(0, 1_000_000),
-        when=_VESPO,
-    )
-    vespo_k_neg: float = _loss(
-        3.0,
-        "VESPO k, worse",
-        "Exponent of the ratio for completions below the group's mean.",
-        above=(0, 1_000_000),
-        when=_VESPO,
-    )
-    vespo_lambda_neg: float = _loss(
-        2.0,
-        "VESPO lambda, worse",
-        "Decay of the weight for completions below the group's mean.",
-        above=(0, 1_000_000),
-        when=_VESPO,
+    vespo_k_neg: float = _vespo(3.0, "VESPO k, worse", "Exponent of the ratio for completions below the group's mean.")
+    vespo_lambda_neg: float = _vespo(
+        2.0, "VESPO lambda, worse", "Decay of the weight for completions below the group's mean."
     )
     top_entropy_quantile: float = _entropy(
         1.0, "Entropy share", "Share of the most uncertain tokens that the policy term uses. 1: all.", within=(0, 1)
@@ -231,16 +201,14 @@ class GrpoFields(BaseModel):
         0.2,
         "Entropy target",
         "Target entropy of the adaptive bonus.",
-        within=(0, 100),
-        unit="nats",
+        within=(0, 100, "nats"),
         when=("entropy_adaptive", (True,)),
     )
     off_policy_mask_threshold: float | None = _loss(
         None,
         "Off-policy mask",
         "Skips worse-than-average completions that drifted further than this. Empty: none.",
-        above=(0, 1_000_000),
-        unit="nats a token",
+        above=(0, 1_000_000, "nats a token"),
     )
     mask_truncated_completions: bool = _loss(
         False,
@@ -317,8 +285,7 @@ class GrpoFields(BaseModel):
         10,
         "Rounds at most",
         "Sampling rounds per step before it continues with what it has.",
-        within=(1, 10_000),
-        unit="rounds",
+        within=(1, 10_000, "rounds"),
         when=("dynamic_sampling", (True,)),
     )
     reward_functions: list[str] = _generation(
@@ -379,8 +346,7 @@ class GrpoFields(BaseModel):
         60.0,
         "Reward timeout",
         "A reward function that takes longer than this in one step stops the run.",
-        above=(0, 1_000_000),
-        unit="s",
+        above=(0, 1_000_000, "s"),
         used_by=("rewards", "scoring"),
     )
     reward_isolation: str = _reward_limits(

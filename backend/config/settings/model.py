@@ -73,8 +73,7 @@ class ModelFields(BaseModel):
         16,
         "Layers",
         "Number of last layers that get adapters. −1: all.",
-        within=(-1, 10_000),
-        unit="layers",
+        within=(-1, 10_000, "layers"),
         when=_ADAPTERS,
         used_by=("duration",),
     )
@@ -100,7 +99,7 @@ class ModelFields(BaseModel):
         when=_ADAPTERS,
     )
     dropout: float = _lora(
-        0.0, "Dropout", "Share of adapter inputs set to zero while learning.", ge=0, lt=1, when=_ADAPTERS
+        0.0, "Dropout", "Share of adapter inputs set to zero while learning.", below=(0, 1), when=_ADAPTERS
     )
     lora_keys: list[str] = _advanced_lora(
         [],

@@ -38,48 +38,42 @@ class TrainingFields(BaseModel):
         1000,
         "Iterations",
         "Training steps. Each samples one group per prompt of the batch and learns from it.",
-        within=(1, MOST_STEPS),
-        unit="steps",
+        within=(1, MOST_STEPS, "steps"),
     )
     epochs: int = _steps(
         0,
         "Epochs",
         "Passes over the dataset. Above 0 they set the length of the run instead of Iterations.",
-        within=(0, 1_000_000),
-        unit="passes",
+        within=(0, 1_000_000, "passes"),
     )
     batch_size: int = _steps(
-        1, "Batch", "Prompts per step, before gradient accumulation.", within=(1, MOST_COMPLETIONS), unit="prompts"
+        1, "Batch", "Prompts per step, before gradient accumulation.", within=(1, MOST_COMPLETIONS, "prompts")
     )
     gradient_accumulation_steps: int = _memory(
         1,
         "Gradient accumulation",
         "Multiplies the prompts of a step. Gradients are summed batch by batch, so memory stays the same.",
-        within=(1, MOST_COMPLETIONS),
-        unit="batches",
+        within=(1, MOST_COMPLETIONS, "batches"),
     )
     num_iterations: int = _steps(
         1,
         "Updates per rollout",
         "Weight updates per batch of completions (μ). At 1 the ratio is always 1: Epsilon and Importance have no "
         "effect and the clip chart stays at 0.",
-        within=(1, 10_000),
-        unit="updates",
+        within=(1, 10_000, "updates"),
         used_by=("duration",),
     )
     steps_per_generation: int = _advanced_steps(
         1,
         "Batches per rollout",
         "Optimizer batches sampled at once. Above 1, later batches learn from completions of a slightly older policy.",
-        within=(1, 10_000),
-        unit="batches",
+        within=(1, 10_000, "batches"),
     )
     max_seq_length: int = _steps(
         2048,
         "Max Seq",
         "Prompt plus completion. Rows whose prompt leaves no room for the completion are skipped and counted.",
-        within=(2, MOST_TOKENS),
-        unit="tokens",
+        within=(2, MOST_TOKENS, "tokens"),
         used_by=("prompt_limit", "scoring"),
     )
     seed: int = _steps(
@@ -139,9 +133,9 @@ class TrainingFields(BaseModel):
         within=(0, 1),
         when=("optimizer", ("adamw", "muon", "sgd", "lion", "adafactor")),
     )
-    adam_beta1: float = _advanced_learning(0.9, "Beta 1", "Decay of the mean gradient.", ge=0, lt=1, when=_ADAM)
+    adam_beta1: float = _advanced_learning(0.9, "Beta 1", "Decay of the mean gradient.", below=(0, 1), when=_ADAM)
     adam_beta2: float = _advanced_learning(
-        0.999, "Beta 2", "Decay of the mean squared gradient.", ge=0, lt=1, when=_ADAM
+        0.999, "Beta 2", "Decay of the mean squared gradient.", below=(0, 1), when=_ADAM
     )
     adam_epsilon: float = _advanced_learning(
         1e-8,
@@ -186,7 +180,7 @@ class TrainingFields(BaseModel):
         when=("lr_schedule", (OWN,)),
     )
     lr_warmup_steps: int = _learning(
-        40, "Warm-up", "Updates until the rate reaches its peak.", within=(0, NEVER), unit="updates", when=_RISES
+        40, "Warm-up", "Updates until the rate reaches its peak.", within=(0, NEVER, "updates"), when=_RISES
     )
     lr_warmup_ratio: float | None = _advanced_learning(
         None,
@@ -230,23 +224,21 @@ class TrainingFields(BaseModel):
         10,
         "Report",
         "How often the terminal prints a line. Charts have a point for every step (in MLX LoRA Studio: per report).",
-        within=(1, NEVER),
-        unit="steps",
+        within=(1, NEVER, "steps"),
     )
     steps_per_eval: int = _reports(
-        200, "Eval", "How often held-out prompts are answered and scored. 0: never.", within=(0, NEVER), unit="steps"
+        200, "Eval", "How often held-out prompts are answered and scored. 0: never.", within=(0, NEVER, "steps")
     )
     eval_delay: int = _advanced_reports(
-        0, "Eval delay", "No evaluation before this step, except before training.", within=(0, NEVER), unit="steps"
+        0, "Eval delay", "No evaluation before this step, except before training.", within=(0, NEVER, "steps")
     )
     eval_batch_size: int | None = _advanced_reports(
         None,
         "Eval batch",
         "Held-out prompts answered together; Val Batches and Test Batches count these. Empty: as many as in a step.",
-        within=(1, MOST_COMPLETIONS),
-        unit="prompts",
+        within=(1, MOST_COMPLETIONS, "prompts"),
     )
-    save_every: int = _reports(100, "Save", "How often a checkpoint is written.", within=(1, NEVER), unit="steps")
+    save_every: int = _reports(100, "Save", "How often a checkpoint is written.", within=(1, NEVER, "steps"))
     stop_when: list[Annotated[str, AfterValidator(with_our_name)]] = _best(
         [],
         "Stop when",
@@ -276,8 +268,7 @@ class TrainingFields(BaseModel):
         "Early stopping",
         "Finishes the run after this many evaluations without a better score (without evaluations: checkpoints). "
         "0: never.",
-        within=(0, NEVER),
-        unit="evaluations",
+        within=(0, NEVER, "evaluations"),
     )
     early_stopping_min_delta: float = _best(
         0.0, "Least gain", "Smallest gain that counts for Early stopping.", within=(0, 1_000_000)
@@ -286,19 +277,17 @@ class TrainingFields(BaseModel):
         3,
         "Keep checkpoints",
         "Newest checkpoints kept on disk, besides the best one.",
-        within=(1, NEVER),
-        unit="checkpoints",
+        within=(1, NEVER, "checkpoints"),
     )
     val_batches: int = _reports(
-        25, "Val Batches", "Batches of held-out prompts per evaluation. −1: all.", within=(-1, NEVER), unit="batches"
+        25, "Val Batches", "Batches of held-out prompts per evaluation. −1: all.", within=(-1, NEVER, "batches")
     )
     test: bool = _memory(False, "Evaluate test split", "Evaluates the test split when training ends.")
     test_batches: int = _memory(
         100,
         "Test Batches",
         "Batches of test prompts. −1: all.",
-        within=(-1, NEVER),
-        unit="batches",
+        within=(-1, NEVER, "batches"),
         when=("test", (True,)),
         stays_visible=True,
     )
@@ -323,15 +312,13 @@ class TrainingFields(BaseModel):
         0.0,
         "Memory limit",
         "Memory the run may use; sampling and learning are split to stay within it. 0: a safe share of this machine.",
-        within=(0, 1_000_000),
-        unit="GB",
+        within=(0, 1_000_000, "GB"),
     )
     retry_on_gpu_error: int = _advanced_memory(
         3,
         "Retries after a GPU error",
         "Restarts in a row after a GPU error, each with half the micro-batch. 0: never.",
-        within=(0, 1_000),
-        unit="times",
+        within=(0, 1_000, "times"),
     )
     relax_gpu_timeout: bool = _advanced_memory(
         False,
@@ -348,8 +335,7 @@ class TrainingFields(BaseModel):
         512,
         "Sequence step size",
         "Tokens per piece.",
-        within=(16, MOST_TOKENS),
-        unit="tokens",
+        within=(16, MOST_TOKENS, "tokens"),
         when=("efficient_long_context", (True,)),
         stays_visible=True,
     )
