@@ -391,13 +391,7 @@ def write_report(results: Sequence[CheckResult], path: Path) -> Path:
     save_as(path, json.dumps(whole, indent=1, ensure_ascii=False) + "\n")
     lines = "\n".join(f"{name}: {value}" for name, value in about.items())
     traces = [f"{result.name}\n{result.traceback}" for result in results if result.traceback]
-    parts = [
-        "GRPO Studio self-test",
-        lines,
-        "\n".join(result.line() for result in results),
-        summary(results),
-        *traces,
-    ]
+    parts = ["GRPO Studio self-test", lines, "\n".join(result.line() for result in results), summary(results), *traces]
     text = path.with_suffix(".txt")
     save_as(text, "\n\n".join(parts) + "\n")
     return text

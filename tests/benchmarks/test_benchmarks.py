@@ -27,14 +27,7 @@ from backend.sampling.rollout import Sampler
 from backend.training.batch import pack
 from backend.training.grpo import grpo_learner
 from backend.types import Group
-from benchmarks import (
-    baseline_contenders,
-    contender_process,
-    our_contenders,
-    peers,
-    report,
-    results_file,
-)
+from benchmarks import baseline_contenders, contender_process, our_contenders, peers, report, results_file
 from benchmarks.ablation import SWITCHES
 from benchmarks.contender import Contender
 from benchmarks.random_model import END, model_folder
