@@ -74,9 +74,6 @@ def settings_of(raw: Mapping[str, Any]) -> Config:
     return Config(**{key: value for key, value in given.items() if key not in wrong})
 
 
-# Reading
-
-
 @dataclass(slots=True)
 class LoadedDataset:
     """A loaded dataset. `computed` caches derived values."""
@@ -115,15 +112,8 @@ def open_dataset(config: Config, map_rows: MapRows | None = None) -> LoadedDatas
 def _written(path: Path) -> list[tuple[str, int, int]]:
     """Name, time and size of the possible source files; [] if unreadable."""
     try:
-        files = [path] if path.is_file() else _data_files(path)
-        return [(file.name, file.stat().st_mtime_ns, file.stat().st_size) for file in files]
-    except OSError:
-        return []
-
-
-def _data_files(folder: Path) -> list[Path]:
-    try:
-        return sorted(file for file in folder.iterdir() if file.suffix in DATA_SUFFIXES and file.is_file())
+        files = [path] if path.is_file() else sorted(file for file in path.iterdir() if file.suffix in DATA_SUFFIXES)
+        return [(file.name, file.stat().st_mtime_ns, file.stat().st_size) for file in files if file.is_file()]
     except OSError:
         return []
 
@@ -157,44 +147,38 @@ def hub_choices(data: str, config_name: str) -> dict[str, list[str]]:
     return {"configs": configs, "splits": splits}
 
 
-# Splits and columns
-
-
 def overview(config: Config, map_rows: MapRows | None = None) -> dict[str, Any]:
     """Dataset summary for the page, with problems if it cannot be read.
 
     {form, splits {split: {rows, about, source, unanswered, repeated}}, names, columns, likely, faults, notes, written}.
     `about`: estimated rows of a large file, else None.
     """
-    form, names = form_of(config.data), list[str]()
-    if form == "folder":
-        names = list(dict.fromkeys(file.stem for file in _data_files(user_path(config.data, "data"))))
-    known: dict[str, Any] = {"form": form, "names": names}
-    known |= {"splits": {}, "columns": [], "likely": {}, "faults": [], "notes": [], "written": []}
+    form, written = form_of(config.data), list[tuple[str, int, int]]()
+    known: dict[str, Any] = {"form": form, "names": [], "splits": {}, "columns": [], "likely": {}, "notes": []}
     try:
-        known["written"] = _written(user_path(config.data, "data"))
+        written = _written(user_path(config.data, "data"))
+        known |= {"faults": [], "written": written}
+        if form == "folder":
+            known["names"] = list(dict.fromkeys(Path(name).stem for name, _, _ in written))
         opened = open_dataset(config, map_rows)
     except UserError as error:
-        return known | {"faults": [fault.to_dict() for fault in error.faults]}
+        return known | {"faults": [fault.to_dict() for fault in error.faults], "written": written}
     present = [split for split in SPLITS if opened.rows(split)]
     columns = columns_of([opened.rows(split) for split in present])
     by_split = (check_columns(opened.rows(split), config, opened.source(split, config)) for split in present)
     faults = next((faults for faults in by_split if faults), [])  # as `check`: of the first split that has any
+    for split in present:
+        key = ("gaps", split, config.prompt_feature, config.system_feature, config.answer_feature)
+        if key not in opened.computed:
+            opened.computed[key] = gaps(opened.rows(split), config)
+        about = {"about": opened.splits.about.get(split), "source": opened.splits.source.get(split, "")}
+        known["splits"][split] = {"rows": len(opened.rows(split)), **about, **opened.computed[key]}
     return known | {
-        "splits": {split: _split(opened, split, config) for split in present},
         "columns": columns,
         "likely": likely(columns, config),
         "faults": [fault.to_dict() for fault in faults],
         "notes": opened.splits.notes,
     }
-
-
-def _split(opened: LoadedDataset, split: str, config: ColumnSettings) -> dict[str, Any]:
-    key = ("gaps", split, config.prompt_feature, config.system_feature, config.answer_feature)
-    if key not in opened.computed:
-        opened.computed[key] = gaps(opened.rows(split), config)
-    source, about = opened.splits.source.get(split, ""), opened.splits.about.get(split)
-    return {"rows": len(opened.rows(split)), "about": about, "source": source, **opened.computed[key]}
 
 
 def gaps(rows: Rows, config: ColumnSettings) -> dict[str, int | None]:
@@ -255,8 +239,6 @@ def likely(columns: Sequence[Mapping[str, str]], config: ColumnSettings) -> dict
             guessed[key] = name
     return guessed
 
-
-# One row's prompt
 
 _loaded: tuple[Any, Any] | None = None
 _loading = threading.Lock()
@@ -353,9 +335,6 @@ def prompt_pieces(tokens: Sequence[int], tokenizer: Any) -> list[dict[str, Any]]
         text = both.removeprefix(prefix) if both.startswith(prefix) else decoded(ids)
         pieces.append({"text": text, "ids": ids, "special": ids[0] in special})
     return pieces
-
-
-# All prompts' lengths
 
 
 @dataclass

@@ -16,7 +16,7 @@ from itertools import chain, islice
 from typing import Any
 
 from backend.config.setting_groups import PromptSettings
-from backend.data.files import Row, Rows
+from backend.data.files import Rows
 from backend.data.problems import PromptFormat, messages_of
 from backend.data.rows import shown_source
 from backend.training.variety import distinct_ngrams
@@ -110,26 +110,20 @@ class PromptVariety:
     """Different words over all words."""
     distinct_2: float
     """Different word pairs over all pairs."""
-    pattern_share: float
-    """Share of the most frequent wording, ignoring numbers."""
     patterns: int
     """Different wordings, ignoring numbers."""
+    pattern_share: float
     opening: str
-    """Most frequent first words."""
     opening_share: float
     answers: int
     answer: str
     answer_share: float
-    """Its share of the rows with an answer."""
+    """Of the rows with an answer."""
 
     @property
     def different(self) -> int:
         """Prompts that repeat no other."""
         return self.rows - self.repeated - self.nearly_repeated
-
-    @property
-    def repeat_share(self) -> float:
-        return 1 - self.different / self.rows if self.rows else 0.0
 
     def to_dict(self) -> dict[str, Any]:
         """{total, rows, repeated, level, verdict, figures [[name, value, help], …]}."""
@@ -140,77 +134,65 @@ class PromptVariety:
 
 def prompt_variety(rows: Rows, config: PromptSettings, source: str) -> PromptVariety:
     """Variety of a split's prompts; `source` names it. Skips invalid rows."""
-    texts, answers = list[tuple[str, Words]](), list[str]()
-    prompt_format, named, words = PromptFormat.of(config), shown_source(source), 0
+    texts, answers, read = list[tuple[str, Words]](), Counter[str](), 0
+    prompt_format, named = PromptFormat.of(config), shown_source(source)
     for index in random.Random(0).sample(range(len(rows)), min(SAMPLE, len(rows))):
         try:
-            text = _text(row := rows[index], prompt_format, f"row {index + 1} of {named}")
+            chat = messages_of(row := rows[index], prompt_format, f"row {index + 1} of {named}")
         except UserError:
             continue
+        text = "\n".join(message["content"] for message in chat if message["role"] != "system")
         texts.append((text, words_of(text[:LONGEST])))
-        answer = row.get(prompt_format.answer_column)
-        answers.append("" if answer is None else quote(answer, LONGEST_ANSWER))
-        words += len(texts[-1][1])
-        if words > MOST_WORDS:
+        if (answer := row.get(prompt_format.answer_column)) is not None and (shown := quote(answer, LONGEST_ANSWER)):
+            answers[shown] += 1
+        read += len(texts[-1][1])
+        if read > MOST_WORDS:
             break
-    return _measured(len(rows), texts, answers)
-
-
-def _text(row: Row, prompt_format: PromptFormat, where: str) -> str:
-    """A prompt's text without system messages."""
-    chat = messages_of(row, prompt_format, where)
-    return "\n".join(message["content"] for message in chat if message["role"] != "system")
+    worded = list(dict.fromkeys(words for _, words in texts))
+    repeated = len(texts) - len({text for text, _ in texts})
+    masked = {word: "#" if _DIGIT.search(word) else word for words in worded for word in words}
+    patterns = Counter(tuple(map(masked.__getitem__, words)) for _, words in texts)
+    openings = Counter(" ".join(words[:OPENING]) for _, words in texts)
+    (_, alike), (opening, opened), (answer, same) = (
+        next(iter(counts.most_common(1)), ("", 0)) for counts in (patterns, openings, answers)
+    )
+    sample: list[Words] = []  # the first DISTINCT_WORDS words
+    left = DISTINCT_WORDS
+    for _, words in texts:
+        if left > 0:
+            sample.append(words[:left])
+            left -= len(words)
+    return PromptVariety(
+        total=len(rows),
+        rows=len(texts),
+        repeated=repeated,
+        nearly_repeated=len(texts) - len(worded) - repeated + near_repeats(worded),
+        distinct_1=distinct_ngrams(sample, 1),
+        distinct_2=distinct_ngrams(sample, 2),
+        patterns=len(patterns),
+        pattern_share=alike / max(1, len(texts)),
+        opening=opening,
+        opening_share=opened / max(1, len(texts)),
+        answers=len(answers),
+        answer=answer,
+        answer_share=same / max(1, answers.total()),
+    )
 
 
 def words_of(text: str) -> Words:
     return tuple(_WORD.findall(unicodedata.normalize("NFKC", text).casefold()))
 
 
-def _measured(total: int, texts: Sequence[tuple[str, Words]], answers: Sequence[str]) -> PromptVariety:
-    worded = list(dict.fromkeys(words for _, words in texts))
-    repeated = len(texts) - len({text for text, _ in texts})
-    masked = {word: "#" if _DIGIT.search(word) else word for words in worded for word in words}
-    patterns = Counter(tuple(map(masked.__getitem__, words)) for _, words in texts)
-    openings = Counter(words[:OPENING] for _, words in texts)
-    spread = Counter(answer for answer in answers if answer)
-    (_, alike), (opening, opened), (answer, same) = map(_commonest, (patterns, openings, spread))
-    sample: list[Words] = []  # the first DISTINCT_WORDS words
-    left, rows = DISTINCT_WORDS, max(1, len(texts))
-    for _, words in texts:
-        if left > 0:
-            sample.append(words[:left])
-            left -= len(words)
-    return PromptVariety(
-        total=total,
-        rows=len(texts),
-        repeated=repeated,
-        nearly_repeated=len(texts) - len(worded) - repeated + near_repeats(worded),
-        distinct_1=distinct_ngrams(sample, 1),
-        distinct_2=distinct_ngrams(sample, 2),
-        pattern_share=alike / rows,
-        patterns=len(patterns),
-        opening=" ".join(opening),
-        opening_share=opened / rows,
-        answers=len(spread),
-        answer=answer,
-        answer_share=same / max(1, spread.total()),
-    )
-
-
-def _commonest(counts: Counter[Any]) -> tuple[Any, int]:
-    """Most frequent value and its count, or ("", 0)."""
-    return next(iter(counts.most_common(1)), ("", 0))
-
-
-def verdict(variety: PromptVariety) -> tuple[str, str]:
+def verdict(of: PromptVariety) -> tuple[str, str]:
     """("good", "note" or "poor", a message with advice). A note may be intended."""
-    of = variety
     if not of.rows:
         return "good", ""
-    if of.repeat_share >= MANY_REPEATS:
-        repeats = f"{of.repeat_share:.0%} of the prompts repeat another, exactly or nearly"
-        consequence = "so a run sees some questions more often than others"
-        return "poor", f"{repeats}, {consequence}. Leave them out, or put others in their place."
+    repeats = 1 - of.different / of.rows
+    if repeats >= MANY_REPEATS:
+        consequence = (
+            "so a run sees some questions more often than others. Leave them out, or put others in their place."
+        )
+        return "poor", f"{repeats:.0%} of the prompts repeat another, exactly or nearly, {consequence}"
     if of.different < FEW:
         there = "There is one prompt" if of.different == 1 else f"There are {of.different} different prompts"
         return "poor", f"{there}: a model learns so few by heart. Add more, some hundreds at least."
@@ -227,10 +209,16 @@ def verdict(variety: PromptVariety) -> tuple[str, str]:
     return "good", f"{varied}, and neither a wording nor an answer prevails."
 
 
-def figures(variety: PromptVariety) -> list[tuple[str, str, str]]:
+def figures(of: PromptVariety) -> list[tuple[str, str, str]]:
     """(name, value, help) of each figure."""
-    of, words = variety, f"in {DISTINCT_WORDS:,} words of prompts"
-    near = f"{of.nearly_repeated:,} ({_share(of.nearly_repeated / of.rows)})" if of.nearly_repeated else "0"
+
+    def share(part: float, text: str | None = None) -> str:
+        """Percentage, with the text that it is of; never rounds a positive share to 0."""
+        percent = "under 1%" if 0 < part < 0.01 else f"{part:.0%}"
+        return percent if text is None else f"{percent} “{quote(text, 40)}”" if text else "–"
+
+    words = f"in {DISTINCT_WORDS:,} words of prompts"
+    near = f"{of.nearly_repeated:,} ({share(of.nearly_repeated / of.rows)})" if of.nearly_repeated else "0"
     opening = f"The most frequent first {OPENING} words, and how many rows begin with them."
     answer = "The most frequent answer, and how many of the answered rows have it."
     return [
@@ -238,17 +226,8 @@ def figures(variety: PromptVariety) -> list[tuple[str, str, str]]:
         ("Distinct-1", f"{of.distinct_1:.0%}", f"Different words over all words, {words}."),
         ("Wordings", f"{of.patterns:,}", "Different prompts, where numbers do not count."),
         ("Distinct-2", f"{of.distinct_2:.0%}", f"Different pairs of words over all words, {words}."),
-        ("Top wording", _share(of.pattern_share), "Rows of the most frequent wording, where numbers do not count."),
+        ("Top wording", share(of.pattern_share), "Rows of the most frequent wording, where numbers do not count."),
         ("Answers", f"{of.answers:,}", "Different answers."),
-        ("Top opening", _quoted(of.opening_share, of.opening), opening),
-        ("Top answer", _quoted(of.answer_share, of.answer), answer),
+        ("Top opening", share(of.opening_share, of.opening), opening),
+        ("Top answer", share(of.answer_share, of.answer), answer),
     ]
-
-
-def _share(share: float) -> str:
-    """Percentage; never rounds a positive share to 0."""
-    return "under 1%" if 0 < share < 0.01 else f"{share:.0%}"
-
-
-def _quoted(share: float, text: str) -> str:
-    return f"{_share(share)} “{quote(text, 40)}”" if text else "–"
