@@ -153,9 +153,8 @@ def prompt_variety(rows: Rows, config: PromptSettings, source: str) -> PromptVar
     masked = {word: "#" if _DIGIT.search(word) else word for words in worded for word in words}
     patterns = Counter(tuple(map(masked.__getitem__, words)) for _, words in texts)
     openings = Counter(" ".join(words[:OPENING]) for _, words in texts)
-    (_, alike), (opening, opened), (answer, same) = (
-        next(iter(counts.most_common(1)), ("", 0)) for counts in (patterns, openings, answers)
-    )
+    opening, opened = next(iter(openings.most_common(1)), ("", 0))
+    answer, same = next(iter(answers.most_common(1)), ("", 0))
     sample: list[Words] = []  # the first DISTINCT_WORDS words
     left = DISTINCT_WORDS
     for _, words in texts:
@@ -170,7 +169,7 @@ def prompt_variety(rows: Rows, config: PromptSettings, source: str) -> PromptVar
         distinct_1=distinct_ngrams(sample, 1),
         distinct_2=distinct_ngrams(sample, 2),
         patterns=len(patterns),
-        pattern_share=alike / max(1, len(texts)),
+        pattern_share=max(patterns.values(), default=0) / max(1, len(texts)),
         opening=opening,
         opening_share=opened / max(1, len(texts)),
         answers=len(answers),

@@ -58,13 +58,6 @@ def test_a_preset_keeps_model_data_and_rewards_unless_it_says_so(candidate: Pres
     assert candidate.brings == (candidate.title in ("GSM8K", "DeepMath"))
 
 
-def test_a_preset_of_a_dataset_leaves_nothing_of_the_dataset_before(draft: Draft):
-    draft.update({"prompt_template": "{x}", "valid_data": "other.jsonl", "dataset_config": "b"})
-    draft.apply(next(candidate for candidate in ALL if candidate.title == "DeepMath"))
-    assert (draft.value("prompt_template"), draft.value("valid_data"), draft.value("dataset_config")) == ("", "", "")
-    assert draft.value("data") == "trl-lib/DeepMath-103K" and draft.value("model") == MINE["model"]
-
-
 @pytest.mark.parametrize("candidate", ALL, ids=lambda candidate: candidate.name)
 def test_the_preview_of_a_preset_is_what_it_changes(candidate: Preset, draft: Draft):
     before = draft.values()
@@ -73,11 +66,6 @@ def test_the_preview_of_a_preset_is_what_it_changes(candidate: Preset, draft: Dr
     assert {key: draft.value(key) for key in changed} == changed
     assert all(draft.value(key) == before[key] for key in SETTINGS if key not in changed)
     assert candidate.changes(draft.values()) == []
-
-
-def test_the_demo_preset_gives_the_settings_of_the_demo(draft: Draft):
-    draft.apply(ALL[0])
-    assert draft.is_demo and draft.path is None
 
 
 @pytest.mark.parametrize(
@@ -94,14 +82,6 @@ def test_an_invalid_preset_file_is_refused_with_a_sentence(tmp_path: Path, text:
     (tmp_path / "bad.yaml").write_text(text)
     with pytest.raises(UserError, match=why):
         preset(tmp_path / "bad.yaml")
-
-
-def test_a_file_added_to_the_folder_is_a_preset(tmp_path: Path):
-    (tmp_path / "mine.yaml").write_text("# Mine\n# As I like it.\nseed: 3\n")
-    assert [candidate.title for candidate in presets(tmp_path)] == ["Mine"]
-
-
-# The panel
 
 
 @pytest.fixture
@@ -133,17 +113,3 @@ def test_a_preset_is_chosen_and_applied_by_keyboard(panel: PresetPanel, draft: D
     QTest.keyClick(panel.list, Qt.Key.Key_Return)
     assert draft.value("grpo_loss_type") == "dapo"
     assert draft.value("model") == "me/mine"
-
-
-def test_a_preset_that_changes_nothing_cannot_be_applied(draft: Draft, qtbot):
-    draft.apply(ALL[4])
-    panel = PresetPanel(ALL, draft.values())
-    qtbot.addWidget(panel)
-    panel.list.setCurrentRow(4)
-    assert not panel.apply.isEnabled()
-    assert panel.keeps.text() == "The form is like this already."
-
-
-def test_the_demo_says_that_it_replaces_everything(panel: PresetPanel):
-    panel.list.setCurrentRow(0)
-    assert "replaces the whole form" in panel.keeps.text()

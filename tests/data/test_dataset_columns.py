@@ -43,7 +43,3 @@ def test_an_unreadable_file_has_no_columns(tmp_path: Path):
 )  # fmt: skip
 def test_usual_column_names_are_recognised(columns: list[str], expected: dict[str, str]):
     assert guessed(columns) == expected
-
-
-def test_no_column_is_guessed_for_two_settings():
-    assert guessed(["question answer"]) == {"prompt_feature": "question answer"}

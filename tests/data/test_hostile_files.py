@@ -14,7 +14,7 @@ import pytest
 from backend.config.config import Config, parse
 from backend.data.dataset_columns import columns_of
 from backend.data.files import read_file
-from backend.data.rows import check_columns, read_splits
+from backend.data.rows import read_splits
 from backend.serve import dataset_questions
 from backend.serve.questions import QuestionCall
 from backend.utils.errors import UserError
@@ -58,12 +58,6 @@ def test_nan_and_infinity_are_numbers_of_a_row(tmp_path: Path) -> None:
     assert read_splits(settings(tmp_path / "a.jsonl")).train[0]["most"] == float("inf")
 
 
-def test_a_file_that_claims_a_terabyte_is_not_read(tmp_path: Path) -> None:
-    with (tmp_path / "a.jsonl").open("wb") as file:
-        file.truncate(10**12)
-    assert "that can be read here" in sentence(tmp_path / "a.jsonl")
-
-
 @pytest.mark.parametrize("is_folder", [False, True])
 def test_a_pipe_is_never_opened(tmp_path: Path, is_folder: bool) -> None:
     os.mkfifo(tmp_path / "train.jsonl")
@@ -82,20 +76,6 @@ def test_parquet_columns_of_one_name_are_refused_and_repeated_text_is_read(tmp_p
     assert "two columns called prompt" in sentence(
         parquet(tmp_path / "b.parquet", table.rename_columns(["prompt"] * 2))
     )
-
-
-def test_values_that_python_does_not_have(tmp_path: Path) -> None:
-    odd = pyarrow.table({"prompt": ["hi"], "when": pyarrow.array([2**50], pyarrow.timestamp("ms"))})
-    assert "cannot be read as parquet" in sentence(parquet(tmp_path / "a.parquet", odd))
-
-
-def test_a_sentence_about_thousands_of_columns_names_some_and_counts_the_rest() -> None:
-    row = {"a\n\x1b[31m": 1, "n" * 10_000: 2, **{f"column {number}": 3 for number in range(3000)}}
-    (fault,) = check_columns(
-        [row], settings("x", reward_functions=["r1_count_xml"]), "/somewhere/" + "deep/" * 50 + "train.csv"
-    )
-    assert fault.setting == "prompt_feature" and len(fault.sentence) <= 200 and fault.sentence.isprintable()
-    assert fault.sentence.endswith("and 2,997 more.")
 
 
 def test_the_page_survives_what_check_refuses(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from backend.config.config import resolve_paths
 from backend.data.rows import read_splits
 from tests.data.test_rows import ROWS, mistake, settings, write
 
@@ -60,17 +59,6 @@ def test_named_sets_have_columns_and_patterns_of_their_own(tmp_path: Path, train
     assert list(splits.evals) == ["easy", "hard"]
     assert splits.evals["easy"].rows == ROWS[:2]
     assert splits.evals["hard"].rows == [{"problem": "?", "solution": "7"}]
-
-
-def test_paths_are_relative_to_the_file_with_the_settings(tmp_path: Path, train: Path) -> None:
-    raw = {
-        "data": "train.jsonl",
-        "valid_data": "train.jsonl",
-        "eval_data": {"a": "train.jsonl", "b": {"data": "train.jsonl"}, "c": "own/er"},
-    }
-    found = resolve_paths(tmp_path, raw)
-    assert found["valid_data"] == found["eval_data"]["a"] == found["eval_data"]["b"]["data"] == str(train)
-    assert found["eval_data"]["c"] == "own/er"
 
 
 @pytest.mark.parametrize("key", ["valid_data", "test_data"])

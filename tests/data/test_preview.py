@@ -97,12 +97,6 @@ def test_a_folder_has_a_split_for_each_file(ask, tmp_path: Path) -> None:
     assert [fault["setting"] for fault in missing["faults"]] == ["data"]
 
 
-def test_held_out_rows_are_a_split_without_a_source_file(ask, tmp_path: Path) -> None:
-    overview = ask("preview", MAPPED | {"data": str(write(tmp_path / "rows.jsonl")), "validation_split": 0.34})
-    assert {split: (about["rows"], bool(about["source"])) for split, about in overview["splits"].items()} == {
-        "train": (2, True), "valid": (1, False)}  # fmt: skip
-
-
 def test_each_column_has_the_kind_of_its_cells(ask, tmp_path: Path) -> None:
     chat = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Yes?"}]
     rows = [{"prompt": chat, "answer": None, "n": 1, "yes": True, "tags": ["a"], "more": {"b": 1}}]
@@ -112,25 +106,6 @@ def test_each_column_has_the_kind_of_its_cells(ask, tmp_path: Path) -> None:
         "prompt": "messages", "answer": "empty", "n": "number", "yes": "yes or no", "tags": "list", "more": "object"}  # fmt: skip
     cells = ask("preview_rows", {"data": data}, start=0, count=1)["rows"][0]
     assert cells["prompt"] == "user: Hello\nassistant: Yes?" and cells["answer"] == "" and cells["more"] == '{"b": 1}'
-
-
-@pytest.mark.parametrize(
-    ("names", "guessed"),
-    [
-        (["question", "solution"], {"prompt_feature": "question", "answer_feature": "solution"}),
-        (["Problem", "Expected_Answer", "id"], {"prompt_feature": "Problem", "answer_feature": "Expected_Answer"}),
-        (["user_query", "gold_label"], {"prompt_feature": "user_query", "answer_feature": "gold_label"}),
-        (["prompt", "target"], {"answer_feature": "target"}),
-        (["User prompt", "Final Answer"], {"prompt_feature": "User prompt", "answer_feature": "Final Answer"}),
-        (["a", "b"], {}),
-        (["prompt", "answer", "question"], {}),
-    ],
-)
-def test_likely_columns_are_guessed_from_their_names(
-    ask, tmp_path: Path, names: list[str], guessed: dict[str, str]
-) -> None:
-    data = str(write(tmp_path / "rows.jsonl", [dict.fromkeys(names, "text")]))
-    assert ask("preview", {"data": data})["likely"] == guessed
 
 
 def test_a_file_is_read_again_only_when_it_changes(ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,12 +164,6 @@ def test_a_row_without_a_prompt_is_counted_with_the_sentence_of_check(ask, tmp_p
         {"name": "answer", "kind": "text", "text": "3"}]  # fmt: skip
 
 
-def test_invalid_settings_are_replaced_by_their_defaults() -> None:
-    config = previews.settings_of({"data": "d", "max_seq_length": -1, "prompt_feature": "", "reward_functions": []})
-    assert (config.max_seq_length, config.prompt_feature, config.data) == (2048, "prompt", "d")
-    assert config.reward_functions
-
-
 def test_a_row_that_no_longer_exists_is_a_mistake(ask, tmp_path: Path) -> None:
     data = str(write(tmp_path / "rows.jsonl"))
     with pytest.raises(UserError, match=r"has no row 4 any more"):
@@ -230,14 +199,6 @@ def test_the_preview_shows_the_tokens_of_training(ask, tmp_path: Path, model: Pa
     assert ask("preview_rows", settings, start=0, count=3)["tokens"] == [
         len(trained_problem.tokens) for trained_problem in trained if trained_problem
     ]
-
-
-def test_special_tokens_are_pieces_of_their_own(ask, tmp_path: Path) -> None:
-    row = ask("preview_row", MAPPED | {"data": str(write(tmp_path / "rows.jsonl"))}, index=0)
-    assert [(piece["text"], piece["special"]) for piece in row["pieces"]] == [
-        ("<|im_start|>", True), ("user\nWhat is 1 plus 1?", False), ("<|im_end|>", True), ("\n", False),
-        ("<|im_start|>", True), ("assistant\n", False),
-    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -313,30 +274,12 @@ def test_a_dataset_in_a_cache_is_read(ask, caches: Path, monkeypatch: pytest.Mon
 
     (caches / cache).mkdir(parents=True)
     loaded: list[Any] = []
-    dataset = datasets.DatasetDict(train=datasets.Dataset.from_list(ROWS), test=datasets.Dataset.from_list(ROWS[:1]))
+    dataset = datasets.DatasetDict(train=datasets.Dataset.from_list(ROWS), test=datasets.Dataset.from_list(ROWS[:1]))  # pyright: ignore
     monkeypatch.setattr(datasets, "load_dataset", lambda *which: loaded.append(which) or dataset)
     overview = ask("preview", MAPPED | {"data": "owner/MySums", "dataset_config": "main"})
     assert loaded == [("owner/MySums", "main")] and overview["form"] == "hub"
     assert {split: (about["rows"], about["source"]) for split, about in overview["splits"].items()} == {
         "train": (3, "owner/MySums, train"), "test": (1, "owner/MySums, test")}  # fmt: skip
-
-
-def test_configurations_and_splits_come_from_the_hub(ask, monkeypatch: pytest.MonkeyPatch) -> None:
-    import datasets
-
-    requests: list[Any] = []
-    monkeypatch.setattr(datasets, "get_dataset_config_names", lambda data: ["main", "socratic"])
-    monkeypatch.setattr(datasets, "get_dataset_split_names", lambda *which: requests.append(which) or ["train", "test"])
-    choices = ask("preview_choices", {"data": "owner/sums", "dataset_config": "socratic"})
-    assert choices == {"configs": ["main", "socratic"], "splits": ["train", "test"]}
-    assert requests == [("owner/sums", "socratic")]
-
-    def unreachable(*_: Any) -> Any:
-        raise ConnectionError
-
-    monkeypatch.setattr(datasets, "get_dataset_config_names", unreachable)
-    monkeypatch.setattr(datasets, "get_dataset_split_names", unreachable)
-    assert ask("preview_choices", {"data": "owner/sums"}) == {"configs": [], "splits": []}
 
 
 def test_a_hundred_thousand_rows_are_previewed_in_two_seconds(ask, tmp_path: Path) -> None:

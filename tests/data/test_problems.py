@@ -84,14 +84,6 @@ def test_a_rows_system_message_replaces_the_common_one(tokenizer: Any) -> None:
     assert renamed[0].messages[0] == {"role": "system", "content": "mine"}
 
 
-def test_chat_template_variables_reach_the_template(tokenizer: Any) -> None:
-    rows = [{"prompt": "a", "answer": ""}]
-    plain, thinking = (
-        problems(tokenizer, rows, chat_template_kwargs=options)[0] for options in ({}, {"enable_thinking": True})
-    )
-    assert text_of(tokenizer, thinking) == text_of(tokenizer, plain) + "<think>\n"
-
-
 def test_without_a_chat_template_the_messages_are_joined_as_text(tmp_path: Path) -> None:
     bare = tokenizer_in(tmp_path, lambda config: config.pop("chat_template"))
     messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]

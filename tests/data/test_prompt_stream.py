@@ -39,13 +39,3 @@ def test_the_cursor_alone_resumes_the_order(count: int, at: int) -> None:
     prompt_stream.take(120)
     prompt_stream.cursor = at  # a step that was stopped puts its problems back
     assert indices(prompt_stream, 150 - at) == uninterrupted[at:]
-
-
-def test_each_epoch_and_each_seed_shuffles_differently() -> None:
-    prompt_stream = PromptStream(problems(20), 0)
-    first, second = indices(prompt_stream, 20), indices(prompt_stream, 20)
-    assert (
-        first != second != sorted(second)
-        and first != list(range(20))
-        and indices(PromptStream(problems(20), 1), 20) != first
-    )

@@ -51,15 +51,6 @@ def test_near_repeats_are_those_of_comparing_every_pair() -> None:
     assert 10 < len(texts) - len(kept) == near.near_repeats(texts)
 
 
-def test_an_instruction_before_every_question_makes_no_repeats() -> None:
-    instruction = (
-        "Think step by step, and write the last line as Answer followed by the number alone, without any other text. "
-    )
-    questions = [f"{instruction}{text(6)}?" for _ in range(200)]
-    assert variety(questions).nearly_repeated == 0
-    assert variety(questions + [question.upper() for question in questions[:50]]).nearly_repeated == 50
-
-
 @pytest.mark.parametrize(
     ("one", "other", "is_same"),
     [

@@ -14,11 +14,8 @@ import pytest
 from mlx_lm.utils import load_tokenizer
 
 from backend.config.config import Config, parse
-from backend.data import prompts as prompts_module
 from backend.data.problems import PromptFormat, fitting_problem
 from backend.data.prompts import FIRST_ROWS, BackgroundTokenizer, PromptStream, TokenizedPrompts, measure_first_rows
-from backend.runs.events import read_events
-from backend.runs.run_folder import RunFolder
 from backend.trainer import run_context
 from backend.types import Problem
 from backend.utils.errors import UserError
@@ -135,21 +132,6 @@ def test_a_large_dataset_is_not_tokenised_before_the_first_step(tokenizer: Any) 
     assert not prompts.unmeasured() and prompts.fitting == len(rows)
 
 
-def test_rows_are_tokenised_until_one_fits(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prompts_module, "FIRST_ROWS", 2)
-    monkeypatch.setattr(prompts_module, "ROWS_PER_CALL", 4)
-    long, short = {"prompt": "word " * 300, "answer": ""}, {"prompt": "a", "answer": ""}
-    prompts = tokenized(tokenizer, [long] * 9 + [short] + [long] * 9)
-    measure_first_rows(prompts, "train")
-    assert prompts.fitting == 1 and prompts.unmeasured()
-    with pytest.raises(UserError) as caught:
-        measure_first_rows(tokenized(tokenizer, [long] * 9), "valid")
-    assert str(caught.value) == (
-        "max_seq_length: Every prompt of the valid split is longer than the 150 tokens that Max Seq leaves beside the "
-        "completion; raise Max Seq or lower Completion."
-    )
-
-
 @pytest.mark.parametrize(
     "broken", [{"prompt": "", "answer": ""}, {"prompt": "a \ud83d b", "answer": ""}, {"answer": ""}]
 )
@@ -180,19 +162,6 @@ def test_a_row_that_the_template_refuses_is_named_from_the_background(tmp_path: 
     with pytest.raises(UserError) as caught:
         background_tokenizer.new_notes()
     assert str(caught.value) == "prompt_feature: The model's chat template refuses row 41 of rows.jsonl: No shouting."
-
-
-def test_the_event_log_notes_rows_found_too_long_in_the_background(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(prompts_module, "FIRST_ROWS", 2)
-    rows = [{"prompt": "word " * (200 if n % 5 == 4 else 1), "answer": ""} for n in range(20)]
-    (tmp_path / "some.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    raw = small_run.settings_for(tmp_path, data=str(tmp_path / "some.jsonl"), iters=10)
-    run = RunFolder(tmp_path / "run")
-    assert small_run.train_here(raw, run).kind == "finished"
-    notes = [event["sentence"] for event in read_events(run.events) if event["kind"] == "note"]
-    assert any(sentence.startswith("4 of 20 rows of the train split are left out") for sentence in notes)
 
 
 def test_the_longest_prompt_is_found_at_any_position(

@@ -10,7 +10,6 @@ import pytest
 
 from backend.config.config import problems
 from backend.data.rows import read_splits
-from backend.utils.errors import UserError
 from tests.data.test_rows import mistake, settings, write
 
 GSM8K = [
@@ -119,11 +118,3 @@ def test_a_map_function_changes_rows_and_leaves_some_out(gsm8k: Path, streaming:
     assert [row["question"] for row in splits.train] == [GSM8K[n]["question"] for n in (0, 2, 3)]
     (note,) = splits.notes
     assert note.startswith("1 of 4 rows of train are left out: the map function shorter returned None for them")
-
-
-def test_a_map_function_that_changes_its_mind_about_a_streamed_row_is_refused(gsm8k: Path) -> None:
-    config = settings(gsm8k, map_function="f", reward_functions_file="f.py", streaming=True)
-    answers = iter([GSM8K, [None]])
-    rows = read_splits(config, lambda name, rows, where: list(next(answers))).train
-    with pytest.raises(UserError, match=r"kept row 2 of .* at first and left it out now"):
-        rows[1]

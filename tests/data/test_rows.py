@@ -19,7 +19,6 @@ import pyarrow.parquet
 import pytest
 
 from backend.config.config import Config, parse
-from backend.data import rows
 from backend.data.rows import check_columns, read_splits
 from backend.utils.command import backend_environment
 from backend.utils.errors import UserError
@@ -72,13 +71,6 @@ def test_a_folder_has_a_split_for_each_file(tmp_path: Path, suffix: str) -> None
     splits = read_splits(settings(tmp_path))
     assert (splits.train, splits.valid, splits.test) == (ROWS, ROWS[:2], ROWS[2:3])
     assert splits.source["valid"] == str(tmp_path / f"validation{suffix}")
-
-
-def test_splits_may_have_any_name(tmp_path: Path) -> None:
-    for name, content in (("learn", ROWS), ("dev", ROWS[:1]), ("valid", ROWS[:2])):
-        write(tmp_path / f"{name}.jsonl", content)
-    splits = read_splits(settings(tmp_path, train_split="learn", valid_split="dev"))
-    assert (splits.train, splits.valid, splits.test) == (ROWS, ROWS[:1], [])
 
 
 def test_a_named_split_that_does_not_exist_is_a_mistake(tmp_path: Path) -> None:
@@ -134,22 +126,12 @@ def test_the_held_out_share_is_the_same_every_time(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", [{"prompt": str(n), "answer": ""} for n in range(50)])
     first, again, other_seed = (read_splits(settings(path, validation_split=0.1, seed=seed)) for seed in (1, 1, 2))
     assert len(first.valid) == 5 and len(first.train) == 45
-    numbers = [int(row["prompt"]) for row in first.train + first.valid]
+    numbers = [int(row["prompt"]) for row in [*first.train, *first.valid]]
     assert sorted(numbers) == list(range(50)) and numbers[:45] == sorted(numbers[:45])
     assert first.valid == again.valid != other_seed.valid
     assert len(read_splits(settings(path, validation_split=0.001)).valid) == 1, "a share above 0 holds at least one"
     setting, sentence = mistake(read_splits, settings(path, validation_split=0.999))
     assert setting == "validation_split" and "Holding out 50 of 50 rows" in sentence
-
-
-def test_of_very_many_rows_the_held_out_share_is_drawn_without_a_shuffle(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shuffling thirty million rows took a quarter of a minute."""
-    monkeypatch.setattr(rows, "MOST_SHUFFLED", 100)
-    for size, count in ((100, 30), (101, 30), (5000, 1), (5000, 4999)):
-        drawn, again, other = (rows._drawn(size, count, seed) for seed in ("a", "a", "b"))
-        assert drawn == again and len(set(drawn)) == count and drawn == sorted(drawn)
-        assert drawn[0] >= 0 and drawn[-1] < size and (drawn != other or count == 1)
-        assert all(type(number) is int for number in drawn)
 
 
 def test_nothing_is_held_out_beside_a_valid_split(tmp_path: Path) -> None:
@@ -256,21 +238,11 @@ def test_a_missing_column_is_named_with_the_existing_ones() -> None:
     assert not check_columns(rows, mapped, "rows.jsonl")
 
 
-def test_a_column_that_only_later_rows_have_is_a_column() -> None:
-    assert not check_columns([{"prompt": "a"}, {"prompt": "b", "answer": "c"}], settings(), "rows")
-
-
 def test_an_answer_column_is_required_only_by_functions_that_compare() -> None:
     rows = [{"prompt": "a"}]
     assert not check_columns(rows, settings(reward_functions=["r1_count_xml"]), "rows")
     for raw in ({"reward_functions": ["r1_accuracy"]}, {"reward_functions": ["mine"], "answer_feature": "solution"}):
         assert [fault.setting for fault in check_columns(rows, settings(**raw), "rows")] == ["answer_feature"]
-
-
-def test_type_and_system_columns_are_required_only_when_named() -> None:
-    assert not check_columns(ROWS, settings(), "rows")
-    faults = check_columns(ROWS, settings(type_feature="kind", system_feature="role"), "rows")
-    assert [fault.setting for fault in faults] == ["type_feature", "system_feature"]
 
 
 def test_a_list_of_messages_survives_parquet(tmp_path: Path) -> None:

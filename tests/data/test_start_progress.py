@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from backend.data import files as sources
-from backend.data.files import read_file, stream_file
 from backend.data.problems import PromptFormat, chat_sizes, check_prompts
 from backend.data.rows import check_columns, read_splits
 from backend.runs import start_progress
@@ -40,14 +39,6 @@ def test_every_row_of_a_streamed_file_is_parsed_once_before_a_run(tmp_path: Path
     held = read_splits(settings(tmp_path / "rows.jsonl", streaming=True, validation_split=0.2))
     assert len(parsed) == 51 and check_columns(held.valid, config, "rows.jsonl") == [] and len(parsed) == 52
     assert held.valid[3] in ROWS
-
-
-def test_a_column_that_only_late_rows_have_is_found_and_one_that_none_has_is_named(tmp_path: Path) -> None:
-    config = settings(write(tmp_path / "rows.jsonl", [*ROWS, {"prompt": "x", "topic": "sums"}]), streaming=True)
-    rows = stream_file(tmp_path / "rows.jsonl")
-    assert check_columns(rows, config.model_copy(update={"type_feature": "topic"}), "rows.jsonl") == []
-    (fault,) = check_columns(rows, config.model_copy(update={"prompt_feature": "question"}), "rows.jsonl")
-    assert fault.sentence == "There is no column question; rows.jsonl has the columns prompt, answer, topic."
 
 
 @pytest.mark.parametrize(
@@ -90,26 +81,3 @@ def test_going_through_many_rows_says_how_far_it_has_come(tmp_path: Path, monkey
     chat_sizes(list(rows), PromptFormat.of(settings(path)), str(path))
     assert len(said) == 18, "nobody listens any more"
     assert json.dumps(rows[0]) == '{"prompt": "What is 0? Think.", "answer": 0}'
-
-
-@pytest.mark.parametrize(("name", "kind"), [("rows.csv", "rows"), ("rows.jsonl", "lines"), ("rows.parquet", "rows")])
-def test_every_kind_of_file_says_how_far_it_has_come(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, kind: str
-) -> None:
-    """A CSV file was indexed, and every file read into memory, without a word."""
-    for each, value in {"FIRST_S": -1.0, "EVERY_S": 0.0, "LOOKED": 10}.items():
-        monkeypatch.setattr(start_progress, each, value)
-    path, said = tmp_path / name, list[str]()
-    if name == "rows.parquet":
-        from datasets import Dataset
-
-        Dataset.from_list(ROWS).to_parquet(path)
-    elif name == "rows.csv":
-        path.write_text("prompt,answer\n" + "".join(f"{row['prompt']},{row['answer']}\n" for row in ROWS))
-    else:
-        write(path, ROWS)
-    with progress_listener(said.append):
-        rows = stream_file(path) if name == "rows.csv" else read_file(path)
-    assert len(rows) == 50
-    last = StartProgress.read(said[-1])
-    assert last and last.share == 1.0 and last.figures.startswith(f"50 {kind}, "), said

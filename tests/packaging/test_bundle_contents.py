@@ -123,12 +123,6 @@ def test_libraries_of_the_system_bring_their_licences(tmp_path: Path) -> None:
     assert "General Public License" in names["dpkg"].read_text()
 
 
-# ── the start of a frozen program ────────────────────────────────────────────────────────────────────────────────────
-
-
-# ── sizes, and the download for Linux ────────────────────────────────────────────────────────────────────────────────
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="the download for Linux is made on Linux")
 def test_the_download_installs_the_app_and_removes_it_again(tmp_path: Path) -> None:
     dist, home = tmp_path / "dist", tmp_path / "home of mine"

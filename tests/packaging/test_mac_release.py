@@ -131,7 +131,3 @@ def test_apples_refusal_and_a_failing_tool_are_told_and_end_the_release(
     assert run_release(script, app, monkeypatch) == 1
     assert "needs macOS 26.0, and the app promises 14.0" in capsys.readouterr().err
     assert not (app.parent / "out").exists()
-
-
-def test_entitlements_are_a_property_list_without_any(script) -> None:
-    assert plistlib.loads(script("sign").ENTITLEMENTS.read_bytes()) == {}
