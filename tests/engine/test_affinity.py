@@ -75,12 +75,3 @@ def test_a_core_that_another_process_uses_is_not_taken_again(monkeypatch: pytest
     shared = core_taken(lambda passed: 0.3 * passed)
     assert core_taken(lambda passed: passed) != shared
     assert cpu._other_core == [], "a core that is not shared is kept"
-
-
-def test_a_system_that_forbids_pinning_is_no_error(monkeypatch: pytest.MonkeyPatch):
-    def refuse(*_: object) -> None:
-        raise PermissionError
-
-    monkeypatch.setattr(os, "sched_setaffinity", refuse)
-    with on_one_core():
-        pass

@@ -20,15 +20,12 @@ from backend.models.policy import load_policy
 from backend.sampling import rollout as rollout_module
 from backend.sampling.rollout import Sampler
 from backend.trainer.preflight import check_model
-from backend.training.batch import pack
-from backend.training.grpo import grpo_learner
 from backend.utils.errors import UserError
 from tests.support import random_models
 from tests.support.architectures import trials
 from tests.support.architectures.outcome import read_record
 from tests.support.architectures.tiny_configs import model_types
 from tests.support.architectures.trial_of_type import try_type
-from tests.support.reference_forward import sampled_groups
 
 RECORD = read_record()
 
@@ -60,9 +57,6 @@ def test_every_type_works_or_is_refused() -> None:
     assert all(outcome.caches or outcome.refusal for outcome in RECORD.values())
 
 
-# ---- what cannot be trained ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("arch", UNTRAINABLE)
 def test_an_untrainable_type_is_refused_before_anything_is_loaded(arch: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": arch}))
@@ -79,14 +73,6 @@ def refused(folder: Path) -> str:
     (fault,) = caught.value.faults
     assert fault.setting == "model" and fault.sentence.endswith(".") and "\n" not in fault.sentence
     return fault.sentence
-
-
-def test_a_type_that_wants_a_package_is_refused(models: Path) -> None:
-    """The first OLMo's code ends the process where a package is missing; a run must not end without a message."""
-    folder = random_models.tiny_model(models / "first-olmo")
-    text = (folder / "config.json").read_text()
-    (folder / "config.json").write_text(text.replace('"qwen3"', '"olmo"'))
-    assert "cannot be loaded: To run olmo install ai2-olmo" in refused(folder)
 
 
 def test_a_model_without_a_kernel_here_is_refused(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,20 +117,6 @@ def test_an_operation_without_a_gradient_is_refused_when_the_model_is_loaded(
     sentence = refused(folder)
     assert "cannot be trained here: an operation of its code has no gradient on this device" in sentence
     assert "SVD" in sentence
-
-
-def test_an_operation_without_a_gradient_that_only_training_meets_is_a_sentence(models: Path) -> None:
-    """Some kernels are chosen by shape, so that the trial at the start did not meet them."""
-    config = trials.config_of(trials.tiny_model(models, "llama"))
-    policy = load_policy(config)
-    groups = sampled_groups(policy.model)
-    policy.split_model.hidden = with_forward_only_operation(policy.split_model.hidden)
-    with pytest.raises(UserError, match=r"has no gradient on this device.*SVD") as caught:
-        grpo_learner(policy, config, 1).learn(pack(groups, pad_id=0))
-    assert caught.value.faults[0].setting == "model"
-
-
-# ---- decoding --------------------------------------------------------------------------------------------------
 
 
 def test_a_model_that_is_only_wrong_with_rows_of_unequal_length_is_decoded_by_the_group(

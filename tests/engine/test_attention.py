@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
@@ -10,11 +9,9 @@ from itertools import pairwise
 import mlx.core as mx
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from backend.engine.attention import PromptKV, blocked_attention, decode_attention
-from backend.engine.chunk_sizes import ATTENTION_BYTES, SMALLEST_BLOCK, attention_block
+from backend.engine.chunk_sizes import attention_block
 
 Attention = Callable[..., mx.array]
 
@@ -87,8 +84,6 @@ def error(actual: mx.array, expected: mx.array) -> float:
     return np.abs(a - b).max() / (np.abs(b).max() or 1)
 
 
-# ---- values and gradients --------------------------------------------------------------------------------------
-
 CASES = {
     "prompts": Case(),
     "several rows of a prompt": Case(each=3),
@@ -120,22 +115,6 @@ def test_values_and_gradients_are_the_plain_ones(name: str, block: int | None) -
     assert len(grads) == len(plain_grads) == (5 if case.prompt else 3)
     for gradient, plain_grad, array in zip(grads, plain_grads, arrays, strict=True):
         assert gradient.shape == array.shape and error(gradient, plain_grad) < 1e-5
-
-
-@pytest.mark.parametrize("block", [2, None])
-def test_padding_gets_no_gradient_and_what_it_holds_does_not_matter(block: int | None) -> None:
-    case = Case(each=2, lengths=(5, 2))
-    arrays = case.arrays()
-    repadded = [*arrays[:3], *(mx.concatenate([x[:, :, :2], 50 + 9 * x[:, :, 2:]], axis=2) for x in arrays[3:])]
-    repadded = [*repadded[:3], *(mx.stack([x[0], y[1]]) for x, y in zip(arrays[3:], repadded[3:], strict=True))]
-    (out, grads), (other_out, other_grads) = (
-        out_and_gradients(case.ours(block), inputs) for inputs in (arrays, repadded)
-    )
-    np.testing.assert_array_equal(np.array(out), np.array(other_out))
-    for grad, other_grad in zip(grads, other_grads, strict=True):
-        np.testing.assert_array_equal(np.array(grad), np.array(other_grad))
-    for prompt_grad in grads[3:]:
-        assert not np.array(prompt_grad[1, :, 2:]).any() and np.array(prompt_grad[1, :, :2]).all()
 
 
 @pytest.mark.parametrize("name", ["several rows of a prompt", "ragged prompts", "no prompts", "wide values"])
@@ -175,8 +154,6 @@ def test_extreme_scores_give_no_nan(block: int | None) -> None:
     assert not np.array(grads[2]).any(), "nothing attends to the rows' own values"
 
 
-# ---- memory ----------------------------------------------------------------------------------------------------
-
 SHORT, LONG = (Case(prompts=1, tokens=tokens, prompt=0) for tokens in (1024, 2048))
 
 
@@ -198,21 +175,6 @@ def test_all_scores_are_never_in_memory_at_once() -> None:
     chosen = attention_block(LONG.heads, LONG.tokens, LONG.tokens, gpu=False)
     assert peaks[-1] < 1 / 4 and peak(LONG, LONG.ours(chosen)) < 1 / 2
     assert peak(SHORT, SHORT.plain()) > 1, "else this shows nothing"
-
-
-@settings(deadline=None, derandomize=True)
-@given(heads=st.integers(1, 300), queries=st.integers(1, 9000), keys=st.integers(1, 20000), gpu=st.booleans())
-def test_blocks_are_of_equal_size_and_fit_their_share_of_memory(heads: int, queries: int, keys: int, gpu: bool) -> None:
-    block = attention_block(heads, queries, keys, gpu)
-    assert 1 <= block <= queries
-    assert block <= SMALLEST_BLOCK or 4 * heads * keys * block <= ATTENTION_BYTES[gpu]
-    fitting = max(SMALLEST_BLOCK, ATTENTION_BYTES[gpu] // (4 * heads * keys))
-    count = math.ceil(queries / block)
-    assert count == math.ceil(queries / fitting), "no more blocks than must be"
-    assert block - (queries - (count - 1) * block) < count, "the last is not much smaller than the others"
-
-
-# ---- a decoding step -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16], ids=str)

@@ -58,18 +58,6 @@ def test_mlx_multiplies_with_openblas(tmp_path: Path):
 
 
 @linux
-@with_openblas
-def test_openblas_has_one_thread_unless_the_environment_says_otherwise():
-    show = f"import os; print(os.environ[{cpu_setup.THREADS!r}])"
-    assert output_of(PREPARE, show).splitlines()[0].endswith("1 thread.")
-    assert output_of(PREPARE, show).splitlines()[1] == "1"
-    assert output_of(PREPARE, show, OPENBLAS_NUM_THREADS="2").splitlines() == [
-        output_of(PREPARE, OPENBLAS_NUM_THREADS="2"),
-        "2",
-    ]
-
-
-@linux
 def test_without_openblas_mlx_works_and_the_package_is_named():
     sentence = output_of(
         "from backend.engine import cpu_setup",

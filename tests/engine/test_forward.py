@@ -96,12 +96,6 @@ def test_a_prompt_is_prefilled_once_where_layers_cache_only_keys_and_values(
     np.testing.assert_allclose(np.array(logps), np.array(case.plain(model, 1.0)[0]), atol=1e-5)
 
 
-def test_padding_and_the_token_it_holds_change_nothing(models: Path) -> None:
-    model = model_of(models)
-    first, repadded = (np.array(Case(pad=pad).logps(split(model))[0]) for pad in (0, 200))
-    np.testing.assert_allclose(first, repadded, atol=1e-6)
-
-
 def test_a_batch_whose_tokens_are_all_masked_gives_zeros(models: Path) -> None:
     case = Case()
     rows = case.rows

@@ -3,14 +3,12 @@ and time."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import mlx.core as mx
 import numpy as np
 import pytest
-from mlx_lm.models.gated_delta import gated_delta_ops
 
 from backend.engine import gated_delta
 from backend.engine.gated_delta import gated_delta_rule
@@ -62,13 +60,6 @@ def recurrence(
     return mx.stack(outs, axis=1), state
 
 
-def mlx_lm_loop(
-    q: mx.array, k: mx.array, v: mx.array, log_decay: mx.array, beta: mx.array
-) -> tuple[mx.array, mx.array]:
-    """What mlx-lm trains with: one token at a time too, each step compiled."""
-    return gated_delta_ops(q, k, v, mx.exp(log_decay), beta)
-
-
 def results(rule: Rule, arrays: list[mx.array], of_state: float = 1.0) -> dict[str, np.ndarray]:
     """Output, last state and all gradients, of a loss that weighs every number of both differently."""
     out, state = rule(*arrays)
@@ -91,8 +82,6 @@ def assert_close(actual: dict[str, np.ndarray], expected: dict[str, np.ndarray],
         error = np.abs(actual[name] - x).max() / (np.abs(x).max() or 1)
         assert error <= tolerance, f"{name}: {error:.1e}"
 
-
-# ---- values and gradients --------------------------------------------------------------------------------------
 
 CASES = {
     "tokens that fill no chunk": Case(),
@@ -174,50 +163,3 @@ def test_a_masked_token_is_as_if_it_were_not_there(by_channel: bool) -> None:
         *arrays
     )
     assert all(not np.array(x[1, :7]).any() and np.isfinite(np.array(x)).all() for x in grads)
-
-
-def test_the_state_carries_a_row_on() -> None:
-    """Two calls, the second with the state of the first, give what one call gives."""
-    arrays = Case(tokens=50).arrays()
-    whole, last = gated_delta_rule(*arrays)
-    first, state = gated_delta_rule(*(x[:, :30] for x in arrays[:5]), arrays[5])
-    second, other_last = gated_delta_rule(*(x[:, 30:] for x in arrays[:5]), state)
-    np.testing.assert_allclose(np.array(mx.concatenate([first, second], axis=1)), np.array(whole), atol=1e-6)
-    np.testing.assert_allclose(np.array(other_last), np.array(last), atol=1e-6)
-
-
-@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16], ids=str)
-def test_sixteen_bits_round_inputs_and_outputs_alone(dtype: mx.Dtype) -> None:
-    """Everything between is float32: outputs and gradients of 16-bit inputs are those in float32, rounded once."""
-    arrays = [x.astype(dtype) for x in Case(tokens=100).arrays()[:5]]
-    out, state = gated_delta_rule(*arrays)
-    assert (out.dtype, state.dtype) == (dtype, mx.float32)
-    rounding = 2.0**-8 if dtype == mx.bfloat16 else 2.0**-11
-    ours = results(gated_delta_rule, arrays)
-    assert_close(ours, results(recurrence, [x.astype(mx.float32) for x in arrays]), 3 * rounding)
-
-
-# ---- memory and time -------------------------------------------------------------------------------------------
-
-
-def peak_and_seconds(rule: Rule, arrays: list[mx.array]) -> tuple[int, float]:
-    """Bytes of forward and backward pass above what was there before, and seconds."""
-    weights = [mx.ones(arrays[2].shape), mx.zeros((*arrays[2].shape[::2], arrays[2].shape[3], arrays[1].shape[3]))]
-    mx.eval(arrays, weights)
-    mx.clear_cache()
-    before = mx.get_active_memory()
-    mx.reset_peak_memory()
-    start = time.perf_counter()
-    mx.eval(mx.vjp(rule, arrays, weights)[1])
-    return mx.get_peak_memory() - before, time.perf_counter() - start
-
-
-@pytest.mark.parametrize(
-    "by_channel", [pytest.param(False, marks=pytest.mark.proof), True], ids=["a decay a head", "a decay a channel"]
-)
-def test_the_backward_pass_takes_a_tenth_of_the_loop_s_memory(by_channel: bool) -> None:
-    case = Case(rows=1, tokens=512, heads=2, key_heads=1, keys=64, values=64, by_channel=by_channel, state=False)
-    arrays = case.arrays()
-    ours, _ = peak_and_seconds(lambda *x: gated_delta_rule(*x, span=64), arrays)
-    theirs, _ = peak_and_seconds(mlx_lm_loop, arrays)
-    assert ours < theirs / 10

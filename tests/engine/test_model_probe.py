@@ -45,9 +45,6 @@ def scaled() -> nn.Module:
     return cohere.Model(cohere.ModelArgs.from_dict(SIZES | {"model_type": "cohere", "logit_scale": 0.0625}))
 
 
-# ---- body and head ---------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "build", [lambda: capped(30.0), lambda: capped(1000.0), scaled], ids=["cap", "mild cap", "scale"]
 )
@@ -77,35 +74,6 @@ def test_a_model_with_a_plain_head_is_split_and_has_no_slow_path(models: Path, a
     np.testing.assert_allclose(np.array(case.logps(split_model)[0]), np.array(case.plain(model, 1.0)[0]), atol=1e-5)
 
 
-def test_a_body_that_cannot_run_without_its_head_is_kept_whole(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = qwen3.Qwen3Model.__call__
-
-    def demanding(body: Any, inputs: mx.array, cache: Any = None, *, secret: Any) -> mx.array:
-        return plain(body, inputs, cache)
-
-    monkeypatch.setattr(qwen3.Qwen3Model, "__call__", demanding)
-    monkeypatch.setattr(
-        qwen3.Model, "__call__", lambda m, x, cache=None: m.lm_head(demanding(m.model, x, cache, secret=1))
-    )
-    split_model = split(model_of(models, tie=False))
-    assert split_model.head is None
-    assert split_model.slow_paths[0].startswith(
-        UNSPLIT + "the model's body cannot be run without its output layer (TypeError: "
-    )
-    assert split_model.slow_paths[0].endswith("'secret').")
-
-
-def test_an_output_layer_with_arrays_of_its_own_keeps_the_model_whole() -> None:
-    """An array outside a module cannot be replaced while its gradient is taken (mlx_lm/models/talkie.py)."""
-    model = capped(30.0)
-    model.scale_of_logits = mx.array(1.0)
-    split_model = split(model)
-    assert split_model.head is None
-    assert split_model.slow_paths[0] == UNSPLIT + (
-        "the weights of the model's output layer are not in a module of their own."
-    )
-
-
 def test_layers_that_find_each_others_keys_in_the_caches_get_caches_in_learning(models: Path) -> None:
     """Gemma 3n without a cache computes keys in layers that otherwise use an earlier layer's: another model than is
     sampled from."""
@@ -117,9 +85,6 @@ def test_layers_that_find_each_others_keys_in_the_caches_get_caches_in_learning(
     split_model = split(model)
     np.testing.assert_allclose(np.array(split_model.hidden(tokens)), np.array(decoded), atol=1e-4)
     assert not mx.allclose(model(tokens), decoded, atol=0.1)
-
-
-# ---- shared prompts --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -155,9 +120,6 @@ def test_a_model_that_is_wrong_only_with_a_shared_prompt_reads_whole_rows(
     split_model = split(model_of(models))
     assert split_model.prefix_layers == 0
     assert split_model.slow_paths == [UNSHARED + "with a shared prompt the model gives other numbers."]
-
-
-# ---- whether a model can be trained ----------------------------------------------------------------------------
 
 
 def test_a_model_whose_tokens_attend_to_later_ones_is_found(models: Path) -> None:

@@ -3,8 +3,6 @@ that no number changes."""
 
 from __future__ import annotations
 
-import importlib
-import math
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -16,30 +14,18 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 from mlx.utils import tree_flatten
-from mlx_lm.models import activations, base
 from mlx_lm.utils import load_model
 
-from backend.config.config import parse
 from backend.engine import cpu, model_probe, patches
 from backend.engine.forward import SequenceRows, completion_logps, sequence_rows
 from backend.engine.gradient_checkpointing import gradient_checkpointing
 from backend.engine.model_probe import split
-from backend.models.policy import load_policy
-from backend.sampling.rollout import Sampler
-from backend.sampling.sampler import GREEDY
 from backend.training.batch import pack
-from backend.types import Group, Problem
 from tests.support import random_models, reference_forward
 
 pytestmark = pytest.mark.usefixtures("patched_as_before", "without_compiler")
 
 ARCHES = ["qwen3", "llama", "qwen3_moe", "mixtral", "gemma3_text"]
-FILES = {
-    "scaled_dot_product_attention": ARCHES,
-    "swiglu": ["qwen3", "llama", "qwen3_moe", "switch_layers"],
-    "gated_delta_update": [],  # tests/engine/test_recurrent_models.py
-}
-"""The module in which a model's code looks a function up."""
 
 
 def folder_of(models: Path, arch: str) -> Path:
@@ -91,23 +77,6 @@ def logps_and_gradients(model: nn.Module) -> tuple[np.ndarray, dict[str, np.ndar
     return np.array(logp_BT), {name: np.array(grad) for name, grad in tree_flatten(grads)}
 
 
-# ---- where they are --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("arch", ARCHES)
-def test_install_patches_the_files_of_the_model_and_no_others(models: Path, arch: str) -> None:
-    patches.uninstall()
-    own, experts = (importlib.import_module(f"mlx_lm.models.{file}") for file in (arch, "switch_layers"))
-    assert own.scaled_dot_product_attention is patches.MLX_LM_ATTENTION
-    assert experts.swiglu is getattr(own, "swiglu", experts.swiglu) is patches.MLX_LM_SWIGLU
-    patches.install(model_of(models, arch))
-    for name, _, replacement in patches.FUNCTIONS:
-        assert (getattr(own, name, None) is replacement) == (arch in FILES[name])
-    assert base.scaled_dot_product_attention is patches.MLX_LM_ATTENTION
-    assert activations.swiglu is patches.MLX_LM_SWIGLU
-    assert (experts.swiglu is patches.swiglu) == (arch in ("qwen3_moe", "mixtral"))
-
-
 def everything_of_mlx_lm() -> dict[tuple[str, str], Any]:
     """Every attribute of every module of mlx-lm that is loaded, and of every class in them."""
     attributes: dict[tuple[str, str], Any] = {}
@@ -144,9 +113,6 @@ def test_after_uninstall_mlx_lm_is_untouched(models: Path) -> None:
     assert not [name for name, value in after.items() if value is not before[name]]
 
 
-# ---- which calls they take -------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("arch", "expected"),
     [
@@ -167,19 +133,6 @@ def test_training_calls_blocked_attention_and_vectorised_swiglu(
     assert calls == expected
 
 
-def test_a_sliding_window_that_is_reached_is_left_to_mlx_lm(models: Path, calls: Counter[str]) -> None:
-    """One of gemma's two layers has a window of 64 tokens: beyond it, its mask is an array."""
-    model = model_of(models, "gemma3_text")
-    split_model = split(model)
-    for tokens, expected in ((64, 2), (65, 1)):
-        calls.clear()
-        mx.eval(split_model.hidden(mx.full((2, tokens), 7)))
-        assert calls["blocked_attention"] == expected
-
-
-# ---- no number changes -----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("arch", ARCHES)
 def test_log_probabilities_and_gradients_are_those_without_patches(
     models: Path, calls: Counter[str], arch: str, monkeypatch: pytest.MonkeyPatch
@@ -194,41 +147,3 @@ def test_log_probabilities_and_gradients_are_those_without_patches(
     assert grads.keys() == plain.keys()
     for name, grad in plain.items():
         np.testing.assert_allclose(grads[name], grad, atol=1e-5 * np.abs(grad).max() + 1e-6, rtol=0, err_msg=name)
-
-
-def sampled(rollout: Sampler, problems: int, group_size: int) -> list[Group]:
-    rng = np.random.default_rng(0)
-    prompts = [rng.integers(60, 320, 1 + 3 * n % 40).tolist() for n in range(problems)]
-    return rollout.sample(
-        [Problem(i, "", [], tokens, "") for i, tokens in enumerate(prompts)], group_size, GREEDY, 0, 0
-    )
-
-
-@pytest.mark.parametrize("arch", ["qwen3", "qwen3_moe"])
-def test_many_rows_decode_with_decode_attention_to_the_same_tokens(
-    models: Path, as_on_a_cpu: None, calls: Counter[str], arch: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """128 rows of two heads and 64 columns are 16,384 scores: MIN_SCORES."""
-    raw = {"model": str(folder_of(models, arch)), "data": "none", "num_layers": -1, "beta": 0}
-    policy = load_policy(parse(raw))
-    rollout = Sampler(policy, 12)
-    assert rollout.has_continuous_batching
-    calls.clear()
-    fast = sampled(rollout, 32, 4)
-    assert calls["decode_attention"] > 0 and not calls["blocked_attention"], "sampling is not training"
-    calls.clear()
-    sampled(rollout, 3, 2)
-    assert not calls["decode_attention"] and not calls["blocked_attention"], "few rows are mlx-lm's own"
-    monkeypatch.setattr(patches, "MIN_SCORES", math.inf)
-    calls.clear()
-    plain = sampled(Sampler(policy, 12), 32, 4)
-    assert not calls["decode_attention"]
-    for a, b in zip(fast, plain, strict=True):
-        for completion, other in zip(a.completions, b.completions, strict=True):
-            assert completion.tokens == other.tokens
-            np.testing.assert_allclose(completion.logps, other.logps, atol=1e-4)
-
-
-# ---- what is left to mlx-lm ------------------------------------------------------------------------------------
-
-HEADS, KEY_HEADS, SIZE = 4, 2, 8

@@ -103,13 +103,6 @@ def test_an_answer_is_penalised_and_held_as_the_run_s_completions_are(chats: Cal
         assert re.fullmatch("[a-e]{3,5}[0-9]", answers[side].text)
 
 
-def test_adapters_take_the_memory_of_one_base(chats: Callable[..., Chat]):
-    shared, apart = chats(train_type="lora").sides, chats(train_type="full").sides
-    base_bytes = sum(array.nbytes for _, array in tree_flatten(shared.sides["base"].model.parameters()))
-    assert base_bytes < shared.bytes < 1.2 * base_bytes
-    assert apart.bytes == 2 * base_bytes
-
-
 def test_without_memory_for_a_second_model_only_the_tuned_one_is_loaded(
     models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -159,28 +152,6 @@ def test_a_stopped_answer_leaves_the_next_one_as_it_would_have_been(chats: Calla
         chat.reply(question, BOTH, lambda side, text: shown.append(side), check)
     assert {*shown} == {*BOTH}, "they take turns"
     assert [answer.tokens for answer in ask(chat).values()] == [answer.tokens for answer in expected.values()]
-
-
-def test_the_text_that_is_streamed_is_the_answers_text(chats: Callable[..., Chat]):
-    chat = chats(train_type="lora")
-    for seed in range(2):  # a random model's bytes are seldom whole characters
-        streamed = dict.fromkeys(BOTH, "")
-
-        def on_text(side: str, text: str, streamed: dict[str, str] = streamed) -> None:
-            streamed[side] += text
-
-        replies = chat.reply(ChatQuestion("Hello", max_tokens=30, seed=seed), BOTH, on_text)
-        assert streamed == {side: reply.completion.text for side, reply in replies.items()}
-
-
-def test_a_system_message_of_ones_own_replaces_the_runs(chats: Callable[..., Chat]):
-    chat = chats(train_type="lora")
-
-    def system(**more: Any) -> list[str]:
-        messages = chat.problem(ChatQuestion("Hi", **more), "base").messages
-        return [message["content"] for message in messages if message["role"] == "system"]
-
-    assert (system(), system(system="Be kind."), system(system="")) == (["Answer briefly."], ["Be kind."], [])
 
 
 def test_a_plain_model_has_a_base_alone(models: Path):
@@ -235,15 +206,6 @@ def test_what_there_is_not_is_told_in_a_sentence(
     with pytest.raises(UserError) as mistake:
         find_source(name, checkpoint, places)
     assert sentence in mistake.value.faults[0].sentence
-
-
-def test_weights_of_another_model_are_refused(models: Path, tmp_path: Path):
-    for train_type in ("lora", "full"):
-        run = make_run(tmp_path / train_type, models, train_type=train_type)
-        (file,) = run.checkpoints.glob("*/*s.safetensors" if train_type == "lora" else "*/model.safetensors")
-        mx.save_safetensors(str(file), {"other": mx.zeros(3)}, metadata={"format": "mlx"})
-        with pytest.raises(UserError, match="do not fit the model"):
-            load_sides(find_source(str(run.path)))
 
 
 def test_a_run_whose_checkpoints_were_deleted_answers_with_its_adapters(models: Path, tmp_path: Path):

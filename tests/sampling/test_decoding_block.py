@@ -130,8 +130,3 @@ def test_kernels_with_other_logits_are_not_used_and_say_why(
         "Decoding steps run more kernels than they need: kernels of our own give other logits than the model."
     ]
     assert_same_completions(policy, fused, monkeypatch)
-
-
-def test_a_cpu_keeps_the_models_own_blocks(models: Path, as_on_a_cpu: None) -> None:
-    fused = Sampler(policy_of(models, "qwen3", bits=4), 4).fused
-    assert not fused.packs_cache and not any(linear.projection.stores_transposed for linear in fused.fused_linears)

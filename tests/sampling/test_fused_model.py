@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 import gc
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
 import numpy as np
 import pytest
 from mlx.utils import tree_flatten, tree_map
@@ -54,8 +52,6 @@ def distance(policy: Policy, fused: FusedModel) -> float:
     tokens = mx.array(np.random.default_rng(3).integers(60, 320, (3, 17)))
     return mx.abs(logps(policy.model, tokens) - logps(fused.model, tokens)).max().item()  # pyright: ignore
 
-
-# ---- the same numbers ------------------------------------------------------------------------------------------
 
 CASES: list[tuple[dict[str, Any], bool]] = [
     *(({"train_type": kind}, merge) for kind in ("lora", "dora") for merge in (True, False)),
@@ -142,41 +138,6 @@ def test_greedy_rollouts_are_those_without_fusing(
             np.testing.assert_allclose(completion.logps, other.logps, atol=1e-4)
 
 
-def test_sixteen_bits_stay_within_their_own_rounding(models: Path) -> None:
-    """Compared with float32, the error of the merged and the packed model is no larger than the policy's."""
-    policy = policy_of(models, dtype="bfloat16")
-    exact = copy.deepcopy(policy.model)
-    exact.set_dtype(mx.float32)
-    tokens = mx.array(np.random.default_rng(3).integers(60, 320, (4, 24)))
-    expected = logps(exact, tokens)
-    noise = mx.abs(logps(policy.model, tokens) - expected).mean().item()
-    for merge in (True, False):
-        fused = FusedModel(policy.model, policy.split_model, merge=merge)
-        fused.refresh()
-        assert fused.fused_linears
-        assert mx.abs(logps(fused.model, tokens) - expected).mean().item() < 1.5 * noise
-
-
-# ---- fewer products --------------------------------------------------------------------------------------------
-
-
-def test_layers_with_other_quantisation_are_not_fused(models: Path) -> None:
-    """Published models keep some layers in more bits than others, or unquantised."""
-    policy = policy_of(models, tie=False)
-    base = policy.reference_model or policy.model
-    for layer in base.layers:
-        layer.self_attn.q_proj.linear = nn.QuantizedLinear.from_linear(layer.self_attn.q_proj.linear, 32, 8)
-        layer.self_attn.k_proj.linear = nn.QuantizedLinear.from_linear(layer.self_attn.k_proj.linear, 32, 4)
-        layer.mlp.up_proj.linear = nn.QuantizedLinear.from_linear(layer.mlp.up_proj.linear, 32, 4)
-    fused = FusedModel(policy.model, policy.split_model)
-    assert all(len(linear.members) == 1 for linear in fused.fused_linears) and len(fused.fused_linears) == 14
-    fused.refresh()
-    assert distance(policy, fused) < 1e-4
-
-
-# ---- fallbacks -------------------------------------------------------------------------------------------------
-
-
 def test_a_model_that_reads_its_layers_weights_itself_is_not_fused_and_says_why(models: Path) -> None:
     policy = policy_of(models)
     attention = policy.model.layers[0].self_attn
@@ -219,9 +180,6 @@ def test_adapters_and_random_numbers_are_left_as_they_were(models: Path) -> None
     assert number == mx.random.uniform().item()
     assert all(np.array_equal(np.array(policy.trainable()[name]), x) for name, x in before.items())
     assert policy.model.training is False
-
-
-# ---- memory ----------------------------------------------------------------------------------------------------
 
 
 def active() -> int:

@@ -20,11 +20,9 @@ from backend.engine.penalties import Penalties
 from backend.models.policy import Policy, load_policy
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
-from backend.sampling import sampler
-from backend.sampling.cached_sequence import CachedSequence
 from backend.sampling.grammar import CompiledGrammar, Grammar, GrammarState, check_grammar
 from backend.sampling.rollout import Sampler
-from backend.sampling.sampler import ConstrainedTokens, Sampling, keyed_uniforms, sample_tokens
+from backend.sampling.sampler import Sampling
 from backend.types import Completion, Problem
 from backend.utils.errors import UserError
 from tests.support import random_models, small_run
@@ -124,50 +122,6 @@ def test_log_probabilities_are_the_policy_s_and_the_shares_those_of_the_allowed_
             assert completion.log_kept[t] == pytest.approx(np.log(allowed.sum() / mass.sum()), abs=1e-4)
             matcher.consume_token(token)
         assert min(completion.log_held) < -1, "the grammar took nothing, so this shows nothing"
-
-
-def test_a_grammar_that_allows_everything_takes_nothing() -> None:
-    """Rounding would give some rows a share above 1."""
-    logits_BV = mx.array(np.random.default_rng(0).normal(0, 2, (60, 320)), mx.float32)
-    mask_BM = mx.full((60, 10), 2**32 - 1, mx.uint32)
-    held = sample_tokens(logits_BV, mx.full(60, 0.5), Sampling(0.9), mask_BM=mask_BM)
-    assert (
-        isinstance(held, ConstrainedTokens)
-        and -1e-5 < held.log_held_B.min().item() <= held.log_held_B.max().item() <= 0
-    )
-
-
-@pytest.mark.parametrize("how", [Sampling(), Sampling(0.9, 0.7), Sampling(1.1, 0.9, 9, 0.02)], ids=["free", "p", "pk"])
-def test_a_gpu_draws_the_same_tokens(monkeypatch: pytest.MonkeyPatch, how: Sampling) -> None:
-    mx.random.seed(0)
-    logits_BV, uniform_B = 3 * mx.random.normal((60, 300)), mx.random.uniform(shape=(60,))
-    mask_BM = mx.array(np.random.default_rng(0).integers(1, 2**32, (60, 10), np.uint32))
-    plain = sample_tokens(logits_BV, uniform_B, how, mask_BM=mask_BM)
-    monkeypatch.setattr(sampler, "on_gpu", lambda: True)
-    monkeypatch.setattr(sampler, "on_cpu", lambda: False)
-    on_gpu = sample_tokens(logits_BV, uniform_B, how, mask_BM=mask_BM)
-    assert plain.token_B.tolist() == on_gpu.token_B.tolist()
-    for a, b in zip(plain[1:], on_gpu[1:], strict=True):
-        np.testing.assert_allclose(a, b, atol=2e-5)
-
-
-def test_one_sequence_is_continued_as_a_rollout_is(policies: Any) -> None:
-    policy, sampling = policies(), Sampling(grammar=REGEX)
-    compiled = CompiledGrammar(REGEX, policy.tokenizer, policy.eos_ids, policy.split_model.vocab_size)
-    (group,) = Sampler(policy, 60).sample(problems(1), 1, sampling, seed=4, first_number=0)
-    expected = group.completions[0]
-    steps = CachedSequence(policy.model, policy.split_model).generate(
-        group.problem.tokens, sampling, keyed_uniforms(4, [(0, 0)], 60)[0], held=GrammarState(compiled)
-    )
-    taken = [step for step, _ in zip(steps, expected.tokens, strict=False)]
-    assert [step.token for step in taken] == expected.tokens
-    np.testing.assert_allclose([step.log_held for step in taken], expected.log_held, atol=1e-4)
-
-
-def test_a_completion_cut_by_the_length_limit_counts_as_truncated(policies: Any) -> None:
-    done = completions(policies(), Sampling(grammar=JSON), 12)
-    assert {completion.stop for completion in done} == {"length"}
-    assert all(len(completion.tokens) == 12 for completion in done)
 
 
 def test_a_stop_string_ends_a_completion_only_where_the_grammar_is_satisfied(policies: Any) -> None:
@@ -276,19 +230,6 @@ def test_what_cannot_be_held_is_refused_in_a_sentence(settings: dict[str, str], 
         check_grammar(config, WithEnds(make_tokenizer()))
     (fault,) = caught.value.faults
     assert fault.setting == next(iter(settings)) and sentence in fault.sentence and len(fault.sentence) <= 200
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [{"output_regex": r"<think>[^<]*</think>\n<answer>\d+</answer>"}, {"output_schema": '{"type": "integer"}'}, {}],
-)
-def test_what_can_be_held_is_not(settings: dict[str, str]) -> None:
-    check_grammar(parse({"model": "m", "data": "d", **settings}), WithEnds(make_tokenizer()))
-
-
-def test_a_schema_may_be_a_file(tmp_path: Path) -> None:
-    (tmp_path / "schema.json").write_text(JSON.source)
-    assert Grammar.of(parse({"model": "m", "data": "d", "output_schema": str(tmp_path / "schema.json")})) == JSON
 
 
 def test_a_run_holds_its_output_and_corrects_for_it(tmp_path: Path) -> None:

@@ -95,17 +95,6 @@ def test_under_a_grammar_a_stop_string_counts_where_its_token_completes_the_outp
     assert completion.log_held == pytest.approx([-0.0, -1, -2, -3, -4])
 
 
-def test_only_an_end_that_no_token_could_have_replaced_counts_as_cut_off() -> None:
-    """A stuck row has the end of sequence alone to go on with; one that the limit cut before that was cut off
-    already."""
-    outputs = outputs_of(3, 2)
-    stuck: Any = SimpleNamespace(stuck={0, 2})
-    outputs.held = stuck
-    append(outputs, {0: ["a", 1], 1: ["a", 1], 2: ["a", "b"]}, held=True)
-    assert outputs.cut_off_stuck() == 1
-    assert ends(outputs) == [("a<end>", "length"), ("a", "eos"), ("ab", "length")]
-
-
 @pytest.fixture(scope="module")
 def tokenizer(models: Path):
     return load_tokenizer(tiny_tokenizer(models / "tokenizer"))
@@ -123,13 +112,6 @@ def test_a_character_of_several_tokens_comes_whole(tokenizer, text: str):
     shown = pieces(tokenizer, tokens)
     assert "".join(shown) == text
     assert not any(REPLACEMENT in piece for piece in shown) or REPLACEMENT in text
-
-
-@settings(deadline=None, max_examples=60)
-@given(tokens=st.lists(st.integers(3, 319), max_size=40))  # most are single bytes, of every kind
-def test_bytes_that_are_no_characters_are_shown_in_the_end(tokenizer, tokens: list[int]):
-    shown = pieces(tokenizer, tokens)
-    assert "".join(shown) == tokenizer.decode(tokens, skip_special_tokens=False)
 
 
 def test_a_leading_space_that_depends_on_the_token_before_is_kept():

@@ -3,7 +3,6 @@ tokens."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -13,14 +12,11 @@ import pytest
 from mlx.utils import tree_map
 
 from backend.config.config import parse
-from backend.engine import penalties as penalties_module
 from backend.engine.lm_head import token_logps
 from backend.engine.penalties import CompletionHistory, Penalties, distinct_tokens
 from backend.models.policy import Policy, load_policy
-from backend.sampling import sampler
-from backend.sampling.cached_sequence import CachedSequence
 from backend.sampling.rollout import Sampler
-from backend.sampling.sampler import GREEDY, Sampling, keyed_uniforms, sample_tokens
+from backend.sampling.sampler import Sampling, keyed_uniforms, sample_tokens
 from backend.training.batch import pack
 from backend.training.grpo import grpo_learner
 from backend.types import Group, Problem
@@ -206,55 +202,3 @@ def test_gradients_are_those_of_plain_autodiff(kind: str, by: Penalties) -> None
         head, of_head, hidden_NH, target_N, temperature=0.8, chunk=4, with_gradient=False, history=history
     )
     np.testing.assert_allclose(constants.logp_N, naive_scores(head(hidden_NH), target_N, history)[0], atol=1e-5)
-
-
-def test_a_gpu_draws_the_same_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The inverse CDF of a GPU, run here, on penalised logits."""
-    mx.random.seed(0)
-    logits_BV, uniform_B = 3 * mx.random.normal((40, 300)), mx.random.uniform(shape=(40,))
-    history = CompletionHistory(
-        PENALTIES, distinct_tokens([[1, 2]] * 4), mx.random.randint(0, 50, (4, 10)), mx.arange(40)
-    )
-    for sampling in (SAMPLED, *FILTERED):
-        plain = sample_tokens(logits_BV, uniform_B, sampling, history.before(slice(None)))
-        with monkeypatch.context() as patch:
-            patch.setattr(sampler, "on_gpu", lambda: True)
-            patch.setattr(sampler, "on_cpu", lambda: False)
-            on_gpu = sample_tokens(logits_BV, uniform_B, sampling, history.before(slice(None)))
-        assert plain.token_B.tolist() == on_gpu.token_B.tolist()
-        for a, b in zip(plain[1:], on_gpu[1:], strict=True):
-            np.testing.assert_allclose(a, b, atol=1e-5)
-
-
-@pytest.mark.parametrize("sampling", [SAMPLED, Sampling(0.0, penalties=PENALTIES)], ids=["sampled", "greedy"])
-def test_one_sequence_is_continued_as_a_rollout_is(policies: Any, sampling: Sampling) -> None:
-    policy, _ = policies()
-    (group,) = Sampler(policy, 15).sample([problems()[1]], 2, sampling, seed=4, first_number=0)
-    steps = CachedSequence(policy.model, policy.split_model).generate(
-        group.problem.tokens, sampling, keyed_uniforms(4, [(0, 0)], 15)[0]
-    )
-    tokens, logps = zip(*((step.token, step.logp) for step in steps), strict=True)
-    assert list(tokens) == group.completions[0].tokens
-    np.testing.assert_allclose(logps, group.completions[0].logps, atol=1e-4)
-
-
-def test_neutral_values_run_none_of_it(policies: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    policy, config = policies()
-    assert Sampling.of(config) == Sampling(0.9) and not Sampling(0.9).penalties and not GREEDY.penalties
-
-    def entered(*arguments: Any) -> None:
-        raise AssertionError("neutral penalties cost something")
-
-    for name in ("_counts", "in_unpenalised"):
-        monkeypatch.setattr(penalties_module, name, entered)
-    groups = Sampler(policy, 6).sample(problems(), 3, Sampling.of(config), seed=0, first_number=0)
-    for group in groups:
-        for completion, advantage in zip(group.completions, (1.0, -1.0, 0.0), strict=True):
-            completion.advantage = advantage
-    grpo_learner(policy, config, 1).learn(pack(groups, pad_id=0))
-
-
-def test_settings_reach_sampling_and_a_modelfile(tmp_path: Path) -> None:
-    raw = {"model": "m", "data": "d", **SETTINGS}
-    assert Sampling.of(parse(raw)).penalties == PENALTIES == Sampling.greedy(parse(raw)).penalties
-    assert Sampling.greedy(parse(raw)).temperature == 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,7 @@ from mlx_lm.generate import generate_step
 from backend.config.config import parse
 from backend.engine.chunk_sizes import BUCKET
 from backend.models.policy import Policy, load_policy
-from backend.sampling import rollout as rollout_module
 from backend.sampling import scheduler as scheduler_module
-from backend.sampling.outputs import CompletionBuffer
 from backend.sampling.rollout import DECODE_CHUNK, Sampler
 from backend.sampling.sampler import GREEDY, SampledTokens, Sampling, keyed_uniforms, sample_tokens
 from backend.sampling.scheduler import Scheduler
@@ -98,9 +95,6 @@ def with_problems(groups: list[Group]) -> list[tuple[Problem, Completion]]:
     return [(group.problem, completion) for group in groups for completion in group.completions]
 
 
-# ---- log-probabilities -----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "arch", [*BATCHED, *BY_GROUP, *(pytest.param(arch, marks=pytest.mark.proof) for arch in ("llama", "mixtral"))]
 )
@@ -133,49 +127,6 @@ def test_prefill_in_chunks_changes_nothing(rollouts: Callable[..., Sampler]) -> 
     assert [completion.tokens for _, completion in unchunked] == [completion.tokens for _, completion in chunked]
     for (_, a), (_, b) in zip(unchunked, chunked, strict=True):
         np.testing.assert_allclose(a.logps, b.logps, atol=1e-5)
-
-
-def test_weights_changed_between_two_calls_are_seen(models: Path, compiled: None) -> None:
-    """The decoding step is compiled once; its weights are inputs, not constants of the trace."""
-    policy = policy_of(models)
-    rollout = Sampler(policy, 10)
-    first = with_problems(rollout.sample(problems(), 2, Sampling(), 0, 0))
-    shake(policy, seed=2)
-    second = with_problems(rollout.sample(problems(), 2, Sampling(), 0, 0))
-    assert any(
-        not np.allclose(a.logps[:1], b.logps[:1], atol=1e-3) for (_, a), (_, b) in zip(first, second, strict=True)
-    )
-    for p, completion in second:
-        assert np.abs(full_logps(policy, p.tokens, completion.tokens, 1.0) - completion.logps).max() < 1e-4
-
-
-def test_dropout_is_off_while_sampling(models: Path) -> None:
-    policy = policy_of(models, dropout=0.5)
-    policy.model.train()
-    sampled = with_problems(Sampler(policy, 10).sample(problems(), 2, Sampling(), 0, 0))
-    assert (
-        max(
-            np.abs(full_logps(policy, p.tokens, completion.tokens, 1.0) - completion.logps).max()
-            for p, completion in sampled
-        )
-        < 1e-4
-    )
-
-
-def test_a_compiled_step_computes_what_a_plain_one_does(rollouts: Callable[..., Sampler], compiled: None) -> None:
-    rollout = rollouts("qwen3", 33, MANY_ENDS)
-    steps = with_problems(rollout.sample(problems(), 2, Sampling(), seed=5, first_number=7))
-    mx.disable_compile()
-    try:
-        plain = with_problems(rollout.sample(problems(), 2, Sampling(), seed=5, first_number=7))
-    finally:
-        mx.enable_compile()
-    for (_, completion), (_, other) in zip(steps, plain, strict=True):
-        assert completion.tokens == other.tokens
-        np.testing.assert_allclose(completion.logps, other.logps, atol=1e-4)
-
-
-# ---- tokens ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("arch", ["qwen3", "gemma3_text", "mamba"])
@@ -212,26 +163,6 @@ def test_a_prompt_is_prefilled_once_for_its_whole_group(models: Path) -> None:
     rollout.sample(problems([40, 20, 30]), 8, Sampling(), 0, 0)
     assert shapes[0] == (3, 40)
     assert all(shape[1] == 1 for shape in shapes[1:])
-
-
-# ---- ends ------------------------------------------------------------------------------------------------------
-
-
-def test_every_end_of_sequence_id_of_the_model_ends_a_completion(tmp_path: Path) -> None:
-    random_models.tiny_model(tmp_path)
-    ends = [1, 94, 143]
-    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
-    policy = load_policy(parse({"model": str(tmp_path), "data": "none", "beta": 0}))
-    assert policy.eos_ids == ends
-    sampled = with_problems(Sampler(policy, 80).sample(problems([3, 8]), 12, Sampling(), 0, 0))
-    ended = [completion for _, completion in sampled if completion.stop == "eos"]
-    assert {completion.tokens[-1] for completion in ended} == set(ends)
-    for _, completion in sampled:
-        assert len(completion.tokens) == len(completion.logps) == len(completion.log_kept)
-        assert not set(completion.tokens[:-1]) & set(ends), "a token after the end"
-        assert (completion.stop == "eos") == (completion.tokens[-1] in ends)
-    for completion in ended:  # the id is kept, its text is not
-        assert completion.text == policy.tokenizer.decode(completion.tokens[:-1])
 
 
 @pytest.mark.parametrize(
@@ -281,9 +212,6 @@ def test_a_stop_string_across_two_tokens_ends_a_completion(models: Path) -> None
                 "it ends with the token that completes the string"
             )
     assert stopped[i][1].stop == "string" and len(stopped[i][1].tokens) < 40
-
-
-# ---- polling and scheduling -------------------------------------------------------------------------------------
 
 
 class Enough(Exception):
@@ -341,9 +269,6 @@ def test_the_batch_is_compacted_as_rows_end(rollouts: Callable[..., Sampler], mo
         assert alive > 0 and size < max(2, 2 * alive), "a third of the rows had ended at the last read, and stayed"
 
 
-# ---- a limit on the rows decoded at once ------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("sampling", "ends", "max_tokens", "limits"),
     [
@@ -371,48 +296,6 @@ def test_the_number_of_rows_decoded_at_once_changes_nothing(
             np.testing.assert_allclose(completion.logps, other.logps, atol=1e-4)
             # A token at the edge of the nucleus may be kept or not by rounding.
             np.testing.assert_allclose(completion.log_kept, other.log_kept, atol=5e-3)
-
-
-def test_free_rows_are_refilled(rollouts: Callable[..., Sampler], monkeypatch: pytest.MonkeyPatch) -> None:
-    rollout = rollouts("qwen3", 60, MANY_ENDS, rows=16)
-    seen = recorded_steps(rollout, monkeypatch)
-    sampled = with_problems(rollout.sample(problems([4, 9] * 8), 8, Sampling(), 0, 0))
-    tokens, computed = sum(len(completion.tokens) for _, completion in sampled), sum(rows for rows, *_ in seen)
-    assert max(rows for rows, *_ in seen) == 16
-    assert tokens > 0.65 * computed, "a third of the work went into rows that had ended"
-    assert tokens / len(seen) > 10, "rows stayed free while completions waited"
-
-
-def test_prompts_are_prefilled_once_and_when_they_are_admitted(
-    rollouts: Callable[..., Sampler], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    read: list[int] = []
-    rollout = rollouts("qwen3", 40, MANY_ENDS, rows=8)
-    prefill = rollout._prefill
-    monkeypatch.setattr(rollout, "_prefill", lambda prompts: read.append(len(prompts)) or prefill(prompts))
-    rollout.sample(problems([4] * 12), 5, Sampling(), 0, 0)
-    assert sum(read) == 12 and read[0] == 2 and max(read) <= 2
-
-
-def test_a_stop_string_across_two_chunks_is_found(models: Path) -> None:
-    """Stop strings are first looked for in the text around the new tokens, which must include the tokens before
-    them."""
-    tokenizer = policy_of(models).tokenizer
-    ids = tokenizer.encode("0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 30 40", add_special_tokens=False)
-    for word in ("13 14", "9 10 11", "30"):
-        outputs = CompletionBuffer(1, 100, tokenizer, [1], [word])
-        for start in range(0, len(ids), 3):
-            part = np.array(ids[start : start + 3])[:, None]
-            outputs.append(np.array([0]), part, np.zeros(part.shape), np.zeros(part.shape))
-        completion = outputs.completion(0)
-        assert (
-            completion.stop == "string"
-            and completion.text.endswith(word)
-            and len(completion.tokens) == len(completion.logps)
-        )
-
-
-# ---- as on a GPU -----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -454,22 +337,6 @@ def test_a_gpu_never_waits_between_steps_and_gets_the_same_tokens(
         assert (completion.tokens, completion.logps) == (other.tokens, other.logps)
 
 
-def test_a_gpu_short_of_memory_waits_from_then_on_and_says_so_once(
-    rollouts: Callable[..., Sampler], waits: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rollout = rollouts("qwen3", 24, [319], slow_paths=[])
-    monkeypatch.setattr(mx, "get_memory_limit", lambda: 100_000_000)
-    monkeypatch.setattr(mx, "get_active_memory", lambda: 96_000_000)
-    for _ in range(2):
-        rollout.sample(problems(), 2, Sampling(), seed=3, first_number=20)
-    assert waits == ["eval"] * 2 * (23 - 1), "every step but the first of each rollout"
-    assert rollout.new_notes() == [rollout_module.SHORT_OF_MEMORY] == rollout.slow_paths
-    assert rollout.new_notes() == []
-
-
-# ---- slow paths ------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("arch", "cache"), [("gemma3_text", "RotatingKVCache"), ("mamba", "ArraysCache")])
 def test_a_cache_that_cannot_be_batched_is_named_as_the_reason(
     rollouts: Callable[..., Sampler], arch: str, cache: str
@@ -497,33 +364,3 @@ def test_a_model_that_takes_one_position_for_all_rows_is_decoded_by_group_and_sa
     ]
     for p, completion in with_problems(rollout.sample(problems(), 2, Sampling(), 0, 0)):
         assert np.abs(full_logps(policy, p.tokens, completion.tokens, 1.0) - completion.logps).max() < 1e-4
-
-
-def test_a_model_that_is_wrong_for_rows_of_unequal_length_says_so(
-    models: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    batched = rollout_module.BatchKVCache
-    monkeypatch.setattr(rollout_module, "BatchKVCache", lambda pads: batched([0] * len(pads)))
-    (sentence,) = Sampler(policy_of(models), 4).slow_paths
-    assert sentence.endswith("gave other log-probabilities than each prompt alone.")
-
-
-@pytest.mark.parametrize("arch", BY_GROUP)
-def test_other_caches_are_prefilled_in_chunks(
-    rollouts: Callable[..., Sampler], arch: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The memory plan counts chunks for every model, sliding windows and state spaces included."""
-    rollout = rollouts(arch, 6)
-    [whole] = rollout.sample(problems([7]), 2, FILTERED, seed=5, first_number=7)
-    lengths: list[int] = []
-    hidden = rollout.fused.split_model.hidden
-
-    def counted(tokens: mx.array, *args: object) -> mx.array:
-        lengths.append(tokens.shape[1])
-        return hidden(tokens, *args)
-
-    monkeypatch.setattr(rollout.fused.split_model, "hidden", counted)
-    monkeypatch.setattr(rollout, "prefill_chunk", 2)
-    [chunked] = rollout.sample(problems([7]), 2, FILTERED, seed=5, first_number=7)
-    assert max(lengths) == 2 < len(whole.problem.tokens)
-    assert [one.tokens for one in chunked.completions] == [one.tokens for one in whole.completions]

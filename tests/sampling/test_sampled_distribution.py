@@ -12,14 +12,12 @@ import pytest
 
 from backend.config.config import parse
 from backend.models.policy import Policy, load_policy
-from backend.runs.events import read_events
-from backend.runs.run_folder import RunFolder
 from backend.sampling.rollout import Sampler
 from backend.sampling.sampler import Sampling
 from backend.training.batch import pack
 from backend.training.grpo import grpo_learner
 from backend.types import Problem
-from tests.support import random_models, small_run
+from tests.support import random_models
 from tests.support.reference_forward import TEMPERATURE
 
 FILTERS = [
@@ -111,15 +109,3 @@ def test_without_filters_the_sampler_is_the_policy(models: Path, settings: dict[
     assert metrics["sampling/sampling_logp_difference/max"] < 1e-4
     assert metrics["sampling/importance_sampling_ratio/min"] > 0.999
     assert metrics["sampling/importance_sampling_ratio/max"] < 1.001
-
-
-def test_a_run_s_event_log_has_the_importance_ratio_of_filtered_sampling(tmp_path: Path) -> None:
-    means = []
-    for name, filters in (("all", {"top_p": 1.0, "top_k": 0}), ("cut", {"top_p": 0.5, "top_k": 0})):
-        run = RunFolder(tmp_path / name)
-        raw = small_run.settings_for(tmp_path / "parts", iters=2, beta=0.05, **filters)
-        assert small_run.train_here(raw, run).kind == "finished"
-        steps = [event["metrics"] for event in read_events(run.events) if event["kind"] == "step"]
-        means += [step["sampling/importance_sampling_ratio/mean"] for step in steps]
-    assert means[:2] == pytest.approx([1.0, 1.0], abs=1e-4)
-    assert means[2:] == pytest.approx([0.5, 0.5], abs=0.05), "top-p 0.5 leaves half of the mass"

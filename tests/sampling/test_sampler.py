@@ -87,30 +87,6 @@ def test_the_extreme_uniforms_never_sample_a_filtered_token(
         assert kept_BV[np.arange(25), tokens].all()
 
 
-@pytest.mark.parametrize("index", [0, 11, 23])
-def test_a_filter_that_leaves_one_token_always_samples_it(index: int) -> None:
-    """Whether the only token left is the first, the last or between, the extreme uniforms must find it."""
-    values = np.zeros(24)
-    values[index] = 3.0
-    for sampling in (Sampling(top_k=1), Sampling(top_p=0.01), Sampling(min_p=0.9), Sampling(min_p=1.0)):
-        assert set(sampled(values, sampling, 1000)[0].tolist()) == {index}
-        ends, _, _ = sample_tokens(
-            mx.array(np.stack([values] * 2), mx.float32), mx.array([0.0, 1 - 2.0**-24]), sampling
-        )
-        assert ends.tolist() == [index, index]
-
-
-@pytest.mark.parametrize("choices", ["cpu", "gpu"])
-def test_a_uniform_at_the_end_of_a_token_s_interval_samples_that_token(
-    choices: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Sixteen equal masses in four blocks, whose sums are exact: the running sum reaches i / 16 at token i − 1."""
-    monkeypatch.setenv(TREAT_CPU_AS, choices)
-    token_B, logp_B, _ = sample_tokens(mx.zeros((16, 16)), mx.arange(16) / 16, Sampling())
-    assert token_B.tolist() == [0, *range(15)]
-    np.testing.assert_allclose(logp_B, -np.log(16), rtol=1e-6)
-
-
 def in_blocks(x: mx.array, axis: int = -1, *, inclusive: bool = True) -> mx.array:
     """A running sum as on a GPU: blocks of four, each added to a total that was summed in another order."""
     if not inclusive:
@@ -152,23 +128,6 @@ def test_the_vector_exponential_is_as_exact_as_the_library_s() -> None:
     assert actual[0] == 1 and actual[1] == actual[2] == 0 and (actual[x < -89] == 0).all() and (actual >= 0).all()
 
 
-def test_ties_at_a_threshold_are_all_kept_and_equally_likely() -> None:
-    values = np.array([0.0, 2.0, 1.0, 1.0, 1.0, -1.0])
-    for sampling in (Sampling(top_k=2), Sampling(top_p=0.6), Sampling(min_p=float(np.exp(-1.0)) - 1e-6)):
-        counts = np.bincount(sampled(values, sampling)[0], minlength=6)
-        assert counts[0] == counts[5] == 0
-        assert np.ptp(counts[2:5]) < 0.1 * counts[2]
-
-
-def test_the_log_probability_is_the_tempered_one_before_any_filter() -> None:
-    values = logits()
-    for sampling in FILTERS:
-        tokens, logps = sampled(values, sampling, 500)
-        scaled = values / sampling.temperature
-        expected = scaled - np.log(np.exp(scaled).sum())
-        np.testing.assert_allclose(logps, expected[tokens], atol=2e-6)
-
-
 @pytest.mark.parametrize("sampling", FILTERS, ids=str)
 @pytest.mark.parametrize("choices", ["cpu", "gpu"])
 def test_log_kept_is_the_share_of_the_policy_s_mass_that_the_filters_kept(
@@ -205,20 +164,6 @@ def test_greedy_takes_the_likeliest_and_reports_temperature_one(choices: str, mo
     np.testing.assert_allclose(logps, values.max() - np.log(np.exp(values).sum()), atol=1e-6)
 
 
-def test_a_large_vocabulary_keeps_its_distribution() -> None:
-    """The running sum of a hundred thousand masses is in float32: the tail must still get its share."""
-    values = np.random.default_rng(3).normal(0, 1, 100_000)
-    grid_B = mx.array((np.arange(200) + 0.5) / 200, mx.float32)
-    token_B, _, _ = sample_tokens(mx.broadcast_to(mx.array(values, mx.float32), (200, 100_000)), grid_B, Sampling())
-    below = np.concatenate([[0.0], np.cumsum(np.exp(values)) / np.exp(values).sum()])
-    tokens, grid = np.array(token_B), (np.arange(200) + 0.5) / 200
-    assert np.all(below[tokens] <= grid + 1e-4)
-    assert np.all(below[tokens + 1] >= grid - 1e-4)
-
-
-# ---- uniforms --------------------------------------------------------------------------------------------------
-
-
 def test_uniforms_depend_on_the_seed_and_the_key_only() -> None:
     together = keyed_uniforms(7, [(0, 0), (0, 1), (1, 0), (1, 1)], 50)
     assert together.dtype == np.float32 and together.shape == (4, 50)
@@ -227,13 +172,3 @@ def test_uniforms_depend_on_the_seed_and_the_key_only() -> None:
     np.testing.assert_array_equal(keyed_uniforms(7, [(1, 1), (0, 0)], 50), together[[3, 0]])
     np.testing.assert_array_equal(keyed_uniforms(7, [(0, 1)], 20)[0], together[1, :20])  # whatever the count
     assert not np.array_equal(keyed_uniforms(8, [(0, 0)], 50)[0], together[0])
-
-
-def test_uniforms_of_different_rows_are_uniform_and_unrelated() -> None:
-    rows = keyed_uniforms(0, [(number, g) for number in range(100) for g in range(10)], 100)
-    assert len(np.unique(rows, axis=0)) == 1000
-    shares = np.bincount((rows * 20).astype(int).reshape(-1), minlength=20) / rows.size
-    assert np.abs(shares - 0.05).max() < 0.004
-    first = rows[:, 0] - 0.5
-    assert abs((first[:-1] * first[1:]).mean()) < 0.012  # neighbours in the batch
-    assert abs(((rows[:, :-1] - 0.5) * (rows[:, 1:] - 0.5)).mean()) < 0.002  # neighbours in time

@@ -19,7 +19,7 @@ from backend.models.policy import Policy, load_policy
 from backend.training.batch import Batch, pack
 from backend.training.learner import Algorithm, Learner, build_learner
 from backend.training.losses import Tally, token_mean
-from backend.training.policy_forward import MicroBatch, micro_batch_of
+from backend.training.policy_forward import MicroBatch
 from backend.types import Group
 from tests.support import random_models
 from tests.support.reference_forward import TEMPERATURE, G, P, padded, plain_scores, rows_of, sampled_groups
@@ -41,27 +41,6 @@ class Supervised(Algorithm):
     def loss(self, micro_batch: MicroBatch, scores: TokenScores, totals: Any) -> tuple[mx.array, Tally]:
         batch = micro_batch.batch
         return -(scores.logp_N * batch.weight_BT).sum(), {"mean": {"nll": token_mean(-scores.logp_N, batch.mask_BT)}}
-
-
-@dataclass
-class Dpo(Algorithm):
-    """Direct preference optimisation (arXiv:2305.18290, equation 7): rows 2i and 2i + 1 are a chosen and a rejected
-    answer."""
-
-    beta: float
-
-    def learn(self, batch: Batch, learner: Learner) -> dict[str, float]:
-        pairs = [micro_batch_of(batch.take([i, i + 1]).trimmed()) for i in range(0, len(batch), 2)]
-        assert learner.policy.reference is not None
-        logps = learner.forward.logps_without_gradient(learner.policy.reference, pairs)
-        for pair, logp_BT in zip(pairs, logps, strict=True):
-            pair.set_arrays(ref_logp_BT=logp_BT)
-        return learner.update(pairs, self.loss, totals=lambda: len(pairs))
-
-    def loss(self, micro_batch: MicroBatch, scores: TokenScores, totals: int) -> tuple[mx.array, Tally]:
-        chosen, rejected = (scores.logp_N - micro_batch.batch.ref_logp_BT).sum(axis=1)
-        margin = mx.stop_gradient(mx.stack([chosen - rejected, mx.array(1.0)]))
-        return -nn.log_sigmoid(self.beta * (chosen - rejected)) / totals, {"mean": {"margin": margin}}
 
 
 @pytest.fixture(scope="module")
@@ -128,19 +107,3 @@ def test_a_supervised_warm_up_takes_the_step_of_plain_autodiff(config: Config, t
     assert_same_changes(learned_changes, changes)
     assert metrics["loss"] == pytest.approx(loss, rel=1e-5) == pytest.approx(metrics["nll"], rel=1e-5)
     assert metrics.keys() == {"loss", "nll", "grad_norm", "learning_rate"}, "nothing of GRPO's"
-
-
-def test_dpo_takes_the_step_of_plain_autodiff(config: Config) -> None:
-    groups = sampled_groups(policy_of(config).model)
-    rows, reference = rows_of(groups), load_policy(config).model  # whose adapters are still zero
-    mask = mx.array(padded([[1.0] * len(completion.tokens) for _, completion in rows]))
-
-    def dpo(model: nn.Module) -> mx.array:
-        ratio_B = ((plain_scores(model, rows)[0] - plain_scores(reference, rows)[0]) * mask).sum(axis=1)
-        return -nn.log_sigmoid(0.3 * (ratio_B[0::2] - ratio_B[1::2])).mean()
-
-    loss, changes = plain_step(config, dpo)
-    metrics, learned_changes = learnt(config, Dpo(0.3), groups, 10**6)
-    assert_same_changes(learned_changes, changes)
-    assert metrics["loss"] == pytest.approx(loss, rel=1e-5)
-    assert abs(metrics["margin"]) > 1e-3

@@ -14,7 +14,8 @@ import pytest
 from backend.config.config import Config, parse
 from backend.training.batch import pack
 from backend.training.collectives import ALONE
-from backend.training.grpo import Grpo
+from backend.training.grpo import Grpo, RowSums, means, row_sums
+from backend.training.losses import TRL_DEFAULTS
 from backend.types import Completion, Group, Problem
 
 FORWARD: Any = SimpleNamespace(ranks=ALONE)
@@ -42,14 +43,6 @@ def micro_batch(gaps: list[list[float]], *, mask: float = 1.0, kept: float = 0.0
     widest = max(map(len, gaps))
     old_logp_BT = mx.array([[-2.0 + gap for gap in row] + [0.0] * (widest - len(row)) for row in gaps])
     return SimpleNamespace(batch=replace(batch, old_logp_BT=old_logp_BT, mask_BT=batch.mask_BT * mask))
-
-
-@pytest.mark.parametrize(
-    ("settings", "has_dropout"),
-    [({"dropout": 0.1}, True), ({"dropout": 0.1, "train_type": "full"}, False), ({}, False)],
-)
-def test_full_fine_tuning_has_no_dropout(settings: dict[str, Any], has_dropout: bool) -> None:
-    assert algorithm_of(**settings).has_dropout == has_dropout
 
 
 def test_a_change_of_the_settings_reaches_the_algorithm() -> None:
@@ -136,3 +129,29 @@ def test_automatic_corrects_for_the_grammar_alone(settings: dict[str, Any], held
     part = micro_batch([[0.0]], kept=-0.7, held=held)
     metrics = algorithm_of(**settings).sampler_metrics([[part]], FORWARD)
     assert metrics[f"{RATIO}/mean"] == pytest.approx(np.exp(log_ratio), rel=1e-5)
+
+
+def row(total: float, count: float) -> RowSums:
+    return {"entropy": (total, count)}
+
+
+def test_the_mean_is_over_tokens_and_its_error_over_completions() -> None:
+    """Sums 2, 9 and 4 over 2, 3 and 4 tokens: the mean is 15 / 9; what is left of each is −4/3, 4 and −8/3."""
+    found = means([row(2, 2), row(9, 3), row(4, 4)])
+    assert found["entropy"] == pytest.approx(15 / 9)
+    assert found["entropy_stderr"] == pytest.approx((3 / 2 * ((4 / 3) ** 2 + 16 + (8 / 3) ** 2)) ** 0.5 / 9)
+    assert means([row(2, 2)]) == {"entropy": 1.0} and means([]) == means([row(0, 0)]) == {}
+
+
+def test_each_row_has_the_sums_of_its_own_tokens() -> None:
+    problem = Problem(0, "", [], [1], "")
+    batch = pack(
+        [Group(problem, [Completion([5, 6, 7][:count], [0.0] * count, "", "eos") for count in (3, 1)])], pad_id=0
+    )
+    logp_BT, entropy_BT = (
+        mx.array([[-1.0, -2.0, -3.0], [-4.0, 9.0, 9.0]]),
+        mx.array([[0.5, 0.25, 0.25], [2.0, 9.0, 9.0]]),
+    )
+    long, short = row_sums(batch, logp_BT, entropy_BT, logp_BT, TRL_DEFAULTS)
+    assert (long, short) == ({"entropy": (1.0, 3.0), "kl": (0.0, 3.0)}, {"entropy": (2.0, 1.0), "kl": (0.0, 1.0)})
+    assert "kl" not in row_sums(batch, logp_BT, entropy_BT, None, TRL_DEFAULTS)[0]

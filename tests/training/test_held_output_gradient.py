@@ -133,17 +133,3 @@ def test_the_corrected_gradient_is_the_policy_s(folder: Path) -> None:
     for mode in ("none", "token_truncate"):
         off = standard_errors_off(estimated_gradients(policy, settings(folder, sampling_correction=mode)), exact)
         assert off.max() > 4, (mode, off)
-
-
-def test_automatic_leaves_top_p_alone(folder: Path) -> None:
-    """As without a grammar: the ratio is what the grammar took, and the product of what top-p took would end at 0."""
-    config = settings(folder, top_p=0.5)
-    policy = toy(config)
-    groups = Sampler(policy, LONGEST).sample([Problem(0, "", [], PROMPT, "")], 8, Sampling.of(config), 0, 0)
-    for completion in groups[0].completions:
-        completion.advantage = 1.0
-    metrics = grpo_learner(policy, config, 1).learn(pack(groups, pad_id=0))
-    held = [np.exp(sum(completion.log_held)) for completion in groups[0].completions]
-    kept = [np.exp(sum(completion.log_kept)) for completion in groups[0].completions]
-    assert metrics["sampling/importance_sampling_ratio/mean"] == pytest.approx(np.mean(held), rel=1e-3)
-    assert np.mean(kept) < 0.9 * np.mean(held)

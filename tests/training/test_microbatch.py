@@ -26,44 +26,6 @@ def costs(parts: list[list[int]], of: list[RowLengths], shared: bool = True) -> 
     return [MicroBatchRows(shared, [of[index] for index in part]).tokens for part in parts]
 
 
-def test_completions_of_like_length_stay_together() -> None:
-    assert plan_micro_batches(rows(10, *[100] * 8, groups=2)) == [[0, 1, 2, 3, 4, 5, 6, 7]]
-
-
-def test_a_few_long_completions_do_not_pad_the_short_ones() -> None:
-    """Eight rows padded to 500 would be 4,000 tokens; split they are 500 and 140."""
-    many = rows(10, 500, *[20] * 7)
-    parts = plan_micro_batches(many)
-    assert parts == [[0], [1, 2, 3, 4, 5, 6, 7]]
-    assert costs(parts, many) == [510, 150]
-
-
-def test_a_prefilled_prompt_costs_a_micro_batch_nothing() -> None:
-    """A prefilled prompt neither counts against the budget nor keeps the rows of its group together."""
-    assert plan_micro_batches(rows(4000, 500, *[20] * 7), prompts="prefilled") == [[0], [1, 2, 3, 4, 5, 6, 7]]
-    assert plan_micro_batches(rows(4000, *[64] * 4, groups=2), token_budget=4 * 64, prompts="prefilled") == [
-        [0, 1, 2, 3]
-    ]
-    assert plan_micro_batches(rows(4000, *[64] * 4, groups=2), token_budget=3 * 64, prompts="prefilled") == [
-        [0, 1, 2],
-        [3],
-    ]
-    assert plan_micro_batches(rows(64, *[64] * 4, groups=2), token_budget=4 * 64, prompts="per_micro_batch") == [
-        [0, 1],
-        [2, 3],
-    ]
-    assert plan_micro_batches(rows(64, *[64] * 4, groups=2), token_budget=4 * 64, prompts="per_row") == [
-        [0, 1],
-        [2, 3],
-    ]
-    assert plan_micro_batches(rows(65, *[64] * 4, groups=2), token_budget=4 * 64, prompts="per_row") == [
-        [0],
-        [1],
-        [2],
-        [3],
-    ]
-
-
 MODES: list[PromptMode] = ["prefilled", "per_micro_batch", "per_row"]
 
 

@@ -12,14 +12,13 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
 import numpy as np
 import pytest
 
 from backend.config.config import Config, parse
 from backend.models.policy import load_policy
 from backend.training.batch import pack
-from backend.training.collectives import ALONE, Collectives, total_gradient
+from backend.training.collectives import ALONE, Collectives
 from backend.training.grpo import grpo_learner
 from backend.training.losses import LOSSES
 from backend.training.microbatch import RowLengths
@@ -178,33 +177,9 @@ def test_a_gradient_that_is_not_finite_on_one_rank_is_found_by_all(model: Path) 
         assert sorted(found.tokens) == list(range(P * G))
 
 
-def test_gradients_are_summed_in_float32_and_keep_their_tree() -> None:
-    tree = {"a": [mx.ones((2, 3), mx.bfloat16), mx.array(2.0)], "b": {"c": mx.zeros(4)}}
-    mx.eval(tree)  # a thread cannot compute what another has begun
-
-    def summed(ranks: ThreadCollectives) -> Any:
-        total = total_gradient(ranks, tree)
-        mx.eval(total)
-        return total
-
-    for total in on_ranks(2, summed):
-        assert total["a"][0].tolist() == [[2.0] * 3] * 2 and total["a"][0].dtype == mx.float32
-        assert total["a"][1].item() == 4.0 and total["b"]["c"].shape == (4,)
-    assert total_gradient(ALONE, tree) is tree
-
-
 def rows_like(lengths: list[list[int]], prompt: int = 10) -> list[RowLengths]:
     numbered = [(group, length) for group, of_group in enumerate(lengths) for length in of_group]
     return [RowLengths(index, group, prompt, length) for index, (group, length) in enumerate(numbered)]
-
-
-def test_rows_are_split_by_speed_and_groups_stay_together() -> None:
-    rows = rows_like([[50] * 4] * 8)
-    assert rows_of_ranks(rows, [3.0, 1.0]) == [list(range(24)), list(range(24, 32))]
-    assert rows_of_ranks(rows, [1.0] * 4) == [list(range(i, i + 8)) for i in range(0, 32, 8)]
-    # A border near the middle of the third group is moved to its edge, which is less than a twentieth of all tokens
-    # away.
-    assert [len(part) for part in rows_of_ranks(rows, [2.1, 5.9])] == [8, 24]
 
 
 def test_every_row_has_one_rank_whatever_the_lengths() -> None:

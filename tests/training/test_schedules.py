@@ -84,15 +84,3 @@ def test_what_cannot_be_is_refused_in_a_sentence(settings: dict[str, Any], key: 
         config_of(**settings)
     (fault,) = caught.value.faults
     assert fault.setting == key and words in fault.sentence and len(fault.sentence) <= 200
-
-
-def test_trl_and_mlx_lm_files_mean_what_they_say() -> None:
-    trl = config_of(learning_rate=1e-6, lr_scheduler_type="linear")  # TRL's defaults, once refused
-    assert trl.lr_schedule == "linear"
-    theirs = {"name": "exponential_decay", "arguments": [1e-3, 0.97], "warmup": 0}
-    assert rates(100, iters=100, lr_schedule=theirs) == pytest.approx([1e-3 * 0.97**u for u in range(100)])
-    theirs = {"name": "step_decay", "arguments": [1e-3, 0.5, 30], "warmup": 0}
-    assert rates(100, iters=100, lr_schedule=theirs) == pytest.approx([1e-3 * 0.5 ** (u // 30) for u in range(100)])
-    adam = {"adamw": {"eps": 1e-6, "betas": [0.9, 0.98], "bias_correction": True}}
-    config = config_of(optimizer="adamw", optimizer_config=adam)
-    assert (config.adam_epsilon, config.adam_beta2) == (1e-6, 0.98)

@@ -13,9 +13,6 @@ from backend.config.config import Config, parse
 from backend.models.policy import load_policy
 from backend.training.batch import pack
 from backend.training.grpo import grpo_learner
-from backend.training.learner import Learner
-from backend.training.policy_forward import MicroBatch
-from backend.training.shared_prefix import SharedPrefix
 from backend.types import Completion, Group, Problem
 from tests.support import random_models
 
@@ -76,31 +73,6 @@ def assert_same_step(first: tuple[Any, dict[str, float], Reads], second: tuple[A
     assert first[1] == pytest.approx(second[1], rel=1e-4, abs=1e-6, nan_ok=True)
     for name, x in first[0].items():
         np.testing.assert_allclose(second[0][name], x, atol=1e-5 * np.abs(x).max() + 1e-7, rtol=0, err_msg=name)
-
-
-def micro_batches_of(config: Config, batch: list[Group], budget: int) -> tuple[Learner, list[MicroBatch]]:
-    policy = load_policy(config)
-    learner = grpo_learner(policy, config, 1, micro_batch_tokens=budget)
-    return learner, learner.forward.micro_batches(policy.split_model, pack(batch, pad_id=0), config.batch_size * G)
-
-
-def test_prefilling_pays_where_a_prompt_and_its_completions_exceed_the_budget(model: Path) -> None:
-    _, parts = micro_batches_of(config_of(model), groups(PROMPT), BUDGET)
-    assert len(parts) == 1, "completions alone fit, so they go together, and no prompt is read twice"
-    both = PROMPT + G * COMPLETION
-    assert SharedPrefix.pays(parts, both - 1)
-    assert not SharedPrefix.pays(parts, both)
-    _, parts = micro_batches_of(config_of(model, **MANY), groups(5, PROMPT, 5), BUDGET)
-    assert len(parts) == 3 and SharedPrefix.pays(parts, both - 1), "one that is too large is enough"
-    assert not SharedPrefix.pays(parts, both)
-
-
-def test_prefilling_pays_where_more_than_a_third_of_the_prompts_would_be_read_again(model: Path) -> None:
-    config = config_of(model, gradient_accumulation_steps=6)
-    _, parts = micro_batches_of(config, groups(*[5] * 4), G * COMPLETION)
-    assert len(parts) == 4 and not SharedPrefix.pays(parts, 10**6), "no prompt in two parts"
-    _, parts = micro_batches_of(config, groups(*[5] * 4), 2 * COMPLETION)
-    assert len(parts) >= 8 and SharedPrefix.pays(parts, 10**6), "each prompt in two parts"
 
 
 @pytest.mark.parametrize(

@@ -60,22 +60,6 @@ def float_types(policy: Any) -> set[mx.Dtype]:
 
 
 @pytest.mark.usefixtures("without_compiler")
-@pytest.mark.parametrize(
-    ("dtype", "bits"),
-    [
-        ("float16", 4),
-        ("auto", None),
-        *(pytest.param(*case, marks=pytest.mark.proof) for case in (("float32", 4), ("bfloat16", None), ("auto", 4))),
-    ],
-)
-def test_a_model_computes_in_the_type_that_the_settings_give(folder: Path, dtype: str, bits: int | None) -> None:
-    policy = deep_policy(folder, 64, layers=2, bits=bits, dtype=dtype)
-    expected = mx.bfloat16 if dtype == "auto" else getattr(mx, dtype)  # as it comes
-    assert float_types(policy) == {expected} and policy.split_model.dtype == expected
-    assert {x.dtype for x in policy.trainable().values()} == {mx.float32}
-
-
-@pytest.mark.usefixtures("without_compiler")
 def test_full_fine_tuning_in_bfloat16_keeps_float32_masters(tmp_path: Path) -> None:
     model = tiny_model(tmp_path / "model")
     config = parse(

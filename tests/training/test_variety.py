@@ -33,13 +33,6 @@ def test_distinct_n_counts_the_different_ngrams_of_a_group_over_its_tokens() -> 
     )  # no bigram reaches into the next completion
 
 
-def test_distinct_n_falls_where_wordings_grow_alike_and_no_two_are_equal() -> None:
-    open_, alike = group([1, 2, 3, 4], [5, 6, 7, 8]), group([1, 2, 3, 4], [1, 2, 3, 5])
-    before, after = variety_metrics([open_]), variety_metrics([alike])
-    assert before["completions/distinct_fraction"] == after["completions/distinct_fraction"] == 1.0
-    assert after["completions/distinct_2"] < before["completions/distinct_2"]
-
-
 def test_repetition_is_the_share_of_ngrams_that_stood_before() -> None:
     once = list(range(20))
     assert repetition(once) == 0.0
