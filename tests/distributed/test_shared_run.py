@@ -9,11 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import shutil
-import socket
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -264,49 +259,3 @@ def test_a_run_goes_on_with_other_numbers_of_ranks(tmp_path: Path) -> None:
 
 
 # ── processes ────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    for each in sockets:
-        each.bind(("127.0.0.1", 0))
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
-
-
-def train_on_processes(
-    raw: dict[str, Any], run: RunFolder, size: int, backend: str, environment: dict[str, str] | None = None
-) -> None:
-    small_run.prepare(run, raw)
-    environment = {**os.environ, **(environment or {})}
-    command = [sys.executable, "-m", "tests.support.rank_process", str(run.path), backend]
-    if backend == "mpi":
-        allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-        start = ["mpirun", "--oversubscribe", "--enable-recovery", "--mca", "mpi_yield_when_idle", "1", "-n", str(size)]
-        subprocess.run([*start, *command], env=environment | allowed, check=True, timeout=240)
-        return
-    hosts = run.path.parent / "hosts.json"
-    hosts.write_text(json.dumps([[f"127.0.0.1:{port}"] for port in free_ports(size)]))
-    ranks = [
-        subprocess.Popen(command, env=environment | {"MLX_RANK": str(rank), "MLX_HOSTFILE": str(hosts)})
-        for rank in range(size)
-    ]
-    try:
-        assert [rank.wait(240) for rank in ranks] == [0] * size
-    finally:
-        for rank in ranks:
-            rank.kill()
-
-
-@pytest.mark.proof
-@pytest.mark.parametrize(("size", "backend"), [(2, "ring"), (2, "mpi"), (4, "mpi")])
-def test_processes_make_the_run_of_one(tmp_path: Path, size: int, backend: str) -> None:
-    if backend == "mpi" and not shutil.which("mpirun"):
-        pytest.skip("no mpirun on this machine")
-    raw = settings(tmp_path, num_iterations=2, reward_isolation="process")
-    one, shared = RunFolder(tmp_path / "one"), RunFolder(tmp_path / "shared")
-    small_run.train_here(raw, one)
-    train_on_processes(raw, shared, size, backend)
-    assert_same_run(one, shared)

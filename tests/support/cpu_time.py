@@ -5,9 +5,7 @@ from __future__ import annotations
 import time
 
 COUNT_TO = 50_000
-COUNT_MS = 1.7
-"""How long a core of a usual computer takes to count that far. A core that shares its arithmetic with a busy neighbour
-takes twice as long, from one moment to the next, and CPU time does not tell."""
+COUNT_MS = 1.7  # how long a core of a usual computer takes to count that far
 
 
 def slowness() -> float:
@@ -19,8 +17,7 @@ def slowness() -> float:
 
 
 class Work:
-    """`with Work() as work:` measures the CPU seconds that this thread would take on a usual core, as
-    `work.seconds`."""
+    """`with Work() as work:` measures the CPU seconds that this thread would take on a usual core, as `work.seconds`."""
 
     seconds = 0.0
 

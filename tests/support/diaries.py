@@ -1,9 +1,5 @@
 """Recorded event logs: what real runs of the demo's model wrote, healthy and sick ones, in
-`tests/golden/diaries/NAME.jsonl.gz`.
-
-The first line is the recording's header, the others are the event log's events without phases and health findings,
-numbers rounded to six digits. `python -m tests.support.record_diaries` makes them.
-"""
+`tests/golden/diaries/NAME.jsonl.gz`."""
 
 from __future__ import annotations
 
@@ -26,12 +22,7 @@ FOLDER = Path(__file__).parents[1] / "golden" / "diaries"
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """One recorded run. `settings`: its raw settings; `signs`: the rules that must find something in it, none for a
-    healthy run.
-
-    `constructed`: how it was made from another recording, where the sickness cannot be provoked on a tiny model; empty
-    for a real run. `tail`: bytes after the last whole line, of an event log whose process died while it wrote.
-    """
+    """One recorded run."""
 
     name: str
     story: str

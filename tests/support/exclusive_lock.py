@@ -13,14 +13,9 @@ from pathlib import Path
 
 
 class MachineLock:
-    """Shared by any number of tests, or held exclusively by one.
-
-    Two files. Everybody locks `queue` first and releases it once they hold `machine`; a test that waits for exclusive
-    access keeps `queue` meanwhile, so that a stream of shared holders cannot starve it.
-    """
+    """Shared by any number of tests, or held exclusively by one."""
 
     def __init__(self, folder: Path | None) -> None:
-        """`folder` None: there is one process, and nothing to lock."""
         self._files = [] if folder is None else [(folder / name).open("w") for name in ("queue", "machine")]
 
     @classmethod

@@ -1,10 +1,5 @@
 """A GPU that fails where a test says: mlx's evaluations raise what mlx raises on a Mac, and nothing works in that
-process afterwards.
-
-In this process `install` it with a monkeypatch. In a child process put `failing_gpu_site` on PYTHONPATH
-(`environment`): its sitecustomize installs it before the trainer is imported, also after an exec, and the production
-code knows nothing of it.
-"""
+process afterwards."""
 
 from __future__ import annotations
 
@@ -19,8 +14,8 @@ from typing import Any
 import mlx.core as mx
 
 SITE = Path(__file__).with_name("failing_gpu_site")
+# Environment variable with the path of a JSON file: the failures to come, each [place, step, text]
 VARIABLE = "FAILING_GPU"
-"""Environment variable with the path of a JSON file: the failures to come, each [place, step, text]."""
 
 METAL = "[METAL] Command buffer execution failed: "
 INTERACTIVITY = METAL + "Impacting Interactivity (0000000e:kIOGPUCommandBufferCallbackErrorImpactingInteractivity)"
@@ -30,24 +25,23 @@ IGNORED = (
     + "Ignored (for causing prior/excessive GPU errors) (00000004:kIOGPUCommandBufferCallbackErrorSubmissionsIgnored)"
 )
 
+# The functions, by file, whose evaluations fail
 PLACES = {
     "sampling": ("rollout.py", "sample"),
     "learning": ("learner.py", "update"),
     "update": ("learner.py", "_apply"),
     "saving": ("checkpoint_writer.py", "snapshot"),
 }
-"""The functions, by file, whose evaluations fail. `_apply` runs inside `update`: the innermost counts."""
 
 NAMES = {function: name for name, function in PLACES.items()}
 
 WRAPPED = ("eval", "async_eval", "synchronize")
 
-Failures = list[list[Any]]
-"""Each [place, step, text]."""
+Failures = list[list[Any]]  # each [place, step, text]
 
 
 class FailingGpu:
-    """Wraps an evaluation. `pending` are the failures to come; `save` is called after each."""
+    """Wraps an evaluation."""
 
     def __init__(self, pending: Failures, save: Callable[[], object] = lambda: None) -> None:
         self.pending, self.save = pending, save

@@ -1,10 +1,5 @@
 """Machines for tests: an `ssh` on PATH that runs commands here, with a home folder for each host; or in a network
-namespace.
-
-A host is a folder below the one in FAKE_HOSTS. Files in it change what happens: `refusal` (ssh fails with that text),
-`hang` (ssh never answers), `noise` (written before the command's output, as a shell's startup files do), `namespace`
-(the name of one, in which commands run).
-"""
+namespace."""
 
 from __future__ import annotations
 

@@ -77,8 +77,7 @@ class Case:
 
 
 def model_of(models: Path, arch: str = "qwen3", **options: Any) -> nn.Module:
-    """A fresh copy of the same random model at every call, so that a test may change it. Written to `models` the first
-    time."""
+    """A fresh copy of the same random model at every call, so that a test may change it."""
     folder = models / "-".join([arch, *(f"{key}={value}" for key, value in options.items())])
     if not folder.exists():
         random_models.tiny_model(folder, arch, **options)
@@ -113,8 +112,7 @@ def gradients(model: nn.Module, logps: Callable[[], mx.array]) -> tuple[float, d
 def assert_same_gradients(
     actual: dict[str, np.ndarray], expected: dict[str, np.ndarray], rtol: float = 1e-5, floor: float = 1e-6
 ) -> None:
-    """Differences are measured against the largest entry of each array: single entries may be nearly 0. `floor`: what
-    rounding may leave of a gradient that is 0."""
+    """Differences are measured against the largest entry of each array: single entries may be nearly 0."""
     assert actual.keys() == expected.keys()
     assert any(np.abs(grad).max() > 1e-2 for grad in expected.values())
     for name, grad in expected.items():

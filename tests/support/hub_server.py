@@ -1,8 +1,4 @@
-"""A small Hugging Face Hub on 127.0.0.1: search, repository info, tree, and files with ETag, ranges and redirects.
-
-It counts the bytes of every file that it sends, and can be set to fail: to break a connection after some bytes, to be
-down, to require a token, to gate a repository, to send damaged bytes.
-"""
+"""A small Hugging Face Hub on 127.0.0.1: search, repository info, tree, and files with ETag, ranges and redirects."""
 
 from __future__ import annotations
 
@@ -18,9 +14,9 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 TOKEN = "hf_right"
+# Files of at least this size are LFS files: their ETag is the SHA-256, and they are served from another path, as by a
+# CDN
 LARGE = 4096
-"""Files of at least this size are LFS files: their ETag is the SHA-256, and they are served from another path, as by a
-CDN."""
 
 
 @dataclass
@@ -113,8 +109,6 @@ class HubHandler(BaseHTTPRequestHandler):
         self._json({**about, "siblings": [self._sibling(repo, name) for name in repo.files], **repo.about})
 
     def _tree(self, kind: str, id_: str, token: str, folder: str, is_deep: bool) -> None:
-        """The files of a folder ("" for all of the repository), and the folders in it; `is_deep`: the files below those
-        too."""
         repo = self._repo(kind, id_, token)
         if repo is None:
             return
@@ -228,11 +222,7 @@ class HubHandler(BaseHTTPRequestHandler):
 
 
 class HubStandIn:
-    """Serve with `with HubStandIn({...}) as hub:`; `hub.url` is what HF_ENDPOINT should be.
-
-    `break_after` breaks the connection once after that many bytes of a large file, `down_after` then stays down;
-    `damage` flips a byte of what is sent; `sent` counts bytes by file, `asked` requests by path.
-    """
+    """Serve with `with HubStandIn({...}) as hub:`; `hub.url` is what HF_ENDPOINT should be."""
 
     handler = HubHandler
 

@@ -1,9 +1,4 @@
-"""The Hub on 127.0.0.1 that also takes uploads: accounts, new repositories, LFS objects whole and in parts, commits.
-
-A repository has the commits that were made, with the files of each; LFS objects lie beside them by their SHA-256, as on
-the Hub, and a commit that names one which has not arrived is refused. What it can be told to do wrong is described at
-`UploadHub`.
-"""
+"""The Hub on 127.0.0.1 that also takes uploads: accounts, new repositories, LFS objects whole and in parts, commits."""
 
 from __future__ import annotations
 
@@ -20,10 +15,9 @@ from urllib.parse import unquote, urlsplit
 
 from tests.support.hub_server import TOKEN, HubHandler, HubStandIn, Repo, git_hash, is_lfs
 
-CHUNK = 1 << 14
-"""Bytes of a body that are read at a time."""
+CHUNK = 1 << 14  # bytes of a body that are read at a time
+# What the Hub puts into a repository that it creates
 NEW_FILES = {".gitattributes": b"*.safetensors filter=lfs diff=lfs merge=lfs -text\n"}
-"""What the Hub puts into a repository that it creates."""
 
 
 @dataclass
@@ -101,7 +95,6 @@ class UploadHandler(HubHandler):
         return (self.headers.get("Authorization") or "").removeprefix("Bearer ")
 
     def _body(self) -> bytes | None:
-        """The request's body; None where the connection broke, or is to break, before its end."""
         hub: UploadHub = self.stand_in
         left, pieces = int(self.headers.get("Content-Length") or 0), list[bytes]()
         while left:
@@ -140,8 +133,6 @@ class UploadHandler(HubHandler):
         self._json({"name": "someone", "type": "user", "orgs": [{"name": "a-lab"}],
                     "auth": {"type": "access_token", "accessToken": {"displayName": "t", "role": role}}})  # fmt: skip
 
-    # ── repositories ────────────────────────────────────────────────────────────────────────────
-
     def _create(self, body: bytes) -> None:
         asked = json.loads(body)
         id_ = f"{asked.get('organization') or 'someone'}/{asked['name']}"
@@ -169,8 +160,6 @@ class UploadHandler(HubHandler):
              "shouldIgnore": False, "oid": repo.etag(file["path"]) if file["path"] in repo.files else None}
             for file in json.loads(body)["files"]
         ]})  # fmt: skip
-
-    # ── large files ─────────────────────────────────────────────────────────────────────────────
 
     def _batch(self, body: bytes, id_: str) -> None:
         asked = json.loads(body)
@@ -219,8 +208,6 @@ class UploadHandler(HubHandler):
         hub.objects[oid] = data
         self._json({})
 
-    # ── commits ─────────────────────────────────────────────────────────────────────────────────
-
     def _commit(self, body: bytes, id_: str) -> None:
         hub: UploadHub = self.stand_in
         repo = self._repo("models", id_, self._token())
@@ -261,17 +248,12 @@ class UploadHandler(HubHandler):
 
 @dataclass
 class _Uploads:
-    """What has arrived, and what is to go wrong."""
-
     objects: dict[str, bytes] = field(default_factory=dict)
-    stored: Counter[str] = field(default_factory=Counter)
-    """How often each object was uploaded completely."""
+    stored: Counter[str] = field(default_factory=Counter)  # how often each object was uploaded completely
     parts: dict[str, dict[int, bytes]] = field(default_factory=dict)
     commits: dict[str, list[Commit]] = field(default_factory=dict)
-    received: int = 0
-    """Bytes of all bodies."""
-    token_leaks: int = 0
-    """Requests to the storage that carried a token."""
+    received: int = 0  # bytes of all bodies
+    token_leaks: int = 0  # requests to the storage that carried a token
     part_size: int = 1 << 30
     quota: int = 0
     cut_at: int = 0
@@ -282,14 +264,7 @@ class _Uploads:
 
 
 class UploadHub(_Uploads, HubStandIn):
-    """Serve with `with UploadHub() as hub:`. It knows one account, `someone`, a member of `a-lab`, whose token is
-    TOKEN.
-
-    `faults` are answers in place of the right ones (status 0: no answer at all); `cut_at` breaks the connection after
-    that many bytes of bodies; `lose_commit_answer` makes a commit and breaks the connection before answering;
-    `part_size` is the largest file that is taken in one piece; `on_moment` is called at every moment of an exchange at
-    which a client might die.
-    """
+    """Serve with `with UploadHub() as hub:`."""
 
     handler = UploadHandler
 

@@ -15,30 +15,23 @@ from tests.support.cpu_time import slowness
 
 BLOCK_LIMIT_MS = 100
 
+# Of this thread, on Linux: nanoseconds on a core, nanoseconds of waiting for one, and how often it got one
 SCHEDULING = Path("/proc/thread-self/schedstat")
-"""Of this thread, on Linux: nanoseconds on a core, nanoseconds of waiting for one, and how often it got one."""
 
 
 def seconds_without_a_core() -> float:
-    """How long this thread has been ready to run while others ran. 0 where the system does not say."""
+    """How long this thread has been ready to run while others ran."""
     file = _scheduling_file(threading.get_native_id())
     return int(os.pread(file, 100, 0).split()[1]) / 1e9 if file is not None else 0.0
 
 
 @cache
 def _scheduling_file(thread: int) -> int | None:
-    """Opened once for each thread: it is read at every tick, and opening it would be a tenth of what is measured."""
     return os.open(SCHEDULING, os.O_RDONLY) if SCHEDULING.exists() else None
 
 
 class LatencyProbe:
-    """Measures the time between two ticks of a 5 ms timer, in milliseconds of CPU time of this thread on a usual core.
-
-    CPU time, not wall time: on a busy machine the loop also waits for a core. A turn of over half the limit is divided
-    by how slow the core is at that moment. Wall times are recorded too, less that wait where the system counts it, and
-    must hold for all but one tick in twenty. The objects of thousands of other tests are frozen out of the garbage
-    collector for good, which took 240 ms to visit them.
-    """
+    """Measures the time between two ticks of a 5 ms timer, in milliseconds of CPU time of this thread on a usual core."""
 
     def __init__(self, parent: QObject) -> None:
         gc.collect()

@@ -1,8 +1,4 @@
-"""Run by a Python that has llama-cpp-python, which ours has not: what llama.cpp makes of a GGUF file. Knows nothing of
-this project.
-
-python llama_cpp_reference.py FILE IDS TEXTS     prints JSON: logits [T, V] of the ids, tokens of each text
-"""
+"""Run by a Python that has llama-cpp-python, which ours has not: what llama.cpp makes of a GGUF file."""
 
 import ctypes
 import json

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import struct
 
-ARM64, X86_64 = 0x0100000C, 0x01000007
-"""Types of processor, as in <mach/machine.h>."""
+ARM64, X86_64 = 0x0100000C, 0x01000007  # types of processor, as in <mach/machine.h>
 
 
 def library(processor: int = ARM64, macos: tuple[int, int] = (13, 3), loads: str = "@rpath/other.dylib") -> bytes:

@@ -1,5 +1,4 @@
-"""Synthetic runs for tests and screenshots of the window: an event log as a trainer writes it, with plausible
-metrics."""
+"""Synthetic runs for tests and screenshots of the window: an event log as a trainer writes it, with plausible metrics."""
 
 from __future__ import annotations
 
@@ -98,11 +97,7 @@ def make_run(
     lost_rank: int | None = None,
     **config,
 ) -> RunFolder:
-    """A run folder with `steps` steps of `total`; `ending` is the kind of the last event, None for none.
-
-    `now`: its last events are a few seconds old; `ranks`: the machines it trains on, of which `lost_rank` ends it;
-    `config` overrides settings.
-    """
+    """A run folder with `steps` steps of `total`; `ending` is the kind of the last event, None for none."""
     what = (steps, total, ending, seconds, ranks, lost_rank, config)
     if now:
         return _write_run(path, time.time() - steps * seconds - 3, *what)
@@ -114,9 +109,9 @@ def make_run(
     return RunFolder(path)
 
 
+# Runs as `make_run` has made them in this process, by its arguments: many tests want the same, and copying takes a
+# hundredth of the time
 _MADE: dict[str, TemporaryDirectory[str]] = {}
-"""Runs as `make_run` has made them in this process, by its arguments: many tests want the same, and copying takes a
-hundredth of the time."""
 
 
 def _write_run(
@@ -130,7 +125,6 @@ def _write_run(
     lost_rank: int | None,
     config: dict[str, Any],
 ) -> RunFolder:
-    """`began`: unix seconds of its first event."""
     path.mkdir(parents=True, exist_ok=True)
     folder = RunFolder(path)
     settings = {"model": "demo/model", "data": "demo/data", "iters": total, "beta": 0.05, "steps_per_eval": 20,
@@ -169,33 +163,6 @@ def _write_run(
         write(event_log, clock.after(0.5), ending, step=steps, reason="done", **told)
     event_log.close()
     rows.close()
-    return folder
-
-
-def make_long_run(path: Path, steps: int = 100_000, extra: int = 7) -> RunFolder:
-    """A finished run of many steps with 40 metrics each, an evaluation every 100 and a checkpoint every 500. It is
-    written in one go: an event log that is flushed line by line takes minutes."""
-    folder = make_run(path, steps=0, total=steps, ending=None)
-    dice = random.Random(1)
-    with folder.events.open("a", encoding="utf-8") as file:
-
-        def line(seq: int, at: int, kind: str, **carries) -> None:
-            event = {"v": 1, "seq": seq, "t": 1_760_000_000 + at * 1.2, "kind": kind, **carries}
-            file.write(json.dumps(event) + "\n")
-
-        seq = 2
-        for step in range(1, steps + 1):
-            values = metrics(step, steps, dice) | {f"mine/{index}": dice.random() for index in range(extra)}
-            line(seq, step, "phase", phase="sampling")
-            line(seq + 1, step, "step", step=step, metrics=values)
-            seq += 2
-            if step % 100 == 0:
-                line(seq, step, "eval", step=step, metrics=held_out(step, steps))
-                seq += 1
-            if step % 500 == 0:
-                line(seq, step, "checkpoint", step=step, path=f"checkpoints/{step:06}")
-                seq += 1
-        line(seq, steps, "finished", step=steps, reason="done", sentence=f"All {steps} steps are done.")
     return folder
 
 

@@ -1,8 +1,4 @@
-"""Runs the body of a Metal kernel as C++: the small part of Metal that the bodies use, on threads.
-
-A threadgroup is as many threads, a simdgroup 32 of them that meet in `simd_sum`. So indices, barriers and arithmetic
-are those of the kernel; what only a Mac can show is whether Metal's compiler accepts the text, and how fast it runs.
-"""
+"""Runs the body of a Metal kernel as C++: the small part of Metal that the bodies use, on threads."""
 
 from __future__ import annotations
 
@@ -140,8 +136,6 @@ def run(
 
 @cache
 def _header_folder(compiler: str) -> Path:
-    """The folder of metal.h, compiled ahead: parsing it, with the standard headers, took most of every kernel's
-    compilation."""
     folder = Path(tempfile.mkdtemp(prefix="grpo-studio-metal-"))
     (folder / "metal.h").write_text(METAL)
     subprocess.run([compiler, *FLAGS, "-x", "c++-header", "metal.h", "-o", "metal.h.gch"], cwd=folder, check=True)
@@ -151,7 +145,6 @@ def _header_folder(compiler: str) -> Path:
 def _program(
     kernel: MetalKernel, arrays: list[mx.array], outputs: Any, constants: dict[str, Any], threads: Any, group: int
 ) -> str:
-    """A program that reads the inputs from files of their names and writes the outputs."""
     read, kept = [], []
     for name, array in zip(kernel.inputs, arrays, strict=True):
         kind = TYPES[array.dtype]

@@ -43,7 +43,6 @@ def page() -> str:
 
 
 def _section(name: str, source: str, words: Words) -> Iterator[str]:
-    """The keys of a program: those with settings here, without effect, and refused."""
     yield f"## {name}\n"
     yield f"From {source}: {len(words)} keys.\n"
     translated: dict[tuple[str, ...], list[str]] = {}

@@ -10,8 +10,7 @@ import numpy as np
 
 from backend.trainer.evaluation.comparison import Column, estimates
 
-Rewards = tuple[np.ndarray, np.ndarray]
-"""Before and after, by prompt."""
+Rewards = tuple[np.ndarray, np.ndarray]  # before and after, by prompt
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,5 @@
 """Stand-ins for public repositories of the Hugging Face Hub: their files, configurations, splits and columns, with rows
-of our own.
-
-`openai/gsm8k` as its dataset card declares it, and `trl-lib/DeepMath-103K` as TRL's script makes it
-(examples/datasets/deepmath_103k.py): what a preset says of a dataset is tried on the shape that the dataset has.
-"""
+of our own."""
 
 from __future__ import annotations
 
@@ -18,13 +14,11 @@ import pyarrow.parquet
 from tests.support.hub_server import Repo
 
 GSM8K, DEEPMATH, QWEN2 = "openai/gsm8k", "trl-lib/DeepMath-103K", "Qwen/Qwen2.5-1.5B-Instruct"
-TRAINING, TESTING = 300, 30
-"""Rows of the splits."""
+TRAINING, TESTING = 300, 30  # rows of the splits
 
 
 def gsm8k() -> Repo:
-    """Two configurations with the same rows; the answer is the text behind ####, and some have a comma or are
-    negative."""
+    """Two configurations with the same rows; the answer is the text behind ####, and some have a comma or are negative."""
     card = _card("main", "socratic")
     files = {"README.md": card, ".gitattributes": b"*.parquet filter=lfs diff=lfs merge=lfs -text\n"}
     for config in ("main", "socratic"):
@@ -72,8 +66,8 @@ def _solution(n: int) -> str:
     return rf"$\dfrac{{{n}}}{{{n + 1}}}$" if n % 4 else "Yes"
 
 
+# Preset → the answer of the training row whose prompt has this number first, as it is compared with
 ANSWER_OF = {"gsm8k": _number, "deepmath": _solution}
-"""Preset → the answer of the training row whose prompt has this number first, as it is compared with."""
 
 
 def _parquet(rows: Sequence[dict[str, Any]]) -> bytes:
@@ -83,7 +77,6 @@ def _parquet(rows: Sequence[dict[str, Any]]) -> bytes:
 
 
 def _card(*configs: str, folders: dict[str, str] | None = None) -> bytes:
-    """README.md, in whose header a repository declares which files belong to which configuration and split."""
     lines = ["---", "configs:"]
     for config in configs:
         folder = (folders or {}).get(config, config)

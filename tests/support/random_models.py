@@ -1,8 +1,4 @@
-"""Tiny random models: every file that mlx_lm.load needs, a few hundred kilobytes, no network.
-
-Weights are random and the tokenizer is trained on a few sentences: for tests of shapes, exactness and round trips, not
-of quality.
-"""
+"""Tiny random models: every file that mlx_lm.load needs, a few hundred kilobytes, no network."""
 
 from __future__ import annotations
 
@@ -17,8 +13,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_map
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-PAD, END, START = "<|pad|>", "<|im_end|>", "<|im_start|>"
-"""Ids 0, 1 and 2. END is the end-of-sequence token."""
+PAD, END, START = "<|pad|>", "<|im_end|>", "<|im_start|>"  # ids 0, 1 and 2
 
 # mlx_lm passes enable_thinking=False by itself where the vocabulary has no <think> token, so only True has an effect.
 CHAT_TEMPLATE = (
@@ -49,14 +44,7 @@ def tiny_model(
     own: dict[str, Any] | None = None,
     noise: float = 0.0,
 ) -> Path:
-    """Write a random model of `arch` with its tokenizer into `folder` (made if absent) and return the folder.
-
-    `arch`: qwen3, llama, gemma3_text, mixtral, qwen3_moe or mamba, or any other of mlx-lm's with its additional
-    config.json keys as `own`. `vocab` is at least 259: 256 bytes, 3 special tokens, then merges. `hidden` is a multiple
-    of 32. With `bits`, linear and embedding weights are quantised in groups of 32. `noise` is the deviation of random
-    numbers added to arrays that mlx-lm makes constant, such as norms: at a value like 0 a mechanism may be off, or its
-    gradient undefined. gemma3_text ignores `tie`. Sets mlx's random seed.
-    """
+    """Write a random model of `arch` with its tokenizer into `folder` (made if absent) and return the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     tiny_tokenizer(folder, vocab=vocab)
     config = _config(arch, vocab, hidden, layers, tie) | (own or {})
@@ -78,7 +66,6 @@ def tiny_model(
 
 
 def _noisy(x: mx.array, deviation: float) -> mx.array:
-    """`x`, with noise where it is a constant vector or matrix of floats."""
     is_constant = mx.issubdtype(x.dtype, mx.floating) and x.size > 1 and (x == x.flatten()[0]).all().item()
     return x + deviation * mx.random.normal(x.shape, x.dtype) if is_constant else x
 
@@ -101,7 +88,6 @@ def tiny_tokenizer(folder: Path, *, vocab: int = 320) -> Path:
 
 @cache
 def _trained(vocab: int) -> str:
-    """tokenizer.json as text, with exactly `vocab` entries, so that every id that a model can sample decodes."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -118,7 +104,6 @@ def _trained(vocab: int) -> str:
 
 
 def _config(arch: str, vocab: int, hidden: int, layers: int, tie: bool) -> dict[str, Any]:
-    """config.json of a model of `arch`; all other sizes follow from `hidden`."""
     common = {
         "model_type": arch,
         "vocab_size": vocab,

@@ -11,6 +11,7 @@ from backend.config.setting import Setting
 from backend.utils.errors import UserError
 
 NEEDED = {"model": "owner/model", "data": "owner/rows"}
+# What is drawn for settings whose values no range tells
 _TEXTS: dict[str, list[Any]] = {
     "valid_split": ["valid", "validation"], "train_split": ["train", "main"], "test_split": ["test", "held_out"], "dataset_config": ["main"],
     "best_metric": ["eval/reward", "eval/kl", "reward"], "stop": [["###"], ["</answer>", "\n\n"]], "report_to": [["csv"], ["wandb", "csv"], ["trackio"]],
@@ -25,7 +26,6 @@ _TEXTS: dict[str, list[Any]] = {
     "max_seq_length": [1024, 2048, 4096], "max_completion_length": [16, 512, 800], "group_size": [2, 4, 8, 16], "num_generations_eval": [None, 1, 4],
     "epochs": [0, 0, 3],
 }  # fmt: skip
-"""What is drawn for settings whose values no range tells."""
 _LARGEST = 64
 
 
@@ -44,7 +44,6 @@ def random_config(rng: random.Random, share: float = 0.3) -> Config:
 
 
 def _value(about: Setting, rng: random.Random) -> Any:
-    """A value, or … where none is drawn for this setting."""
     if about.key in NEEDED:
         return ...
     if about.key in _TEXTS:

@@ -1,8 +1,5 @@
 """Ranks as threads of one process, of which one computes at a time: collectives and the control channel without
-processes.
-
-What is exchanged goes through the same code as between processes, but for the transport.
-"""
+processes."""
 
 from __future__ import annotations
 
@@ -21,8 +18,7 @@ from backend.distributed.ranks import LostRankError, RankInfo
 from backend.distributed.wire import GOODBYE, from_json, to_json
 
 T = TypeVar("T")
-LOST_S = 60.0
-"""How long a rank waits for the others: one of them has failed then, and its error is the one to show."""
+LOST_S = 60.0  # how long a rank waits for the others: one of them has failed then, and its error is the one to show
 
 
 class Meeting:
@@ -66,7 +62,7 @@ class ThreadCollectives(FlatCollectives):
 
 
 def on_ranks(size: int, work: Callable[[ThreadCollectives], T]) -> list[T]:
-    """What `work` returns on each of `size` ranks. Raises the first error of any."""
+    """What `work` returns on each of `size` ranks."""
     meeting = Meeting(size)
     results: dict[int, T] = {}
     errors: list[BaseException] = []
@@ -90,9 +86,6 @@ def on_ranks(size: int, work: Callable[[ThreadCollectives], T]) -> list[T]:
     if errors:
         raise errors[0]
     return [results[rank] for rank in range(size)]
-
-
-# ── the control channel ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class ThreadLink:

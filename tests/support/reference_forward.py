@@ -12,8 +12,7 @@ import numpy as np
 
 from backend.types import Completion, Group, Problem
 
-P, G, LONGEST = 3, 4, 9
-"""Problems of an optimizer batch, completions a problem, tokens of the longest completion."""
+P, G, LONGEST = 3, 4, 9  # problems of an optimizer batch, completions a problem, tokens of the longest completion
 TEMPERATURE = 0.8
 Row = tuple[list[int], Completion]
 
@@ -42,8 +41,7 @@ def padded(rows: Sequence[Sequence[float]]) -> np.ndarray:
 
 
 def sampled_groups(model: nn.Module, problems: int = P, seed: int = 0) -> list[Group]:
-    """Groups of completions of unequal lengths, as if sampled from something near the policy after a top-p filter. The
-    second group has equal rewards, and a third of the completions ran into the length limit."""
+    """Groups of completions of unequal lengths, as if sampled from something near the policy after a top-p filter."""
     rng = np.random.default_rng(seed)
     groups = []
     for i in range(problems):

@@ -10,7 +10,7 @@ from backend.sampling.sampler import Sampling
 
 
 def kept_by_sort(logits_BV: np.ndarray, mass_BV: np.ndarray, sampling: Sampling) -> np.ndarray:
-    """[B, V] bool: the tokens that the filters keep. `mass`: float32 masses of the logits."""
+    """[B, V] bool: the tokens that the filters keep."""
     order_BV = np.argsort(-logits_BV, axis=1, kind="stable")
     falling_BV = np.take_along_axis(mass_BV.astype(np.float64), order_BV, axis=1)
     rank_V = np.arange(logits_BV.shape[1])

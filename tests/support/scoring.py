@@ -13,8 +13,7 @@ from backend.rewards.scorer import Scorer, ScoreReport
 from backend.rewards.scoring import FunctionHost, RewardSource
 from backend.types import Completion, Group, Problem
 
-_caller = ThreadCaller()
-"""One for all steps, as a run has it."""
+_caller = ThreadCaller()  # one for all steps, as a run has it
 
 
 def score(

@@ -1,5 +1,4 @@
-"""What a model that is divided among ranks must compute as one machine does. Run as a program, it is one rank of two
-(`of_ranks` starts them)."""
+"""What a model that is divided among ranks must compute as one machine does."""
 
 from __future__ import annotations
 
@@ -36,15 +35,14 @@ from tests.support import small_run
 
 TOKENS = mx.array([[5, 6, 70, 8, 33, 100, 5, 6], [7, 3, 2, 8, 33, 100, 61, 25]])
 PROMPTS = [[5, 6, 70], [8, 33, 100, 5, 6, 2, 9], [7]]
+# SGD: Adam divides by the gradient's size, so that rounding of a gradient that is 0 would show in full
 SETTINGS: dict[str, Any] = {
     "data": "none", "num_layers": -1, "rank": 4, "scale": 2.0, "beta": 0.1, "optimizer": "sgd", "learning_rate": 0.1, "num_iterations": 2,
     "batch_size": 3, "group_size": 4, "max_grad_norm": 0.5,
 }  # fmt: skip
-"""SGD: Adam divides by the gradient's size, so that rounding of a gradient that is 0 would show in full."""
 
 
-DISTURBED = "tokens under a disturbance"
-"""What only ranks find."""
+DISTURBED = "tokens under a disturbance"  # what only ranks find
 
 
 def shake(policy: Policy) -> None:
@@ -100,12 +98,9 @@ def trial(policy: Policy, raw: dict[str, Any], *, steps: bool) -> dict[str, np.n
     return found | step(policy, raw) if steps else found
 
 
-# ── ranks ────────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def of_ranks(folder: Path, cases: dict[str, dict[str, Any]], ranks: int = 2) -> list[dict[str, dict[str, np.ndarray]]]:
     """For each rank, what it found in each of the cases: raw settings by name; those of the cases whose name ends in
-    "step" have one. Afterwards they train the run that run.json in the folder describes, if there is one."""
+    "step" have one."""
     (folder / "cases.json").write_text(json.dumps(cases))
     (folder / "hosts.json").write_text(json.dumps([[f"127.0.0.1:{port}"] for port in _free_ports(ranks)]))
     program = [sys.executable, "-m", "tests.support.sharded_trial", str(folder)]
@@ -147,7 +142,6 @@ def disturbed_tokens(policy: Policy, rank: int) -> np.ndarray:
 
 
 def _train(folder: Path, ranks: MlxCollectives) -> None:
-    """The run of `folder`, on all ranks, until its `stop_after`."""
     channel = open_channel(ranks)
     if isinstance(channel, WorkerChannel):
         work(channel, ranks)

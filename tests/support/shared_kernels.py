@@ -1,9 +1,4 @@
-"""CPU kernels that mlx compiles, shared between the worker processes of one test run.
-
-mlx keeps a compiled kernel in the temporary folder, without a lock, so every worker has a folder of its own, and most
-kernels would be compiled once in each. In front of g++ is therefore a program of that name that keeps what it made by
-the contents of the source, and copies it where another worker asks for the same.
-"""
+"""CPU kernels that mlx compiles, shared between the worker processes of one test run."""
 
 from __future__ import annotations
 
@@ -28,8 +23,7 @@ cp "$library" "$key.$$" && mv "$key.$$" "$key"
 
 
 def use(temporary: Path) -> None:
-    """Let this process and its children find the sharing compiler, if there is a g++. Kernels are kept below
-    `temporary`."""
+    """Let this process and its children find the sharing compiler, if there is a g++."""
     gxx = shutil.which("g++")
     if gxx is None:
         return

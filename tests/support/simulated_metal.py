@@ -1,8 +1,5 @@
 """mlx-lm's choices on Metal, made on any machine: its code believes that Metal is there, and stand-ins take its
-kernels' places.
-
-Only mlx-lm's files are told so; ours ask `backend.engine.device`, and nothing moves to a GPU.
-"""
+kernels' places."""
 
 from __future__ import annotations
 
@@ -21,8 +18,7 @@ class KernelWithoutGradientError(AssertionError):
 
 
 def take_metal_s_paths(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Until the test ends. The stand-in for the gated delta kernel runs and gives other numbers, by a hundredth; those
-    for the kernels that mlx-lm takes in training too raise KernelWithoutGradientError."""
+    """Until the test ends."""
     metal = vars(mx) | {"default_device": lambda: mx.gpu, "metal": SimpleNamespace(is_available=lambda: True)}
     for file in FILES:
         monkeypatch.setattr(file, "mx", SimpleNamespace(**metal))

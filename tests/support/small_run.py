@@ -14,13 +14,12 @@ from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
 from tests.support.random_models import tiny_model
 
+# Rewards are scored in the trainer's process: to start another takes longer than such a run
 QUICK: dict[str, Any] = {
     "iters": 3, "group_size": 2, "max_completion_length": 6, "max_seq_length": 200, "num_layers": -1, "rank": 2,
     "beta": 0.0, "steps_per_eval": 0, "save_every": 100, "fuse": False, "reward_functions": ["r1_int", "r1_count_xml"],
     "reward_weights": [1.0, 0.5], "reward_isolation": "thread",
 }  # fmt: skip
-"""Rewards are scored in the trainer's process: to start another takes longer than such a run.
-`tests/rewards/test_isolation.py` is about the default."""
 
 
 def write_rows(path: Path, count: int = 8) -> Path:
@@ -52,8 +51,7 @@ def low_half(folder: Path) -> dict[str, Any]:
 
 
 def settings_for(folder: Path, *, layers: int = 1, **changes: Any) -> dict[str, Any]:
-    """Raw settings of a quick run; the model, of `layers` layers, and the rows are written to `folder` the first
-    time."""
+    """Raw settings of a quick run; the model, of `layers` layers, and the rows are written to `folder` the first time."""
     if not (folder / "model").exists():
         tiny_model(folder / "model", layers=layers)
         write_rows(folder / "rows.jsonl")
@@ -74,7 +72,7 @@ def prepare(run: RunFolder, raw: dict[str, Any]) -> None:
 
 
 def train_here(raw: dict[str, Any], run: RunFolder, echo: Any = None, *, may_restart: bool = False) -> Any:
-    """Train in this process, in the main thread; returns the trainer's Ending. Its signal handlers stay behind."""
+    """Train in this process, in the main thread; returns the trainer's Ending."""
     from backend.trainer.run_process import train
 
     run.path.mkdir(parents=True, exist_ok=True)

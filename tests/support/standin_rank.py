@@ -1,9 +1,5 @@
 """A rank without MLX, for tests of the launcher: the real control channel, and a gather through files in the run
-folder.
-
-Rank 0 writes an event log of steps of 50 ms, saves nothing, and ends as the trainer does. `GRPO_STUDIO_TEST_RANK` says
-what goes wrong: a JSON object of rank → one of the words in `misbehave`.
-"""
+folder."""
 
 from __future__ import annotations
 
@@ -70,7 +66,6 @@ def main() -> NoReturn:
 
 
 def _place() -> tuple[int, int, str]:
-    """Rank, size, and what is different for each start."""
     if hosts := json.loads(os.environ.get(FILES_VARIABLE, "{}")).get("MLX_HOSTFILE"):
         ring = json.loads(hosts)
         return int(os.environ["MLX_RANK"]), len(ring), ring[0][0].rpartition(":")[2]

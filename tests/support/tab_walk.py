@@ -31,11 +31,10 @@ from app.widgets.window_frame import Sidebar
 CONTROLS = (
     QAbstractButton, QAbstractItemView, QAbstractSlider, QAbstractSpinBox, QComboBox, QLineEdit, QPlainTextEdit, QTextEdit,
 )  # fmt: skip
+# What has controls of its own inside: another key than Tab does what those do (arrows in a row of segments and in the
+# sidebar, the menu of a chart, Delete in a line of text)
 PARTS_OF = (QComboBox, QAbstractItemView, QAbstractSpinBox, QLineEdit, QScrollBar, Segments, Sidebar, Plot)
-"""What has controls of its own inside: another key than Tab does what those do (arrows in a row of segments and in the
-sidebar, the menu of a chart, Delete in a line of text)."""
-MOST = 200
-"""Presses of Tab, more than any window has stops and links."""
+MOST = 200  # presses of Tab, more than any window has stops and links
 
 
 @dataclass
@@ -44,10 +43,8 @@ class TabWalk:
 
     forward: list[QWidget] = field(default_factory=list)
     backward: list[QWidget] = field(default_factory=list)
-    unseen: list[str] = field(default_factory=list)
-    """Stops that were out of view or covered while they had the focus."""
-    traps: list[str] = field(default_factory=list)
-    """Stops that Tab did not leave."""
+    unseen: list[str] = field(default_factory=list)  # stops that were out of view or covered while they had the focus
+    traps: list[str] = field(default_factory=list)  # stops that Tab did not leave
 
     def unreached(self, window: QWidget) -> list[str]:
         """Controls of the window that no stop reaches: not by Tab, not as a part of a stop, not by a shortcut of an

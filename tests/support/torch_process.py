@@ -1,8 +1,4 @@
-"""A process with torch, transformers and peft, for proofs against them.
-
-torch is no part of this project, so an environment of its own is made for it (a gigabyte; TORCH_PYTHON names a ready
-one).
-"""
+"""A process with torch, transformers and peft, for proofs against them."""
 
 from __future__ import annotations
 

@@ -8,8 +8,9 @@ from typing import Any
 
 from backend.runs.run_folder import RunFolder
 
+# Keys of an event that differ from one process to the next
 OF_THE_MOMENT = ("t", "mono", "seq", "pid", "command", "path", "versions")
-"""Keys of an event that differ from one process to the next."""
+# What metrics of time and memory begin with
 OF_THE_PROCESS = (
     "time/",
     "process/",
@@ -18,7 +19,6 @@ OF_THE_PROCESS = (
     "rollout_tokens_per_second",
     "train_tokens_per_second",
 )
-"""What metrics of time and memory begin with."""
 
 
 def events_of(run: RunFolder) -> list[dict[str, Any]]:

@@ -1,7 +1,4 @@
-"""Run in an exported folder by a Python that sees nothing of ours: what its rows and rewards are, as JSON.
-
-python -I trl_folder_probe.py FOLDER < completions.json
-"""
+"""Run in an exported folder by a Python that sees nothing of ours: what its rows and rewards are, as JSON."""
 
 import json
 import sys

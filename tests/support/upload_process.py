@@ -12,7 +12,7 @@ FORKS.set_forkserver_preload(["backend.export.hub_upload", "tests.support.upload
 
 
 def start_upload(url: str, folder: Path, repo_id: str, token: str) -> BaseProcess:
-    """Start to upload `folder` to the Hub at `url`. Exit status 0: uploaded; 2: a UserError, printed."""
+    """Start to upload `folder` to the Hub at `url`."""
     process = FORKS.Process(target=_upload, args=(url, str(folder), repo_id, token))
     process.start()
     return process

@@ -26,8 +26,7 @@ class SilentService(Service):
 
 
 class PatientQtBot(QtBot):
-    """A QtBot that waits for up to a minute. A wait ends with what it waits for, so a sound test takes no longer; on a
-    busy machine a helper process alone may need ten seconds to start."""
+    """A QtBot that waits for up to a minute."""
 
     def waitUntil(self, callback: Callable[[], bool | None], *, timeout: int = PATIENCE_MS) -> None:
         super().waitUntil(callback, timeout=timeout)
@@ -44,8 +43,7 @@ class PatientQtBot(QtBot):
 
 @contextmanager
 def active_window(session: Session, qtbot: Any, *, restored: bool = False) -> Iterator[Window]:
-    """The window of a session, 1280 × 800, with the keyboard's focus. `restored`: with the draft that was left, as at a
-    start of the app."""
+    """The window of a session, 1280 × 800, with the keyboard's focus."""
     window = Window(session)
     if restored:
         session.restore()

@@ -1,8 +1,4 @@
-"""The trials of a type in a process of its own, with a limit on its time and memory.
-
-The processes are forks of a server that has imported everything and computed nothing: importing takes longer than the
-trials, and a fork of a process that has used mlx would hang.
-"""
+"""The trials of a type in a process of its own, with a limit on its time and memory."""
 
 from __future__ import annotations
 
@@ -15,8 +11,7 @@ from pathlib import Path
 
 from tests.support.architectures.outcome import Outcome
 
-LIMIT_S, LIMIT_BYTES = 180, 8 << 30
-"""Wall seconds and address space of one type's process."""
+LIMIT_S, LIMIT_BYTES = 180, 8 << 30  # wall seconds and address space of one type's process
 
 
 def try_apart(arch: str) -> Outcome:

@@ -15,24 +15,18 @@ FINE_TUNES = ("lora", "dora", "full")
 
 @dataclass(slots=True)
 class Outcome:
-    """Found by trying. Of a type that is refused, `refusal` is all there is."""
+    """Found by trying."""
 
-    refusal: str = ""
-    """The program's sentence, where the type cannot be trained at all."""
-    caches: list[str] = field(default_factory=list)
-    """The kinds of its layers' caches, in the words of the page."""
-    together: bool = False
-    """Whether rows of unequal length are decoded in one batch."""
+    refusal: str = ""  # the program's sentence, where the type cannot be trained at all
+    caches: list[str] = field(default_factory=list)  # the kinds of its layers' caches, in the words of the page
+    together: bool = False  # whether rows of unequal length are decoded in one batch
+    # Whether logits are computed for all tokens, because the model cannot be split into body and head
     whole_logits: bool = False
-    """Whether logits are computed for all tokens, because the model cannot be split into body and head."""
-    shared_prompts: bool = False
-    """Whether a prompt is prefilled once for all completions of its group."""
-    slow_paths: list[str] = field(default_factory=list)
-    """The sentences of the event log."""
+    shared_prompts: bool = False  # whether a prompt is prefilled once for all completions of its group
+    slow_paths: list[str] = field(default_factory=list)  # the sentences of the event log
+    # Fine-tune type → the program's sentence, for those of FINE_TUNES that it refuses
     refused: dict[str, str] = field(default_factory=dict)
-    """Fine-tune type → the program's sentence, for those of FINE_TUNES that it refuses."""
-    failures: list[str] = field(default_factory=list)
-    """What went wrong without being refused: mistakes of ours. Empty in a sound table."""
+    failures: list[str] = field(default_factory=list)  # what went wrong without being refused: mistakes of ours
 
     @property
     def works(self) -> bool:

@@ -1,5 +1,4 @@
-"""What the process imports from which those of the trials are forked. Computes nothing: mlx must not be used before a
-fork."""
+"""What the process imports from which those of the trials are forked."""
 
 from backend.engine import cpu_setup
 

@@ -1,11 +1,5 @@
 """config.json of a tiny model of every type that mlx-lm has: sizes by the name of the setting, and what a type needs
-besides.
-
-A type's settings are the fields of its `ModelArgs`. SIZES gives a small value for every field of a known name; a field
-of another name keeps its default. Where that does not make a working model, SPECIAL holds what has to be different.
-Values are chosen so that every mechanism of a type is at work within a few tokens: windows and chunks are shorter than
-the prompts of the tests.
-"""
+besides."""
 
 from __future__ import annotations
 
@@ -67,6 +61,7 @@ SIZES: dict[str, Any] = {
 }  # fmt: skip
 
 
+# Types whose config.json describes several models → where mlx-lm defines the settings of the text model
 TEXT_PART = {
     "gemma3": "gemma3_text", "gemma3n": "gemma3n.TextConfig", "gemma4": "gemma4_text", "kimi_k25": "deepseek_v3", "kimi_k3": "kimi_k3.TextArgs",
     "kimi_vl": "kimi_vl.TextArgs", "lfm2-vl": "lfm2", "llama4": "llama4.TextArgs", "minimax_m3_vl": "minimax_m3_vl.TextArgs",
@@ -74,7 +69,6 @@ TEXT_PART = {
     "qwen2_vl": "qwen2", "qwen3_5": "qwen3_5.TextModelArgs", "qwen3_5_moe": "qwen3_5.TextModelArgs", "qwen3_vl": "qwen3",
     "qwen3_vl_moe": "qwen3_moe",
 }  # fmt: skip
-"""Types whose config.json describes several models → where mlx-lm defines the settings of the text model."""
 
 WINDOW_THEN_FULL = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8}
 ROPE_BY_KIND = {
@@ -93,6 +87,7 @@ LLAMA_4_ROPE = {"rope_parameters": {"rope_theta": 1e4, "type": "default", "rope_
 KDA = {"kda_layers": [1], "full_attn_layers": [2], "num_heads": 2, "head_dim": 16, "short_conv_kernel_size": 3}
 HADAMARD_PACK = {"group_size": 128, "bits": 2, "mode": "affine"}
 
+# What a type's ModelArgs, or those of its text model, need beside or instead of SIZES
 SPECIAL: dict[str, dict[str, Any]] = {
     "afm7": {"num_kv_reuse_layers": 1},
     "afmoe": {"num_hidden_layers": 2},
@@ -176,12 +171,10 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "spark2_5": WINDOW_THEN_FULL | ROPE_BY_KIND,
     "step3p5": WINDOW_THEN_FULL | {"moe_layers_enum": "1"},
 }  # fmt: skip
-"""What a type's ModelArgs, or those of its text model, need beside or instead of SIZES."""
 
 
 def tiny_config(arch: str) -> dict[str, Any]:
-    """The config.json of a tiny model of `arch`. Raises ValueError for a setting that has neither a default nor a size
-    here."""
+    """The config.json of a tiny model of `arch`."""
     own = SPECIAL.get(arch, {})
     config = {"model_type": arch, "vocab_size": VOCABULARY, "eos_token_id": 1, "pad_token_id": 0}
     if arch in TEXT_PART:
@@ -207,14 +200,11 @@ def _sizes(module: str, name: str, own: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_given(name: str, parameter: inspect.Parameter) -> bool:
-    """Whether a setting gets its size: not where None means that the type's mechanism is off, unless it must be
-    given."""
     return name in SIZES and (parameter.default is parameter.empty or parameter.default is not None)
 
 
 def model_types() -> list[str]:
-    """The modules of the installed mlx-lm that define a model; the others are parts that several of them use. Read, not
-    imported."""
+    """The modules of the installed mlx-lm that define a model; the others are parts that several of them use."""
     package = importlib.util.find_spec("mlx_lm")
     assert package is not None and package.submodule_search_locations
     folder = Path(package.submodule_search_locations[0]) / "models"
@@ -222,7 +212,6 @@ def model_types() -> list[str]:
 
 
 def _names(file: Path) -> set[str]:
-    """What a module defines or imports at its top level."""
     names: set[str] = set()
     for node in ast.parse(file.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.ClassDef):

@@ -42,7 +42,6 @@ def try_type(arch: str, work: Path) -> Outcome:
 
 
 def _still_untrainable(arch: str, work: Path) -> Outcome:
-    """The outcome of a type that is refused by its name: something has to be wrong with it still."""
     refusal = architectures.refusal({"model_type": arch}, ["model.safetensors", "tokenizer.json"])
     try:
         folder = trials.tiny_model(work / "models", arch)
@@ -55,8 +54,6 @@ def _still_untrainable(arch: str, work: Path) -> Outcome:
 
 
 class _Attempts:
-    """Calls a trial, and notes in the outcome where it raises anything but UserError."""
-
     def __init__(self, outcome: Outcome) -> None:
         self.outcome = outcome
 

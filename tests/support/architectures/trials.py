@@ -1,12 +1,5 @@
 """What every model type has to do before the table of architectures says that it works: a tiny random model of it does
-all of it.
-
-    run_and_resume    a run with LoRA, the same run stopped and resumed, the adapters opened by mlx-lm, the exported model
-    learn             two updates of one fine-tune type on synthetic completions
-    describe          the model's caches and the slow paths that a run's event log would name
-
-Each raises AssertionError where the program is wrong, and UserError where it refuses.
-"""
+all of it."""
 
 from __future__ import annotations
 
@@ -36,25 +29,25 @@ from tests.support.architectures.tiny_configs import tiny_config
 from tests.support.forward_cases import Case, assert_same_gradients, gradients
 from tests.support.reference_forward import sampled_groups
 
+# Most nats by which a token's log-probability while sampling may differ from that of training's forward pass, in
+# float32
 MAX_GAP = 1e-4
-"""Most nats by which a token's log-probability while sampling may differ from that of training's forward pass, in
-float32."""
 
+# mlx-lm's cache classes in the words of docs/architectures.json
 CACHES = {
     "KVCache": "keys and values",
     "RotatingKVCache": "sliding window",
     "ChunkedKVCache": "chunks",
     "ArraysCache": "state",
 }
-"""mlx-lm's cache classes in the words of docs/architectures.json."""
 
 RUN: dict[str, Any] = {
     "iters": 2, "group_size": 3, "max_completion_length": 12, "top_p": 1.0, "top_k": 0, "num_iterations": 2, "beta": 0.05,
     "learning_rate": 1e-2, "save_every": 2,
 }  # fmt: skip
 
+# Longer than the windows and chunks of the tiny models
 TOKENS = mx.array([[5, 6, 70, 8, 33, 100, 5, 6, 250, 11, 12, 13]])
-"""Longer than the windows and chunks of the tiny models."""
 
 
 def tiny_model(models: Path, arch: str) -> Path:
@@ -68,13 +61,8 @@ def config_of(folder: Path, train_type: str = "lora") -> Config:
     return parse(raw | {"train_type": train_type, "learning_rate": 1e-3, "num_iterations": 2})
 
 
-# ── a run ────────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def run_and_resume(folder: Path, work: Path) -> None:
-    """Two steps of a run with LoRA. Log-probabilities recorded while sampling are those of training's forward pass;
-    stopped after its first step and resumed, it ends with the same weights; mlx-lm opens the adapters it leaves, and
-    what is exported."""
+    """Two steps of a run with LoRA."""
     raw = small_run.settings_for(work, model=str(folder), data=str(small_run.write_rows(work / "rows.jsonl")), **RUN)
     raw |= small_run.low_half(work)
     unbroken, broken = RunFolder(work / "unbroken"), RunFolder(work / "broken")
@@ -119,12 +107,8 @@ def _check_reopened(folder: Path, run: RunFolder, policy: Policy, weights: dict[
     assert not mx.allclose(base(TOKENS), logits, atol=1e-5), "the adapters change no logit"
 
 
-# ── updates ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def learn(folder: Path, train_type: str) -> None:
-    """Two updates on synthetic completions. They change trainable arrays and no others, and afterwards the model
-    computes in decoding (eval) what it computes in learning (train)."""
+    """Two updates on synthetic completions."""
     config = config_of(folder, train_type)
     policy = load_policy(config)
     before = {name: np.array(x) for name, x in tree_flatten(policy.model.parameters())}
@@ -161,9 +145,6 @@ def check_gradients(folder: Path) -> None:
         with gradient_checkpointing(model, recompute):
             _, actual = gradients(model, lambda: case.logps(split_model, 0.7, 5)[0])
         assert_same_gradients(actual, expected, rtol=1e-3, floor=1e-5)
-
-
-# ── what it is ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def describe(folder: Path) -> dict[str, Any]:
