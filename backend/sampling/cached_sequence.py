@@ -57,17 +57,19 @@ class CachedSequence:
         try:
             logits_1V = self._prefill(prompt, check)
             T, first = len(uniform_T), np.zeros(1, np.int64)
+            uniforms = [mx.array([number]) for number in uniform_T.tolist()]
             drawing = SamplingState(sampling, [list(prompt)], 1, T, held)
-            ahead = drawing.first(first, logits_1V, _uniform(uniform_T[0])) if T else None
+            ahead = drawing.first(first, logits_1V, uniforms[0]) if T else None
             for t in range(T):
                 current = ahead
                 assert current is not None
                 if t + 1 < T:  # a last token is never fed
-                    logits_1V = self._fed(current.token_B[:, None])
+                    hidden_11H = self._split_model.hidden(current.token_B[:, None], self._cache)
+                    logits_1V = self._split_model.logits(hidden_11H[:, -1])
                     if held is not None:
                         mx.async_eval(logits_1V)  # computed while the grammar reads the token
-                    ahead = drawing.next(first, current.token_B, logits_1V, _uniform(uniform_T[t + 1]))
-                token, *logs = (_number(field) for field in current)
+                    ahead = drawing.next(first, current.token_B, logits_1V, uniforms[t + 1])
+                token, *logs = (float(field.item()) for field in current)  # pyright: ignore[reportArgumentType]
                 if t + 1 < T:
                     self.tokens.append(int(token))
                 yield SampledToken(int(token), *logs)
@@ -78,7 +80,13 @@ class CachedSequence:
             raise
 
     def _prefill(self, prompt: Sequence[int], check: Callable[[], None]) -> mx.array:
-        self._keep_prefix(prompt)
+        # The last token is read in any case: its logits have to be computed.
+        pairs = enumerate(zip(self.tokens, prompt[:-1], strict=False))
+        common = next((i for i, (x, y) in pairs if x != y), min(len(self.tokens), len(prompt) - 1))
+        surplus = len(self.tokens) - common
+        if surplus and not (can_trim_prompt_cache(self._cache) and trim_prompt_cache(self._cache, surplus) == surplus):
+            self.clear()  # a state that has read on cannot go back
+        self.tokens = self.tokens[:common]
         self._model.eval()
         rest = list(prompt[len(self.tokens) :])
         self.prefilled = len(rest)
@@ -91,25 +99,3 @@ class CachedSequence:
             self.tokens += chunk
         assert hidden_1LH is not None
         return self._split_model.logits(hidden_1LH[:, -1])
-
-    def _keep_prefix(self, prompt: Sequence[int]) -> None:
-        common = _common_prefix(self.tokens, prompt[:-1])
-        surplus = len(self.tokens) - common
-        if surplus and not (can_trim_prompt_cache(self._cache) and trim_prompt_cache(self._cache, surplus) == surplus):
-            self.clear()  # a state that has read on cannot go back
-        self.tokens = self.tokens[:common]
-
-    def _fed(self, token_11: mx.array) -> mx.array:
-        return self._split_model.logits(self._split_model.hidden(token_11, self._cache)[:, -1])
-
-
-def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-
-
-def _uniform(number: float) -> mx.array:
-    return mx.array([float(number)])
-
-
-def _number(array_1: mx.array) -> float:
-    return float(array_1.item())  # pyright: ignore[reportArgumentType]

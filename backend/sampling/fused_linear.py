@@ -174,29 +174,26 @@ class FusedLinear:
         if self.is_merged:
             arrays = {"weight": mx.concatenate([_merged_weight(member) for member in self.members])}
         elif any(has_adapter(member) for member in self.members):
-            arrays = arrays | self._adapter_arrays()
+            # A [in, sum of ranks], B [sum of ranks, sum of outputs], block-diagonal.
+            adapted = [has_adapter(member) for member in self.members]
+            a = mx.concatenate([m.lora_a for m, has in zip(self.members, adapted, strict=True) if has], axis=1)
+            sizes, blocks = [base.weight.shape[0] for base in self.bases], []
+            for i, member in enumerate(self.members):
+                if adapted[i]:
+                    # The scale goes into B, where it costs nothing per token.
+                    blocks.append(mx.pad(member.scale * member.lora_b, [(0, 0), (sum(sizes[:i]), sum(sizes[i + 1 :]))]))
+            if self.projection.stores_transposed:
+                a = mx.contiguous(a.T)
+            # In the input's type: float32 adapters would make mlx run the products, and all that follows, in float32.
+            arrays = arrays | {"a": a.astype(self.dtype), "b": mx.concatenate(blocks).astype(self.dtype)}
+            if any(isinstance(member, DoRALinear) for member in self.members):
+                arrays["gain"] = mx.concatenate([_dora_gain(member) for member in self.members]).astype(self.dtype)
         if any("bias" in base for base in self.bases):
             # Never packed: they are so small that a temporary copy costs nothing.
             arrays = arrays | {"bias": mx.concatenate([base.bias for base in self.bases])}
         mx.eval(arrays)
         # Not Module.update, which refuses names that the module does not have yet.
         dict.update(self.projection, arrays)
-
-    def _adapter_arrays(self) -> dict[str, mx.array]:
-        adapted = [has_adapter(member) for member in self.members]
-        a = mx.concatenate([m.lora_a for m, has in zip(self.members, adapted, strict=True) if has], axis=1)
-        sizes, blocks = [base.weight.shape[0] for base in self.bases], []
-        for i, member in enumerate(self.members):
-            if adapted[i]:
-                # The scale goes into B, where it costs nothing per token.
-                blocks.append(mx.pad(member.scale * member.lora_b, [(0, 0), (sum(sizes[:i]), sum(sizes[i + 1 :]))]))
-        # In the input's type: float32 adapters would make mlx run the products, and all that follows, in float32.
-        if self.projection.stores_transposed:
-            a = mx.contiguous(a.T)
-        arrays = {"a": a.astype(self.dtype), "b": mx.concatenate(blocks).astype(self.dtype)}
-        if any(isinstance(member, DoRALinear) for member in self.members):
-            arrays["gain"] = mx.concatenate([_dora_gain(member) for member in self.members]).astype(self.dtype)
-        return arrays
 
 
 def is_plain(module: Any) -> bool:
@@ -220,12 +217,6 @@ def fusion_key(member: nn.Module) -> tuple[Any, ...]:
     return (type(base), *how, base.weight.dtype, "bias" in base)
 
 
-def _dequantized(base: Any) -> mx.array:
-    if not isinstance(base, nn.QuantizedLinear):
-        return base.weight
-    return mx.dequantize(base.weight, base.scales, base.get("biases"), base.group_size, base.bits, base.mode)
-
-
 def _merged_weight(member: Any) -> mx.array:
     if not has_adapter(member):
         return member.weight
@@ -237,7 +228,12 @@ def _merged_weight(member: Any) -> mx.array:
 
 
 def _adapted_weight(member: Any) -> mx.array:
-    return _dequantized(member.linear) + (member.scale * member.lora_b.T) @ member.lora_a.T
+    base = member.linear
+    if isinstance(base, nn.QuantizedLinear):
+        weight = mx.dequantize(base.weight, base.scales, base.get("biases"), base.group_size, base.bits, base.mode)
+    else:
+        weight = base.weight
+    return weight + (member.scale * member.lora_b.T) @ member.lora_a.T
 
 
 def _dora_gain(member: Any) -> mx.array:

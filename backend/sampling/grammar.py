@@ -15,7 +15,6 @@ import numpy as np
 
 from backend.config.config import Config
 from backend.sampling.output_grammar import schema_text
-from backend.sampling.text_stream import REPLACEMENT
 from backend.utils.errors import UserError
 from backend.utils.text import quote
 
@@ -59,10 +58,20 @@ def bytes_of(tokenizer: Any) -> dict[int, bytes]:
     vocabulary: dict[str, int] = tokenizer.get_vocab()
     added = {entry["id"]: entry["content"].encode() for entry in table.get("added_tokens", ()) if not entry["special"]}
     if "ByteLevel" in kinds:
-        byte_of = _byte_level()
-        own = {token: _bytes_by(byte_of, text) for text, token in vocabulary.items()}
+        # Printable bytes of Latin-1 stand for themselves, the others in their order for 256, 257, …
+        printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+        others = [byte for byte in range(256) if byte not in printable]
+        byte_of = {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+        own = {
+            token: bytes(byte_of[char] for char in text)
+            for text, token in vocabulary.items()
+            if all(char in byte_of for char in text)
+        }
     elif kinds & {"ByteFallback", "Metaspace"}:
-        own = {token: _piece(text) for text, token in vocabulary.items()}
+        own = {
+            token: bytes([int(text[3:5], 16)]) if re.fullmatch("<0x..>", text) else text.replace(BLANK, " ").encode()
+            for text, token in vocabulary.items()
+        }
     else:
         own = _decoded(tokenizer, vocabulary)
     return {token: data for token, data in (own | added).items() if data}
@@ -75,29 +84,13 @@ def _parts(stage: Any) -> set[str]:
     return {stage["type"], *(kind for part in parts for kind in _parts(part))}
 
 
-def _byte_level() -> dict[str, int]:
-    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
-
-
-def _bytes_by(byte_of: dict[str, int], text: str) -> bytes:
-    return bytes(byte_of[char] for char in text) if all(char in byte_of for char in text) else b""
-
-
-def _piece(text: str) -> bytes:
-    if len(text) == 6 and text.startswith("<0x") and text.endswith(">"):
-        return bytes([int(text[3:5], 16)])
-    return text.replace(BLANK, " ").encode()
-
-
 def _decoded(tokenizer: Any, vocabulary: dict[str, int]) -> dict[int, bytes]:
     """Each token decoded behind another, since a decoder may strip what begins a text."""
     anchor = next((token for text, token in vocabulary.items() if len(text) == 1 and text.isalnum()), None)
     before = [] if anchor is None else [anchor]
     start = len(tokenizer.decode(before)) if before else 0
     texts = {token: tokenizer.decode([*before, token])[start:] for token in vocabulary.values()}
-    return {token: text.encode() for token, text in texts.items() if REPLACEMENT not in text}
+    return {token: text.encode() for token, text in texts.items() if "\ufffd" not in text}
 
 
 # between the parts of JSON; with any number of blanks a model might write nothing else

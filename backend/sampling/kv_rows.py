@@ -64,26 +64,21 @@ class WaitingQueue:
         admissions: list[AdmittedRows] = []
         # A group that the previous call began has its prefill still; the rest of `count` may need a new one.
         while count:
-            admitted = self._admit_from_one_prefill(count)
-            admissions.append(admitted)
-            count -= len(admitted.index)
+            first = self._next // self._G
+            if first not in self._prefilled_prompts:
+                # All prompts that this admission reaches in one pass: fewer, larger products than one by one.
+                last = (self._next + count - 1) // self._G
+                self._prefilled_prompts = range(first, min(len(self._prompts), last + 1))
+                self._prefilled = self._prefill([self._prompts[p] for p in self._prefilled_prompts])
+            assert self._prefilled is not None
+            end = self._prefilled_prompts.stop * self._G
+            index = np.arange(self._next, min(self._next + count, end))
+            admissions.append(AdmittedRows(self._prefilled, index, index // self._G - self._prefilled_prompts.start))
+            self._next += len(index)
+            count -= len(index)
+            if self._next == end:
+                self._prefilled = None  # the last rows are admitted: free the arrays as soon as those are copied
         return admissions
-
-    def _admit_from_one_prefill(self, count: int) -> AdmittedRows:
-        first = self._next // self._G
-        if first not in self._prefilled_prompts:
-            # All prompts that this admission reaches in one pass: fewer, larger products than one by one.
-            last = (self._next + count - 1) // self._G
-            self._prefilled_prompts = range(first, min(len(self._prompts), last + 1))
-            self._prefilled = self._prefill([self._prompts[p] for p in self._prefilled_prompts])
-        assert self._prefilled is not None
-        end = self._prefilled_prompts.stop * self._G
-        index = np.arange(self._next, min(self._next + count, end))
-        self._next += len(index)
-        admitted = AdmittedRows(self._prefilled, index, index // self._G - self._prefilled_prompts.start)
-        if self._next == end:
-            self._prefilled = None  # the last rows are admitted: free the arrays as soon as those are copied
-        return admitted
 
 
 class KVRows:
@@ -129,12 +124,12 @@ class KVRows:
         columns = capacity(slot + free_columns)
         # With every row kept in order a slice will do; a gather would copy the layer once more.
         keeps_all = len(keep) == len(self) and (keep == np.arange(len(self))).all()
-        kept = None if keeps_all else mx.array(keep)
 
         def compacted(old: list[mx.array], admitted: list[list[mx.array]], layer: int) -> mx.array:
-            pieces = [_aligned(_rows(old[layer][..., : self.slot, :], kept), slot, columns)] if len(keep) else []
+            filled = old[layer][..., : self.slot, :] if len(keep) else mx.zeros(0)
+            pieces = [_aligned(filled if keeps_all else filled[mx.array(keep)], slot, columns)] if len(keep) else []
             for source, arrays in zip(admissions, admitted, strict=True):
-                pieces.append(_aligned(_rows(arrays[layer], mx.array(source.prompt)), slot, columns))
+                pieces.append(_aligned(arrays[layer][mx.array(source.prompt)], slot, columns))
             return mx.concatenate(pieces) if len(pieces) > 1 else pieces[0]
 
         layers = len(self.keys or admissions[0].prefilled.keys)
@@ -151,11 +146,6 @@ class KVRows:
                     old[layer] = None  # pyright: ignore
             mx.eval([new[layer] for new in news])
         self.keys, self.values = news if has_values else (*news, [])
-        self._update_bookkeeping(keep, admissions, slot, columns)
-
-    def _update_bookkeeping(
-        self, keep: np.ndarray, admissions: Sequence[AdmittedRows], slot: int, columns: int
-    ) -> None:
         lengths = np.concatenate([self.lengths[keep], *(admitted.lengths for admitted in admissions)])
         self.index = np.concatenate([self.index[keep], *(admitted.index for admitted in admissions)])
         # An admitted row has one token already, sampled from the prefill's last logits.
@@ -163,10 +153,6 @@ class KVRows:
         # Ended rows may be longer than `slot`: their padding is 0, not negative.
         self.pad = np.maximum(slot - lengths, 0)
         self.slot, self.pad_B, self.column_C = slot, mx.array(self.pad.astype(np.int32)), mx.arange(columns)
-
-
-def _rows(array: mx.array, index: mx.array | None) -> mx.array:
-    return array if index is None else array[index]
 
 
 def _aligned(filled: mx.array, slot: int, columns: int) -> mx.array:

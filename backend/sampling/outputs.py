@@ -59,7 +59,15 @@ class CompletionBuffer:
         before_eos = np.where(is_eos.any(axis=1), is_eos.argmax(axis=1) + 1, S)
         added = np.minimum(before_eos, self.max_tokens - start)
         logs = (logps_SB, kept_SB) if held_SB is None else (logps_SB, kept_SB, held_SB)
-        self._write(index, start, added, (tokens, *(part.T[is_open] for part in logs)))
+        if (longest := int((start + added).max())) > (width := self._tokens.shape[1]):
+            pad = ((0, 0), (0, max(64, width, longest - width)))  # doubled, so appending takes amortised constant time
+            stores = (np.pad(store, pad) for store in (self._tokens, self._logps, self._kept, self._held))
+            self._tokens, self._logps, self._kept, self._held = stores
+        inside = np.arange(S)[None] < added[:, None]
+        row, column = np.nonzero(inside)
+        parts = (tokens, *(part.T[is_open] for part in logs))
+        for store, part in zip((self._tokens, self._logps, self._kept, self._held), parts, strict=False):
+            store[index[row], start[row] + column] = part[inside]
         self.length[index] = start + added
         # The last *added* token decides: the length limit may have cut before an end-of-sequence token.
         ended = is_eos[np.arange(len(index)), added - 1]
@@ -69,21 +77,6 @@ class CompletionBuffer:
                 if (end := self._stop_string_end(row, first)) is not None:
                     self.length[row], self.stop[row] = end, STRING
 
-    def _write(self, index: np.ndarray, start: np.ndarray, added: np.ndarray, parts: Sequence[np.ndarray]) -> None:
-        self._widen(int((start + added).max()))
-        inside = np.arange(parts[0].shape[1])[None] < added[:, None]
-        row, column = np.nonzero(inside)
-        stores = (self._tokens, self._logps, self._kept, self._held)
-        for store, part in zip(stores[: len(parts)], parts, strict=True):
-            store[index[row], start[row] + column] = part[inside]
-
-    def _widen(self, length: int) -> None:
-        more = max(64, self._tokens.shape[1]) if length > self._tokens.shape[1] else 0
-        if more:
-            pad = ((0, 0), (0, more))
-            self._tokens, self._logps = np.pad(self._tokens, pad), np.pad(self._logps, pad)
-            self._kept, self._held = np.pad(self._kept, pad), np.pad(self._held, pad)
-
     def _stop_string_end(self, row: int, first: int) -> int | None:
         """Tokens after which the text first contains a stop string; None where it contains none. Text is compared, not
         ids; only the neighbourhood of the new tokens is decoded first."""
@@ -91,15 +84,18 @@ class CompletionBuffer:
         if not self._has_stop_string(tokens[max(0, first - self._stop_window) :]) or not self._has_stop_string(tokens):
             return None
         ends = range(first + 1, int(self.length[row]) + 1)
-        if self.held is not None:
-            return next((end for end in ends if self._ends_held(row, end, self.held)), None)
-        return next((end for end in ends if self._has_stop_string(self._tokens[row, :end].tolist())), None)
-
-    def _ends_held(self, row: int, end: int, held: GrammarState) -> bool:
-        tokens = self._tokens[row, :end].tolist()
-        before, after = self._decode(tokens[:-1]), self._decode(tokens)
-        is_new = any(after.count(word) > before.count(word) for word in self.stop_strings)
-        return is_new and held.is_complete(tokens)
+        for end in ends:
+            tokens = self._tokens[row, :end].tolist()
+            if self.held is None:
+                if self._has_stop_string(tokens):
+                    return end
+                continue
+            # A stop string before the grammar is satisfied ends nothing, now or later.
+            before, after = self._decode(tokens[:-1]), self._decode(tokens)
+            is_new = any(after.count(word) > before.count(word) for word in self.stop_strings)
+            if is_new and self.held.is_complete(tokens):
+                return end
+        return None
 
     def cut_off_stuck(self) -> int:
         """Count completions that no token could continue as cut off; return how many."""

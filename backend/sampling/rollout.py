@@ -261,7 +261,15 @@ class Sampler:
             for first in range(p * G, (p + 1) * G, self.rows or G):
                 index = np.arange(first, min(first + (self.rows or G), (p + 1) * G))
                 steps = self._group_steps(prompt, len(index), index, drawing, mx.array(uniform_NT[index].T))
-                self._append_steps(steps, index, outputs, poll)
+                unread: list[Sampled] = []  # a chunk at a time, until every row has ended
+                for t, sampled in enumerate(steps, 1):
+                    unread.append(sampled)
+                    if t % DECODE_CHUNK == 0 or t == self.max_tokens:
+                        outputs.append(index, *to_host(unread))
+                        unread = []
+                        poll(outputs.token_count)
+                        if not (outputs.stop[index] == OPEN).any():
+                            break
                 drawing.keep(index[:0])
 
     def _group_steps(
@@ -286,17 +294,6 @@ class Sampler:
                 mx.async_eval(logits)  # computed while the grammar reads the tokens
             sampled = drawing.next(index, sampled.token_B, logits, uniform_TB[t])
             yield sampled
-
-    def _append_steps(self, steps: Iterator[Sampled], index: np.ndarray, outputs: CompletionBuffer, poll: Poll) -> None:
-        unread: list[Sampled] = []
-        for t, sampled in enumerate(steps, 1):
-            unread.append(sampled)
-            if t % DECODE_CHUNK == 0 or t == self.max_tokens:
-                outputs.append(index, *to_host(unread))
-                unread = []
-                poll(outputs.token_count)
-                if not (outputs.stop[index] == OPEN).any():
-                    break
 
 
 def decode_costs(model: nn.Module) -> RowCosts:

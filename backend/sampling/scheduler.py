@@ -16,7 +16,7 @@ import numpy as np
 
 from backend.engine.chunk_sizes import capacity
 from backend.engine.device import on_cpu
-from backend.sampling.kv_rows import AdmittedRows, KVRows, WaitingQueue
+from backend.sampling.kv_rows import KVRows, WaitingQueue
 from backend.sampling.outputs import OPEN, CompletionBuffer
 from backend.sampling.row_costs import RowCosts
 from backend.sampling.sampler import Sampled, SamplingState
@@ -52,7 +52,9 @@ class Scheduler:
         rows = self.rows
         is_open = self.outputs.stop[rows.index] == OPEN
         alive = np.flatnonzero(is_open)
-        admitted = self._admission_count(len(alive))
+        # No admission until an eighth of the rows is free: it copies every row.
+        free = self.max_rows - len(alive)
+        admitted = min(free, self.queue.waiting) if free >= max(1, self.max_rows // 8) or not len(alive) else 0
         if not len(alive) and not admitted:
             return False
         size = self.row_costs.compacted(len(rows), len(alive) + admitted)
@@ -63,7 +65,17 @@ class Scheduler:
             admissions = self.queue.admit(admitted) if admitted else []
             # An admitted row has 1 token, from its prefill; the row with the fewest decides how long the next chunk is.
             steps = self._chunk_steps(1 if admitted else int(rows.generated[alive].min()))
-            self._carry_over(keep, admissions)
+            # The last tokens of the kept rows, then the first tokens of the admitted ones.
+            pieces: list[Sampled] = []
+            if self.latest is not None and len(keep):
+                pieces.append(type(self.latest)(*(part[mx.array(keep)] for part in self.latest)))
+            self.drawing.keep(keep)
+            for admitted_rows in admissions:
+                uniform_B = mx.array(self.uniform_NT[admitted_rows.index, 0])
+                pieces.append(self.drawing.first(admitted_rows.index, admitted_rows.logits(), uniform_B))
+            parts = zip(*pieces, strict=True)
+            self.latest = type(pieces[0])(*(mx.concatenate(list(part)) for part in parts))
+            mx.async_eval(*self.latest)
             rows.compact(keep, len(alive), admissions, steps)
         return True
 
@@ -107,28 +119,11 @@ class Scheduler:
     def _chunk_steps(self, fewest_generated: int) -> int:
         return min(DECODE_CHUNK, self.outputs.max_tokens - fewest_generated)
 
-    def _admission_count(self, alive: int) -> int:
-        free = self.max_rows - alive
-        is_worth_it = free >= max(1, self.max_rows // 8) or not alive
-        return min(free, self.queue.waiting) if is_worth_it else 0
-
     def _has_wrong_capacity(self, alive: np.ndarray) -> bool:
         rows = self.rows
         steps = self._chunk_steps(int(rows.generated[alive].min()))
         needed = capacity(rows.slot - rows.unused_columns(alive) + steps)
         return rows.slot + steps > rows.capacity or 4 * needed <= 3 * rows.capacity
-
-    def _carry_over(self, keep: np.ndarray, admissions: Sequence[AdmittedRows]) -> None:
-        pieces: list[Sampled] = []
-        if self.latest is not None and len(keep):
-            pieces.append(type(self.latest)(*(part[mx.array(keep)] for part in self.latest)))
-        self.drawing.keep(keep)
-        for admitted in admissions:
-            uniform_B = mx.array(self.uniform_NT[admitted.index, 0])
-            pieces.append(self.drawing.first(admitted.index, admitted.logits(), uniform_B))
-        parts = zip(*pieces, strict=True)
-        self.latest = type(pieces[0])(*(mx.concatenate(list(part)) for part in parts))
-        mx.async_eval(*self.latest)
 
 
 def to_host(sampled: Sequence[Sampled]) -> Iterator[np.ndarray]:
