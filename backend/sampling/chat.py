@@ -35,9 +35,8 @@ from backend.runs.saved_weights import END, WeightChoice, find_choice
 from backend.runs.steering import run_config
 from backend.sampling.cached_sequence import CachedSequence, SampledToken
 from backend.sampling.grammar import GrammarCache
-from backend.sampling.outputs import OPEN, CompletionBuffer
+from backend.sampling.outputs import OPEN, CompletionBuffer, TextStream
 from backend.sampling.sampler import Sampling, keyed_uniforms
-from backend.sampling.text_stream import TextStream
 from backend.trainer.memory.estimate import format_bytes
 from backend.types import Completion, Group, Problem
 from backend.utils.errors import UserError

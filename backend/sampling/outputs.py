@@ -3,7 +3,7 @@ string."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, get_args
 
 import numpy as np
@@ -127,3 +127,32 @@ class CompletionBuffer:
         held = self._held[row, : self.length[row]].tolist() if self.held is not None else []
         text = self._decode(self._text_tokens(row))
         return Completion(tokens, logps, text, REASONS[self.stop[row]], kept, held)
+
+
+REPLACEMENT = "\ufffd"  # an incomplete character, decoded
+
+
+class TextStream:
+    """`push` takes a token and returns the text that it completes; `rest` what was still held back."""
+
+    def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
+        self._decode = decode
+        self._shown: list[int] = []  # tokens of the last shown piece
+        self._held: list[int] = []
+
+    def push(self, token: int) -> str:
+        self._held.append(token)
+        text = self._new_text()
+        return "" if text.endswith(REPLACEMENT) else self._show(text)
+
+    def rest(self) -> str:
+        return self._show(self._new_text())
+
+    def _new_text(self) -> str:
+        before = self._decode(self._shown) if self._shown else ""
+        return self._decode([*self._shown, *self._held])[len(before) :] if self._held else ""
+
+    def _show(self, text: str) -> str:
+        if text:  # a token without text of its own stays held: what follows may need it as context
+            self._shown, self._held = self._held, []
+        return text

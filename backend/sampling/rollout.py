@@ -21,7 +21,6 @@ from backend.engine.graph import compiled_by_shape
 from backend.engine.model_probe import describe_error
 from backend.sampling.fused_model import FusedModel
 from backend.sampling.grammar import GrammarCache
-from backend.sampling.kv_rows import Prefilled, WaitingQueue
 from backend.sampling.outputs import OPEN, CompletionBuffer
 from backend.sampling.row_costs import RowCosts, row_costs
 from backend.sampling.sampler import (
@@ -35,7 +34,7 @@ from backend.sampling.sampler import (
     sample_tokens,
     step_results,
 )
-from backend.sampling.scheduler import DECODE_CHUNK, Scheduler, to_host
+from backend.sampling.scheduler import DECODE_CHUNK, Prefilled, Scheduler, WaitingQueue, to_host
 from backend.types import Group, Problem
 from backend.utils.machine import chip
 

@@ -23,7 +23,7 @@ import psutil
 
 from backend.runs.completion_rows import CompletionRow, GroupRow, TokenData
 from backend.runs.events import Event, EventLog
-from backend.sampling.text_stream import TextStream
+from backend.sampling.outputs import TextStream
 from backend.trainer.health.watch import Watch
 from backend.training.batch import token_mask
 from backend.training.learner import TokenRecord

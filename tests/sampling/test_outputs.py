@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx_lm.utils import load_tokenizer
 
-from backend.sampling.outputs import CompletionBuffer
-from backend.sampling.text_stream import REPLACEMENT, TextStream
+from backend.sampling.outputs import REPLACEMENT, CompletionBuffer, TextStream
 from tests.support.random_models import tiny_tokenizer
 
 ENDS = (1, 2)
