@@ -109,8 +109,7 @@ def _lengths(rows: Rows, config: Config, source: str) -> tuple[str, str, str]:
 
 @verb
 def validate(
-    folder: Annotated[Path, typer.Argument(help="A folder with a model, of any origin.")],
-    as_json: AsJson = False,
+    folder: Annotated[Path, typer.Argument(help="A folder with a model, of any origin.")], as_json: AsJson = False
 ) -> None:
     """Find what would keep LM Studio or mlx-lm from opening a model folder; loads no weights."""
     from backend.export import lm_studio_rules

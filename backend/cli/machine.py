@@ -187,9 +187,7 @@ def bench_device(
 
 @bench.command("report")
 @verb
-def bench_report(
-    files: Annotated[list[Path], typer.Argument(help="Files that bench device wrote.")],
-) -> None:
+def bench_report(files: Annotated[list[Path], typer.Argument(help="Files that bench device wrote.")]) -> None:
     """Print benchmark files as Markdown tables, one section per file."""
     from backend.bench import report
 

@@ -71,11 +71,7 @@ def runs(
 
 
 @verb
-def doctor(
-    run: RunName,
-    runs_dir: ExistingRunsDir = None,
-    as_json: AsJson = False,
-) -> None:
+def doctor(run: RunName, runs_dir: ExistingRunsDir = None, as_json: AsJson = False) -> None:
     """Diagnose a run: problems, their steps and limits, and what to do about them."""
     from backend.trainer.health.watch import examine
 
@@ -132,10 +128,7 @@ def compare(
     if as_json:
         tell_json({"settings": settings, "results": results})
         return
-    tables = [
-        run_record.settings_table([one["title"] for one in results], settings),
-        run_record.results_table(results),
-    ]
+    tables = [run_record.settings_table([one["title"] for one in results], settings), run_record.results_table(results)]
     if markdown:
         tell("\n".join(map(run_record.as_markdown, tables)), end="")
         return

@@ -53,8 +53,3 @@ def test_a_run_that_failed_or_crashed_says_so(
     text = doctor(str(recording(name).unpack(tmp_path / name).path))
     assert sentence in text
     assert ("There is no finished step to look at." in text) == (name == "lr-1")
-
-
-def test_a_run_that_is_none_is_a_mistake() -> None:
-    result = CliRunner().invoke(VERBS, ["doctor", "nothing-here"])
-    assert result.exit_code == 2 and "There is no run nothing-here" in result.stderr

@@ -21,7 +21,6 @@ from backend.config.config import SETTINGS
 from backend.export.exports import FORMATS, TARGETS
 from backend.runs.run_folder import make_run_folder
 from backend.trainer.trackers.targets import TRACKERS
-from backend.utils.command import backend_command
 
 VERBS = app()
 
@@ -90,24 +89,6 @@ def test_the_nearest_word_is_suggested(arguments: list[str], words: str) -> None
     assert result.exit_code == 2 and words in result.stderr
 
 
-@pytest.mark.parametrize("verb", [["check", "x.yaml"], ["runs"], ["where"]])
-def test_every_verb_refuses_a_hub_without_an_address(verb: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hugging Face's libraries ended in a traceback, wherever they were imported first."""
-    monkeypatch.setenv("HF_ENDPOINT", "http://[::1")
-    result = call(*verb)
-    assert result.exit_code == 2 and result.stderr.startswith("HF_ENDPOINT: http://[::1 is no web address;")
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="macOS sets no limit on the address space")
-def test_too_little_address_space_is_told_before_a_library_waits_for_ever() -> None:
-    run = shlex.join(backend_command("runs"))
-    done = subprocess.run(["sh", "-c", f"ulimit -v 1000000; exec {run}"], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 2
-    assert done.stderr == (
-        "memory_limit: The system lets this process have 0.95 GB of address space (ulimit -v); 1.5 GB is the least that works.\n"
-    )
-
-
 # ── completion ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -116,14 +97,6 @@ def test_runs_are_completed_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     for name in ("first", "fine", "second"):
         make_run_folder(name).config.write_text("")
     assert sorted(completions.run_names("fi")) == ["fine", "first"]
-
-
-@pytest.mark.parametrize("verb", ["export", "evaluate", "generate", "chat"])
-def test_checkpoints_are_completed(verb: str, program: Any) -> None:
-    command = program.get_command(program.make_context("backend", [verb], resilient_parsing=True), verb)
-    option = next(parameter for parameter in command.params if parameter.name == "checkpoint")
-    context = command.make_context(verb, [], resilient_parsing=True)
-    assert [item.value for item in option.shell_complete(context, "b")] == ["best"]
 
 
 def test_settings_are_completed_with_their_default() -> None:

@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 
 from backend.__main__ import app
 from backend.runs.run_folder import make_run_folder
-from backend.utils import places, stored
+from backend.utils import places
 
 VERBS = app()
 
@@ -84,10 +84,6 @@ def test_only_preferences_are_deleted_and_runs_stay(home: Path) -> None:
     assert "nothing to delete" in call("--remove", "settings", "--yes").stdout
 
 
-def test_kernels_are_deleted(home: Path) -> None:
-    assert call("--remove", "kernels", "--yes").exit_code == 0 and not stored.kernel_cache().exists()
-
-
 def test_runs_are_never_deleted_by_a_command(home: Path) -> None:
     for key in ("runs", "hub", "lm-studio", "everything"):
         result = call("--remove", key, "--yes")
@@ -100,7 +96,3 @@ def test_an_open_window_keeps_its_preferences(home: Path) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
         result = call("--remove", "settings", "--yes")
         assert result.exit_code == 2 and "close it first" in result.stderr and (home / "prefs.ini").exists()
-
-
-def test_yes_alone_is_refused(home: Path) -> None:
-    assert call("--yes").exit_code == 2

@@ -4,17 +4,14 @@ deleted."""
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import mlx.core as mx
 import pytest
 
 from backend.runs.checkpoints import checkpoint
-from backend.runs.checkpoints.checkpoint import TrainingState, all_checkpoints, first_start, newest, state_of
+from backend.runs.checkpoints.checkpoint import TrainingState, all_checkpoints, newest, state_of
 from backend.runs.run_folder import RunFolder
 from backend.trainer.machine import MEMORY, gpu_error
 from backend.utils import whole_file
@@ -73,33 +70,6 @@ def test_an_incomplete_folder_is_no_checkpoint(run: RunFolder) -> None:
     assert steps(run) == [1]
 
 
-def test_a_run_begins_with_nothing_done_counted_or_scored() -> None:
-    """As does whatever an earlier version has not recorded. Step 0 is still to be evaluated."""
-    assert {name: value for name, value in asdict(TrainingState()).items() if value} == {"evaluated": -1}
-
-
-@pytest.mark.parametrize(
-    "name, right, wrong",
-    [
-        ("step", [3], [None, 1.5, True, "3", [3]]),
-        ("elapsed_s", [3, 1.5], [None, False, "3"]),
-        ("score", [None, 3, -1.5], [True, "", {}]),
-        ("score_metric", ["", "kl"], [None, True, 3]),
-        ("best_is_lowest", [True, False], [None, "x", 1]),
-        ("bonus", [[], [None, 1, 0.5]], [None, {}, "x", [0.5, "x"]]),
-        ("reward_weights", [[], [{}, {"a": 1}]], [None, {}, [{}, 0.5]]),
-    ],
-)
-def test_a_state_has_values_of_the_types_of_its_fields_or_is_none(
-    name: str, right: list[Any], wrong: list[Any]
-) -> None:
-    for value in right:
-        state, _ = state_of({"step": 3, name: value})
-        assert state is not None and getattr(state, name) == value
-    for value in wrong:
-        assert state_of({"step": 3, name: value})[0] is None, value
-
-
 def test_what_an_earlier_version_did_not_record_is_named() -> None:
     """Less what cannot have had another value then."""
     state, missing = state_of({name: value for name, value in asdict(TrainingState(step=3)).items() if name != "gain"})
@@ -107,13 +77,6 @@ def test_what_an_earlier_version_did_not_record_is_named() -> None:
     _, missing = state_of({"step": 3})
     assert "cursor" in missing and "began" not in missing and "step" not in missing
     assert state_of({"cursor": 3})[0] is None, "no state without a step"
-
-
-def test_the_first_start_of_a_run_is_that_of_its_first_process(run: RunFolder) -> None:
-    assert first_start(run) is None
-    events = [("note", 1.0), ("started", 2.0), ("step", 3.0), ("started", 4.0)]
-    run.events.write_text("".join(json.dumps({"kind": kind, "t": t}) + "\n" for kind, t in events))
-    assert first_start(run) == 2.0
 
 
 def test_unknown_keys_of_a_later_version_s_state_are_ignored(run: RunFolder) -> None:
@@ -130,19 +93,6 @@ def test_leftovers_of_a_killed_process_are_ignored_and_deleted_by_the_next_save(
     assert newest(run) is None
     save(run, 2)
     assert [folder.name for folder in run.checkpoints.iterdir()] == ["000002"]
-
-
-def test_saving_a_step_again_replaces_it(run: RunFolder) -> None:
-    save(run, 1, 0.5)
-    save(run, 1, 0.75)
-    assert steps(run) == [1] and all_checkpoints(run)[0].state.score == 0.75
-    assert [folder.name for folder in run.checkpoints.iterdir()] == ["000001"]
-
-
-def test_the_newest_checkpoint_is_the_highest_step_not_the_last_name(run: RunFolder) -> None:
-    for step in (999_999, 1_000_000, 20):
-        save(run, step, keep=9)
-    assert steps(run) == [20, 999_999, 1_000_000]
 
 
 def test_rotation_keeps_the_newest_few_and_the_best(run: RunFolder) -> None:
@@ -172,22 +122,6 @@ def test_a_failed_save_is_a_mistake_and_leaves_older_checkpoints_alone(
     assert [folder.name for folder in run.checkpoints.iterdir()] == ["000001"] and steps(run) == [1]
 
 
-def test_a_folder_that_cannot_be_made_is_the_same_mistake(run: RunFolder) -> None:
-    run.checkpoints.parent.mkdir(exist_ok=True)
-    run.checkpoints.write_text("a file, not a folder")
-    with pytest.raises(
-        UserError, match=r"disk: .*/000002 cannot be written: a file of its folder's name is in the way\."
-    ):
-        save(run, 2)
-
-
-def test_a_leftover_that_cannot_be_deleted_does_not_fail_the_save(run: RunFolder) -> None:
-    run.checkpoints.mkdir(parents=True)
-    (run.checkpoints / ".000009").write_text("a file, where only folders are expected")
-    save(run, 1)
-    assert steps(run) == [1]
-
-
 def test_a_gpu_error_while_saving_is_not_taken_for_a_full_disk(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both are RuntimeErrors of mlx; one is mended by a new process, the other by the user."""
 
@@ -199,17 +133,3 @@ def test_a_gpu_error_while_saving_is_not_taken_for_a_full_disk(run: RunFolder, m
         save(run, 1)
     assert gpu_error(raised.value) is MEMORY
     assert not list(run.checkpoints.iterdir())
-
-
-def test_drafts_of_processes_that_are_gone_are_deleted_at_the_next_start(tmp_path: Path) -> None:
-    run = RunFolder(tmp_path / "mine")
-    run.adapters.mkdir(parents=True)
-    gone = subprocess.Popen(["true"])
-    gone.wait()
-    drafts = [run.adapters / f".adapter_config.json.{gone.pid}", run.path / f".changes.json.{gone.pid}"]
-    kept = [run.path / f".control.{os.getpid()}", run.path / "notes.1", run.path / ".hidden"]
-    for file in drafts + kept:
-        file.touch()
-    checkpoint.clear_leftovers(run)
-    assert not [file for file in drafts if file.exists()]
-    assert all(file.exists() for file in kept)

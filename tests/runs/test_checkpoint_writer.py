@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -16,13 +15,10 @@ import pytest
 
 from backend.config.config import parse
 from backend.runs.checkpoints import checkpoint
-from backend.runs.checkpoints import checkpoint_writer as writer_module
-from backend.runs.checkpoints.checkpoint import Checkpoint, TrainingState
+from backend.runs.checkpoints.checkpoint import TrainingState
 from backend.runs.checkpoints.checkpoint_writer import (
     CheckpointWriter,
     Snapshot,
-    publish_adapters,
-    refresh_adapters,
     snapshot,
 )
 from backend.runs.events import EventLog, JsonLines, read_events
@@ -113,11 +109,6 @@ def test_a_snapshot_copies_nothing_and_is_independent_of_mlx_where_processes_sha
         assert isinstance(held["x"], np.ndarray) if is_sharded else held["x"] is array["x"]
 
 
-def test_a_snapshot_has_neither_optimizer_nor_reference_unless_the_settings_ask_for_them() -> None:
-    taken = snapshot_from({"x": mx.ones(3)}, {"m": mx.ones(3)}, save_only_model=True)
-    assert taken.optimizer is None and taken.reference is None and taken.adapter_config is None
-
-
 @pytest.mark.parametrize("which", [0, 1, 2])
 def test_a_snapshot_with_an_array_that_is_not_finite_is_refused(which: int) -> None:
     arrays = [{f"array {number}": mx.ones(3)} for number in range(3)]
@@ -140,39 +131,6 @@ def test_a_failed_write_is_raised_by_wait_and_the_next_one_may_succeed(
     checkpoint_writer.wait()
     assert checkpoint_writer.saved_step == 1
     checkpoint_writer.close()
-
-
-def test_published_adapters_are_renewed_where_they_are_not_those_of_the_checkpoint_and_whole(
-    run: RunFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(writer_module, "adapter_config", lambda policy, config: {"fine_tune_type": config.train_type})
-    saved = Checkpoint(run.path / "000001", TrainingState(step=1))
-    saved.path.mkdir()
-    (saved.path / "adapters.safetensors").write_bytes(b"of step 1")
-    published = [run.adapters / "adapters.safetensors", run.adapters / "adapter_config.json"]
-    policy: Any = None
-
-    def refresh(train_type: str = "lora") -> None:
-        refresh_adapters(run, saved, policy, parse({"model": "m", "data": "d", "train_type": train_type}))
-
-    refresh("full")
-    assert not run.adapters.exists()
-    for damage in (lambda: None, published[0].unlink, published[1].unlink, lambda: published[0].write_bytes(b"older")):
-        damage()
-        refresh()
-        assert published[0].read_bytes() == b"of step 1" and json.loads(published[1].read_text()) == {
-            "fine_tune_type": "lora"
-        }
-    written = [file.stat().st_ino for file in published]
-    refresh()
-    assert [file.stat().st_ino for file in published] == written, "nothing is written that is there"
-
-
-def test_adapters_of_a_run_whose_folder_is_gone_do_not_bring_it_back(tmp_path: Path) -> None:
-    (tmp_path / "arrays").write_bytes(b"x")
-    with pytest.raises(UserError, match="its folder is not there any more"):
-        publish_adapters(RunFolder(tmp_path / "gone"), tmp_path / "arrays", {})
-    assert not (tmp_path / "gone").exists()
 
 
 def kinds_and_steps(run: RunFolder) -> list[tuple[str, int]]:
@@ -221,23 +179,6 @@ def test_a_stop_waits_for_the_checkpoint_being_written(tmp_path: Path, monkeypat
     assert [saved.state.step for saved in checkpoint.all_checkpoints(run)] == [1] and len(threads) == 2, "written once"
     assert kinds_and_steps(run)[-2:] == [("checkpoint", 1), ("stopped", 1)]
     assert small_run.train_here(raw, run).kind == "finished" and small_run.steps(run) == [1, 2, 3]
-
-
-def test_a_failed_checkpoint_is_tried_once_more_when_the_run_is_stopped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    raw = small_run.settings_for(tmp_path, iters=3, save_every=1)
-    run, write, fails = RunFolder(tmp_path / "run"), mx.save_safetensors, iter([True])
-
-    def first_fails(*args: Any, **more: Any) -> None:
-        if next(fails, False):
-            raise RuntimeError("[write] Unable to write 8 bytes to file.")
-        write(*args, **more)
-
-    monkeypatch.setattr(mx, "save_safetensors", first_fails)
-    ending = small_run.train_here(raw, run, stop_when(run, lambda event: event.get("phase") == "saving"))
-    assert (ending.kind, ending.step) == ("stopped", 1)
-    assert [saved.state.step for saved in checkpoint.all_checkpoints(run)] == [1]
 
 
 def test_saving_holds_no_second_copy_of_the_model_in_full_fine_tuning(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ refused."""
 from __future__ import annotations
 
 import json
-import stat
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,6 @@ from backend.trainer.control import handlers_restored
 from backend.trainer.run_process import train
 from backend.utils.errors import UserError
 from tests.support import small_run
-from tests.support.synced_files import synced_before_renames
 
 SETTINGS: dict[str, Any] = {
     "iters": 5, "group_size": 4, "num_iterations": 2, "learning_rate": 1e-3, "epsilon": 1e-3, "dropout": 0.1,
@@ -202,25 +200,6 @@ def test_a_disk_that_is_full_leaves_nothing(
     with pytest.raises(UserError, match=r"cannot be cloned to .*: the disk is full\."):
         clone(parent, "3", runs_dir=tmp_path)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_clone_is_on_disk_before_it_has_its_name(
-    parent: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A power cut would leave a run of empty files otherwise."""
-    synced = synced_before_renames(monkeypatch, tmp_path / "mine")
-    made = clone(parent, "3", runs_dir=tmp_path, name="mine")
-    assert synced >= {path.stat().st_ino for path in [made.path, *made.path.rglob("*")]}
-
-
-def test_once_a_clone_has_its_name_nothing_of_its_making_is_left(
-    parent: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A process that was killed right then left an empty hidden folder."""
-    beside: list[str] = []
-    monkeypatch.setattr("backend.runs.clone.sync", lambda folder: beside.extend(path.name for path in folder.iterdir()))
-    made = clone(parent, "3", runs_dir=tmp_path, name="mine")
-    assert beside == ["mine"] and stat.S_IMODE(made.path.stat().st_mode) == 0o700
 
 
 def test_a_parent_is_found_after_a_move(parent: RunFolder, tmp_path: Path) -> None:

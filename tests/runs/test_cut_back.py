@@ -54,22 +54,6 @@ def test_what_follows_a_step_stays_with_it_up_to_its_saving(tmp_path: Path) -> N
     assert run.events.read_text() == head
 
 
-def test_what_comes_before_the_first_step_is_no_end_of_one(tmp_path: Path) -> None:
-    """All of an event log is kept that has no line of the step, here because somebody has deleted it."""
-    run, text = RunFolder(tmp_path), '{"kind": "eval", "step": 0}\n{"kind": "checkpoint", "step": 2}\n'
-    run.events.write_text(text)
-    cut_back(run, TrainingState(step=2, events_bytes=len(text) - 5))
-    assert run.events.read_text() == text
-
-
-def test_files_that_are_shorter_than_recorded_or_gone_stay_as_they_are(tmp_path: Path) -> None:
-    """A copy of a run may lack the end of its event log, or its completions."""
-    run, text = RunFolder(tmp_path), '{"kind": "step", "step": 2}\n{"kind": "checkpoint", "step": 2}\n'
-    run.events.write_text(text)
-    assert cut_back(run, TrainingState(step=2, events_bytes=len(text) + 9, completions_bytes=9)) == ""
-    assert run.events.read_text() == text and not run.completions.exists()
-
-
 @pytest.mark.parametrize(
     "steps, kept", [([1, 1, 2, 2, 3], 5), ([3, 3], 0)], ids=["up to the step", "later steps alone"]
 )

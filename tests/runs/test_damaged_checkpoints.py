@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from backend.__main__ import app as command_line
 from backend.runs.checkpoints import checkpoint
-from backend.runs.checkpoints.checkpoint import Damaged, examine, newest_whole, set_aside
+from backend.runs.checkpoints.checkpoint import examine, newest_whole
 from backend.runs.events import RUN_FORMAT, check_format, read_events
 from backend.runs.run_folder import RunFolder
 from backend.trainer.control import handlers_restored
@@ -144,18 +144,6 @@ def test_what_is_whole_is_taken(run: RunFolder) -> None:
     assert saved is not None and saved.state.step == STEPS and not damaged
 
 
-@pytest.mark.parametrize("event_log", ["", '{"kind": "note", "t": 5.0}\n'])
-def test_without_the_time_of_its_start_a_checkpoint_is_not_of_another_run(run: RunFolder, event_log: str) -> None:
-    """Neither where an earlier version has not recorded it, nor where the event log has lost its beginning."""
-    with_state(began=None)(run)
-    assert examine(run, last(run)) == ""
-    with_state(began=1.5)(run)
-    run.events.write_text(event_log)
-    assert examine(run, last(run)) == ""
-    run.events.write_text('{"kind": "started", "t": 2.5}\n')
-    assert "was saved by another run" in examine(run, last(run))
-
-
 def test_a_run_that_was_killed_before_its_first_save_begins_again(tmp_path: Path) -> None:
     run, lines = RunFolder(tmp_path), ['{"kind": "started", "t": 1.0}', '{"kind": "step", "step": 1}']
     run.events.write_text("\n".join([*lines, ""]))
@@ -163,24 +151,6 @@ def test_a_run_that_was_killed_before_its_first_save_begins_again(tmp_path: Path
     run.events.write_text("\n".join([*lines, '{"kind": "checkpoint", "step": 1}', ""]))
     with pytest.raises(UserError, match="had saved checkpoints, and they are gone"):
         newest_whole(run)
-
-
-def test_the_newest_two_are_named_where_none_is_whole(tmp_path: Path) -> None:
-    run = RunFolder(tmp_path / "mine")
-    for step in (9, 10, 1_000_000):
-        (run.checkpoints / f"{step:06d}").mkdir(parents=True)
-    with pytest.raises(UserError, match=r"mine is whole \(1000000: [^;]*; 000010: [^;]*\)\. They are left as they are"):
-        newest_whole(run)
-
-
-def test_what_is_set_aside_never_takes_the_place_of_what_was_before(tmp_path: Path) -> None:
-    names = ["damaged-000004", "damaged-000004-2", "damaged-000004-3"]
-    for name in names:
-        (tmp_path / "000004").mkdir()
-        sentence = set_aside(Damaged(tmp_path / "000004", "it is empty"))
-        assert sentence.startswith("The checkpoint of step 4 cannot be used: it is empty.")
-        assert sentence.endswith(f"is kept as checkpoints/{name}.")
-    assert sorted(path.name for path in tmp_path.iterdir()) == names
 
 
 @pytest.mark.parametrize("damage", [lambda run: flip(last(run) / "adapters.safetensors"), unrecorded(without_an_array), unrecorded(of_another_shape), unrecorded(lambda run: cut(last(run) / "optimizer.safetensors"))],

@@ -59,35 +59,6 @@ def test_nan_and_infinities_are_null_and_paths_are_text(path: Path) -> None:
     assert event["metrics"] == written["metrics"] == {"kl": None, "a": [None, [1.0, None]], "p": "x/y", "3": True}
 
 
-def test_a_lone_surrogate_is_written_as_a_question_mark(path: Path) -> None:
-    """Scraped datasets hold lone surrogates; UTF-8 has none, and encoding one raises."""
-    JsonLines(path).append({"text": "a\ud83db", "whole": "🙂"})
-    assert list(read_events(path)) == [{"text": "a?b", "whole": "🙂"}]
-
-
-def test_a_writer_counts_the_bytes_of_its_file(path: Path) -> None:
-    rows = JsonLines(path)
-    assert rows.size == 0
-    for text in ("plain", "ünïcödé 🙂", "two\nlines\u2028three"):
-        rows.append({"text": text})
-        assert rows.size == path.stat().st_size
-    rows.sync()
-    rows.close()
-    again = JsonLines(path)
-    assert again.size == path.stat().st_size
-    again.append({})
-    assert again.size == path.stat().st_size and path.read_bytes().count(b"\n") == 4
-
-
-def test_a_reopened_event_log_continues_its_sequence_numbers(path: Path) -> None:
-    first = EventLog(path)
-    for number in range(5):
-        first.write("step", step=number)
-    first.close()
-    assert EventLog(path).write("started")["seq"] == 5
-    assert [event["seq"] for event in read_events(path)] == list(range(6))
-
-
 def test_after_a_resume_every_step_appears_once_in_both_files(path: Path) -> None:
     event_log, rows = EventLog(path), JsonLines(path.with_name("completions.jsonl"))
     places = []
@@ -105,17 +76,6 @@ def test_after_a_resume_every_step_appears_once_in_both_files(path: Path) -> Non
     rows.append({"step": 4})
     assert steps(list(read_events(path))) == steps(list(read_events(rows.path))) == [1, 2, 3, 4]
     assert [event["seq"] for event in read_events(path)] == [0, 1, 2, 3]
-
-
-def test_truncating_never_lengthens_a_file_and_needs_none(path: Path) -> None:
-    truncate_file(path, 0)
-    truncate_file(path, 100)
-    assert not path.exists()
-    put(path, b"{}\n")
-    truncate_file(path, 100)
-    assert path.read_bytes() == b"{}\n"
-    truncate_file(path, 0)
-    assert path.read_bytes() == b""
 
 
 def test_a_half_line_waits_for_its_newline(path: Path) -> None:
@@ -160,12 +120,6 @@ def test_invalid_lines_and_unknown_kinds_are_skipped(path: Path) -> None:
     assert steps(follower.read()) == [3] and not follower.restarted
 
 
-def test_a_line_longer_than_the_limit_is_read_in_one_piece(path: Path) -> None:
-    put(path, line(text="x" * 5000) + line(step=2))
-    follower = Follower(path, limit=100)
-    assert len(follower.read()[0]["text"]) == 5000 and steps(follower.read()) == [2]
-
-
 def event_log_of(path: Path, count: int, *, t0: float = 0.0) -> list[int]:
     """An event log of `count` steps, and its size after each; `t0` makes two of them differ in nothing but their
     times."""
@@ -200,25 +154,6 @@ def test_a_file_truncated_and_grown_past_the_reader_restarts_it(path: Path, shif
     events = follower.read()
     assert follower.restarted and [event["seq"] for event in events] == list(range(14))
     assert events[4]["kind"] == "started" and follower.read() == []
-
-
-def test_a_file_of_the_same_length_with_other_content_restarts_the_reader(path: Path) -> None:
-    event_log_of(path, 10)
-    follower = Follower(path)
-    follower.read()
-    path.unlink()
-    event_log_of(path, 12, t0=0.5)
-    assert len(follower.read()) == 12 and follower.restarted
-
-
-def test_a_replaced_file_restarts_the_reader(path: Path) -> None:
-    event_log_of(path, 5)
-    follower = Follower(path)
-    follower.read()
-    other = path.with_name("other")
-    event_log_of(other, 20, t0=100.0)
-    other.replace(path)
-    assert len(follower.read()) == 20 and follower.restarted
 
 
 def test_a_deleted_file_restarts_the_reader_and_may_come_back(path: Path) -> None:
@@ -266,15 +201,6 @@ def test_the_summary_finds_the_last_step_before_thousands_of_phases(run: RunFold
         event_log.append({"kind": "phase", "phase": "evaluating", "progress": number / 4000})
     result = archive.summary(run)
     assert (result.state, result.step, result.reward, result.iterations) == ("crashed", 1, 0.25, 9)
-
-
-def test_an_ending_longer_than_the_tail_is_still_the_ending(run: RunFolder) -> None:
-    event_log = EventLog(run.events)
-    event_log.write("started", iterations=9)
-    event_log.write("step", step=1, metrics={"reward": 1.0})
-    event_log.write("failed", step=1, sentence="x" * 2 * event_log_ends.TAIL_BYTES)
-    result = archive.summary(run)
-    assert result.state == "failed" and result.step == 1 and len(result.sentence) == 2 * event_log_ends.TAIL_BYTES
 
 
 def test_a_state_follows_from_the_event_log_and_the_lock(run: RunFolder) -> None:

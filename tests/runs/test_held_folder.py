@@ -7,7 +7,6 @@ import errno
 import fcntl
 import os
 import shutil
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,7 @@ import pytest
 
 from backend.config.config import load
 from backend.runs import guards
-from backend.runs.archive import may_be_starting
 from backend.runs.checkpoints import checkpoint
-from backend.runs.clone import clone
 from backend.runs.events import EventLog, JsonLines, read_events
 from backend.runs.guards import FolderPlace, RunFolderGuard
 from backend.runs.run_folder import RunFolder
@@ -123,26 +120,3 @@ def test_a_file_system_without_locks_is_refused(run: RunFolder, monkeypatch: pyt
     with pytest.raises(UserError, match=r"runs_dir: The run folder .* is on a file system without locks"):
         hold_lock(run)
     assert not run.is_locked()
-
-
-@pytest.mark.parametrize(("age_s", "starting"), [(1, True), (-1, True), (3600, False), (-3600, False)])
-def test_files_of_the_future_are_not_starting_for_ever(run: RunFolder, age_s: float, starting: bool) -> None:
-    """A clock that was set back: the queue would have waited for this run until the clock had caught up."""
-    run.path.mkdir(parents=True)
-    run.config.write_text("iters: 1\n")
-    then = time.time() - age_s
-    os.utime(run.config, (then, then))
-    assert may_be_starting(run) == starting
-
-
-def test_a_run_that_was_moved_after_its_end_goes_on_and_is_cloned(
-    inputs: Path, run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert trained(inputs, run, lambda: None, iters=2).kind == "finished"
-    there = RunFolder(tmp_path / "far" / "away" / "renamed")
-    there.path.parent.mkdir(parents=True)
-    run.path.rename(there.path)
-    monkeypatch.chdir(tmp_path)  # nothing is found by where the program is
-    copy = clone(there, "last", warm=True, changes={"iters": 3})
-    for folder in (there, copy):
-        assert train(load(folder.config), folder, command="resume", changes={"iters": 4}).step == 4

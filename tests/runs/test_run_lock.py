@@ -62,10 +62,3 @@ def test_no_launcher_begins_where_a_trainer_is_at_work(run: RunFolder) -> None:
         raise AssertionError("beside a trainer")
     assert not run.launch_lock.exists()
     os.close(handle)
-
-
-def test_a_launcher_that_was_killed_keeps_nobody_out(run: RunFolder) -> None:
-    run.launch_lock.touch()
-    os.close(hold_lock(run))
-    with held_for_launch(run):
-        assert run.is_locked()

@@ -23,7 +23,6 @@ from backend.runs.checkpoints import checkpoint
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
 from backend.runs.run_lock import LOCK_VARIABLE
-from backend.runs.sweeps import run_sweep as sweep_module
 from backend.runs.sweeps.run_sweep import SweepInputs, run_sweep
 from backend.runs.sweeps.sweep import SweepPlan, parse_sweep
 from backend.runs.sweeps.sweep_results import (
@@ -37,7 +36,6 @@ from backend.runs.sweeps.sweep_results import (
 from backend.trainer.control import STOP_SIGNALS
 from backend.trainer.ending import RESTART, Ending
 from backend.trainer.run_context import RunContext, SharedResources, load_context
-from backend.training.learner import Learner
 from backend.utils.command import backend_command, backend_environment
 from tests.support import failing_gpu, small_run
 from tests.support.random_models import tiny_model
@@ -136,10 +134,7 @@ def test_four_runs_in_turns_equal_four_alone(changes: dict[str, Any], tmp_path: 
 @pytest.mark.usefixtures("without_compiler")
 @pytest.mark.parametrize(
     "changes",
-    [
-        pytest.param({"dtype": "bfloat16"}, id="packed"),
-        pytest.param({}, id="merged", marks=pytest.mark.proof),
-    ],
+    [pytest.param({"dtype": "bfloat16"}, id="packed"), pytest.param({}, id="merged", marks=pytest.mark.proof)],
 )
 def test_one_base_is_in_memory_however_many_runs_there_are(changes: dict[str, Any], tmp_path: Path) -> None:
     settings = base(tmp_path, **changes) | {"model": str(tiny_model(tmp_path / "large", hidden=320, layers=1))}
@@ -163,26 +158,6 @@ def test_one_base_is_in_memory_however_many_runs_there_are(changes: dict[str, An
     # Each further run costs its adapters and its optimizer; with a GPU's choices the adapters have a packed form
     # besides.
     assert 0.8 * 2 * own < after[-1] - after[0] < 1.4 * 2 * own
-
-
-@pytest.mark.proof
-@pytest.mark.usefixtures("without_compiler")
-def test_runs_on_several_bases_take_their_turns_one_base_after_the_other(tmp_path: Path) -> None:
-    """With halving, so that the runs of the first base are parked while those of the second reach the rung."""
-    over = {"train_type": ["full", "lora"], "learning_rate": [1e-4, 1e-3]}
-    plan, folder = sweep_of(
-        tmp_path, over, base=base(tmp_path, iters=6, dropout=0.0), halving={"first_rung": 4, "keep": 0.7}
-    )
-    assert [len(group) for group in plan.groups()] == [1, 1, 2]
-    ending, results = train(plan, folder)
-    assert ending.exit_code == 0, ending.sentence
-    assert len(results.rungs[0].kept) == 3
-    train_alone(plan, folder, tmp_path / "alone")
-    finished = [run.run for each in results.alive for run in each.runs]
-    assert finished
-    for run in finished:
-        first, second = arrays(folder.run(run)), arrays(RunFolder(tmp_path / "alone" / run))
-        assert not [name for name in first if not np.array_equal(first[name], second[name])]
 
 
 @pytest.mark.proof
@@ -317,32 +292,6 @@ def _same_as_uninterrupted(plan: SweepPlan, folder: SweepFolder, tmp_path: Path)
         assert not [name for name in first if not np.array_equal(first[name], second[name])]
         assert story(folder.run(member.run)) == story(other.run(member.run))
     assert [each.value for each in results.ranked] == [each.value for each in expected.ranked]
-
-
-@pytest.mark.parametrize("compiles", ["the base", "an update"])
-def test_ctrl_c_that_ends_the_compiler_too_stops_a_sweep(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, compiles: str
-) -> None:
-    """A terminal sends SIGINT to mlx's compiler as well, and mlx then finds no library to load."""
-    plan, folder = sweep_of(tmp_path, TWO)
-    before = signal.getsignal(signal.SIGINT)
-
-    def interrupted(*arguments: Any) -> Any:
-        os.kill(os.getpid(), signal.SIGINT)
-        raise RuntimeError("Could not load C++ shared library kernel.so: cannot open shared object file")
-
-    if compiles == "the base":
-        monkeypatch.setattr(sweep_module, "load_base", interrupted)
-    else:
-        monkeypatch.setattr(Learner, "_apply", interrupted)
-    try:
-        ending, results = train(plan, folder)
-    finally:
-        signal.signal(signal.SIGINT, before)
-    assert (ending.kind, ending.exit_code, results.state) == ("stopped", 3, "stopped")
-    first = results.run(plan.members()[0].run)
-    assert (first.state, first.step) == (("waiting", 0) if compiles == "the base" else ("stopped", 0))
-    assert "SIGINT was received" in (ending.sentence if compiles == "the base" else first.sentence)
 
 
 @pytest.mark.proof

@@ -48,10 +48,7 @@ def test_a_setting_that_the_stages_replace_does_not_vary() -> None:
     with pytest.raises(UserError) as raised:
         parse_sweep(sweep(base=BASE | {"stages": stages}))
     assert [(fault.setting, fault.sentence) for fault in raised.value.faults] == [
-        (
-            "learning_rate",
-            "The stages of the base have a Learning Rate of their own; vary the stages instead.",
-        )
+        ("learning_rate", "The stages of the base have a Learning Rate of their own; vary the stages instead.")
     ]
     others = [stages, [{"iters": 80, "learning_rate": 1e-4}]]
     assert len(parse_sweep(sweep(base=BASE | {"stages": stages}, over={"stages": others})).configurations) == 2
@@ -108,39 +105,27 @@ def test_the_written_file_is_the_same_sweep(tmp_path: Path) -> None:
     ("changes", "setting", "words"),
     [
         ({"halvin": "off"}, "halvin", "Did you mean halving?"),
-        ({"base": {}}, "base", "must be a file of settings"),
         ({"base": BASE | {"learning_rat": 1}}, "learning_rat", "Did you mean learning_rate?"),
-        ({"search": "bayes"}, "search", "it is grid or random"),
-        ({"over": {}}, "over", "at least one setting"),
         ({"over": {"learning_rat": [1]}}, "learning_rat", "Did you mean learning_rate?"),
         ({"over": {"seed": [1, 2]}}, "seed", "seeds go under seeds"),
         ({"over": {"iters": [10, 20]}}, "iters", "the same length"),
-        ({"over": {"learning_rate": 1e-5}}, "learning_rate", "a list of values"),
         ({"over": {"learning_rate": [1e-5, "1e-5"]}}, "learning_rate", "twice"),
         ({"over": {"learning_rate": [-1]}}, "learning_rate", "above 0, not -1"),
         ({"over": {"learning_rate": {"log_uniform": [1e-5, 1e-3]}}}, "learning_rate", "a grid cannot enumerate"),
         ({"search": "random", "over": {"beta": {"loguniform": [0, 1]}}, "trials": 2}, "beta", "mean log_uniform?"),
         ({"search": "random", "over": {"beta": {"log_uniform": [0, 1]}}, "trials": 2}, "beta", "limits above 0"),
-        ({"search": "random", "over": {"beta": {"uniform": [1, 0]}}, "trials": 2}, "beta", "below the highest"),
-        ({"search": "random", "over": {"beta": {"uniform": 3}}, "trials": 2}, "beta", "two numbers"),
         ({"search": "random", "over": {"model": {"uniform": [1, 2]}}, "trials": 2}, "model", "is no number"),
         ({"search": "random"}, "trials", "needs trials"),
         ({"search": "random", "trials": 5}, "trials", "only 4 different"),
         ({"trials": 5}, "trials", "go with search: random"),
-        ({"seeds": 3}, "seeds", "list of whole numbers"),
         ({"seeds": [1, 1]}, "seeds", "listed twice"),
         ({"seeds": list(range(200))}, "seeds", "800 runs; at most 500"),
-        ({"halving": 3}, "halving", "off, or have first_rung and keep"),
-        ({"halving": {"keep": 0.5}}, "halving", "first_rung must be"),
-        ({"halving": {"first_rung": 10, "keep": 2}}, "halving", "above 0 and below 1"),
         ({"halving": {"first_rung": 15}}, "halving", "no multiple of Eval, 10"),
         ({"halving": {"first_rung": 80}}, "halving", "not below the length of a run, 80 steps"),
         ({"halving": {"first_rung": 10}, "base": BASE | {"steps_per_eval": 0}}, "halving", "Eval is 0"),
         ({"halving": {"first_rung": 10}, "base": BASE | {"epochs": 1}}, "halving", "runs of a given length"),
         ({"halving": {"first_rung": 10}, "over": {"steps_per_eval": [5, 10]}}, "steps_per_eval", "at the same steps"),
-        ({"metric": 3}, "metric", "name of a held-out metric"),
         ({"name": "a/b"}, "name", "cannot be a folder's name"),
-        ({"round_steps": 0}, "round_steps", "at least 1"),
         ({"over": {"max_completion_length": [64, 4096]}}, "max_completion_length", "Configuration 2 (Completion"),
         ({"over": {key: [2, 3, 4, 5, 6] for key in ("rank", "group_size", "batch_size", "keep_checkpoints")}},
          "over", "625 configurations"),

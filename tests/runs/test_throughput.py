@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import threading
 
 import yaml
 
-from app.state.session import TimeForecast
 from backend.runs.archive import CompletionTime, completion_time_of, seconds_per_completion
 from backend.runs.run_folder import RunFolder, make_run_folder
 
@@ -52,18 +50,3 @@ def test_no_forecast_for_a_model_with_no_or_few_steps():
         is None
     )
     assert seconds_per_completion(FORM, []) is None
-
-
-def test_the_archive_is_read_a_run_at_a_time_in_the_event_loop(qtbot):
-    """A thread once read the archive and garbage-collected widgets of other windows: a segmentation fault."""
-    for number in range(4):
-        run_of(f"run-{number}", [2.0, 16.0, 16.0])
-    threads = threading.active_count()
-    known = TimeForecast()
-    with qtbot.waitSignal(known.changed):
-        known.refresh()
-        assert known.seconds_per_completion(FORM) is None, "nothing waits for it"
-        assert threading.active_count() == threads
-    assert known.seconds_per_completion(FORM) == 2.0
-    known.refresh()
-    qtbot.waitUntil(lambda: not known._timer.isActive())
