@@ -65,8 +65,7 @@ def remove_word(control: Path) -> None:
 
 
 class Control:
-    """The commands to one run. The trainer clears `save_requested`; `stop_requested` and `finish_step_requested`
-    stay set. `paused_s`: seconds spent paused so far."""
+    """The commands to one run. The trainer clears `save_requested`; the other requests stay set."""
 
     def __init__(
         self,
@@ -95,17 +94,14 @@ class Control:
             self.discard_commands()
 
     def discard_commands(self) -> None:
-        """Delete the commands that nobody will obey."""
         for leftover in (self.run.control, self.run.control_taken, self.run.change_request):
             remove_word(leftover)
 
     def also_look(self, look: Callable[[], None]) -> None:
-        """Call this too wherever the run may stop."""
         self._looks.append(look)
 
     def listen_to_signals(self) -> None:
-        """Make the stop signals mean "save and stop". Does nothing in a thread other than the main one, where Python
-        forbids it."""
+        """Make the stop signals mean "save and stop", in the main thread."""
         if threading.current_thread() is not threading.main_thread():
             return
 
@@ -118,8 +114,7 @@ class Control:
         unblock_stop_signals()  # `hand_on_signals` of the program before has blocked them
 
     def hand_on_signals(self) -> None:
-        """Before an exec: the next program obeys a signal that comes from now on. Raises Stopped for one that has come
-        already."""
+        """Before an exec: leave later signals to the next program. Raises Stopped for one that has come already."""
         # Until the exec a signal may reach another thread, whose mask is its own; it becomes a command. The exec keeps
         # this thread's mask, and a signal stays pending until the next program listens.
         on_stop_signals(lambda *_: self.run.say("stop"))
@@ -129,13 +124,13 @@ class Control:
             self.obey()
 
     def look_for_stop(self) -> None:
-        """Raises StopPending where a stop has come. It takes no command, so any thread may call it."""
+        """Raises StopPending where a stop has come. Any thread may call it."""
         if self._signal is not None:
             raise StopPending
         look_for_stop_word(self.run)
 
     def obey_signal(self) -> None:
-        """Raises Stopped where a stop signal has come that was not obeyed yet."""
+        """Raises Stopped where a stop signal has come."""
         if self._signal is not None:
             self.obey()
 
@@ -210,21 +205,20 @@ def on_stop_signals(handler: Callable[[int, FrameType | None], Any]) -> None:
 
 
 def unblock_stop_signals() -> None:
-    """The program before this one, in the same process, may have blocked them for its exec."""
+    """Undo what the program before this one did for its exec."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
 
 @dataclass(slots=True)
 class Afterwards:
-    """What follows a block of `handlers_restored`. `process_ends`: only the exit code is left to return, and another
-    signal must not change it."""
+    """What follows a block of `handlers_restored`."""
 
     process_ends: bool = False
 
 
 @contextmanager
 def handlers_restored() -> Iterator[Afterwards]:
-    """Restore every handler after the block; where the process ends after it, ignore all stop signals."""
+    """Restore every handler after the block; where the process ends after it, ignore stop signals."""
     before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     afterwards = Afterwards()
     try:

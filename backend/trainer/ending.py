@@ -95,8 +95,7 @@ def write_ending(event_log: EventLog, ending: Ending) -> Ending:
 
 
 def after_fault(ending: Ending, error: DiskError) -> Ending:
-    """The failure that an ending becomes where the disk is full; its own sentence comes first, unless the run went
-    well."""
+    """The failure that an ending becomes where the disk is full."""
     if ending.exit_code in (0, 3):
         return replace(ending, kind="failed", exit_code=2, sentence=str(error))
     sentence = ending.sentence if str(error) in ending.sentence else f"{ending.sentence} {error}"

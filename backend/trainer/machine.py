@@ -36,8 +36,7 @@ def relax_gpu_timeout(config: Config) -> None:
 
 @dataclass(frozen=True, slots=True)
 class GpuError:
-    """A kind of GPU error. `happened` and `advice` are sentences for a person. `is_memory`: less memory would have
-    avoided it."""
+    """A kind of GPU error. `is_memory`: less memory would have avoided it."""
 
     kind: str
     happened: str
@@ -127,8 +126,7 @@ class StepSize:
     rows: int | None = None
 
     def smaller_after(self, error: GpuError) -> StepSize:
-        """Half the micro-batch; after a lack of memory half the rows too. Too many buffers do not depend on the
-        size."""
+        """Half the micro-batch, except for too many buffers; after a lack of memory half the rows too."""
         if error.kind == BUFFERS.kind:
             return self
         tokens, rows = (None if size is None else max(1, size // 2) for size in (self.micro_batch_tokens, self.rows))
@@ -151,8 +149,7 @@ class LoggedError:
 
 
 class GpuErrorLog:
-    """Reads and appends to a run's gpu_errors.jsonl. One writer: the trainer that holds the run's lock. Raises
-    UserError."""
+    """A run's gpu_errors.jsonl. Raises UserError for a damaged one."""
 
     def __init__(self, run: RunFolder) -> None:
         self._path = run.gpu_errors
@@ -169,7 +166,6 @@ class GpuErrorLog:
 
     @property
     def step_size(self) -> StepSize:
-        """The size of a step after the last error."""
         return StepSize(self.errors[-1].micro_batch_tokens, self.errors[-1].rows) if self.errors else StepSize()
 
     def add(self, error: GpuError, text: str, *, step: int, in_use: StepSize, retries: int) -> LoggedError:
@@ -241,7 +237,7 @@ THERMAL_LEVEL = ("/usr/bin/notifyutil", "-g", "com.apple.system.thermalpressurel
 POWER_SETTINGS = ("/usr/bin/pmset", "-g")
 
 HOT = 2
-"""Level of thermal pressure from which macOS slows the machine down markedly; a sustained load alone reaches 1."""
+"""Level of thermal pressure from which macOS slows the machine down markedly."""
 
 IS_HOT = "macOS slows the machine down because it is hot: steps take longer. Air, a cooler room or a stand help."
 IS_COOL = "The machine has cooled down; macOS no longer slows it."
@@ -258,7 +254,7 @@ def thermal_level(printed: str) -> int | None:
 
 
 def is_low_power(printed: str) -> bool | None:
-    """Low Power Mode, from the output of POWER_SETTINGS; None where it does not say, as on a desktop Mac."""
+    """Low Power Mode, from the output of POWER_SETTINGS; None on a desktop Mac."""
     values = re.findall(r"^\s*(?:lowpowermode|powermode)\s+(\d+)\s*$", printed, re.MULTILINE)
     return "1" in values if values else None
 

@@ -22,13 +22,12 @@ HIGH_RATE, HIGH_ADAPTER_RATE = 1e-4, 1e-3
 """Learning rates of full fine-tuning and of adapters from which on the rate is the first suspect."""
 HIGH_BETA, USUAL_BETA = 1.0, 0.04
 MOST_LISTED = 20
-"""Completions and parameters that the summary names; the other files have all of them."""
+"""Completions and parameters that the summary names."""
 
 
 @contextmanager
 def ends_run(config: Config, run: RunFolder, step: int, groups: Sequence[Group]) -> Iterator[None]:
-    """Inside, NotFiniteError becomes a UserError, once the step's batch is written to the run's folder. `groups` may
-    be filled meanwhile."""
+    """Inside, NotFiniteError becomes a UserError, once the step's batch is written to the run's folder."""
     try:
         yield
     except NotFiniteError as found:

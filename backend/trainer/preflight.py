@@ -57,8 +57,7 @@ T = TypeVar("T")
 
 
 def check(raw: Mapping[str, Any]) -> list[ConfigProblem]:
-    """All problems of raw settings and of what they point to. Files are read only once the settings themselves are
-    sound."""
+    """All problems of raw settings and of what they point to."""
     try:
         preflight(raw).scorer.close()
     except UserError as error:
@@ -119,7 +118,7 @@ def _caught(problems: list[ConfigProblem], check_part: Callable[[], T]) -> T | N
 
 
 def _check_models(config: Config, runs_dir: Path, problems: list[ConfigProblem]) -> Any:
-    """Adds the problems of the model and its reference. → the model's tokenizer, None where it cannot be read."""
+    """→ the model's tokenizer, None where it cannot be read."""
     _caught(problems, lambda: device.check(config.device))
     folder = _caught(problems, lambda: check_model(config.model, "model"))
     shape = None
@@ -147,7 +146,7 @@ def _check_models(config: Config, runs_dir: Path, problems: list[ConfigProblem])
 
 
 def _check_learns(folder: Path, config: Config, problems: list[ConfigProblem]) -> Any:
-    """Adds the problems of a model that cannot be loaded, quantised or adapted. → its tokenizer, None without one."""
+    """→ the model's tokenizer, None without one."""
     opened = _caught(problems, lambda: _opened(folder, config.model, "model"))
     if opened is None:
         return None
@@ -186,7 +185,6 @@ def _check_reference(config: Config) -> Any:
 
 
 def _opened(folder: Path, name: str, setting: str) -> tuple[nn.Module, Any, dict[str, Any]] | None:
-    """A model without its weights; None where only its config.json is on this machine."""
     return check_opens(folder, name, setting) if any(folder.glob("model*.safetensors")) else None
 
 

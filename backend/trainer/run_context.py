@@ -55,7 +55,7 @@ class StepContext:
     steps: int
 
     def steps_of(self, config: Config) -> int:
-        """The length of the run with these settings. `iters` does not count where epochs or stages decide it."""
+        """The length of the run with these settings."""
         return self.steps if config.epochs or config.stages else config.iters
 
     def change(self, config: Config, keys: Collection[str], step: int) -> None:
@@ -69,7 +69,6 @@ class StepContext:
         self.learner.change(config, self.steps, keys)
 
     def learn(self, groups: list[Group], config: Config, poll: Callable[[], None]) -> dict[str, float]:
-        """The updates of one step, from its scored groups."""
         metrics = self.learner.learn(self.packed(groups, config), poll)
         mx.synchronize()  # raises what has failed of this step on the GPU, before the step counts
         release_cached_buffers()
@@ -90,11 +89,9 @@ class StepContext:
         return StepSize(tokens, min(self.rollout.rows or every_row, every_row))
 
     def rest(self) -> None:
-        """Before a pause: give MLX's cached buffers back to the system."""
         mx.clear_cache()
 
     def close(self) -> None:
-        """End the reward functions' process."""
         self.scoring.close()
 
 
@@ -136,11 +133,10 @@ class RunContext(StepContext):
         return {"ranks": 1}
 
     def first_notes(self, config: Config) -> list[str]:
-        """Sentences for the user about what was built."""
         return [*self.learner.algorithm.notes, *self.scoring.notes(), *config_notes(config), *self.slow_paths]
 
     def new_notes(self) -> list[str]:
-        """Sentences for the user that came up since the last call."""
+        """Sentences for the user since the last call."""
         return [*self.background_tokenizer.new_notes(), *self.rollout.new_notes()]
 
     def change(self, config: Config, keys: Collection[str], step: int) -> None:
@@ -202,13 +198,11 @@ class RunContext(StepContext):
         return logged
 
     def evaluate(self, step: int, config: Config, poll: Callable[[float], None]) -> dict[str, float]:
-        """Held-out rewards after `step`, of every evaluation set."""
         return self.evaluation_sets.metrics(
             lambda problems, poll: self.held_out(problems, config.val_batches, step, config, poll), poll
         )
 
     def test_metrics(self, step: int, config: Config, poll: Callable[[float], None]) -> dict[str, float]:
-        """Held-out rewards after the last `step`, of the test split."""
         return self.held_out(self.test, config.test_batches, step, config, poll)
 
     def held_out(
@@ -225,7 +219,6 @@ class RunContext(StepContext):
     def held_out_groups(
         self, problems: list[Problem], step: int, config: Config, poll: Callable[[float], None]
     ) -> list[Group]:
-        """Scored groups of problems that are not learned from."""
         return scored_groups(
             self.rollout,
             problems,
@@ -239,12 +232,10 @@ class RunContext(StepContext):
         )
 
     def close(self) -> None:
-        """End the tokenizer's thread and the reward functions' process."""
         self.background_tokenizer.close()
         super().close()
 
     def checkpoint_bytes(self, config: Config) -> int:
-        """Bytes on disk of a checkpoint's arrays, and of the adapters that are published with it."""
         arrays = [self.policy.trainable()] + ([] if config.save_only_model else [self.learner.state_arrays()])
         if config.sync_ref_model:
             arrays.append(self.policy.reference_arrays())
@@ -276,7 +267,7 @@ class RunContext(StepContext):
 
 @dataclass(frozen=True, slots=True)
 class StepLimits:
-    """The memory plan's limits of a step, as keywords of the learner's builder and of `Sampler`."""
+    """The memory plan's limits, as keywords of the learner's builder and of `Sampler`."""
 
     learner: dict[str, Any]
     rollout: dict[str, Any]
@@ -331,14 +322,12 @@ def build_step_context(
 
 @dataclass(slots=True)
 class SharedResources:
-    """What the runs of a sweep share: the base model, which full fine-tuning cannot share, and prompts of the same
-    rows."""
+    """What the runs of a sweep share: the base model, and prompts of the same rows."""
 
     base: Base | None
     prompts: list[TokenizedPrompts] = field(default_factory=list)
 
     def tokenized(self, rows: Rows, tokenizer: Any, prompt_format: PromptFormat, source: str) -> TokenizedPrompts:
-        """The prompts that another run has made of these very rows, or new ones."""
         for prompts in self.prompts:
             if prompts.are_of(rows, prompt_format):
                 return prompts

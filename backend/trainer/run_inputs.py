@@ -21,7 +21,7 @@ from backend.utils.errors import UserError
 
 @dataclass(frozen=True, slots=True)
 class StageRows:
-    """Training rows, and the file or split that they came from. Stages with the same rows share one list of them."""
+    """Training rows and their source. Stages with the same rows share one list of them."""
 
     rows: Rows
     source: str
@@ -29,7 +29,7 @@ class StageRows:
 
 @dataclass(frozen=True, slots=True)
 class RunInputs:
-    """Rows and loaded reward functions of a run; `stages`: the training rows of each stage."""
+    """Rows and loaded reward functions of a run."""
 
     splits: Splits
     scorer: Scorer
@@ -37,8 +37,7 @@ class RunInputs:
 
 
 def read_inputs(config: Config, processes: SharedProcesses | None = None) -> RunInputs:
-    """Read the dataset while the reward functions' process starts, and load them. `processes` are shared with other
-    runs. Raises UserError for either."""
+    """Read the dataset and load the reward functions. `processes` are shared with other runs. Raises UserError."""
     scorer = begin_scorer(config, processes)
     try:
         splits = read_rows(config, scorer)
@@ -51,8 +50,7 @@ def read_inputs(config: Config, processes: SharedProcesses | None = None) -> Run
 
 
 def read_rows(config: Config, scorer: Scorer) -> Splits:
-    """The rows of a run, or of a stage with its own dataset; the reward functions' process calls their map function.
-    Raises UserError."""
+    """The rows of a run, or of a stage with its own dataset. Raises UserError."""
     return read_splits(config, scorer.map_rows)
 
 
@@ -100,7 +98,6 @@ class EvaluationSets:
         return bool(self.valid or self.named)
 
     def metrics(self, measure: Callable[[list[Problem], Poll], dict[str, float]], poll: Poll) -> dict[str, float]:
-        """The metrics of one evaluation. `poll` takes the share of all prompts that is done."""
         sets = {"": self.valid, **self.named} if self.valid else self.named
         total, before = sum(map(len, sets.values())), 0
         found: dict[str, float] = {}
@@ -117,8 +114,7 @@ class EvaluationSets:
 
 @dataclass(slots=True)
 class StagePrompts:
-    """The training prompts of each stage. Stages with the same rows and format share their prompts. `present`: the
-    stage whose prompts are taken."""
+    """The training prompts of each stage. Stages with the same rows and format share them."""
 
     stages: Stages
     rows: Sequence[StageRows]
@@ -145,8 +141,7 @@ class RunPrompts:
     def tokenize(
         cls, config: Config, stages: Sequence[Config], inputs: RunInputs, tokenizer: Any, make: MakePrompts
     ) -> RunPrompts:
-        """Tokenise the first rows of every set. `stages`: the settings of each stage. Raises UserError for rows that
-        cannot be used."""
+        """Tokenise the first rows of every set. Raises UserError."""
         splits, settings = inputs.splits, held_out_settings(config, stages)
 
         def prompts_of(
@@ -186,7 +181,6 @@ class RunPrompts:
 
     @property
     def training(self) -> TokenizedPrompts:
-        """The prompts of the first step."""
         return self.by_split["train"] if self.of_stages is None else self.of_stages.prompts[0]
 
     def all(self) -> dict[str, TokenizedPrompts]:
@@ -198,25 +192,23 @@ class RunPrompts:
         return found
 
     def steps(self, config: Config) -> int:
-        """The steps of the run: `iters`, or the passes of `epochs` over the rows that fit, the last step filled up."""
+        """`iters`, or the passes of `epochs` over the rows that fit, the last step filled up."""
         if not config.epochs or config.stages:
             return config.iters
         return -(-config.epochs * self.by_split["train"].fitting // config.prompts_per_step)
 
     def evaluation_sets(self, config: Config) -> EvaluationSets:
-        """The prompts of each set for an evaluation during training."""
         count = config.val_batches * config.prompts_per_evaluation_batch
         valid = self.by_split["valid"].first(count) if "valid" in self.by_split else []
         return EvaluationSets(valid, {name: prompts.first(count) for name, prompts in self.named.items()})
 
     def test(self, config: Config) -> list[Problem]:
-        """The prompts of the test split for the evaluation at the end."""
         count = config.test_batches * config.prompts_per_evaluation_batch
         return self.by_split["test"].first(count) if "test" in self.by_split else []
 
 
 def used_splits(config: Config) -> list[str]:
-    """The splits that a run reads for itself; the training rows of a run with stages are the stages'."""
+    """The splits that a run reads for itself."""
     used = {"train": not config.stages, "valid": config.steps_per_eval > 0, "test": config.test}
     return [split for split in SPLITS if used[split]]
 
@@ -232,15 +224,14 @@ def held_out_settings(config: Config, stages: Sequence[Config]) -> Config:
 
 
 def check_held_out(splits: Splits, config: Config) -> None:
-    """Raises UserError for a test split, or a metric of held-out rows, that the settings name and the dataset lacks."""
+    """Raises UserError for held-out rows that the settings name and the dataset lacks."""
     if config.test and not splits.test:
         raise UserError("test", f"Evaluate test split is on, and {config.data} has no split {config.test_split}.")
     check_metric(config, has_held_out=bool(splits.valid or splits.evals))
 
 
 def check_evaluation_sets(splits: Splits, config: Config, tokenizer: Any) -> None:
-    """Raises UserError for a set of `eval_data` without its columns or, with a tokenizer, without a prompt that
-    fits."""
+    """Raises UserError for a set of `eval_data` without its columns or a prompt that fits."""
     for name, each in splits.evals.items() if config.steps_per_eval else ():
         own = config.model_copy(update=each.settings)
         if faults := check_columns(each.rows, own, each.source):

@@ -119,7 +119,7 @@ def train(
 
 
 def record_changes(config: Config, run: RunFolder, changes: Mapping[str, Any]) -> None:
-    """Record `changes` as `train` does, for a run that another process is about to resume. Raises UserError."""
+    """Record `changes` for a run that another process is about to resume. Raises UserError."""
     if not changes:
         return
     lock = hold_lock(run)
@@ -204,7 +204,6 @@ def cut_back(run: RunFolder, state: TrainingState) -> str:
 
 
 def _fits(path: Path, length: int, step: int | None) -> bool:
-    """True if a file's first `length` bytes end with a line, and in the event log the newest step there is `step`."""
     try:
         with path.open("rb") as file:
             if length <= 0 or path.stat().st_size < length:
@@ -319,7 +318,6 @@ def _after_gpu_error(trainer: Trainer, ending: Ending, error: GpuError, retries:
         return replace(ending, sentence=logged.sentence)
 
     def hand_on() -> Ending:
-        """Every command that comes from now on is for the next program."""
         trainer.control.obey()
         trainer.control.hand_on_signals()
         return replace(ending, kind=RESTART, sentence=logged.sentence)
@@ -328,8 +326,7 @@ def _after_gpu_error(trainer: Trainer, ending: Ending, error: GpuError, retries:
 
 
 def save_without_gpu(trainer: Trainer) -> None:
-    """Save the last finished step if it is still in memory. What cannot be saved is trained again, from the newest
-    checkpoint."""
+    """Save the last finished step if it is still in memory."""
     try:
         with contextlib.suppress(UserError):
             trainer.saver.wait()

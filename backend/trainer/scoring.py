@@ -1,4 +1,4 @@
-"""The reward functions, their weights and the advantages of each step, by the stage of the run that the step is in."""
+"""The reward functions, their weights and the advantages of each step, by its stage."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from backend.utils.errors import UserError
 from backend.utils.text import quote
 
 MLX = re.compile(r"^\s*(?:import|from)\s+mlx(?!_lm_lora)", re.MULTILINE)
-"""A line that imports mlx or a library built on it. `mlx_lm_lora` is our shim for its reward registry, without mlx."""
+"""A line that imports mlx or a library built on it; `mlx_lm_lora` is our shim without mlx."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScoringStage:
-    """A part of the run with reward functions and weights of its own: the steps up to and including `last`."""
+    """The steps up to and including `last`, with reward functions and weights of their own."""
 
     last: int
     functions: list[FunctionDescription]
@@ -52,7 +52,7 @@ class ScoringStages:
         self.uses_mlx = any(MLX.search(file.read_text(encoding="utf-8", errors="replace")) for file in files)
 
     def change(self, config: Config, steps: int) -> None:
-        """Continue with other weights or another length. Adaptive weights keep the factors that they have reached."""
+        """Continue with other weights or another length. Adaptive weights keep their factors."""
         state, functions = self.state(), [stage.functions for stage in self.stages]
         self.config = config
         self.stages = scoring_stages(config, functions, steps)
@@ -60,12 +60,10 @@ class ScoringStages:
         self.restore(state)
 
     def stage(self, step: int) -> ScoringStage:
-        """The stage of `step`, counted from 1; steps beyond the end belong to the last stage."""
         return next((stage for stage in self.stages if step <= stage.last), self.stages[-1])
 
     def score(self, groups: list[Group], step: int, epoch: float = 0.0, poll: Poll = wait_on) -> dict[str, float]:
-        """Fill in every completion's scores, reward and logged columns. Returns the metrics that functions logged.
-        `poll`: as the attribute, for this call."""
+        """Fill in every completion's scores, reward and logged columns. Returns the metrics that functions logged."""
 
         def polled() -> None:
             self.poll()
@@ -82,7 +80,7 @@ class ScoringStages:
         return report.metrics
 
     def fill_advantages(self, groups: Sequence[Group], step: int) -> dict[str, float]:
-        """Fill in every scored completion's advantage within its group. Returns the reward metrics of the groups."""
+        """Fill in every scored completion's advantage. Returns the reward metrics of the groups."""
         stage = self.stage(step)
         completions = [completion for group in groups for completion in group.completions]
         advantage_B, metrics = advantages(
@@ -100,12 +98,11 @@ class ScoringStages:
         return metrics
 
     def has_nonzero_advantage(self, group: Group, step: int) -> bool:
-        """True if a scored group has a policy gradient: completions with equal rewards all have advantage 0."""
         self.fill_advantages([group], step)
         return any(completion.advantage != 0 for completion in group.completions)
 
     def update_weights(self, groups: Sequence[Group], step: int) -> dict[str, float]:
-        """Let adaptive weights follow a finished step's scores. Returns the weights the step had, where they vary."""
+        """Let adaptive weights follow a finished step's scores. Returns weights that vary."""
         stage = self.stage(step)
         if stage.weights.kind == "constant":
             return {}
@@ -115,22 +112,18 @@ class ScoringStages:
         return metrics
 
     def notes(self) -> list[str]:
-        """Sentences about the functions: one replaces a shipped function, or is registered twice; what does not confine
-        them."""
         functions = [function for stage in self.stages for function in stage.functions]
         return list(dict.fromkeys([*(function.note for function in functions if function.note), *self._scorer.notes()]))
 
     def close(self) -> None:
-        """End the functions' process."""
         self._scorer.close()
 
     def state(self) -> list[dict[str, Any]]:
-        """State of adaptive weights, one entry a stage, as plain JSON; other weights are functions of the step."""
+        """State of adaptive weights, one entry a stage, as plain JSON."""
         return [stage.weights.state() if stage.weights.kind == "adaptive" else {} for stage in self.stages]
 
     def restore(self, saved: Sequence[Mapping[str, Any]]) -> None:
-        """Restore what `state` returned. Raises UserError when the adaptive weights belong to other reward
-        functions."""
+        """Restore `state`. Raises UserError for the weights of other reward functions."""
         for stage, state in zip(self.stages, saved, strict=False):
             if stage.weights.kind != "adaptive" or not state:
                 continue
@@ -142,7 +135,7 @@ class ScoringStages:
 
 
 def scoring_stages(config: Config, functions: list[list[FunctionDescription]], steps: int) -> list[ScoringStage]:
-    """The run's stages; without `stages:` a single one of `steps`. Raises UserError for weights that do not fit."""
+    """The run's stages; without `stages:` a single one. Raises UserError."""
     kind: Any = config.reward_weight_schedule
 
     def stage(last: int, own: list[FunctionDescription], weights: list[float], index: int) -> ScoringStage:
@@ -169,7 +162,7 @@ def scoring_stages(config: Config, functions: list[list[FunctionDescription]], s
 
 
 def fingerprints(config: Config) -> dict[str, str]:
-    """Name → SHA-256 of each reward file that these settings name; unreadable files are left out."""
+    """Name → SHA-256 of each readable reward file that these settings name."""
     found: dict[str, str] = {}
     for path in code_files(config.model_dump()):
         with suppress(UserError):
@@ -178,8 +171,7 @@ def fingerprints(config: Config) -> dict[str, str]:
 
 
 def changed_files(before: Mapping[str, str], now: Mapping[str, str], step: int) -> str:
-    """A warning where reward files differ from those that scored the steps up to `step`; "" otherwise. Both are
-    `fingerprints`."""
+    """A warning where reward files differ from those that scored the steps up to `step`."""
     changed = [name for name, fingerprint in now.items() if before.get(name, fingerprint) != fingerprint]
     if not changed or not step:
         return ""

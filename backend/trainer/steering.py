@@ -47,16 +47,14 @@ class Steering:
             self._in_event_log.append({key: event.get(key) for key in ("step", "settings")})
 
     def log(self, change: Change, event_log: EventLog) -> None:
-        """Write a change to the event log, unless it is there already."""
         if change.to_dict() not in self._in_event_log:
             event_log.write("change", **change.to_dict())
 
     def config_at(self, step: int) -> Config:
-        """The settings of a step, counted from 1; those the run began with at 0."""
         return config_at(self._config, self.changes, step)
 
     def beginning_at(self, step: int) -> list[Change]:
-        """The changes that hold from this very step on: of the stage that begins there, then the requested ones."""
+        """The changes that hold from this very step on."""
         of_stage = stage_change(self._config, self.changes, step)
         return ([of_stage] if of_stage else []) + [change for change in self.changes if change.step == step]
 
@@ -96,8 +94,7 @@ class PlannedEnd:
 
 
 class MetricWatch:
-    """The metrics of the last steps and of the newest evaluation, for the setting `stop_when`. `seen`: every metric of
-    a step so far."""
+    """The metrics of the last steps and of the newest evaluation, for `stop_when`."""
 
     def __init__(self) -> None:
         self._steps: deque[Mapping[str, Any]] = deque(maxlen=WINDOW)
@@ -106,7 +103,6 @@ class MetricWatch:
         self._warned_of: set[str] = set()
 
     def take(self, event: Mapping[str, Any]) -> None:
-        """Take an event of the event log; steps and evaluations count."""
         metrics = event.get("metrics")
         if not isinstance(metrics, dict):
             return
@@ -126,7 +122,6 @@ class MetricWatch:
         return sum(values) / len(values) if len(values) == (1 if is_held_out else WINDOW) else math.nan
 
     def met(self, conditions: Sequence[str]) -> PlannedEnd | None:
-        """The end for the first condition that is met."""
         for condition in map(parse_condition, conditions):
             value = self.value(condition.metric)
             if condition.is_met(value):
@@ -136,8 +131,7 @@ class MetricWatch:
         return None
 
     def new_warnings(self, conditions: Sequence[str]) -> list[str]:
-        """A sentence for each metric that no step has had, once, when there are enough steps; held-out ones may
-        still come."""
+        """A sentence for each metric that no step has had, once."""
         if len(self._steps) < WINDOW:
             return []
         metrics = [condition.metric for condition in map(parse_condition, conditions)]
@@ -150,7 +144,7 @@ class MetricWatch:
 
 
 def early_stop(state: TrainingState, config: Config, *, has_evaluations: bool) -> PlannedEnd | None:
-    """The end by early stopping; `backend.runs.checkpoints.checkpoint_score` keeps the scores."""
+    """The end by early stopping."""
     patience = config.early_stopping_patience
     if not patience or state.scores_without_gain < patience or state.best_score is None:
         return None

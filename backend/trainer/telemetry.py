@@ -72,8 +72,7 @@ def completion_row(completion: Completion) -> CompletionRow:
 def token_data_of(
     groups: Sequence[Group], records: Mapping[int, TokenRecord], tokenizer: Any, *, mask_truncated: bool
 ) -> list[list[TokenData]]:
-    """The token data of every completion, group by group. `records` are by row, in the order of
-    `backend.training.batch.pack`. `mask_truncated`: the setting `mask_truncated_completions`."""
+    """The token data of every completion. `records` are by row, in the order of `backend.training.batch.pack`."""
     found: list[list[TokenData]] = []
     number = 0
     for group in groups:
@@ -114,7 +113,6 @@ class PhaseReporter:
         self._last = 0.0
 
     def report(self, phase: str, progress: float | None = None) -> None:
-        """`progress` is a fraction, 0 … 1, where it is known."""
         now = time.monotonic()
         if now - self._last >= PHASE_EVERY_S:
             self._last = now
@@ -136,7 +134,7 @@ def report_health(event_log: EventLog, settings: Mapping[str, Any], events: Iter
 def write_started(
     event_log: EventLog, about: Mapping[str, Any], resumed_from: int | None, reward_files: Mapping[str, str]
 ) -> None:
-    """Write `started`: `about`, and this process, its device and the versions of what computes in it."""
+    """Write `started`: `about`, this process, its device and versions."""
     process = {"pid": os.getpid(), "device": str(mx.default_device()), "versions": versions()}
     files = {"reward_files": reward_files} if reward_files else {}
     event_log.write("started", **about, **process, resumed_from=resumed_from, **files)
@@ -235,7 +233,7 @@ class StepTimer:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Count the block's time and peak memory to this phase; a phase may have several blocks."""
+        """Count the block's time and peak memory to this phase."""
         began = self._clock()
         self._record_peak("other")
         try:
@@ -255,11 +253,9 @@ class StepTimer:
         mx.reset_peak_memory()
 
     def elapsed(self) -> float:
-        """Seconds of the step so far."""
         return self._clock() - self._began
 
     def rate(self, count: float, name: str) -> float:
-        """`count` per second of a phase."""
         return count / max(self.seconds[name], 1e-9)
 
     def metrics(self) -> dict[str, float]:

@@ -159,7 +159,7 @@ class Trainer:
         return False
 
     def begin(self, step: int) -> bool:
-        """Apply the changes that hold from `step` on. → True if the run has such a step. Raises Stopped."""
+        """Apply the changes that hold from `step` on. → True if the run has such a step."""
         for change in self.steering.beginning_at(step):
             self.config = self.steering.config_at(step)
             self.parts.change(self.config, change.settings, step)
@@ -190,7 +190,6 @@ class Trainer:
         self.write_step(step, work.groups, metrics)
 
     def poll(self, phase: str, progress: float | None = None) -> None:
-        """Between two bursts of work that a stop may discard: report, and obey."""
         self.phases.report(phase, progress)
         if self.saver.is_done:  # so that its event follows soon after the files
             self.saver.wait()
@@ -334,8 +333,7 @@ class Trainer:
         self.save()
 
     def save(self) -> None:
-        """Begin a checkpoint of the last finished step. It is written while the next step samples; `saver.wait`
-        writes its event."""
+        """Begin a checkpoint of the last finished step; `saver.wait` writes its event."""
         self.saver.begin(self._snapshot)
 
     def save_without_gpu(self) -> None:
@@ -353,20 +351,16 @@ class Trainer:
         return snapshot(self.state, self.parts.policy, self.parts.learner, self.config)
 
     def take_change(self) -> None:
-        """Record the requested change, and answer in a note: from which step it holds, or why it is refused."""
         level, sentence = self.steering.take(self._begun)
         self.event_log.write("note", level=level, sentence=sentence, answers="change")
 
     def rest(self) -> None:
-        """Before a pause: finish the checkpoint being written, give MLX's cached buffers back to the system, and let
-        it sleep."""
         self.saver.wait()
         self.parts.rest()
         self.keep_awake.stop()
 
     @property
     def step_size(self) -> StepSize:
-        """How much of a step this process has computed at once."""
         return self.parts.step_size(self.config) if self.has_parts else self.gpu_errors.step_size
 
     @property
@@ -386,12 +380,10 @@ class Trainer:
             self.parts.take_back()
 
     def move_to(self, folder: RunFolder) -> None:
-        """Continue in another place, to which the run's folder was moved with the open files."""
         self.folder = self.control.run = folder
         self.saver.run = folder
 
     def close(self) -> None:
-        """Let the machine sleep, close threads and files, and free the model."""
         self.keep_awake.stop()
         for part in (self.held, self.timer.use, self.saver):
             part.close()

@@ -121,7 +121,6 @@ class TrialSampler:
 
 
 def _problems(dataset: LoadedDataset, policy: Policy, config: Config, pick: Pick, seed: int) -> list[Problem]:
-    """The picked rows that leave room for a completion. Raises UserError where none does."""
     rows, source = dataset.rows("train"), dataset.source("train", config)
     if faults := check_columns(rows, config, source):
         raise UserError(faults)

@@ -66,12 +66,12 @@ from backend.utils.hub_cache import local_folder
 from backend.utils.text import quote
 
 PROMPTS_AT_ONCE = 32
-"""Prompts that are sampled together. More keep decoding full for longer; the memory plan is made for as many."""
+"""Prompts that are sampled together, and for which memory is planned."""
 
 RESAMPLES = 10_000
 RESAMPLES_AT_ONCE = 256
 BOOTSTRAP_SEED = 0x626F6F74
-"""The same resamples at every evaluation ("boot" in ASCII): the same completions give the same intervals."""
+"""The same resamples at every evaluation ("boot" in ASCII)."""
 ROUNDING = 1e-9
 """Sums of floats in another order differ by less."""
 
@@ -252,8 +252,7 @@ def evaluate_model(
 
 
 def _rows(splits: Splits, split: str, config: Config) -> tuple[Rows, str, Config]:
-    """(rows of the split or of a named evaluation set, their source, the settings that they are read with). Raises
-    UserError."""
+    """(rows, their source, the settings that they are read with)."""
     if split in splits.evals:
         named = splits.evals[split]
         rows, source, config = named.rows, named.source, config.model_copy(update=named.settings)
@@ -286,7 +285,6 @@ def _sample_sides(
     report: Report,
     check: Callable[[], None],
 ) -> Results:
-    """The scored completions of every side under every decoding. The policy is the base at first."""
     sides: list[SideName] = ["model"] if evaluated.run is None else ["base"] if choices.base_only else ["base", "tuned"]
     began, before = time.perf_counter(), 0.0
     total = len(sides) * sum(map(choices.count, choices.decodings))
@@ -331,8 +329,7 @@ def _sampling(decoding: DecodingName, config: Config) -> Sampling:
 
 
 def restore_checkpoint(policy: Policy, evaluated: EvaluatedModel) -> None:
-    """Put the checkpoint's arrays into the policy, in place of those before training. Raises UserError if they do
-    not fit."""
+    """Put the checkpoint's arrays into the policy. Raises UserError if they do not fit."""
     assert evaluated.checkpoint is not None and evaluated.run is not None
     try:
         policy.assign(evaluated.checkpoint.weights())
@@ -411,7 +408,7 @@ def pass_at_k(completions: int, passed: int, k: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Completions:
-    """One side's completions of every prompt under one decoding, and the seconds that sampling and scoring took."""
+    """One side's completions of every prompt under one decoding, and the seconds they took."""
 
     by_prompt: list[list[CompletionRow]]
     seconds: float
@@ -427,8 +424,7 @@ def decoding_figures(
     rule: PassRule | None,
     ks: Sequence[int],
 ) -> dict[str, Any]:
-    """The parts of a `Decoding` that come from its completions: sides, difference, and how many prompts got better
-    or worse."""
+    """The parts of a `Decoding` that come from its completions."""
     values = {side: _values(made.by_prompt, rule, ks) for side, made in sides.items()}
     columns: dict[str, dict[str, Column]] = {side: {} for side in sides}
     for key in next(iter(values.values())):
@@ -473,7 +469,7 @@ def decoding_figures(
 def _values(
     by_prompt: list[list[CompletionRow]], rule: PassRule | None, ks: Sequence[int]
 ) -> dict[str, list[float | None]]:
-    """Figure → its value for each prompt, the mean over the prompt's completions."""
+    """Figure → its value for each prompt."""
     values: dict[str, list[float | None]] = {TOTAL: [mean_reward(rows) for rows in by_prompt]}
     for name in by_prompt[0][0]["rewards"]:
         scores = [[score for row in rows if (score := row["rewards"][name]) is not None] for rows in by_prompt]

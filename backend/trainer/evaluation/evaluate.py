@@ -22,10 +22,10 @@ EVAL_SEED = 0x6576616C
 FORWARD_SHARE = 1 / 8
 """Of the completions of an evaluation, which the model and the reference read once more for `entropy` and `kl`."""
 LEAST_FORWARD_ROWS, FORWARD_ROWS = 4, 32
-"""Limits of that: fewer have no useful standard error, more would cost time."""
+"""Limits of that."""
 
 Score = Callable[[list[Group], Poll], object]
-"""Fills in the scores of groups; an exception of its second argument ends the call."""
+"""Fills in the scores of groups, calling its second argument while it waits."""
 
 
 def evaluation_metrics(groups: Sequence[Group], names: Sequence[str], weights: Sequence[float]) -> dict[str, float]:

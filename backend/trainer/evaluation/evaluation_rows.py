@@ -29,7 +29,6 @@ VERSION = 1
 
 CONFIDENCE = 0.95
 SideName = Literal["base", "tuned", "model"]
-"""A run's model before training, and at a checkpoint; or a plain model."""
 
 DecodingName = Literal["greedy", "sampled"]
 
@@ -40,16 +39,13 @@ FULL_SCORES = {
     "multiple_choice": 1.0,
     "jaccard": 1.0,
 }
-"""Shipped functions that compare with the dataset's answer → the score of a right one. Not `cosine_scaled_reward`,
-whose score depends on the length."""
+"""Shipped functions that compare with the dataset's answer → the score of a right one."""
 
 TOTAL = "reward"
 """The name of the weighted sum among the figures of a side."""
 
 
 class _Part(BaseModel):
-    """A part of the file. Unknown keys are left out, so that a file of a later version can be read."""
-
     model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=())
 
 
@@ -62,7 +58,6 @@ class MeanWithInterval(_Part):
 
     @property
     def excludes_zero(self) -> bool:
-        """The interval lies on one side of 0: a difference is not chance."""
         return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
 
 
@@ -78,7 +73,7 @@ class Subject(_Part):
 
 
 class Data(_Part):
-    """Which prompts. `rows` of `rows_in_split` were answered: the first ones whose prompts are short enough."""
+    """The prompts. `rows` of `rows_in_split` were answered."""
 
     dataset: str
     split: str
@@ -89,7 +84,7 @@ class Data(_Part):
 
 
 class RewardFunctionUsed(_Part):
-    """A reward function by the name of its scores, and its weight in the total."""
+    """A reward function by the name of its scores, and its weight."""
 
     name: str
     weight: float
@@ -112,8 +107,7 @@ class PassRule(_Part):
 
 
 def default_pass_rule(entries: Iterable[str]) -> PassRule | None:
-    """The first of these entries of `reward_functions` that compares with the answer, at the score of a right one;
-    None where none does."""
+    """The first entry that compares with the answer, at the score of a right one."""
     known = ((name, full) for name, full in _full_scores(entries).items() if full is not None)
     return next((PassRule(reward=name, at_least=full, chosen_by="default") for name, full in known), None)
 
@@ -139,7 +133,7 @@ def read_pass_rule(text: str, entries: Iterable[str]) -> PassRule:
 
 
 def _full_scores(entries: Iterable[str]) -> dict[str, float | None]:
-    """Name of an entry's scores → the score of a right answer, None where it is not known."""
+    """Name of an entry's scores → the score of a right answer, if known."""
     calls = [read_call(canonical_entry(entry)) for entry in entries]
     return {call.name: None if call.file else FULL_SCORES.get(call.function) for call in calls}
 
@@ -235,8 +229,7 @@ class RowSides(TypedDict, total=False):
 
 
 class EvaluatedRow(TypedDict):
-    """One line of NAME.jsonl: a prompt (`index`: row of the split, from 0), and by decoding the completions of each
-    side."""
+    """One line of NAME.jsonl: a prompt, and by decoding the completions of each side."""
 
     index: int
     prompt: str
@@ -253,7 +246,7 @@ def mean_reward(completions: Iterable[CompletionRow]) -> float | None:
 
 
 SAME = 1e-9
-"""Rewards that differ by less are equal: sums of floats in another order."""
+"""Rewards that differ by less are equal."""
 
 
 def change_of(row: EvaluatedRow, decoding: DecodingName) -> float | None:
@@ -303,7 +296,7 @@ def read_evaluation(path: Path) -> Evaluation:
 
 
 def read_rows(path: Path) -> Iterator[EvaluatedRow]:
-    """The rows beside NAME.json; none where their file is missing, and damaged lines left out."""
+    """The rows beside NAME.json, without damaged lines."""
     try:
         file = open_regular(rows_file(path))
     except OSError:

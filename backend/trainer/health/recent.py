@@ -43,7 +43,6 @@ class Recent:
     the newest; `not_numbers`: names of its metrics that are null; `changed`: settings changed on the way."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
-        """`settings`: raw ones; those that are missing have their defaults."""
         self._settings = dict(settings)
         self.first: list[Metrics] = []
         self.steps: deque[Metrics] = deque(maxlen=LONG)
@@ -54,7 +53,7 @@ class Recent:
         self.changed: set[str] = set()
 
     def take(self, event: Mapping[str, Any]) -> None:
-        """Take an event of the event log; skips events of no interest, and damaged ones."""
+        """Take an event of the event log."""
         kind, metrics, changed = event.get("kind"), event.get("metrics"), event.get("settings")
         if kind == "step" and isinstance(metrics, dict) and metrics:
             step = event.get("step")
@@ -73,7 +72,6 @@ class Recent:
             self.changed |= changed.keys()
 
     def setting(self, key: str) -> Any:
-        """The setting's present value."""
         return self._settings.get(key, SETTINGS[key].default)
 
     def scaled(self, key: str, factor: float) -> float:
@@ -81,8 +79,7 @@ class Recent:
         return float(f"{self.setting(key) * factor:.2g}")
 
     def values(self, name: str, count: int = WINDOW) -> list[float]:
-        """The metric in the last `count` steps, without the steps that did not measure it; [] while there are fewer
-        steps."""
+        """The metric in the last `count` steps where it was measured; [] while there are fewer steps."""
         return known([*self.steps][-count:], name) if len(self.steps) >= count else []
 
     def mean(self, name: str, count: int = WINDOW) -> float | None:
@@ -90,7 +87,6 @@ class Recent:
         return sum(values) / len(values) if values else None
 
     def median(self, name: str, count: int = WINDOW) -> float | None:
-        """For metrics with single outliers, such as the KL estimate."""
         values = self.values(name, count)
         return statistics.median(values) if values else None
 
@@ -115,7 +111,7 @@ class Recent:
 
 @dataclass(frozen=True, slots=True)
 class MeanChange:
-    """From one mean to another, and its standard error (from the scatter of the steps)."""
+    """From one mean to another, and its standard error."""
 
     before: float
     after: float
@@ -144,7 +140,7 @@ class MeanChange:
 
 
 def is_number(value: Any) -> TypeGuard[float]:
-    """True for a finite number: an event log may hold null, and by damage anything."""
+    """True for a finite number."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 

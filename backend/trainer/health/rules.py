@@ -19,7 +19,7 @@ from backend.trainer.health.recent import LONG, WINDOW, MeanChange, Recent, know
 from backend.utils.places import resources
 
 SUDDEN = 3
-"""Steps that all must lie beyond the limit of an explosion: the KL estimate has single outliers."""
+"""Steps that all must lie beyond the limit of an explosion."""
 SETTLED = 30
 """Steps at the full learning rate before a rate can count as too low."""
 MUST_BE_NUMBERS = ("loss", "grad_norm", "kl", "entropy")
@@ -49,7 +49,7 @@ class Finding:
     settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def fields(self) -> dict[str, Any]:
-        """As the fields of a `health` event; those that are not known are left out."""
+        """As the fields of a `health` event."""
         always = ("code", "sentence", "advice", "level")
         return {key: value for key, value in asdict(self).items() if key in always or value not in ("", None, {})}
 
@@ -195,7 +195,6 @@ def hacking(recent: Recent, threshold: float) -> Sign | None:
 
 
 def _against_held_out(recent: Recent, threshold: float) -> Sign | None:
-    """The training reward has risen since the evaluation at which the held-out reward was best, and that has fallen."""
     if len(recent.evaluations) < 3:
         return None
     *earlier, last, newest = recent.evaluations
@@ -219,8 +218,6 @@ def _against_held_out(recent: Recent, threshold: float) -> Sign | None:
 
 
 def _against_another_function(recent: Recent, threshold: float) -> Sign | None:
-    """One function's mean has clearly risen and another's clearly fallen, since the run's first steps or over the
-    last LONG."""
     if len(recent.steps) < 2 * WINDOW:
         return None
     for before in (recent.first, [*recent.steps][:WINDOW]):
@@ -377,8 +374,6 @@ def not_a_number(recent: Recent, threshold: float) -> Sign | None:
 
 @rule()
 def sampler_differs(recent: Recent, threshold: float) -> Sign | None:
-    """Measured before top-p, top-k and min-p, so filters do not count: only the rounding of the type that the model
-    computes in."""
     gap = recent.mean("sampling/logp_gap/mean")
     if gap is None or gap <= threshold:
         return None

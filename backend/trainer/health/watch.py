@@ -19,7 +19,7 @@ from backend.trainer.health.recent import WINDOW, Recent
 from backend.trainer.health.rules import RULES, Finding, findings
 
 QUIET = WINDOW
-"""Steps without a finding after which it is over: one that hovers about its limit is one finding and not many."""
+"""Steps without a finding after which it is over."""
 
 
 class Watch:
@@ -34,8 +34,7 @@ class Watch:
 
     @classmethod
     def resumed(cls, settings: Mapping[str, Any], events: Iterable[Event]) -> Watch:
-        """A watch that has followed these events already: what it reported is among them, so only the newest steps
-        are looked at."""
+        """A watch that has followed these events already; what it reported is among them."""
         watch = cls(settings)
         unseen: deque[Event] = deque()
         steps = 0
@@ -87,7 +86,7 @@ class Watch:
 
 
 def title_of(code: str) -> str:
-    """The title of the rule that found it; for a rule of another version its code."""
+    """The title of the rule that found it."""
     rule = RULES.get(code.partition(" ")[0])
     return rule.title if rule else code.replace("_", " ").capitalize()
 

@@ -1,2 +1,1 @@
-"""Training from a program: `from backend import train` (docs/library.md). Nothing here imports the engine before it
-trains."""
+"""Training from a program: `from backend import train` (docs/library.md)."""

@@ -58,8 +58,7 @@ class OwnFunctions:
             self.entries.append(name)
 
     def write(self, folder: Path) -> list[str]:
-        """Write the file that stands for them into the run's folder. → the entries for config.yaml. Raises
-        DiskError."""
+        """Write the file that stands for them into the run's folder. → the entries for config.yaml."""
         if self.calls:
             definitions = "".join(_DEFINITION.format(name=name) for name in self.calls)
             names = ", ".join(self.calls)[:80]
@@ -80,8 +79,6 @@ def _free_name(function: Callable[..., Any], taken: set[str]) -> str:
 
 
 class _OwnFunctionHost(FunctionHost):
-    """Calls a run's functions in this process: the program's own, and those of files and ours among them."""
-
     def __init__(self, calls: OwnCalls) -> None:
         self._calls = calls
         names = ", ".join(self._calls)[:100]
@@ -114,8 +111,7 @@ def _own_name(entry: str) -> str:
 
 
 def begin_own_scorer(settings: RewardSettings, calls: OwnCalls) -> Scorer:
-    """The scorer of a run with these functions. Raises UserError for functions that its settings name and the
-    program has not given."""
+    """The scorer of a run with these functions. Raises UserError for missing ones."""
     named = set(_own_names(settings))
     if missing := ", ".join(sorted(named - calls.keys()))[:80]:
         what = f"with functions of a program, and {missing} is not among those given now."
@@ -126,7 +122,7 @@ def begin_own_scorer(settings: RewardSettings, calls: OwnCalls) -> Scorer:
 
 
 def require_no_program(settings: RewardSettings) -> None:
-    """Raise UserError for a run whose functions are objects of a program, before anything of it is touched."""
+    """Raise UserError for a run whose functions are objects of a program."""
     if names := ", ".join(_own_names(settings))[:60]:
         what = f"{names} are objects of the program that called train(); go on there, with backend.resume()."
         raise UserError("reward_functions", f"The run's reward functions {what}")

@@ -28,13 +28,13 @@ from backend.utils.text import quote
 LONGEST = 200
 """Characters of the description of an optimizer or a schedule."""
 _SAMPLES = (0, 1, 10, 100, 1_000, 10_000)
-"""Updates whose rates are in the description of a schedule, as far as the run has them."""
+"""Updates whose rates are in the description of a schedule."""
 
 GivenOptimizer = Optimizer | Callable[[float], Optimizer]
 
 
 class ProgramOptimizer(Optimizer):
-    """A program's optimizer as the learner uses it: an exception of its update becomes a UserError with its name."""
+    """A program's optimizer; an exception of its update becomes a UserError with its name."""
 
     def __init__(self, optimizer: Optimizer) -> None:  # no state of its own: mlx's __init__ would make one
         self.optimizer = optimizer
@@ -118,7 +118,6 @@ def _try_out(make: Callable[[float], Optimizer]) -> None:
     they differ, and where a checkpoint cannot keep the state."""
 
     def arrays(number: int) -> Any:
-        """Arrays in the shapes that a LoRA layer, a vector and a matrix have, by the names of a model."""
         draw = functools.partial(mx.random.normal, key=mx.random.key(number))
         lora = {"lora_a": draw((16, 4)), "lora_b": draw((4, 16))}
         layer = {"self_attn": {"q_proj": lora}, "norm": {"weight": draw((16,))}}
@@ -175,7 +174,7 @@ class GivenUpdates:
             _try_out(self._make)
 
     def rate(self, update: int) -> float:
-        """The schedule's learning rate. Raises UserError where the function raises, or returns no learning rate."""
+        """The schedule's learning rate. Raises UserError."""
         name = _name_of(self._schedule)
         try:
             given: Any = self._schedule(update)
@@ -217,7 +216,7 @@ class GivenUpdates:
         return raw
 
     def require_those_of(self, config: Config) -> None:
-        """Raise UserError unless a run with these settings was trained with this optimizer and this schedule."""
+        """Raise UserError unless a run with these settings was trained with these."""
         now = self.settings(config)
         problems: list[ConfigProblem] = []
         for argument, key in (("optimizer", "optimizer"), ("schedule", "lr_schedule")):

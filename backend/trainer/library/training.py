@@ -1,5 +1,4 @@
-"""`train` and `resume`: a run in this process, of settings, functions, rows and callbacks that are objects of the
-program."""
+"""`train` and `resume`: a run in this process, of objects of the program."""
 
 from __future__ import annotations
 
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 
 FOLDER = "data"  # of a run: the rows of each split, as JSON lines
 MOST_BYTES = 1 << 30
-"""Of a split as text. A larger one should have a file of its own."""
+"""Of a split as text."""
 _SPLITS = {"train": "train", "valid": "valid", "validation": "valid", "test": "test"}
 _METHODS = ("on_step", "on_evaluation", "on_save", "on_end")
 
@@ -126,13 +125,12 @@ class CallbackCalls:
             self._call("on_save", step, self._folder / event["path"])
 
     def look(self) -> None:
-        """Raises Stopped or UserError where a callback has raised since the last call."""
+        """Raises Stopped or UserError where a callback has raised."""
         raised, self._raised = self._raised, None
         if raised is not None:
             raise raised
 
     def end(self, run: TrainedRun) -> None:
-        """Call `on_end`. Raises UserError where a callback has raised now, or after the run's last look."""
         self._call("on_end", run)
         if isinstance(self._raised, UserError):
             self.look()

@@ -21,18 +21,18 @@ GB = 1_000_000_000
 TB = 1000 * GB
 
 TARGET_SHARE = 0.92
-"""Share of the limit that a plan aims at, in case the estimate is a little low."""
+"""Share of the limit that a plan aims at."""
 
 SMALLEST_MICRO_BATCH = {False: 1, True: 1024}
 """On a CPU and on a GPU: tokens below which gradient checkpointing is tried before still smaller micro-batches.
 Checkpointing costs a third; launching a GPU's kernels that often costs more."""
 
 LEAST_GAIN = 1.15
-"""Times as many tokens per second from which another number of completions is worth a sentence."""
+"""Gain in tokens per second from which more completions are worth a sentence."""
 
 SPLIT_BY_INPUTS = ("o_proj", "down_proj", "out_proj", "w2", "fc2")
 WHOLE = ("kv_a_proj_with_mqa", "q_a_proj", "gate", "router", "norm")
-"""Ends of the names of matrices that tensor parallelism divides by inputs (all others by outputs), and not at all."""
+"""Ends of the names of matrices that tensor parallelism divides by inputs, and not at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,6 @@ class Estimate:
 
     @property
     def needed(self) -> int:
-        """`total` without the arrays in flight."""
         return max(self.rollout.needed, self.training.needed)
 
     @property
@@ -75,7 +74,6 @@ class Estimate:
 
     @property
     def sentence(self) -> str:
-        """The verdict in words, with the lengths it assumes."""
         doing = "learning" if self.largest is self.training else "sampling"
         needs = f"{'Roughly' if self.rough else 'About'} {format_bytes(self.total)} while {doing}"
         lengths = f"with prompts of {self.prompt} and completions of {self.completion} tokens"
@@ -218,7 +216,6 @@ def _sampling_plans(memory: MemoryModel, base: MemoryPlan) -> Iterator[MemoryPla
 
 
 def _halvings(first: int, last: int) -> Iterator[int]:
-    """`first`, half of it and so on, and `last` in the end."""
     size = first
     while size > last:
         yield size
@@ -242,7 +239,6 @@ def _reductions(quickest: MemoryPlan, chosen: MemoryPlan) -> Iterator[str]:
 
 
 def _advice(config: Config, shape: ModelShape, machine: int, prompt: int | None, gpu: bool) -> str:
-    """The first change of settings that makes the run fit; else the one that saves most, and a smaller model."""
     changes: list[tuple[str, dict[str, Any]]] = []
     if config.train_type == "full":
         changes.append(("With LoRA instead of full fine-tuning", {"train_type": "lora"}))

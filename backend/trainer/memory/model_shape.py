@@ -39,8 +39,7 @@ _STATE_SIZES = (
     "conv_L_cache",
     "linear_num_value_heads",
 )
-"""Settings of layers with a state. Where a config.json has one and does not say which layers are which, all count as
-states."""
+"""Settings of layers with a state."""
 
 MOST_LAYERS = 10_000
 LARGEST = 2**31  # mlx counts in 32 bits
@@ -101,12 +100,10 @@ class ModelShape:
 
     @property
     def queries(self) -> int:
-        """Numbers in the queries of one token."""
         return self.heads * self.head_dim
 
     @property
     def keys(self) -> int:
-        """Numbers in the keys of one token, and in its values."""
         return self.kv_heads * self.head_dim
 
     @property
@@ -134,7 +131,7 @@ def is_usual(layer: tuple[Linear, ...]) -> bool:
 
 
 def shape_of(folder: Path) -> ModelShape | None:
-    """The shape of the model in `folder`; None without a config.json that has its sizes."""
+    """The shape of the model in `folder`; None where its config.json lacks sizes."""
     try:
         config = documents.parse_loose_json(read_text(folder / "config.json", "model"))
     except (UserError, documents.BrokenJson):  # whoever opens the model says so
@@ -182,7 +179,7 @@ def shape_from(config: Mapping[str, Any], arrays: Arrays | None = None) -> Model
 
 
 def _from_arrays(arrays: Arrays, packed: Mapping[str, Any], tied: bool) -> dict[str, Any]:
-    """The sizes that the files tell, as fields of `ModelShape`."""
+    """Fields of `ModelShape`."""
     arrays = {name: about for name, about in arrays.items() if not _NOT_LOADED.search(name)}
     sizes = {
         name: BYTES.get(kind, 2) * prod(shape)
@@ -224,7 +221,7 @@ def _from_arrays(arrays: Arrays, packed: Mapping[str, Any], tied: bool) -> dict[
 def _from_config(
     text: Mapping[str, Any], kinds: tuple[LayerKind, ...], width: int, packed: Mapping[str, Any], tied: bool
 ) -> dict[str, Any]:
-    """The sizes that config.json tells, as fields of `ModelShape`."""
+    """Fields of `ModelShape`."""
     bits, group = number(packed, "bits"), number(packed, "group_size") or 64
     per_number = packed_width(bits, group, str(packed.get("mode") or "affine"), width) if bits else width
 
@@ -254,13 +251,13 @@ def _mapping(value: Any) -> dict[str, Any]:
 
 
 def number(text: Mapping[str, Any], *names: str) -> int:
-    """The first of these settings that is a possible size or count; 0 without any."""
+    """The first of these settings that is a possible size; 0 without any."""
     values = (text.get(name) for name in names)
     return next((value for value in values if type(value) is int and 0 <= value < LARGEST), 0)
 
 
 def layer_kinds(text: Mapping[str, Any], count: int) -> tuple[LayerKind, ...]:
-    """The kind of each of `count` layers of the language model with the settings `text`."""
+    """The kind of each of `count` layers."""
     types, window = text.get("layer_types"), text.get("sliding_window") and text.get("use_sliding_window", True)
     if isinstance(types, list) and len(cast("list[Any]", types)) == count:
         known: dict[str, LayerKind] = {"full_attention": "full", "attention": "full"}
@@ -283,7 +280,7 @@ def layer_kinds(text: Mapping[str, Any], count: int) -> tuple[LayerKind, ...]:
 def _layer_matrices(
     text: Mapping[str, Any], kinds: tuple[LayerKind, ...], index: int
 ) -> list[tuple[str, int, int, int]]:
-    """(name within the layer, input size, output size, experts) of the matrices of one layer."""
+    """(name within the layer, input size, output size, experts) of one layer's matrices."""
     hidden, heads = (
         number(text, "hidden_size", "d_model", "n_embd"),
         number(text, "num_attention_heads", "n_head", "n_heads"),

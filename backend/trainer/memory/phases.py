@@ -130,7 +130,6 @@ class MemoryModel:
         ]
 
     def persistent(self) -> dict[str, int]:
-        """Weights, adapters, optimizer state, and the reference policy where it has arrays of its own."""
         weights, trainable = self.weights(), self.trainable()
         # Whole modules train in place in a float32 model, and beside the weights in a 16-bit one.
         in_place = FLOAT_BYTES * self.in_whole_modules if self.weight_width == FLOAT_BYTES else 0
@@ -169,7 +168,6 @@ class MemoryModel:
         return self._in_floats(self.weight_width) - round(fitting * saved)
 
     def _in_floats(self, width: int) -> int:
-        """Bytes of all weights of an unquantised model in floats of this width."""
         return round(self.shape.weights * width / self.shape.width)
 
     def trainable(self) -> int:
@@ -184,7 +182,6 @@ class MemoryModel:
         return FLOAT_BYTES * (numbers + self.in_whole_modules)
 
     def optimizer(self) -> int:
-        """Bytes of the optimizer's state."""
         if self.config.optimizer in OPTIMIZER_COPIES:
             width = EIGHT_BIT_BYTES if self.config.optimizer_bits == "8" else FLOAT_BYTES
             return round(OPTIMIZER_COPIES[self.config.optimizer] * self.trainable() * width / FLOAT_BYTES)
@@ -205,11 +202,10 @@ class MemoryModel:
         return rows * self.shape.cached_numbers(columns) * self.width
 
     def uses_per_token(self, linear: Linear) -> int:
-        """The experts that a token is routed to; 1 for a matrix without experts."""
         return self.shape.experts_per_token or 1 if linear.experts > 1 else 1
 
     def mlp_width(self, layer: tuple[Linear, ...]) -> int:
-        """Intermediate size of the gated MLP, summed over the experts that a token is routed to."""
+        """Intermediate size of the gated MLP, summed over the experts of a token."""
         return sum(linear.inputs * self.uses_per_token(linear) for linear in layer if linear.name.endswith("down_proj"))
 
     def rollout(self, plan: MemoryPlan) -> Phase:
@@ -343,7 +339,6 @@ class MemoryModel:
         window_scores = rows * shape.heads * length**2 * width if length > shape.window else 0
 
         def saved_by(layer: tuple[Linear, ...], kind: LayerKind) -> int:
-            """What autodiff saves of a layer until its backward pass."""
             saved = tokens * self._saved_per_token(layer) + keys_and_values
             saved += window_scores if kind == "window" else 0
             if is_dora and self.quantised:
@@ -426,7 +421,6 @@ class MemoryModel:
 
 
 def row_costs_of(config: Config, shape: ModelShape, *, gpu: bool) -> RowCosts:
-    """What decoding steps of this run cost by their rows."""
     return row_costs(gpu, shape.quantised or config.quantization != "none", chip())
 
 

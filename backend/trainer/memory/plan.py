@@ -24,7 +24,7 @@ WHOLE_STEP = StepSize()
 
 
 def learner_limits(plan: MemoryPlan | None, most: StepSize = WHOLE_STEP) -> dict[str, Any]:
-    """The plan as keywords of `Learner`, at most `most`; what neither limits is left to the learner's defaults."""
+    """The plan as keywords of `Learner`, at most `most`."""
     return _limits(plan, ("micro_batch_tokens", "chunk", "recompute"), "micro_batch_tokens", most.micro_batch_tokens)
 
 
@@ -81,7 +81,6 @@ def plan_memory(
 
 
 def _refuse(needs: Estimate) -> None:
-    """Raise the estimate's problem; a rough estimate stops no run."""
     if needs.fault is not None and not needs.rough:
         raise UserError([needs.fault])
 
@@ -92,7 +91,6 @@ def _shape(config: Config) -> ModelShape | None:
 
 
 def _working_set() -> int | None:
-    """Bytes that Metal recommends a process to use at most; None where there is no Metal."""
     return int(mx.device_info()["max_recommended_working_set_size"]) if has_metal() else None
 
 

@@ -85,7 +85,7 @@ class RunTrackers:
                 tell(f"What {name} writes of this run is in {TRACKERS[name].place}.")
 
     def look(self, warn: Say) -> None:
-        """Warn of each that has ended: while the run is locked, it does so for no good reason."""
+        """Warn of each that has ended."""
         if not self._processes or time.monotonic() - self._looked < LOOK_S:
             return
         self._looked = time.monotonic()
@@ -100,7 +100,7 @@ class RunTrackers:
             warn(f"{name} has ended: {why}. The run goes on without it; track --to {name} sends the rest.")
 
     def let_go(self) -> None:
-        """The run is over: let those that somebody has stopped (SIGSTOP) go on, for they would stay for ever."""
+        """The run is over: let stopped ones (SIGSTOP) go on."""
         for process in self._processes.values():
             if process.poll() is None:
                 process.send_signal(signal.SIGCONT)
@@ -138,7 +138,7 @@ def track(run: RunFolder, name: str, *, may_upload: bool = False, waits: bool = 
 
 
 def about_run(run: RunFolder, may_upload: bool = False) -> AboutRun:
-    """What a tracker may know about the run. Raises UserError for a config.yaml that cannot be read."""
+    """What a tracker may know about the run. Raises UserError."""
     config = load(run.config)
     settings = public_settings(config.model_dump(mode="json"))
     project, name = config.tracker_project or DEFAULT_PROJECT, config.tracker_run_name or run.name
@@ -146,7 +146,6 @@ def about_run(run: RunFolder, may_upload: bool = False) -> AboutRun:
 
 
 def _follow(about: AboutRun, tracker: Tracker, say: Say) -> None:
-    """Send a run to one tracker until the run is over."""
     reader, sent = RecordReader(about.folder, about.settings), Sent()
     last_sign, last_problem, has_ended = time.monotonic(), "", threading.Event()
 

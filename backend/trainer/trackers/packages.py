@@ -79,7 +79,7 @@ class CsvTables:
 
 
 def write_tables(about: AboutRun) -> None:
-    """Write both tables from the run's files as they are now. Raises DiskError; an older table stays then."""
+    """Write both tables from the run's files as they are now. Raises DiskError."""
 
     def all_records() -> Iterator[StepRecord]:
         reader = RecordReader(about.folder, about.settings)
@@ -101,7 +101,6 @@ def write_tables(about: AboutRun) -> None:
 
 
 def _csv_lines(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterator[bytes]:
-    """CSV in UTF-8, a row at a time, so that a table of gigabytes takes no memory."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     for row in chain([header], rows):
@@ -149,7 +148,6 @@ class TensorBoardFiles:
 
 
 def _cell(value: Any) -> str:
-    """Text on one line, in which nothing is a column's border, a line of a table or HTML."""
     text = "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)[:LONGEST_CELL]
     for character, escaped in zip("&<>|\r\n", ("&amp;", "&lt;", "&gt;", "&#124;", "", "<br>"), strict=True):
         text = text.replace(character, escaped)
@@ -213,7 +211,7 @@ class WandbProgress:
 
     @classmethod
     def read(cls, run: RunFolder) -> WandbProgress:
-        """The progress of an earlier process of this machine; a new one where there is nothing of use."""
+        """The progress of an earlier process of this machine, or a new one."""
         path = run.trackers / "wandb.json"
         try:
             kept = read_json(path, "run") if path.exists() else {}
@@ -283,7 +281,6 @@ class WandbRun:
         return progress.sent
 
     def _changes(self, step: int) -> list[Any]:
-        """The changes of settings that hold by this step, as JSON keeps them."""
         changes = [asdict(change) for change in read_changes(self._about.folder) if change.step <= step]
         return json.loads(json.dumps(changes))
 

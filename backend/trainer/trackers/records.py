@@ -37,7 +37,6 @@ class StepRecord:
         return named
 
     def logged(self, package: Any) -> dict[str, Any]:
-        """For a package's `log`: every metric, and the completions as a `Table` of the package."""
         metrics: dict[str, Any] = self.metrics()
         if self.groups:
             names, lines = table(self.groups)
@@ -84,7 +83,7 @@ def _mapping(value: Any) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class Sent:
-    """How far a tracker is: up to which step of training, and of each split up to which evaluation."""
+    """Up to which step of training, and which evaluation of each split, a tracker has come."""
 
     step: int = 0
     evaluations: dict[str, int] = field(default_factory=dict[str, int])
@@ -126,7 +125,7 @@ class RecordReader:
         self.ending = ""  # the kind of the event log's last line where that is an ending
 
     def read(self) -> list[StepRecord]:
-        """Records completed since the last call; of a long event log some of them, and `has_more` is set."""
+        """Records completed since the last call; `has_more` is set where there are more."""
         events = self._event_log.read()
         self.has_more, self.has_restarted = bool(events), self._event_log.restarted
         if self.has_restarted:
@@ -162,7 +161,6 @@ class RecordReader:
             yield replace(record, groups=tuple(self._groups_of(record.step))) if record.training else record
 
     def _groups_of(self, step: int) -> Iterator[GroupRow]:
-        """The completions of a step, which are in their file before the step is in the event log."""
         while not (self._lines and _step_of(self._lines[-1]) > step) and (more := self._completions.read()):
             self._lines = more if self._completions.restarted else [*self._lines, *more]
         own = [line for line in self._lines if _step_of(line) == step]
@@ -203,7 +201,7 @@ class Tracker(Protocol):
         ...
 
     def flush(self, sent: Sent) -> None:
-        """After all present records; `sent` includes them. Raises DiskError, and is called again then."""
+        """After all present records. Raises DiskError, and is called again then."""
         ...
 
     def close(self, ending: str) -> None:
