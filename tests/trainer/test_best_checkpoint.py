@@ -12,18 +12,14 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from backend.config.config import parse, problems
 from backend.runs.checkpoints import checkpoint
-from backend.runs.checkpoints.checkpoint import TrainingState, go_back, last_step
-from backend.runs.checkpoints.checkpoint_score import observe_score
+from backend.runs.checkpoints.checkpoint import go_back, last_step
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
 from backend.runs.saved_weights import best_of, find_checkpoint, find_choice, saved_weights
 from backend.trainer.control import handlers_restored
 from backend.trainer.evaluation.comparison import find_evaluated
-from backend.trainer.preflight import check
 from backend.trainer.run_context import RunContext
-from backend.trainer.steering import early_stop
 from tests.support import small_run
 
 HELD_OUT = {"validation_split": 0.25, "val_batches": 1, "steps_per_eval": 1, "save_every": 1, "keep_checkpoints": 1}
@@ -96,30 +92,6 @@ def test_the_metric_of_the_settings_decides_and_its_best_checkpoint_is_kept(
     found = best_of(saved_weights(run))
     assert found is not None and found.step == best and found.metric == metric
     assert found.score == (lengths if "length" in metric else rewards)[best]
-
-
-def test_early_stopping_follows_a_metric_that_should_fall(raw: dict[str, Any]) -> None:
-    config = parse(raw | {"early_stopping_patience": 2, "best_metric": "kl", "best_is_lowest": True})
-    state = TrainingState()
-    for step, score in enumerate([0.5, 0.4, 0.4, 0.6]):
-        observe_score(state, score, step, config)
-    end = early_stop(state, config, has_evaluations=True)
-    assert end is not None
-    assert end.sentence == "kl has not fallen in 2 checkpoints. The best, 0.4, is that of checkpoint 1"
-
-
-def test_a_metric_that_cannot_be_scored_is_refused(raw: dict[str, Any]) -> None:
-    def says(**changes: Any) -> list[str]:
-        return [fault.sentence for fault in problems(raw | changes) if fault.setting == "best_metric"]
-
-    assert says(best_metric="eval/rewrd", steps_per_eval=1) == [
-        "There is no metric eval/rewrd. Did you mean eval/reward?"
-    ]
-    assert says(best_metric="eval/reward")[0].startswith(
-        "eval/reward is a metric of evaluations, and this run has none"
-    )
-    (fault,) = check(raw | {"best_metric": "eval/reward", "steps_per_eval": 1})
-    assert fault.setting == "best_metric" and "has none" in fault.sentence
 
 
 @pytest.mark.parametrize("train_type", ["lora", "full"])

@@ -86,16 +86,6 @@ def test_control_files_of_an_earlier_process_are_not_obeyed(run: RunFolder) -> N
     assert not control.stop_requested and not run.control.exists() and not run.control_taken.exists()
 
 
-@pytest.mark.parametrize("word", ["halt", "", "stop\x00", b"\xff\xfe", "x" * 5000])
-def test_an_unknown_command_is_noted_and_ignored(run: RunFolder, word: str | bytes) -> None:
-    control = Control(run, EventLog(run.events))
-    run.control.write_bytes(word if isinstance(word, bytes) else word.encode())
-    control.obey()
-    assert not control.stop_requested and not control.save_requested and words(run) == []
-    (note,) = read_events(run.events)
-    assert note["kind"] == "note" and note["level"] == "warning" and len(note["sentence"]) < 120
-
-
 def test_a_pause_lasts_until_resume_and_frees_memory_once(run: RunFolder) -> None:
     calls: list[str] = []
     control = Control(

@@ -94,23 +94,6 @@ def test_a_map_function_runs_where_the_rewards_run_and_names_the_row_it_fails_on
     assert fault.sentence.startswith("The map function odd returned list, not a dict of columns or None on row 3 of ")
 
 
-def test_a_map_function_that_ends_its_process_or_never_returns_is_one_sentence(tmp_path: Path) -> None:
-    file = tmp_path / "bad.py"
-    head = (
-        "import os, time\nfrom backend.rewards import register_map_function\n@register_map_function\ndef f(row):\n    "
-    )
-    raw = small_run.settings_for(tmp_path, reward_functions_file=str(file), map_function="f", reward_timeout=0.5)
-    for body, isolation, says in (
-        ("os._exit(3)", "process", "ended the process it ran in (exit code 3)"),
-        ("time.sleep(60)", "process", "was still running after 0.5 s (reward_timeout)"),
-        ("raise ValueError('no')", "thread", "raised ValueError: no (bad.py, line 5)"),
-        ("return {'prompt': float('nan')}", "thread", "returned a row with a value that JSON cannot hold"),
-    ):
-        file.write_text(head + body)
-        (fault,) = preflight.check(raw | {"reward_isolation": isolation})
-        assert fault.setting == "map_function" and says in fault.sentence and "row" in fault.sentence, fault
-
-
 def test_evaluation_sets_stand_under_their_names_in_one_event(tmp_path: Path) -> None:
     other = small_run.write_rows(tmp_path / "other.jsonl", 3)
     run, _ = trained(

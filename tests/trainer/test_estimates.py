@@ -36,20 +36,6 @@ def test_the_mean_is_that_of_the_prompts_and_lies_within_its_interval() -> None:
     assert ones.high == ones.value == 1.0 and ones.low is not None and 0.85 < ones.low < 1
 
 
-def test_prompts_on_which_nothing_changed_do_not_prove_that_nothing_can() -> None:
-    before, after = Column.of([0.0, 1.0] * 15, 0, 1), Column.of([0.0, 1.0] * 15, 0, 1)
-    change = estimates([Column.difference(after, before)])[0]
-    assert change.value == 0 and change.low is not None and change.high is not None
-    assert change.low < -0.05 and change.high > 0.05 and not change.excludes_zero
-
-
-def test_a_prompt_without_a_score_is_left_out() -> None:
-    assert one([1.0, None, 0.0, None], 0, 1).value == 0.5
-    assert one([None, None], 0, 1) == MeanWithInterval()
-    before, after = Column.of([1.0, None, 0.0], 0, 1), Column.of([1.0, 1.0, 1.0], 0, 1)
-    assert estimates([Column.difference(after, before)])[0].value == 0.5
-
-
 def test_a_difference_is_paired() -> None:
     """Prompts differ far more than the sides do: only a paired difference can tell."""
     rng = np.random.default_rng(3)

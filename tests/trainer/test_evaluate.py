@@ -97,22 +97,6 @@ def test_scoring_overlaps_with_sampling_the_next_batch_and_changes_no_number() -
     ) < overlapped.index("scored 4")
 
 
-@pytest.mark.parametrize(("where", "sampled"), [(2, 3), (6, 4)])
-def test_an_error_in_a_reward_function_ends_the_evaluation(where: int, sampled: int) -> None:
-    """In the second of four batches, which is known once the third is sampled; and in the last."""
-    log: list[str] = []
-
-    def fails(groups: list[Group], poll: Any) -> None:
-        poll()  # which raises nothing, for nobody has stopped the evaluation
-        if groups[0].problem.index == where:
-            raise ZeroDivisionError("in this batch")
-        scorer(log)(groups, poll)
-
-    with pytest.raises(ZeroDivisionError, match="in this batch"):
-        held_out(fails, log)
-    assert sum(line.startswith("sample") for line in log) == sampled
-
-
 @pytest.mark.parametrize(
     ("line", "uses"),
     [

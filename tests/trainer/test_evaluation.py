@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,6 @@ from backend.trainer.evaluation.evaluation_rows import (
     Evaluation,
     MeanWithInterval,
     PassRule,
-    default_pass_rule,
     evaluations_of,
     free_name,
     read_evaluation,
@@ -59,21 +57,6 @@ def test_a_file_that_is_no_evaluation_is_told_in_a_sentence(tmp_path: Path, text
     (tmp_path / "x.json").write_text(text)
     with pytest.raises(UserError, match=r"x\.json is no evaluation"):
         read_evaluation(tmp_path / "x.json")
-
-
-def test_a_file_of_a_later_version_can_be_read(tmp_path: Path) -> None:
-    path = write_evaluation(tmp_path, evaluation(), [])
-    raw = json.loads(path.read_text())
-    path.write_text(json.dumps(raw | {"version": 2, "more": [1]}))
-    assert read_evaluation(path).headline == evaluation().headline
-
-
-def test_by_default_a_right_answer_passes() -> None:
-    assert default_pass_rule(ENTRIES) == PassRule(reward="right", at_least=1.0, chosen_by="default")
-    assert default_pass_rule(["r1_accuracy"]) == PassRule(
-        reward="r1_accuracy_reward_func", at_least=2.0, chosen_by="default"
-    )
-    assert default_pass_rule(["r1_int", "mine.py::accuracy_reward"]) is None
 
 
 @pytest.mark.parametrize(

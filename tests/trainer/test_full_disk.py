@@ -4,13 +4,11 @@ waited for."""
 from __future__ import annotations
 
 import errno
-import itertools
 import json
 import os
 import re
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,12 +17,8 @@ from backend.cli.training import new_run
 from backend.models import saving
 from backend.runs import events as events_module
 from backend.runs import guards
-from backend.runs.events import EventLog, JsonLines, read_events
-from backend.runs.guards import CHECK_EVERY_S, RESERVE, RESERVED_FILES, DiskSpaceGuard
+from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
-from backend.trainer import control as controls
-from backend.trainer import ending as endings
-from backend.trainer.control import Control
 from backend.trainer.preflight import check
 from backend.utils import disk_faults
 from backend.utils.disk_faults import LONGEST_PLACE, Room
@@ -98,32 +92,6 @@ def test_a_line_that_cannot_be_written_ends_the_run_with_a_sentence_and_resuming
     assert_equal(run, unbroken)
 
 
-def test_where_the_last_line_cannot_be_written_either_the_ending_says_so_and_the_run_goes_on_later(
-    inputs: Path, unbroken: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = RunFolder(tmp_path / "run")
-    append, count = JsonLines.append, 0
-
-    def full(self: JsonLines, value: Any) -> None:
-        nonlocal count
-        count += self.path == run.events
-        if self.path == run.events and count > 9:
-            with events_module.writing(self.path):
-                raise FULL()
-        append(self, value)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(JsonLines, "append", full)
-        patch.setattr(endings, "LAST_LINE_RETRY_S", 0.1)
-        ending = small_run.train_here(settings(inputs), run)
-    assert (ending.kind, ending.exit_code) == ("failed", 2) and ending.sentence.count(
-        "events.jsonl cannot be written"
-    ) == 1
-    assert list(read_events(run.events))[-1]["kind"] not in ("failed", "finished") and not run.is_locked()
-    assert small_run.train_here(settings(inputs), run).kind == "finished"
-    assert_equal(run, unbroken)
-
-
 def test_a_model_that_cannot_be_written_leaves_the_old_one(
     inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -190,41 +158,6 @@ def test_a_run_that_waits_for_room_obeys_a_stop_and_one_that_is_resumed_is_not_a
         ending = small_run.train_here(settings(inputs, iters=2), run, on_pause)
         assert ending.kind == kind and len(notes(run)) == 1
     assert ("3 more files" if room.files else "3 MB free") in notes(run)[0]
-
-
-def waiting(
-    run: RunFolder, monkeypatch: pytest.MonkeyPatch, *free: Room | None
-) -> tuple[DiskSpaceGuard, Control, list[float]]:
-    """The room that a run waits for, its control, and when the disk was looked at, by a clock that goes on by half a
-    second each time that it is read. The disk has these rooms at its looks."""
-    run.path.mkdir(parents=True)
-    seconds, left, looks = itertools.count(0.0, 0.5), list(free), []
-
-    def look(path: Path) -> Room | None:
-        looks.append(next(seconds))
-        return left.pop(0)
-
-    monkeypatch.setattr(controls, "PAUSE_POLL_S", 0.0)
-    monkeypatch.setattr(guards, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
-    monkeypatch.setattr(guards, "room_on", look)
-    event_log = EventLog(run.events)
-    control = Control(run, event_log)
-    return DiskSpaceGuard(run, event_log, control), control, looks
-
-
-def test_a_run_waits_until_the_checkpoint_fits_beside_the_reserve_and_looks_seldom(
-    run: RunFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """To the byte and to the file."""
-    none = Room(RESERVE + 999, None), Room(1000, None), Room(10**12, RESERVED_FILES - 1)
-    enough = Room(RESERVE + 1000, RESERVED_FILES)
-    room, _, looks = waiting(run, monkeypatch, *none, enough, enough, None)
-    room.wait(lambda: 1000)
-    assert len(looks) == 4 and len(notes(run)) == 2
-    assert all(later - earlier >= CHECK_EVERY_S for earlier, later in itertools.pairwise(looks))
-    room.wait(lambda: 1000)
-    room.wait(lambda: 1000)
-    assert len(notes(run)) == 2
 
 
 def test_a_disk_without_room_for_the_run_refuses_it_with_both_numbers(

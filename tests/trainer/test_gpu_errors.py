@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from backend.runs.checkpoints import checkpoint
@@ -42,13 +41,6 @@ def test_texts_as_mlx_and_metal_write_them(text: str) -> None:
     error = gpu_error(RuntimeError(text))
     assert error is TEXTS[text]
     assert all(sentence.endswith(".") for sentence in (error.happened, error.advice))
-
-
-def test_want_of_memory_is_told_as_such_whoever_wanted_it() -> None:
-    with pytest.raises(MemoryError) as wanted:
-        np.ones(1 << 50)  # numpy's own kind of it
-    kind = gpu_error(wanted.value)
-    assert kind is MEMORY and "Gradient checkpointing" in kind.advice and "a smaller Group" in kind.advice
 
 
 def test_a_run_without_memory_is_saved_and_says_what_helps(

@@ -24,7 +24,6 @@ from backend.runs.run_lock import LOCK_VARIABLE
 from backend.trainer.control import STOP_SIGNALS
 from backend.trainer.ending import RESTART
 from backend.trainer.machine import MEMORY, GpuErrorLog
-from backend.utils.disk_faults import disk_fault
 from tests.support import failing_gpu, small_run
 from tests.support.failing_gpu import OUT_OF_MEMORY
 
@@ -128,14 +127,6 @@ def test_a_retried_run_equals_one_that_was_resumed_by_hand_with_the_smaller_micr
     assert run.completions.read_text() == by_hand.completions.read_text()
 
 
-def test_the_micro_batch_is_half_of_the_largest_that_there_was(inputs: Path, run: RunFolder) -> None:
-    """The budget of 512 tokens is not used up by a step of 48, and half of it would change nothing."""
-    failures = [["learning", 2, failing_gpu.INTERACTIVITY], ["learning", 2, OUT_OF_MEMORY]]
-    train_until_it_ends(settings(inputs, iters=2, dropout=0.0), run, failures)
-    sizes = [(logged.micro_batch_tokens, logged.rows) for logged in GpuErrorLog(run).errors]
-    assert sizes == [(2 * 4 * 6 // 2, 8), (2 * 4 * 6 // 4, 4)], "rows are halved for want of memory only"
-
-
 def test_after_the_last_retry_the_run_ends_with_a_sentence_and_a_person_s_resume_has_new_ones(
     inputs: Path, run: RunFolder
 ) -> None:
@@ -153,26 +144,6 @@ def test_after_the_last_retry_the_run_ends_with_a_sentence_and_a_person_s_resume
     assert_whole(run, 2)
     assert len(warnings(run)) == 4 and GpuErrorLog(run).errors[-1].is_retried
     assert sizes == sorted(sizes, reverse=True) and sizes[0] > sizes[-1]
-
-
-def test_a_log_that_cannot_be_written_ends_the_run_saved_and_with_a_sentence(
-    inputs: Path, run: RunFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_: Any, **about: Any) -> None:
-        raise disk_fault(run.gpu_errors, OSError(28, "No space left on device"))
-
-    monkeypatch.setattr(GpuErrorLog, "add", full)
-    ending = train_until_it_ends(settings(inputs), run, [["sampling", 2, OUT_OF_MEMORY]])
-    assert (ending.kind, ending.step, ending.exit_code) == ("failed", 1, 2)
-    assert ending.sentence.endswith("gpu_errors.jsonl cannot be written: the disk is full.")
-    assert events(run, "failed")[-1]["sentence"] == ending.sentence and not run.is_locked()
-
-
-def test_without_retries_the_run_is_saved_and_ends(inputs: Path, run: RunFolder) -> None:
-    ending = train_until_it_ends(settings(inputs, retry_on_gpu_error=0), run, [["sampling", 2, OUT_OF_MEMORY]])
-    assert ending.kind == "failed" and ending.sentence == f"{MEMORY.happened} {MEMORY.advice}"
-    saved = checkpoint.newest(run)
-    assert saved is not None and saved.state.step == 1
 
 
 @pytest.mark.parametrize("how", ["word", pytest.param("signal", marks=pytest.mark.proof)])

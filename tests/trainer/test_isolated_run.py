@@ -12,7 +12,6 @@ from backend.cli.training import logging_to
 from backend.rewards.allowed_code import allow_named
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
-from backend.trainer.preflight import check
 from tests.support import small_run
 
 REWARDS = """
@@ -84,17 +83,6 @@ def test_a_function_that_ends_its_process_ends_the_run_with_a_sentence_and_the_l
         "The reward function gone of mine.py, line 9, ended the process it ran in (exit code 0), on"
     )
     assert events(run, "failed")[0]["sentence"] == ending.sentence and events(run, "checkpoint")[-1]["step"] == 2
-
-
-@pytest.mark.parametrize("isolation", ["process", "thread"])
-def test_a_file_that_raises_whatever_it_likes_is_one_fault_of_check(tmp_path: Path, isolation: str) -> None:
-    file = tmp_path / "mine.py"
-    file.write_text("class Odd(BaseException): pass\nraise Odd('no')\n")
-    raw = small_run.settings_for(tmp_path, reward_functions_file=str(file), reward_isolation=isolation)
-    (fault,) = check(raw)
-    assert (fault.setting, fault.sentence) == (
-        "reward_functions_file", "mine.py cannot be loaded: Odd: no (mine.py, line 2).",
-    )  # fmt: skip
 
 
 def test_a_resumed_run_says_that_its_reward_file_is_another_now(raw, tmp_path: Path) -> None:

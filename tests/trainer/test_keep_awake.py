@@ -20,7 +20,6 @@ import pytest
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
 from backend.trainer import machine
-from backend.trainer.machine import KeepAwake
 from tests.support import small_run
 
 SCRIPT = """#!/bin/sh
@@ -58,21 +57,6 @@ def until(condition: Callable[[], Any]) -> bool:
             return True
         time.sleep(0.02)
     return False
-
-
-def test_it_holds_this_process_and_ends_with_the_work(started: Path) -> None:
-    awake = KeepAwake(pytest.fail)
-    awake.start()
-    awake.start()
-    assert until(lambda: calls(started))
-    ((pid, arguments),) = calls(started)
-    assert arguments == f"-is -w {os.getpid()}" and is_alive(pid)
-    awake.stop()
-    assert not is_alive(pid)
-    awake.stop()
-    awake.start()  # as after a pause
-    assert until(lambda: len(calls(started)) == 2)
-    awake.stop()
 
 
 def test_a_killed_trainer_leaves_no_mac_awake(started: Path) -> None:

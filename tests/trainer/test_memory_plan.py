@@ -29,7 +29,6 @@ from backend.training.batch import pack
 from backend.training.grpo import grpo_learner
 from backend.training.learner import Learner
 from backend.types import Completion, Group, Problem
-from tests.support.architectures.tiny_configs import tiny_config
 from tests.support.random_models import tiny_model
 from tests.support.small_run import settings_for, train_here
 
@@ -232,33 +231,6 @@ def test_config_json_alone_gives_the_weights_within_two_percent(model: dict[str,
     assert usual <= {matrix.name.removeprefix("mlp.") for matrix in read.layers[0]}
 
 
-def test_nested_configs_are_read_and_an_unknown_architecture_is_a_rough_estimate(tmp_path: Path) -> None:
-    folder = Case("nested").folder(tmp_path)
-    model_config = json.loads((folder / "config.json").read_text())
-    nested = shape_from({"model_type": "outer", "text_config": model_config, "torch_dtype": "float32"})
-    assert nested is not None and nested.hidden == 128 and nested.is_transformer
-    mamba = shape_of(tiny_model(tmp_path / "mamba", "mamba"))
-    assert mamba is not None and not mamba.is_transformer and not mamba.has_full_attention
-    estimated = estimate.estimate(Case("any").config(folder), mamba, PLENTY, 64)
-    assert estimated.sentence.startswith("Roughly") and estimated.training.total > mamba.weights
-    assert shape_of(tmp_path) is None
-
-
-@pytest.mark.parametrize("arch", ["qwen3_5", "qwen3_5_moe", "gemma4_text", "gemma4"])
-def test_config_json_alone_gives_the_weights_of_the_newest_families(arch: str, tmp_path: Path) -> None:
-    folder = tiny_model(tmp_path, arch, own=tiny_config(arch))
-    read, computed = _shape(folder), shape_from(json.loads((folder / "config.json").read_text()) | {"dtype": "float32"})
-    assert read.exact and computed is not None and not computed.exact
-    names = [
-        [(matrix.name, matrix.inputs, matrix.outputs, matrix.experts) for matrix in layer] for layer in computed.layers
-    ]
-    in_files = [
-        {(matrix.name, matrix.inputs, matrix.outputs, matrix.experts) for matrix in layer} for layer in read.layers
-    ]
-    assert all(set(ours) <= theirs for ours, theirs in zip(names, in_files, strict=True))
-    assert computed.weights == pytest.approx(read.weights, rel=0.05)
-
-
 @pytest.mark.parametrize("share", [pytest.param(0.7, marks=pytest.mark.proof), 0.3])
 def test_a_run_stays_below_its_memory_limit(share: float, tmp_path: Path) -> None:
     case = Case("constrained", {"vocab_size": 1024, "layers": 3}, prompts=2, completion=32)
@@ -274,17 +246,6 @@ def test_a_run_stays_below_its_memory_limit(share: float, tmp_path: Path) -> Non
     assert estimated.plan.recompute == (share < 0.5)
     assert learning_peak(case, grpo_learner(policy, held, 100, **learner_limits(plan))) < limit
     assert sampling_peak(case, held, policy, rollout_limits(plan)) < limit
-
-
-def test_layers_are_recomputed_only_where_smaller_micro_batches_do_not_suffice(small_model: Path) -> None:
-    config, shape = SMALL.config(small_model), _shape(small_model)
-    total = estimate.estimate(config, shape, PLENTY, 64).total
-
-    def recomputes(share: float) -> bool:
-        limited = config.model_copy(update={"memory_limit": share * total / estimate.GB})
-        return estimate.estimate(limited, shape, PLENTY, 64).plan.recompute
-
-    assert not recomputes(0.8) and recomputes(0.3)
 
 
 def _big() -> ModelShape:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -110,29 +109,3 @@ def test_weights_that_are_not_finite_are_never_saved(
     assert ending.sentence.count("are not finite") == 1  # the last attempt to save says the same
     assert [saved.state.step for saved in checkpoint.all_checkpoints(run)] == [1] and saved_arrays_are_finite(run)
     assert [event["kind"] for event in read_events(run.events)][-1] == "failed"
-
-
-def test_a_damaged_model_is_told_before_anything_is_learned(inputs: Path, tmp_path: Path, run: RunFolder) -> None:
-    shutil.copytree(inputs / "model", tmp_path / "model")
-    file = tmp_path / "model" / "model.safetensors"
-    weights = mx.load(str(file))
-    assert isinstance(weights, dict)
-    name = next(name for name in weights if "norm" in name)
-    mx.save_safetensors(str(file), weights | {name: weights[name] * math.nan}, metadata={"format": "mlx"})
-    ending = small_run.train_here(raw(inputs, model=str(tmp_path / "model")), run)
-    assert ending.exit_code == 2 and ending.sentence.startswith("model: ")
-    assert "Step 1 was not applied, for its log-probability is not finite (nan at token 1" in ending.sentence
-    _, rows = inspected(run, 1)
-    assert rows[0]["tokens"]["sampled_logp"][0] == "nan"
-
-
-def test_a_reward_too_large_to_compute_with_is_told(inputs: Path, tmp_path: Path, run: RunFolder) -> None:
-    """A single score of that size is refused where it is read; weights can make it of smaller ones."""
-    (tmp_path / "large.py").write_text(small_run.LOW_HALF.replace("/ len(ids)", "* 1e28"))
-    large = {"reward_functions_file": str(tmp_path / "large.py"), "reward_weights": [1e6]}
-    ending = small_run.train_here(raw(inputs, **large), run)
-    assert ending.exit_code == 2
-    assert ending.sentence.startswith(
-        "reward_functions: Step 1 was not applied, for its reward is too large (their weighted sum is "
-    )
-    assert len(inspected(run, 1)[1]) == 2

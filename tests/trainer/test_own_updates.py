@@ -219,18 +219,3 @@ def test_what_could_not_go_on_from_a_checkpoint_is_refused_in_a_sentence(
     with pytest.raises(UserError) as mistake:
         GivenUpdates(optimizer, schedule, config).settings(config)
     assert str(mistake.value).startswith(sentence) and len(mistake.value.faults[0].sentence) <= 200
-
-
-def test_an_update_that_raises_ends_the_run_with_its_name(trained: Any) -> None:
-    class Tires(Averaging):
-        def apply_single(self, gradient: mx.array, parameter: mx.array, state: dict[str, Any]) -> mx.array:
-            if int(self.step) > 3:  # after the three updates that it was tried out with
-                raise RuntimeError("enough")
-            return super().apply_single(gradient, parameter, state)
-
-    with pytest.raises(
-        UserError, match=r"optimizer: An update of Tires raised RuntimeError: enough \(test_own_updates.py, line \d+\)"
-    ) as mistake:
-        trained(optimizer=Tires(1e-3))
-    run = mistake.value.run  # pyright: ignore
-    assert (run.ending, run.step) == ("failed", 3)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -84,19 +83,3 @@ def test_a_run_ends_early_without_gain_and_keeps_the_best_checkpoint(
     is_trained = not before or (best.score is not None and best.score > before[0])
     named = f"checkpoint {best.step}" if is_trained else "the model before training"
     assert ending.sentence.endswith(f"is that of {named}.")
-
-
-def test_a_resumed_run_keeps_its_patience(raw: dict[str, Any], run: RunFolder, tmp_path: Path) -> None:
-    patient = raw | {
-        "early_stopping_patience": 3,
-        "early_stopping_min_delta": 9.0,
-        "save_every": 1,
-        "steps_per_eval": 1,
-    }
-
-    def stop(event: dict[str, Any]) -> None:
-        if event["kind"] == "step" and event["step"] == 2:
-            run.say("stop")
-
-    assert small_run.train_here(patient, run, stop).kind == "stopped"
-    assert small_run.train_here(patient, run).step == 3

@@ -7,58 +7,10 @@ import sys
 import pytest
 
 from backend.trainer import machine
-from backend.trainer.machine import (
-    IS_COOL,
-    IS_HOT,
-    POWER_SETTINGS,
-    THERMAL_LEVEL,
-    SlowdownWatch,
-    is_low_power,
-    thermal_level,
-)
+from backend.trainer.machine import IS_COOL, IS_HOT, POWER_SETTINGS, THERMAL_LEVEL, SlowdownWatch
 
-LAPTOP = """System-wide power settings:
-Currently in use:
- standby              1
- Sleep On Power Button 1
- hibernatefile        /var/vm/sleepimage
- powernap             1
- networkoversleep     0
- disksleep            10
- sleep                1 (sleep prevented by powerd, caffeinate)
- hibernatemode        3
- ttyskeepawake        1
- displaysleep         10
- tcpkeepalive         1
- lowpowermode         1
- womp                 0
-"""
-WITH_A_CHOICE_OF_THREE = LAPTOP.replace(" lowpowermode         1", " powermode            {}")
-DESKTOP = "".join(line for line in LAPTOP.splitlines(keepends=True) if "lowpowermode" not in line)
+DESKTOP = "System-wide power settings:\nCurrently in use:\n sleep                1\n"
 LEVEL = "com.apple.system.thermalpressurelevel {}\n"
-
-
-@pytest.mark.parametrize(
-    ("printed", "expected"),
-    [
-        (LAPTOP, True),
-        (LAPTOP.replace("lowpowermode         1", "lowpowermode         0"), False),
-        (WITH_A_CHOICE_OF_THREE.format(0), False),
-        (WITH_A_CHOICE_OF_THREE.format(1), True),
-        (WITH_A_CHOICE_OF_THREE.format(2), False),  # High Power
-        (DESKTOP, None),
-        ("", None),
-    ],
-)
-def test_low_power_mode(printed: str, expected: bool | None) -> None:
-    assert is_low_power(printed) is expected
-
-
-@pytest.mark.parametrize(
-    ("printed", "expected"), [(LEVEL.format(0), 0), (LEVEL.format(2), 2), ("notifyutil: failed\n", None), ("", None)]
-)
-def test_thermal_pressure(printed: str, expected: int | None) -> None:
-    assert thermal_level(printed) == expected
 
 
 class Mac:

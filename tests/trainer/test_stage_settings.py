@@ -4,7 +4,6 @@ nothing."""
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +11,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from backend.config.config import parse
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
 from backend.runs.saved_weights import best_of, find_checkpoint, saved_weights
-from backend.runs.steering import Change, write_changes
-from backend.trainer.steering import Steering
 from tests.support import small_run
 
 OTHERS: dict[str, Any] = {
@@ -133,51 +129,6 @@ def test_the_event_log_says_what_each_stage_changes(
     assert rates == pytest.approx([1e-3] * 2 + [3e-3] * 3 + [5e-4] * 2)
 
 
-def test_a_change_in_a_stage_is_repeated_by_a_resume(staged: dict[str, Any], run: RunFolder, tmp_path: Path) -> None:
-    staged = staged | {"stages": staged["stages"][:2]}
-    changes = [Change(4, {"temperature": (1.3, 0.7)})]
-    broken = RunFolder(tmp_path / "broken")
-    for folder, breaks in ((run, False), (broken, True)):
-        folder.path.mkdir(parents=True)
-        write_changes(folder, changes)
-
-        def stop(event: dict[str, Any], folder: RunFolder = folder, breaks: bool = breaks) -> None:
-            if breaks and event["kind"] == "step" and event["step"] == 4:
-                folder.say("stop")
-
-        small_run.train_here(staged, folder, stop)
-    small_run.train_here(staged, broken)
-    assert same_at(run, broken, 5) and rows_of(run) == rows_of(broken)
-
-
-def test_evaluations_keep_their_prompts_and_groups_in_every_stage(
-    raw: dict[str, Any], birds: dict[str, Any], run: RunFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from backend.sampling.rollout import Sampler
-
-    sampled: list[tuple[list[str], int]] = []
-    sample = Sampler.sample
-
-    def spy(self: Sampler, batch: Any, group: int, sampling: Any, seed: int, *rest: Any) -> Any:
-        if seed == 0x6576616C:
-            sampled.append(([problem.prompt for problem in batch], group))
-        return sample(self, batch, group, sampling, seed, *rest)
-
-    monkeypatch.setattr(Sampler, "sample", spy)
-    stages = [{"iters": 1, "max_completion_length": 3}, {"iters": 2, **OTHERS, **birds}]
-    held_out = raw | {"stages": stages, "steps_per_eval": 1, "validation_split": 0.5, "val_batches": 2}
-
-    def stop(event: dict[str, Any]) -> None:
-        if event["kind"] == "step" and event["step"] == 2:
-            run.say("stop")
-
-    assert small_run.train_here(held_out, run, stop).step == 2  # and the next process begins in the second stage
-    assert small_run.train_here(held_out, run).step == 3
-    # Four evaluations of two batches of one prompt, and what the stop has interrupted.
-    assert {(*prompts, group) for prompts, group in sampled} == {("What is 0 plus 0?", 2), ("What is 1 plus 1?", 2)}
-    assert len(events(run, "eval")) == 4 and len(sampled) >= 8
-
-
 def test_scores_of_a_stage_with_other_rewards_are_a_series_of_their_own(raw: dict[str, Any], run: RunFolder) -> None:
     """The first stage's rewards lie far above the second's; its best checkpoint is not the run's."""
     stages = [
@@ -190,18 +141,3 @@ def test_scores_of_a_stage_with_other_rewards_are_a_series_of_their_own(raw: dic
     assert series == {1: 0, 2: 0, 3: 1, 4: 1, 5: 2, 6: 2}
     best = best_of(saved_weights(run))
     assert best is not None and best.step in (5, 6)
-
-
-def test_a_run_of_the_first_version_of_stages_is_resumed_in_its_stage(
-    staged: dict[str, Any], whole: RunFolder, run: RunFolder
-) -> None:
-    """A copy as a kill leaves it whose newest checkpoint lies in the second stage: the settings of that stage are found
-    again."""
-    shutil.copytree(whole.path, run.path)
-    for saved in saved_weights(run):
-        if saved.step > 4:
-            shutil.rmtree(saved.path)
-    steering = Steering(run, parse(staged))
-    assert steering.config_at(4).temperature == 1.3 and [change.step for change in steering.beginning_at(6)] == [6]
-    assert small_run.train_here(staged, run).step == 7
-    assert same_at(run, whole, 7) and rows_of(run) == rows_of(whole)

@@ -14,7 +14,6 @@ from backend.config.config import Config, parse
 from backend.runs.checkpoints import checkpoint
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
-from backend.trainer.preflight import check
 from tests.support import small_run
 
 REWARDS = '''
@@ -93,8 +92,6 @@ def assert_same_run(first_run: RunFolder, second_run: RunFolder) -> None:
     assert first_run.completions.read_text() == second_run.completions.read_text()
 
 
-# ---- stages ----------------------------------------------------------------------------------------------------
-
 STAGES: list[dict[str, Any]] = [
     {"iters": 2, "reward_functions": ["low"]},
     {"iters": 3, "reward_functions": ["high", "low"], "reward_weights": [2, -1]},
@@ -139,22 +136,6 @@ def test_a_run_resumed_at_the_border_of_two_stages_and_within_one_equals_the_uni
     assert_same_run(run, whole)
 
 
-@pytest.mark.parametrize(
-    ("stage", "says"),
-    [
-        ({"iters": 1, "reward_functions": ["lo"]}, "There is no reward function lo; the nearest is low"),
-        ({"iters": 1, "reward_weights": [1, 2]}, "Stage 1 has 2 reward weights for 1 reward functions."),
-    ],
-    ids=["unknown", "count"],
-)
-def test_a_stage_that_cannot_be_scored_is_a_fault_of_check(inputs: Path, stage: dict[str, Any], says: str) -> None:
-    (fault,) = check(settings(inputs, ["low"], stages=[stage]))
-    assert fault.sentence.startswith(says) and fault.sentence.endswith(".")
-
-
-# ---- changing weights ------------------------------------------------------------------------------------------
-
-
 def test_adaptive_weights_survive_a_resume(inputs: Path, run: RunFolder, tmp_path: Path) -> None:
     """`seldom` succeeds in 1 of 4 completions: after ten steps its weight is 1.2 times as large."""
     uninterrupted = RunFolder(tmp_path / "uninterrupted")
@@ -166,12 +147,6 @@ def test_adaptive_weights_survive_a_resume(inputs: Path, run: RunFolder, tmp_pat
     train_interrupted(raw, run, 4, 11)  # with some success rates collected, and with a weight changed
     assert_same_run(run, uninterrupted)
     assert [step["reward_weights/seldom"] for step in metrics(run)] == weights
-
-
-# ---- baselines -------------------------------------------------------------------------------------------------
-
-
-# ---- dynamic sampling ------------------------------------------------------------------------------------------
 
 
 def taken(config: Config, count: int) -> list[int]:
@@ -233,24 +208,6 @@ def test_dynamic_sampling_takes_prompts_until_every_group_has_a_gradient(inputs:
     assert np.cumsum([step_metrics["dynamic_sampling/prompts"] for step_metrics in metrics(run)]).tolist() == cursors
 
 
-def test_random_numbers_belong_to_the_position_in_the_stream_whatever_the_round(
-    inputs: Path, run: RunFolder, tmp_path: Path
-) -> None:
-    """The first step's completions are those that the same positions give without dynamic sampling."""
-    plain = RunFolder(tmp_path / "plain")
-    small_run.train_here(settings(inputs, ["even_prompts"], **DYNAMIC | {"iters": 1}), run)
-    small_run.train_here(
-        settings(inputs, ["even_prompts"], batch_size=8, iters=1, beta=0.02, max_completion_length=3), plain
-    )
-    texts = {line["prompt"]: [completion["text"] for completion in line["completions"]] for line in lines(plain)}
-    assert len(texts) == 8
-    for line in lines(run):
-        assert [completion["text"] for completion in line["completions"]] == texts[line["prompt"]]
-
-
 def test_a_resumed_dynamic_run_equals_the_uninterrupted_one(inputs: Path, run: RunFolder, dynamic: RunFolder) -> None:
     train_interrupted(settings(inputs, ["even_prompts"], **DYNAMIC), run, 2)
     assert_same_run(run, dynamic)
-
-
-# ---- several batches a rollout ---------------------------------------------------------------------------------

@@ -12,12 +12,10 @@ import numpy as np
 import pytest
 import yaml
 
-from backend.cli.training import new_run
-from backend.config.config import load
 from backend.runs.clone import clone
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
-from backend.runs.saved_weights import find_adapter, find_checkpoint, runs_with_adapters, with_adapter
+from backend.runs.saved_weights import find_checkpoint
 from backend.trainer.preflight import check
 from tests.support import small_run
 
@@ -101,23 +99,6 @@ def test_a_run_that_was_killed_does_not_need_the_adapter_again(
     starts(raw, run, lent)
     assert same(arrays(find_checkpoint(run, "2").arrays), arrays(find_checkpoint(whole, "2").arrays))
     assert run.completions.read_text() == whole.completions.read_text()
-
-
-def test_settings_that_the_adapter_decides_are_taken_from_it_where_the_file_leaves_them_out(
-    raw: dict[str, Any], first: RunFolder
-) -> None:
-    bare = {key: value for key, value in raw.items() if key not in ("rank", "num_layers", "model")}
-    filled = with_adapter(bare | {"adapter": "first@best"}, first.path.parent)
-    assert filled["rank"] == 2 and filled["model"] == raw["model"] and filled["scale"] == 20.0
-    assert (
-        filled["adapter"]
-        == f"{first.path}@{find_adapter('first@best', first.path.parent).weights.parent.name.lstrip('0')}"
-    )
-    assert with_adapter(raw | {"adapter": "first", "rank": 3}, first.path.parent)["rank"] == 3
-    made = new_run(bare | {"adapter": "first@1"}, first.path.parent, "second")
-    made.inputs.scorer.close()  # pyright: ignore
-    assert load(made.folder.config).adapter == f"{first.path}@1" and made.settings.rank == 2
-    assert runs_with_adapters(first.path.parent) == ["first"]
 
 
 @pytest.mark.parametrize(

@@ -170,21 +170,6 @@ def test_a_change_that_cannot_be_is_refused_whole_and_the_run_goes_on(raw: dict[
     assert not run.changes.exists() and small_run.steps(run) == [1, 2]
 
 
-def test_the_change_is_on_disk_before_the_step_that_uses_it(
-    raw: dict[str, Any], run: RunFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Killed in the first changed step, a run would otherwise be resumed with the old settings, as another run."""
-    kept: list[bool] = []
-
-    def echo(event: dict[str, Any]) -> None:
-        asking(run, {"beta": 0.3}, step=1)(event)
-        if event["kind"] == "change":
-            kept.append(run.changes.exists())
-
-    trained(raw | {"iters": 2, "steps_per_eval": 0}, run, echo)
-    assert kept == [True]
-
-
 def test_finish_step_ends_after_the_step_in_flight(
     raw: dict[str, Any], unchanged: RunFolder, run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -199,37 +184,3 @@ def test_finish_step_ends_after_the_step_in_flight(
     assert "at the end of the step" in ending.sentence
     trained(raw, run)
     assert_equals(run, unchanged)
-
-
-def test_a_change_of_the_step_in_which_a_run_is_stopped_is_told_once(
-    raw: dict[str, Any], changed: RunFolder, run: RunFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The stop saves step 3 once more, if need be with an event log that tells the change of step 4 already; the resume
-    takes it up again."""
-    monkeypatch.setattr(telemetry, "PHASE_EVERY_S", 0)
-    raw |= {"save_every": 100}
-    ask = asking(run, CHANGED)
-
-    def echo(event: dict[str, Any]) -> None:
-        ask(event)
-        if event.get("phase") == "sampling" and small_run.steps(run)[-1:] == [3]:
-            run.say("stop")
-
-    assert small_run.train_here(raw, run, echo).kind == "stopped"
-    assert len(events(run, "change")) == 1
-    trained(raw, run)
-    assert len(events(run, "change")) == 1
-    assert_equals(run, changed)
-
-
-def test_a_change_asked_for_at_the_very_end_is_answered_and_leaves_nothing(raw: dict[str, Any], run: RunFolder) -> None:
-    def echo(event: dict[str, Any]) -> None:
-        if event["kind"] == "checkpoint" and event["step"] == 2:
-            request_change(run, {"learning_rate": 1e-4})
-        if event["kind"] == "finished":
-            run.say("stop")
-
-    trained(raw | {"iters": 2}, run, echo)
-    (answer,) = (event for event in events(run, "note") if event.get("answers") == "change")
-    assert answer["sentence"] == "The change was not made: the run had ended."
-    assert not run.change_request.exists() and not run.control.exists() and not run.changes.exists()

@@ -4,10 +4,7 @@ be printed matters."""
 from __future__ import annotations
 
 import os
-import shlex
-import shutil
 import signal
-import subprocess
 import threading
 import time
 from pathlib import Path
@@ -15,12 +12,9 @@ from typing import Any
 
 import pytest
 
-from backend.engine.cpu import COMPILER
-from backend.engine.device import on_cpu
-from backend.runs.events import EventLog, read_events
+from backend.runs.events import EventLog
 from backend.runs.run_folder import RunFolder
 from backend.trainer.control import STOP_SIGNALS, Control, Stopped
-from backend.utils.command import backend_command, backend_environment
 from tests.support import small_run
 
 
@@ -42,40 +36,6 @@ def test_every_stop_signal_stops(control: Control, number: signal.Signals) -> No
     os.kill(os.getpid(), number)
     with pytest.raises(Stopped, match=f"{number.name} was received"):
         control.obey()
-
-
-def test_under_nohup_a_hang_up_is_nothing(control: Control) -> None:
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup leaves it for the program
-    control.listen_to_signals()
-    os.kill(os.getpid(), signal.SIGHUP)
-    control.obey()
-    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-
-
-@pytest.mark.proof
-@pytest.mark.skipif(not on_cpu() or shutil.which(COMPILER) is None, reason="mlx compiles with g++ on a CPU alone")
-def test_ctrl_c_that_ends_the_compiler_too_is_a_stop(tmp_path: Path, run: RunFolder) -> None:
-    """A terminal sends SIGINT to every process of the run, and mlx takes a compiler that it has ended for one that has
-    succeeded."""
-    small_run.write_config(run.config, small_run.settings_for(tmp_path))
-    programs, kernels = tmp_path / "bin", tmp_path / "kernels"  # a folder without any compiled before
-    programs.mkdir()
-    kernels.mkdir()
-    compiler = programs / "g++"
-    compiler.write_text(f"""#!/bin/sh
-grep -q '"kind": "started"' {shlex.quote(str(run.events))} 2>/dev/null && kill -INT 0
-exec {shutil.which(COMPILER)} "$@"
-""")
-    compiler.chmod(0o755)
-    environment = backend_environment() | {"PATH": f"{programs}:{os.environ['PATH']}", "TMPDIR": str(kernels)}
-    command = backend_command("train", "--run", str(run.path), "--no-progress")
-    done = subprocess.run(command, env=environment, start_new_session=True, capture_output=True, text=True)
-    assert done.returncode == 3, done.stderr
-    last = list(read_events(run.events))[-1]
-    assert (last["kind"], last["sentence"]) == (
-        "stopped", "Stopped at step 0 because SIGINT was received; everything is saved.",
-    )  # fmt: skip
-    assert "Traceback" not in done.stderr + run.log.read_text()
 
 
 SLOW = """

@@ -13,9 +13,7 @@ import pytest
 from backend.runs.checkpoints import checkpoint
 from backend.runs.events import read_events
 from backend.runs.run_folder import RunFolder
-from backend.trainer.telemetry import token_data_of, token_texts
-from backend.training.learner import TokenRecord
-from backend.types import Completion, Group, Problem
+from backend.trainer.telemetry import token_texts
 from tests.support import small_run
 
 CLIPPING: dict[str, Any] = {
@@ -79,15 +77,6 @@ def test_token_texts_make_up_the_completion(runs: tuple[RunFolder, RunFolder]) -
         assert {len(values) for values in row["token_data"].values()} == {row["tokens"]}
 
 
-def test_what_no_update_saw_has_no_numbers_of_the_learner(tmp_path: Path) -> None:
-    """Every completion has the same reward, so there is no signal, and no pass is made."""
-    run = trained(tmp_path, "skipped", record_tokens=True, skip_zero_signal=True, reward_functions=["r1_int"],
-                  reward_functions_file="", iters=1)  # fmt: skip
-    rows = completions(run, 1)
-    assert {row["advantage"] for row in rows} == {0.0}
-    assert all(set(row["token_data"]) == {"text", "logp"} for row in rows)
-
-
 class Bytes:
     """A tokenizer of single bytes."""
 
@@ -99,19 +88,3 @@ def test_a_character_of_several_tokens_belongs_to_the_last() -> None:
     assert token_texts(list("aé€".encode()), Bytes()) == ["a", "", "é", "", "", "€"]
     assert token_texts(list("a€".encode())[:-1], Bytes()) == ["a", "", "�"]
     assert token_texts([], Bytes()) == []
-
-
-def test_masks_and_advantages_are_kept_only_where_they_say_something() -> None:
-    def data_of(completion: Completion, record: TokenRecord | None, mask_truncated: bool = False) -> Any:
-        group = Group(Problem(0, "", [], [1], ""), [completion])
-        records = {} if record is None else {0: record}
-        return token_data_of([group], records, Bytes(), mask_truncated=mask_truncated)[0][0]
-
-    completion = Completion([97, 98], [-0.5, math.nan], "ab", "length", advantage=0.1)
-    same = TokenRecord([-0.25, 0.0], [1.0, 1.0], [True, False], [float(np.float32(0.1))] * 2)
-    assert data_of(completion, same) == {
-        "text": ["a", "b"], "logp": [-0.5, None], "learned_logp": [-0.25, 0.0], "ratio": [1.0, 1.0], "clipped": [1, 0]
-    }  # fmt: skip
-    varied = TokenRecord([-0.25, 0.0], [1.0, 1.0], [True, False], [0.1, 0.0])
-    assert data_of(completion, varied)["advantage"] == [0.1, 0.0]
-    assert data_of(completion, None, mask_truncated=True)["mask"] == [0, 0]

@@ -25,7 +25,6 @@ from backend.trainer.trackers import follow, packages
 from backend.trainer.trackers.follow import MAKERS, about_run, track
 from backend.trainer.trackers.records import AboutRun, RecordReader, Sent, StepRecord
 from backend.utils.command import backend_environment
-from backend.utils.disk_faults import DiskError
 from tests.support import small_run
 from tests.support.tracked_runs import assert_same_but_for_the_tracker, events_of
 
@@ -115,21 +114,6 @@ def test_a_record_is_whole_before_it_is_told(made_up: MadeUpRun) -> None:
     assert [group["prompt"] for group in last.groups] == ["p2"] and reader.rest() == []
 
 
-def test_steps_come_again_after_the_event_log_was_cut_back(made_up: MadeUpRun) -> None:
-    reader = RecordReader(made_up.folder, {})
-    made_up.step(1)
-    place = made_up.sizes
-    made_up.step(2)
-    made_up.step(3)
-    assert [record.step for record in read_all(reader)] == [1, 2] and not reader.has_restarted
-    made_up.cut_back(place)
-    made_up.step(2, loss=99.0)
-    made_up.end()
-    records = reader.read()
-    assert reader.has_restarted and [(r.step, r.training["loss"]) for r in records] == [(1, 1.0), (2, 99.0)]
-    assert [[group["prompt"] for group in record.groups] for record in records] == [["p1"], ["p2"]]
-
-
 def test_metrics_have_trls_names() -> None:
     """As `GRPOTrainer` logs them, and transformers prefixes them."""
     record = StepRecord(
@@ -163,29 +147,6 @@ def test_csv_has_a_row_a_step_and_a_row_a_completion(made_up: MadeUpRun) -> None
     before = (made_up.folder.path / "metrics.csv").read_bytes()
     track(made_up.folder, "csv", say=print)
     assert (made_up.folder.path / "metrics.csv").read_bytes() == before
-
-
-def test_a_full_disk_is_told_once_and_tried_again(made_up: MadeUpRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While the run trains: the tracker goes on, and once there is room the table is whole."""
-    told: list[str] = []
-    attempts: list[int] = []
-    write = packages.write_tables
-
-    def full_at_first(about: AboutRun) -> None:
-        attempts.append(1)
-        if len(attempts) < 4:
-            raise DiskError("The disk is full.")
-        write(about)
-        held.clear()  # the run is over
-
-    monkeypatch.setattr(packages, "write_tables", full_at_first)
-    monkeypatch.setattr(packages, "LEAST_REST_S", 0.0)
-    monkeypatch.setattr(packages, "REST", 0.0)
-    held = [True]
-    monkeypatch.setattr(RunFolder, "is_locked", lambda run: bool(held))
-    made_up.step(1)
-    track(made_up.folder, "csv", say=told.append)
-    assert told == ["The disk is full."] and len(made_up.table()) == 1
 
 
 class Recorded:
@@ -375,18 +336,6 @@ def test_wandb_is_offline_unless_the_user_says_otherwise(
     assert kept == []
 
 
-@pytest.mark.parametrize("how", ["variable", "option"])
-def test_wandb_is_online_where_the_user_says_so(
-    made_up: MadeUpRun, wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch, how: str
-) -> None:
-    if how == "variable":
-        monkeypatch.setenv("WANDB_MODE", "online")
-    made_up.step(1)
-    made_up.end("failed")
-    track(made_up.folder, "wandb", may_upload=how == "option", say=print)
-    assert wandb.inits[0]["mode"] == "online" and wandb.inits[0]["resume"] == "allow" and wandb.finished == [1]
-
-
 def test_wandb_offline_is_written_anew_until_it_was_synced(made_up: MadeUpRun, wandb: FakeWandb) -> None:
     made_up.step(1)
     made_up.step(2)
@@ -414,16 +363,6 @@ def test_where_a_resume_changed_steps_that_wandb_has_a_second_run_begins(made_up
     track(made_up.folder, "wandb", may_upload=True, say=print)
     assert [(step, logged["train/loss"]) for step, logged in wandb.logged] == [(1, 1.0), (2, 2.0), (1, 1.0), (2, 7.0)]
     assert wandb.inits[0]["id"] != wandb.inits[1]["id"] and wandb.inits[1]["name"] == "one, part 2"
-
-
-def test_a_run_folder_of_somebody_else_names_no_run_of_mine(made_up: MadeUpRun, wandb: FakeWandb) -> None:
-    made_up.folder.trackers.mkdir()
-    kept = {"v": 1, "id": "0123456789abcdef", "part": 1, "step": 5, "evaluations": {}, "changes": []}
-    for content in (json.dumps(kept), json.dumps(kept | {"id": "../../mine"}), "[]", "{", "null"):
-        (made_up.folder.trackers / "wandb.json").write_text(content)
-        made_up.step(1)
-        track(made_up.folder, "wandb", may_upload=True, say=print)
-        assert wandb.inits[-1]["id"] not in content and wandb.logged[-1][0] == 1
 
 
 class FakeTrackio:
@@ -554,27 +493,3 @@ def test_a_tracker_changes_nothing_of_a_run(
     if harm == "works":
         assert started[0].returncode == 0, (run.trackers / "csv.log").read_text()
         assert [row["step"] for row in csv.DictReader((run.path / "metrics.csv").open())] == ["1", "2", "3"]
-
-
-@pytest.mark.parametrize(
-    ("harm", "why"),
-    [
-        ("is killed", "SIGKILL ended its process"),
-        ("raises", "OSError: the network is unreachable"),
-        ("ends", "exit code 3"),
-    ],
-)
-def test_a_tracker_that_ends_before_its_run_is_told_once(
-    made_up: MadeUpRun, monkeypatch: pytest.MonkeyPatch, harm: str, why: str
-) -> None:
-    monkeypatch.setattr(follow, "module_command", lambda module: [sys.executable, "-S", "-c", HARM[harm]])
-    monkeypatch.setattr(follow, "LOOK_S", 0.0)
-    told: list[str] = []
-    trackers = follow.RunTrackers(made_up.folder)
-    trackers.start(["csv"], lambda sentence: None)
-    until = time.monotonic() + 30
-    while not told and time.monotonic() < until:
-        trackers.look(told.append)
-    trackers.look(told.append)
-    trackers.let_go()
-    assert told == [f"csv has ended: {why}. The run goes on without it; track --to csv sends the rest."]

@@ -18,7 +18,6 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from mlx.utils import tree_flatten
 from mlx_lm import load
 
 from backend.runs.checkpoints import checkpoint
@@ -354,45 +353,6 @@ def test_a_bug_is_in_the_event_log_with_its_traceback(
     assert not run.is_locked()
 
 
-def test_a_full_disk_is_one_sentence_and_the_older_checkpoint_stays(
-    inputs: Path, run: RunFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    raw = settings(inputs, iters=4, save_every=2)  # with its model, before no more can be written
-    with monkeypatch.context() as patch:
-        write = mx.save_safetensors
-
-        def full(file: Any, *rest: Any, **more: Any) -> None:
-            if "000004" in file.name:
-                file.write(b"half of it")
-                raise OSError(28, "No space left on device")
-            write(file, *rest, **more)
-
-        patch.setattr(mx, "save_safetensors", full)
-        ending = small_run.train_here(raw, run)
-    assert (ending.kind, ending.step, ending.exit_code) == ("failed", 4, 2)
-    assert ending.sentence.startswith("disk: ")  # a long path is cut in its middle
-    assert ending.sentence.endswith("/checkpoints/000004 cannot be written: the disk is full.")
-    assert sorted(path.name for path in run.checkpoints.iterdir()) == ["000002"]
-
-
-def test_a_run_that_fails_and_cannot_be_saved_reports_both_and_releases_the_lock(
-    inputs: Path, run: RunFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(checkpoint, "save", failing_at(1, checkpoint.save, KeyError("state")))
-    ending = small_run.train_here(settings(inputs, "raises"), run)
-    assert (ending.kind, ending.exit_code) == ("failed", 1)
-    assert "raised ZeroDivisionError" in ending.sentence and "KeyError" in ending.sentence
-    last = list(read_events(run.events))[-1]
-    assert last["kind"] == "failed" and "KeyError" in last["traceback"] and not run.is_locked()
-
-
-def test_a_failure_before_the_first_step_is_in_the_event_log(inputs: Path, run: RunFolder) -> None:
-    ending = small_run.train_here(settings(inputs, model="./nowhere"), run)
-    assert (ending.kind, ending.step, ending.exit_code) == ("failed", 0, 2)
-    assert small_run.kinds(run) == ["failed"] and "There is no model ./nowhere" in ending.sentence
-    assert checkpoint.newest(run) is None and not run.is_locked()
-
-
 def test_the_best_checkpoint_survives_the_rotation(inputs: Path, run: RunFolder) -> None:
     raw = settings(inputs, "rises_and_falls", iters=6, save_every=1, keep_checkpoints=2, max_completion_length=2)
     assert small_run.train_here(raw, run).kind == "finished"
@@ -406,21 +366,6 @@ def test_the_best_checkpoint_survives_the_rotation(inputs: Path, run: RunFolder)
     assert [saved.state.step for saved in checkpoint.all_checkpoints(run)] == [2, 5, 6]
 
 
-def test_the_held_out_reward_decides_which_checkpoint_is_best(inputs: Path, run: RunFolder) -> None:
-    """Calls 1, 3, 5 … score the held-out rows: the first before any step, the third after step 1, the fifth after 2."""
-    one_batch = {
-        "validation_split": 0.25,
-        "val_batches": 1,
-        "steps_per_eval": 1,
-        "save_every": 1,
-        "keep_checkpoints": 1,
-        "max_completion_length": 2,
-    }
-    assert small_run.train_here(settings(inputs, "best_at_first", iters=4, **one_batch), run).kind == "finished"
-    scores = {saved.state.step: saved.state.score for saved in checkpoint.all_checkpoints(run)}
-    assert scores == {1: 1.0, 4: 0.0}
-
-
 @pytest.mark.parametrize("train_type", ["lora", "dora", "full"])
 def test_the_trained_model_opens_in_mlx_lm(inputs: Path, run: RunFolder, train_type: str) -> None:
     raw = settings(inputs, train_type=train_type, learning_rate=1e-3, fuse=False)
@@ -431,13 +376,6 @@ def test_the_trained_model_opens_in_mlx_lm(inputs: Path, run: RunFolder, train_t
     tokens = mx.array([[5, 6, 7]])
     assert not mx.array_equal(model(tokens), start(tokens))
     assert run.adapters.exists() == (train_type != "full")
-
-
-def test_a_stopped_full_fine_tuning_leaves_its_model(inputs: Path, run: RunFolder) -> None:
-    ending = small_run.train_here(settings(inputs, train_type="full", iters=50), run, stop_in_step(run, 2))
-    assert ending.kind == "stopped"
-    model: dict[str, Any] = dict(tree_flatten(load(str(run.model))[0].parameters()))
-    assert all(np.array_equal(np.array(model[name]), x) for name, x in weights(run).items())
 
 
 @pytest.mark.usefixtures("without_compiler")

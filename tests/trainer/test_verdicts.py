@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from backend.rewards.findings import LEVELS, Sample, Scores, verdicts
+from backend.rewards.findings import Sample, Scores, verdicts
 
 TAGGED = "<think>so</think><answer>4</answer>"
 
@@ -71,25 +71,3 @@ def test_a_function_that_never_fires_names_the_missing_text() -> None:
     )
     empty = verdicts(sample(silent, function_scores(MIXED), answers=["", ""]))
     assert empty[0].advice == "The dataset's answers are empty: choose the Answer column on Train."
-
-
-def test_a_failing_function_is_the_first_finding() -> None:
-    findings = verdicts(
-        sample(function_scores([], "bad", error="The reward function bad raised KeyError."), function_scores([1.0] * 8))
-    )
-    assert (findings[0].level, findings[0].sentence) == ("error", "The reward function bad raised KeyError.")
-    assert [LEVELS.index(finding.level) for finding in findings] == sorted(
-        LEVELS.index(each.level) for each in findings
-    )
-
-
-def test_a_dominating_function_is_found() -> None:
-    quiet = [0.0, 0.1, 0.0, 0.1] * 2
-    verdict = sentences_of(sample(function_scores(MIXED, "loud", 5.0), function_scores(quiet, "soft")))
-    assert any(
-        sentence.startswith("Loud makes ") and sentence.endswith("the other hardly counts.") for sentence in verdict
-    )
-    assert not any(
-        "hardly" in sentence
-        for sentence in sentences_of(sample(function_scores(MIXED, "a"), function_scores(MIXED[::-1], "b")))
-    )

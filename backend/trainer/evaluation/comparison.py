@@ -292,7 +292,14 @@ def _sample_sides(
     results: Results = {name: {} for name in choices.decodings}
     for side in sides:
         if side == "tuned":
-            restore_checkpoint(policy, evaluated)
+            assert evaluated.checkpoint is not None and evaluated.run is not None
+            try:
+                policy.assign(evaluated.checkpoint.weights())
+            except ValueError:
+                what = f"The weights in {evaluated.checkpoint.path} do not fit the model {evaluated.config.model}"
+                why = f"it is not the one that the run {evaluated.run.name} trained."
+                raise UserError("checkpoint", f"{what}: {why}") from None
+            mx.eval(policy.arrays())
         for decoding in choices.decodings:
             began_side, count = time.perf_counter(), choices.count(decoding)
             phase = f"Sampling the {side if side == 'model' else f'{side} model'}, {decoding}"
@@ -326,18 +333,6 @@ def _sample_sides(
 
 def _sampling(decoding: DecodingName, config: Config) -> Sampling:
     return Sampling.greedy(config) if decoding == "greedy" else Sampling.of(config)
-
-
-def restore_checkpoint(policy: Policy, evaluated: EvaluatedModel) -> None:
-    """Put the checkpoint's arrays into the policy. Raises UserError if they do not fit."""
-    assert evaluated.checkpoint is not None and evaluated.run is not None
-    try:
-        policy.assign(evaluated.checkpoint.weights())
-    except ValueError:
-        what = f"The weights in {evaluated.checkpoint.path} do not fit the model {evaluated.config.model}"
-        why = f"it is not the one that the run {evaluated.run.name} trained."
-        raise UserError("checkpoint", f"{what}: {why}") from None
-    mx.eval(policy.arrays())
 
 
 @dataclass(frozen=True, slots=True)

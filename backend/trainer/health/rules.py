@@ -509,10 +509,7 @@ def memory_creeping(recent: Recent, threshold: float) -> Sign | None:
         for start in (0, third)
     ]
     rises = all(change is not None and change.is_clear and change.size > 0 for change in changes)
-    longest, longest_now = (
-        known(recent.first, "completions/max_length"),
-        recent.values("completions/max_length"),
-    )
+    longest, longest_now = (known(recent.first, "completions/max_length"), recent.values("completions/max_length"))
     is_explained = longest and longest_now and fmean(longest_now) > EXPLAINED * fmean(longest)
     if now <= threshold * before or not rises or is_explained:
         return None

@@ -312,13 +312,7 @@ class MemoryModel:
         update = round(2.3 * trainable)
         if activations + logits + gradients + shared + kept < update + kept_all:
             activations, logits, gradients, shared, kept = 0, 0, update, 0, kept_all
-        sizes = {
-            "gradients": gradients,
-            "activations": activations,
-            "logits": logits,
-            "prompts": shared,
-            "kept": kept,
-        }
+        sizes = {"gradients": gradients, "activations": activations, "logits": logits, "prompts": shared, "kept": kept}
         return Phase(
             self.persistent()
             | {name: size for name, size in sizes.items() if size}
