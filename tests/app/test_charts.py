@@ -20,13 +20,7 @@ from app.state.run_state import Mark
 from app.widgets.basic.dialogs import keep_folders_in
 from app.widgets.charts.chart_files import table_text, write_chart
 from app.widgets.charts.chart_grid import ChartContent, ChartExport, ChartGrid, ZoomButton
-from app.widgets.charts.curves import (
-    Trace,
-    axis_range,
-    exponential_average,
-    has_spike,
-    thin,
-)
+from app.widgets.charts.curves import Trace, axis_range, exponential_average, thin
 from app.widgets.charts.plot import Plot
 from backend.runs.metric_names import our_name
 
@@ -86,9 +80,6 @@ def legend(plot: Plot) -> list[tuple[str, str]]:
     return [(entry.label, entry.value) for entry in plot.legend.entries]
 
 
-# arithmetic
-
-
 def test_thinning_keeps_peaks_means_and_gaps() -> None:
     x, y = np.arange(100_000), np.random.default_rng(0).normal(size=100_000)
     y[77_777], y[123] = 50, -50
@@ -105,14 +96,6 @@ def test_thinning_keeps_peaks_means_and_gaps() -> None:
     for count in range(1, 1300, 7):  # every ratio of points to buckets
         part = thin(x[:count], y[:count], low=y[:count], high=y[:count], most=500)
         assert len(part.x) == len(part.line) == len(part.low) and len(part.raw_x) == len(part.raw)
-
-
-def test_short_curves_stay_as_they_are() -> None:
-    x, y = np.arange(500), np.arange(500.0)
-    curve = thin(x, y, most=1000)
-    assert curve.x is x and curve.line is y and len(curve.raw) == 0
-    smoothed = thin(x, y, y + 1, most=1000)
-    assert smoothed.line.tolist() == (y + 1).tolist() and smoothed.raw is y
 
 
 @pytest.mark.parametrize("weight", [0.3, 0.9, 0.999])
@@ -139,17 +122,6 @@ def test_axis_ranges() -> None:
     assert axis_range(np.array([0.2, 1.5]), unit="share")[1] > 1.5
 
 
-def test_spike_detection() -> None:
-    assert has_spike(SPIKY)
-    assert not has_spike(np.random.default_rng(0).normal(5, 1, 500)), "noise"
-    assert not has_spike(np.linspace(0, 9, 500)), "growth"
-    assert not has_spike(SPIKY - 1), "below zero a logarithm has no place"
-    assert not has_spike(SPIKY[15:22]), "too few to judge"
-
-
-# axes
-
-
 def test_log_axis_for_a_spike(grid: ChartGrid) -> None:
     kl, scores, _ = grid.plots
     assert kl.log_button.isVisible() and not scores.log_button.isVisible()
@@ -161,9 +133,6 @@ def test_log_axis_for_a_spike(grid: ChartGrid) -> None:
     assert legend(kl) == [("KL", "0.0200\u202fnats")], "values stay what they are"
     kl.log_button.click()
     assert kl.view.box.viewRange()[1][0] == pytest.approx(0, abs=0.01) and kl.log_button.isVisible()
-
-
-# legend and steps
 
 
 def test_legend_shows_the_newest_values_or_those_at_the_marked_step(grid: ChartGrid) -> None:
@@ -225,9 +194,6 @@ def test_keys_move_the_marked_step_in_all_charts(grid: ChartGrid) -> None:
     assert kl.step_label.text() == ""
 
 
-# zoom
-
-
 def test_dragging_zooms_every_plot(qtbot, grid: ChartGrid) -> None:
     view = grid.plots[1].view
     start, end = place(grid.plots[1], 10, 0), place(grid.plots[1], 20, 0)
@@ -252,25 +218,6 @@ def test_zoom_button_and_the_ways_back(qtbot, grid: ChartGrid) -> None:
         assert zoom.isHidden() and grid.plots[1].view.box.viewRange()[0][1] > 40
 
 
-def test_range_is_moved_with_shift_and_stays_inside_the_run(qtbot, grid: ChartGrid) -> None:
-    grid.zoom((10, 20))
-    settle(qtbot, grid)
-    view = grid.plots[1].view
-    start, end = place(grid.plots[1], 18, 0.4), place(grid.plots[1], 13, 0.4)
-    shift = Qt.KeyboardModifier.ShiftModifier
-    QTest.mousePress(view.viewport(), Qt.MouseButton.LeftButton, shift, start)
-    QTest.mouseMove(view.viewport(), end)
-    QTest.mouseRelease(view.viewport(), Qt.MouseButton.LeftButton, shift, end)
-    settle(qtbot, grid)
-    assert grid.span is not None and grid.span[0] == pytest.approx(15, abs=0.6)
-    assert grid.plots[0].view.box.viewRange()[0][0] == pytest.approx(15, abs=1)
-    grid.zoom((35, 45))
-    assert grid.span == (30, 40)
-
-
-# grid and theme
-
-
 # marks
 
 
@@ -280,9 +227,6 @@ def test_marks_are_painted_and_explained(grid: ChartGrid) -> None:
     with_marks = view.grab().toImage()
     grid.plots[0].show_traces(grid.plots[0].traces)
     assert view.grab().toImage() != with_marks
-
-
-# files
 
 
 @pytest.fixture
@@ -343,20 +287,3 @@ def test_columns_can_have_the_names_of_the_event_log_or_of_trl() -> None:
             back = {our_name(name) for name in column_names(chart, curve, "trl") if " " not in name}
             ambiguous = {"reward_std", "reward_std_within_groups"} & set(curve.metrics)
             assert ambiguous or back == {prefix + name for name in (curve.metric, curve.low, curve.high) if name}
-
-
-def test_dialog_starts_in_the_last_folder(
-    grid: ChartGrid, export: ChartExport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    offered = []
-
-    def choose(_parent, _title, start, _filter):
-        offered.append(start)
-        return str(tmp_path / "charts" / "mine"), ""
-
-    monkeypatch.setattr("app.widgets.basic.dialogs.QFileDialog.getSaveFileName", choose)
-    (tmp_path / "charts").mkdir()
-    for _ in range(2):
-        grid.plots[0].save_requested.emit("csv")
-    assert (tmp_path / "charts" / "mine.csv").exists()
-    assert offered[1] == str(tmp_path / "charts" / "my-run-kl.csv")

@@ -12,7 +12,7 @@ import pytest
 
 from app.pages.completions.reading_pane import diff, fold
 from app.state import run_completions
-from app.state.completion_facts import CompletionFacts, Query, export_completions, select, sort, why_empty
+from app.state.completion_facts import CompletionFacts, Query, export_completions, select, sort
 from app.state.run_completions import TAIL, CompletionIndex, RunCompletions, TextSearch
 from backend.runs.completion_rows import without_token_data
 from backend.runs.events import JsonLines
@@ -87,13 +87,6 @@ def test_sorting_puts_missing_values_last_and_keeps_ties_in_order() -> None:
     assert sort(facts, every, "reward", descending=True).tolist() == [0, 3, 4, 1, 2, 5]
     assert sort(facts, every, "reward", descending=False).tolist() == [1, 2, 3, 4, 0, 5]
     assert sort(facts, every, "step", descending=True).tolist() == [3, 4, 5, 0, 1, 2]
-
-
-def test_a_filter_that_can_find_nothing_says_why() -> None:
-    wrong = Query("well_formed_wrong")
-    assert "right answer" in why_empty(wrong, ["length_target"])
-    assert "form" in why_empty(wrong, ["my_accuracy"])
-    assert not why_empty(wrong, ["my_accuracy", "tag_format"]) and not why_empty(Query("best"), [])
 
 
 def found(path: Path, text: str) -> list[tuple[int, int]]:
@@ -208,14 +201,6 @@ def test_token_data_is_cut_out_of_a_line_whatever_the_texts_hold(tmp_path: Path)
     assert json.loads(without_token_data(line)) == row(1, *plain)
     without = write(tmp_path / "b.jsonl", [row(1, *plain)]).read_bytes()
     assert without_token_data(without) is without
-
-
-def test_tokens_are_read_of_one_completion(qtbot, tmp_path: Path) -> None:
-    data = {"text": ["a"], "logp": [-1.0]}
-    path = write(tmp_path / "a.jsonl", [row(1, completion("a"), completion("a") | {"token_data": data})])
-    completions = RunCompletions(path)
-    assert completions.token_data(0, 1) == data
-    assert completions.token_data(0, 0) is None and completions.token_data(0, 5) is None
 
 
 @pytest.mark.parametrize(

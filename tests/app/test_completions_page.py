@@ -9,7 +9,7 @@ from typing import get_args
 
 import pytest
 from PySide6.QtCore import Qt
-from PySide6.QtGui import QColor, QTextCharFormat
+from PySide6.QtGui import QTextCharFormat
 from PySide6.QtWidgets import QFileDialog
 
 from app import theme
@@ -17,7 +17,6 @@ from app.pages.completions.completions_page import CompletionsPage
 from app.pages.completions.reading_pane import MEASURES, background
 from app.state.session import Session
 from app.widgets.completion_table import STOP_LABELS, CompletionModel
-from app.window import Window
 from backend.runs.completion_rows import Stop
 from backend.runs.events import JsonLines
 from tests.support import made_up_runs
@@ -285,20 +284,6 @@ def test_tokens_are_coloured_by_what_was_recorded(qtbot, page: CompletionsPage, 
     assert asked == ["record_tokens"]
 
 
-def contrast(first: QColor, second: QColor) -> float:
-    """WCAG 2.1's contrast ratio."""
-    light, dark = sorted((_luminance(first), _luminance(second)), reverse=True)
-    return (light + 0.05) / (dark + 0.05)
-
-
-def _luminance(colour: QColor) -> float:
-    linear = [
-        x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4
-        for x in (colour.redF(), colour.greenF(), colour.blueF())
-    ]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-
 def test_weights_stand_where_totals_are_and_only_where_they_make_them_up(
     qtbot, page: CompletionsPage, tmp_path: Path
 ) -> None:
@@ -400,23 +385,3 @@ def test_a_step_beyond_the_end_is_told_and_does_not_follow_the_run(qtbot, page: 
     page.session.run.poll()
     page._refresh()
     assert page._shown[1] == 3 and not page.head.newest.isChecked()
-
-
-def test_find_searches_here_and_elsewhere_a_setting(qtbot, qapp, run) -> None:
-    """Ctrl+F on this page led to Train."""
-    theme.apply(qapp, "light")
-    window = Window(Session())
-    qtbot.addWidget(window)
-    window.show()
-    window.session.open_run(run.path)
-    window.session.completions_requested.emit(1, "cut_off")
-    assert window.current_page == "completions"
-    page = window.pages["completions"]
-    qtbot.waitUntil(lambda: texts_shown(page) == ["four"])
-    window.menus["find"].trigger()
-    assert window.current_page == "completions" and page.bar.search.hasFocus()
-    window.show_page("train")
-    window.show_page("runs")
-    window.menus["find"].trigger()
-    assert window.current_page == "train"
-    window.session.close_run()

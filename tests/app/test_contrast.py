@@ -62,12 +62,6 @@ def too_low(colours: theme.Palette, uses: dict[str, tuple[str, ...]], least: flo
     ]
 
 
-def test_the_ratio_is_that_of_the_standard() -> None:
-    white, grey = QColor(255, 255, 255), QColor(128, 128, 128)
-    assert contrast(white, QColor(0, 0, 0)) == pytest.approx(21.0)
-    assert contrast(grey, white) == pytest.approx(1.05 / 0.26586, rel=1e-4)
-
-
 @BOTH
 def test_text_contrast(dark: bool) -> None:
     assert not too_low(theme.DARK if dark else theme.LIGHT, TEXT_USES, TEXT)

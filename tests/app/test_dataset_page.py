@@ -25,7 +25,7 @@ from app.state.dataset import Counts
 from app.state.session import Session
 from backend.rewards.allowed_code import Rights
 from backend.serve.questions import QUESTIONS, QuestionCall
-from backend.utils.errors import ConfigProblem, UserError
+from backend.utils.errors import UserError
 from tests.support.random_models import tiny_tokenizer
 
 MAPPED = {"prompt_feature": "question", "answer_feature": "solution"}
@@ -197,18 +197,6 @@ def test_hub_dataset_is_downloaded(qtbot, page: DatasetPage) -> None:
     qtbot.waitUntil(lambda: service.of("preview")[-1]["fetch"] is True)
 
 
-def test_a_failed_download_can_be_tried_again(qtbot, page: DatasetPage) -> None:
-    service = page.session.service
-    service.canned["preview"] = {"absent": True}
-    show_dataset(qtbot, page, "absent", data="owner/sums")
-    service.held["download"] = []
-    page.absent.button_clicked.emit()
-    page.dataset._on_refused([ConfigProblem("data", "Hugging Face cannot be reached.")])
-    assert page.failed.isVisible() and "cannot be reached" in page.path._problem.text()
-    page.failed.button_clicked.emit()
-    assert len(service.of("download")) == 2 and page.dataset.state == "fetching" and not page.failed.isVisible()
-
-
 def test_suggested_columns(qtbot, page: DatasetPage, tmp_path: Path) -> None:
     show_dataset(qtbot, page, data=write_rows(tmp_path))
     draft = page.session.draft
@@ -271,20 +259,6 @@ def test_broken_file(qtbot, page: DatasetPage, tmp_path: Path) -> None:
     page.dataset.reload()
     qtbot.waitUntil(lambda: page.dataset.state == "ready")
     assert not page.path._problem.isVisible() and page.model.rowCount() == 12
-
-
-def test_refused_row_is_counted(qtbot, page: DatasetPage, tmp_path: Path) -> None:
-    file = tmp_path / "rows.jsonl"
-    file.write_text('{"prompt": "a", "answer": "1"}\n{"prompt": "", "answer": ""}\n')
-    show_dataset(qtbot, page, data=str(file))
-    wait_for_counts(qtbot, page)
-    assert "row 2 of" in page.mapping.problem.text() and page.mapping.columns["prompt_feature"].control.property(
-        "problem"
-    )
-    assert page.counts.figure("refused") == "1" and page.counts.figure("unanswered") == "1"
-    page.table.selectRow(1)
-    qtbot.waitUntil(lambda: page.detail.title.text() == "Row 2")
-    assert "row 2 of" in page.detail.note.text() and page.detail.pane.toPlainText().startswith("prompt\n")
 
 
 def test_row_detail(qtbot, page: DatasetPage, tmp_path: Path, model: Path) -> None:

@@ -173,20 +173,6 @@ def test_idle_field_is_disabled(page: TrainPage, key: str, decides: str) -> None
     assert not field.control.isEnabled() and field._remedy.isVisible()
 
 
-def test_a_closed_card_links_to_its_headings(page: TrainPage) -> None:
-    card = next(card for card in page.form._cards if card.key == "training")
-    assert not any(link.isVisible() for link in card.links.values()), "the open card has the headings themselves"
-    card.set_open(False)
-    QApplication.processEvents()
-    assert all(link.isVisible() for link in card.links.values())
-    assert not any(heading.isVisible() for heading in card._grids[0]._headings.values())
-    opened: list[tuple[str, bool]] = []
-    page.form.opened.connect(lambda key, is_open: opened.append((key, is_open)))
-    card.links["Early stopping"].click()
-    assert card.is_open and opened == [("training", True)], "kept for the next start"
-    assert QApplication.focusWidget() is page.form.fields["stop_when"].control
-
-
 def test_groups_by_keyboard(page: TrainPage) -> None:
     page.form.open_cards(["training"])
     QApplication.processEvents()

@@ -102,36 +102,6 @@ def test_what_is_in_the_way_is_said_and_export_waits(make_panel: MakePanel, tmp_
     assert panel.start.isEnabled() and not panel.outcome_label.isVisible() and "--overwrite" in panel.command()
 
 
-def test_ollama_keeps_the_model_itself(qtbot, make_panel: MakePanel, run: RunFolder) -> None:
-    panel = make_panel(f"print({json.dumps(RESULT | {'place': 'Ollama, as run'})!r})")
-    choose(panel, target="ollama")
-    assert (
-        not panel.start.isEnabled()
-        and panel.outcome_label.text() == "Ollama takes GGUF files only; choose a GGUF format."
-    )
-    choose(panel, format="gguf-q8_0")
-    assert panel.choices.folder.text() == "Among Ollama's own models." and not panel.choices.choose.isVisible()
-    assert panel.choices.overwrite.isVisible() and not panel.choices.held_out.isEnabled()
-    chosen = ["--to", "ollama", "--name", "run", "--format", "gguf-q8_0"]
-    assert panel.command()[-9:] == ["export", str(run.path), *chosen, "--json"]
-    panel.choices.overwrite.setChecked(True)
-    assert panel.command()[-2:] == ["--overwrite", "--json"]
-    panel.start.click()
-    qtbot.waitUntil(panel.outcome_label.isVisible)
-    assert (
-        panel.outcome_label.text() == "The model is in Ollama, as run (2.50\u202fMB)." and not panel.reveal.isVisible()
-    )
-
-
-def test_a_full_run_offers_no_adapter_and_a_run_without_weights_says_so(qtbot, tmp_path: Path) -> None:
-    run = RunFolder(tmp_path)
-    run.config.write_text("model: nowhere\ntrain_type: full\n", encoding="utf-8")
-    panel = ExportPanel(run, VerbProcess)
-    qtbot.addWidget(panel)
-    assert panel.choices.format.findData("adapter") == -1
-    assert panel.outcome_label.text() == "This run has saved no weights yet." and not panel.start.isEnabled()
-
-
 def test_progress_then_the_result_with_its_figures(
     qtbot, make_panel: MakePanel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -227,16 +197,3 @@ def test_settings_go_to_trl_and_what_is_left_out_is_listed(
     assert panel.choices.obstacle == "A folder of that name exists."
     choose(panel, target="folder")
     assert panel.choices.weights.isVisible() and not panel.choices.account.isVisible()
-
-
-def test_a_run_without_weights_or_with_unreadable_settings(make_panel: MakePanel, run: RunFolder) -> None:
-    """Settings need no weights; without settings there is nothing to export."""
-    panel = make_panel()
-    panel.choices.weights.clear()
-    panel.choices.name.setText("another")
-    choose(panel, target="trl")
-    assert panel.choices.obstacle == "Choose a dataset: a file, a folder, or an id on Hugging Face."
-    run.config.write_text("model: nowhere\ndata: rows\n", encoding="utf-8")
-    choose(panel, target="folder")
-    choose(panel, target="trl")
-    assert panel.choices.obstacle == ""

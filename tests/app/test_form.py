@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 from PySide6.QtCore import QMimeData, QPointF, Qt, QUrl
-from PySide6.QtGui import QDropEvent, QGuiApplication
+from PySide6.QtGui import QDropEvent
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication
 
@@ -22,14 +22,13 @@ from app.state.draft import Draft
 from app.state.memory import MemoryPart, MemoryParts
 from app.state.prefs import Prefs
 from app.state.session import Session
-from app.widgets.basic import controls, dialogs
+from app.widgets.basic import controls
 from app.widgets.form import fields
 from app.widgets.form.setting_search import SettingSearch
 from app.widgets.reward_delegates import WeightEdit
 from app.window import Window
-from backend.config.config import SETTINGS, dump, parse
+from backend.config.config import SETTINGS, parse
 from backend.rewards.catalogue import DEFAULT_REWARDS
-from backend.runs.archive import CompletionTime
 from backend.utils import places
 from tests.support.windows import SilentService
 
@@ -88,21 +87,8 @@ def rows(page: TrainPage) -> list[tuple[str, bool, float | None]]:
 def click_cell(page: TrainPage, row: int, column: int) -> None:
     table = page.rewards.table
     QTest.mouseClick(
-        table.viewport(),
-        Qt.MouseButton.LeftButton,
-        pos=table.visualRect(table.model().index(row, column)).center(),
+        table.viewport(), Qt.MouseButton.LeftButton, pos=table.visualRect(table.model().index(row, column)).center()
     )
-
-
-def test_program_only_choice(page: TrainPage, tmp_path: Path):
-    field = page.form.fields["optimizer"]
-    entries = lambda: [field.control.itemText(place) for place in range(field.control.count())]  # noqa: E731
-    assert "AdamW" in entries() and "Of a program" not in entries()
-    of_a_program = {"optimizer": "own", "own_optimizer": "Lion()"}
-    (tmp_path / "config.yaml").write_text(dump(parse({"model": "m", "data": "d"} | of_a_program)), encoding="utf-8")
-    page.draft.load(tmp_path / "config.yaml")
-    assert entries()[-1] == "Of a program" == field.control.currentText() and field.value() == "own"
-    assert "optimizer" in {fault.setting for fault in page.draft.problems()}, "no run of the window has the object"
 
 
 def test_every_setting_survives_save_and_load(page: TrainPage, tmp_path: Path, qtbot):
@@ -159,32 +145,6 @@ def test_mlx_lm_lora_config_opens(page: TrainPage, tmp_path: Path, monkeypatch):
     assert banner.isVisible() and banner.show_button.isVisible(), "the word that was translated is behind the button"
     banner.close_button.click()
     assert not banner.isVisible()
-
-
-def test_trl_config_opens_converted(page: TrainPage, tmp_path: Path):
-    (tmp_path / "trl.yaml").write_text(
-        "model_name_or_path: a/b\ndataset_name: c/d\nper_device_train_batch_size: 16\ngradient_accumulation_steps: 2\n"
-        "num_generations: 8\nmax_steps: 50\nuse_vllm: true\n"
-    )
-    page.session.load_config(tmp_path / "trl.yaml")
-    page._show_problems()
-    config, banner = page.draft.config(), page.translated_file
-    assert (config.model, config.data, config.batch_size, config.gradient_accumulation_steps, config.iters) == (
-        "a/b",
-        "c/d",
-        2,
-        2,
-        50,
-    )
-    assert banner.sentence.text() == (
-        "trl.yaml is a file for TRL; settings that it leaves out have GRPO Studio's defaults. 6 settings converted. "
-        "Ignored: use_vllm (completions are sampled in batches in the run's own process)."
-    )
-    banner.show_button.click()
-    assert banner.translated.isVisible() and "max_steps → iters: 50" in banner.translated.text()
-    assert "16 × 2 completions an update are 4 prompts of 8" in banner.translated.text()
-    banner.show_button.click()
-    assert not banner.translated.isVisible()
 
 
 def test_controls_have_names_and_descriptions(page: TrainPage):
@@ -332,12 +292,6 @@ def test_return_chooses_the_first_match(search: SettingSearch, qtbot):
     qtbot.waitUntil(lambda: search.text() == "")
 
 
-def test_a_menu_shows_an_unknown_value(page: TrainPage):
-    page.draft.set("optimizer", "adamx")
-    assert page.form.fields["optimizer"].control.currentText() == "adamx (unknown)"
-    assert page.draft.value("optimizer") == "adamx"
-
-
 def test_a_dropped_folder_is_the_model(page: TrainPage, tmp_path: Path):
     line = page.form.fields["model"].control
     mime = QMimeData()
@@ -347,17 +301,6 @@ def test_a_dropped_folder_is_the_model(page: TrainPage, tmp_path: Path):
     )
     line.dropEvent(drop)
     assert page.draft.value("model") == str(tmp_path)
-
-
-def test_browsing(page: TrainPage, monkeypatch: pytest.MonkeyPatch):
-    chosen = iter(["/some/model", ""])
-    monkeypatch.setattr(dialogs.QFileDialog, "getExistingDirectory", lambda *_: next(chosen))
-    page.form.fields["model"].browse.click()
-    page.form.fields["model"].browse.click()
-    assert page.draft.value("model") == "/some/model"
-
-
-# Rewards
 
 
 def test_show_all_functions(page: TrainPage, qtbot):
@@ -405,15 +348,6 @@ def test_edited_weight_survives_save_and_load(page: TrainPage, tmp_path: Path, q
     assert rows(page)[2][2] == 1.0
     page.draft.load(tmp_path / "weights.yaml")
     assert rows(page)[2] == ("r1_strict_format_reward_func", True, 2.5)
-
-
-def test_bundled_paths(page: TrainPage):
-    ours = str(places.resources() / "demo" / "model")
-    page.draft.set("model", ours)
-    field = page.form.fields["model"]
-    assert field.control.text() == "Bundled demo/model" and field.value() == ours
-    fill(field, "Bundled demo/data")
-    assert page.draft.value("model") == str(places.resources() / "demo" / "data")
 
 
 def test_reward_file_is_not_run(page: TrainPage, tmp_path: Path):
@@ -474,19 +408,6 @@ def test_reward_arguments(page: TrainPage):
     assert any("word" in fault.sentence for fault in page.draft.problems())
 
 
-# The column that stays
-
-
-def test_plan_includes_the_time(page: TrainPage, monkeypatch: pytest.MonkeyPatch):
-    fix_problems(page.draft)
-    fill(page.form.fields["iters"], 600)
-    assert page.launch.summary.text() == "4 completions for one prompt a step, 600 steps."
-    page.session.time_forecast._known = [CompletionTime({"model": "someone/model", "train_type": "lora"}, 2.0)]
-    page.session.time_forecast.changed.emit()
-    text = plain_text(page.launch.summary.text())
-    assert text == "4 completions for one prompt a step, 600 steps, about 1 h 20 min."
-
-
 def test_memory_in_the_plan_and_bar(page: TrainPage, qtbot):
     fix_problems(page.draft)
     parts = (
@@ -512,11 +433,6 @@ def test_memory_in_the_plan_and_bar(page: TrainPage, qtbot):
     bar.grab()
 
 
-@pytest.mark.parametrize(("room", "verdict"), [(20e9, "fits"), (11e9, "tight"), (9e9, "tight"), (8e9, "over")])
-def test_memory_verdict(room: float, verdict: str):
-    assert MemoryParts((MemoryPart("Weights", 10e9),), room).verdict == verdict
-
-
 def test_too_large_run_needs_confirmation(page: TrainPage, monkeypatch: pytest.MonkeyPatch):
     started: list[str] = []
     monkeypatch.setattr("app.state.run_starter.start_detached", lambda _, run: started.append(run.name))
@@ -533,11 +449,6 @@ def test_too_large_run_needs_confirmation(page: TrainPage, monkeypatch: pytest.M
     page.session.starter.start()
     assert len(started) == 1
     page.session.close_run()
-
-
-def test_the_complete_command_is_copied(page: TrainPage):
-    page.launch.copy.click()
-    assert QGuiApplication.clipboard().text() == page.draft.command_text()
 
 
 def test_run_with_problems_shows_the_first_problem(page: TrainPage):

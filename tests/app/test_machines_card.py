@@ -18,7 +18,7 @@ from app.pages.train.machines import ADDRESS, COLUMNS, FIELDS, NAME, MachinesPar
 from app.state.consent import Consent
 from app.state.draft import Draft
 from app.state.machines import ALONE, Machines
-from backend.distributed.hosts_file import HostsToAllow, read_hosts
+from backend.distributed.hosts_file import read_hosts
 from backend.distributed.machine_report import CheckedMachine, LinkSpeed, MachineFacts, MachineFinding, MachineReport
 from backend.utils.errors import ConfigProblem
 
@@ -157,28 +157,6 @@ def test_check(draft: Draft, machines: Machines, service: AskedService, file: Pa
     machines.check()
     draft.set("hosts", "")
     assert service.cancelled == [2, 5]
-
-
-def test_consent_to_a_hosts_file(
-    draft: Draft, machines: Machines, service: AskedService, consent: Consent, file: Path, tmp_path: Path
-):
-    asked: list[HostsToAllow] = []
-    consent.ask_hosts = lambda request: bool(asked.append(request))
-    draft.set("hosts", str(file))
-    machines.check()
-    machines.rename(1, "studio")
-    machines.save(file)
-    machines.check()
-    assert [[host.ssh for host in request.others] for request in asked] == [["mac-b", "mac-c"], ["studio", "mac-c"]]
-    assert not service.asked
-    draft.set("hosts", "")
-    machines.add()
-    machines.rename(1, "mac-b")
-    machines.save(tmp_path / "own.json")
-    machines.rename(1, "mac-c")
-    machines.save(tmp_path / "own.json")
-    machines.check()
-    assert len(asked) == 2 and len(service.asked) == 1
 
 
 def test_card(qtbot: QtBot, file: Path, service: AskedService, monkeypatch: pytest.MonkeyPatch):

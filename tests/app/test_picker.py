@@ -21,7 +21,6 @@ from app.state.jobs import Downloads
 from app.state.prefs import Prefs
 from app.state.processes import Service
 from app.state.session import Session
-from backend.utils.errors import ConfigProblem
 from tests.models.test_hub import FILES, GGUF, MLX, Repo
 from tests.support.hub_server import HubStandIn
 
@@ -120,16 +119,6 @@ def test_the_hub_is_searched_on_request(picker: Picker):
     assert recorded.downloads == ["b/new-4bit"]
 
 
-def test_failed_search(picker: Picker):
-    picker.search.setText("x")
-    picker._search_hub()
-    picker.show_trouble("x", "Hugging Face cannot be reached.")
-    assert row_texts(picker)[-1] == "[Hugging Face cannot be reached.]"
-    picker._search_hub()
-    picker.show_hub("x", [], set())
-    assert row_texts(picker)[-1] == "[Hugging Face has no model for “x”.]"
-
-
 def test_suggested_models(qtbot: QtBot, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("backend.utils.machine.machine_bytes", lambda: 2_000_000_000)
     picker = Picker("model")
@@ -193,23 +182,6 @@ def test_a_download_is_paused_resumed_and_done(qtbot: QtBot):
     with qtbot.waitSignal(downloads.finished):
         service.last("download")["answer"]({"place": "/p"})
     assert download.state == "done" and downloads.of("model") == []
-
-
-def test_failed_download(qtbot: QtBot):
-    service = FakeDesk()
-    downloads = Downloads(service)
-    download = downloads.start("model", "a/b")
-    service.last("download")["refused"]([ConfigProblem("model", "The disk is full.")])
-    assert download.state == "failed" and download.sentence == "The disk is full."
-    downloads.start("model", "a/b")
-    assert download.state == "running" and not download.sentence
-
-
-def test_cancelled_download(qtbot: QtBot):
-    service = FakeDesk()
-    downloads = Downloads(service)
-    downloads.discard(downloads.start("dataset", "a/b"))
-    assert service.last("discard")["id"] == "a/b" and downloads.of("dataset") == []
 
 
 @pytest.fixture
@@ -310,16 +282,3 @@ def test_unsupported_model_is_a_problem(
     qtbot.waitUntil(lambda: not draft.problems())
     draft.set("model", str(tmp_path / "another"))
     assert "cannot be trained" not in draft.problems()[0].sentence
-
-
-def test_recent_and_starred_are_remembered(tmp_path: Path):
-    prefs = Prefs(tmp_path / "p")
-    for name in ("a/b", "c/d", "a/b"):
-        prefs.remember_used("model", name)
-    prefs.set_favourite("dataset", "x/y", True)
-    prefs.settings.sync()
-    again = Prefs(tmp_path / "p")
-    assert again.used("model") == ["a/b", "c/d"] and again.used("dataset") == []
-    assert again.favourites("dataset") == {"x/y"}
-    again.set_favourite("dataset", "x/y", False)
-    assert again.favourites("dataset") == set()

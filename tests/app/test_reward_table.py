@@ -68,18 +68,6 @@ def test_drag_reorders(panel: RewardPanel, draft: Draft, tmp_path: Path) -> None
     assert [row.weight for row in panel.model.ticked] == [5.0, 2.0, 3.0, 4.0, 1.0]
 
 
-def test_only_ticked_rows_move(panel: RewardPanel, draft: Draft) -> None:
-    draft.set("reward_functions", [A, C, E])
-    movable = [
-        bool(panel.model.flags(panel.model.index(row, LABEL)) & Qt.ItemFlag.ItemIsDragEnabled) for row in range(5)
-    ]
-    assert movable == [True, False, True, False, True]
-    drag(panel, 4, 2)
-    assert draft.value("reward_functions") == [A, E, C]
-    drag(panel, 1, 0)
-    assert draft.value("reward_functions") == [A, E, C], "a row without a tick goes nowhere"
-
-
 def test_alt_arrow_moves_a_row(panel: RewardPanel, draft: Draft) -> None:
     table = panel.table
     table.setCurrentIndex(panel.model.index(0, LABEL))
@@ -112,9 +100,6 @@ def test_entry_with_arguments(panel: RewardPanel, draft: Draft, tmp_path: Path) 
     assert panel.model.index(rows["length_target(target=80)"], LABEL).data() == "Length Target"
     assert [row.known for row in panel.model.ticked] == [True, True, False]
     assert any("nothing" in fault.sentence for fault in draft.problems() if fault.setting == "reward_functions")
-
-
-# ticks, weights and colours
 
 
 def test_tick_restores_the_weight(panel: RewardPanel, draft: Draft) -> None:

@@ -152,13 +152,6 @@ def test_upload_pause_resume_and_the_page(qtbot, make_dialog: MakeDialog, monkey
     assert opened == ["https://hub.example/someone/sums"]
 
 
-def test_a_refusal_is_said_and_the_upload_can_be_tried_again(qtbot, make_dialog: MakeDialog):
-    dialog = make_dialog(printing(then="print('repo: It has other content.', file=sys.stderr); sys.exit(2)"))
-    dialog.upload.click()
-    qtbot.waitUntil(lambda: dialog.upload.text() == "Resume")
-    assert dialog.outcome_label.text() == "It has other content." and dialog.upload.isEnabled()
-
-
 def test_closing_pauses_the_upload_first(qtbot, make_dialog: MakeDialog):
     dialog = make_dialog(printing({"progress": "Uploading.", "done": 0.1}, then="time.sleep(60)"))
     dialog.upload.click()

@@ -171,7 +171,7 @@ class RewardModel(DraggedRowsModel):
             case Qt.ItemDataRole.DecorationRole, 1:
                 place = next((i for i, other in enumerate(self.ticked) if other is row), None)
                 colour = theme.palette().hairline if place is None else theme.reward_colour(place)
-                return icons.dot(colour.name(), 10, 3)
+                return icons.dot(colour.name(), 10, 3, 0)
         return None
 
     def colour(self, row: RewardRow, column: int) -> QColor:

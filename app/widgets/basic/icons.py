@@ -58,7 +58,7 @@ class Tint(QObject):
 
 
 @cache
-def dot(colour: str, side: int = 8, corner: float = 4) -> QPixmap:
+def dot(colour: str, side: int = 8, corner: float = 3, inset: float = 1) -> QPixmap:
     """A dot, or a square with round corners, of `side` logical pixels; `colour` is its name."""
     made = QPixmap(2 * side, 2 * side)
     made.fill(Qt.GlobalColor.transparent)
@@ -66,7 +66,8 @@ def dot(colour: str, side: int = 8, corner: float = 4) -> QPixmap:
     painter.setRenderHint(QPainter.RenderHint.Antialiasing)
     painter.setPen(Qt.PenStyle.NoPen)
     painter.setBrush(QColor(colour))
-    painter.drawRoundedRect(QRectF(0, 0, 2 * side, 2 * side), 2 * corner, 2 * corner)
+    shape = QRectF(0, 0, 2 * side, 2 * side).adjusted(2 * inset, 2 * inset, -2 * inset, -2 * inset)
+    painter.drawRoundedRect(shape, 2 * corner, 2 * corner)
     painter.end()
     made.setDevicePixelRatio(2)  # sharp on a high-DPI screen too
     return made
