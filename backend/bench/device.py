@@ -319,7 +319,6 @@ class ModelBench:
     def _sample(
         self, task: Task, config: Config, sampler: Sampler, poll: Callable[[int], None] = lambda tokens: None
     ) -> list[Group]:
-        """One group for each prompt, every completion of full length."""
         assert self.policy is not None
         self.number += 1
         # An id beyond the vocabulary, so that no completion ends early. Not in the tokenizer: the sampler's trial pass
@@ -340,7 +339,6 @@ class ModelBench:
         return grpo_learner(policy, config, 10**6, **limits)
 
     def _random_batch(self, task: Task) -> Batch:
-        """Random completions of full length with random advantages."""
         assert self.policy is not None
         draw, groups = np.random.default_rng(7), list[Group]()
         logps = [-math.log(task.shape["vocab"])] * task.completion

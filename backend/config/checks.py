@@ -51,8 +51,6 @@ class _InvalidSettingError(Exception):
 
 
 class _Values:
-    """Valid settings as attributes."""
-
     def __init__(self, values: Mapping[str, Any]) -> None:
         self._values = values
 
@@ -288,7 +286,6 @@ def _above(count: int) -> str:
 
 
 def _unsafe(name: str) -> str:
-    """The problem of a name that becomes a folder, or ""."""
     if bad := sorted({char for char in name if char in '/\\:*?"<>|' or not char.isprintable()}):
         return f"may not contain {' '.join(map(repr, bad))}"
     if name.startswith(".") or name != name.strip() or len(name.encode(errors="surrogatepass")) > 120:
@@ -364,7 +361,6 @@ def _stage_problems(stage: Mapping[str, Any], name: str) -> Iterator[str]:
 
 
 def _is_list_of(value: Any, kind: type | tuple[type, ...]) -> bool:
-    """True and false are no numbers."""
     items = cast("list[Any]", value) if isinstance(value, list) else [None]
     return all(isinstance(item, kind) and not isinstance(item, bool) for item in items)
 

@@ -66,17 +66,16 @@ class Config(GrpoFields, DataFields, TrainingFields, ModelFields):  # pydantic c
 
     @property
     def penalises(self) -> bool:
-        """Whether a penalty changes any logit."""
         return self.penalties != (1.0, 0.0, 0.0)
 
     @property
     def holds_output(self) -> bool:
-        """Whether sampling is constrained to a regex or a JSON schema."""
+        """True if sampling is constrained to a regex or a JSON schema."""
         return bool(self.output_regex or self.output_schema)
 
     @property
     def needs_reference(self) -> bool:
-        """Whether a step computes log-probabilities under the reference policy."""
+        """True if a step computes log-probabilities under the reference policy."""
         return reference_is_needed(self.beta, self.log_kl, self.ratio_against)
 
 
@@ -182,7 +181,6 @@ def resolve_paths(folder: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _resolve_rewards(folder: Path, rewards: Any) -> Any:
-    """Entries such as file.py::function with their files made absolute."""
     if isinstance(rewards, str) and "::" in rewards:
         rewards = split_names(rewards)
     if isinstance(rewards, list):
@@ -311,7 +309,6 @@ _EXPECTED = {
 
 
 def _sentence(about: Setting, error: Any, value: Any) -> str:
-    """A message for a pydantic error, with the limit and the value."""
     actual = str(value).lower() if isinstance(value, bool) else _quoted(value)
     if error["type"] in _LIMITS:
         word, limit = _LIMITS[error["type"]]

@@ -86,7 +86,6 @@ def evaluation_set_faults(eval_data: Mapping[str, Any]) -> Iterator[ConfigProble
 
 
 def _set_fault(name: str, about: Mapping[str, Any]) -> str:
-    """The problem of one evaluation set, or ""."""
     if not _NAME.fullmatch(name):
         return f"{quote(name, 40)} cannot name an evaluation set: use letters, digits, dots, - and _, at most 40."
     if name in TAKEN_NAMES:

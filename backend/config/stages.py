@@ -109,7 +109,6 @@ def validated_stages(values: Mapping[str, Any], validate: Validate) -> tuple[lis
 
 
 def _cross_faults(values: Mapping[str, Any]) -> Iterator[ConfigProblem]:
-    """Problems of the settings in each stage, and of the change from one stage to the next."""
     of_run = cross_setting_faults(values)
     before: Mapping[str, Any] | None = None
     for index in range(len(values["stages"])):

@@ -63,7 +63,6 @@ def first_line(error: BaseException) -> str:
 
 
 def _refuse(path: Path, error: Exception) -> NoReturn:
-    """Raise an error from reading a file as a UserError."""
     if isinstance(error, UserError):
         raise error
     if isinstance(error, UnicodeDecodeError):
@@ -283,8 +282,6 @@ def stream_file(path: Path) -> LazyRows:
 
 
 class _TextRows(LazyRows):
-    """Rows of a text file, found in one pass. Safe to read from several threads."""
-
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
@@ -308,7 +305,6 @@ class _TextRows(LazyRows):
         return self._decoded(os.pread(self._file, self._starts[index + 1] - start, start), index)
 
     def __iter__(self) -> Iterator[Row]:
-        """All rows in one pass, twice as fast as indexing."""
         with open_regular(self._path, 1 << 20) as file:
             file.seek(self._starts[0])
             for index in range(len(self)):
@@ -443,7 +439,6 @@ class ParquetRows(LazyRows):
                 _refuse(self._path, error)
 
     def __iter__(self) -> Iterator[Row]:
-        """All rows in one pass, much faster than indexing."""
         batches = self._file.iter_batches(BATCH_ROWS, use_threads=False)
         while True:
             with self._lock:

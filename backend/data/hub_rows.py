@@ -88,7 +88,6 @@ def _loaded(repo_id: str, config_name: str | None, setting: str) -> Any:
 
 
 def _of_snapshot(folder: Path, config_name: str | None, repo_id: str, setting: str) -> Any:
-    """Load a cached snapshot after checking the files its README names."""
     import datasets
 
     builder = datasets.load_dataset_builder(str(folder), config_name)

@@ -203,7 +203,6 @@ class TokenizedPrompts(Sequence[Problem | None]):
         return self._tokenizer.apply_chat_template(chats, add_generation_prompt=True, **self.format.template_variables)
 
     def _try_batch(self) -> bool:
-        """True if a batch gives the same tokens as single chats."""
         # Without threads of its own: they cost a third more work, the steps need the cores, and after using threads the
         # tokenizers library warns at every fork.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

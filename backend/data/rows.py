@@ -512,7 +512,6 @@ def check_columns(rows: Rows, config: ColumnSettings, source: str) -> list[Confi
 
 
 def _listed(names: Sequence[str]) -> str:
-    """As many names as fit a message, and the number of others."""
     kept: list[str] = []
     for name in names:
         kept.append(quote(name, 24))

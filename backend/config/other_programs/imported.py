@@ -70,7 +70,6 @@ def _left_out(raw: dict[str, Any], program: OtherProgram, translation: Translati
 
 
 def _text(path: Path, program: OtherProgram, written: Translation, whole: Translation) -> str:
-    """Our settings section by section, then what was translated and what was left out."""
     values = {key: valid_value(key, value) for key, value in whole.values.items() if key in SETTINGS}
     added = [f"{key}: {quote(values[key], 60)}" for key in values if key not in written.values]
     read = [f"{word.word} → {word.sentence}" for word in written.words if word.fate == "translated"]

@@ -156,8 +156,6 @@ def into_trl(config: Config) -> TrlSettings:
 
 
 class _Writing:
-    """TRL's words so far, changed in place by one function after the other."""
-
     def __init__(self, config: Config) -> None:
         self.config = config
         self.words: dict[str, Any] = {}
@@ -250,7 +248,7 @@ def _precision(to: _Writing) -> None:
 
 
 def _adapters(to: _Writing) -> None:
-    """Adapters and a reference that follows. PEFT's alpha is ours times the rank, or times its root."""
+    """PEFT's alpha is ours times the rank, or times its root."""
     config, adapts = to.config, to.config.train_type != "full"
     to.put(use_peft=adapts)
     if adapts:
@@ -267,7 +265,6 @@ def _adapters(to: _Writing) -> None:
 
 
 def _importance(to: _Writing) -> None:
-    """The level of the ratio, and the correction between vLLM and the model that learns."""
     config = to.config
     if config.importance_sampling_level == "sequence_token":
         to.put(importance_sampling_level="sequence")

@@ -109,7 +109,6 @@ _DEFAULTS: dict[str, Any] = {
 
 
 def _rewards(to: Translator) -> None:
-    """Its two rewards, format and content, and their weights."""
     if not to.has("reward_content_type", "reward_format_weight", "reward_content_weight"):
         return
     kind = str(to.take("reward_content_type") or "jaccard").strip().lower()

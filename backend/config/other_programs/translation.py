@@ -192,7 +192,6 @@ def settings_of(word: str, program: OtherProgram | None = None) -> tuple[str, ..
 
 
 def _is_plain(word: str, program: OtherProgram | None) -> bool:
-    """True for a key of ours that has our meaning in this file."""
     fate = program and program.words.get(word)
     return is_ours(word) and (
         fate is None or (isinstance(fate, Translated) and fate.settings == (word,) and not fate.is_converted)
@@ -200,7 +199,6 @@ def _is_plain(word: str, program: OtherProgram | None) -> bool:
 
 
 def _as_yaml(value: Any) -> str:
-    """A value in a message, nearly as a file has it."""
     if isinstance(value, list):
         return f"[{quote(', '.join(quote(part, 60) for part in cast('list[Any]', value[:20])), 80)}]"
     return str(value).lower() if isinstance(value, bool) else quote(value, 40)
