@@ -80,14 +80,13 @@ def _check_id(name: str, setting: str) -> None:
         raise UserError(setting, f"There is no file or folder {quote(name)}, and no id on Hugging Face is written so.")
 
 
-def _check_model(name: str) -> None:
-    check_weights(model_source(name, "model"), "model")
-
-
 def source_faults(config: Config) -> list[ConfigProblem]:
     """Faults in the names of model, dataset and reference policy. Empty names are not checked here, nor is a reference
     that the run does not need."""
-    checks: dict[str, Callable[[str], None]] = {"model": _check_model, "data": check_data}
+    checks: dict[str, Callable[[str], None]] = {
+        "model": lambda name: check_weights(model_source(name, "model"), "model"),
+        "data": check_data,
+    }
     if config.needs_reference:
         checks["reference_model_path"] = check_reference
     faults: list[ConfigProblem] = []
@@ -96,6 +95,6 @@ def source_faults(config: Config) -> list[ConfigProblem]:
         try:
             if name:
                 check(name)
-        except UserError as mistake:
-            faults += mistake.faults
+        except UserError as error:
+            faults += error.faults
     return faults

@@ -40,7 +40,11 @@ def columns_of(path: Path) -> list[str]:
             return rows[0] if rows else []
     except (OSError, ValueError, csv.Error):  # not to be read, no UTF-8, no path, no CSV
         return []
-    return _keys_of_first_object(head.lstrip().removeprefix("[").lstrip())
+    try:
+        value, _ = json.JSONDecoder().raw_decode(head.lstrip().removeprefix("[").lstrip())
+    except (ValueError, RecursionError):
+        return []
+    return [str(key) for key in cast("dict[str, Any]", value)] if isinstance(value, dict) else []
 
 
 def guessed(columns: Iterable[str]) -> dict[str, str]:
@@ -61,11 +65,3 @@ def likeliest_column(setting: str, free: Sequence[str]) -> str | None:
     exact = (column for name in names for column in free if plain[column] == name)
     within = (column for name in names for column in free if name in plain[column].split("_"))
     return next(exact, None) or next(within, None)
-
-
-def _keys_of_first_object(text: str) -> list[str]:
-    try:
-        value, _ = json.JSONDecoder().raw_decode(text)
-    except (ValueError, RecursionError):
-        return []
-    return [str(key) for key in cast("dict[str, Any]", value)] if isinstance(value, dict) else []

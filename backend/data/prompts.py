@@ -13,6 +13,7 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from heapq import nlargest
 from itertools import islice
 from typing import Any
@@ -130,8 +131,8 @@ class TokenizedPrompts(Sequence[Problem | None]):
 
     def first(self, count: int) -> list[Problem]:
         """The first `count` problems in file order (−1: all), long rows excluded."""
-        chunks = (self._problems(chunk) for chunk in _chunks(range(len(self))))
-        problems = (problem for chunk in chunks for problem in chunk if problem is not None)
+        made = (problem for chunk in _chunks(range(len(self))) for problem in self._problems(chunk))
+        problems = (problem for problem in made if problem is not None)
         return list(problems if count < 0 else islice(problems, count))
 
     def measure(self, indices: Iterable[int]) -> None:
@@ -178,7 +179,11 @@ class TokenizedPrompts(Sequence[Problem | None]):
         chats = [self._chat(index, row) for index, row in zip(indices, rows, strict=True)]
         made: list[tuple[Messages, list[int] | TooLong]] = []
         with _tokenizer_lock:
-            batch = self._tokenize_batch(chats, sum(self._characters[index] for index in indices))
+            batch: list[list[int]] | None = None
+            characters = sum(self._characters[index] for index in indices)
+            if len(chats) > 1 and self._takes_batches and characters <= LONGEST_BATCH:
+                with suppress(Exception):  # chat by chat, the error names the row at fault
+                    batch = self._apply_to_batch(chats)
             for place, (index, chat) in enumerate(zip(indices, chats, strict=True)):
                 if batch is not None and (len(batch[place]) <= self.max_tokens or not self.format.cuts):
                     ids = batch[place]
@@ -189,15 +194,6 @@ class TokenizedPrompts(Sequence[Problem | None]):
             self.cut += self._lengths[index] < 0 and chat is not whole
             self._lengths[index] = min(count(tokens), 2**31 - 1)
         return made
-
-    def _tokenize_batch(self, chats: list[Messages], characters: int) -> list[list[int]] | None:
-        """Tokenise all chats in one call; None if the tokenizer does not support it."""
-        if len(chats) < 2 or not self._takes_batches or characters > LONGEST_BATCH:
-            return None
-        try:
-            return self._apply_to_batch(chats)
-        except Exception:
-            return None  # chat by chat, the error names the row at fault
 
     def _apply_to_batch(self, chats: list[Messages]) -> list[list[int]]:
         return self._tokenizer.apply_chat_template(chats, add_generation_prompt=True, **self.format.template_variables)

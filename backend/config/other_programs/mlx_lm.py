@@ -96,12 +96,6 @@ def _defaults(raw: Mapping[str, Any]) -> dict[str, Any]:
     return _DEFAULTS | ({} if has_length else {"iters": 100})
 
 
-def _delta_of_dpo(to: Translator) -> None:
-    """`delta` belongs to DPO in a file that names the DPO loss too."""
-    if "dpo_cpo_loss_type" in to.written and to.take("delta") is not None:
-        to.remarks["delta"] = "beside dpo_cpo_loss_type it belongs to another way of training"
-
-
 _DATASET_PARTS = {
     **{name: name for name in ("train_split", "valid_split", "test_split", "prompt_feature", "answer_feature")},
     "path": "data",
@@ -110,7 +104,9 @@ _DATASET_PARTS = {
 
 
 def _hugging_face_dataset(to: Translator) -> None:
-    """`hf_dataset`: one dataset of the Hub with its splits and columns."""
+    """`hf_dataset`: one dataset of the Hub with its splits and columns. DPO's `delta` goes."""
+    if "dpo_cpo_loss_type" in to.written and to.take("delta") is not None:
+        to.remarks["delta"] = "beside dpo_cpo_loss_type it belongs to another way of training"
     entry: Any = to.take("hf_dataset")
     if isinstance(entry, list) and len(cast("list[Any]", entry)) == 1:
         entry = cast("list[Any]", entry)[0]
@@ -293,7 +289,7 @@ MLX_LM_LORA = OtherProgram(
     source="mlx-lm-lora 5.10.2, its example files, and mlx-lm 0.32",
     sections={"Settings": _SETTINGS, "Accepted for its other trainings and its window": _IGNORED},
     regroups=(
-        *(_delta_of_dpo, _hugging_face_dataset, _lora_parameters, _flags),
+        *(_hugging_face_dataset, _lora_parameters, _flags),
         *(_optimizer_config, _wandb, _accumulation, _lr_schedule),
     ),
     defaults=_defaults,
