@@ -8,7 +8,7 @@ update's number; a square above 0 is never rounded to 0.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import mlx.core as mx
@@ -207,67 +207,31 @@ def rate_of(optimizer: Optimizer) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Hyperparameters:
-    learning_rate: float
-    weight_decay: float = 0.01
-    betas: tuple[float, float] = (0.9, 0.999)
-    epsilon: float = 1e-8
-
-
-Make = Callable[[Hyperparameters], Optimizer]
-
-
-@dataclass(frozen=True, slots=True)
 class Recipe:
-    """Builds an optimizer from the settings it supports."""
+    """Classes with 32-bit and, if any, 8-bit state; the settings that they take, and arguments that are fixed."""
 
-    make: Make
-    make_8bit: Make | None = None  # none: not available
-    has_decay: bool = False
-    has_betas: bool = False
-    has_epsilon: bool = False
-
-
-def _adam(kind: type[optimizers.Adam] = optimizers.Adam) -> Make:
-    # MLX leaves bias correction off: the first updates are then several times larger than in every other library.
-    return lambda about: kind(about.learning_rate, list(about.betas), about.epsilon, bias_correction=True)
+    kind: type[Optimizer]
+    kind_8bit: type[Optimizer] | None
+    takes: tuple[str, ...] = ()
+    fixed: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
-def _adamw(kind: type[optimizers.AdamW] = optimizers.AdamW) -> Make:
-    return lambda about: kind(
-        about.learning_rate, list(about.betas), about.epsilon, about.weight_decay, bias_correction=True
-    )
-
-
-def _lion(kind: type[optimizers.Lion] = optimizers.Lion) -> Make:
-    return lambda about: kind(about.learning_rate, betas=list(about.betas), weight_decay=about.weight_decay)
-
-
-def _muon(kind: type[optimizers.Muon] = optimizers.Muon) -> Make:
-    return lambda about: kind(about.learning_rate, weight_decay=about.weight_decay)
-
-
-def _adafactor(about: Hyperparameters) -> Optimizer:
-    # By default Adafactor derives a step size of its own and ignores the learning rate.
-    rate, decay = about.learning_rate, about.weight_decay
-    return optimizers.Adafactor(rate, weight_decay=decay, relative_step=False, scale_parameter=False)
-
-
+# MLX leaves bias correction off: the first updates are then several times larger than in every other library. By
+# default its Adafactor derives a step size of its own and ignores the learning rate.
+CORRECTED = {"bias_correction": True}
 OPTIMIZERS: dict[str, Recipe] = {
-    "adamw": Recipe(_adamw(), _adamw(AdamW8bit), has_decay=True, has_betas=True, has_epsilon=True),
-    "adam": Recipe(_adam(), _adam(Adam8bit), has_betas=True, has_epsilon=True),
-    "muon": Recipe(_muon(), _muon(Muon8bit), has_decay=True),
-    "sgd": Recipe(lambda about: optimizers.SGD(about.learning_rate, weight_decay=about.weight_decay), has_decay=True),
-    "lion": Recipe(_lion(), _lion(Lion8bit), has_decay=True, has_betas=True),
-    "adafactor": Recipe(_adafactor, has_decay=True),
-    "rmsprop": Recipe(lambda about: optimizers.RMSprop(about.learning_rate)),
-    "adagrad": Recipe(lambda about: optimizers.Adagrad(about.learning_rate)),
-    "adadelta": Recipe(lambda about: optimizers.AdaDelta(about.learning_rate)),
-    "adamax": Recipe(
-        lambda about: optimizers.Adamax(about.learning_rate, list(about.betas), about.epsilon),
-        has_betas=True,
-        has_epsilon=True,
+    "adamw": Recipe(optimizers.AdamW, AdamW8bit, ("betas", "eps", "weight_decay"), CORRECTED),
+    "adam": Recipe(optimizers.Adam, Adam8bit, ("betas", "eps"), CORRECTED),
+    "muon": Recipe(optimizers.Muon, Muon8bit, ("weight_decay",)),
+    "sgd": Recipe(optimizers.SGD, None, ("weight_decay",)),
+    "lion": Recipe(optimizers.Lion, Lion8bit, ("betas", "weight_decay")),
+    "adafactor": Recipe(
+        optimizers.Adafactor, None, ("weight_decay",), {"relative_step": False, "scale_parameter": False}
     ),
+    "rmsprop": Recipe(optimizers.RMSprop, None),
+    "adagrad": Recipe(optimizers.Adagrad, None),
+    "adadelta": Recipe(optimizers.AdaDelta, None),
+    "adamax": Recipe(optimizers.Adamax, None, ("betas", "eps")),
 }
 
 
@@ -284,7 +248,9 @@ def optimizer(
     (arXiv:1711.05101). muon orthogonalises updates of matrices. Raises ValueError for an unknown name or precision."""
     if name not in OPTIMIZERS:
         raise ValueError(f"optimizer is one of {', '.join(OPTIMIZERS)}, not {name!r}.")
-    make = {32: OPTIMIZERS[name].make, 8: OPTIMIZERS[name].make_8bit}.get(bits)
-    if make is None:
+    recipe = OPTIMIZERS[name]
+    kind = {32: recipe.kind, 8: recipe.kind_8bit}.get(bits)
+    if kind is None:
         raise ValueError(f"The state of {name} is not built in {bits} bits.")
-    return make(Hyperparameters(learning_rate, weight_decay, betas, epsilon))
+    settings = {"weight_decay": weight_decay, "betas": list(betas), "eps": epsilon}
+    return kind(learning_rate, **{key: settings[key] for key in recipe.takes}, **recipe.fixed)  # pyright: ignore

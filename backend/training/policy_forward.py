@@ -97,8 +97,10 @@ class PolicyForward:
         batch = self._own_rows(batch)
         parts = batch.micro_batches(rows=most_rows, token_budget=self.micro_batch_tokens, prompts=mode)
         micro_batches = [micro_batch_of(part) for part in parts]
-        tokens = [_tokens(micro_batch.rows, mode) for micro_batch in micro_batches]
-        self.largest_micro_batch = max([self.largest_micro_batch, *tokens])
+        for rows in (micro_batch.rows for micro_batch in micro_batches):
+            shared = rows.completion_BT.size + (rows.prompt_PK.size if mode == "per_micro_batch" else 0)
+            tokens = rows.tokens_BL.size if mode == "per_row" else shared
+            self.largest_micro_batch = max(self.largest_micro_batch, tokens)
         return micro_batches
 
     def _own_rows(self, batch: Batch) -> Batch:
@@ -125,26 +127,16 @@ class PolicyForward:
             split_model, prefilled = replace(split_model, prefix_layers=0), None
             noise = self.noise.on(*micro_batch.noisy_rows())
         with noise:
-            return self._scores(split_model, micro_batch, with_gradient, entropy_gradient, prefilled)
-
-    def _scores(
-        self,
-        split_model: SplitModel,
-        micro_batch: MicroBatch,
-        with_gradient: bool,
-        entropy_gradient: bool,
-        prefilled: PrefilledPrompts | None,
-    ) -> TokenScores:
-        return completion_logps(
-            split_model,
-            micro_batch.rows,
-            self.temperature,
-            self.chunk,
-            with_gradient=with_gradient,
-            entropy_gradient=entropy_gradient,
-            prefilled=prefilled,
-            penalties=self.penalties,
-        )
+            return completion_logps(
+                split_model,
+                micro_batch.rows,
+                self.temperature,
+                self.chunk,
+                with_gradient=with_gradient,
+                entropy_gradient=entropy_gradient,
+                prefilled=prefilled,
+                penalties=self.penalties,
+            )
 
     def logps_without_gradient(self, split_model: SplitModel, micro_batches: list[MicroBatch]) -> Iterator[mx.array]:
         """log π [B, T] of each micro-batch, evaluated."""
@@ -169,12 +161,6 @@ class PolicyForward:
         if not split_model.prefix_layers or self.noise is not None:
             return "per_row"
         return "per_micro_batch" if self.has_dropout else "prefilled"
-
-
-def _tokens(rows: SequenceRows, mode: PromptMode) -> int:
-    if mode == "per_row":
-        return rows.tokens_BL.size
-    return rows.completion_BT.size + (rows.prompt_PK.size if mode == "per_micro_batch" else 0)
 
 
 def micro_batch_of(batch: Batch) -> MicroBatch:
