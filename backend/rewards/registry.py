@@ -13,6 +13,10 @@ from typing import Any
 
 RewardCallable = Callable[..., Any]
 """(prompts, completions, answer, types) → number or None per completion; may be async."""
+Texts = list[str]
+Types = list[str] | None
+Ids = list[list[int]] | None
+Scores = list[float | None]
 Table = MutableMapping[str, RewardCallable]
 
 REWARD_REGISTRY: dict[str, RewardCallable] = {}

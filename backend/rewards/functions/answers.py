@@ -15,7 +15,7 @@ from fractions import Fraction
 
 from backend.rewards.functions.math_equality import answer_part, correct, final_answer, marked_answer
 from backend.rewards.functions.r1 import extract_answer
-from backend.rewards.registry import register_reward_function, require
+from backend.rewards.registry import Scores, Texts, Types, register_reward_function, require
 
 # Evaluate arithmetic exactly, in fractions, by walking Python's syntax tree. Nothing is ever executed.
 
@@ -86,8 +86,6 @@ def _bounded(number: Fraction) -> Fraction:
     return number
 
 
-# ── answers ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-
 _OPTION = re.compile(r"[\s(\[{*\"'$]*([A-J])(?![^\W_])[\s)\]}*\"'$]*")
 _BETWEEN = re.compile(r",?\s*(?:and|or)\b|[,;&/+]", re.IGNORECASE)
 _BEHIND = re.compile(r"[)\].:,;–—-]|$")
@@ -98,9 +96,7 @@ _WORD = re.compile(r"\w+")
 
 
 @register_reward_function("accuracy_reward", label="Math Accuracy")
-def accuracy_reward(
-    prompts: list[str], completions: list[str], answer: list[str], types: list[str] | None = None
-) -> list[float | None]:
+def accuracy_reward(prompts: Texts, completions: Texts, answer: Texts, types: Types = None) -> Scores:
     """1.0 when the answer equals the dataset's as mathematics, else 0.0.
 
     The answer is in the last `<answer>` or behind the thoughts; there in the last `\\boxed{…}`, behind the last `####`,
@@ -114,13 +110,8 @@ def accuracy_reward(
 
 @register_reward_function("math_eval", label="Math Eval")
 def math_eval(
-    prompts: list[str],
-    completions: list[str],
-    answer: list[str],
-    types: list[str] | None = None,
-    *,
-    tolerance: float = 1e-6,
-) -> list[float | None]:
+    prompts: Texts, completions: Texts, answer: Texts, types: Types = None, *, tolerance: float = 1e-6
+) -> Scores:
     """1.0 when the arithmetic in the answer comes to the dataset's number, else 0.0.
 
     The answer, found as for `accuracy_reward`, may use + - * / // % ^ and brackets, as in `(3+4)*2`; where it is an
@@ -139,13 +130,8 @@ def math_eval(
 
 @register_reward_function("multiple_choice", label="Multiple Choice")
 def multiple_choice(
-    prompts: list[str],
-    completions: list[str],
-    answer: list[str],
-    types: list[str] | None = None,
-    *,
-    partial: bool = False,
-) -> list[float | None]:
+    prompts: Texts, completions: Texts, answer: Texts, types: Types = None, *, partial: bool = False
+) -> Scores:
     """1.0 when the chosen option, or set of options, is the dataset's, else 0.0.
 
     Options are the letters A to J, as in `B`, `(B)`, `B) Paris` or `A and C`. The choice is in the last `<answer>`,
@@ -162,9 +148,7 @@ def multiple_choice(
 
 
 @register_reward_function("choice_correctness", label="Choice Correctness")
-def choice_correctness(
-    prompts: list[str], completions: list[str], answer: list[str], types: list[str] | None = None
-) -> list[float | None]:
+def choice_correctness(prompts: Texts, completions: Texts, answer: Texts, types: Types = None) -> Scores:
     """The overlap of the options that are chosen with the dataset's, over all options in either: 0.0 to 1.0.
 
     As `multiple_choice` with `partial`, under the name of the content reward of mlx-grpo; with one option each it is
@@ -175,9 +159,7 @@ def choice_correctness(
 
 
 @register_reward_function("jaccard", label="Jaccard")
-def jaccard(
-    prompts: list[str], completions: list[str], answer: list[str], types: list[str] | None = None
-) -> list[float | None]:
+def jaccard(prompts: Texts, completions: Texts, answer: Texts, types: Types = None) -> Scores:
     """The share of words that the answer and the dataset's have in common, of all words in either: 0.0 to 1.0.
 
     The answer is the text in the last `<answer>`, else what follows the thoughts, else everything. Words are runs of

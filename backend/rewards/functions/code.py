@@ -25,7 +25,7 @@ from backend.rewards.program_tests import (
     UnusableTestsError,
     row_tests,
 )
-from backend.rewards.registry import register_reward_function, require
+from backend.rewards.registry import Scores, Texts, Types, register_reward_function, require
 
 TOLERANCE = 1e-6
 """The relative difference of two numbers in an output, where the expected one has a decimal point."""
@@ -39,10 +39,10 @@ _FENCE = re.compile(r"^[ \t]*```([^\n`]*)$", re.MULTILINE)
 
 @register_reward_function("code_tests", label="Code Tests")
 def code_tests(
-    prompts: list[str],
-    completions: list[str],
-    answer: list[str],
-    types: list[str] | None = None,
+    prompts: Texts,
+    completions: Texts,
+    answer: Texts,
+    types: Types = None,
     *,
     trainer_state: Any = None,
     log_extra: Callable[..., None] | None = None,
@@ -53,7 +53,7 @@ def code_tests(
     memory_mb: int = 512,
     most_tests: int = 50,
     **columns: list[Any],
-) -> list[float | None]:
+) -> Scores:
     """The share of the row's tests that the code in the completion passes; with `strict` 1.0 for all of them, else 0.0.
 
     The code is the last fenced block of the answer, else all of it. Tests are assertions or pairs of input and output

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import regex
 
 from backend.rewards.functions.math_equality import answer_part
-from backend.rewards.registry import register_reward_function, require
+from backend.rewards.registry import Ids, Scores, Texts, Types, register_reward_function, require
 from backend.utils.text import excess
 
 MATCH_S = 0.1
@@ -21,9 +21,7 @@ timeout."""
 
 
 @register_reward_function("think_format_reward", label="Think Format")
-def think_format_reward(
-    prompts: list[str], completions: list[str], answer: list[str], types: list[str] | None = None
-) -> list[float]:
+def think_format_reward(prompts: Texts, completions: Texts, answer: Texts, types: Types = None) -> Scores:
     """1.0 when the completion opens with `<think>`, once, and closes it; what follows is free.
 
     TRL's function of this name, but that white space before the tag is free. 0 for an empty completion; text of any
@@ -33,9 +31,7 @@ def think_format_reward(
 
 
 @register_reward_function("valid_json", label="Valid JSON")
-def valid_json(
-    prompts: list[str], completions: list[str], answer: list[str], types: list[str] | None = None
-) -> list[float]:
+def valid_json(prompts: Texts, completions: Texts, answer: Texts, types: Types = None) -> Scores:
     """1.0 when the answer is a JSON object, 0.5 when it is any other JSON, else 0.0.
 
     The answer is the text in the last `<answer>`, else what follows the thoughts, else everything; a Markdown fence
@@ -46,14 +42,7 @@ def valid_json(
 
 
 @register_reward_function("regex_match", label="Regex Match")
-def regex_match(
-    prompts: list[str],
-    completions: list[str],
-    answer: list[str],
-    types: list[str] | None = None,
-    *,
-    pattern: str,
-) -> list[float]:
+def regex_match(prompts: Texts, completions: Texts, answer: Texts, types: Types = None, *, pattern: str) -> Scores:
     r"""1.0 when the regular expression `pattern` is found anywhere in the completion, else 0.0.
 
     `^` and `$` stand for its beginning and end, `(?s)` lets the dot pass newlines, `(?i)` ignores case; Python's
@@ -109,14 +98,8 @@ LONGEST_NGRAM = 100
 
 @register_reward_function("keyword", label="Keyword")
 def keyword(
-    prompts: list[str],
-    completions: list[str],
-    answer: list[str],
-    types: list[str] | None = None,
-    *,
-    word: str,
-    case: bool = False,
-) -> list[float]:
+    prompts: Texts, completions: Texts, answer: Texts, types: Types = None, *, word: str, case: bool = False
+) -> Scores:
     """1.0 when the completion contains `word`, else 0.0.
 
     Anywhere, also inside a longer word; with `case`, capital and small letters count as different. 0 for an empty
@@ -129,15 +112,15 @@ def keyword(
 
 @register_reward_function("repetition_penalty_reward", label="Repetition Penalty")
 def repetition_penalty_reward(
-    prompts: list[str],
-    completions: list[str],
-    answer: list[str],
-    types: list[str] | None = None,
+    prompts: Texts,
+    completions: Texts,
+    answer: Texts,
+    types: Types = None,
     *,
-    completion_ids: list[list[int]] | None = None,
+    completion_ids: Ids = None,
     ngram_size: int = 3,
     max_penalty: float = -1.0,
-) -> list[float | None]:
+) -> Scores:
     """`max_penalty` times the share of n-grams that repeat an earlier one: 0.0 without repetition.
 
     n-grams are runs of `ngram_size` token ids, as in TRL's function of this name (arXiv:2502.03373, appendix C.2). 0

@@ -6,7 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Sequence
 
-from backend.rewards.registry import register_reward_function, require
+from backend.rewards.registry import Scores, Texts, Types, register_reward_function, require
 
 LONGEST_NGRAM = 20
 MOST_WORDS = 4000
@@ -17,14 +17,7 @@ Ngrams = frozenset[tuple[str, ...]]
 
 
 @register_reward_function("diversity", label="Diversity")
-def diversity(
-    prompts: list[str],
-    completions: list[str],
-    answer: list[str],
-    types: list[str] | None = None,
-    *,
-    ngram_size: int = 2,
-) -> list[float | None]:
+def diversity(prompts: Texts, completions: Texts, answer: Texts, types: Types = None, *, ngram_size: int = 2) -> Scores:
     """How little a completion resembles the others of its prompt: 1.0 with no n-gram in common, 0.0 where all are the
     same.
 

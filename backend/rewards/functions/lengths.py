@@ -12,7 +12,7 @@ from typing import Any
 
 from backend.rewards.functions.formats import known_ids
 from backend.rewards.functions.math_equality import correct
-from backend.rewards.registry import register_reward_function, require
+from backend.rewards.registry import Ids, Scores, Texts, Types, register_reward_function, require
 
 CACHE_SHARE = 0.2
 """DAPO's ratio: a buffer of 4096 tokens before a limit of 20480 (arXiv:2503.14476)."""
@@ -20,16 +20,16 @@ CACHE_SHARE = 0.2
 
 @register_reward_function("soft_overlong_punishment_reward", label="Soft Overlong")
 def soft_overlong_punishment_reward(
-    prompts: list[str],
-    completions: list[str],
-    answer: list[str],
-    types: list[str] | None = None,
+    prompts: Texts,
+    completions: Texts,
+    answer: Texts,
+    types: Types = None,
     *,
-    completion_ids: list[list[int]] | None = None,
+    completion_ids: Ids = None,
     trainer_state: Any = None,
     max_completion_length: int | None = None,
     cache: int | None = None,
-) -> list[float | None]:
+) -> Scores:
     """0.0 up to `cache` tokens below the limit, then falling evenly to -1.0 at the limit and beyond.
 
     Equation 13 of DAPO (arXiv:2503.14476), as TRL's function of this name. `max_completion_length` is the limit,
@@ -44,19 +44,19 @@ def soft_overlong_punishment_reward(
 
 @register_reward_function("cosine_scaled_reward", label="Cosine Length")
 def cosine_scaled_reward(
-    prompts: list[str],
-    completions: list[str],
-    answer: list[str],
-    types: list[str] | None = None,
+    prompts: Texts,
+    completions: Texts,
+    answer: Texts,
+    types: Types = None,
     *,
-    completion_ids: list[list[int]] | None = None,
+    completion_ids: Ids = None,
     trainer_state: Any = None,
     max_completion_length: int | None = None,
     min_value_wrong: float = -1.0,
     max_value_wrong: float = -0.5,
     min_value_correct: float = 0.5,
     max_value_correct: float = 1.0,
-) -> list[float | None]:
+) -> Scores:
     """Right answers from 1.0 for the shortest down to 0.5 at the limit, wrong ones from -1.0 up to -0.5, along a
     cosine.
 
@@ -76,14 +76,14 @@ def cosine_scaled_reward(
 
 @register_reward_function("length_target", label="Length Target")
 def length_target(
-    prompts: list[str],
-    completions: list[str],
-    answer: list[str],
-    types: list[str] | None = None,
+    prompts: Texts,
+    completions: Texts,
+    answer: Texts,
+    types: Types = None,
     *,
-    completion_ids: list[list[int]] | None = None,
+    completion_ids: Ids = None,
     target: int = 200,
-) -> list[float | None]:
+) -> Scores:
     """1.0 at `target` tokens, falling evenly to 0.0 at none and at twice as many.
 
     0 for an empty completion and for a huge one.

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 
-from backend.rewards.registry import register_reward_function
+from backend.rewards.registry import Scores, Texts, Types, register_reward_function
 
 _ANSWER, _END_OF_ANSWER = "<answer>", "</answer>"
 _THOUGHT_TAG = re.compile(r"</?(think|reasoning)>")
@@ -23,9 +23,7 @@ _INTEGER = re.compile(r"-?[0-9]+")
 
 
 @register_reward_function("r1_accuracy_reward_func", label="Accuracy")
-def r1_accuracy_reward_func(
-    prompts: list[str], completions: list[str], answer: list[str], types: list[str] | None = None
-) -> list[float]:
+def r1_accuracy_reward_func(prompts: Texts, completions: Texts, answer: Texts, types: Types = None) -> Scores:
     """2.0 when the text in the last `<answer>` equals the dataset's answer.
 
     Both are stripped of white space before they are compared. 0 without a closed `<answer>`, for an empty one and for
@@ -37,13 +35,8 @@ def r1_accuracy_reward_func(
 
 @register_reward_function("r1_int_reward_func", label="Integer Answer")
 def r1_int_reward_func(
-    prompts: list[str],
-    completions: list[str],
-    answer: list[str],
-    types: list[str] | None = None,
-    *,
-    sign: bool = True,
-) -> list[float]:
+    prompts: Texts, completions: Texts, answer: Texts, types: Types = None, *, sign: bool = True
+) -> Scores:
     """0.5 when the text in the last `<answer>` is digits only, after a minus sign or not.
 
     The digits 0 to 9, of any length. −3 is an integer too; `sign=False` gives it 0, as mlx-lm-lora does. White space
@@ -54,9 +47,7 @@ def r1_int_reward_func(
 
 
 @register_reward_function("r1_strict_format_reward_func", label="Strict Format")
-def r1_strict_format_reward_func(
-    prompts: list[str], completions: list[str], answer: list[str], types: list[str] | None = None
-) -> list[float]:
+def r1_strict_format_reward_func(prompts: Texts, completions: Texts, answer: Texts, types: Types = None) -> Scores:
     """0.5 for `<think>…</think><answer>…</answer>` and nothing else.
 
     Each tag stands once and both parts have content. White space, newlines included, is free before, between, inside
@@ -66,9 +57,7 @@ def r1_strict_format_reward_func(
 
 
 @register_reward_function("r1_soft_format_reward_func", label="Soft Format")
-def r1_soft_format_reward_func(
-    prompts: list[str], completions: list[str], answer: list[str], types: list[str] | None = None
-) -> list[float]:
+def r1_soft_format_reward_func(prompts: Texts, completions: Texts, answer: Texts, types: Types = None) -> Scores:
     """0.5 when the tags stand in the right order, each with content.
 
     The first thought must be closed before the last `<answer>` opens; other text may stand anywhere, and
@@ -78,9 +67,7 @@ def r1_soft_format_reward_func(
 
 
 @register_reward_function("r1_count_xml", label="XML Count")
-def r1_count_xml(
-    prompts: list[str], completions: list[str], answer: list[str], types: list[str] | None = None
-) -> list[float]:
+def r1_count_xml(prompts: Texts, completions: Texts, answer: Texts, types: Types = None) -> Scores:
     """0.125 for each of the four tags that stands exactly once, minus 0.001 per trailing character, never below 0.
 
     Trailing is what follows the last `</answer>`, white space at the very end left out; without that tag nothing
